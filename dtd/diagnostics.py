@@ -287,6 +287,24 @@ def no_way(one: str, one_at: str, other: str, other_at: str) -> Diagnostic:
     )
 
 
+def disputed_way(by: str, other: str, other_at: str) -> Diagnostic:
+    """One worker says that it does not reach another one, which says that the link works.
+
+    Args:
+        by: the name of the worker that says so.
+        other: the other worker's name.
+        other_at: HOST:PORT that the first one calls.
+    """
+    return Diagnostic(
+        kind="disputed-way",
+        where=f"{by} - {other}",
+        message=f"{by} says that it does not reach {other} (data port {other_at}), and {other} says"
+        f" that it reaches {by}: one of them is wrong",
+        remedy=f"check that {by}'s host can connect to {other_at}; if it can, restart {by} with"
+        f" `dtdctl kill-worker {by}`, and if it then says so again, `dtdctl revoke {by}`",
+    )
+
+
 _NARROW_REMEDY: Final = (
     "the path has a smaller MTU than the hosts' interfaces: find it with `ping -M do -s 1472 HOST`"
     " and smaller sizes, set it on both (`ip link set dev DEV mtu N`), and let ICMP"
@@ -355,6 +373,17 @@ def stands_still(name: str, host: str, why: str, kept: str) -> Diagnostic:
         remedy=f"check what it is waiting for; `dtdctl kill-worker {name}` discards what is in "
         "its memory, `dtdctl cancel` ends the job; if such pauses are normal, raise"
         " elastic.stall_timeout_s",
+    )
+
+
+def withheld(name: str, host: str, word: str, said_by: str) -> Diagnostic:
+    """A worker sends heartbeats, and has not said what other members of its generation have."""
+    return Diagnostic(
+        kind="withheld",
+        where=name,
+        message=f"{name} on {host} has not said {word}, as {said_by} did",
+        remedy=f"read its log; if nothing there takes long, `dtdctl kill-worker {name}` gives it"
+        " up, and if it does so again, `dtdctl revoke` keeps it out",
     )
 
 

@@ -113,6 +113,8 @@ INCIDENTS: Final = {
     " progress.",
     "worker_barred": "A worker is left out of rings until it can reach its neighbours again.",
     "report_dropped": "A worker's report was ignored because it had not been asked for.",
+    "stop_unasked": "Workers stopped before the last step as if told to, and nobody has asked; the"
+    " job goes on.",
     "report_contradicted": "A worker's report of its state is contradicted by the other members'"
     " reports.",
     "report_false": "A worker's report cannot be true; its connection was closed.",

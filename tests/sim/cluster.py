@@ -10,6 +10,7 @@ Seed and plan determine everything that happens.  The oracle checks its rules af
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,9 @@ from typing import Any, Self, overload
 from dtd.core.membership.events import Submitted
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import JobState
+from dtd.core.observe.diagnostics import standing
 from tests.sim import faults
+from tests.sim.coordinator import CoordinatorProcess
 from tests.sim.hopeless import rightly_waits
 from tests.sim.machines import Machines
 from tests.sim.oracle import Broken, Oracle
@@ -28,6 +31,8 @@ from tests.sim.replica import DATA
 from tests.sim.surroundings import COORDINATOR, Pace
 
 LINGER_S = 2.0
+LOOKS = 4
+"""So often somebody looks at the status of jobs that do not end."""
 SUBMIT_AGAIN_S = 0.5
 
 
@@ -277,8 +282,9 @@ class Cluster:
             scheduler.at(at_s, partial(self.strike, fault))
         last_s = max((at_s for at_s, _ in self._plan), default=0.0)
         scheduler.run(until_s=last_s + patience_s, done=self._all_ended)
-        if not self._all_ended() and self._heeds_the_status():
-            scheduler.run(until_s=scheduler.now + patience_s, done=self._all_ended)
+        for _ in range(LOOKS):
+            if not self._all_ended() and self._heeds_the_status():
+                scheduler.run(until_s=scheduler.now + patience_s, done=self._all_ended)
         if not self._all_ended():
             raise NothingEnds(f"nothing has ended by {scheduler.now:.1f} s: {self._explain()}")
         scheduler.run(until_s=scheduler.now + LINGER_S, done=lambda: False)
@@ -287,10 +293,14 @@ class Cluster:
     def _heeds_the_status(self) -> bool:
         """Do as the status says, as an operator would: resume a job in doubt, or wait on.
 
+        A worker that does not say what others have said is given up.
+
         Returns:
-            Whether it says either for each job that waits.
+            Whether it says one of these for each job that waits.
         """
         coordinator = self.machines.coordinator
+        if coordinator is not None and self._gives_up(coordinator):
+            return True
         waiting = {} if coordinator is None else coordinator.membership.explanations()
         for job, said in waiting.items():
             if "the coordinator's store has gone back" in said:
@@ -298,6 +308,22 @@ class Cluster:
             elif "as the job does in" not in said:
                 return False
         return bool(waiting)
+
+    def _gives_up(self, coordinator: CoordinatorProcess) -> bool:
+        """Kill the workers for which the status gives that as the remedy; whether there are any."""
+        pools = coordinator.membership
+        said = " ".join(pools.explanations().values())
+        named = set(re.findall(r"`dtdctl kill-worker (\S+)`", said))
+        named |= {
+            one.where
+            for pool in pools.clusters()
+            for one in standing(pool)
+            if one.kind == "withheld"
+        }
+        for name in sorted(named):
+            self.strike(faults.Fault(verb="speak", names=(name,)))
+            self.strike(faults.Fault(verb="kill", names=(name, "KILL")))
+        return bool(named)
 
     def strike(self, fault: faults.Fault, where: str = "") -> None:
         """Apply a fault now."""

@@ -92,6 +92,9 @@ class Oracle:
         self.ended_jobs: dict[str, Job] = {}
         self.liars: set[str] = set()  # workers that lie to the coordinator
         self.forgers: set[str] = set()  # workers that lie to the other ranks of their ring
+        self.withheld: dict[str, set[str]] = {}  # words that workers keep to themselves, by name
+        self.slandered: dict[str, str] = {}  # whom workers claim not to reach, by name
+        self.barred: set[str] = set()  # workers that have been kept out for lack of a link
         self._ended_for_good: set[str] = set()
         self.causes = Causes()
         self.lineage = Lineage()
@@ -456,6 +459,7 @@ class Oracle:
         if incident.kind == "worker_lost":
             self.causes.require([incident.worker], "a worker is evicted", incident.message)
         elif incident.kind in ("worker_barred", "link_bad"):
+            self.barred |= {incident.worker} - {""}
             concerned = incident.message.replace(",", " ").replace(";", " ").split()
             self.causes.require(concerned, "a link is called bad", incident.message)
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from tests.sim import scenes, shards
 from tests.sim.cluster import Cluster
+from tests.sim.liar_plans import lie_in_some, with_liar
 from tests.sim.phases import Phase
 from tests.sim.surroundings import COORDINATOR, Pace
 
@@ -172,6 +173,7 @@ def draw(seed: int, *, sharded: bool = False) -> Cluster:
     if sharded:
         _harm_shards(cluster, seed, names, kind.calm_s)
         _make_do(cluster, seed, kind.calm_s)
+    lie_in_some(cluster, seed, names, kind.calm_s)
     _look_after(cluster, rng, kind.calm_s)
     _calm(cluster, names, kind.calm_s)
     return cluster
@@ -217,6 +219,7 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
         _hurt_the_store(cluster, seed, names, kind.calm_s)
     if sharded:
         _harm_shards(cluster, seed, names, kind.calm_s)
+    lie_in_some(cluster, seed, names, kind.calm_s)
     _calm(cluster, names, kind.calm_s)
     return cluster
 
@@ -288,50 +291,6 @@ def _make_do(cluster: Cluster, seed: int, calm_s: float) -> None:
     rng = random.Random(f"without optimizer {seed}")
     for _ in range(rng.choice((0, 0, 3, 12))):
         cluster.do("make_do", "job-1", at_s=rng.uniform(2.0, calm_s))
-
-
-def with_liar(seed: int, *, sharded: bool = False) -> Cluster:
-    """A job, one liar from some moment on, and one who joins: then what is held is asked for.
-
-    With more faults a liar can be the only one left, and no rule can hold then.
-    """
-    rng = random.Random(f"sharded liar {seed}" if sharded else f"liar {seed}")
-    workers = rng.randint(4, 5 if sharded else 6)
-    liar = f"worker-{rng.randint(1, workers)}"
-    cluster = Cluster(seed, workers=workers)
-    cluster.submit(
-        steps=rng.randint(20, 60),
-        checkpoint_every=rng.choice((2, 5)),
-        copies=rng.choice((1, 2)),
-        min_workers=2,
-        strategy={"name": "sharded", "mirrors": rng.choice((1, 2))} if sharded else None,
-    )
-    cluster.do("lie", liar, at_s=rng.uniform(0.0, 6.0))
-    cluster.restart(f"worker-{workers + 1}", at_s=rng.uniform(3.0, 6.0))
-    honest = [f"worker-{number}" for number in range(1, workers + 1) if f"worker-{number}" != liar]
-    if rng.random() < 0.5:
-        cluster.bounce(rng.choice(honest), at_s=rng.uniform(3.0, 7.0))
-    return cluster
-
-
-def with_forger(seed: int, *, sharded: bool = False) -> Cluster:
-    """A job and one worker that lies to the other ranks from some moment on, and one who joins.
-
-    Of a sharded state three workers hold each shard, so that two of them outvote the liar.
-    """
-    rng = random.Random(f"sharded forger {seed}" if sharded else f"forger {seed}")
-    workers = rng.randint(4, 5)
-    liar = f"worker-{rng.randint(1, workers)}"
-    cluster = Cluster(seed, workers=workers)
-    cluster.submit(
-        steps=rng.randint(20, 60),
-        checkpoint_every=rng.choice((2, 5)),
-        min_workers=2,
-        strategy={"name": "sharded", "mirrors": 2} if sharded else None,
-    )
-    cluster.do("forge", liar, at_s=rng.uniform(0.0, 6.0))
-    cluster.restart(f"worker-{workers + 1}", at_s=rng.uniform(3.0, 6.0))
-    return cluster
 
 
 def _calm(cluster: Cluster, names: list[str], calm_s: float) -> None:

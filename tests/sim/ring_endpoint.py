@@ -125,6 +125,11 @@ class RingEndpoint:
         """Leave the ring."""
         self._fail("", "", reason)
 
+    def accuse(self, name: str) -> None:
+        """Leave the ring, and say that this neighbour is silent, though it is not."""
+        if name in self._names.values():
+            self._fail(name, "silent", "slander")
+
     # --- links -----------------------------------------------------------------------------
 
     def _connect_next(self) -> None:

@@ -8,9 +8,10 @@ resumes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from dtd.core.membership import member
+from dtd.core.membership.transitions import MemberState
 from dtd.core.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
 from dtd.wire import messages as m
 from tests.sim import lies, reports
@@ -162,8 +163,13 @@ class WorkerProcess:
 
     def tell(self, message: m.Message) -> None:
         """Send a message to the coordinator; it is lost if the connection is down."""
-        if self.name in self.surroundings.oracle.liars:
+        oracle = self.surroundings.oracle
+        if self.name in oracle.liars:
             message = lies.instead_of(message, self.surroundings.rng)
+        if type(message).__name__ in oracle.withheld.get(self.name, ()):
+            return
+        if isinstance(message, m.Probed) and message.name == oracle.slandered.get(self.name):
+            message = replace(message, reachable=False, reason="slander")
         self._control.send(message)
 
     def _beat(self) -> None:
@@ -171,7 +177,14 @@ class WorkerProcess:
             self.surroundings.oracle.idles(self.name, self.core)
         self._control.look()
         self.tell(self._heartbeat())
+        self._slander()
         self.after(self.surroundings.heartbeat_interval_s, self._beat)
+
+    def _slander(self) -> None:
+        """Leave the ring, and name a neighbour that it claims not to reach."""
+        whom = self.surroundings.oracle.slandered.get(self.name, "")
+        if whom and self._ring is not None and self.core.state is MemberState.RUNNING:
+            self._ring.accuse(whom)
 
     def _heartbeat(self) -> m.Heartbeat:
         trainer, ring = self.trainer, self._ring

@@ -185,16 +185,36 @@ STOP_FORGOTTEN = "stopped at a request that was lost with the coordinator's stor
 def was_stopped(cluster: ClusterState, job: Job) -> bool:
     """Whether its workers have ended it before its last step because they were told to.
 
-    They know it even if the coordinator has forgotten: its store could not write the request, and
-    it has been restarted.  Half of them are enough, for a job that is taken for stopped can be
-    resumed; fewer may be a worker that lies.
+    In a generation that an earlier process of the coordinator announced, they know it even if this
+    one does not: the store could not write the request.  Half of them are enough, for a job that is
+    taken for stopped can be resumed; fewer may be a worker that lies.
     """
     if job.step >= job.total_steps:
         return False
     if job.state is JobState.STOPPING:
         return True
+    return cluster.run.inherited and bool(_say_that_they_were_told(cluster))
+
+
+def stops_unasked(cluster: ClusterState, job: Job) -> str:
+    """Who ends a job before its last step at a request that nobody has made, in words; or empty.
+
+    Any rank can ask the others in the control word of a step, and a single worker can claim that
+    one did.  The job goes on from the state that they hold.
+    """
+    if job.step >= job.total_steps or was_stopped(cluster, job):
+        return ""
+    names = _say_that_they_were_told(cluster)
+    return (
+        f"{', '.join(names)} stopped as if told to, and nobody has asked for that" if names else ""
+    )
+
+
+def _say_that_they_were_told(cluster: ClusterState) -> list[str]:
+    """The members that say that they were told to stop, if half of those that finished do."""
     finished = [one for one in cluster.members() if one.state is WorkerState.FINISHED]
-    return 0 < len(finished) <= 2 * sum(one.participation.stopped for one in finished)
+    told = [one.name for one in finished if one.participation.stopped]
+    return told if len(finished) <= 2 * len(told) else []
 
 
 def is_complete(cluster: ClusterState) -> bool:

@@ -117,6 +117,7 @@ def _announce(cluster: ClusterState, job: Job, decision: Decision) -> None:
     cluster.setbacks.no_progress_generations += 1
     cluster.waiting.must_settle = False
     cluster.waiting.settle_by = cluster.waiting.newer_since = cluster.waiting.form_at = None
+    cluster.waiting.enough_since = None
     cluster.waiting.resumed = False
     cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
     cluster.move_generation(GenerationEvent.ANNOUNCED)
@@ -182,7 +183,7 @@ def choose(cluster: ClusterState, job: Job) -> choice.Choice:
         cluster.available(),
         start=choice.start_key(job, cluster.available()),
         max_workers=most_workers(job),
-        bad_links=cluster.isolation.links.bad,
+        bad_links=cluster.isolation.links.at_fault(),
     )
 
 

@@ -22,6 +22,7 @@ from dtd.core.membership import (
     forming,
     isolation,
     jobs,
+    laggards,
     reconnection,
     running,
     saving,
@@ -266,6 +267,8 @@ class Membership:
             suspicion.accused(self.cluster, worker.name, message, now)
             suspicion.left(self.cluster, worker.name, message, now)
         elif isinstance(message, m.Finished):
+            if worker.state is WorkerState.FORMING:  # it has run, even if it has not said so
+                forming.member_running(self.cluster, job, worker, now)
             running.left(self.cluster, job, worker.name, message, now)
             ending.member_finished(self.cluster, job, worker, message)
             suspicion.left(self.cluster, worker.name, message, now)
@@ -312,6 +315,7 @@ class Membership:
             standstill.give_up_returning(cluster, cluster.job, now)
             admission.give_up_warming(cluster, cluster.job, now)
             jobs.break_off_late(cluster, cluster.job, now)
+            laggards.look(cluster, cluster.job, now)
         if cluster.job is not None and cluster.run.phase is GenerationState.RUNNING:
             self._advance_running(cluster.job, now)
         if cluster.job is not None and cluster.run.phase is GenerationState.ENDING:
@@ -328,7 +332,11 @@ class Membership:
             running.admit_ready(self.cluster, job, now)
 
     def _finish(self, job: Job, now: float) -> None:
-        if ending.was_stopped(self.cluster, job):
+        unasked = ending.stops_unasked(self.cluster, job)
+        if unasked:
+            self.cluster.incident("stop_unasked", f"{unasked}; job {job.id} goes on")
+            self._close(job, now)
+        elif ending.was_stopped(self.cluster, job):
             job.reason = job.reason or ending.STOP_FORGOTTEN
             saving.begin(self.cluster, job, self._verdict(job), now)
         else:
@@ -346,9 +354,12 @@ class Membership:
         if ending.is_complete(cluster):
             self._finish(job, now)
             return
-        ending.close(cluster, job, now)
-        suspicion.settle(cluster, job, now)
-        admission.release_leavers(cluster)
+        self._close(job, now)
+
+    def _close(self, job: Job, now: float) -> None:
+        ending.close(self.cluster, job, now)
+        suspicion.settle(self.cluster, job, now)
+        admission.release_leavers(self.cluster)
 
     def _advance_waiting(self, job: Job, now: float) -> None:
         """Form a generation once there is nothing left to wait for."""
@@ -425,19 +436,26 @@ class Membership:
             return kept
         if cluster.run.phase is GenerationState.FORMING:
             late = [w.name for w in cluster.members() if w.state in TRAINING]
-            return f"forming generation {cluster.run.generation}: waiting for {', '.join(late)}"
+            forms = f"forming generation {cluster.run.generation}: waiting for {', '.join(late)}"
+            return forms + laggards.explain(cluster)
         if cluster.run.phase is GenerationState.ENDING:
             late = [w.name for w in cluster.members() if w.state in TRAINING]
-            return f"ending generation {cluster.run.generation}: waiting for {', '.join(late)}"
+            ends = f"ending generation {cluster.run.generation}: waiting for {', '.join(late)}"
+            return ends + laggards.explain(cluster)
         return waiting.explain(cluster, job)
 
     def _why_unfinished(self) -> str:
         """Which members a job waits for that others have finished, in words; empty if none has."""
-        members = self.cluster.members()
-        if all(member.state is not WorkerState.FINISHED for member in members):
+        members, job = self.cluster.members(), self.cluster.job
+        done = ", ".join(w.name for w in members if w.state is WorkerState.FINISHED)
+        if not done and not (job is not None and 0 < job.total_steps <= job.step):
             return ""
         late = ", ".join(w.name for w in members if w.state in TRAINING)
-        return f"waiting for {late} to finish as the others have; `dtdctl kill-worker` gives one up"
+        if not done:
+            remedy = f"`dtdctl kill-worker {late.partition(',')[0]}` gives it up"
+            return f"all steps are committed; waiting for {late} to finish: {remedy}"
+        says = f"{done} say{'s' if ',' not in done else ''}"
+        return f"waiting for {late} to finish as {says}; `dtdctl kill-worker` gives one up"
 
 
 def connected(workers: Iterable[Worker], name: str) -> Worker:

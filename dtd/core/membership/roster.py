@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -156,7 +156,11 @@ class Choice:
 
 
 def choose(
-    workers: Iterable[Worker], *, start: Key, max_workers: int, bad_links: Collection[Pair]
+    workers: Iterable[Worker],
+    *,
+    start: Key,
+    max_workers: int,
+    bad_links: Mapping[Pair, Collection[str]],
 ) -> Choice:
     """The members of the next roster.
 
@@ -165,7 +169,8 @@ def choose(
     on their state do not count towards the limit, nor do parameter servers.  Ranks follow
     the order of names, so that they are deterministic, unless a bad link would join two neighbours;
     servers are last.  If no order avoids all bad links, a worker with a bad link is excluded:
-    preferably one without the state, or whose shards others have, then the one with the most bad
+    preferably one whose state or shards others have, then one against which its bad link counts
+    (`bad_links`, from `Links.at_fault`), then one without the state, then the one with the most bad
     links, then the last by name.
     """
     by_name = sorted(workers, key=lambda w: natural_key(w.name))
@@ -191,12 +196,17 @@ def choose(
 
 
 def _blame(
-    worker: Worker, chosen: Sequence[Worker], start: Key, bad_links: Collection[Pair]
-) -> tuple[bool, bool, int, tuple[tuple[int, int, str], ...]]:
-    broken = sum(pair_of(worker.name, other.name) in bad_links for other in chosen)
-    lacks = broken > 0 and not holds(worker, start)
-    spare = broken > 0 and covers([one for one in chosen if one is not worker], start)
-    return spare, lacks, broken, natural_key(worker.name)
+    worker: Worker,
+    chosen: Sequence[Worker],
+    start: Key,
+    bad_links: Mapping[Pair, Collection[str]],
+) -> tuple[bool, bool, bool, int, int, tuple[tuple[int, int, str], ...]]:
+    pairs = [pair_of(worker.name, other.name) for other in chosen]
+    broken = [pair for pair in pairs if pair in bad_links]
+    faults = sum(worker.name in bad_links[pair] for pair in broken)
+    lacks = bool(broken) and not holds(worker, start)
+    spare = bool(broken) and covers([one for one in chosen if one is not worker], start)
+    return spare, faults > 0, lacks, faults, len(broken), natural_key(worker.name)
 
 
 def ring_order(

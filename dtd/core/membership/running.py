@@ -105,11 +105,13 @@ def _ready(cluster: ClusterState) -> list[Worker]:
 def _fit_in(cluster: ClusterState, job: Job, ready: list[Worker]) -> bool:
     """Whether the ring would grow with these workers; bad links may leave no place for them."""
     candidates = [*cluster.members(), *ready]
+    # No member makes room for those that come, so that no word about a link puts it out.
+    bad_links = {pair: pair for pair in cluster.isolation.links.bad}
     choice_now = choice.choose(
         candidates,
         start=(job.start_generation, job.start_step),
         max_workers=most_workers(job),
-        bad_links=cluster.isolation.links.bad,
+        bad_links=bad_links,
     )
     forming.bar(cluster, [worker for worker in choice_now.barred if worker in ready])
     return len(choice_now.members) > len(cluster.run.roster)

@@ -12,6 +12,8 @@ from typing import Final
 
 FIRST_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 30.0
+MOST_CONTRADICTED: Final = 3
+"""After so many writes of a state that is not the one that the ranks hold, its memory is faulty."""
 WRITING_S: Final = 60.0
 """After this time without an answer, another worker is asked as well."""
 
@@ -35,6 +37,7 @@ class SaveOrders:
         hopes_until: until when an absent worker is expected to reconnect with the state.
         asked: for each worker with a pending request, when it was asked.
         failures: failures of workers that could not write, by name.
+        contradicted: how often a worker has written another state than the ranks hold, by name.
         hurried: whether the operator has decided not to wait for the write.
     """
 
@@ -43,6 +46,7 @@ class SaveOrders:
     hopes_until: float
     asked: dict[str, float] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
+    contradicted: dict[str, int] = field(default_factory=dict)
     hurried: bool = False
 
     def about(self, key: tuple[int, int]) -> None:
@@ -61,6 +65,15 @@ class SaveOrders:
         times = self.failures[name].times + 1 if name in self.failures else 1
         pause_s = min(FIRST_RETRY_S * 2 ** min(times - 1, 16), MAX_RETRY_S)
         self.failures[name] = Failure(reason, times, now + pause_s)
+
+    def contradicts(self, name: str, now: float) -> None:
+        """Record that a worker has written a state that is not the one that the ranks hold."""
+        self.contradicted[name] = self.contradicted.get(name, 0) + 1
+        self.failed(name, "what it has written is not what the ranks hold", now)
+
+    def faulty(self) -> list[str]:
+        """The workers that write another state again and again: it is not a fault of a disk."""
+        return [name for name, times in self.contradicted.items() if times >= MOST_CONTRADICTED]
 
     def answered(self, name: str) -> None:
         """Record that a worker has written a state."""

@@ -15,13 +15,27 @@ from __future__ import annotations
 from collections import Counter
 
 from dtd.core.engine.shards import ShardSet
-from dtd.core.membership import branches, coverage, ending, forming, fresh_optimizer, jobs
+from dtd.core.membership import (
+    admission,
+    branches,
+    coverage,
+    ending,
+    forming,
+    fresh_optimizer,
+    jobs,
+)
 from dtd.core.membership import roster as choice
 from dtd.core.membership.events import SaveJob
 from dtd.core.membership.records import Job, Worker
 from dtd.core.membership.save_orders import SaveOrders
 from dtd.core.membership.state import ClusterState
-from dtd.core.membership.transitions import GenerationState, JobEvent, JobState, WorkerState
+from dtd.core.membership.transitions import (
+    AVAILABLE,
+    GenerationState,
+    JobEvent,
+    JobState,
+    WorkerState,
+)
 from dtd.core.trust import vouching
 from dtd.wire import messages as m
 
@@ -70,6 +84,7 @@ def advance(cluster: ClusterState, job: Job, now: float) -> None:
     """Ask holders to write the state, and end the job once that is done or impossible."""
     orders = cluster.saving
     assert orders is not None, "a job is saved that is not to end"
+    _put_out_faulty(cluster, orders, now)
     key = newest_key(cluster, job)
     orders.about(key)
     holders = _holders(cluster, key) if not _is_short(job, key[1]) else []
@@ -86,6 +101,19 @@ def advance(cluster: ClusterState, job: Job, now: float) -> None:
         _nobody_left(cluster, job, now)
     else:
         _ask(cluster, job, left, now)
+
+
+def _put_out_faulty(cluster: ClusterState, orders: SaveOrders, now: float) -> None:
+    """Restart holders whose memory is not the state that they are to write.
+
+    If nobody else has that state, the job repeats the steps since its newest checkpoint.
+    """
+    for name in orders.faulty():
+        worker = cluster.workers.get(name)
+        if worker is not None and worker.state in AVAILABLE:
+            why = "the state in its memory is not the one on which the ranks agreed"
+            admission.expel(cluster, worker, why, now)
+        del orders.contradicted[name]
 
 
 def _ask(cluster: ClusterState, job: Job, left: list[Worker], now: float) -> None:
@@ -144,9 +172,19 @@ def explain(cluster: ClusterState, job: Job) -> str:
     writing = ", ".join(sorted(orders.asked, key=choice.natural_key))
     why = orders.why()
     if not why:
-        return f"saving step {step}: {writing} writes it"
+        return f"saving step {step}: {writing} writes it{_silent(orders, cluster.now)}"
     doing = f"{writing} writes it" if writing else "tried again every few seconds"
     return f"step {step} is not saved: {why}; {doing}"
+
+
+def _silent(orders: SaveOrders, now: float) -> str:
+    """Who has not answered for long, and the remedy; empty if nobody."""
+    late = sorted(orders.asked.keys() - set(orders.writers(now)), key=choice.natural_key)
+    if not late:
+        return ""
+    waited_s = now - min(orders.asked[name] for name in late)
+    gives_up = f"`dtdctl kill-worker {late[0]}` gives it up"
+    return f", and {', '.join(late)} has not answered for {waited_s:.0f} s: {gives_up}"
 
 
 def copies(job: Job) -> int:

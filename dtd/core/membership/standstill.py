@@ -132,7 +132,9 @@ def give_up_returning(cluster: ClusterState, job: Job, now: float) -> None:
     for name, since in list(cluster.warming_since.items()):
         worker = cluster.workers[name]
         late = now - since > ending.freeze_patience_s(worker)
-        if worker.reconnection.returning and late and not gets_on(worker.liveness.heartbeat):
+        hangs = not gets_on(worker.liveness.heartbeat)
+        hangs |= now - since > MOST_LIMITS * job.terms.longest_limit_s
+        if worker.reconnection.returning and late and hangs:
             _give_up(cluster, job, worker, "came back and did not freeze: its training hangs", now)
 
 

@@ -301,6 +301,7 @@ class ClusterState:
         self.warming_since = {name: at + gap_s for name, at in self.warming_since.items()}
         self.waiting.slept(gap_s)
         self.ending.slept(gap_s)
+        self.run.slept(gap_s)
         if self.isolation.verdict_by is not None:
             self.isolation.verdict_by += gap_s
         if self.saving is not None:

@@ -56,6 +56,13 @@ class Decision:
     again_at: float | None = None
 
 
+class Lag(NamedTuple):
+    """Some members have said something, and others have not: what, and since when."""
+
+    word: str
+    since: float
+
+
 class Finding(NamedTuple):
     """The digest that counts for a generation's state after `step` steps; empty if none does."""
 
@@ -84,6 +91,9 @@ class Run:
         brought: members that brought its starting state; empty if unknown.
         last_words: the report (FROZEN or FINISHED) with which each member left it, by name.
         said_ended: for each member, the names of those that report that its process has ended.
+        lag: since when some members have not said what others have (`membership.laggards`).
+        inherited: whether an earlier process of this coordinator may have made requests to its
+            members that this one does not know.
     """
 
     generation: int = 0
@@ -101,13 +111,22 @@ class Run:
     brought: frozenset[str] = frozenset()
     last_words: dict[str, m.Frozen | m.Finished] = field(default_factory=dict)
     said_ended: dict[str, set[str]] = field(default_factory=dict)
+    lag: Lag | None = None
+    inherited: bool = False
 
-    def begin(self, brought: Iterable[str] = ()) -> None:
+    def begin(self, brought: Iterable[str] = (), *, inherited: bool = False) -> None:
         """Discard the reports of the previous generation when one begins or is adopted."""
+        self.inherited = inherited
+        self.lag = None
         self.reported_steps.clear()
         self.last_words.clear()
         self.said_ended.clear()
         self.brought = frozenset(brought)
+
+    def slept(self, gap_s: float) -> None:
+        """Postpone what follows from a missing word: it could not be read for `gap_s`."""
+        if self.lag is not None:
+            self.lag = self.lag._replace(since=self.lag.since + gap_s)
 
     def reported_step(self, name: str) -> int:
         """The newest step that a member reports as committed."""
@@ -147,6 +166,7 @@ class WaitingTimes:
         newer_since: since when an absent worker may hold a newer state than any worker present.
         resumed: whether the operator has decided not to wait for such workers.
         form_at: the earliest time for the next generation, after several that made no progress.
+        enough_since: since when enough workers are ready, while others warm up.
     """
 
     settle_by: float | None = None
@@ -154,6 +174,7 @@ class WaitingTimes:
     newer_since: float | None = None
     resumed: bool = False
     form_at: float | None = None
+    enough_since: float | None = None
 
     def slept(self, gap_s: float) -> None:
         """Postpone deadlines: arriving workers could not be seen for `gap_s`."""
@@ -161,6 +182,8 @@ class WaitingTimes:
             self.settle_by += gap_s
         if self.newer_since is not None:
             self.newer_since += gap_s
+        if self.enough_since is not None:
+            self.enough_since += gap_s
 
 
 @dataclass(slots=True, kw_only=True)

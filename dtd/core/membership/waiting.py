@@ -34,6 +34,10 @@ def may_form(cluster: ClusterState, job: Job, now: float) -> bool:
     if _may_run_elsewhere(job):
         return False
     too_few = why_too_few(cluster.available(), job)
+    if too_few:
+        cluster.waiting.enough_since = None
+    elif cluster.waiting.enough_since is None:
+        cluster.waiting.enough_since = now
     held_up = _waits_for_warm_up(cluster, job) or _lacks_links(cluster, job)
     if too_few or held_up or lacks_origin(cluster, job):
         cluster.waiting.settle_by = cluster.waiting.form_at = None
@@ -101,12 +105,15 @@ def _has_paused(cluster: ClusterState, now: float) -> bool:
 def _waits_for_warm_up(cluster: ClusterState, job: Job) -> bool:
     """Survivors continue at once, and workers that warm up join later; a fresh start waits.
 
+    It does so for as long as a warm-up may take; then enough workers begin without the others.
     Workers that reconnect with a state are waited for in any case: it may be the newest.
     """
     if any(cluster.workers[name].reconnection.returning for name in cluster.warming_since):
         return True
     survivors = [worker for worker in forming.remembering(cluster, job) if not worker.leaving]
-    return bool(cluster.warming_since) and not survivors
+    since = cluster.waiting.enough_since
+    is_over = since is not None and cluster.now - since > job.terms.warmup_timeout_s
+    return bool(cluster.warming_since) and not (survivors or is_over)
 
 
 def _has_settled(cluster: ClusterState, job: Job, now: float) -> bool:
@@ -213,9 +220,19 @@ def explain(cluster: ClusterState, job: Job) -> str:
         why = "".join(f"; {w.name} is refused: {w.reason}" for w in refused)
         return f"{too_few}{why}{fresh_optimizer.remedy(cluster, job)}"
     if _lacks_links(cluster, job):
-        dead = "; ".join(f"{one} and {other}" for one, other in sorted(cluster.isolation.links.bad))
-        return f"waiting for a working link between {dead}"
+        return _explain_links(cluster)
     return _explain_state(cluster, job)
+
+
+def _explain_links(cluster: ClusterState) -> str:
+    """Which links are awaited, and of which of them the ends say different things."""
+    links = cluster.isolation.links
+    dead = "; ".join(f"{one} and {other}" for one, other in sorted(links.bad))
+    disputed = "".join(
+        f"; {by} alone says that theirs does not work: `dtdctl kill-worker {by}` restarts it"
+        for _, by in sorted(links.disputed().items())
+    )
+    return f"waiting for a working link between {dead}{disputed}"
 
 
 def _explain_state(cluster: ClusterState, job: Job) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd import diagnostics
+from dtd.core.membership import laggards
 from dtd.core.membership.admission import is_aside
 from dtd.core.membership.records import Worker
 from dtd.core.membership.standstill import why_late
@@ -95,12 +96,30 @@ def standing(cluster: ClusterState) -> list[Diagnostic]:
         diagnostics.stands_still(w.name, w.registration.host, why_late(w), w.liveness.kept)
         for w in kept
     ]
-    for one, other in sorted(cluster.isolation.links.bad):
-        ends = cluster.workers.get(one), cluster.workers.get(other)
-        if ends[0] is not None and ends[1] is not None:
-            narrow = cluster.isolation.links.is_narrow((one, other))
-            tell = diagnostics.narrow_way if narrow else diagnostics.no_way
-            found.append(tell(one, _at(ends[0]), other, _at(ends[1])))
+    return found + _withheld(cluster) + _bad_links(cluster)
+
+
+def _withheld(cluster: ClusterState) -> list[Diagnostic]:
+    word, said, late = laggards.behind(cluster)
+    if not said:
+        return []
+    hosts = {name: cluster.workers[name].registration.host for name in late}
+    return [diagnostics.withheld(name, hosts[name], word, ", ".join(said)) for name in late]
+
+
+def _bad_links(cluster: ClusterState) -> list[Diagnostic]:
+    found, links = [], cluster.isolation.links
+    disputed = links.disputed()
+    for pair in sorted(links.bad):
+        one, other = (cluster.workers.get(name) for name in pair)
+        if one is None or other is None:
+            continue
+        if pair in disputed:
+            by, of = (one, other) if disputed[pair] == one.name else (other, one)
+            found.append(diagnostics.disputed_way(by.name, of.name, _at(of)))
+            continue
+        tell = diagnostics.narrow_way if links.is_narrow(pair) else diagnostics.no_way
+        found.append(tell(one.name, _at(one), other.name, _at(other)))
     return found
 
 

@@ -4,11 +4,15 @@ A ring shows only that a link is broken, not which end is at fault.  A link that
 tried once more; one that fell silent, could not be made, or broke again soon is *bad*: its two ends
 are not made neighbours (`dtd.core.membership.roster`) until probes in both directions have passed.
 A link may pass every probe and fail in training, so one that goes bad again waits longer each
-time before it is probed.  Pure; times are seconds of the caller's clock.
+time before it is probed.  Where only one end says that the link is bad, and the other one says that
+it works, nobody knows which of them is right: that word counts against the one who says it, until
+another worker says the same of the accused.  So one that lies about its links puts out itself.
+Pure; times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
@@ -40,14 +44,23 @@ class _Probing:
     Attributes:
         at: when to probe next.
         every_s: interval of further probes.
+        works: for each end that has been heard, whether the link works by its last word.
+        asked: the ends that have not answered the last probe.
         passed: the directions that have passed a probe.
         narrow: by the probes, small frames pass and large ones do not.
     """
 
     at: float
     every_s: float = PROBE_EVERY_S
+    works: dict[str, bool] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
     passed: set[Pair] = field(default_factory=set)
     narrow: bool = False
+
+
+def _accusers(probing: _Probing) -> list[str]:
+    """The ends by whose last word the link does not work."""
+    return [name for name, works in probing.works.items() if not works]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +93,22 @@ class Links:
         other: then neither had another reason.
         """
         accused, self._accused = self._accused, {}
-        said: dict[Pair, list[str]] = {}
+        said: dict[Pair, dict[str, str]] = {}
         for (by, suspect), evidence in sorted(accused.items()):
             if by in alive and suspect in alive:
-                said.setdefault(pair_of(by, suspect), []).append(evidence)
-        bad: dict[Pair, str] = {}
+                said.setdefault(pair_of(by, suspect), {})[by] = evidence
+        bad: dict[Pair, dict[str, str]] = {}
         for pair, both in said.items():
-            dead = [evidence for evidence in both if evidence in DEAD]
+            dead = {by: evidence for by, evidence in both.items() if evidence in DEAD}
             mutual = len(both) == 2
             if pair in self._bad or not (dead or mutual):
                 continue
             if dead or self._happened_before(pair, now):
-                bad[pair] = (dead or both)[0]
+                bad[pair] = dead or both
         for pair in list(bad)[: max(0, MAX_LINKS - len(self._bad))]:
             self._bad[pair] = self._probing(pair, now)
-        return list(bad.items())
+            self._bad[pair].works = dict.fromkeys(bad[pair], False)
+        return [(pair, next(iter(by.values()))) for pair, by in bad.items()]
 
     def _probing(self, pair: Pair, now: float) -> _Probing:
         """At once, unless the last probes have passed and proved nothing."""
@@ -129,6 +143,35 @@ class Links:
         """The workers to which this worker has no working link."""
         return sorted(a if b == name else b for a, b in self._bad if name in (a, b))
 
+    def disputed(self) -> dict[Pair, str]:
+        """Bad links of which one end says that they work, and the other end, which does not."""
+        return {
+            pair: _accusers(probing)[0]
+            for pair, probing in self._bad.items()
+            if len(set(probing.works.values())) > 1
+        }
+
+    def at_fault(self) -> dict[Pair, tuple[str, ...]]:
+        """For each bad link, the ends against which it counts.
+
+        Both, if both say that it is bad.  If only one does, its word counts against itself, unless
+        another worker says the same of the same end.
+        """
+        accusers = {pair: _accusers(probing) for pair, probing in self._bad.items()}
+        alone = {pair: by[0] for pair, by in accusers.items() if len(by) == 1}
+        accused: Counter[str] = Counter()
+        for (a, b), by in alone.items():
+            accused[b if by == a else a] += 1
+        faults: dict[Pair, tuple[str, ...]] = {}
+        for pair in self._bad:
+            if pair not in alone:
+                faults[pair] = pair
+                continue
+            by = alone[pair]
+            other = pair[1] if by == pair[0] else pair[0]
+            faults[pair] = (other if accused[other] > 1 else by,)
+        return faults
+
     def is_narrow(self, pair: Pair) -> bool:
         """Whether small frames pass this bad link, and large ones do not."""
         return self._bad[pair].narrow
@@ -145,7 +188,10 @@ class Links:
         for (one, other), probing in self._bad.items():
             if now >= probing.at:
                 probing.at, probing.passed = now + probing.every_s, set()
+                probing.works |= dict.fromkeys(probing.asked, False)  # a missing answer is none
+                probing.asked = set()
                 if one in alive and other in alive:
+                    probing.asked = {one, other}
                     probes += [(one, other), (other, one)]
         return probes
 
@@ -165,6 +211,8 @@ class Links:
         probing = self._bad.get(pair)
         if probing is None:
             return False
+        probing.asked.discard(by)
+        probing.works[by] = reachable
         if not reachable:
             probing.narrow = greeted
             return False

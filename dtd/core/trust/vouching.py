@@ -111,9 +111,7 @@ def saved(cluster: ClusterState, job: Job, name: str, message: m.CheckpointSaved
             step=message.step,
         )
         if cluster.saving is not None:
-            cluster.saving.failed(
-                name, "what it has written is not what the ranks hold", cluster.now
-            )
+            cluster.saving.contradicts(name, cluster.now)
         return
     claims = cluster.trust.claims.setdefault(name, [])
     claims.append(key)

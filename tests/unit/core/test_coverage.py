@@ -157,7 +157,9 @@ def test_few_workers_that_have_all_are_found() -> None:
 
 def chosen(workers: list[Worker], most: int, *bad: tuple[str, str]) -> list[str]:
     links = {tuple(sorted(pair)) for pair in bad}
-    found = choice.choose(workers, start=KEY, max_workers=most, bad_links=links)
+    found = choice.choose(
+        workers, start=KEY, max_workers=most, bad_links={pair: pair for pair in links}
+    )
     return [one.name for one in found.members]
 
 

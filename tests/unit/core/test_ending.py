@@ -295,4 +295,4 @@ def test_it_is_told_for_whom_a_job_waits_that_others_have_finished(desk: Any) ->
     number = desk.run_generation("a", "b", "c")
     assert desk.core.explain() == ""
     desk.finished("a", generation=number)
-    assert desk.core.explain().startswith("waiting for b, c to finish as the others have")
+    assert desk.core.explain().startswith("waiting for b, c to finish as a says")

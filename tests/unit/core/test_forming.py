@@ -4,6 +4,7 @@ import pytest
 
 from dtd.core.membership.events import CancelRequested, DrainRequested
 from dtd.core.membership.transitions import JobState
+from dtd.core.observe.diagnostics import standing
 from dtd.wire import messages as m
 
 # --- announcing ------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def test_ring_is_ordered_round_a_bad_link(desk: Any) -> None:
 def test_who_has_no_place_in_the_ring_stays_out_until_its_link_works(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation(*"abc")
-    break_link(desk, number, *"abc")
+    break_link(desk, number, *"bac")
     assert desk.cluster.run.roster == ["a", "c"]
     assert desk.state("b") == "barred"
     assert desk.cluster.workers["b"].reason == "no working link to a; probed every 2 s"
@@ -201,6 +202,86 @@ def test_who_has_no_place_in_the_ring_stays_out_until_its_link_works(desk: Any) 
         desk.froze(name, generation=number, step=1)
     assert desk.cluster.run.roster == ["a", "c"]
     assert len(desk.told_of("worker_barred")) == 1
+
+
+def probed(desk: Any, by: str, other: str, *, reachable: bool) -> None:
+    desk.say(by, m.Probed(name=other, reachable=reachable))
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+@pytest.mark.parametrize("liar", "ab")
+def test_who_alone_says_that_a_link_is_dead_puts_out_itself(
+    desk: Any, names: str, liar: str
+) -> None:
+    """Nobody else has anything against the other one."""
+    desk.submit()
+    other = "b" if liar == "a" else "a"
+    desk.run_generation(*names)
+    for _ in range(3):
+        number = desk.all_run(*desk.cluster.run.roster)
+        if liar in desk.cluster.run.roster:
+            desk.froze(liar, generation=number, step=0, suspect=other, evidence="unreachable")
+        for name in names:
+            if name in desk.cluster.run.roster and name != liar:
+                desk.froze(name, generation=number, step=0, suspect=liar, evidence="reset")
+        desk.tick(desk.now + 0.25)
+        probed(desk, liar, other, reachable=False)
+        probed(desk, other, liar, reachable=True)
+        assert desk.state(liar) == "barred"
+        assert desk.cluster.run.roster == [name for name in names if name != liar]
+    [told] = standing(desk.cluster)
+    assert told.kind == "disputed-way"
+    assert f"{liar} says that it does not reach {other}" in told.message
+    assert f"dtdctl kill-worker {liar}" in told.remedy
+
+
+def test_whom_two_do_not_reach_stays_out_and_they_do_not(desk: Any) -> None:
+    """Its port is closed to all: the first one that says so stays out only until another does."""
+    desk.submit()
+    number = desk.run_generation(*"abc")
+    desk.commit(1)
+    for name, suspect in (("a", "b"), ("b", ""), ("c", "")):
+        evidence = "unreachable" if suspect else ""
+        desk.froze(name, generation=number, step=1, suspect=suspect, evidence=evidence)
+    assert desk.cluster.run.roster == ["b", "c"]
+    for name, suspect in (("c", "b"), ("b", "")):
+        evidence = "unreachable" if suspect else ""
+        desk.froze(
+            name,
+            generation=number + 1,
+            step=1,
+            held_generation=1,
+            suspect=suspect,
+            evidence=evidence,
+        )
+    assert desk.cluster.run.roster == ["a", "c"]
+
+
+def test_only_holder_of_the_state_stays_whatever_it_says(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a")
+    desk.commit(1)
+    desk.warm_up("b")
+    desk.froze("a", generation=number, step=1)
+    desk.froze(
+        "a", generation=number + 1, step=1, held_generation=1, suspect="b", evidence="silent"
+    )
+    desk.froze("b", generation=number + 1, step=0, held=())
+    assert desk.cluster.run.roster == ["a"]
+    assert desk.state("b") == "barred"
+
+
+def test_both_ends_of_a_link_are_named_where_it_is_awaited(desk: Any) -> None:
+    desk.submit(min_workers=2)
+    number = desk.run_generation("a", "b")
+    break_link(desk, number, "b", "a")
+    desk.tick(0.25)
+    probed(desk, "b", "a", reachable=False)
+    probed(desk, "a", "b", reachable=True)
+    assert desk.core.explain() == (
+        "waiting for a working link between a and b; b alone says that theirs does not work:"
+        " `dtdctl kill-worker b` restarts it"
+    )
 
 
 def test_too_few_without_the_barred_wait_for_a_working_link(desk: Any) -> None:

@@ -58,7 +58,9 @@ def test_worker_10_comes_after_worker_9() -> None:
 def chosen(
     workers: list[Worker], *, start: roster.Key = (0, 0), max_workers: int = 64, bad: Any = ()
 ) -> roster.Choice:
-    return roster.choose(workers, start=start, max_workers=max_workers, bad_links=frozenset(bad))
+    return roster.choose(
+        workers, start=start, max_workers=max_workers, bad_links={pair: pair for pair in bad}
+    )
 
 
 def test_ranks_are_by_name_whoever_came_first() -> None:

@@ -11,7 +11,7 @@ from dtd.core.membership import saving
 from dtd.core.membership.events import CancelRequested, ResumeRequested, Submitted, Ticked
 from dtd.core.membership.reconnection import ADOPTION_PATIENCE
 from dtd.core.membership.records import Job
-from dtd.core.membership.save_orders import FIRST_RETRY_S, WRITING_S
+from dtd.core.membership.save_orders import FIRST_RETRY_S, MOST_CONTRADICTED, WRITING_S
 from dtd.core.membership.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
@@ -81,6 +81,16 @@ def test_a_disk_that_hangs_does_not_keep_others_from_writing(desk: Any) -> None:
     assert asked(desk, "b") == []
     desk.tick(desk.now + 1.5)
     assert asked(desk, "b") == [(1, 10)]
+
+
+def test_one_that_does_not_answer_is_named_with_the_way_out(desk: Any) -> None:
+    finished_unsaved(desk, "a")
+    assert desk.core.explain() == "saving step 10: a writes it"
+    desk.tick(desk.now + 61.0)
+    assert desk.core.explain() == (
+        "saving step 10: a writes it, and a has not answered for 61 s: `dtdctl kill-worker a` gives"
+        " it up"
+    )
 
 
 def test_as_many_copies_as_asked_for_are_waited_for(desk: Any) -> None:
@@ -449,6 +459,35 @@ def test_who_has_written_another_state_is_not_waited_for(desk: Any) -> None:
     assert not desk.core.awaits("a", told)
     assert asked(desk, "b") == [(1, 10)]
     assert "what it has written is not what the ranks hold" in desk.core.explain()
+    assert job.state is JobState.SAVING
+
+
+def test_one_whose_memory_is_not_the_state_is_not_asked_for_ever(desk: Any) -> None:
+    """It restarts, and the job repeats the steps since its newest checkpoint; here, all of them."""
+    job = finished_unsaved(desk, "a")
+    desk.say("a", m.Agreed(job="j-1", generation=1, step=10, digest="x"))
+    written = {"job": "j-1", "generation": 1, "size_bytes": 1, "directory": "", "metrics": {}}
+    for times in range(1, MOST_CONTRADICTED + 1):
+        assert asked(desk, "a") == [(1, 10)] * times
+        desk.say("a", m.CheckpointSaved(step=10, digest="y", kept=(), **written))
+        desk.silence(desk.now + 5.0, "a")
+    assert len(asked(desk, "a")) == MOST_CONTRADICTED
+    assert desk.told("a", m.Release)[-1].reason.startswith("the state in its memory is not the one")
+    assert job.state is JobState.WAITING
+    desk.register("a", incarnation=2)
+    desk.warmed("a")
+    assert (job.state, job.start_step, job.steps_lost) == (JobState.FORMING, 0, 10)
+
+
+def test_who_has_died_meanwhile_is_not_put_out_for_its_memory(desk: Any) -> None:
+    job = finished_unsaved(desk, "a", "b")
+    for name in ("a", "b"):
+        desk.say(name, m.Agreed(job="j-1", generation=1, step=10, digest="x"))
+    desk.lost("b")
+    written = {"job": "j-1", "generation": 1, "size_bytes": 1, "directory": "", "metrics": {}}
+    for _ in range(MOST_CONTRADICTED):
+        desk.say("b", m.CheckpointSaved(step=10, digest="y", kept=(), **written))
+    assert desk.told("b", m.Release) == []
     assert job.state is JobState.SAVING
 
 

@@ -272,6 +272,7 @@ def _forge(target: Target, name: str) -> None:
 def _withhold(target: Target, name: str, *words: str) -> None:
     """Make a worker keep words to itself, by the names of their messages."""
     target.oracle.withheld[name] = set(words)
+    target.oracle.withheld_once.add(name)
 
 
 def _slander(target: Target, name: str, other: str) -> None:

@@ -93,6 +93,7 @@ class Oracle:
         self.liars: set[str] = set()  # workers that lie to the coordinator
         self.forgers: set[str] = set()  # workers that lie to the other ranks of their ring
         self.withheld: dict[str, set[str]] = {}  # words that workers keep to themselves, by name
+        self.withheld_once: set[str] = set()  # workers that have ever kept words to themselves
         self.slandered: dict[str, str] = {}  # whom workers claim not to reach, by name
         self.barred: set[str] = set()  # workers that have been kept out for lack of a link
         self._ended_for_good: set[str] = set()
@@ -446,7 +447,7 @@ class Oracle:
             return  # the store has forgotten that the job left the branch of this worker's state
         judged = incident.kind in ("report_dropped", "report_false", "report_contradicted")
         if judged and incident.job not in self.ended_jobs:  # here one may run twice under its id
-            lies = incident.worker in self.liars
+            lies = incident.worker in self.liars | self.withheld_once  # a word may lack another
             lies = lies or (not incident.worker and bool(self.liars))  # one of those it names
             if not lies and self._stands_alone(incident):
                 self.causes.struck([incident.worker])

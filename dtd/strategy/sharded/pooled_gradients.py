@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dtd.core.engine.shards import ShardSet
+from dtd.core.engine.shards import NOTHING, ShardSet
 from dtd.core.ring.buckets import BucketPlan, Place
 from dtd.core.ring.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
@@ -94,6 +94,7 @@ class PooledGradients(CopiedSums):
         """See `ShardGradients`."""
         self._trainers = world.trainers
         self._pool.regroup()
+        self._held.hold(NOTHING)  # parts of the state are about to move, which takes memory
 
     def exchanges(self, step: int) -> list[BucketMemory]:
         """See `ShardGradients`; those of one micro-batch after the other."""

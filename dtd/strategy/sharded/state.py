@@ -403,18 +403,27 @@ class ShardedState:
     def _sliced(
         self, number: int, old: Sequence[Slice], segments: Sequence[ShardSet]
     ) -> list[Slice]:
-        """Return the slices of a parameter for some shards, with what the old ones have."""
+        """Return the slices of a parameter for some shards, with what the old ones have.
+
+        One that was there before has the same memory: its holder receives nothing of it.
+        """
         place = self._place_of[id(self._numbered[number])]
         ranges = sorted(bounds for one in segments for bounds in self._ranges(place, one))
         slices = []
+        before = {(one.start, one.stop): one for one in old}
         for start, stop in ranges or [(0, 0)]:
-            if self._owns:
+            same = before.get((start, stop))
+            if self._owns and same is not None and not self._cut.lies_in_flats:
+                values = same.values
+            elif self._owns:
                 values = nn.Parameter(overlaid([(o, o.values) for o in old], start, stop))
             else:
                 values = self._slice(place, start, stop)
             one = Slice(start, stop, values)
             for key, value in self._state_of(old[0].values).items():
-                if is_sharded(value):
+                if is_sharded(value) and same is not None:
+                    one.state[key] = self._state_of(same.values)[key]
+                elif is_sharded(value):
                     one.state[key] = self._gathered(old, key, start, stop)
                 else:
                     one.state[key] = value.clone() if isinstance(value, Tensor) else value

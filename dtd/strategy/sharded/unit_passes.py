@@ -157,6 +157,7 @@ class UnitPasses(CopiedSums):
         """See `ShardGradients`."""
         self._trainers = world.trainers
         self._pool.regroup()
+        self._held.hold(NOTHING)  # parts of the state are about to move, which takes memory
 
     def forget(self) -> None:
         """The step is over: release what is gathered."""

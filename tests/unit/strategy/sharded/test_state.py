@@ -123,6 +123,29 @@ def test_owner_and_mirror_have_the_same_bytes() -> None:
                     assert torch.equal(a, b)
 
 
+def test_a_slice_that_stays_needs_no_memory_while_a_cut_is_staged() -> None:
+    whole, bound = Bound(), Bound()
+    for one in (whole, bound):
+        one.update(1)
+    bound.cut(1, 3)
+    bound.state.keep()
+
+    def places() -> list[int]:
+        return [p.values.data_ptr() for one in bound.state.tensors() for p in one.pieces]
+
+    before = places()
+    bound.cut(1, 3)
+    assert places() == before
+    bound.state.put_back()
+    assert places() == before
+    for seed, ends in ((2, bound.state.put_back), (3, bound.state.keep)):
+        bound.cut(1, 3)
+        ends()
+        for one in (whole, bound):
+            one.update(seed)
+        assert_parts_of(bound, whole)
+
+
 def test_what_the_optimizer_keeps_once_is_on_every_rank() -> None:
     bound = Bound()
     bound.cut(0, 19)

@@ -17,7 +17,8 @@ than stage 1.  What is not divided (frozen parameters, running buffers) is added
 In stage 3 there are moments with all parameters in memory: P + h P when a model has been built and
 is divided, and P + h P + h O + B, without gradients, when it is evaluated.  A worker needs the most
 of these (`needed_bytes`).  What else a process takes when it begins to train is `TRAINING_BYTES`.
-Activations and what codecs keep are not counted: a worker needs more than this, never less.
+Activations and what codecs keep are not counted, nor that a part which changes when the workers of
+a job change exists twice for a moment: a worker needs more than this, never less.
 
 Adam on float32 has O = 2 P: 16 bytes a parameter when replicated.  Pure; all sizes in bytes.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -19,12 +20,16 @@ from dtd.address import Endpoint, SocketPath
 from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.wire import messages as m
+from dtd.wire.session import Received
 
 if TYPE_CHECKING:  # a plain connection does not load TLS
     import ssl
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 CLIENT_NAME: Final = "dtdctl"
+
+LOOK_UP_S: Final = 1.0
+"""Longest single wait for bytes: Python handles a Ctrl-C that came just before it only after it."""
 
 
 class ControlClient:
@@ -112,14 +117,25 @@ class ControlClient:
             CoordinatorUnreachable: it left, or sent something other than an answer.
         """
         try:
-            result, payload = self._link.receive(timeout_s=timeout_s)
+            received = self._received(time.monotonic() + timeout_s)
+            if received is None:
+                return None
+            result, payload = received
             answer = _result_map(payload)
             self.renew = isinstance(result, m.Result) and result.renew
-        except TimeoutError:
-            return None
         except (OSError, ProtocolError) as error:
             raise self._unreachable(error) from None
         return answer if self._clean is None else dict(self._clean(answer))
+
+    def _received(self, deadline_s: float) -> Received | None:
+        """The next message and its payload, or None when there is none in time."""
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                return self._link.receive(timeout_s=min(left_s, LOOK_UP_S))
+            except TimeoutError:
+                if left_s <= LOOK_UP_S:
+                    return None
 
     def close(self) -> None:
         """Close the connection."""

@@ -10,6 +10,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import CoordinatorUnreachable, RequestRefused
+from dtd.net import control_client
 from dtd.net.control_client import ControlClient
 from dtd.security.credential import bare_client_context
 from dtd.wire import messages as m
@@ -70,6 +71,31 @@ def test_an_answer_that_is_late_comes_later(server, result):
         assert client.answer(timeout_s=0.01) is None
         go.set()
         assert client.answer(timeout_s=math.inf) == {"state": "done"}
+
+
+def test_a_wait_without_end_is_one_of_short_waits(server, result, monkeypatch):
+    """A signal that comes just before a wait is handled after it: Ctrl-C had no effect."""
+    monkeypatch.setattr(control_client, "LOOK_UP_S", 0.01)
+    looked_up = threading.Event()
+
+    def script(_message: m.Message) -> bytes:
+        assert looked_up.wait(30)
+        return result({"state": "done"})
+
+    server.script = script
+    with ControlClient(server.control) as client:
+        receive, waits_s = client._link.receive, []
+
+        def noted(*, timeout_s: float):
+            waits_s.append(timeout_s)
+            if len(waits_s) == 3:
+                looked_up.set()
+            return receive(timeout_s=timeout_s)
+
+        monkeypatch.setattr(client._link, "receive", noted)
+        client.ask(m.WaitJob(job="a"))
+        assert client.answer() == {"state": "done"}
+    assert max(waits_s) == 0.01
 
 
 def test_half_an_answer_is_kept_over_a_timeout(server, result):

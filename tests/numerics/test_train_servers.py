@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from dtd.core.engine.shards import NOTHING, WHOLE, Division, united
+from dtd.train.model_setup import LossScaler
+from dtd.train.state import replica
 
 pytestmark = pytest.mark.numerics
 
@@ -127,6 +129,33 @@ def test_gradient_accumulation_clipping_and_evaluation(arena, regression) -> Non
         for rank in got:
             seen = [one.metrics for one in rank.recorder.evals]
             assert seen == [pytest.approx(one.metrics) for one in expected[0].recorder.evals]
+
+
+@STAGES
+def test_a_step_that_is_not_finite_is_skipped_by_workers_and_servers(
+    arena, regression, monkeypatch, stage
+) -> None:
+    """With a scaled loss, as in float16; a server has no loss of its own that could tell it."""
+    monkeypatch.setattr(
+        replica, "loss_scaler", lambda precision: LossScaler(enabled=True, scale=2.0**10)
+    )
+
+    class Task(regression):
+        def loss(self, model, batch):
+            loss = super().loss(model, batch)
+            return loss * math.nan if bool((batch[0] == self.rows.x[5]).all(1).any()) else loss
+
+    expected = arena.train(Task(), arena.spec(optimizer=ADAM), 2, job_id="whole")
+    got = arena.train(Task(), served(arena, stage=stage), 4, 2)
+    assert [[one.skipped for one in rank.recorder.steps] for rank in got] == [
+        [one.skipped for one in expected[0].recorder.steps]
+    ] * 4
+    assert sum(one.skipped for one in expected[0].recorder.steps) == 1
+    assert {rank.replica.scaler.scale for rank in got} == {2.0**9}
+    found = weights(got)
+    for name, value in expected[0].model.named_parameters():
+        wanted = value.detach().reshape(-1)
+        torch.testing.assert_close(found[f"model.{name}"], wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_running_statistics_are_those_of_the_rows(arena, regression) -> None:

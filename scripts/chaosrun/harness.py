@@ -31,7 +31,7 @@ from scripts.cluster.networks import COORDINATOR
 PAGE_BYTES: Final = 4096
 THIRD: Final = 3
 SETTLED_S: Final = 20.0
-"""A process younger than this is still growing into its job."""
+"""A process that works for less long is still growing into its job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +151,7 @@ class Harness:
         self.timeline = LogTimeline()
         self.injections: list[Injection] = []
         self.samples: list[Sample] = []
+        self._works_since: dict[tuple[str, float], float] = {}
         self.jobs: list[str] = []
         self.commands = Path(str(spec["task"]["commands"]))
         self.job_wanted = False
@@ -346,6 +347,20 @@ class Harness:
         started_s = {name: at_s for name, _pid, at_s in self.cluster.starts}
         for name, since_s in started_s.items():
             if self.cluster.runs(name):
-                sample = look(name, self.cluster.pid(name), now_s, since_s)
+                works_since_s = self._works_since_s(name, since_s, now_s)
+                sample = look(name, self.cluster.pid(name), now_s, works_since_s)
                 if sample is not None:
                     self.samples.append(sample)
+
+    def _works_since_s(self, name: str, started_s: float, now_s: float) -> float:
+        """When a process had begun its work: a worker's first commit, however slow it was to it."""
+        if name == COORDINATOR:
+            return started_s
+        process = (name, started_s)
+        if process not in self._works_since:
+            own = (one.at_s for one in self.timeline.commits if one.worker == name)
+            first_s = next((at_s for at_s in own if at_s > started_s), None)
+            if first_s is None:
+                return now_s
+            self._works_since[process] = first_s
+        return self._works_since[process]

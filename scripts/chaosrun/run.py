@@ -248,10 +248,10 @@ def run(
 
 
 def _inject(harness: Harness, scenario: Scenario, kinds: Sequence[str]) -> None:
-    until_s = time.time() + 60.0 * scenario.minutes
     harness.job_wanted = True
     if not harness.until(lambda: harness.settled(scenario.workers), SETTLE_S):
         raise DtdError(f"the job did not begin; read the logs in {harness.cluster.directory}")
+    until_s = time.time() + 60.0 * scenario.minutes
     if scenario.schedule == "kills":
         schedule.kills(harness, scenario.faults, until_s=until_s)
     elif scenario.schedule == "mixed":

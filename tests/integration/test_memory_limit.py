@@ -75,6 +75,6 @@ def test_it_is_refused_before_its_first_step_where_it_is_not(start_daemons):
         killed = groups.killed("worker-0")
     assert (answer["state"], killed) == ("failed", 0), answer
     reason = str(answer)
-    assert "the state needs 61" in reason
+    assert "the state needs 62" in reason, "16 bytes a parameter, and gradients on their way"
     assert "of the process (memory limit of the control group /" in reason
     assert 'it fits with [strategy] name = "sharded", stage = ' in reason

@@ -299,8 +299,9 @@ def disputed_way(by: str, other: str, other_at: str) -> Diagnostic:
         kind="disputed-way",
         where=f"{by} - {other}",
         message=f"{by} says that it does not reach {other} (data port {other_at}), and {other} says"
-        f" that it reaches {by}: one of them is wrong",
-        remedy=f"check that {by}'s host can connect to {other_at}; if it can, restart {by} with"
+        f" that it reaches {by}: one way is closed, or one of them is wrong",
+        remedy=f"check that {by}'s host can connect to {other_at}; if it cannot, allow that port"
+        f" through the firewall or correct --advertise of {other}; if it can, restart {by} with"
         f" `dtdctl kill-worker {by}`, and if it then says so again, `dtdctl revoke {by}`",
     )
 

@@ -450,10 +450,10 @@ def test_an_advertised_address_that_others_do_not_reach(plain):
         submit(plain, "synthetic")
         other.await_words("connects to its neighbours", START_S)
         diagnostic = plain.await_diagnostic(
-            "no-way", "no connection between w-0 (data port 127.0.0.1:"
+            "disputed-way", f"w-0 says that it does not reach w-1 (data port {dead})"
         )
-        assert f"and w-1 (data port {dead})" in diagnostic["message"]
-        assert diagnostic["remedy"].startswith("allow both data ports through the firewalls")
+        assert "one way is closed" in diagnostic["message"]
+        assert "correct --advertise of w-1" in diagnostic["remedy"]
         unreached = f"the data port {dead} of w-1 cannot be reached from here"
         status.await_words(unreached, NAMED_WITHIN_S)
 

@@ -58,6 +58,10 @@ class _Probing:
     narrow: bool = False
 
 
+def _other_end(pair: Pair, name: str) -> str:
+    return pair[1] if name == pair[0] else pair[0]
+
+
 def _accusers(probing: _Probing) -> list[str]:
     """The ends by whose last word the link does not work."""
     return [name for name, works in probing.works.items() if not works]
@@ -141,7 +145,7 @@ class Links:
 
     def unreachable_from(self, name: str) -> list[str]:
         """The workers to which this worker has no working link."""
-        return sorted(a if b == name else b for a, b in self._bad if name in (a, b))
+        return sorted(_other_end(pair, name) for pair in self._bad if name in pair)
 
     def disputed(self) -> dict[Pair, str]:
         """Bad links of which one end says that they work, and the other end, which does not."""
@@ -159,16 +163,14 @@ class Links:
         """
         accusers = {pair: _accusers(probing) for pair, probing in self._bad.items()}
         alone = {pair: by[0] for pair, by in accusers.items() if len(by) == 1}
-        accused: Counter[str] = Counter()
-        for (a, b), by in alone.items():
-            accused[b if by == a else a] += 1
+        accused = Counter(_other_end(pair, by) for pair, by in alone.items())
         faults: dict[Pair, tuple[str, ...]] = {}
         for pair in self._bad:
             if pair not in alone:
                 faults[pair] = pair
                 continue
             by = alone[pair]
-            other = pair[1] if by == pair[0] else pair[0]
+            other = _other_end(pair, by)
             faults[pair] = (other if accused[other] > 1 else by,)
         return faults
 

@@ -22,6 +22,7 @@ from dtd.core.membership.events import (
 )
 from dtd.core.membership.machine import Membership
 from dtd.core.membership.records import Job
+from dtd.core.ring.chunks import Segments
 from dtd.wire import messages as m
 
 TICK_S = 0.25
@@ -279,3 +280,17 @@ def desk() -> Desk:
 def make_desk() -> Callable[..., Desk]:
     """For cores with arguments."""
     return Desk
+
+
+@pytest.fixture
+def divided(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The elements of each bucket that is divided into chunks, as often as a segment is."""
+    found: list[int] = []
+
+    def counted(segments: Segments, index: int) -> int:
+        found.append(segments.elements)
+        return chunk_count(segments, index)
+
+    chunk_count = Segments.chunk_count
+    monkeypatch.setattr(Segments, "chunk_count", counted)
+    return found

@@ -8,6 +8,17 @@ from dtd.wire import messages as m
 from tests.unit.coordinator.handlers.asking import await_state, refused, submit
 
 
+def trained(daemon, play, spec):
+    """A job that is done, with a checkpoint of its last step."""
+    parent = submit(daemon, spec)
+    worker = play(daemon)
+    assign = worker.run_alone()
+    worker.save(assign, 20)
+    worker.finish(assign)
+    daemon.ask(m.WaitJob(job=parent))
+    return parent
+
+
 @pytest.mark.parametrize(("stopped", "mode"), [(False, "weights"), (True, "resume")])
 def test_a_job_from_another_ones_checkpoint(daemon, play, spec, stopped, mode):
     worker = play(daemon)
@@ -39,12 +50,7 @@ def test_a_job_from_another_ones_checkpoint(daemon, play, spec, stopped, mode):
 @pytest.mark.parametrize("mode", ["weights", "resume"])
 def test_what_is_taken_over_can_be_said(daemon, play, spec, mode):
     """Also of a job that is done: more of it can be trained."""
-    worker = play(daemon)
-    parent = submit(daemon, spec)
-    assign = worker.run_alone()
-    worker.save(assign, 20)
-    worker.finish(assign)
-    daemon.ask(m.WaitJob(job=parent))
+    parent = trained(daemon, play, spec)
     longer = {**spec, "job": {**spec["job"], "epochs": None, "steps": 40}}
     longer["checkpoint"] = {"keep": 9}
     request = {"from_job": parent, "from_mode": mode}
@@ -57,12 +63,7 @@ def test_what_is_taken_over_can_be_said(daemon, play, spec, mode):
 
 
 def test_a_whole_state_goes_on_with_its_own_settings_only(daemon, play, spec):
-    worker = play(daemon)
-    parent = submit(daemon, spec)
-    assign = worker.run_alone()
-    worker.save(assign, 20)
-    worker.finish(assign)
-    daemon.ask(m.WaitJob(job=parent))
+    parent = trained(daemon, play, spec)
     other = {**spec, "job": {**spec["job"], "epochs": None, "steps": 40, "seed": 5}}
     other["optimizer"] = {"momentum": 0.5}
     request = {"spec": other, "from_job": parent}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.core.ring.chunks import BucketShape, Operation, Segments
+from dtd.core.ring.chunks import BucketShape, Operation
 from dtd.core.ring.events import (
     BucketDone,
     ChunkReceived,
@@ -112,16 +112,8 @@ def test_what_a_rank_sends_in_a_hop_its_neighbour_receives_in_that_hop(world_siz
         assert tables[rank][:2] == following[2:]
 
 
-def test_a_bucket_is_divided_once_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_divided_once_it_is_needed(divided: list[int]) -> None:
     """A step of thousands opens in one callback of the event loop."""
-    divided: list[int] = []
-
-    def counted(segments: Segments, index: int) -> int:
-        divided.append(segments.elements)
-        return chunk_count(segments, index)
-
-    chunk_count = Segments.chunk_count
-    monkeypatch.setattr(Segments, "chunk_count", counted)
     ring = make()
     open_step(ring, 600_000, 700_000, 800_000)
     ring.check_invariants()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtd.core.ring.chunks import BucketShape, Operation, Segments
+from dtd.core.ring.chunks import BucketShape, Operation
 from dtd.core.ring.events import BucketDone, BucketsAdded, BucketStarted, InBucket, StepOpened
 from dtd.core.star.events import AddFrom, ChunkArrived, Effect, InScratchOf, ResumeLink, SendTo
 from dtd.core.star.machine import Star, goes_by_star
@@ -154,16 +154,8 @@ def test_buckets_start_in_index_order() -> None:
     assert [one.chunk.bucket for one in desk.start(1) if isinstance(one, SendTo)] == [2] * 4
 
 
-def test_a_bucket_is_divided_once_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_divided_once_it_is_needed(divided: list[int]) -> None:
     """A step of thousands opens in one callback of the event loop."""
-    divided: list[int] = []
-
-    def counted(segments: Segments, index: int) -> int:
-        divided.append(segments.elements)
-        return chunk_count(segments, index)
-
-    chunk_count = Segments.chunk_count
-    monkeypatch.setattr(Segments, "chunk_count", counted)
     desk = Desk(2, shape(8), gather(6), shape(10))
     assert divided == []
     assert desk.core.explain() == "step 0: star bucket 0 waits to be started here"

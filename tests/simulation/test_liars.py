@@ -7,7 +7,6 @@ import pytest
 
 from tests.sim.liar_plans import with_forger, with_liar, with_slanderer, with_withholder
 
-SEEDS = 60
 SEEDS_AT_A_TIME = 10
 SHARDED = 10
 FORGED = 8
@@ -18,14 +17,6 @@ HARMED = {
     62135: "denies a step that it has voted for, and commits it alone",
     63503: "denies a step that another has committed",
 }
-
-
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_A_TIME))
-def test_one_liar_neither_ends_nor_moves_nor_holds_up_a_job(first: int) -> None:
-    for seed in range(first, first + SEEDS_AT_A_TIME):
-        cluster = with_liar(seed).run(patience_s=60.0)
-        assert cluster.succeeded(), seed
-        assert cluster.lost_steps() == 0, seed
 
 
 @pytest.mark.parametrize("first", range(0, SHARDED, SEEDS_AT_A_TIME))

@@ -127,8 +127,8 @@ class Commands:
             step = await self._starting_step(request)
             differs = differences(parent["spec"], job.to_mapping(spec))
             if mode == RESUME:
-                _ends_later(spec, step, request.from_job)
                 check_same_course(differs, request.from_job)
+                _ends_later(spec, step, parent)
             begins = {"from_mode": mode, "from_step": step, "differs": [list(d) for d in differs]}
             from_identity = parent["identity"]
         job_id = self._coordinator.new_job_id(spec.job.name)
@@ -225,11 +225,18 @@ def _can_be_sent(submitted: Job) -> None:
         )
 
 
-def _ends_later(spec: job.JobSpec, step: int, origin: str) -> None:
-    """A job must not start past its end; with epochs only the workers know the end."""
+def _ends_later(spec: job.JobSpec, step: int, parent: dict[str, Any]) -> None:
+    """A job must not start past its end; where only its workers know the end, they refuse it.
+
+    Its epochs are as long as those of a parent whose state it can take over.
+    """
+    before, key = parent["spec"]["job"], "job.steps" if spec.job.steps is not None else "job.epochs"
     steps = spec.job.steps
-    if steps is not None and step > steps:
+    if steps is None and spec.job.epochs and before.get("epochs"):
+        steps = parent["total_steps"] * spec.job.epochs // before["epochs"]
+    if steps and step > steps:
         raise RequestRefused(
-            f"the checkpoint of job {origin} has {step} steps, and this job ends after {steps}",
-            remedy="raise job.steps, or name an earlier checkpoint: --resume-from JOB@STEP",
+            f"the checkpoint of job {parent['id']} has {step} steps, and this job ends after"
+            f" {steps}",
+            remedy=f"raise {key}, or name an earlier checkpoint: --resume-from JOB@STEP",
         )

@@ -80,8 +80,6 @@ def _incredible(cluster: ClusterState, job: Job, held: m.Held) -> str:
     known = max(job.generation, doubt.lowest_number(cluster))  # a restored store may lack some
     if held.generation > known and not doubt.lasts(cluster, job):
         return f"the job's newest generation is {job.generation}"
-    if 0 < job.total_steps < held.step:
-        return f"the job has {job.total_steps} steps"
     return "" if doubt.lasts(cluster, job) else branches.why_not_saved(key, job)
 
 

@@ -2,8 +2,7 @@
 
 A credential admits a worker; it does not make its reports true.  Each report is judged by one rule
 of the table at the end of this file, based on what the coordinator itself has told that process:
-the jobs it was given, the generations it was assigned to, its ranks there, and the number of steps
-of the job.
+the jobs it was given, the generations it was assigned to, and its ranks there.
 
     counts       an honest worker in this state may send it
     late         it was true when it was sent, or concerns something that is over: ignored silently
@@ -123,13 +122,6 @@ def _active(cluster: ClusterState, job_id: str) -> Job | None:
     return job if job is not None and job.id == job_id else None
 
 
-def _too_far(job: Job | None, step: int) -> str:
-    """Why the job cannot reach this step; empty if it can, or its number of steps is unknown."""
-    if job is None or not 0 < job.total_steps < step:
-        return ""
-    return f"it speaks of step {step}, and {job.id} has {job.total_steps}"
-
-
 def _its_generation(worker: Worker, generation: int) -> Verdict:
     """Whether a report concerns the worker's newest generation, or an older one and is late."""
     if generation > worker.participation.generation:
@@ -167,8 +159,7 @@ def _heartbeat(cluster: ClusterState, worker: Worker, message: m.Heartbeat) -> V
         return COUNTS  # a sign of life; its figures do not concern the active job
     if message.generation > worker.participation.generation:
         return false(f"it was never a member of generation {message.generation}")
-    too_far = _too_far(job, message.step)
-    return false(too_far) if too_far else COUNTS
+    return COUNTS
 
 
 def _warmed(cluster: ClusterState, worker: Worker, message: m.Warmed) -> Verdict:
@@ -225,10 +216,9 @@ def _frozen(cluster: ClusterState, worker: Worker, message: m.Frozen) -> Verdict
 
 def _untrue_of(job: Job | None, message: m.Frozen) -> str:
     """Why no worker can hold, or have compared, the reported states; empty if one can."""
-    wrong = _too_far(job, max(message.compared_step, message.diverged_step))
-    wrong = wrong or _not_sets(*(one.part for one in message.held))
-    if wrong:
-        return wrong
+    not_sets = _not_sets(*(one.part for one in message.held))
+    if not_sets:
+        return not_sets
     if any(one.where == "memory" for one in message.held[1:]):
         return "a worker holds one state in memory at most, and names it first"
     for one in message.held[:1]:
@@ -243,9 +233,6 @@ def _untrue_of(job: Job | None, message: m.Frozen) -> str:
         after = one.generation <= prepared[0] <= message.generation and prepared[1] == next_step
         if prepared != key and not (after and one.where == "memory"):
             return f"nobody who holds {key} has prepared {prepared}"
-        too_far = _too_far(job, one.step)
-        if too_far and one.where == "memory":
-            return too_far
     return ""
 
 
@@ -261,14 +248,14 @@ def _impossible(job: Job | None, generation: int, step: int) -> str:
 
 def _finished(cluster: ClusterState, worker: Worker, message: m.Finished) -> Verdict:
     job = _active(cluster, message.job)
-    why = _too_far(job, message.step) or _impossible(job, message.held_generation, message.step)
+    why = _impossible(job, message.held_generation, message.step)
     why = why or _not_sets(message.part)
     if message.held_generation > message.generation:
         why = f"generation {message.generation} cannot have committed in {message.held_generation}"
     return _leaving(cluster, worker, message, why)
 
 
-def _figures(cluster: ClusterState, worker: Worker, job_id: str, step: int) -> Verdict:
+def _figures(cluster: ClusterState, worker: Worker, job_id: str) -> Verdict:
     """The checks of a step's figures, which only rank 0 reports."""
     job = _active(cluster, job_id)
     if job is None:
@@ -278,9 +265,6 @@ def _figures(cluster: ClusterState, worker: Worker, job_id: str, step: int) -> V
         return verdict
     if not worker.participation.generation or worker.participation.rank:
         return false("figures of a step come from rank 0 of a generation")
-    too_far = _too_far(job, step)
-    if too_far:
-        return false(too_far)
     return COUNTS if _takes_part(cluster, worker) else LATE
 
 
@@ -290,20 +274,16 @@ def _progress(cluster: ClusterState, worker: Worker, message: m.Progress) -> Ver
         and message.generation < worker.participation.generation
     ):
         return LATE  # it may have had another rank in that generation
-    verdict = _figures(cluster, worker, message.job, message.step)
+    verdict = _figures(cluster, worker, message.job)
     return _first(verdict, _its_generation(worker, message.generation))
 
 
 def _evaluated(cluster: ClusterState, worker: Worker, message: m.Evaluated) -> Verdict:
-    return _figures(cluster, worker, message.job, message.step)
+    return _figures(cluster, worker, message.job)
 
 
 def _failed(cluster: ClusterState, worker: Worker, message: m.Failed) -> Verdict:
-    job = _active(cluster, message.job)
-    too_far = _too_far(job, message.step)
-    if job is None:
-        return LATE
-    return _first(_its_job(worker, message.job), false(too_far) if too_far else COUNTS)
+    return _its_job(worker, message.job) if _active(cluster, message.job) else LATE
 
 
 def _notice(cluster: ClusterState, worker: Worker, message: m.Notice) -> Verdict:
@@ -321,13 +301,14 @@ def _output(cluster: ClusterState, worker: Worker, message: m.JobOutput) -> Verd
 
 def _saved(cluster: ClusterState, worker: Worker, message: m.CheckpointSaved) -> Verdict:
     """Written in the background: the report may arrive generations later, or after the end."""
+    del cluster
     verdict = _its_job(worker, message.job)
     if verdict.word is not Word.COUNTS:
         return verdict
     if message.generation > worker.participation.generation:
         return false(f"it was never a member of generation {message.generation}")
-    wrong = _too_far(_active(cluster, message.job), message.step) or _not_sets(message.part)
-    return false(wrong) if wrong else COUNTS
+    not_sets = _not_sets(message.part)
+    return false(not_sets) if not_sets else COUNTS
 
 
 def _agreed(cluster: ClusterState, worker: Worker, message: m.Agreed) -> Verdict:
@@ -340,9 +321,6 @@ def _agreed(cluster: ClusterState, worker: Worker, message: m.Agreed) -> Verdict
         return verdict
     if message.generation > worker.participation.generation:
         return false(f"it was never a member of generation {message.generation}")
-    too_far = _too_far(job, message.step)
-    if too_far:
-        return false(too_far)
     newest = worker.participation.generation == job.generation and worker.name in job.roster
     return COUNTS if newest else LATE
 

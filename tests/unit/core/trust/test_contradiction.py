@@ -271,15 +271,6 @@ def test_nothing_is_no_state_whatever_its_step(desk: Any) -> None:
     assert (contradicted(desk), desk.cluster.run.start_step) == ([], 0)
 
 
-def test_a_job_in_doubt_ends_where_it_ends(make_desk: Any) -> None:
-    """Of generations a restored store may have forgotten some, of steps there are no more."""
-    desk = make_desk(identity=CoordinatorIdentity(version="", store_id="s", epoch=2))
-    desk.submit().total_steps = 10_000
-    desk.register("a")
-    desk.warmed("a", held=(claimed(2, 10**9),))
-    assert "10000 steps" in desk.told_of("report_contradicted")[-1].message
-
-
 def test_one_of_an_older_generation_holds_no_more_than_the_newest_began_with(desk: Any) -> None:
     number = generation(desk, "a", "b", "c")
     desk.lost("c")

@@ -55,6 +55,8 @@ EVENTS: Final = {
     " stack.",
     "worker_started": "The worker's process has started and its data port is open.",
     "worker_stopping": "The worker was asked to stop and leaves at the next step boundary.",
+    "worker_failed": "The worker's own code raised what nobody expected; its process ends, and the"
+    " unit starts another.",
     "worker_ends": "The worker's process exits, or replaces itself after a job.",
     "coordinator_connected": "The worker is connected to the coordinator.",
     "coordinator_unreachable": "No coordinator answers, or it refuses; the worker keeps trying.",

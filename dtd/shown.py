@@ -10,6 +10,8 @@ such text is escaped here, and nowhere else, according to where it is shown:
     quoted       one value of a line of `key=value` pairs: a console
     json_safe    JSON that may be shown raw: the same values, spelt otherwise
 
+A text of a task or a library is cut where it enters (`cut`), so that a message can carry it.
+
 Counts and sizes are put into words here, too, for all who may not import `dtd.figures`.
 
 Nothing is lost: what cannot be shown stands there by its number, `\x1b` or `\u202e`.  Colours
@@ -20,11 +22,15 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
 INTEGER_LIMIT: Final = 2**63 - 1
 SHOWN_CHARACTERS: Final = 60
+SENTENCE_CHARACTERS: Final = 4000
+TRACE_CHARACTERS: Final = 12_000
+"""Limits of a reason and a traceback: some less than messages have for them."""
 _KIB: Final = 1024
 _COLOUR: Final = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*m")  # SGR (ECMA-48, 8.3.117)
 _HIDDEN: Final = (
@@ -58,6 +64,17 @@ def shown(value: object) -> str:
         case _:
             text = f"a {type(value).__name__}"
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+
+
+def cut(text: str, characters: int = SENTENCE_CHARACTERS) -> str:
+    """The begin of a text of any length, as a message can carry it: Unicode, and no longer."""
+    return text[:characters].encode(errors="backslashreplace").decode()[:characters]
+
+
+def cut_trace(error: BaseException) -> str:
+    """The end of an exception's traceback, which tells the most."""
+    text = "".join(traceback.format_exception(error))
+    return cut(text[-TRACE_CHARACTERS:], TRACE_CHARACTERS)
 
 
 def shown_bytes(count: int) -> str:

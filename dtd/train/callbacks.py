@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dtd.errors import TaskError
+from dtd.shown import cut
 from dtd.train.observers import Observers
 from dtd.train.record import Moment
 from dtd.train.state.replica import Replica
@@ -97,7 +98,9 @@ class Callbacks:
             module.training = mode
         _compare(name, before, _marks(self._replica))
         if name in _MAY_CHANGE_OWN and returned:
-            self.reason = returned if isinstance(returned, str) else f"{name}() of the task said so"
+            self.reason = (
+                cut(returned) if isinstance(returned, str) else f"{name}() of the task said so"
+            )
 
 
 def _marks(replica: Replica) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from dtd.core.engine.step_protocol import FRESH, StateKey
 from dtd.core.ring.buckets import plan_buckets
 from dtd.errors import DtdError
 from dtd.job.strategy_table import SHARDED
+from dtd.shown import cut
 from dtd.strategy.codec.api import FlatLayout, World
 from dtd.strategy.gradients import layouts_of, parameter_shapes
 from dtd.train.available_memory import available_memory
@@ -374,7 +375,7 @@ def main() -> int:
         except DtdError as error:
             answer = {"error": error.message, "remedy": error.remedy}
         except Exception as error:  # noqa: BLE001 - a user's task may raise anything
-            answer = {"error": f"{type(error).__name__}: {error}"[:4000], "remedy": ""}
+            answer = {"error": cut(f"{type(error).__name__}: {error}"), "remedy": ""}
         os.write(out, json.dumps(answer).encode())
     return 0
 

@@ -26,13 +26,16 @@ from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.driver import Driver
 from dtd.net.lifeline import Lifeline
+from dtd.net.link import Link
 from dtd.net.resource import Resource
 from dtd.net.tls_connect import tls_connect
 from dtd.security.credential import Credential
 from dtd.security.identity import WORKER
 from dtd.security.targets import Target
+from dtd.shown import cut, cut_trace
 from dtd.transport.bridge import Bridge
 from dtd.wire import messages as m
+from dtd.wire.session import State
 from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
 from dtd.worker.cluster_access import coordinator_targets, proved, registration
 from dtd.worker.collect import PartRequests
@@ -69,6 +72,7 @@ class Worker:
 
     Attributes:
         drilled: an operator had it send itself a signal, to see it come back.
+        failure: the exception in its own code for which this process ends; None if there is none.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Worker:
         instance: str = "",
     ) -> None:
         self.drilled = False
+        self.failure: Exception | None = None
         self._last_end = last_end
         self._instance = instance
         self.config = config
@@ -88,6 +93,7 @@ class Worker:
         self._calls_tls = credential.client_context() if credential is not None else None
         self._serves_tls = credential.server_context() if credential is not None else None
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_exception)
         self.ending: asyncio.Future[member.Restart | member.Exit] = self._loop.create_future()
         self._bridge = Bridge(self._loop)
         self._profiles = Profiles(config.state_dir, self._bridge.posting(self._send))
@@ -180,6 +186,32 @@ class Worker:
             return
         log.info("worker_stopping", reason=reason)
         self._driver.handle(member.StopAsked(reason=reason))
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """End this process: an exception that nobody expected has left a callback or a task.
+
+        What the callback was to do is undone for ever, so that a worker which went on would wait
+        for it.  A stranger's bytes end no worker, but only the connection on which they came.
+        """
+        error, protocol = context.get("exception"), context.get("protocol")
+        stranger = isinstance(protocol, Link) and protocol.session.state is not State.OPEN
+        if not isinstance(error, Exception) or stranger:
+            loop.default_exception_handler(context)
+        elif self.failure is None:
+            self.failure = error
+            cause = cut(f"{type(error).__name__}: {error}")
+            trace = cut_trace(error)
+            log.error("worker_failed", cause=cause, traceback=trace)
+            self._end(member.Exit(reason="internal error"))
+            if self._training is not None:
+                self._control.send(
+                    m.Failed(
+                        job=self._training.job,
+                        reason=cut(f"internal error of dtd-worker: {cause}"),
+                        traceback=trace,
+                        step=self._training.step,
+                    )
+                )
 
     def describe(self) -> str:
         """What it does, in one line."""

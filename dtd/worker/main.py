@@ -9,6 +9,7 @@ import platform
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Final, get_args
 
@@ -116,6 +117,8 @@ async def _serve(
     if isinstance(ending, member.Restart) and not stopping.is_set():
         return ending
     notifier.stopping()  # a restart is not the end: it is this process that goes on
+    if worker.failure is not None:
+        raise worker.failure
     return DRILL_EXIT_CODE if worker.drilled else 0
 
 
@@ -161,6 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stderr.write(f"dtd-worker: {indented(str(error))}\n")
         Notifier.from_environment(os.environ).status(str(error))
         return error.exit_code
+    except Exception:  # noqa: BLE001 - the interpreter would wait for threads that never end
+        stderr.write(traceback.format_exc())
+        stderr.flush()
+        os._exit(1)
     hand_over_stdout(stdout)
     stderr.flush()
     if isinstance(ending, member.Restart):

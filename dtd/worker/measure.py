@@ -29,6 +29,7 @@ from dtd.net.blocking_link import BlockingLink
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.net.fetch_client import open_resource
 from dtd.net.fetch_desk import MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD
+from dtd.shown import cut
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 
@@ -114,7 +115,7 @@ async def measure(
             raise RequestRefused(f"{config.name} cannot measure {message.what!r}")
     except DtdError as error:
         return m.Measured(
-            number=message.number, figures={}, reason=error.message[:4000], remedy=error.remedy
+            number=message.number, figures={}, reason=cut(error.message), remedy=error.remedy
         )
     except OSError as error:
         why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror

@@ -20,6 +20,7 @@ import structlog
 from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import StateKey
 from dtd.core.progress import ProgressWatch
+from dtd.shown import cut
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, StepRow, pack_step_rows
@@ -197,7 +198,7 @@ class JobReporter:
         if event == "checkpoint_failed":
             self.disk_failure = message
         self._log.warning(event, message=message)
-        self._tell(m.Notice(job=self._job, event=event, message=message[:4000]))
+        self._tell(m.Notice(job=self._job, event=event, message=cut(message)))
 
     def _tell_progress(self, record: StepRecord) -> None:
         """Of a round of steps what comes to each of them."""

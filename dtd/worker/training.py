@@ -11,7 +11,7 @@ import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -25,6 +25,7 @@ from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
 from dtd.net.tls_connect import tls_connect
 from dtd.security.identity import WORKER
+from dtd.shown import cut
 from dtd.train.profile import StepProfiler
 from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
@@ -35,15 +36,13 @@ from dtd.worker.training_thread import TrainingThread
 
 log = structlog.get_logger()
 
-MAX_REASON_CHARACTERS: Final = 4000
-
 
 def read_specification(prepare: m.Prepare) -> JobSpec | m.Failed:
     """A job's specification, or why this worker cannot take part: it may be of a newer release."""
     try:
         return from_mapping(prepare.spec, source=f"job {prepare.job}")
     except JobSpecError as error:
-        return m.Failed(job=prepare.job, reason=str(error)[:MAX_REASON_CHARACTERS], traceback="")
+        return m.Failed(job=prepare.job, reason=cut(str(error)), traceback="")
 
 
 class TrainingThreadOwner:
@@ -144,6 +143,11 @@ class TrainingThreadOwner:
     def rank(self) -> int:
         """In the newest generation; 0 before the first."""
         return self.ring.rank if self.ring is not None else 0
+
+    @property
+    def step(self) -> int:
+        """Committed steps, as last reported."""
+        return int(self._reporter.heartbeat_fields().get("step", 0))
 
     @property
     def roster(self) -> tuple[m.Member, ...]:

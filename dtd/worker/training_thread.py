@@ -13,7 +13,6 @@ import queue
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -41,7 +40,7 @@ from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
 from dtd.net.blocking_link import Connect
 from dtd.net.resource import Resource, memory_blob
-from dtd.shown import one_line
+from dtd.shown import cut, cut_trace, one_line
 from dtd.train.checkpoint.assemble import FoundPart
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
@@ -62,7 +61,6 @@ from dtd.transport.star import StarCollective
 
 log = structlog.get_logger()
 
-MAX_TRACEBACK_CHARACTERS: Final = 12_000
 MAX_ENTRY_CHARACTERS: Final = 255
 
 Post = Callable[[member.Event], None]
@@ -453,12 +451,12 @@ class TrainingThread(threading.Thread):
     def _fail(self, error: BaseException, *, step: int) -> None:
         """The job's own code, data or numbers failed, or this host: the coordinator judges."""
         blame = "" if isinstance(error, DtdError) else f"{type(error).__name__}: "
-        trace = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARACTERS:]
+        trace = cut_trace(error)
         log.error("training_failed", error=f"{blame}{error}")
         sys.stderr.write(trace)  # captured: `dtdctl logs` shows it
         failed = m.Failed(
             job=self._prepare.job,
-            reason=f"{blame}{error}"[:4000],
+            reason=cut(f"{blame}{error}"),
             traceback=trace,
             step=step,
         )

@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtd.shown import (
+    SENTENCE_CHARACTERS,
+    TRACE_CHARACTERS,
     counted,
+    cut,
+    cut_trace,
     escaped,
     escaped_value,
     indented,
@@ -129,3 +133,20 @@ def test_counted() -> None:
         "1 worker",
         "2 workers",
     ]
+
+
+def test_a_text_is_cut_to_what_a_message_can_carry() -> None:
+    assert cut("short") == "short"
+    assert cut("x" * 10**6) == "x" * SENTENCE_CHARACTERS
+    half = cut("\udcff" * 10**6)
+    assert len(half) == SENTENCE_CHARACTERS
+    assert half.encode().startswith(b"\\udcff")
+
+
+def test_of_a_traceback_the_end_is_kept() -> None:
+    try:
+        raise ValueError("m" * 10**5 + "end")
+    except ValueError as error:
+        trace = cut_trace(error)
+    assert len(trace) == TRACE_CHARACTERS
+    assert trace.endswith("end\n")

@@ -22,16 +22,12 @@ from dtd.wire import messages as m
 
 FIRST_PAUSE_S: Final = 10.0
 MAX_PAUSE_S: Final = 600.0
-MAX_REASON_CHARACTERS: Final = 4_000
-MAX_TRACEBACK_CHARACTERS: Final = 12_000
-"""Limit for a reported traceback; its end, the most informative part, is kept."""
 
 
 def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed, now: float) -> None:
     """Set a worker aside, or fail the job."""
     if worker.state in GONE:
         return
-    message = _bounded(message)
     at = message.step if _has_begun(job, worker) else WARM_UP
     aside = _note(cluster, worker, message, at, now)
     if at == WARM_UP and job.state in admission.ENDING_JOBS:
@@ -46,11 +42,6 @@ def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed, n
         jobs.fail(cluster, worker.name, message, now)
     else:
         _set_aside(cluster, worker, aside, now)
-
-
-def _bounded(message: m.Failed) -> m.Failed:
-    reason = message.reason[:MAX_REASON_CHARACTERS]
-    return replace(message, reason=reason, traceback=message.traceback[-MAX_TRACEBACK_CHARACTERS:])
 
 
 def _has_begun(job: Job, worker: Worker) -> bool:

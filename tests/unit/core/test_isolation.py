@@ -11,8 +11,6 @@ from dtd.core.membership.events import CancelRequested, DrainRequested, Submitte
 from dtd.core.membership.isolation import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
-    MAX_REASON_CHARACTERS,
-    MAX_TRACEBACK_CHARACTERS,
     next_deadline,
 )
 from dtd.core.membership.records import WARM_UP
@@ -469,18 +467,6 @@ def test_who_holds_the_state_of_a_job_that_is_saved_is_not_let_go(desk: Any) -> 
     fails(desk, "a", step=50)
     assert desk.state("a") == "frozen"
     assert desk.cluster.job.verdict == "cancelled"
-
-
-def test_what_a_worker_says_of_its_failure_is_bounded(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a")
-    desk.register("b")
-    say = m.Failed(job="j-1", reason="r" * 16_000, traceback="x" * 16_000 + "end", step=0)
-    desk.say("b", say)
-    kept = desk.cluster.isolation.set_aside["b"].failed
-    assert len(kept.reason) == MAX_REASON_CHARACTERS
-    assert len(kept.traceback) == MAX_TRACEBACK_CHARACTERS
-    assert kept.traceback.endswith("end")
 
 
 # --- other jobs ----------------------------------------------------------------------------------

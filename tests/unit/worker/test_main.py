@@ -31,6 +31,7 @@ class Restarting:
 
     number = None
     drilled = False
+    failure = None
 
     def __init__(self, config, coordinators, credential, *, last_end, instance):
         self._stopped = asyncio.Event()

@@ -39,7 +39,7 @@ class Verdict:
 
     Attributes:
         stalled_s: time since it last made progress; 0 while it waits for the ring.
-        still_s: time since the last activity, at most `stalled_s`.
+        still_s: of that time, how long nothing moved, before and after whatever did.
         patience_s: when `stalled_s` exceeds this, the thread is stuck.
         evidence: the activity, and the setting that is the limit; empty during short pauses.
     """
@@ -77,6 +77,9 @@ class ProgressWatch:
     _seen: Evidence | None = None
     _seen_since: float = 0.0
     _moved_at: float = 0.0
+    _moving_s: float = 0.0
+    _moving_since: float = 0.0
+    _judged_until: float = 0.0
     _moves: str = ""
     _longest_between_s: float = 0.0
 
@@ -139,8 +142,11 @@ class ProgressWatch:
         if waits:
             self.marked_at = now
         elif stood_still_s:  # else the mark is unchanged: the thread may just be writing one
+            same = self._moving_since == self.marked_at
             self.marked_at = min(now, self.marked_at + stood_still_s)
+            self._moving_since = self.marked_at if same else self._moving_since
             self._moved_at = min(now, self._moved_at + stood_still_s)
+            self._judged_until = min(now, self._judged_until + stood_still_s)
         return max(0.0, now - self.marked_at) if self.training else 0.0
 
     def is_enough(self, glance: Evidence) -> bool:
@@ -153,24 +159,32 @@ class ProgressWatch:
         before = self._seen_in_this_pause()
         if before is None:
             self._seen_since = evidence.at_s
+        if self._moving_since != self.marked_at:
+            self._moving_since = self._judged_until = self.marked_at
+            self._moving_s = 0.0
         moves = motion(before, evidence)
         if moves:
             quiet_since = max(self._seen_since, self._moved_at)
             silent_s = (before.at_s if before is not None else quiet_since) - quiet_since
             self._longest_between_s = max(self._longest_between_s, silent_s)
+            self._moving_s += evidence.at_s - self._judged_until
             self._moved_at, self._moves = evidence.at_s, moves
+        if moves or before is not None:
+            self._judged_until = evidence.at_s
         self._seen = evidence
 
     def verdict(self, now: float, stalled_s: float) -> Verdict:
         """The verdict on the thread, `stalled_s` after its last mark."""
-        still_s = min(stalled_s, max(0.0, now - max(self.marked_at, self._moved_at)))
+        silent_s = min(stalled_s, max(0.0, now - max(self.marked_at, self._moved_at)))
+        moving_s = self._moving_s if self._moving_since == self.marked_at else 0.0
         allowed_s, setting = self._limit()
         busy_s = max(self.busy_limit_s, allowed_s)
+        words = self._words(stalled_s, silent_s, f"{setting} allows {allowed_s:.3g} s", busy_s)
         return Verdict(
             stalled_s=stalled_s,
-            still_s=still_s,
-            patience_s=min(stalled_s - still_s + allowed_s, busy_s),
-            evidence=self._words(stalled_s, still_s, f"{setting} allows {allowed_s:.3g} s", busy_s),
+            still_s=max(silent_s, stalled_s - moving_s),
+            patience_s=min(stalled_s - silent_s + allowed_s, busy_s),
+            evidence=words,
         )
 
     def _seen_in_this_pause(self) -> Evidence | None:
@@ -185,9 +199,9 @@ class ProgressWatch:
         learned_s = min(PATIENCE_SILENCES * longest_s, max(self.first_stall_limit_s, 2 * longest_s))
         return max(self.least_stall_limit_s, learned_s), "elastic.stall_timeout_s"
 
-    def _words(self, stalled_s: float, still_s: float, allowed: str, busy_s: float) -> str:
+    def _words(self, stalled_s: float, silent_s: float, allowed: str, busy_s: float) -> str:
         if stalled_s < TELL_AFTER_S:
             return ""
-        if still_s >= TELL_AFTER_S:
-            return f"nothing has moved for {still_s:.1f} s; {allowed}"
+        if silent_s >= TELL_AFTER_S:
+            return f"nothing has moved for {silent_s:.1f} s; {allowed}"
         return f"{self._moves}; elastic.busy_timeout_s allows {busy_s:.6g} s"

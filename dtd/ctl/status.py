@@ -163,7 +163,7 @@ def _worker_lines(workers: Sequence[Status], *, colour: bool) -> list[str]:
     several = len({worker.get("job", "") for worker in workers} - {""}) > 1
     headings = (
         *(("WORKER", "JOB") if several else ("WORKER",)),
-        *("STATE", "RANK", "STEP", "RATE", "HEARD", "DEVICE", "HOST", "PID", "NOTE"),
+        *("STATE", "RANK", "STEP", "RATE", "HEARD", "STUCK AFTER", "DEVICE", "HOST", "PID", "NOTE"),
     )
     rows = [
         (
@@ -174,6 +174,7 @@ def _worker_lines(workers: Sequence[Status], *, colour: bool) -> list[str]:
             str(worker["step"]),
             figures.rate(worker.get("samples_per_s")),
             figures.duration(worker["last_heartbeat_s"]),
+            figures.duration(limit_s) if (limit_s := worker.get("patience_s")) else figures.NOTHING,
             "server" if worker.get("role") == "server" else worker["device"],
             worker["host"],
             str(worker["pid"]),

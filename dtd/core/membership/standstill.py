@@ -216,7 +216,11 @@ def _remembered_part(cluster: ClusterState, job: Job, worker: Worker) -> ShardSe
 
 
 def _stands_alike(cluster: ClusterState, worker: Worker, other: Worker) -> bool:
-    """Whether another member has been stuck for about as long."""
+    """Whether another member has been stuck for about as long.
+
+    Both count all seconds of their stall in which nothing moved, so that a flicker of activity on
+    one of them makes nobody stuck alone.
+    """
     one, two = worker.liveness.heartbeat, other.liveness.heartbeat
     if one is None or two is None or two.generation != cluster.run.generation:
         return False

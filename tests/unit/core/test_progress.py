@@ -300,3 +300,23 @@ def test_a_thread_that_got_on_in_a_late_heartbeat_is_not_ahead_of_time(thread: T
     thread.now += 0.5
     assert thread.beat().stalled_s == 0.0
     assert thread.passes(1.0).stalled_s == pytest.approx(1.0)
+
+
+# --- what moves for a moment ---------------------------------------------------------------------
+
+
+def test_a_flicker_of_activity_is_not_taken_for_progress(thread: Thread) -> None:
+    """Another thread that wakes up for a moment hides no stall from the comparison with others."""
+    thread.passes(4.0)
+    thread.passes(0.25, cpu=1.0)
+    verdict = thread.passes(1.0)
+    assert verdict.stalled_s == 5.25
+    assert verdict.still_s == 5.0
+    assert not is_stuck(verdict)
+
+
+def test_a_new_pause_counts_its_own_activity_only(thread: Thread) -> None:
+    thread.passes(4.0, cpu=1.0)
+    thread.mark()
+    assert thread.beat().still_s == 0.0
+    assert thread.passes(2.0).still_s == 2.0

@@ -100,6 +100,7 @@ def test_what_the_coordinator_makes_fits_the_schema():
 
 
 def test_status_prints_job_and_workers(dtdctl, server, result, status):
+    status["workers"][1]["patience_s"] = 41.0
     server.script = lambda _message: result(status)
     exit_code, out, err = dtdctl("status")
     assert (exit_code, err) == (0, "")
@@ -110,9 +111,9 @@ def test_status_prints_job_and_workers(dtdctl, server, result, status):
         f"{' ' * 13}step 120/600 (20%)  epoch 3  {figures}  eval accuracy=0.95",
         "queue        digits-2",
         "",
-        "WORKER    STATE    RANK  STEP  RATE     HEARD  DEVICE  HOST       PID  NOTE",
-        "worker-0  running  0     120   1,172/s  0.2s   cpu     localhost  100",
-        "worker-1  running  1     120   1,172/s  0.2s   cpu     localhost  101",
+        "WORKER    STATE    RANK  STEP  RATE     HEARD  STUCK AFTER  DEVICE  HOST       PID  NOTE",
+        "worker-0  running  0     120   1,172/s  0.2s   -            cpu     localhost  100",
+        "worker-1  running  1     120   1,172/s  0.2s   41s          cpu     localhost  101",
     ]
 
 
@@ -171,6 +172,7 @@ def test_a_worker_that_has_gone_has_no_rank_and_no_heartbeat(status):
         "-",
         "120",
         "1,172/s",
+        "-",
         "-",
         "cpu",
         "localhost",

@@ -82,14 +82,21 @@ NO_MARKS: Final = NoMarks()
 class StepProfiler:
     """Of one job in one process.
 
+    Args:
+        begins: called before torch's profiler starts or stops, with a kind of work that is new each
+            time: where little memory or processor time is left that takes long, and is no stall.
+
     Attributes:
         asked: an order that is not done; set by the event loop while it is None.
         marks: of the step under way.
         sees_torch: torch's profiler may run; not beside a process group, see `dtd.train.memory`.
     """
 
-    def __init__(self, *, sees_torch: bool = True) -> None:
+    def __init__(
+        self, *, sees_torch: bool = True, begins: Callable[[str], None] = lambda _kind: None
+    ) -> None:
         self.sees_torch = sees_torch
+        self._begins = begins
         self.asked: ProfileOrder | None = None
         self.marks: StepMarks | NoMarks = NO_MARKS
         self._ring = RingSpans()
@@ -137,6 +144,7 @@ class StepProfiler:
         return self._writer is not None and self._writer.is_alive()
 
     def _begin(self, order: ProfileOrder, ring: Collective) -> None:
+        self._begins(f"start of {order.path.name}")
         marks = StepMarks()
         self.marks, self._ring = marks, RingSpans()
         self._until_s = time.monotonic() + order.limit_s
@@ -150,6 +158,7 @@ class StepProfiler:
             ring.record(None, None)
         torch_profiler, self._torch, self.marks = self._torch, None, NO_MARKS
         if torch_profiler is not None:
+            self._begins(f"end of {order.path.name}")
             _stop_torch(torch_profiler)
         self._writer = threading.Thread(
             target=self._write,

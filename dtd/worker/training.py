@@ -109,7 +109,9 @@ class TrainingThreadOwner:
             self._watch,
             on_gpu=config.device != "cpu",
         )
-        profiler = StepProfiler(sees_torch=spec.sync.transport == "ring")
+        profiler = StepProfiler(
+            sees_torch=spec.sync.transport == "ring", begins=self._reporter.begins
+        )
         self._thread = TrainingThread(
             prepare,
             spec,

@@ -191,3 +191,16 @@ def test_beside_a_process_group_torch_is_not_recorded(tmp_path):
     assert asked.trace().tracks == []
     assert "does not run beside a process group" in asked.said["note"]
     assert not PROFILER.locked()
+
+
+def test_what_the_profiler_takes_is_work_that_is_new_each_time(tmp_path):
+    begun = []
+    profiler, ring = StepProfiler(begins=begun.append), Ring()
+    for name in ("a.json.gz", "b.json.gz"):
+        asked = Asked(tmp_path, steps=1, path=tmp_path / name)
+        profiler.asked = asked.order
+        step(profiler, ring, 0)
+        profiler.advance(ring, 1)
+        assert asked.done.wait(60)
+        profiler._writer.join()
+    assert len(begun) == len(set(begun)) == 4

@@ -24,6 +24,7 @@ from dtd.shown import cut
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, StepRow, pack_step_rows
+from dtd.worker.committed import CommittedStep
 
 PROGRESS_EVERY_S: Final = 0.1
 MAX_UNTOLD_STEPS: Final = 1024
@@ -54,9 +55,11 @@ class JobReporter:
         tell: Callable[[m.Message], None],
         tell_steps: Callable[[m.Progress, Sequence[StepRecord]], None],
         watch: ProgressWatch,
+        record: CommittedStep,
         *,
         on_gpu: bool = False,
     ) -> None:
+        self._record = record
         self._on_gpu = on_gpu
         self._job = job
         self._tell = tell
@@ -94,6 +97,7 @@ class JobReporter:
         """The next steps belong to this generation."""
         self._step = None
         self._generation, self._rank = assign.generation, assign.rank
+        self._record.begin(assign.generation)
         self._flags = Flags()
         self._memory = ()
         self._told_s = 0.0
@@ -113,6 +117,7 @@ class JobReporter:
     def step_committed(self, record: StepRecord) -> None:
         """A step was committed; one without a measured time counts in no mean and no rate."""
         self._watch.committed()
+        self._record.committed(record.step)
         if record.epoch != self._epoch:
             self._epoch = record.epoch
             self._epoch_losses.clear()

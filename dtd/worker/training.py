@@ -29,6 +29,7 @@ from dtd.shown import cut
 from dtd.train.profile import StepProfiler
 from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
+from dtd.worker.committed import FILE, CommittedStep
 from dtd.worker.evidence import EvidenceHandler, where_stalled
 from dtd.worker.reporter import JobReporter, progress_message
 from dtd.worker.state_directory import letter_directory
@@ -102,11 +103,13 @@ class TrainingThreadOwner:
             least_stall_limit_s=spec.elastic.stall_timeout_s,
             busy_limit_s=spec.elastic.busy_timeout_s,
         )
+        record = CommittedStep(config.state_dir / FILE, f"{prepare.job} {prepare.identity}")
         self._reporter = JobReporter(
             prepare.job,
             bridge.posting(tell),
             bridge.posting(lambda progress, steps: tell(progress_message(progress, steps))),
             self._watch,
+            record,
             on_gpu=config.device != "cpu",
         )
         profiler = StepProfiler(
@@ -122,6 +125,7 @@ class TrainingThreadOwner:
             silence_s=silence_s,
             can_encrypt=context is not None,
             reporter=self._reporter,
+            committed=record.before,
             watch=self._watch,
             post=bridge.posting(feed),
             offer=bridge.posting(data.offer),

@@ -84,6 +84,7 @@ class TrainingThread(threading.Thread):
         silence_s: after which a donor that sends nothing is given up.
         can_encrypt: this worker has a credential to encrypt with.
         reporter: hears of steps, evaluations and checkpoints.
+        committed: (generation, step) of the last commit by an earlier process of this worker.
         watch: whether the thread gets on.
         post: hands an event to the member core, from any thread.
         offer: lets other workers fetch a resource, from any thread.
@@ -109,6 +110,7 @@ class TrainingThread(threading.Thread):
         silence_s: float,
         can_encrypt: bool,
         reporter: JobReporter,
+        committed: tuple[int, int] = (0, 0),
         watch: ProgressWatch,
         post: Post,
         offer: Callable[[str, Resource], None],
@@ -131,6 +133,7 @@ class TrainingThread(threading.Thread):
         self._silence_s = silence_s
         self._can_encrypt = can_encrypt
         self._reporter = reporter
+        self._committed = committed
         self._watch = watch
         self._post = post
         self._offer = offer
@@ -247,6 +250,8 @@ class TrainingThread(threading.Thread):
             held=(_told(run.held()), *map(_told, run.saved()))[: m.MAX_HELD],
             task_digest=task_digest(spec.job.task, place),
             environment=told(environment(self._device)),
+            committed_generation=self._committed[0],
+            committed_step=self._committed[1],
         )
         self._post(member.TrainerWarm(warmed=warmed))
         return run

@@ -198,12 +198,14 @@ def test_a_job_goes_on_by_itself_after_everything_was_killed(idle, two_jobs):
     job = idle.submit(TWO, gates=gates)
     kept = idle.directory / "worker-0" / "checkpoints"
     idle.until(job, lambda: any(kept.glob(f"{job}.*/g*-s000000010/manifest.json")))
+    idle.until(job, lambda: {one["step"] for one in idle.ask(m.GetStatus())["workers"]} == {14})
     idle.crash()
     gates.open(0)
     idle.start_again()
     answer = idle.wait(job)
     assert answer["state"] == "done"
     assert start_steps(idle, job) == [0, 10]
+    assert answer["result"]["steps_lost"] == 4
     for key in ("steps", "replica_digests", "metrics", "rows_missing", "rows_repeated"):
         assert answer["result"][key] == two_jobs.answer["result"][key]
 

@@ -51,7 +51,7 @@ def decide(cluster: ClusterState, job: Job) -> None:
     cluster.run.decision = Decision(
         members=members,
         holds=choice.holders(members, start),
-        lost=job.step - start[1],
+        lost=_committed_step(cluster, job) - start[1],
         incomplete=why_incomplete(cluster, job),
         redone=_is_redone(cluster, job, start),
         before={name: getattr(job, name) for name in _OF_A_GENERATION},
@@ -252,7 +252,11 @@ def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
     may_hold_more = bool(cluster.missing(job)) and not remembering(cluster, job)
     newest = max(saved, choice.newest_key(job, cluster.available()))
     forgot = job.generation <= doubt.lowest_number(cluster) > 0
-    goes_on = newest <= start and job.step <= start[1] and not (may_hold_more or forgot)
+    goes_on = (
+        newest <= start
+        and _committed_step(cluster, job) <= start[1]
+        and not (may_hold_more or forgot)
+    )
     if goes_on and not branches.is_left(start, known):
         return
     job.branches = branches.left(known, start, cluster.run.generation)
@@ -268,6 +272,21 @@ def _tell_what_is_left(cluster: ClusterState, job: Job, decision: Decision) -> N
             f" {', '.join(job.checkpoint_holders)}; the job continues from step {job.start_step}",
             step=job.start_step,
         )
+
+
+def _committed_step(cluster: ClusterState, job: Job) -> int:
+    """The newest step of the job that is known to have been committed, held or not.
+
+    If the coordinator died with its workers it had stored less than they had committed: they report
+    what their earlier processes did in the newest generation.  All members commit the same steps.
+    """
+    reports = [one.holdings.warmed for one in cluster.available()]
+    steps = [
+        one.committed_step
+        for one in reports
+        if one is not None and one.committed_generation == job.generation
+    ]
+    return max(job.step, *steps, 0)
 
 
 def _count_lost(cluster: ClusterState, job: Job, lost: int) -> None:

@@ -220,6 +220,8 @@ class Warmed(Message):
     `held` names the newest state first; only workers of a sharded job name more than one.
     `task_digest`: hash of the source of the task's package, empty for a built-in task.
     `environment`: software and hardware, each as `KEY=VALUE`.
+    `committed_generation`, `committed_step`: the last commit by an earlier process of the worker,
+    whose state may be gone; 0 if it is unknown.
     """
 
     job: Name
@@ -232,6 +234,8 @@ class Warmed(Message):
     held: Annotated[tuple[Held, ...], list_of(Held, MAX_HELD)]
     task_digest: Name = ""
     environment: Names = ()
+    committed_generation: Generation = 0
+    committed_step: U64 = 0
 
 
 @message

@@ -175,3 +175,26 @@ def test_an_ordinary_recovery_leaves_nothing_behind(desk: Any) -> None:
     desk.froze("a", generation=number, step=6)
     assert (desk.cluster.run.start_step, job.branches) == (6, ())
     assert desk.told("a", m.Assign)[-1].branches == ()
+
+
+# --- steps that nobody holds any more ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("generation", "lost"), [(1, 17), (0, 1)])
+def test_what_killed_workers_had_committed_counts_as_lost(
+    desk: Any, generation: int, lost: int
+) -> None:
+    """The coordinator died with them, and had stored step 101 only."""
+    job = desk.submit()
+    desk.run_generation("a", "b")
+    job.step = 101
+    for name in "ab":
+        desk.lost(name)
+    job.fenced = True
+    held = m.Held(job="j-1", generation=1, step=100, digest="", where="checkpoint")
+    for name, step in (("a", 116), ("b", 117)):
+        desk.register(name, incarnation=2)
+        desk.warmed(name, held=(held,), committed_generation=generation, committed_step=step)
+    desk.tick(desk.now + MOST_RESUME_WAIT_S)
+    assert desk.cluster.run.start_step == 100
+    assert desk.cluster.job.steps_lost == lost

@@ -15,6 +15,7 @@ from dtd.core.progress import ProgressWatch
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, unpack_step_rows
+from dtd.worker.committed import CommittedStep
 from dtd.worker.reporter import MAX_UNTOLD_STEPS, PROGRESS_EVERY_S, JobReporter, progress_message
 
 
@@ -85,8 +86,13 @@ def watch():
 
 
 @pytest.fixture
-def reporter(clock, told, watch):
-    made = JobReporter("digits-1", told.append, telling(told), watch)
+def committed(tmp_path):
+    return CommittedStep(tmp_path / "committed", "digits-1")
+
+
+@pytest.fixture
+def reporter(clock, told, watch, committed):
+    made = JobReporter("digits-1", told.append, telling(told), watch, committed)
     made.begin_generation(assign())
     return made
 
@@ -337,13 +343,13 @@ def test_marks_and_steps_reach_the_progress_watch(reporter, clock, watch):
     [(False, False, False), (True, False, True), (False, True, True)],
 )
 def test_a_shape_counts_where_something_makes_code_for_it(
-    monkeypatch, told, watch, loaded, on_gpu, counts
+    monkeypatch, told, watch, committed, loaded, on_gpu, counts
 ):
     if loaded:
         monkeypatch.setitem(sys.modules, "torch._dynamo", types.ModuleType("torch._dynamo"))
     else:
         monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
-    reporter = JobReporter("digits-1", told.append, telling(told), watch, on_gpu=on_gpu)
+    reporter = JobReporter("digits-1", told.append, telling(told), watch, committed, on_gpu=on_gpu)
     for _ in range(3):
         reporter.begins("batch", (8,))
     assert not watch.is_new

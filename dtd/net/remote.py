@@ -61,7 +61,7 @@ class Remote:
         assert self._transport is not None
         tls = self._transport.get_extra_info("ssl_object")
         if tls is not None:
-            self.identity = of_certificate(tls.getpeercert())
+            self.identity = of_certificate(tls.getpeercert(), tls.getpeercert(binary_form=True))
             check_role(self.identity, role)
 
     def round_trip_s(self) -> float:

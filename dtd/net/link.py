@@ -25,6 +25,7 @@ from dtd.wire.session import (
     Session,
     State,
     error_of,
+    without_words,
 )
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -147,8 +148,15 @@ class Link(Remote, asyncio.BufferedProtocol):
 
     def fail(self, error: ProtocolError) -> None:
         """Send the reason to the other side, and close."""
-        self.send(m.Error(code=error.code, message=error.message, remedy=error.remedy))
+        self._refuse(error)
         self.close(error)
+
+    def _refuse(self, error: ProtocolError) -> None:
+        self.send(m.Error(code=error.code, message=error.message, remedy=error.remedy))
+
+    def _reported(self, error: ProtocolError) -> ProtocolError:
+        """What the handler is told, which reaches the operator: no words of a stranger."""
+        return error if self.session.knows_peer else without_words(error)
 
     def close(self, error: DtdError | None = None) -> None:
         """Close once queued data has been sent, or has not been read for too long."""
@@ -268,7 +276,8 @@ class Link(Remote, asyncio.BufferedProtocol):
                 if self.closing:
                     return
         except ProtocolError as error:
-            self.fail(error)
+            self._refuse(error)
+            self.close(self._reported(error))
             return
         if self.session.held:
             assert self._transport is not None
@@ -286,7 +295,7 @@ class Link(Remote, asyncio.BufferedProtocol):
             self._opened()
             self.handler.link_received(self, message, payload)
         elif isinstance(message, m.Error):
-            self.close(error_of(message))
+            self.close(self._reported(error_of(message)))
         else:
             self.close()
 

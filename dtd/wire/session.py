@@ -94,6 +94,9 @@ class Session:
         state: its state.
         max_payload_bytes: the largest payload that the other side accepts; known once its HELLO or
             WELCOME has arrived.
+        knows_peer: what arrives is from an authenticated peer; until then anybody may have sent it.
+            (Both sides of a control connection check the other one before they send HELLO or
+            WELCOME.)
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Session:
         self.role = role
         self.state = State.AWAIT_WELCOME if self.opened else State.AWAIT_HELLO
         self.max_payload_bytes = DEFAULT_MAX_PAYLOAD_BYTES
+        self.knows_peer = False
         self._accepts = accepts
         self._random_bytes = random_bytes
         self._owner_place = place
@@ -133,6 +137,7 @@ class Session:
         """
         assert self.state is State.AWAIT_WELCOME
         self._decoder.max_payload_bytes = message.max_payload_bytes
+        self.knows_peer = not secret
         if secret:
             nonce = self._random_bytes(NONCE_BYTES)
             message = dataclasses.replace(message, nonce=nonce, tag=_least_tag(private=private))
@@ -152,7 +157,8 @@ class Session:
         assert self._hello is not None
         self._decoder.max_payload_bytes = message.max_payload_bytes
         self.state = State.OPEN
-        if self.role in DATA_ROLES:
+        self.knows_peer = self.role not in DATA_ROLES
+        if not self.knows_peer:
             self.state = State.AWAIT_PROVE
             tag = max(self._hello.tag, _least_tag(private=private))
             message = dataclasses.replace(message, nonce=self._random_bytes(NONCE_BYTES), tag=tag)
@@ -294,9 +300,12 @@ class Session:
         elif isinstance(message, m.Welcome):
             self._limit(message.max_payload_bytes)
             self.state = State.OPEN
+            self.knows_peer = True
             self._owes_proof = bool(self._secret)
         else:
-            self.state = State.OPEN if isinstance(message, m.Prove) else State.CLOSED
+            is_proof = isinstance(message, m.Prove)
+            self.knows_peer = self.knows_peer or is_proof
+            self.state = State.OPEN if is_proof else State.CLOSED
 
     def _numbers_from_peer(self) -> frozenset[int]:
         """Numbers of the messages that the other side may send in OPEN, once the role is known."""
@@ -364,11 +373,17 @@ class Session:
 def error_of(error: m.Error) -> ProtocolError:
     """The other side's ERROR as an error of this side.
 
-    The sender may be unauthenticated, and the text goes into logs, status lines and error messages
-    of this side: so it is one bounded text without any further meaning.
+    The text goes into logs, status lines and error messages of this side: so it is one bounded text
+    without any further meaning.
     """
     code = ErrorCode(error.code) if error.code in _ERROR_CODES else ErrorCode.INTERNAL
     return ProtocolError(code, _said(error.message), remedy=_said(error.remedy))
+
+
+def without_words(error: ProtocolError) -> ProtocolError:
+    """An error of a handshake for reports to operators: anybody may have caused or worded it."""
+    remedy = _REMEDY if error.code is ErrorCode.BAD_VERSION else ""
+    return ProtocolError(error.code, f"the handshake failed: {error.code.name}", remedy=remedy)
 
 
 def answer_of(error: m.Error) -> DtdError:

@@ -130,7 +130,6 @@ async def test_a_stale_ring_is_fenced(port, dial):
     port.server.expect_ring(assign(3), Acceptor())
     error = await turned_away(await dial(port.address, m.Role.RING, **ring(2)))
     assert error.code == ErrorCode.STALE_GENERATION
-    assert error.message == "ring of generation 2; worker-0 is in 3"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,6 @@ async def test_the_oldest_of_too_many_early_callers_is_sent_away(port, dial, mon
     waiting = [await dial(port.address, m.Role.RING, **ring(5, rank=rank)) for rank in (0, 2, 1)]
     error = await turned_away(waiting[0])
     assert error.code == ErrorCode.REFUSED
-    assert "too many callers are waiting" in error.message
     # One that has gone makes room.
     waiting[1].link.close()
     await waiting[1].end()
@@ -258,9 +256,7 @@ async def test_a_ticket_opens_what_it_names_until_it_expires(port, dial):
     port.server.offer("state/1", state())
     await opened(port, dial, "state/1")
     late = await dial(port.address, m.Role.FETCH, scope="state/1", expires_unix_s=1)
-    error = await turned_away(late)
-    assert error.code == ErrorCode.REFUSED
-    assert error.message == "the ticket for state/1 has expired"
+    assert (await turned_away(late)).code == ErrorCode.REFUSED
 
 
 async def test_a_ticket_opens_no_ring(port, dial):
@@ -271,7 +267,7 @@ async def test_a_ticket_opens_no_ring(port, dial):
 async def test_no_ticket_is_good_before_the_coordinator_has_spoken(port, dial):
     port.server.worker_secret = b""
     error = await turned_away(await dial(port.address, m.Role.FETCH))
-    assert (error.code, error.message) == (ErrorCode.REFUSED, "no ticket is valid here now")
+    assert error.code == ErrorCode.REFUSED
 
 
 async def test_who_proves_too_late_finds_another_generation(port, dial, monkeypatch):

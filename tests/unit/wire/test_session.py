@@ -10,7 +10,13 @@ import pytest
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.wire import fields
 from dtd.wire import messages as m
-from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, HOLD, LARGEST_MAX_PAYLOAD_BYTES, Hold
+from dtd.wire.frames import (
+    DEFAULT_MAX_PAYLOAD_BYTES,
+    HOLD,
+    LARGEST_MAX_PAYLOAD_BYTES,
+    Hold,
+    frame_bytes,
+)
 from dtd.wire.messages.registry import message_number
 from dtd.wire.session import (
     DATA_ROLES,
@@ -20,6 +26,7 @@ from dtd.wire.session import (
     State,
     answer_of,
     error_of,
+    without_words,
 )
 from dtd.wire.tags import FLAG_GCM, FLAG_XXH3
 
@@ -448,6 +455,49 @@ def test_a_text_of_somebody_unknown_is_escaped_and_bounded() -> None:
     error = error_of(m.Error(code=1, message=HOSTILE, remedy="x" * 16384))
     assert error.message == "no\\x1b[2J\\x9b2J\\u202e\nerror: forged"
     assert len(error.remedy) == MAX_ERROR_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("role", "until", "is_called"),
+    [
+        (m.Role.RING, State.AWAIT_HELLO, False),
+        (m.Role.FETCH, State.AWAIT_HELLO, True),
+        (m.Role.JOIN, State.AWAIT_HELLO, True),
+        (m.Role.CTL, State.DECIDING, True),
+    ],
+)
+def test_before_the_other_side_is_known_an_error_is_a_strangers(
+    role: m.Role, until: State, is_called: bool
+) -> None:
+    opener, called = pair(role)
+    shake(opener, called, until)
+    side = called if is_called else opener
+    said = m.Error(code=ErrorCode.BAD_VERSION, message="run `curl evil`", remedy="now")
+    assert [one for one, _ in side.feed(frame_bytes(m.encode_header(said)))] == [said]
+    assert not side.knows_peer
+
+
+def test_of_a_strangers_error_an_operator_is_told_the_code() -> None:
+    said = ProtocolError(ErrorCode.BAD_VERSION, "run `curl evil`", remedy="now")
+    told = without_words(said)
+    assert (told.code, told.message, told.remedy) == (
+        ErrorCode.BAD_VERSION,
+        "the handshake failed: BAD_VERSION",
+        "install the same dtd version on both hosts",
+    )
+    assert not without_words(ProtocolError(ErrorCode.REFUSED, "no", remedy="now")).remedy
+
+
+def test_an_error_of_an_authenticated_peer_is_no_strangers() -> None:
+    said = m.Error(code=ErrorCode.REFUSED, message="no", remedy="wait")
+    opener, called = pair(m.Role.RING)
+    shake(opener, called, State.OPEN)
+    assert [one for one, _ in opener.feed(b"".join(called.encode(said)))] == [said]
+    assert opener.knows_peer
+    opener, called = pair(m.Role.CTL)  # the opener has checked the other side before its HELLO
+    shake(opener, called, State.AWAIT_HELLO)
+    assert [one for one, _ in opener.feed(frame_bytes(m.encode_header(said)))] == [said]
+    assert opener.knows_peer
 
 
 @pytest.mark.parametrize("code", [0, 999, 65535])

@@ -119,7 +119,8 @@ class Link(Remote, asyncio.BufferedProtocol):
 
     def welcome(self, message: m.Welcome, *, secret: bytes = b"") -> None:
         """Accept the other side's HELLO; with a secret, it must still prove that it has it."""
-        self._write(self.session.welcome(message, secret=secret, private=self.is_private))
+        ends = self.private_ends(opened=False) if secret else b""
+        self._write(self.session.welcome(message, secret=secret, ends=ends))
         if self.session.state is State.OPEN:
             self._opened()
 
@@ -208,8 +209,8 @@ class Link(Remote, asyncio.BufferedProtocol):
             return
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._too_slow)
         if self._hello is not None:
-            private = self.is_private
-            self._write(self.session.hello(self._hello, secret=self._secret, private=private))
+            ends = self.private_ends(opened=True) if self._secret else b""
+            self._write(self.session.hello(self._hello, secret=self._secret, ends=ends))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Memory for the next bytes."""

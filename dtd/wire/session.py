@@ -127,26 +127,29 @@ class Session:
 
     # --- sending -----------------------------------------------------------------------------
 
-    def hello(self, message: m.Hello, *, secret: bytes = b"", private: bool = False) -> bytes:
+    def hello(self, message: m.Hello, *, secret: bytes = b"", ends: bytes = b"") -> bytes:
         """The first bytes of the opening side.
 
         Args:
-            message: the HELLO; on a data connection a nonce and the weakest allowed tag are added.
+            message: the HELLO; on a data connection a nonce, the weakest allowed tag and the ends
+                are added.
             secret: on a data connection, the shared secret.
-            private: no third party can reach the channel of the connection.
+            ends: names this channel, which no third party can reach, as the other side does; empty:
+                somebody else may be between the sides.
         """
         assert self.state is State.AWAIT_WELCOME
         self._decoder.max_payload_bytes = message.max_payload_bytes
         self.knows_peer = not secret
         if secret:
             nonce = self._random_bytes(NONCE_BYTES)
-            message = dataclasses.replace(message, nonce=nonce, tag=_least_tag(private=private))
+            tag = FLAG_XXH3 if ends else FLAG_GCM
+            message = dataclasses.replace(message, nonce=nonce, tag=tag, ends=ends)
             self._secret = secret
             self._decoder.tag = UNDECIDED
         self._hello, self._hello_header = message, m.encode_header(message)
         return frame_bytes(self._hello_header, b"", self._tag)
 
-    def welcome(self, message: m.Welcome, *, secret: bytes = b"", private: bool = False) -> bytes:
+    def welcome(self, message: m.Welcome, *, secret: bytes = b"", ends: bytes = b"") -> bytes:
         """The bytes with which the accepting side admits the other one.
 
         Empty when the connection has ended meanwhile.  Arguments as for `hello`.
@@ -160,7 +163,8 @@ class Session:
         self.knows_peer = self.role not in DATA_ROLES
         if not self.knows_peer:
             self.state = State.AWAIT_PROVE
-            tag = max(self._hello.tag, _least_tag(private=private))
+            is_private = ends and ends == self._hello.ends
+            tag = max(self._hello.tag, FLAG_XXH3 if is_private else FLAG_GCM)
             message = dataclasses.replace(message, nonce=self._random_bytes(NONCE_BYTES), tag=tag)
             self._decoder.tag, self._tag = self._tags(secret, message)
         return frame_bytes(m.encode_header(message), b"", self._tag)
@@ -399,10 +403,6 @@ def answer_of(error: m.Error) -> DtdError:
 
 def _said(text: str) -> str:
     return escaped(text[:MAX_ERROR_CHARACTERS])
-
-
-def _least_tag(*, private: bool) -> int:
-    return FLAG_XXH3 if private else FLAG_GCM
 
 
 def _name(message: m.Message) -> str:

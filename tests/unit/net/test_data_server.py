@@ -22,6 +22,7 @@ from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 from dtd.wire.session import Session
+from dtd.wire.tags import FLAG_GCM, FLAG_XXH3
 
 PATIENCE_S = 60.0
 SECRET = b"s" * 32
@@ -32,7 +33,7 @@ CHECKPOINT = "checkpoint/digits-1/g000001-s000000010"
 def said(hello: m.Hello) -> bytes:
     """A HELLO as somebody says it who knows the secret."""
     session = Session(role=m.Role(hello.role), random_bytes=bytes)
-    return session.hello(hello, secret=SECRET, private=True)
+    return session.hello(hello, secret=SECRET)
 
 
 class Acceptor:
@@ -112,6 +113,53 @@ async def test_the_expected_ring_is_handed_over(port, dial):
     peer = await dial(port.address, m.Role.RING, **ring(3))
     await peer.welcomed()
     await acceptor.taken()
+
+
+async def test_behind_a_proxy_on_loopback_frames_carry_macs(port, dial):
+    """Both sides have loopback addresses, and what is between the two may be anywhere."""
+    acceptor = Acceptor()
+    port.server.expect_ring(assign(3), acceptor)
+    async with proxy(port.address) as address:
+        peer = await dial(address, m.Role.RING, **ring(3))
+        await peer.welcomed()
+        await acceptor.taken()
+        # PROVE, the first frame, has a MAC in any case; the flags are those of the frames after it.
+        acceptor.links[0].send(m.LinkHeartbeat(generation=3))
+        assert [link.session.tag.flag for link in (peer.link, acceptor.links[0])] == [FLAG_GCM] * 2
+
+
+async def test_directly_on_loopback_frames_carry_the_fast_tag(port, dial):
+    acceptor = Acceptor()
+    port.server.expect_ring(assign(3), acceptor)
+    peer = await dial(port.address, m.Role.RING, **ring(3))
+    await peer.welcomed()
+    await acceptor.taken()
+    assert [link.session.tag.flag for link in (peer.link, acceptor.links[0])] == [FLAG_XXH3] * 2
+
+
+@contextlib.asynccontextmanager
+async def proxy(behind):
+    """A port that passes everything on, as the two ends of an SSH tunnel do."""
+    tasks = []
+
+    async def pump(reader, writer):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    async def serve(reader, writer):
+        onward_reader, onward_writer = await asyncio.open_connection(behind.host, behind.port)
+        tasks.append(asyncio.ensure_future(pump(reader, onward_writer)))
+        tasks.append(asyncio.ensure_future(pump(onward_reader, writer)))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield Address(*server.sockets[0].getsockname())
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_an_early_ring_waits_for_its_generation(port, dial):

@@ -217,12 +217,12 @@ def versions_differ(
     )
 
 
-def protocol_differs(host: str, why: str) -> Diagnostic:
-    """A peer uses another version of the protocol."""
+def protocol_differs(host: str) -> Diagnostic:
+    """A peer uses another version of the protocol; nothing it says of itself is shown."""
     return Diagnostic(
         kind="protocol",
         where=host,
-        message=f"{host} was rejected: {why}",
+        message=f"{host} was rejected: it uses another version of the protocol",
         remedy="install the same dtd version there as on the coordinator's host",
     )
 

@@ -23,6 +23,8 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from dtd.shown import INTEGER_LIMIT, SHOWN_CHARACTERS, shown
 
+MAX_KEYS: Final = 64
+"""Of one table; each unknown one is compared with all known ones."""
 _RULE: Final = "rule"
 _WORDS: Final[Mapping[type, str]] = {
     bool: "true or false",
@@ -163,6 +165,11 @@ def _in_range(limits: Rule, number: float) -> bool:
         and (limits.maximum is None or number <= limits.maximum)
         and (limits.below is None or number < limits.below)
     )
+
+
+def too_many_keys(table: Mapping[Any, Any]) -> str:
+    """Why a table cannot be checked key by key, as one clause; empty when it can."""
+    return f"has {len(table)} keys; the limit is {MAX_KEYS}" if len(table) > MAX_KEYS else ""
 
 
 def did_you_mean(typed: str, known: Iterable[str]) -> str:

@@ -303,7 +303,7 @@ def prove_to(link: Link, wire: Wire, role: m.Role) -> Tag:
     session = Session(role=role, random_bytes=bytes)
     secret = SECRET if role in DATA_ROLES else b""
     said = hello(role, "w-0", generation=1, roster_id=1)
-    put(link, session.hello(said, secret=secret, private=True))
+    put(link, session.hello(said, secret=secret))
     assert len(list(session.feed(bytes(wire.sent)))) == 1
     put(link, session.data_to_send())
     assert link.session.state is State.OPEN
@@ -315,7 +315,7 @@ def welcome_to(link: Link, wire: Wire, role: m.Role) -> Tag:
     session = Session(accepts=frozenset({role}), random_bytes=bytes)
     assert len(list(session.feed(bytes(wire.sent)))) == 1
     secret = SECRET if role in DATA_ROLES else b""
-    put(link, session.welcome(welcome("fuzz"), secret=secret, private=True))
+    put(link, session.welcome(welcome("fuzz"), secret=secret))
     assert link.session.state is State.OPEN
     return session.tag
 

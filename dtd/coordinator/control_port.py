@@ -180,9 +180,16 @@ class ControlPort:
             return link.peer_host()
         return self.coordinators[0].host if self.coordinators else LOOPBACK_HOST
 
-    def note_refusal(self, host: str, why: str, remedy: str = "") -> None:
-        """Record that a connection was rejected; logged at a bounded rate."""
-        self._turned_away(host, why, remedy)
+    def note_refusal(self, host: str, why: str, remedy: str = "", *, shown: str = "") -> None:
+        """Record that a connection was rejected; logged at a bounded rate.
+
+        Args:
+            host: its address, or its user on this host.
+            why: the reason, for the log.
+            remedy: what to do about it.
+            shown: the reason for `dtdctl status`, where `why` may quote a stranger.
+        """
+        self._turned_away(host, shown or why, remedy)
         if self._refusals.note(host, why, self._now()):
             log.warning("connection_refused", host=host, reason=why)
 

@@ -76,7 +76,7 @@ class DiagnosticsCollector:
     def closed(self, host: str, error: DtdError | None) -> None:
         """A connection has ended on which nobody had registered."""
         if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_VERSION:
-            self._diagnostics.note(diagnostics.protocol_differs(host, error.message), self._now())
+            self._diagnostics.note(diagnostics.protocol_differs(host), self._now())
 
     def name_taken(self, diagnostic: diagnostics.Diagnostic) -> None:
         """Two processes go by one name."""

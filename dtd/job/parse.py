@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, Final, get_type_hints
 from dtd.errors import JobSpecError
 from dtd.job.checks import conflicts
 from dtd.job.tables import BUILT_IN_TASKS, JobSpec
-from dtd.rules import did_you_mean, fault, fields_of, without_none
+from dtd.rules import MAX_KEYS, did_you_mean, fault, fields_of, too_many_keys, without_none
 from dtd.shown import INTEGER_LIMIT, shown
 from dtd.toml_source import CONTENT_ERRORS, KeyPath, content_fault, key_lines, read_text
 
@@ -75,6 +76,7 @@ def _value(text: str) -> object:
 
 
 MAX_JOB_BYTES: Final = 24 * 1024
+MAX_TASK_VALUES: Final = 4096
 _TASK_DEPTH: Final = 8
 _TASK: Final = "task"
 _TABLES: Final[Mapping[str, type]] = {
@@ -136,6 +138,54 @@ def from_mapping(mapping: object, *, source: str) -> JobSpec:
     return spec
 
 
+def setting_problems(spec: JobSpec, setting: str, value: object) -> tuple[str, ...]:
+    """Why a valid job cannot have another value of one setting; empty if it can.
+
+    Only what the value changes is checked: the field itself, and its conflicts with others.
+
+    Args:
+        spec: the job.
+        setting: "table.key", of a field that a job file has, or "task.ARGUMENT".
+        value: the value to check.
+    """
+    table, *keys = setting.split(".")
+    problems: Iterable[_Problem]
+    if table == _TASK:
+        problems = _argument_problems(spec, keys, value)
+    else:
+        problems = _field_problems(spec, (table, *keys), value)
+    return tuple(_located(problems, {}, set()))
+
+
+def _argument_problems(spec: JobSpec, keys: Sequence[str], value: object) -> Iterator[_Problem]:
+    held: Any = spec.task
+    for depth, key in enumerate(keys[:-1], start=1):
+        held = held.get(key, {})
+        if not isinstance(held, Mapping):
+            yield _Problem(path=(_TASK, *keys[:depth]), text=f"is no table, but {shown(held)}")
+            return
+    argument: Any = value
+    for key in reversed(keys):
+        argument = {key: argument}
+    yield from _task_problems(argument, (_TASK,))
+
+
+def _field_problems(spec: JobSpec, path: KeyPath, value: Any) -> Iterator[_Problem]:
+    name, key = path
+    info = fields_of(_TABLES[name])[key]
+    text = fault(info.hint, info.rule, value)
+    if text:
+        yield _Problem(path=path, text=text)
+        return
+    values = {key: float(value) if info.hint is float else value}
+    if path in _RIVALS:
+        values[_RIVALS[path]] = None
+    table = dataclasses.replace(getattr(spec, name), **values)
+    changed: dict[str, Any] = {name: table}
+    for conflict in conflicts(dataclasses.replace(spec, **changed)):
+        yield _Problem(path=conflict.fields[0], text=conflict.text)
+
+
 def default_settings() -> dict[str, Any]:
     """The default of every field that has one, as "table.key" -> value."""
     return {
@@ -186,10 +236,10 @@ def _label(problem: _Problem) -> str:
 
 def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[_Problem]]:
     """The spec and what is wrong with it; where a field is wrong, a default stands in for it."""
+    unknown = {name: value for name, value in raw.items() if name not in (*_TABLES, _TASK)}
     problems = [
         _Problem(path=(name,), text=_unknown_at_top(name, value))
-        for name, value in raw.items()
-        if name not in _TABLES and name != _TASK
+        for name, value in itertools.islice(unknown.items(), MAX_KEYS)
     ]
     given: dict[str, Mapping[Any, Any]] = {}
     for name in (*_TABLES, _TASK):
@@ -202,7 +252,11 @@ def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[_Problem]]:
         name: _read_table(name, table, given.get(name, {}), problems if name in given else [])
         for name, table in _TABLES.items()
     }
-    task_problems = list(_task_problems(given.get(_TASK, {}), (_TASK,)))
+    if _is_too_large(given.get(_TASK, {})):
+        text = f"has more than {MAX_TASK_VALUES} values, those in its tables and lists included"
+        task_problems = [_Problem(path=(_TASK,), text=text)]
+    else:
+        task_problems = list(_task_problems(given.get(_TASK, {}), (_TASK,)))
     task = {} if task_problems else copy.deepcopy(dict(given.get(_TASK, {})))
     spec = JobSpec(task=task, **tables)
     problems += task_problems
@@ -225,6 +279,10 @@ def _read_table(name: str, table: type, given: Mapping[Any, Any], problems: list
         for key, info in known.items()
         if info.required and key not in given
     )
+    text = too_many_keys(given)
+    if text:
+        problems.append(_Problem(path=(name,), text=text))
+        return table(**values)
     for key, value in given.items():
         info = known.get(key)
         if info is None:
@@ -253,6 +311,18 @@ def _unknown_key(key: object, known: Iterable[str]) -> str:
 def _elsewhere(key: object) -> str:
     home = [f"[{name}]" for name, table in _TABLES.items() if key in fields_of(table)]
     return f"; it belongs to {' or '.join(home)}" if home else ""
+
+
+def _is_too_large(task: Mapping[Any, Any]) -> bool:
+    """Whether a task has more values than a job may have; stops counting there."""
+    pending: list[Any] = [task]
+    found = 0
+    while pending and found <= MAX_TASK_VALUES:
+        one = pending.pop()
+        found += len(one)
+        inner = one.values() if isinstance(one, Mapping) else one
+        pending += (value for value in inner if isinstance(value, Mapping | list))
+    return found > MAX_TASK_VALUES
 
 
 def _task_problems(given: Mapping[Any, Any], path: KeyPath) -> Iterator[_Problem]:

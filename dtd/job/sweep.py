@@ -5,7 +5,8 @@
     [base]    the tables of a job file (`dtdctl sweep` also reads them from `job = "JOB.toml"`)
 
 Checked as a whole before anything is submitted: each setting must be one of a job file, and the
-ends of each range, and each choice, must make a valid job.  Pure.
+ends of each range, and each choice, must make a valid job.  The job is checked once, and each value
+only for what it changes; sizes and numbers are bounded first.  Pure.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from dtd.errors import JobSpecError
-from dtd.job.parse import default_settings, from_mapping, to_mapping
+from dtd.job.parse import default_settings, from_mapping, setting_problems, to_mapping
 from dtd.job.tables import JobSpec
 from dtd.names import NAME, NAME_WORDS
-from dtd.rules import did_you_mean, fault, fields_of, rule
-from dtd.shown import shown
+from dtd.rules import did_you_mean, fault, fields_of, rule, too_many_keys
+from dtd.shown import INTEGER_LIMIT, shown
 
 MAX_TRIALS: Final = 1000
 MAX_CHOICES: Final = 64
 MAX_SETTINGS: Final = 32
+MAX_DEPTH: Final = 8
+MAX_STEPS: Final = 10**9
+"""Values of a range with a step; a smaller step is as good as none."""
 _RANGE: Final = ("low", "high", "log", "step", "choices")
 _RIVALS: Final = {"job.epochs": "steps", "job.steps": "epochs"}
 
@@ -106,12 +110,18 @@ class Setting:
     whole: bool = False
 
     @property
+    def count(self) -> int:
+        """How many values there are; 0 for a range that has no step."""
+        if self.choices or not self.step:
+            return len(self.choices)
+        return math.floor((self.high - self.low) / self.step + 1e-9) + 1
+
+    @property
     def grid(self) -> tuple[Scalar, ...]:
         """All values; empty for a range that has no step."""
         if self.choices or not self.step:
             return self.choices
-        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-        values = (self.low + index * self.step for index in range(min(count, MAX_TRIALS + 1)))
+        values = (self.low + index * self.step for index in range(self.count))
         return tuple(int(value) if self.whole else value for value in values)
 
 
@@ -134,7 +144,7 @@ class SweepSpec:
         """How many trials there are at most."""
         if self.sweep.method != "grid":
             return self.sweep.trials
-        return min(self.sweep.trials, math.prod(len(one.grid) for one in self.space))
+        return min(self.sweep.trials, math.prod(one.count for one in self.space))
 
     def combination(self, number: int) -> dict[str, Scalar]:
         """The settings of a trial of a grid, counted from 0."""
@@ -175,6 +185,9 @@ def read_sweep(mapping: object, *, source: str) -> SweepSpec:
     """
     if not isinstance(mapping, Mapping):
         raise JobSpecError(source, (f"must be a map of tables, not {shown(mapping)}",))
+    text = too_many_keys(mapping)
+    if text:
+        raise JobSpecError(source, (text,))
     faults = [
         f"[{name}]: unknown table" + did_you_mean(str(name), ("sweep", "space", "base"))
         for name in mapping
@@ -183,8 +196,8 @@ def read_sweep(mapping: object, *, source: str) -> SweepSpec:
     table = _read_table(mapping.get("sweep", {}), faults)
     base = _read_base(mapping.get("base", {}), faults)
     space = _read_space(mapping.get("space", {}), base, faults)
-    if not faults:
-        made = SweepSpec(sweep=table, space=space, base=base)
+    if base is not None and not faults:
+        made = SweepSpec(sweep=table, space=space, base=to_mapping(base))
         faults += _conflicts(made)
     if faults:
         raise JobSpecError(source, tuple(faults))
@@ -218,6 +231,9 @@ def _read_table(given: object, faults: list[str]) -> SweepTable:
         faults.append(f"[sweep]: must be a table, not {shown(given)}")
         return SweepTable(metric="loss")
     known, values = fields_of(SweepTable), {"metric": "loss"}
+    if too_many_keys(given):
+        faults.append(f"[sweep]: {too_many_keys(given)}")
+        return SweepTable(metric="loss")
     for key, value in given.items():
         info = known.get(key)
         text = fault(info.hint, info.rule, value) if info is not None else ""
@@ -232,15 +248,15 @@ def _read_table(given: object, faults: list[str]) -> SweepTable:
     return SweepTable(**values)  # type: ignore[arg-type]
 
 
-def _read_base(given: object, faults: list[str]) -> dict[str, Any]:
+def _read_base(given: object, faults: list[str]) -> JobSpec | None:
     try:
-        return to_mapping(from_mapping(given, source="base"))
+        return from_mapping(given, source="base")
     except JobSpecError as error:
         faults += (f"[base] {one}" for one in error.problems)
-    return {}
+    return None
 
 
-def _read_space(given: object, base: dict[str, Any], faults: list[str]) -> tuple[Setting, ...]:
+def _read_space(given: object, base: JobSpec | None, faults: list[str]) -> tuple[Setting, ...]:
     if not isinstance(given, Mapping) or not given:
         faults.append('[space]: must name at least one setting, such as "optimizer.lr"')
         return ()
@@ -251,7 +267,10 @@ def _read_space(given: object, base: dict[str, Any], faults: list[str]) -> tuple
     space = []
     for name, values in flat.items():
         setting, why = _read_setting(name, values)
-        if not why and base:
+        within = next((one for one in flat if name.startswith(f"{one}.")), "")
+        if not why and within:
+            why = f"cannot vary beside {shown(within)}, which holds it"
+        if not why and base is not None:
             why = _why_no_setting(setting, base)
         if why:
             faults.append(f"[space] {shown(name)}: {why}")
@@ -261,9 +280,13 @@ def _read_space(given: object, base: dict[str, Any], faults: list[str]) -> tuple
 
 def _flat(given: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """The settings by dotted name, also where TOML made tables of it."""
+    is_deep = before.count(".") >= MAX_DEPTH
     for key, value in given.items():
         name = f"{before}{key}"
-        if isinstance(value, Mapping) and any(isinstance(one, Mapping) for one in value.values()):
+        holds_tables = isinstance(value, Mapping) and any(
+            isinstance(one, Mapping) for one in value.values()
+        )
+        if holds_tables and not is_deep:
             yield from _flat(value, f"{name}.")
         else:
             yield name, value
@@ -279,35 +302,45 @@ def _read_setting(name: str, given: object) -> tuple[Setting, str]:
             return none, f"unknown key {shown(key)}{did_you_mean(str(key), _RANGE)}"
     if "choices" in given:
         return _read_choices(name, given)
-    low, high, step = given.get("low"), given.get("high"), given.get("step", 0)
+    low: Any = given.get("low")
+    high: Any = given.get("high")
+    step: Any = given.get("step", 0)
     log = given.get("log", False)
-    numbers = [one for one in (low, high, step) if isinstance(one, int | float)]
-    finite = len(numbers) == 3 and all(math.isfinite(one) for one in numbers)
-    if not finite or bool in map(type, numbers) or not isinstance(log, bool):
+    if not all(map(_is_number, (low, high, step))) or not isinstance(log, bool):
         return none, "low and high, and step if given, must be numbers; log is true or false"
-    assert isinstance(low, int | float)
-    assert isinstance(high, int | float)
     if not low < high or step < 0 or (log and (low <= 0 or step)):
         return none, "low must be below high; with log it is above 0, and there is no step"
+    if not math.isfinite(high - low):
+        return none, "low and high are too far apart"
+    if step and not (high - low) / step < MAX_STEPS:
+        return none, f"step gives more than {MAX_STEPS} values; remove it, and any value is taken"
     whole = all(type(one) is int for one in (low, high, step))
     step = step or int(whole and not log)
     made = Setting(name=name, low=low, high=high, log=log, step=step, whole=whole)
     return made, ""
 
 
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= INTEGER_LIMIT if isinstance(value, int) else math.isfinite(value)
+
+
 def _read_choices(name: str, given: Mapping[str, Any]) -> tuple[Setting, str]:
     choices = given["choices"]
-    scalars = isinstance(choices, list | tuple) and all(
-        isinstance(one, bool | int | float | str) for one in choices
-    )
-    if len(given) > 1 or not scalars or not 1 <= len(choices) <= MAX_CHOICES:
+    if (
+        len(given) > 1
+        or not isinstance(choices, list | tuple)
+        or not 1 <= len(choices) <= MAX_CHOICES
+        or not all(isinstance(one, bool | int | float | str) for one in choices)
+    ):
         return Setting(name=name), (
             f"choices must be a list of 1 to {MAX_CHOICES} numbers, texts, true or false, alone"
         )
     return Setting(name=name, choices=tuple(choices)), ""
 
 
-def _why_no_setting(setting: Setting, base: dict[str, Any]) -> str:
+def _why_no_setting(setting: Setting, base: JobSpec) -> str:
     """Why a job cannot have these values; empty if it can."""
     table, dot, _ = setting.name.partition(".")
     known = [*default_settings(), "job.steps", "job.global_batch_size"]
@@ -316,10 +349,9 @@ def _why_no_setting(setting: Setting, base: dict[str, Any]) -> str:
     if setting.name == "elastic.workers":
         return "does not vary in a sweep: set [sweep] workers_per_trial"
     for value in setting.choices or (_number(setting, setting.low), _number(setting, setting.high)):
-        try:
-            from_mapping(with_settings(base, {setting.name: value}), source="trial")
-        except JobSpecError as error:
-            return f"{shown(value)} makes no valid job: {'; '.join(error.problems)}"
+        problems = setting_problems(base, setting.name, value)
+        if problems:
+            return f"{shown(value)} makes no valid job: {'; '.join(problems)}"
     return ""
 
 
@@ -330,9 +362,9 @@ def _number(setting: Setting, value: float) -> Scalar:
 def _conflicts(spec: SweepSpec) -> Iterator[str]:
     if spec.sweep.method == "grid":
         for one in spec.space:
-            if not one.grid:
+            if not one.count:
                 yield f"[space] {one.name}: a grid takes choices, integers, or a range with a step"
-            elif len(one.grid) > MAX_TRIALS:
+            elif one.count > MAX_TRIALS:
                 yield f"[space] {one.name}: a grid takes at most {MAX_TRIALS} values"
     try:
         spec.job_of("trial", {})

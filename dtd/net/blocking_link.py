@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from dtd.address import Address, Endpoint, SocketPath, is_loopback
+from dtd.address import Address, Endpoint, SocketPath
 from dtd.errors import ProtocolError
 from dtd.net.local_socket import call
 from dtd.wire import messages as m
@@ -92,8 +92,19 @@ class BlockingLink:
         if entry is None:
             self._send(self._session.hello(hello(role, name)))
             return
-        said, secret = entry.hello(role, name), entry.secret
-        self._send(self._session.hello(said, secret=secret, private=_is_private(self._socket)))
+        from ssl import SSLSocket  # a control connection on this host loads no TLS
+
+        from dtd.net.remote import private_ends
+
+        connected = self._socket
+        ends = private_ends(
+            connected.getsockname(),
+            connected.getpeername(),
+            opened=True,
+            encrypted=isinstance(connected, SSLSocket),
+        )
+        said = entry.hello(role, name)
+        self._send(self._session.hello(said, secret=entry.secret, ends=ends))
 
     @property
     def max_payload_bytes(self) -> int:
@@ -163,13 +174,6 @@ class BlockingLink:
         """Change the socket's timeout only when it differs: each change is a system call."""
         if timeout_s != self._socket.gettimeout():
             self._socket.settimeout(timeout_s)
-
-
-def _is_private(connected: socket.socket) -> bool:
-    """Whether no third party can read or inject data on this connection."""
-    from ssl import SSLSocket  # a control connection on this host loads no TLS
-
-    return isinstance(connected, SSLSocket) or is_loopback(connected.getpeername()[0])
 
 
 def _remaining_s(deadline_s: float, silence_s: float) -> float | None:

@@ -9,7 +9,6 @@ matches the manifest.  The meaning of the files is not known here.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import xxhash
 
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, HolderUnreachable, ProtocolError, RequestRefused
+from dtd.json_reader import read_json
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
@@ -27,6 +27,9 @@ from dtd.wire.greeting import DataCredential
 DEFAULT_TIMEOUT_S: Final = 10.0
 RANGE_BYTES: Final = 1024 * 1024
 CLIENT_NAME: Final = "dtdctl"
+
+MAX_MANIFEST_BYTES: Final = 64 << 20
+MAX_BLOBS: Final = 1 << 20
 
 # Called with the number of bytes received of the file, and its size.
 OnBytes = Callable[[int, int], None]
@@ -47,18 +50,24 @@ def open_resource(
 
     Raises:
         TimeoutError, ConnectionError, RequestRefused, ProtocolError: as `BlockingLink.receive`;
-            also when the answer is not FETCH_INFO.
+            also when the answer is not FETCH_INFO, or there is no end to it.
     """
     link.send(m.FetchOpen(resource=resource))
     blobs: list[m.BlobInfo] = []
-    more, manifest = True, b""
+    more, manifest = True, bytearray()
     while more:
         info, payload = link.receive(timeout_s=timeout_s, silence_s=silence_s)
         if not isinstance(info, m.FetchInfo):
             raise unexpected(info)
         blobs += info.blobs
-        more, manifest = info.more, manifest + bytes(payload)
-    return blobs, manifest
+        manifest += payload
+        more = info.more
+        if len(manifest) > MAX_MANIFEST_BYTES or len(blobs) > MAX_BLOBS:
+            raise ProtocolError(
+                ErrorCode.BAD_PAYLOAD,
+                f"{resource} has over {MAX_MANIFEST_BYTES} bytes of manifest or {MAX_BLOBS} blobs",
+            )
+    return blobs, bytes(manifest)
 
 
 def unexpected(message: m.Message) -> ProtocolError:
@@ -217,7 +226,7 @@ def file_digest(path: Path) -> str:
 
 def _decode_manifest(data: bytes, where: str) -> dict[str, Any]:
     try:
-        manifest = json.loads(data)
+        manifest = read_json(data, max_bytes=MAX_MANIFEST_BYTES)
     except ValueError:
         manifest = None
     if not isinstance(manifest, dict):

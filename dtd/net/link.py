@@ -25,6 +25,7 @@ from dtd.wire.session import (
     Session,
     State,
     error_of,
+    without_words,
 )
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -118,7 +119,8 @@ class Link(Remote, asyncio.BufferedProtocol):
 
     def welcome(self, message: m.Welcome, *, secret: bytes = b"") -> None:
         """Accept the other side's HELLO; with a secret, it must still prove that it has it."""
-        self._write(self.session.welcome(message, secret=secret, private=self.is_private))
+        ends = self.private_ends(opened=False) if secret else b""
+        self._write(self.session.welcome(message, secret=secret, ends=ends))
         if self.session.state is State.OPEN:
             self._opened()
 
@@ -147,8 +149,15 @@ class Link(Remote, asyncio.BufferedProtocol):
 
     def fail(self, error: ProtocolError) -> None:
         """Send the reason to the other side, and close."""
-        self.send(m.Error(code=error.code, message=error.message, remedy=error.remedy))
+        self._refuse(error)
         self.close(error)
+
+    def _refuse(self, error: ProtocolError) -> None:
+        self.send(m.Error(code=error.code, message=error.message, remedy=error.remedy))
+
+    def _reported(self, error: ProtocolError) -> ProtocolError:
+        """What the handler is told, which reaches the operator: no words of a stranger."""
+        return error if self.session.knows_peer else without_words(error)
 
     def close(self, error: DtdError | None = None) -> None:
         """Close once queued data has been sent, or has not been read for too long."""
@@ -200,8 +209,8 @@ class Link(Remote, asyncio.BufferedProtocol):
             return
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._too_slow)
         if self._hello is not None:
-            private = self.is_private
-            self._write(self.session.hello(self._hello, secret=self._secret, private=private))
+            ends = self.private_ends(opened=True) if self._secret else b""
+            self._write(self.session.hello(self._hello, secret=self._secret, ends=ends))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Memory for the next bytes."""
@@ -268,7 +277,8 @@ class Link(Remote, asyncio.BufferedProtocol):
                 if self.closing:
                     return
         except ProtocolError as error:
-            self.fail(error)
+            self._refuse(error)
+            self.close(self._reported(error))
             return
         if self.session.held:
             assert self._transport is not None
@@ -286,7 +296,7 @@ class Link(Remote, asyncio.BufferedProtocol):
             self._opened()
             self.handler.link_received(self, message, payload)
         elif isinstance(message, m.Error):
-            self.close(error_of(message))
+            self.close(self._reported(error_of(message)))
         else:
             self.close()
 

@@ -6,15 +6,20 @@ Addresses come from the transport, names from certificates, the rest from the ke
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
 import socket
 import struct
+from pathlib import Path
 from typing import Any, Final, cast
 
 from dtd.address import SCHEME, is_loopback
 from dtd.security.identity import Identity, check_role, of_certificate
+from dtd.wire.data_keys import KEY_BYTES, ends_of
 
 IDLE_S: Final = 10
 DEAD_S: Final = 30
+TLS_ENDS: Final = b"tls"
 _RTT_OFFSET_BYTES: Final = 68
 _MICROSECONDS: Final = struct.Struct("=I")
 
@@ -36,6 +41,7 @@ class Remote:
         self.closing = False
         self.is_same_host = False
         self._transport: asyncio.Transport | None = None
+        self._ends: tuple[Any, Any] = (None, None)
 
     def _attach(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
         """The connection is open."""
@@ -49,6 +55,7 @@ class Remote:
             return self._transport
         self.peer = f"{name[0].removeprefix('::ffff:')}:{name[1]}"
         own = transport.get_extra_info("sockname")
+        self._ends = own, name
         self.is_same_host = bool(own) and name[0] == own[0]
         return self._transport
 
@@ -61,7 +68,7 @@ class Remote:
         assert self._transport is not None
         tls = self._transport.get_extra_info("ssl_object")
         if tls is not None:
-            self.identity = of_certificate(tls.getpeercert())
+            self.identity = of_certificate(tls.getpeercert(), tls.getpeercert(binary_form=True))
             check_role(self.identity, role)
 
     def round_trip_s(self) -> float:
@@ -75,10 +82,9 @@ class Remote:
         assert self._transport is not None
         keep_alive(self._transport.get_extra_info("socket"))
 
-    @property
-    def is_private(self) -> bool:
-        """Whether no third party can read or inject data on this connection."""
-        return self.is_encrypted or is_loopback(self.peer_host())
+    def private_ends(self, *, opened: bool) -> bytes:
+        """As `private_ends`, for this connection."""
+        return private_ends(*self._ends, opened=opened, encrypted=self.is_encrypted)
 
     @property
     def is_encrypted(self) -> bool:
@@ -89,6 +95,45 @@ class Remote:
     def peer_host(self) -> str:
         """Address of the other side without the port, or its user on this host."""
         return self.peer if self.peer.startswith(SCHEME) else self.peer.rsplit(":", 1)[0]
+
+
+def private_ends(own: Any, peer: Any, *, opened: bool, encrypted: bool) -> bytes:
+    """What both ends of a connection that no third party can reach call it; empty for others.
+
+    Args:
+        own: this end's address, as the kernel has it.
+        peer: the other end's, likewise.
+        opened: this end has opened the connection.
+        encrypted: it runs over TLS, on which both sides have shown certificates of the cluster.
+    """
+    if encrypted:
+        return TLS_ENDS
+    network = _network()
+    if not network or not all(
+        isinstance(end, tuple) and is_loopback(_host(end)) for end in (own, peer)
+    ):
+        return b""
+    opener, acceptor = (own, peer) if opened else (peer, own)
+    return ends_of(network, opener=_text(opener), acceptor=_text(acceptor))
+
+
+@functools.cache
+def _network() -> bytes:
+    """The running kernel and this process's network namespace; empty if they are not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+        namespace = Path("/proc/self/ns/net").stat().st_ino
+    except OSError:
+        return b""
+    return hashlib.blake2b(b"%s %d" % (boot, namespace), digest_size=KEY_BYTES).digest()
+
+
+def _host(end: tuple[Any, ...]) -> str:
+    return str(end[0]).removeprefix("::ffff:")
+
+
+def _text(end: tuple[Any, ...]) -> str:
+    return f"{_host(end)}:{end[1]}"
 
 
 def keep_alive(connection: Any) -> None:

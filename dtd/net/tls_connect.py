@@ -34,7 +34,8 @@ def tls_connect(
             raise
         try:
             if peer_role:
-                check_role(of_certificate(made.getpeercert()), peer_role)
+                shown = of_certificate(made.getpeercert(), made.getpeercert(binary_form=True))
+                check_role(shown, peer_role)
         except BaseException:
             made.close()
             raise

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from dtd.errors import TaskError
-from dtd.packages.limits import MAX_CONTENT_BYTES, MAX_FILES, MIB
+from dtd.packages.limits import MAX_CONTENT_BYTES, MAX_FILES, MIB, layout_fault
 from dtd.packages.source import Source
 
 
@@ -68,6 +68,12 @@ def _check_sizes(source: Source, files: Sequence[PackageFile]) -> None:
     sizes = [(file.path.stat().st_size, file.name) for file in files]
     total_bytes = sum(size for size, _ in sizes)
     if len(files) <= MAX_FILES and total_bytes <= MAX_CONTENT_BYTES:
+        fault = layout_fault(tuple(file.name.split("/")) for file in files)
+        if fault:
+            raise TaskError(
+                f"package {source.name} in {source.path} cannot be shipped: {fault}",
+                remedy="install it on the workers and submit with --no-ship",
+            )
         return
     largest_bytes, largest = max(sizes)
     raise TaskError(

@@ -20,12 +20,18 @@ from dtd.packages.limits import (
     MAX_ARCHIVE_BYTES,
     MAX_CONTENT_BYTES,
     MAX_FILES,
+    MAX_FOLDERS,
     MAX_KEPT,
     checked_digest,
+    layout_fault,
     short,
 )
 
 _FILE_TYPES: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_TAR_ERRORS: Final = (
+    *(tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, EOFError),
+    RecursionError,  # of headers that announce headers
+)
 _NAME_CHARACTERS: Final = 512
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
@@ -88,9 +94,9 @@ def _members(content: bytes | bytearray) -> list[tuple[tuple[str, ...], bytes]]:
     left_bytes = MAX_CONTENT_BYTES
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
-            for member in tar:
+            for number, member in enumerate(tar):
                 left_bytes -= _checked_size(member)
-                if left_bytes < 0 or len(found) >= MAX_FILES:
+                if left_bytes < 0 or len(found) >= MAX_FILES or number >= MAX_FILES + MAX_FOLDERS:
                     raise _unfit("it holds more than a package may")
                 name = _checked_name(member.name)
                 if member.type in _FILE_TYPES:
@@ -99,8 +105,11 @@ def _members(content: bytes | bytearray) -> list[tuple[tuple[str, ...], bytes]]:
                     found.append((name, body.read()))
     except TaskError:
         raise
-    except (tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, EOFError) as error:
+    except _TAR_ERRORS as error:
         raise _unfit(f"it is not an archive: {error}") from None
+    fault = layout_fault(name for name, _body in found)
+    if fault:
+        raise _unfit(fault)
     return found
 
 

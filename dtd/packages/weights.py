@@ -7,17 +7,17 @@ is found out by the workers.  Blocking.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dtd.errors import TaskError, UsageError
+from dtd.json_reader import read_json
 from dtd.packages.limits import MAX_WEIGHTS_BYTES, MIB, short
 
 ENDING: Final = ".safetensors"
 _LENGTH_BYTES: Final = 8
-_MAX_HEADER_BYTES: Final = 100 * MIB
+_MAX_HEADER_BYTES: Final = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def _check_header(path: Path, size_bytes: int) -> None:
         sound = 0 < length_bytes <= min(_MAX_HEADER_BYTES, size_bytes - _LENGTH_BYTES)
         header = file.read(length_bytes) if sound else b""
     try:
-        sound = isinstance(json.loads(header), dict)
+        sound = isinstance(read_json(header, max_bytes=_MAX_HEADER_BYTES), dict)
     except ValueError:
         sound = False
     if not sound:

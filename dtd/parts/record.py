@@ -18,6 +18,7 @@ from typing import Any, Final
 from dtd.core.engine.shards import ShardSet
 from dtd.errors import CheckpointError, ProtocolError
 from dtd.parts.tensor_file import ITEM_BYTES, TensorInfo, checked_shape, checked_size
+from dtd.shown import shown
 
 MAX_TENSOR_RANGES: Final = 1024
 """Most ranges of one tensor in a part: far more than a rank's shards cut out of a bucket."""
@@ -103,7 +104,7 @@ class Part:
             if sum(len(one.ranges) for one in part.tensors.values()) > MAX_RANGES:
                 raise ValueError(f"its tensors have more than {MAX_RANGES} ranges")
             if content.keys() != {"shards", "mirrors", "tensors"}:
-                raise ValueError(f"it has {', '.join(content)}")
+                raise ValueError("it has other entries than a part")
         except ProtocolError as error:
             raise CheckpointError(f"the part of a checkpoint is broken: {error.message}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -130,9 +131,10 @@ class Part:
 
 def _tensor(name: str, content: Mapping[str, Any]) -> HeldTensor:
     if content.keys() != {"dtype", "shape", "ranges"} or content["dtype"] not in ITEM_BYTES:
-        raise ValueError(f"{name} is {content}")
+        raise ValueError(f"{shown(name)} is no description of a tensor")
     if len(content["ranges"]) > MAX_TENSOR_RANGES:
-        raise ValueError(f"{name} has {len(content['ranges'])} ranges: over {MAX_TENSOR_RANGES}")
+        count = len(content["ranges"])
+        raise ValueError(f"{shown(name)} has {count} ranges: over {MAX_TENSOR_RANGES}")
     ranges = tuple((checked_size(start), checked_size(stop)) for start, stop in content["ranges"])
     tensor = HeldTensor(
         dtype=content["dtype"], shape=checked_shape(content["shape"]), ranges=ranges
@@ -144,5 +146,5 @@ def _tensor(name: str, content: Mapping[str, Any]) -> HeldTensor:
         or any(before > after for before, after in pairwise(bounds))
         or bounds[-1:] > [tensor.elements]
     ):
-        raise ValueError(f"{name} of {tensor.elements} elements has the ranges {ranges}")
+        raise ValueError(f"{shown(name)}: its ranges do not ascend within its elements")
     return tensor

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from dtd.errors import CheckpointError
+from dtd.json_reader import read_json
+from dtd.shown import shown
 
 MODEL_FILE: Final = "model.safetensors"
 AVERAGES_FILE: Final = "ema.safetensors"
@@ -34,7 +36,10 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
 
 _ALIGNMENT: Final = 8
 _LENGTH_BYTES: Final = 8
-_MAX_HEADER_BYTES: Final = 64 << 20
+_MAX_HEADER_BYTES: Final = 16 << 20
+_MAX_DIMENSIONS: Final = 64
+"""As many as torch can compute with; the product of a shape costs the square of its length."""
+_MOST: Final = 2**63 - 1
 _PREFIXES: Final = (("model.", MODEL_FILE), ("ema.", AVERAGES_FILE))
 
 
@@ -105,7 +110,7 @@ class TensorFile:
             raise self._unreadable(error) from error
         try:
             self.tensors, self._starts = self._read_header()
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             self.close()
             raise CheckpointError(f"{path} is not a file of tensors: {error}") from error
         except BaseException:
@@ -145,7 +150,7 @@ class TensorFile:
             header_bytes = int.from_bytes(self._file.read(_LENGTH_BYTES), "little")
             if not 0 < header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
                 raise ValueError(f"its header would have {header_bytes} bytes")
-            header = json.loads(self._file.read(header_bytes))
+            header = read_json(self._file.read(header_bytes), max_bytes=_MAX_HEADER_BYTES)
         except OSError as error:
             raise self._unreadable(error) from error
         first = _LENGTH_BYTES + header_bytes
@@ -167,11 +172,11 @@ def _decoded(name: str, entry: Mapping[str, Any], content_bytes: int) -> tuple[T
     """A tensor, and where it begins among the file's contents; ValueError: it is no tensor."""
     shape = checked_shape(entry["shape"])
     if entry["dtype"] not in ITEM_BYTES:
-        raise ValueError(f"{name} has the element type {entry['dtype']}")
+        raise ValueError(f"{shown(name)} has the element type {shown(entry['dtype'])}")
     info = TensorInfo(name=name, dtype=entry["dtype"], shape=shape)
     start, stop = (checked_size(offset) for offset in entry["data_offsets"])
     if stop - start != info.size_bytes or stop > content_bytes:
-        raise ValueError(f"{name} lies from byte {start} to {stop}")
+        raise ValueError(f"{shown(name)} lies from byte {start} to {stop}")
     return info, start
 
 
@@ -182,7 +187,9 @@ def checked_shape(sizes: Any) -> tuple[int, ...]:
         ValueError: it is not one.
     """
     if not isinstance(sizes, list):
-        raise ValueError(f"{sizes!r} is no shape")  # noqa: TRY004 - the caller's one error
+        raise ValueError(f"{shown(sizes)} is no shape")  # noqa: TRY004 - the caller's one error
+    if len(sizes) > _MAX_DIMENSIONS:
+        raise ValueError(f"a shape has {len(sizes)} dimensions, more than {_MAX_DIMENSIONS}")
     return tuple(checked_size(size) for size in sizes)
 
 
@@ -192,6 +199,6 @@ def checked_size(size: Any) -> int:
     Raises:
         ValueError: it is not one.
     """
-    if type(size) is not int or size < 0:
-        raise ValueError(f"{size!r} is no size")
+    if type(size) is not int or not 0 <= size <= _MOST:
+        raise ValueError(f"{shown(size)} is no size")
     return size

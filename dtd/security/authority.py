@@ -212,6 +212,7 @@ class Authority:
                 key=certificates.key_sha256(key),
                 signer=self.signers.of_members.sha256,
                 knows=knows,
+                fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
             )
         )
         return certificates.certificate_pem(certificate)

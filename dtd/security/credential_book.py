@@ -54,6 +54,7 @@ class IssuedRecord:
         key: SHA-256 of its public key.
         signer: SHA-256 of the authority that has signed it.
         knows: SHA-256 of the authorities that its holder got to know with it.
+        fingerprint: SHA-256 of the certificate; empty: an earlier release has issued it.
     """
 
     serial: str
@@ -67,11 +68,20 @@ class IssuedRecord:
     key: str = ""
     signer: str = ""
     knows: str = ""
+    fingerprint: str = ""
 
     @property
     def id(self) -> str:
         """The credential's."""
         return self.credential or self.serial
+
+    def is_of(self, who: Holder) -> bool:
+        """Whether it is this very certificate; the authority's key can sign any serial again."""
+        return self.names(who) and self.fingerprint in ("", who.fingerprint)
+
+    def names(self, who: Holder) -> bool:
+        """Whether it is of this holder's credential, role and name."""
+        return (self.id, self.role, self.name) == (who.credential, who.role, who.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +99,21 @@ class Holder(Protocol):
     @property
     def serial(self) -> str:
         """Of the certificate; empty without one."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the certificate."""
+        ...
+
+    @property
+    def role(self) -> str:
+        """The role that it states."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name that it states."""
         ...
 
     @property
@@ -141,7 +166,8 @@ class CredentialBook:
             return f"the credential of {who} is revoked", REVOKED_REMEDY
         if who.expires_s <= now_s:
             return f"the credential of {who} has expired and was not renewed", ENDED_REMEDY
-        if who.serial not in self._issued and not self._renewed_after_backup(who):
+        record = self._issued.get(who.serial)
+        if not (record.is_of(who) if record is not None else self._renewed_after_backup(who)):
             why = f"the certificate {who.serial} of {who} was not issued by this coordinator"
             return why, UNKNOWN_REMEDY
         return "", ""
@@ -152,7 +178,7 @@ class CredentialBook:
 
     def _renewed_after_backup(self, who: Holder) -> bool:
         """Whether a certificate renews a known credential, and was made after the backup."""
-        known = [one for one in self._all() if one.id == who.credential]
+        known = [one for one in self._all() if one.names(who)]
         if not known or who.issued_s >= self._restored_s:
             return False
         self._issued[who.serial] = replace(
@@ -163,6 +189,7 @@ class CredentialBook:
             expires_s=who.expires_s,
             key="",
             knows="",
+            fingerprint=who.fingerprint,
         )
         return True
 

@@ -9,6 +9,7 @@ is genuine was checked by TLS before.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class Identity:
         credential: the serial of the credential's first certificate; renewed ones keep it.
         issued_s: Unix time from which the certificate counts; 0 without one.
         expires_s: Unix time at which it ends; 0 without one.
+        fingerprint: SHA-256 of the certificate, in hexadecimal; empty without one.
     """
 
     role: str
@@ -67,6 +69,7 @@ class Identity:
     credential: str = ""
     issued_s: float = 0.0
     expires_s: float = 0.0
+    fingerprint: str = ""
     uid: int | None = None
 
     @property
@@ -103,16 +106,17 @@ def credential_uri(cluster: str, credential: str) -> str:
     return f"dtd://{cluster}/credential/{credential}"
 
 
-def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
+def of_certificate(certificate: Mapping[str, Any] | None, der: bytes | None) -> Identity:
     """The holder of a certificate that TLS has verified.
 
     Args:
         certificate: as `ssl.SSLSocket.getpeercert()` gives it; empty or None without one.
+        der: its bytes, as `getpeercert(binary_form=True)` gives them.
 
     Raises:
         ProtocolError: REFUSED, it names nobody or several.
     """
-    if not certificate:
+    if not certificate or der is None:
         return NO_CERTIFICATE
     uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
     found = [match for match in map(_URI.fullmatch, uris) if match is not None]
@@ -140,6 +144,7 @@ def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
         credential=first[0] if first else serial,
         issued_s=float(ssl.cert_time_to_seconds(certificate["notBefore"])),
         expires_s=float(ssl.cert_time_to_seconds(certificate["notAfter"])),
+        fingerprint=hashlib.sha256(der).hexdigest(),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 KEY_BYTES: Final = 32
 SESSION_KEY_BYTES: Final = 16
+ENDS_BYTES: Final = 16
 
 OPENER: Final = "opener"
 ACCEPTOR: Final = "acceptor"
@@ -67,6 +68,19 @@ def session_key(
     """
     derived = _derive(secret, f"session {sender}", hello, hello_nonce, welcome_nonce)
     return derived[:SESSION_KEY_BYTES]
+
+
+def ends_of(network: bytes, *, opener: str, acceptor: str) -> bytes:
+    """What both sides of one loopback connection compute alike, and those of two do not: 16 bytes.
+
+    A proxy that ends on loopback on both sides makes two connections.
+
+    Args:
+        network: identifies the running kernel and its network namespace, 32 bytes.
+        opener: the opener's "HOST:PORT", as this side's kernel has it.
+        acceptor: the acceptor's, likewise.
+    """
+    return _derive(network, "ends", opener, acceptor)[:ENDS_BYTES]
 
 
 def _derive(key: bytes, use: str, *fields: bytes | str | int) -> bytes:

@@ -58,7 +58,11 @@ class KeyedTag:
         return self._cipher.encrypt(nonce, head, payload)[-TAG_BYTES:]
 
     def _salted(self, head: bytes, payload: bytes | memoryview) -> bytes:
-        """XXH3 over a salt that is known only to the two sides and that counts the frames."""
+        """XXH3 over a salt that is known only to the two sides and that counts the frames.
+
+        It detects damage, loss and confusion of frames, and stops no attacker: XXH3 is no MAC, and
+        whoever can change a frame can do so without knowing the salt.
+        """
         self._number += 1
         head = (self._salt + self._number).to_bytes(_SALT_BYTES) + head
         if not payload:

@@ -94,6 +94,9 @@ class Session:
         state: its state.
         max_payload_bytes: the largest payload that the other side accepts; known once its HELLO or
             WELCOME has arrived.
+        knows_peer: what arrives is from an authenticated peer; until then anybody may have sent it.
+            (Both sides of a control connection check the other one before they send HELLO or
+            WELCOME.)
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Session:
         self.role = role
         self.state = State.AWAIT_WELCOME if self.opened else State.AWAIT_HELLO
         self.max_payload_bytes = DEFAULT_MAX_PAYLOAD_BYTES
+        self.knows_peer = False
         self._accepts = accepts
         self._random_bytes = random_bytes
         self._owner_place = place
@@ -123,25 +127,29 @@ class Session:
 
     # --- sending -----------------------------------------------------------------------------
 
-    def hello(self, message: m.Hello, *, secret: bytes = b"", private: bool = False) -> bytes:
+    def hello(self, message: m.Hello, *, secret: bytes = b"", ends: bytes = b"") -> bytes:
         """The first bytes of the opening side.
 
         Args:
-            message: the HELLO; on a data connection a nonce and the weakest allowed tag are added.
+            message: the HELLO; on a data connection a nonce, the weakest allowed tag and the ends
+                are added.
             secret: on a data connection, the shared secret.
-            private: no third party can reach the channel of the connection.
+            ends: names this channel, which no third party can reach, as the other side does; empty:
+                somebody else may be between the sides.
         """
         assert self.state is State.AWAIT_WELCOME
         self._decoder.max_payload_bytes = message.max_payload_bytes
+        self.knows_peer = not secret
         if secret:
             nonce = self._random_bytes(NONCE_BYTES)
-            message = dataclasses.replace(message, nonce=nonce, tag=_least_tag(private=private))
+            tag = FLAG_XXH3 if ends else FLAG_GCM
+            message = dataclasses.replace(message, nonce=nonce, tag=tag, ends=ends)
             self._secret = secret
             self._decoder.tag = UNDECIDED
         self._hello, self._hello_header = message, m.encode_header(message)
         return frame_bytes(self._hello_header, b"", self._tag)
 
-    def welcome(self, message: m.Welcome, *, secret: bytes = b"", private: bool = False) -> bytes:
+    def welcome(self, message: m.Welcome, *, secret: bytes = b"", ends: bytes = b"") -> bytes:
         """The bytes with which the accepting side admits the other one.
 
         Empty when the connection has ended meanwhile.  Arguments as for `hello`.
@@ -152,9 +160,11 @@ class Session:
         assert self._hello is not None
         self._decoder.max_payload_bytes = message.max_payload_bytes
         self.state = State.OPEN
-        if self.role in DATA_ROLES:
+        self.knows_peer = self.role not in DATA_ROLES
+        if not self.knows_peer:
             self.state = State.AWAIT_PROVE
-            tag = max(self._hello.tag, _least_tag(private=private))
+            is_private = ends and ends == self._hello.ends
+            tag = max(self._hello.tag, FLAG_XXH3 if is_private else FLAG_GCM)
             message = dataclasses.replace(message, nonce=self._random_bytes(NONCE_BYTES), tag=tag)
             self._decoder.tag, self._tag = self._tags(secret, message)
         return frame_bytes(m.encode_header(message), b"", self._tag)
@@ -294,9 +304,12 @@ class Session:
         elif isinstance(message, m.Welcome):
             self._limit(message.max_payload_bytes)
             self.state = State.OPEN
+            self.knows_peer = True
             self._owes_proof = bool(self._secret)
         else:
-            self.state = State.OPEN if isinstance(message, m.Prove) else State.CLOSED
+            is_proof = isinstance(message, m.Prove)
+            self.knows_peer = self.knows_peer or is_proof
+            self.state = State.OPEN if is_proof else State.CLOSED
 
     def _numbers_from_peer(self) -> frozenset[int]:
         """Numbers of the messages that the other side may send in OPEN, once the role is known."""
@@ -364,11 +377,17 @@ class Session:
 def error_of(error: m.Error) -> ProtocolError:
     """The other side's ERROR as an error of this side.
 
-    The sender may be unauthenticated, and the text goes into logs, status lines and error messages
-    of this side: so it is one bounded text without any further meaning.
+    The text goes into logs, status lines and error messages of this side: so it is one bounded text
+    without any further meaning.
     """
     code = ErrorCode(error.code) if error.code in _ERROR_CODES else ErrorCode.INTERNAL
     return ProtocolError(code, _said(error.message), remedy=_said(error.remedy))
+
+
+def without_words(error: ProtocolError) -> ProtocolError:
+    """An error of a handshake for reports to operators: anybody may have caused or worded it."""
+    remedy = _REMEDY if error.code is ErrorCode.BAD_VERSION else ""
+    return ProtocolError(error.code, f"the handshake failed: {error.code.name}", remedy=remedy)
 
 
 def answer_of(error: m.Error) -> DtdError:
@@ -384,10 +403,6 @@ def answer_of(error: m.Error) -> DtdError:
 
 def _said(text: str) -> str:
     return escaped(text[:MAX_ERROR_CHARACTERS])
-
-
-def _least_tag(*, private: bool) -> int:
-    return FLAG_XXH3 if private else FLAG_GCM
 
 
 def _name(message: m.Message) -> str:

@@ -25,6 +25,7 @@ from dtd import __version__
 from dtd.address import Address
 from dtd.config import WorkerConfig
 from dtd.errors import DtdError, RequestRefused
+from dtd.json_reader import read_json
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.net.fetch_client import open_resource
@@ -251,7 +252,7 @@ async def _end_of(stream: asyncio.StreamReader, most_bytes: int) -> bytes:
 
 def _read_answer(out: bytes, err: bytes, name: str) -> dict[str, Any]:
     try:
-        figures = json.loads(out) if len(out) <= MAX_ANSWER_BYTES else None
+        figures = read_json(out, max_bytes=MAX_ANSWER_BYTES)
     except ValueError:
         figures = None
     if not isinstance(figures, dict):

@@ -29,6 +29,7 @@ from dtd.core.models.pinning import MOST_OF_A_WORKER
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.holders.fetching import fetch_model, fetch_parts, fetch_whole, merge_parts
+from dtd.json_reader import read_json
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import file_digest
 from dtd.net.resource import Resource, file_blob
@@ -277,7 +278,8 @@ def _recorded(path: Path) -> tuple[m.ModelFile, ...]:
     """
     try:
         with (path / RECORD).open("rb") as file:
-            files = json.loads(file.read(_MAX_RECORD_BYTES))["files"]
+            record = file.read(_MAX_RECORD_BYTES)
+        files = read_json(record, max_bytes=_MAX_RECORD_BYTES)["files"]
         return tuple(
             m.ModelFile(
                 name=name,

@@ -57,7 +57,7 @@ def samples() -> list[Diagnostic]:
         diagnostics.versions_differ(
             "NAME", "HOST", "0.2.0", coordinator_host="HOST2", ours="0.1.0"
         ),
-        diagnostics.protocol_differs("HOST", "NAME speaks protocol 2..2 (dtd 0.2.0), this side 1"),
+        diagnostics.protocol_differs("HOST"),
         diagnostics.unfit(
             "NAME",
             "HOST",

@@ -46,8 +46,8 @@ _TASK: Final = """\
 
 Keyword arguments of the task: `depth = 3` becomes `depth=3` in the call of the class or function
 that `job.task` names. Values are booleans, 64-bit integers, finite numbers, strings, arrays and
-tables, at most eight levels deep; dates are written as strings. The task itself determines which
-arguments exist, when a worker builds it.
+tables, at most eight levels deep and 4096 in all; dates are written as strings. The task itself
+determines which arguments exist, when a worker builds it.
 """
 
 _SETTINGS_INTRODUCTION: Final = f"""\

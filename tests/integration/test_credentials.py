@@ -155,11 +155,16 @@ def test_a_living_name_is_not_given_twice(coordinator: Coordinator) -> None:
     coordinator.register(successor, "host9-cpu").close()
 
 
-def test_a_certificate_that_was_not_issued_here_does_not_count(coordinator: Coordinator) -> None:
+@pytest.mark.parametrize("is_of_an_issued_one", [False, True])
+def test_a_certificate_that_was_not_issued_here_does_not_count(
+    coordinator: Coordinator, is_of_an_issued_one: bool
+) -> None:
     """Signed with the authority's key, from a copy of its directory, say."""
     authority = Authority(coordinator.state / "pki")
     key = certificates.new_key()
     serial = x509.random_serial_number()
+    if is_of_an_issued_one:
+        serial = int(coordinator.join("honest").serial, 16)
     made = certificates.member_certificate(
         authority.signers.current.certificate,
         authority.signers.current.key,

@@ -294,7 +294,7 @@ def test_a_wrong_token(secure, tmp_path):
     with pytest.raises(RequestRefused) as caught:
         join(token, name="h", path=tmp_path / "c")
     assert "token" in caught.value.message
-    secure.await_diagnostic("turned-away", "127.0.0.1 was rejected: joining: the token")
+    secure.await_diagnostic("turned-away", "127.0.0.1 was rejected: it asked to join")
 
 
 def test_no_credential(secure):
@@ -375,8 +375,7 @@ def test_another_protocol(plain):
     with call(plain.address, START_S) as caller:
         caller.sendall(m.message_bytes(hello))
         caller.recv(4096)
-    words = f"w speaks protocol {PROTOCOL_VERSION + 1}..{PROTOCOL_VERSION + 1} (dtd 9.9.0)"
-    diagnostic = plain.await_diagnostic("protocol", words)
+    diagnostic = plain.await_diagnostic("protocol", "it uses another version of the protocol")
     assert diagnostic["remedy"].startswith("install the same dtd version there as on")
 
 

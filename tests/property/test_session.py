@@ -57,9 +57,11 @@ def streams(draw: st.DrawFn) -> tuple[m.Role, bytes]:
     secret = SECRET if role in DATA_ROLES else b""
     opener = Session(role=role, random_bytes=bytes)
     acceptor = Session(accepts=frozenset(m.Role), random_bytes=bytes)
-    stream = opener.hello(hello(role, "w"), secret=secret, private=draw(st.booleans()))
+    stream = opener.hello(
+        hello(role, "w"), secret=secret, ends=draw(st.sampled_from([b"", b"ends"]))
+    )
     list(acceptor.feed(stream))
-    list(opener.feed(acceptor.welcome(welcome("c"), secret=secret)))
+    list(opener.feed(acceptor.welcome(welcome("c"), secret=secret, ends=b"ends")))
     stream += opener.data_to_send()
     chosen = draw(st.lists(st.sampled_from(SAID[role] + ENDS), max_size=6))
     for message, payload_bytes in chosen:

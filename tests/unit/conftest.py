@@ -139,7 +139,6 @@ class ScriptedServer:
         said = session.welcome(
             welcome("scripted", max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES),
             secret=self.secret,
-            private=True,
         )
         self.tag = session.tag
         return said

@@ -69,10 +69,10 @@ def _said(sender: Session, line: Line) -> bytes:
     """The bytes of a line, with nonces and keys of this run where the connection has them."""
     if isinstance(line.message, m.Hello):
         secret = SECRET if line.message.role in DATA_ROLES else b""
-        return sender.hello(line.message, secret=secret, private=True)
+        return sender.hello(line.message, secret=secret)
     if isinstance(line.message, m.Welcome):
         secret = SECRET if sender.role in DATA_ROLES else b""
-        return sender.welcome(line.message, secret=secret, private=True)
+        return sender.welcome(line.message, secret=secret)
     if isinstance(line.message, m.Prove):
         return sender.data_to_send()
     return b"".join(sender.encode(line.message, line.payload))

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+import dtd.job.sweep as sweep_module
 from dtd.errors import JobSpecError
+from dtd.job.parse import from_mapping
 from dtd.job.sweep import MAX_SETTINGS, SweepSpec, read_sweep, stored_sweep
+from dtd.job.tables import JobSpec
 
 BASE = {"job": {"name": "d", "task": "digits", "epochs": 1, "global_batch_size": 64}}
 RANGE = {"low": 0.001, "high": 1.0, "log": True}
@@ -88,12 +91,66 @@ def test_what_was_valid_once_is_read_although_it_is_not_any_more() -> None:
         ({"optimizer.lr": {"choices": []}}, "choices must be a list"),
         ({"optimizer.lr": {"choices": [[1]]}}, "choices must be a list"),
         ({"optimizer.lr": {"low": -1.0, "high": 1.0}}, "-1.0 makes no valid job"),
+        ({"optimizer.lr": {"low": 0.0, "high": 1.0, "step": 5e-324}}, "step gives more than"),
+        ({"optimizer.lr": {"low": -1.7e308, "high": 1.7e308}}, "too far apart"),
+        ({"optimizer.lr": {"low": 0, "high": 10**400}}, "low and high"),
+        ({"task.a.b": {"choices": [1]}, "task.a": {"choices": [1]}}, 'cannot vary beside "task.a"'),
         ({}, "at least one setting"),
         ({f"task.a{n}": RANGE for n in range(MAX_SETTINGS + 1)}, "at most 32 settings"),
     ],
 )
 def test_a_wrong_setting_is_named(space: Any, said: str) -> None:
     assert said in problems(space)
+
+
+def test_each_value_is_checked_for_what_it_changes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = []
+
+    def counted(mapping: object, *, source: str) -> JobSpec:
+        whole.append(source)
+        return from_mapping(mapping, source=source)
+
+    monkeypatch.setattr(sweep_module, "from_mapping", counted)
+    space: dict[str, Any] = {
+        f"task.a{n}": {"choices": list(range(64))} for n in range(MAX_SETTINGS - 1)
+    }
+    space["optimizer.lr"] = {"choices": [1 / (1 + n) for n in range(64)]}
+    base = {**BASE, "task": {f"b{n}": list(range(8)) for n in range(400)}}
+    assert read(space, base=base).base["task"] == base["task"]
+    assert len(whole) == 2  # the job alone, and as a trial
+
+
+def test_values_are_checked_with_the_fields_they_conflict_with() -> None:
+    momentum = {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}}
+    space = {"optimizer.momentum": {"choices": [0.5, 0.0]}}
+    said = problems(space, base={**BASE, **momentum})
+    assert "0.0 makes no valid job: [optimizer] nesterov: needs momentum above 0" in said
+    steps = {"job.steps": {"choices": [2]}}
+    local = {"strategy": {"name": "local_sgd", "inner_steps": 4}}
+    assert "2 makes no valid job: [strategy] inner_steps" in problems(steps, base={**BASE, **local})
+    inside = {"task.a.b": {"choices": [1]}}
+    said = problems(inside, base={**BASE, "task": {"a": 5}})
+    assert "1 makes no valid job: [task] a: is no table, but 5" in said
+    assert "must be a name" in problems({"task.0": {"choices": [1]}})
+    assert read({"task.a.b": {"choices": [1]}}, base={**BASE, "task": {"a": {"c": 1}}})
+
+
+def test_sizes_are_bounded_before_anything_is_compared() -> None:
+    many = {f"k{n}": 1 for n in range(4000)}
+    assert "[base] [task]: has more than 4096 values" in problems(
+        base={**BASE, "task": {**many, "list": [[0] * 100]}}
+    )
+    assert read(base={**BASE, "task": many})
+    said = problems(base={**BASE, "optimizer": many})
+    assert said == "[base] [optimizer]: has 4000 keys; the limit is 64"
+    assert problems(**many) == "[sweep]: has 4001 keys; the limit is 64"
+    assert len(problems(base={**BASE, **many}).splitlines()) == 64
+    with pytest.raises(JobSpecError, match="has 4000 keys; the limit is 64"):
+        read_sweep(many, source="S")
+    deep: dict[str, Any] = {"choices": [1]}
+    for _ in range(2000):
+        deep = {"a": deep}
+    assert "[space]" in problems({"task": deep})
 
 
 def test_all_problems_are_told_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -112,7 +113,8 @@ class Commands:
         return self._kill_or_drain(order)
 
     async def _submit(self, request: m.SubmitJob) -> dict[str, Any]:
-        spec = job.from_mapping(request.spec, source="submitted job")
+        read = functools.partial(job.from_mapping, request.spec, source="submitted job")
+        spec = await asyncio.get_running_loop().run_in_executor(None, read)
         self._can_encrypt(spec)
         await self._coordinator.packages.check(request.package)
         await self._coordinator.weights.check(request.weights)

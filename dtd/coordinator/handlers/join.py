@@ -40,6 +40,13 @@ ENROLMENTS_PER_S: Final = 5.0
 ENROLMENTS_AT_ONCE: Final = 64.0
 """Of one address; many hosts may join at the same moment, and from behind one router."""
 
+SHOWN: Final = "it asked to join, and was refused"
+SHOWN_REMEDY: Final = (
+    "it was told the reason, and so was the coordinator's log (`connection_refused`); a new token:"
+    " `dtdctl token create`"
+)
+"""For `dtdctl status`, which repeats nothing that a stranger has asked for."""
+
 MAX_QUESTIONS: Final = 4
 """On one connection; whoever joins asks one."""
 
@@ -138,7 +145,8 @@ class JoinHandler:
                 link, request, lambda: self._admit(authority, request), told=_told
             )
         except DtdError as error:
-            self._port.note_refusal(link.peer_host(), f"joining: {error.message}", error.remedy)
+            why = f"joining: {error.message}"
+            self._port.note_refusal(link.peer_host(), why, SHOWN_REMEDY, shown=SHOWN)
             link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
             return
         except (OSError, sqlite3.Error) as error:

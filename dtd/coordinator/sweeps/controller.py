@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,7 @@ class Sweeps:
     async def _take_up(self, row: Mapping[str, Any]) -> None:
         name, tables = name_of(row["number"]), self._host.store.sweeps
         try:
-            spec = read_sweep(row["spec"], source=name)
+            spec = await _checked(row["spec"], name)
         except JobSpecError as error:  # an earlier release has written it
             why = f"this release does not accept it: {'; '.join(error.problems)}"
             await self._host.in_store(tables.change, row["number"], "failed", why)
@@ -158,12 +159,12 @@ class Sweeps:
             JobSpecError: the sweep is not valid.
             RequestRefused: too many have not ended, or Optuna is not installed.
         """
-        spec = read_sweep(request.spec, source="sweep")
         if len(self._runs) >= MAX_OPEN_SWEEPS:
             raise RequestRefused(
                 f"{MAX_OPEN_SWEEPS} sweeps have not ended",
                 remedy="wait for one, or cancel one: dtdctl sweep list",
             )
+        spec = await _checked(request.spec, "sweep")
         await asyncio.get_running_loop().run_in_executor(None, optuna_module)
         tables = self._host.store.sweeps
         number = await self._host.in_store(tables.begin, spec.to_mapping(), request.package)
@@ -337,7 +338,7 @@ class Sweeps:
     async def _submit_trial(self, run: _Run, trial: Trial) -> None:
         name = self._trial_name(run, trial.number)
         try:
-            settings = run.spec.job_of(name, trial.params)
+            settings = await run.asked(run.spec.job_of, name, trial.params)
             request = m.SubmitJob(spec=to_mapping(settings), package=run.package)
             job_id = str((await self._submit(request))["job"])
         except DtdError as error:
@@ -428,6 +429,12 @@ class Sweeps:
 def name_of(number: int) -> str:
     """A sweep's id."""
     return f"sweep-{number}"
+
+
+async def _checked(mapping: object, source: str) -> SweepSpec:
+    """A valid sweep, checked in a thread; raises JobSpecError."""
+    read = functools.partial(read_sweep, mapping, source=source)
+    return await asyncio.get_running_loop().run_in_executor(None, read)
 
 
 async def _importance_of(known: _Known, trials: Sequence[Trial]) -> dict[str, float]:

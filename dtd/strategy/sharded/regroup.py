@@ -26,6 +26,7 @@ from dtd.core.engine.shard_digests import Shared
 from dtd.core.engine.shards import ShardSet, united
 from dtd.core.ring.chunks import Operation
 from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing, UnreadableWord
+from dtd.json_reader import read_json
 from dtd.strategy.sharded.pieces import Column
 from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import bucket_memory
@@ -35,6 +36,7 @@ BATCH_BYTES: Final = 64 << 20
 """Most bytes that travel at once: each rank has a buffer for them, whatever it takes of them."""
 
 _DIGEST_BYTES: Final = 16
+_MAX_SHARDS_BYTES: Final = 64 * 1024
 
 
 class RegroupRing(Protocol):
@@ -210,7 +212,7 @@ def _read(words: Sequence[bytes]) -> list[ShardSet]:
 
 def _shards(word: bytes) -> ShardSet:
     try:
-        numbers = json.loads(word[_DIGEST_BYTES:])
+        numbers = read_json(word[_DIGEST_BYTES:], max_bytes=_MAX_SHARDS_BYTES)
     except ValueError as error:
         raise ProtocolError(ErrorCode.BAD_PAYLOAD, f"held shards: {error}") from error
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dtd.core.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
+from dtd.parts.tensor_file import checked_shape
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.record import GotOn, StateImage, nobody
 from dtd.train.state.canonical import canonical_json
@@ -64,15 +65,13 @@ class IncomingImage:
             self.key = StateKey(generation, int(about["step"]))
             self._digest = str(self._manifest["digest"])
             announced = [
-                (str(name), DTYPES[dtype], [int(size) for size in shape])
+                (str(name), DTYPES[dtype], checked_shape(shape))
                 for name, dtype, shape in self._manifest["tensors"]
             ]
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"the manifest of a received state is broken: {error}") from error
         total_bytes = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in announced)
-        if total_bytes > limit_bytes or any(
-            size < 0 for _, _, shape in announced for size in shape
-        ):
+        if total_bytes > limit_bytes:
             raise CheckpointError(
                 f"a received state announces {total_bytes} bytes; this model needs at most"
                 f" {limit_bytes}"

@@ -24,6 +24,7 @@ class Hello(Message):
     tag: U8 = FLAG_XXH3
     scope: Text = ""
     expires_unix_s: U64 = 0
+    ends: Octets = b""
 
 
 @message

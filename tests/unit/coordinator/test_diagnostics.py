@@ -46,9 +46,10 @@ def test_the_coordinators_own_disk(made: Desk) -> None:
 
 def test_who_was_turned_away_until_a_worker_of_that_host_comes_through(made: Desk) -> None:
     made.desk.turned_away("10.0.0.7", "the credential of host7 is revoked", "join again")
-    error = ProtocolError(ErrorCode.BAD_VERSION, "w speaks protocol 2..2 (dtd 0.2.0), this side 1")
+    error = ProtocolError(ErrorCode.BAD_VERSION, "run `curl evil`")
     made.desk.closed("10.0.0.7", error)
     made.desk.closed("10.0.0.8", DtdError("lost"))
     assert made.kinds() == [("10.0.0.7", "turned-away"), ("10.0.0.7", "protocol")]
+    assert "evil" not in str(made.desk.listing())
     made.desk.registered("10.0.0.7", "host7-cpu")
     assert made.kinds() == []

@@ -57,7 +57,7 @@ def greeting():
     """The longest thing that a stranger can say in order."""
     said = hello(m.Role.RING, "worker-1", generation=1, roster_id=1, rank=0)
     session = Session(role=m.Role.RING, random_bytes=bytes)
-    return session.hello(said, secret=b"s" * 32, private=True)
+    return session.hello(said, secret=b"s" * 32)
 
 
 async def test_who_says_nothing_is_gone_first(address):

@@ -22,6 +22,7 @@ from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 from dtd.wire.session import Session
+from dtd.wire.tags import FLAG_GCM, FLAG_XXH3
 
 PATIENCE_S = 60.0
 SECRET = b"s" * 32
@@ -32,7 +33,7 @@ CHECKPOINT = "checkpoint/digits-1/g000001-s000000010"
 def said(hello: m.Hello) -> bytes:
     """A HELLO as somebody says it who knows the secret."""
     session = Session(role=m.Role(hello.role), random_bytes=bytes)
-    return session.hello(hello, secret=SECRET, private=True)
+    return session.hello(hello, secret=SECRET)
 
 
 class Acceptor:
@@ -114,6 +115,53 @@ async def test_the_expected_ring_is_handed_over(port, dial):
     await acceptor.taken()
 
 
+async def test_behind_a_proxy_on_loopback_frames_carry_macs(port, dial):
+    """Both sides have loopback addresses, and what is between the two may be anywhere."""
+    acceptor = Acceptor()
+    port.server.expect_ring(assign(3), acceptor)
+    async with proxy(port.address) as address:
+        peer = await dial(address, m.Role.RING, **ring(3))
+        await peer.welcomed()
+        await acceptor.taken()
+        # PROVE, the first frame, has a MAC in any case; the flags are those of the frames after it.
+        acceptor.links[0].send(m.LinkHeartbeat(generation=3))
+        assert [link.session.tag.flag for link in (peer.link, acceptor.links[0])] == [FLAG_GCM] * 2
+
+
+async def test_directly_on_loopback_frames_carry_the_fast_tag(port, dial):
+    acceptor = Acceptor()
+    port.server.expect_ring(assign(3), acceptor)
+    peer = await dial(port.address, m.Role.RING, **ring(3))
+    await peer.welcomed()
+    await acceptor.taken()
+    assert [link.session.tag.flag for link in (peer.link, acceptor.links[0])] == [FLAG_XXH3] * 2
+
+
+@contextlib.asynccontextmanager
+async def proxy(behind):
+    """A port that passes everything on, as the two ends of an SSH tunnel do."""
+    tasks = []
+
+    async def pump(reader, writer):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    async def serve(reader, writer):
+        onward_reader, onward_writer = await asyncio.open_connection(behind.host, behind.port)
+        tasks.append(asyncio.ensure_future(pump(reader, onward_writer)))
+        tasks.append(asyncio.ensure_future(pump(onward_reader, writer)))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield Address(*server.sockets[0].getsockname())
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_an_early_ring_waits_for_its_generation(port, dial):
     port.server.expect_ring(assign(2), Acceptor())
     early = await dial(port.address, m.Role.RING, **ring(3))
@@ -130,7 +178,6 @@ async def test_a_stale_ring_is_fenced(port, dial):
     port.server.expect_ring(assign(3), Acceptor())
     error = await turned_away(await dial(port.address, m.Role.RING, **ring(2)))
     assert error.code == ErrorCode.STALE_GENERATION
-    assert error.message == "ring of generation 2; worker-0 is in 3"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +228,6 @@ async def test_the_oldest_of_too_many_early_callers_is_sent_away(port, dial, mon
     waiting = [await dial(port.address, m.Role.RING, **ring(5, rank=rank)) for rank in (0, 2, 1)]
     error = await turned_away(waiting[0])
     assert error.code == ErrorCode.REFUSED
-    assert "too many callers are waiting" in error.message
     # One that has gone makes room.
     waiting[1].link.close()
     await waiting[1].end()
@@ -258,9 +304,7 @@ async def test_a_ticket_opens_what_it_names_until_it_expires(port, dial):
     port.server.offer("state/1", state())
     await opened(port, dial, "state/1")
     late = await dial(port.address, m.Role.FETCH, scope="state/1", expires_unix_s=1)
-    error = await turned_away(late)
-    assert error.code == ErrorCode.REFUSED
-    assert error.message == "the ticket for state/1 has expired"
+    assert (await turned_away(late)).code == ErrorCode.REFUSED
 
 
 async def test_a_ticket_opens_no_ring(port, dial):
@@ -271,7 +315,7 @@ async def test_a_ticket_opens_no_ring(port, dial):
 async def test_no_ticket_is_good_before_the_coordinator_has_spoken(port, dial):
     port.server.worker_secret = b""
     error = await turned_away(await dial(port.address, m.Role.FETCH))
-    assert (error.code, error.message) == (ErrorCode.REFUSED, "no ticket is valid here now")
+    assert error.code == ErrorCode.REFUSED
 
 
 async def test_who_proves_too_late_finds_another_generation(port, dial, monkeypatch):

@@ -142,10 +142,7 @@ async def test_an_encrypted_job_is_not_served_in_the_clear(ring, dial, role):
     peer = await dial(port_of(ring[0]), role, generation=4, roster_id=9, rank=1)
     error = await peer.end()
     assert isinstance(error, ProtocolError)
-    assert (error.code, error.message) == (
-        ErrorCode.WRONG_STATE,
-        "job-1 is encrypted, and this connection is not",
-    )
+    assert error.code is ErrorCode.WRONG_STATE
     assert not ring[0].broken.done()
 
 

@@ -8,6 +8,7 @@ import pytest
 import xxhash
 
 from dtd.errors import CheckpointError
+from dtd.net import fetch_client
 from dtd.net.fetch_client import RANGE_BYTES, FetchClient, file_digest
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
@@ -150,6 +151,20 @@ def test_nobody_is_there(free_address):
     with pytest.raises(CheckpointError, match=r"cannot be fetched: .*refused") as caught:
         FetchClient(free_address, RESOURCE, TICKET)
     assert "dtdctl checkpoints" in caught.value.remedy
+
+
+def test_a_holder_that_never_ends_its_manifest_is_left(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch_client, "MAX_MANIFEST_BYTES", 10)
+    page = m.message_bytes(m.FetchInfo(blobs=(), more=True), b"{" * 6)
+    server.script = lambda _message: page * 2
+    with pytest.raises(CheckpointError, match="over 10 bytes of manifest"):
+        fetch(server, tmp_path / NAME)
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_no_manifest(server, tmp_path):
+    server.script = lambda _message: m.message_bytes(m.FetchInfo(blobs=()), b"[" * 100_000)
+    with pytest.raises(CheckpointError, match="is not a JSON object"):
+        fetch(server, tmp_path / NAME)
 
 
 def test_a_manifest_that_is_none(server):

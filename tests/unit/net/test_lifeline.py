@@ -43,7 +43,7 @@ def greeted(server: socket.socket) -> tuple[socket.socket, int]:
     session = Session(accepts=frozenset({m.Role.LIFELINE}), random_bytes=bytes)
     [hello] = received(link, session)
     assert isinstance(hello, m.Hello)
-    link.sendall(session.welcome(welcome("w"), secret=SECRET, private=True))
+    link.sendall(session.welcome(welcome("w"), secret=SECRET))
     assert received(link, session) == [m.Prove()]
     return link, hello.generation
 

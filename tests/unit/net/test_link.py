@@ -212,7 +212,7 @@ async def frames_of(
 async def shaken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Tag, Session]:
     """As a peer that is no link: HELLO, WELCOME, PROVE; the tag of what follows, and a session."""
     session = Session(role=m.Role.RING, random_bytes=bytes)
-    writer.write(session.hello(hello(), secret=SECRET, private=True))
+    writer.write(session.hello(hello(), secret=SECRET))
     async with asyncio.timeout(PATIENCE_S):
         while session.state is not State.OPEN:
             assert len(list(session.feed(await reader.read(1 << 16)))) == 1

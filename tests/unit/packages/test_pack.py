@@ -83,6 +83,11 @@ def test_what_is_too_large_is_refused_with_the_largest_file(make_package, monkey
         pack(make_package({**FILES, "big.bin": "12345678901"}))
 
 
+def test_what_is_too_deep_is_refused_where_it_is_packed(make_package) -> None:
+    with pytest.raises(TaskError, match="is over 32 levels deep"):
+        pack(make_package({**FILES, "d/" * 40 + "x.py": ""}))
+
+
 def test_the_source_digest_is_of_python_files_alone(make_package, tmp_path: Path) -> None:
     source = make_package(FILES)
     digest = source_digest(source)

@@ -11,6 +11,7 @@ import pytest
 
 from dtd.errors import TaskError
 from dtd.packages import unpack as unpacking
+from dtd.packages.limits import MAX_FILES, MAX_FOLDERS
 from dtd.packages.pack import pack
 from dtd.packages.unpack import unpack, verify
 
@@ -94,6 +95,29 @@ def test_no_limit_is_passed(limit: str, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(unpacking, limit, 1)
     with pytest.raises(TaskError, match="not created by dtd"):
         unpack(archive(("a", b"1"), ("b", b"2")), tmp_path / "place")
+
+
+def test_files_make_no_millions_of_directories(tmp_path: Path) -> None:
+    deep = [("/".join([*"ab" * 20, f"{n}.py"]), b"") for n in range(2)]
+    with pytest.raises(TaskError, match="is over 32 levels deep"):
+        unpack(archive(*deep), tmp_path / "deep")
+    wide = [(f"{n}/" + "d/" * 30 + "x.py", b"") for n in range(200)]
+    with pytest.raises(TaskError, match="it has over 4096 directories"):
+        unpack(archive(*wide), tmp_path / "wide")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_members_are_counted_whatever_they_are(tmp_path: Path) -> None:
+    folders = [(f"d{n}", special(tarfile.DIRTYPE)) for n in range(MAX_FILES + MAX_FOLDERS + 1)]
+    with pytest.raises(TaskError, match="more than a package may"):
+        unpack(archive(*folders), tmp_path / "place")
+
+
+def test_headers_that_announce_headers_have_an_end(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.XHDTYPE
+    with pytest.raises(TaskError, match="it is not an archive"):
+        unpack(header.tobuf() * 5000 + bytes(1024), tmp_path / "place")
 
 
 @pytest.mark.parametrize("cut", [1, 100, 512, 600])

@@ -19,6 +19,9 @@ def content(size: int = 100) -> bytes:
     return len(header).to_bytes(8, "little") + header + bytes(size)
 
 
+DEEP = (10**5).to_bytes(8, "little") + b"[" * 10**5
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "w.safetensors"
@@ -36,7 +39,7 @@ def test_a_file_is_known_by_its_hash(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [b"", b"short", b"PK\x03\x04" + bytes(60), (3).to_bytes(8, "little") + b"[1]"]
+    "wrong", [b"", b"short", b"PK\x03\x04" + bytes(60), (3).to_bytes(8, "little") + b"[1]", DEEP]
 )
 def test_what_is_no_safetensors_file(file: Path, wrong: bytes) -> None:
     file.write_bytes(wrong)

@@ -240,6 +240,7 @@ def identity_of(pem: bytes, authority: Authority) -> Identity:
         credential=credential.rpartition("/")[2],
         issued_s=issued_s,
         expires_s=expires_s,
+        fingerprint=made.fingerprint(hashes.SHA256()).hex(),
     )
 
 

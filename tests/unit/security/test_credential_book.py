@@ -23,6 +23,9 @@ class Who:
     credential: str = ""
     issued_s: float = 100.0
     expires_s: float = 1000.0
+    fingerprint: str = "f"
+    role: str = "worker"
+    name: str = "host7"
 
     def __str__(self) -> str:
         return "worker/host7"
@@ -77,6 +80,28 @@ def test_a_certificate_counts_only_while_it_is_in_the_book(book: CredentialBook)
         book.standing(Who("a1", "a1"), now_s=300.0)[0]
         == "the credential of worker/host7 is revoked"
     )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"fingerprint": "e"}, {"role": "operator"}, {"name": "host8"}, {"credential": "a2"}],
+)
+def test_another_certificate_with_the_serial_of_an_issued_one_does_not_count(
+    book: CredentialBook, tmp_path: Path, other: dict[str, str]
+) -> None:
+    """Whoever has the authority's key can sign any serial."""
+    book.add(issued("a3", fingerprint="f"))
+    assert book.standing(Who("a3", "a3"), now_s=300.0) == ("", "")
+    forged = Who("a3", **{"credential": "a3", **other})
+    assert "was not issued" in book.standing(forged, now_s=300.0)[0]
+    earlier = Who("a1", **{"credential": "a1", **other})  # its record has no fingerprint
+    assert bool(book.standing(earlier, now_s=300.0)[0]) == ("fingerprint" not in other)
+    mark_restored(tmp_path, now_s=200.0)
+    restored = CredentialBook(tmp_path)
+    renewed = Who("a9", "a3", issued_s=150.0)
+    assert restored.standing(renewed, now_s=300.0) == ("", "")
+    changed = Who("a9", **{"credential": "a3", "issued_s": 150.0, **other})  # type: ignore[arg-type]
+    assert "was not issued" in restored.standing(changed, now_s=300.0)[0]
 
 
 def test_what_renews_a_credential_is_taken_back_with_it(book: CredentialBook) -> None:

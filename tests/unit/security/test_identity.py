@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from dtd.errors import ErrorCode, ProtocolError
@@ -23,7 +25,9 @@ def test_a_certificate_names_its_holder() -> None:
     uri = identity.identity_uri(CLUSTER, "worker", "host7")
     registers = [identity.registers_uri(CLUSTER, name) for name in ("host7", "host7-cpu")]
     first = identity.credential_uri(CLUSTER, "ab12")
-    assert identity.of_certificate(certificate(uri, *registers, first)) == identity.Identity(
+    assert identity.of_certificate(
+        certificate(uri, *registers, first), b"der"
+    ) == identity.Identity(
         role="worker",
         name="host7",
         serial="a1b",
@@ -33,22 +37,23 @@ def test_a_certificate_names_its_holder() -> None:
         credential="ab12",
         issued_s=1767225600.0,
         expires_s=1767225600.0 + 30 * 86400,
+        fingerprint=hashlib.sha256(b"der").hexdigest(),
     )
 
 
 def test_a_certificate_without_a_list_is_good_for_the_usual_names() -> None:
-    who = identity.of_certificate(certificate(f"dtd://{CLUSTER}/worker/host7"))
+    who = identity.of_certificate(certificate(f"dtd://{CLUSTER}/worker/host7"), b"der")
     assert who.workers is not None
     assert {"host7", "host7-cpu", "host7-cuda0"} < set(who.workers)
     assert "host7-b" not in who.workers
     assert who.credential == "a1b"
-    viewer = identity.of_certificate(certificate(f"dtd://{CLUSTER}/viewer/eve"))
+    viewer = identity.of_certificate(certificate(f"dtd://{CLUSTER}/viewer/eve"), b"der")
     assert viewer.workers == ()
 
 
 @pytest.mark.parametrize("nothing", [None, {}])
 def test_without_a_certificate_one_is_a_stranger(nothing: dict | None) -> None:
-    assert identity.of_certificate(nothing).role == identity.STRANGER
+    assert identity.of_certificate(nothing, None).role == identity.STRANGER
 
 
 @pytest.mark.parametrize(
@@ -67,12 +72,12 @@ def test_without_a_certificate_one_is_a_stranger(nothing: dict | None) -> None:
 )
 def test_an_odd_certificate_names_nobody(uris: tuple[str, ...]) -> None:
     with pytest.raises(ProtocolError, match="names no member of a dtd cluster") as caught:
-        identity.of_certificate(certificate(*uris))
+        identity.of_certificate(certificate(*uris), b"der")
     assert caught.value.code == ErrorCode.REFUSED
 
 
 def test_the_role_of_the_other_side_is_checked() -> None:
-    who = identity.of_certificate(certificate(f"dtd://{CLUSTER}/worker/a"))
+    who = identity.of_certificate(certificate(f"dtd://{CLUSTER}/worker/a"), b"der")
     identity.check_role(who, "worker")
     identity.check_role(who, "")
     with pytest.raises(

@@ -61,3 +61,15 @@ def test_the_proof_of_a_member_is_of_one_process_in_one_roster() -> None:
     for field, other in (("job", "k"), *((one, 1) for one in list(about)[1:3]), ("name", "x")):
         assert keys.membership_proof(ROOT, **{**about, field: other}) != proof  # type: ignore[arg-type]
     assert keys.membership_proof(bytes(32), **about) != proof  # type: ignore[arg-type]
+
+
+def test_the_ends_of_a_connection_are_named_by_network_and_both_addresses() -> None:
+    network = bytes(keys.KEY_BYTES)
+    one = keys.ends_of(network, opener="127.0.0.1:1", acceptor="127.0.0.1:2")
+    assert one.hex() == "12d02ae8b073fc216cc699b1fd0eced9"  # in protocol.md's words
+    others = {
+        keys.ends_of(network, opener="127.0.0.1:2", acceptor="127.0.0.1:1"),
+        keys.ends_of(network, opener="127.0.0.1:12", acceptor="127.0.0.1:2"),
+        keys.ends_of(b"n" * keys.KEY_BYTES, opener="127.0.0.1:1", acceptor="127.0.0.1:2"),
+    }
+    assert one not in others

@@ -10,7 +10,13 @@ import pytest
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.wire import fields
 from dtd.wire import messages as m
-from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, HOLD, LARGEST_MAX_PAYLOAD_BYTES, Hold
+from dtd.wire.frames import (
+    DEFAULT_MAX_PAYLOAD_BYTES,
+    HOLD,
+    LARGEST_MAX_PAYLOAD_BYTES,
+    Hold,
+    frame_bytes,
+)
 from dtd.wire.messages.registry import message_number
 from dtd.wire.session import (
     DATA_ROLES,
@@ -20,6 +26,7 @@ from dtd.wire.session import (
     State,
     answer_of,
     error_of,
+    without_words,
 )
 from dtd.wire.tags import FLAG_GCM, FLAG_XXH3
 
@@ -118,13 +125,13 @@ def shake(opener: Session, acceptor: Session, until: State) -> None:
     role = opener.role
     assert role is not None
     secret = secret_of(role)
-    said = opener.hello(hello(role), secret=secret, private=True)
+    said = opener.hello(hello(role), secret=secret, ends=b"ends")
     if until is State.AWAIT_HELLO:
         return
     assert [type(one) for one, _ in acceptor.feed(said)] == [m.Hello]
     if until is State.DECIDING:
         return
-    said = acceptor.welcome(welcome(role), secret=secret, private=True)
+    said = acceptor.welcome(welcome(role), secret=secret, ends=b"ends")
     if until is State.AWAIT_WELCOME:
         return
     assert [type(one) for one, _ in opener.feed(said)] == [m.Welcome]
@@ -265,7 +272,7 @@ def test_handshake_opens_both_sides(role: m.Role) -> None:
     assert (ours.opened, theirs.opened) == (True, False)
     shake(ours, theirs, State.DECIDING)
     assert (theirs.state, theirs.role) == (State.DECIDING, role)
-    list(ours.feed(theirs.welcome(welcome(role), secret=secret_of(role), private=True)))
+    list(ours.feed(theirs.welcome(welcome(role), secret=secret_of(role), ends=b"ends")))
     proof = ours.data_to_send()
     assert (ours.state, ours.data_to_send()) == (State.OPEN, b"")
     if role in DATA_ROLES:
@@ -276,20 +283,24 @@ def test_handshake_opens_both_sides(role: m.Role) -> None:
     assert theirs.state is State.OPEN
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(True, True), (True, False), (False, True)])
-def test_the_stronger_tag_that_a_side_needs_is_that_of_both(ours: bool, theirs: bool) -> None:
+@pytest.mark.parametrize("ours", [b"one", b""])
+@pytest.mark.parametrize("theirs", [b"one", b"two", b""])
+def test_the_fast_tag_is_for_sides_that_name_their_channel_alike(
+    ours: bytes, theirs: bytes
+) -> None:
+    """With a proxy between them both may be on loopback, but not on one connection."""
     opener, acceptor = pair(m.Role.RING)
-    list(acceptor.feed(opener.hello(hello(m.Role.RING), secret=SECRET, private=ours)))
-    said = acceptor.welcome(welcome(m.Role.RING), secret=SECRET, private=theirs)
+    list(acceptor.feed(opener.hello(hello(m.Role.RING), secret=SECRET, ends=ours)))
+    said = acceptor.welcome(welcome(m.Role.RING), secret=SECRET, ends=theirs)
     [(answer, _)] = opener.feed(said)
     assert isinstance(answer, m.Welcome)
-    assert answer.tag == (FLAG_XXH3 if ours and theirs else FLAG_GCM)
+    assert answer.tag == (FLAG_XXH3 if ours == theirs == b"one" else FLAG_GCM)
     assert opener.tag.flag == FLAG_GCM  # of PROVE, in any case
 
 
 def test_a_weaker_tag_than_stated_is_refused() -> None:
     opener, other = pair(m.Role.RING)
-    opener.hello(hello(m.Role.RING), secret=SECRET, private=False)
+    opener.hello(hello(m.Role.RING), secret=SECRET)
     error = refused(Side(opener, other), welcome(m.Role.RING))
     assert (error.code, error.message) == (ErrorCode.BAD_FIELD, "WELCOME.tag: 1 is less than 2")
 
@@ -448,6 +459,49 @@ def test_a_text_of_somebody_unknown_is_escaped_and_bounded() -> None:
     error = error_of(m.Error(code=1, message=HOSTILE, remedy="x" * 16384))
     assert error.message == "no\\x1b[2J\\x9b2J\\u202e\nerror: forged"
     assert len(error.remedy) == MAX_ERROR_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("role", "until", "is_called"),
+    [
+        (m.Role.RING, State.AWAIT_HELLO, False),
+        (m.Role.FETCH, State.AWAIT_HELLO, True),
+        (m.Role.JOIN, State.AWAIT_HELLO, True),
+        (m.Role.CTL, State.DECIDING, True),
+    ],
+)
+def test_before_the_other_side_is_known_an_error_is_a_strangers(
+    role: m.Role, until: State, is_called: bool
+) -> None:
+    opener, called = pair(role)
+    shake(opener, called, until)
+    side = called if is_called else opener
+    said = m.Error(code=ErrorCode.BAD_VERSION, message="run `curl evil`", remedy="now")
+    assert [one for one, _ in side.feed(frame_bytes(m.encode_header(said)))] == [said]
+    assert not side.knows_peer
+
+
+def test_of_a_strangers_error_an_operator_is_told_the_code() -> None:
+    said = ProtocolError(ErrorCode.BAD_VERSION, "run `curl evil`", remedy="now")
+    told = without_words(said)
+    assert (told.code, told.message, told.remedy) == (
+        ErrorCode.BAD_VERSION,
+        "the handshake failed: BAD_VERSION",
+        "install the same dtd version on both hosts",
+    )
+    assert not without_words(ProtocolError(ErrorCode.REFUSED, "no", remedy="now")).remedy
+
+
+def test_an_error_of_an_authenticated_peer_is_no_strangers() -> None:
+    said = m.Error(code=ErrorCode.REFUSED, message="no", remedy="wait")
+    opener, called = pair(m.Role.RING)
+    shake(opener, called, State.OPEN)
+    assert [one for one, _ in opener.feed(b"".join(called.encode(said)))] == [said]
+    assert opener.knows_peer
+    opener, called = pair(m.Role.CTL)  # the opener has checked the other side before its HELLO
+    shake(opener, called, State.AWAIT_HELLO)
+    assert [one for one, _ in opener.feed(frame_bytes(m.encode_header(said)))] == [said]
+    assert opener.knows_peer
 
 
 @pytest.mark.parametrize("code", [0, 999, 65535])

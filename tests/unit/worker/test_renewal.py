@@ -49,6 +49,7 @@ class Talk:
             workers=record.workers,
             issued_s=record.issued_s - 21 * DAY_S,
             expires_s=record.expires_s,
+            fingerprint=record.fingerprint,
         )
         made = self.authority.admission.renew(who, request.request_pem)
         return m.Renewed(

@@ -58,7 +58,8 @@ class World:
         self.asked, self.open = 0, asyncio.Event()
         self.open.set()
         port = SimpleNamespace(
-            authority=SimpleNamespace(certificate_pem=b"pem"), note_refusal=lambda *_why: None
+            authority=SimpleNamespace(certificate_pem=b"pem"),
+            note_refusal=lambda *_why, **_shown: None,
         )
         self.fault = RequestRefused("the token is not known here")
         self.desk = JoinHandler(port, self.in_store, None, Audit(), contain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import ENDED, JobState
 from dtd.core.sweeps import TrialState
 from dtd.errors import JobSpecError, RequestRefused
+from dtd.job.sweep import SweepSpec, read_sweep
 from dtd.wire import messages as m
 
 pytest.importorskip("optuna")
@@ -319,6 +321,26 @@ async def test_a_sweep_that_this_release_refuses_is_told_and_ends(cluster: Clust
     (row,) = (await cluster.sweeps.listing())["sweeps"]
     assert (row["id"], row["state"], row["planned"]) == (f"sweep-{number}", "failed", 2)
     assert (await cluster.sweeps.show("sweep-1"))["trials"] == []
+
+
+async def test_no_sweep_is_checked_on_the_event_loop(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def read(mapping: object, *, source: str) -> SweepSpec:
+        threads.append(threading.current_thread())
+        return read_sweep(mapping, source=source)
+
+    monkeypatch.setattr(module, "read_sweep", read)
+    await cluster.begin(trials=1)
+    job = await cluster.started.get()
+    await cluster.stop()
+    await cluster.again()
+    cluster.end(job)
+    await cluster.hear_end()
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
 
 
 # --- operators -----------------------------------------------------------------------------------

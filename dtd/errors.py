@@ -106,6 +106,13 @@ class ConfigError(DtdError):
     exit_code = 78
 
 
+class StoreDamaged(ConfigError):
+    """The coordinator's store cannot be read whole: its disk's fault, or of what changed its files.
+
+    The operator decides what becomes of it.
+    """
+
+
 class ProtocolError(DtdError):
     """The remote side sent something that protocol.md forbids; its connection is closed."""
 

@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -80,6 +80,9 @@ from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
 from dtd.wire.greeting import welcome
 
 log = structlog.get_logger()
+
+FOLD_EVERY_S: Final = 5.0
+"""So much of the store is lost, at most, with a log that is lost."""
 
 T = TypeVar("T")
 
@@ -253,6 +256,13 @@ class Coordinator:
             tasks.create_task(forever("showing figures", lambda: self.metrics.keep(self._look)))
             tasks.create_task(forever("renewing credentials", self.renewals.keep))
             tasks.create_task(forever("passing figures on", self._trackers.run))
+            tasks.create_task(forever("folding the store's log", self._keep_folding))
+
+    async def _keep_folding(self) -> None:
+        """A log that is lost costs what was written since."""
+        while True:
+            await asyncio.sleep(FOLD_EVERY_S)
+            self._store_thread.later(self.store.fold, turn=Turn.PATIENT)
 
     async def stop(self) -> None:
         """Send GOODBYE on all connections and close the store."""

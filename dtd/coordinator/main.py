@@ -17,7 +17,7 @@ from dtd import __version__
 from dtd.config import CoordinatorConfig, MetricsFor, WandbMode, load_coordinator_config
 from dtd.coordinator.daemon import Coordinator
 from dtd.coordinator.diagnostics import status_line
-from dtd.coordinator.maintenance import COMMANDS, INIT, run_command
+from dtd.coordinator.maintenance import COMMANDS, INIT, REPAIR, run_command
 from dtd.coordinator.process_limits import give_back_freed_memory, raise_file_limit
 from dtd.coordinator.store.store import Store
 from dtd.errors import DtdError
@@ -35,7 +35,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Keeps the roster and the job queue of a dtd cluster; never handles gradients.",
         epilog="Precedence: flag, DTD_* environment, configuration file, default. "
         "To manage its state: dtd-coordinator init, dtd-coordinator backup FILE, dtd-coordinator"
-        " restore FILE.",
+        " restore FILE, dtd-coordinator repair.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML settings")
     parser.add_argument("--listen", metavar="HOST:PORT", help="control address")
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         require_linux()
-        if given and given[0] in (*COMMANDS, INIT):
+        if given and given[0] in (*COMMANDS, INIT, REPAIR):
             return run_command(given)
         flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
         config = load_coordinator_config(flags, os.environ)

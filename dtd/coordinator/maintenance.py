@@ -1,4 +1,4 @@
-"""What `dtd-coordinator` does besides serving: `init`, `backup` and `restore`."""
+"""What `dtd-coordinator` does besides serving: `init`, `backup`, `restore` and `repair`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from dtd.config import load_coordinator_config
 from dtd.coordinator.advertised import advertised
 from dtd.coordinator.audit_log import command_entry, enter_command
 from dtd.coordinator.store.backup import back_up
+from dtd.coordinator.store.repair import repair
 from dtd.coordinator.store.restore import restore
 from dtd.errors import ConfigError
 from dtd.security.authority import DIRECTORY, open_authority, open_data_key
 from dtd.security.private_files import make_private_directory
+from dtd.shown import counted
 
 
 def _backup(state_dir: Path, file: Path) -> str:
@@ -40,6 +42,19 @@ def _restore(state_dir: Path, file: Path) -> str:
     )
 
 
+def _repair(state_dir: Path) -> str:
+    done = repair(state_dir)
+    if done is None:
+        return f"{state_dir}: nothing is wrong with its store, which stays as it is"
+    rows = ", ".join(f"{count} {table}" for table, count in done.kept.items() if count) or "nothing"
+    return (
+        f"{state_dir}: kept {rows}; {counted(done.holes, 'place')} could not be read.  The damaged"
+        f" files are in {done.aside}.  Epoch {done.epoch} begins with the coordinator's next start:"
+        " workers that still train a job which is kept are taken over with their state; those of"
+        " another job are released then"
+    )
+
+
 COMMANDS: Final[dict[str, tuple[str, Callable[[Path, Path], str]]]] = {
     "backup": ("Write the coordinator's state to FILE; the coordinator may be running.", _backup),
     "restore": ("Restore a backup into an empty state directory, in a new epoch.", _restore),
@@ -47,6 +62,7 @@ COMMANDS: Final[dict[str, tuple[str, Callable[[Path, Path], str]]]] = {
 
 
 INIT: Final = "init"
+REPAIR: Final = "repair"
 
 
 def run_init(arguments: Sequence[str]) -> int:
@@ -96,13 +112,23 @@ def run_command(arguments: Sequence[str]) -> int:
     name = arguments[0]
     if name == INIT:
         return run_init(arguments[1:])
-    description, function = COMMANDS[name]
+    description = (
+        "Set a damaged store aside, and keep what can be read; the coordinator is stopped."
+    )
+    if name != REPAIR:
+        description, function = COMMANDS[name]
     parser = argparse.ArgumentParser(prog=f"dtd-coordinator {name}", description=description)
-    parser.add_argument("file", metavar="FILE", type=Path)
+    if name != REPAIR:
+        parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("--config", metavar="FILE", help="TOML settings")
     parser.add_argument("--state-dir", metavar="DIR", help="the coordinator's state directory")
     given = parser.parse_args(arguments[1:])
     flags = {"config": given.config, "state_dir": given.state_dir}
     config = load_coordinator_config(flags, os.environ)
-    sys.stderr.write(f"{function(config.state_dir, given.file.absolute())}\n")
+    said = (
+        _repair(config.state_dir)
+        if name == REPAIR
+        else function(config.state_dir, given.file.absolute())
+    )
+    sys.stderr.write(f"{said}\n")
     return 0

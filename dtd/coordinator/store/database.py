@@ -3,24 +3,33 @@
 Opened, locked and brought up to date here; what is in the tables is the business of
 `dtd.coordinator.store.store`.  A *synced* transaction survives the loss of power; any other
 survives the death of the process and costs no wait for the disk.  The log is folded into the file
-after unsynced transactions, so that a synced one waits for that only when there were far too few of
-those.
+every few seconds (`fold`), and after unsynced transactions, so that a synced one waits for that
+only when there were far too few of those.
+
+Damage is found before anything is decided by what is left.  SQLite checks its pages, but takes a
+log that is cut or gone for one that ends there; so synced transactions are numbered, and the newest
+number stands in a file beside the log as well.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import sqlite3
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
 from dtd.durable import make_directory
-from dtd.errors import ConfigError
+from dtd.errors import ConfigError, StoreDamaged
+from dtd.shown import counted
 
 FILE_NAME: Final = "coordinator.sqlite3"
 LOCK_NAME: Final = "lock"
+NEWEST_NAME: Final = "coordinator.newest"
+"""Has the number of the newest synced transaction."""
 LOG_PAGES: Final = 1000
 MOST_LOG_PAGES: Final = 4 * LOG_PAGES
 """So long is the log at most, even where all transactions are synced: then one of them waits."""
@@ -93,6 +102,11 @@ CREATE TABLE trials (
     PRIMARY KEY (sweep, number)
 );
 """
+_COMMITS: Final = """
+CREATE TABLE commits (number INTEGER NOT NULL);
+INSERT INTO commits VALUES (0);
+"""
+_NUMBER: Final = struct.Struct("<Q")
 # What leads from the schema of a file to the next one; a new file takes all the steps.
 STEPS: Final = (
     _FIRST_SCHEMA,
@@ -104,6 +118,7 @@ STEPS: Final = (
     _NOTES,
     _MODELS,
     _SWEEPS,
+    _COMMITS,
 )
 SCHEMA_VERSION: Final = len(STEPS)
 
@@ -115,7 +130,9 @@ class Database:
         state_dir: created if missing, readable by its owner only.
 
     Raises:
-        ConfigError: the directory cannot be used, or another coordinator uses it.
+        ConfigError: the directory cannot be used, another coordinator uses it, or the file is
+            another version's.
+        StoreDamaged: the file is damaged, or transactions are missing.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -123,18 +140,54 @@ class Database:
         path = state_dir / FILE_NAME
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.row_factory = sqlite3.Row
+        self._newest = -1
         try:
-            version = self._open_schema()
-        except sqlite3.Error as error:
-            version = f"that cannot be read ({error})"
-        if version != SCHEMA_VERSION:
+            self._newest = os.open(state_dir / NEWEST_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+            self._check_version(path)
+            damage = self._damage()
+        except sqlite3.OperationalError as error:
             self.close()
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        except sqlite3.DatabaseError as error:
+            damage = str(error)
+        except BaseException:
+            self.close()
+            raise
+        if damage:
+            self.close()
+            raise StoreDamaged(
+                f"{path} is damaged: {damage}",
+                remedy=f"stop nothing: workers keep training. `dtd-coordinator repair --state-dir"
+                f" {state_dir}` keeps what can be read and sets the rest aside; or restore a backup"
+                " into an empty directory",
+            )
+
+    def _check_version(self, path: Path) -> None:
+        version = self._open_schema()
+        if version != SCHEMA_VERSION:
             raise ConfigError(
                 f"{path} has schema {version}, this dtd writes {SCHEMA_VERSION}",
                 remedy="run the dtd version that wrote it, or use another --state-dir",
             )
 
-    def _open_schema(self) -> int | str:
+    def _damage(self) -> str:
+        """What is wrong with the file or its log; empty if nothing is."""
+        found = str(self.read("PRAGMA quick_check(1)")[0][0])
+        if found != "ok":
+            return found
+        ((bad,),) = self.read("SELECT COUNT(*) FROM jobs WHERE NOT json_valid(body)")
+        if bad:
+            return f"{counted(bad, 'job')} cannot be read"
+        ((number,),) = self.read("SELECT number FROM commits")
+        known = os.pread(self._newest, _NUMBER.size, 0)
+        newest = _NUMBER.unpack(known)[0] if len(known) == _NUMBER.size else 0
+        if newest > number:
+            return (
+                f"its last {newest - number} transactions are missing, as if its log had been cut"
+            )
+        return ""
+
+    def _open_schema(self) -> int:
         """The file's schema after the steps that it lacks."""
         self._connection.executescript(
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
@@ -149,7 +202,14 @@ class Database:
     def close(self) -> None:
         """Close the file and give up the directory."""
         self._connection.close()
+        if self._newest >= 0:
+            os.close(self._newest)
+            self._newest = -1
         self._lock.close()
+
+    def fold(self) -> None:
+        """Write the log's pages into the file, as far as nobody reads them; costs a sync."""
+        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def read(self, query: str, *values: object) -> list[sqlite3.Row]:
         """The rows that a query finds."""
@@ -163,12 +223,18 @@ class Database:
         pages = MOST_LOG_PAGES if synced else LOG_PAGES
         cursor.execute(f"PRAGMA wal_autocheckpoint={pages}")
         cursor.execute("BEGIN IMMEDIATE")
+        number = 0
         try:
             yield cursor
+            if synced:
+                cursor.execute("UPDATE commits SET number = number + 1 RETURNING number")
+                (number,) = cursor.fetchone()
             cursor.execute("COMMIT")
         except BaseException:
             self._connection.rollback()
             raise
+        if synced:
+            os.pwrite(self._newest, _NUMBER.pack(number), 0)
 
 
 def lock(state_dir: Path) -> IO[str]:

@@ -24,7 +24,7 @@ from dtd.coordinator.store.backup import KEYS
 from dtd.coordinator.store.database import FILE_NAME, LOCK_NAME, lock
 from dtd.coordinator.store.store import Store
 from dtd.durable import sync_directory
-from dtd.errors import ConfigError, UsageError
+from dtd.errors import ConfigError, StoreDamaged, UsageError
 from dtd.packages.archives import PACKAGE
 from dtd.security.credential_book import mark_restored
 
@@ -117,7 +117,10 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
 
 
 def _begin_epoch(workplace: Path, source: Path) -> int:
-    store = Store(workplace)
+    try:
+        store = Store(workplace)
+    except StoreDamaged as error:
+        raise _no_backup(source, error.message) from error
     try:
         store.begin_epoch()
         epoch = store.identity()[1]

@@ -75,6 +75,7 @@ class Store:
 
     Raises:
         ConfigError: the directory cannot be used, or another coordinator uses it.
+        StoreDamaged: it cannot be read whole.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -88,6 +89,10 @@ class Store:
     def close(self) -> None:
         """Close the file and give up the directory."""
         self._database.close()
+
+    def fold(self) -> None:
+        """Bring the main file up to date with its log."""
+        self._database.fold()
 
     def identity(self) -> tuple[str, int]:
         """(id of this store, its epoch): a restored backup has the same id and a higher epoch."""

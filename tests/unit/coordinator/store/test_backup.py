@@ -56,7 +56,8 @@ def test_a_backup_of_a_store_in_use_is_restored_in_a_new_epoch(
     original.save_job(2, {"id": "j-2", "state": "queued", "spec": {"job": {}}})
     restored = tmp_path / "restored"
     assert restore(backup, restored) == original.identity()[1] + 1 == 2
-    expected = {FILE_NAME, "lock", "pki/ca.key", "pki/restored.json", f"packages/{DIGEST}.tar"}
+    expected = {FILE_NAME, "coordinator.newest", "lock", "pki/ca.key", "pki/restored.json"}
+    expected |= {f"packages/{DIGEST}.tar"}
     assert files(restored) == expected
     store = Store(restored)
     assert store.identity() == (original.identity()[0], 2)
@@ -163,7 +164,7 @@ def test_a_truncated_backup_is_none(backup: Path, tmp_path: Path) -> None:
 
 def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
     source = write_tar(tmp_path / "strange.tar", (FILE_NAME, b"not a database" * 100))
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(UsageError, match="file is not a database"):
         restore(source, tmp_path / "restored")
     assert files(tmp_path / "restored") == {"lock"}
 

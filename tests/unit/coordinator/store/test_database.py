@@ -118,7 +118,7 @@ def test_a_step_that_fails_leaves_the_file_as_it_was(old_file, state_dir, monkey
     broken = (*STEPS[:1], "ALTER TABLE events ADD COLUMN half TEXT; ALTER TABLE none ADD x;")
     with monkeypatch.context() as patch:
         patch.setattr(database, "STEPS", broken)
-        with pytest.raises(ConfigError, match="that cannot be read"):
+        with pytest.raises(ConfigError, match="cannot be read"):
             Store(state_dir)
     store = Store(state_dir)
     assert len(store.events(0)) == 1

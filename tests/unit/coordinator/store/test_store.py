@@ -133,6 +133,7 @@ def test_a_job_is_one_synced_transaction_whatever_its_state(store):
             "PRAGMA wal_autocheckpoint=4000",
             "BEGIN IMMEDIATE",
             "INSERT INTO",
+            "UPDATE commits",
             "COMMIT",
         ]
 

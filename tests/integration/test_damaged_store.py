@@ -1,0 +1,62 @@
+"""The coordinator's store is damaged while a job trains: workers keep their state until an operator
+has decided."""
+
+from __future__ import annotations
+
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from dtd.coordinator.store.database import NEWEST_NAME
+from dtd.net.local_socket import call
+from dtd.wire import messages as m
+from tests.integration.conftest import LOOK_AGAIN_S, PATIENCE_S, Daemons
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def daemons(start_daemons: Callable[[int], Daemons]) -> Daemons:
+    """A coordinator and two workers."""
+    return start_daemons(2)
+
+
+def test_workers_train_on_until_the_operator_has_repaired_it(daemons: Daemons) -> None:
+    gates = daemons.hold(12)
+    job = daemons.submit(gates=gates)
+    daemons.until(job, lambda: daemons.ask(m.GetStatus())["job"]["step"] >= 11)
+    before = daemons.pids()
+    coordinator = daemons.child("coordinator")
+    coordinator.signal_group(signal.SIGKILL)
+    coordinator.wait(PATIENCE_S)
+
+    state_dir = daemons.cluster.directory
+    newest = state_dir / NEWEST_NAME
+    (number,) = struct.unpack("<Q", newest.read_bytes())
+    newest.write_bytes(struct.pack("<Q", number + 3))  # as if a log with three more had been lost
+    daemons.cluster.start("coordinator")
+    coordinator = daemons.child("coordinator")
+    assert coordinator.wait(PATIENCE_S) == 78
+    log = "\n".join(coordinator.log_tail())
+    assert "its last 3 transactions are missing" in log
+    assert "Traceback" not in log
+
+    repair = [sys.executable, "-m", "dtd.coordinator.main", "repair", "--state-dir", str(state_dir)]
+    done = subprocess.run(repair, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "kept 1 jobs" in done.stderr
+    daemons.cluster.start("coordinator")
+    while True:
+        try:
+            call(daemons.cluster.address, PATIENCE_S).close()
+            break
+        except (ConnectionRefusedError, FileNotFoundError):
+            assert daemons.child("coordinator").wait(LOOK_AGAIN_S) is None
+    gates.open(0)
+    answer = daemons.wait(job)
+    assert (answer["state"], answer["result"]["steps_lost"]) == ("done", 0), answer
+    assert {name: pid for name, pid in daemons.pids().items() if name in before} == before

@@ -208,7 +208,7 @@ async def _step_figures(
         "place": str(place) if place is not None else "",
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dtd.train.measure"),
+        *(sys.executable, "-P", "-m", "dtd.train.measure"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -125,7 +125,7 @@ async def test_a_step_is_measured_in_another_process(config, probe_process):
     probe_process("print(json.dumps({'asked': json.load(sys.stdin), 'by': sys.argv[1:]}))")
     measured = await answer(question("step", spec={"a": 1}, worlds=2), config)
     asked = measured.figures["asked"]
-    assert measured.figures["by"] == ["-m", "dtd.train.measure"]
+    assert measured.figures["by"] == ["-P", "-m", "dtd.train.measure"]
     assert (asked["spec"], asked["worlds"], asked["place"]) == ({"a": 1}, [1, 2], "")
 
 

@@ -150,7 +150,7 @@ def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:
         entry=DataCredential(
             secret=message.ticket_key,
             scope=PROBE_SCOPE,
-            expires_unix_s=message.ticket_expires_unix_s,
+            expires_s=message.ticket_expires_s,
         ),
         place=lambda _message, size: scratch[:size] if 0 < size <= len(scratch) else None,
     )

@@ -13,9 +13,13 @@ from dtd.job import parse_job, to_mapping
 from dtd.security.credential import Credential
 from dtd.wire import messages as m
 from scripts.cluster.cluster import Cluster
+from scripts.cluster.networked import NetworkedCluster
+from scripts.cluster.networks import Proxied
+from tests.integration.moved_clock import MovedClock
 
 pytestmark = pytest.mark.integration
 
+THREE = ["worker-0", "worker-1", "worker-2"]
 BEYOND = ("--listen", "0.0.0.0:0", "--advertise", "127.0.0.1", "--log-format", "json")
 JOB = """
 [job]
@@ -101,3 +105,51 @@ def test_the_process_after_a_job_imports_nothing_from_where_that_ran(
     assert cluster.ask(m.WaitJob(job=job))["state"] == "done"
     log = cluster.log_path("host7")
     cluster.until(lambda: log.read_text().count("coordinator_connected") == 2, "has not come back")
+
+
+# --- clocks --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxied(tmp_path: Path) -> Iterator[NetworkedCluster]:
+    """Three workers with a proxy on each way; the clock of the first is two hours ahead."""
+    network = Proxied(THREE)
+    cluster = NetworkedCluster(tmp_path, workers=THREE, network=network)
+    clock = MovedClock(tmp_path)
+    clock.jumps(2 / 24)
+    cluster.add(THREE[0], cluster.children[THREE[0]].command, clock.environment)
+    try:
+        cluster.start_all()
+        yield cluster
+    finally:
+        cluster.stop()
+        network.close()
+
+
+def test_a_worker_whose_clock_is_ahead_comes_back_after_a_link_fault(
+    proxied: NetworkedCluster,
+) -> None:
+    """Its ends are probed with tickets, which it took for expired: it was never used again."""
+    overrides = ("job.steps=1000000", "elastic.min_workers=2")
+    proxied.ask(m.SubmitJob(spec=to_mapping(parse_job(JOB, source="test", overrides=overrides))))
+
+    def running() -> int:
+        return [one["state"] for one in proxied.ask(m.GetStatus())["workers"]].count("running")
+
+    proxied.until(lambda: running() == 3, "does not train")
+    ways = [(THREE[0], THREE[1]), (THREE[1], THREE[0])]
+    for way in ways:
+        proxied.network.cut(*way)
+    proxied.until(lambda: running() == 2, "is not left out")
+    for way in ways:
+        proxied.network.restore(*way)
+    proxied.until(lambda: running() == 3, "does not train again")
+
+
+@pytest.mark.parametrize("what", ["latency", "bandwidth"])
+def test_links_to_and_from_a_worker_whose_clock_is_ahead_are_measured(
+    proxied: NetworkedCluster, what: str
+) -> None:
+    for worker, peer in (THREE[:2], THREE[1::-1]):
+        figures = proxied.ask(m.Examine(what=what, worker=worker, peer=peer, spec={}))
+        assert figures["rtt_s"] > 0

@@ -91,7 +91,7 @@ def cannot_call(where: str, why: str) -> Diagnostic:
     )
 
 
-_CLOCKS: Final = (
+CLOCK_REMEDY: Final = (
     "compare `date -u` on both hosts, and synchronize both clocks (timedatectl set-ntp true)"
 )
 _JOIN_AGAIN: Final = (
@@ -102,14 +102,14 @@ _SEE_PORT: Final = "check the port: no coordinator that serves other hosts liste
 # By cause, for the connecting side and for the accepting side: cause as `dtd.security.tls_faults`
 # names it -> kind, remedy.
 _WHEN_CALLING: Final = {
-    "its certificate is not valid yet: compare both clocks": ("clock", _CLOCKS),
-    "its certificate has expired": ("clock", f"restart dtd-coordinator there, and {_CLOCKS}"),
+    "its certificate is not valid yet: compare both clocks": ("clock", CLOCK_REMEDY),
+    "its certificate has expired": ("clock", f"restart dtd-coordinator there, and {CLOCK_REMEDY}"),
     "this side's credential has expired": ("credential-expired", _JOIN_AGAIN),
     "this side's credential is revoked": ("credential-revoked", _JOIN_AGAIN),
     "this side's credential is from another cluster": ("credential-foreign", _JOIN_AGAIN),
     "this side's credential is not accepted": (
         "credential-refused",
-        f"{_CLOCKS}; if they agree, run `dtd-worker join TOKEN` again",
+        f"{CLOCK_REMEDY}; if they agree, run `dtd-worker join TOKEN` again",
     ),
     "it requires a credential, and this side has none": ("credential-missing", _JOIN_AGAIN),
     "its certificate is from another cluster": (
@@ -119,14 +119,14 @@ _WHEN_CALLING: Final = {
     "it does not speak TLS": ("no-tls", _SEE_PORT),
 }
 _WHEN_CALLED: Final = {
-    "its certificate is not valid yet: compare both clocks": ("clock", _CLOCKS),
+    "its certificate is not valid yet: compare both clocks": ("clock", CLOCK_REMEDY),
     "its certificate has expired": ("credential-expired", _JOIN_AGAIN),
     "its certificate is from another cluster": ("credential-foreign", _JOIN_AGAIN),
     "this side's credential is not accepted": (
         "clock",
-        f"{_CLOCKS}; if they agree, {_JOIN_AGAIN}",
+        f"{CLOCK_REMEDY}; if they agree, {_JOIN_AGAIN}",
     ),
-    "this side's credential has expired": ("clock", _CLOCKS),
+    "this side's credential has expired": ("clock", CLOCK_REMEDY),
     "this side's credential is from another cluster": ("credential-foreign", _JOIN_AGAIN),
     "it does not speak TLS": (
         "no-tls",
@@ -171,7 +171,7 @@ def hung_up(where: str) -> Diagnostic:
         message=f"the coordinator at {where} closed the connection without a reason: it does not "
         "accept this"
         " host's credential, which may have expired",
-        remedy=f"see `dtdctl status`, and {_CLOCKS}; if they agree, {_JOIN_AGAIN}".format(
+        remedy=f"see `dtdctl status`, and {CLOCK_REMEDY}; if they agree, {_JOIN_AGAIN}".format(
             host="this host"
         ),
     )

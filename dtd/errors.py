@@ -4,6 +4,7 @@
     ├── UsageError                 the caller typed something wrong                exit 2
     │   └── JobSpecError           the job file is invalid; carries every problem  exit 2
     ├── ConfigError                a daemon's flag, variable or file is invalid    exit 78
+    │   └── StoreDamaged           the coordinator's store cannot be read whole    exit 78
     ├── ProtocolError              the remote side broke protocol.md               connection ends
     │   └── UnreadableWord         a rank's word in an exchange makes no sense     step is redone
     ├── LocalProtocolError         this side was about to break it: a bug in dtd

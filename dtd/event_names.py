@@ -66,6 +66,8 @@ EVENTS: Final = {
     "coordinator_outdated": "This coordinator has been replaced by a newer one; the worker"
     " disconnects.",
     "credential_expires_soon": "This host's credential expires soon; join again before that.",
+    "renewed_credential_ignored": "A file with a renewed certificate does not renew this host's"
+    " credential; the log names it.",
     "credential_not_renewed": "This host's credential was not renewed; the worker asks again.",
     "credential_taken_over": "This host's credential was renewed; new connections use it.",
     "epochs_not_saved": "The worker could not record which coordinator is the newest.",

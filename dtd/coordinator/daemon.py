@@ -114,7 +114,9 @@ class Coordinator:
         self.audit = AuditLog(store.audit, self._store_thread)
         self._links = WorkerLinks()
         self._secrets = DataSecrets(
-            open_data_key(config.state_dir / DIRECTORY), self._links.incarnation, time.time
+            open_data_key(config.state_dir / DIRECTORY),
+            self._links.incarnation,
+            lambda name: self._links.clock_s(name, self.now),
         )
         self._desk = RequestHandler(self, last_job=store.last_ended())
         self.sweeps = Sweeps(self, self._desk.submit)

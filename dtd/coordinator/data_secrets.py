@@ -23,7 +23,7 @@ from dtd.wire.data_keys import (
 )
 
 TICKET_LIFE_S: Final = 3600
-"""Long enough for hosts whose clocks disagree; it opens one resource of one worker's process."""
+"""By the monotonic clock of the worker whose resource the ticket opens."""
 
 
 class DataSecrets:
@@ -32,15 +32,18 @@ class DataSecrets:
     Args:
         data_key: the root of all of them.
         incarnation_of: the running process of a worker; 0 when it is not connected.
-        unix_s: the time of day.
+        clock_s_of: a connected worker's monotonic clock now, in seconds.
     """
 
     def __init__(
-        self, data_key: bytes, incarnation_of: Callable[[str], int], unix_s: Callable[[], float]
+        self,
+        data_key: bytes,
+        incarnation_of: Callable[[str], int],
+        clock_s_of: Callable[[str], float],
     ) -> None:
         self._data_key = data_key
         self._incarnation_of = incarnation_of
-        self._unix_s = unix_s
+        self._clock_s_of = clock_s_of
 
     def filled(self, message: m.Message, to: str) -> m.Message:
         """The message with the secrets that the worker `to` may know."""
@@ -52,10 +55,8 @@ class DataSecrets:
         if isinstance(message, m.Registered):
             return dataclasses.replace(message, secret=self._worker_secret(to))
         if isinstance(message, m.Probe | m.Measure) and message.name:
-            expires_unix_s, key = self.ticket(message.name, PROBE_SCOPE)
-            return dataclasses.replace(
-                message, ticket_expires_unix_s=expires_unix_s, ticket_key=key
-            )
+            expires_s, key = self.ticket(message.name, PROBE_SCOPE)
+            return dataclasses.replace(message, ticket_expires_s=expires_s, ticket_key=key)
         return message
 
     def proves(self, register: m.Register) -> bool:
@@ -82,9 +83,9 @@ class DataSecrets:
         return hmac.compare_digest(proof, register.proof)
 
     def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
-        """Until when, and with which key, the worker's data port opens for `scope`."""
-        expires_unix_s = int(self._unix_s()) + TICKET_LIFE_S
-        return expires_unix_s, ticket_key(self._worker_secret(worker), scope, expires_unix_s)
+        """Until when by its clock, and with which key, the worker's data port opens for `scope`."""
+        expires_s = int(self._clock_s_of(worker)) + TICKET_LIFE_S
+        return expires_s, ticket_key(self._worker_secret(worker), scope, expires_s)
 
     def _worker_secret(self, worker: str) -> bytes:
         return worker_secret(self._data_key, worker, self._incarnation_of(worker))

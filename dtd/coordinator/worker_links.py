@@ -20,6 +20,7 @@ class WorkerLinks:
         self._speakers: dict[Link, tuple[str, int]] = {}
         self._serials: OrderedDict[str, str] = OrderedDict()
         self._places: dict[str, str] = {}
+        self._clocks_ahead_s: dict[str, float] = {}
         self._displaced: OrderedDict[str, int] = OrderedDict()
 
     def names(self) -> frozenset[str]:
@@ -64,7 +65,11 @@ class WorkerLinks:
             return None
         return diagnostics.name_taken(name, self._places[name], _place(message))
 
-    def register(self, link: Link, message: m.Register) -> None:
+    def clock_s(self, name: str, now: float) -> float:
+        """A worker's monotonic clock at this time of the coordinator's; 0 when not connected."""
+        return now + self._clocks_ahead_s.get(name, -now)
+
+    def register(self, link: Link, message: m.Register, now: float) -> None:
         """The connection is this worker's; one that it had before is closed."""
         name = message.name
         old = self._links.get(name)
@@ -80,6 +85,7 @@ class WorkerLinks:
             )
         self._links[name] = link
         self._places[name] = _place(message)
+        self._clocks_ahead_s[name] = message.clock_s - now
         self._speakers[link] = (name, message.incarnation)
         self._serials.pop(name, None)
         self._serials[name] = link.identity.serial if link.identity is not None else ""
@@ -108,7 +114,7 @@ class WorkerLinks:
         known = self._speakers.pop(link, None)
         if known is not None and self._links.get(known[0]) is link:
             del self._links[known[0]]
-            del self._places[known[0]]
+            del self._places[known[0]], self._clocks_ahead_s[known[0]]
         return known
 
 

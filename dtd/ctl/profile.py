@@ -127,7 +127,7 @@ def _fetch(one: Values, file: str, scratch: Path, connect: Connect) -> WorkerTra
         raise HolderUnreachable("it is not connected any more")
     resource, name = f"profile/{file}", f"{file}.json.gz"
     ticket = DataCredential(
-        secret=one["ticket_key"], scope=resource, expires_unix_s=one["ticket_expires_unix_s"]
+        secret=one["ticket_key"], scope=resource, expires_s=one["ticket_expires_s"]
     )
     address = Address(one["data_host"], one["data_port"])
     with FetchClient(address, resource, ticket, connect=connect) as client:

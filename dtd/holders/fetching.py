@@ -189,7 +189,7 @@ def _opened(one: Checkpoint, connect: Connect) -> FetchClient:
     address = Address(one["data_host"], one["data_port"])
     resource = f"checkpoint/{one.get('folder', one['job'])}/{one['name']}"
     ticket = DataCredential(
-        secret=one["ticket_key"], scope=resource, expires_unix_s=one["ticket_expires_unix_s"]
+        secret=one["ticket_key"], scope=resource, expires_s=one["ticket_expires_s"]
     )
     client = FetchClient(address, resource, ticket, connect=connect)
     offered = client.manifest.get("digest")
@@ -236,7 +236,7 @@ def fetch_model(one: Checkpoint, directory: Path, connect: Connect) -> list[Path
     ticket = DataCredential(
         secret=one["ticket_key"],
         scope=one["resource"],
-        expires_unix_s=one["ticket_expires_unix_s"],
+        expires_s=one["ticket_expires_s"],
     )
     address = Address(one["data_host"], one["data_port"])
     with FetchClient(address, one["resource"], ticket, connect=connect) as client:

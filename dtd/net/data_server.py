@@ -12,8 +12,8 @@ themselves is blocked for a while (`dtd.core.limits.connection_limiter`). Runs o
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -157,13 +157,11 @@ class DataServer:
     def _ticket_key(self, hello: m.Hello) -> bytes:
         if hello.role != m.Role.FETCH or not self.worker_secret:
             raise ProtocolError(ErrorCode.REFUSED, "no ticket is valid here now")
-        if hello.expires_unix_s < time.time():
+        if hello.expires_s < asyncio.get_running_loop().time():
             raise ProtocolError(
-                ErrorCode.REFUSED,
-                f"the ticket for {hello.scope} has expired",
-                remedy="ask again; if that does not help, compare the clocks of the hosts",
+                ErrorCode.REFUSED, f"the ticket for {hello.scope} has expired", remedy="ask again"
             )
-        return ticket_key(self.worker_secret, hello.scope, hello.expires_unix_s)
+        return ticket_key(self.worker_secret, hello.scope, hello.expires_s)
 
     def _answer(self, link: Link, hello: m.Hello) -> None:
         """Admit a caller of the current generation if it has the key; a later generation waits."""

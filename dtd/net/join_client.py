@@ -7,6 +7,7 @@ only then is the token's secret sent. Blocking.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
 import hashlib
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from dtd.address import Address
+from dtd.diagnostics import CLOCK_REMEDY
 from dtd.errors import ConfigError, CoordinatorUnreachable, DtdError, ProtocolError, UsageError
 from dtd.names import NAME_WORDS, is_name
 from dtd.net.blocking_link import BlockingLink
@@ -33,6 +35,7 @@ from dtd.security.credential import (
 )
 from dtd.security.identity import COORDINATOR, WORKER, worker_names
 from dtd.security.private_files import make_private_directory, read_private, write_private
+from dtd.security.renewed import check_renews
 from dtd.security.tls_faults import tls_fault
 from dtd.security.token import Token
 from dtd.shown import shown
@@ -210,9 +213,6 @@ def _place(credential: Path) -> Path:
 # --- the answer to RENEW becomes a credential: verified, then written atomically -----------------
 
 
-SKEW: Final = dt.timedelta(minutes=5)
-
-
 def write_renewed(
     credential: Credential,
     key: ec.EllipticCurvePrivateKey,
@@ -221,7 +221,10 @@ def write_renewed(
     *,
     now: dt.datetime,
 ) -> Credential:
-    """Write a renewed credential.
+    """Write a renewed certificate.
+
+    In place of the credential's file everything is written that the answer brings.  Elsewhere the
+    credential stands, and its authority must have signed the certificate.
 
     Args:
         credential: the credential to renew.
@@ -231,7 +234,8 @@ def write_renewed(
         now: the time.
 
     Raises:
-        ConfigError: the certificate does not match the key or the time, or cannot be written.
+        ConfigError: the certificate does not match the key, the time or the credential, or cannot
+            be written.
     """
     pem = answer.certificate_pem.encode()
     try:
@@ -241,21 +245,32 @@ def write_renewed(
         raise ConfigError("the answer is not a certificate") from None
     if certificate.public_key() != key.public_key():
         raise ConfigError("the answer is not a certificate for the key of this host")
-    if facts.expires <= now or facts.issued > now + SKEW:
+    if facts.expires <= now:
         raise ConfigError(
-            f"the new certificate is valid from {facts.issued:%Y-%m-%d %H:%M} to"
-            f" {facts.expires:%Y-%m-%d %H:%M} UTC, and this host's time is {now:%Y-%m-%d %H:%M}",
-            remedy="compare `date -u` on both hosts",
+            f"the new certificate ends on {facts.expires:%Y-%m-%d %H:%M} UTC, and this host's clock"
+            f" shows {now:%Y-%m-%d %H:%M}",
+            remedy=CLOCK_REMEDY,
         )
+    made = dataclasses.replace(
+        credential, key_path=path, serial=facts.serial, issued=facts.issued, expires=facts.expires
+    )
+    if path == credential.path:
+        made = dataclasses.replace(
+            made,
+            coordinators=parse_addresses(answer.coordinators),
+            authority_pem=answer.authority_pem,
+        )
+    else:
+        check_renews(credential, answer.certificate_pem, "the new certificate")
     write_credential(
         path,
-        role=credential.role,
-        name=credential.name,
-        workers=credential.workers,
-        coordinators=parse_addresses(answer.coordinators),
+        role=made.role,
+        name=made.name,
+        workers=made.workers,
+        coordinators=made.coordinators,
         key_pem=certificates.key_pem(key),
         certificate_pem=pem,
         facts=facts,
-        authority_pem=answer.authority_pem.encode(),
+        authority_pem=made.authority_pem.encode(),
     )
-    return Credential.load(path)
+    return made

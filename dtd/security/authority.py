@@ -30,7 +30,7 @@ from dtd.security import certificates, identity, revocation_list
 from dtd.security.admission import Admission, Enrolment
 from dtd.security.clock import FILE_NAME as CLOCK_FILE
 from dtd.security.clock import Clock
-from dtd.security.credential import head_of, write_credential
+from dtd.security.credential import certificates_in, write_credential
 from dtd.security.credential_book import CredentialBook, IssuedRecord
 from dtd.security.identity import worker_names
 from dtd.security.lifetimes import LIFE_DAYS, renewed_from_s
@@ -160,11 +160,12 @@ class Authority:
         if workers is None:
             workers = worker_names(name) if role == identity.WORKER else ()
         request = Enrolment(role=role, name=name, workers=workers)
+        former = certificates_in(read_private(path).decode())[0].encode() if renews else b""
         issued = self.issue(
             key.public_key(),
             request,
             token="",
-            credential=head_of(path).get("credential", "") if renews else "",
+            credential=certificates.facts_of(former).credential if former else "",
             knows=self.signers.bundle_sha256,
         )
         write_credential(

@@ -7,13 +7,15 @@ change and roles do not.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -66,7 +68,7 @@ def facts_of(pem: bytes) -> Facts:
     """What a member's certificate says of the credential that it belongs to.
 
     Raises:
-        ValueError: it is not a certificate.
+        ValueError: it is not a member's certificate.
     """
     certificate = x509.load_pem_x509_certificate(pem)
     issued_s, expires_s = life_of(certificate)
@@ -78,9 +80,31 @@ def facts_of(pem: bytes) -> Facts:
     )
 
 
+def is_signed_by(certificate: x509.Certificate, authorities: Iterable[x509.Certificate]) -> bool:
+    """Whether one of these authorities has signed the certificate; its life is not looked at."""
+    for authority in authorities:
+        with contextlib.suppress(ValueError, TypeError, InvalidSignature):
+            certificate.verify_directly_issued_by(authority)
+            return True
+    return False
+
+
+def uris_of(certificate: x509.Certificate) -> list[str]:
+    """The URIs that name a member, a worker's names, and the credential.
+
+    Raises:
+        ValueError: it is not a member's certificate.
+    """
+    try:
+        kind = x509.SubjectAlternativeName
+        names = certificate.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        raise ValueError("the certificate names no member of a dtd cluster") from None
+    return names.get_values_for_type(x509.UniformResourceIdentifier)
+
+
 def _credential_of(certificate: x509.Certificate) -> str:
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    for uri in names.get_values_for_type(x509.UniformResourceIdentifier):
+    for uri in uris_of(certificate):
         _dtd, slash, rest = uri.partition("/credential/")
         if slash:
             return str(rest)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
@@ -78,6 +78,8 @@ class Credential:
         id: what it has in common with those that renew it; empty in files of before.
         serial: its certificate's own; empty in files of before.
         issued: beginning of its life.
+        key_path: the file with the private key and the certificate: `path`, or one in which a
+            renewed certificate is kept (`dtd.security.renewed`).
     """
 
     path: Path
@@ -90,6 +92,7 @@ class Credential:
     id: str = ""
     serial: str = ""
     issued: dt.datetime = LONG_AGO
+    key_path: Path
 
     @classmethod
     def load(cls, path: Path, environ: Mapping[str, str] = os.environ) -> Self:
@@ -98,11 +101,22 @@ class Credential:
         Raises:
             ConfigError: it cannot be read, others can read it, it is damaged, or its life is over.
         """
+        made = cls.read(path, environ)
+        made.check_life(dt.datetime.now(dt.UTC))
+        return made
+
+    @classmethod
+    def read(cls, path: Path, environ: Mapping[str, str] = os.environ) -> Self:
+        """Read a credential whose life may be over, as when a renewed certificate is elsewhere.
+
+        Raises:
+            ConfigError: it cannot be read, others can read it, or it is damaged.
+        """
         managed = environ.get("CREDENTIALS_DIRECTORY")
         guarded = bool(managed) and path.parent == Path(str(managed))
         text = read_private(path, group_may_read=guarded).decode("utf-8", "replace")
         head = _head(text)
-        certificates = _certificates(text)
+        certificates = certificates_in(text)
         if (
             not text.startswith(FIRST_LINE + "\n")
             or not 2 <= len(certificates) <= 1 + MAX_AUTHORITIES
@@ -115,7 +129,6 @@ class Credential:
             bare_client_context().load_cert_chain(path)
         except (UsageError, ValueError, OSError) as error:
             raise ConfigError(f"{path} is damaged: {error}", remedy=_REMEDY) from None
-        _check_life(path, expires)
         role, name = head.get("role", ""), head.get("name", "")
         workers = split_names(head.get("workers", ""))
         if role == identity.WORKER and not workers:  # written before certificates had a list
@@ -131,6 +144,7 @@ class Credential:
             id=head.get("credential", ""),
             serial=head.get("serial", ""),
             issued=issued,
+            key_path=path,
         )
 
     def client_context(self) -> ssl.SSLContext:
@@ -160,15 +174,28 @@ class Credential:
         self._prove_with(context)
         return context
 
+    def check_life(self, now: dt.datetime) -> None:
+        """Whether the certificate has not expired by this host's clock.
+
+        Raises:
+            ConfigError: it has.
+        """
+        if self.expires <= now:
+            raise ConfigError(
+                f"the credential {self.key_path} has expired on {self.expires:%Y-%m-%d}",
+                remedy=f"{_REMEDY}; if this host's clock is ahead, which shows"
+                f" {now:%Y-%m-%d %H:%M} UTC, correct it and try again",
+            )
+
     def days_left(self, now: dt.datetime) -> int:
         """Whole days until it expires."""
         return (self.expires - now).days
 
     def _prove_with(self, context: ssl.SSLContext) -> None:
         try:
-            context.load_cert_chain(self.path)
+            context.load_cert_chain(self.key_path)
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"{self.path} is damaged: {error}", remedy=_REMEDY) from None
+            raise ConfigError(f"{self.key_path} is damaged: {error}", remedy=_REMEDY) from None
 
 
 def bare_client_context() -> ssl.SSLContext:
@@ -230,16 +257,6 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
     return tuple(Address.parse(word.strip()) for word in text.split(","))
 
 
-def _check_life(path: Path, expires: dt.datetime) -> None:
-    now = dt.datetime.now(dt.UTC)
-    if expires <= now:
-        raise ConfigError(
-            f"the credential {path} has expired on {expires:%Y-%m-%d}",
-            remedy=f"{_REMEDY}; if this host's clock is ahead, which shows {now:%Y-%m-%d %H:%M}"
-            " UTC, correct it and try again",
-        )
-
-
 def _head(text: str) -> dict[str, str]:
     """`# key: value` lines before the first PEM block."""
     values = {}
@@ -250,7 +267,7 @@ def _head(text: str) -> dict[str, str]:
     return values
 
 
-def _certificates(text: str) -> list[str]:
+def certificates_in(text: str) -> list[str]:
     """The certificates of a file of PEM blocks."""
     blocks = text.split(_BEGIN)[1:]
     return [_BEGIN + block.partition(_END)[0] + _END + "\n" for block in blocks if _END in block]
@@ -269,62 +286,3 @@ def check_role(credential: Credential, *allowed: str) -> None:
             remedy="ask for a token of the right role: `dtdctl token create --role"
             f" {identity.WORKER if identity.WORKER in allowed else identity.OPERATOR}`",
         )
-
-
-# ---
-# Which of several files holds the credential that counts: the given one, or one that renews it.
-#
-# A renewed credential takes the place of its file where that may be written.  Where not (a service
-# manager hands it over read-only) it goes into the state directory, and whoever starts next takes
-# the newest of the same credential.  Looks at the heads of the files alone, and loads nothing.
-
-
-LEAF: Final = "renewed.credential"
-SHARED: Final = "workers"
-"""Beside the workers' state directories, one for all workers of a host, made by systemd."""
-_MOST_LINES: Final = 16
-
-
-def newest(path: Path, others: Iterable[Path]) -> Path:
-    """The file of a credential that was issued last: this one, or one that renews it.
-
-    Files that cannot be read or are of another credential are passed over.
-    """
-    given = head_of(path)
-    best, best_issued = path, given.get("issued", "")
-    for other in others:
-        head = head_of(other)
-        same = all(head.get(key) == given.get(key) for key in ("role", "name"))
-        related = given.get("credential") in (None, head.get("credential"))
-        if same and related and head.get("issued", "") > best_issued:  # ISO times in UTC
-            best, best_issued = other, head["issued"]
-    return best
-
-
-def place_of_renewed(path: Path, state_dir: Path | None) -> Path:
-    """The file that a renewed credential is written to; without a state directory its own."""
-    if state_dir is None or (os.access(path.parent, os.W_OK) and path.name != LEAF):
-        return path
-    shared = state_dir.parent / SHARED
-    return (shared if os.access(shared, os.W_OK) else state_dir) / LEAF
-
-
-def places_of_renewed(state_dir: Path) -> tuple[Path, ...]:
-    """Where workers of this host have put renewed credentials that they could not put in place."""
-    return state_dir / LEAF, state_dir.parent / SHARED / LEAF
-
-
-def head_of(path: Path) -> dict[str, str]:
-    """`# key: value` lines before the key; empty when the file cannot be read."""
-    values: dict[str, str] = {}
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                key, colon, value = line.removeprefix("#").partition(":")
-                if not line.startswith("#") or len(values) >= _MOST_LINES:
-                    break
-                if colon:
-                    values[key.strip()] = value.strip()
-    except OSError:
-        return {}
-    return values

@@ -6,15 +6,11 @@ by `dtd.security.authority`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import ssl
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 
 from dtd.address import Address
@@ -23,7 +19,7 @@ from dtd.security import certificates, identity
 from dtd.security.admission import Enrolment
 from dtd.security.credential import server_context
 from dtd.security.private_files import read_private, write_private
-from dtd.security.signers import Signer, damaged, load_certificate
+from dtd.security.signers import damaged, load_certificate
 from dtd.security.token import DEFAULT_LIFE_S, Token
 
 if TYPE_CHECKING:
@@ -124,9 +120,8 @@ class OwnCertificates:
         begin_s = served.not_valid_before_utc.timestamp()
         from_s = self._authority.renewed_from_s(*certificates.life_of(served))
         record = self._authority.credentials.record(identity.serial_text(served.serial_number))
-        if not self._authority.keeps_up(record) or not _is_of(
-            served, self._authority.signers.trusted
-        ):
+        trusted = [one.certificate for one in self._authority.signers.trusted]
+        if not self._authority.keeps_up(record) or not certificates.is_signed_by(served, trusted):
             from_s = begin_s
         self._good_s[path.name] = begin_s, from_s
         return not begin_s <= self._authority.now_s() < from_s
@@ -182,15 +177,6 @@ class OwnCertificates:
             if self._authority.tokens.is_valid(token.id, now_s=self._authority.now_s())
             else None
         )
-
-
-def _is_of(certificate: x509.Certificate, signers: Iterable[Signer]) -> bool:
-    """Whether one of these has signed the certificate."""
-    for signer in signers:
-        with contextlib.suppress(ValueError, TypeError, InvalidSignature):
-            certificate.verify_directly_issued_by(signer.certificate)
-            return True
-    return False
 
 
 def _read_token(path: Path) -> Token:

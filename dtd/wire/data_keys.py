@@ -2,7 +2,8 @@
 
 The coordinator holds the root, `data_key`.  It gives each generation's secret to the members of its
 roster, and gives each worker the secret with which that worker verifies tickets; a ticket lets a
-client that belongs to no roster fetch one resource until the ticket expires.  Derivation is keyed
+client that belongs to no roster fetch one resource until the ticket expires, by the monotonic clock
+of that worker, which the coordinator knows from REGISTER.  Derivation is keyed
 BLAKE2b with a separate name for each use, over length-prefixed fields, so different uses or inputs
 cannot collide.  Pure.
 """
@@ -33,9 +34,9 @@ def worker_secret(data_key: bytes, name: str, incarnation: int) -> bytes:
     return _derive(data_key, "worker", name, incarnation)
 
 
-def ticket_key(worker_secret: bytes, resource: str, expires_unix_s: int) -> bytes:
+def ticket_key(worker_secret: bytes, resource: str, expires_s: int) -> bytes:
     """The key that lets its holder fetch one resource of that worker until it expires: 32 bytes."""
-    return _derive(worker_secret, "ticket", resource, expires_unix_s)
+    return _derive(worker_secret, "ticket", resource, expires_s)
 
 
 def membership_proof(

@@ -23,7 +23,7 @@ def hello(
     roster_id: int = 0,
     rank: int = 0,
     scope: str = "",
-    expires_unix_s: int = 0,
+    expires_s: int = 0,
 ) -> m.Hello:
     """The first message of the side that opens the connection.
 
@@ -35,7 +35,7 @@ def hello(
         roster_id: that generation's roster.
         rank: the caller's rank in it.
         scope: the resource that a ticket covers; empty without a ticket.
-        expires_unix_s: when the ticket expires.
+        expires_s: when the ticket expires, on the monotonic clock of the worker that is called.
     """
     return m.Hello(
         role=role.value,
@@ -48,7 +48,7 @@ def hello(
         roster_id=roster_id,
         rank=rank,
         scope=scope,
-        expires_unix_s=expires_unix_s,
+        expires_s=expires_s,
     )
 
 
@@ -77,7 +77,7 @@ class DataCredential:
         roster_id: that generation's roster.
         rank: the opening side's rank in it.
         scope: the resource that a ticket covers; empty for a generation's secret.
-        expires_unix_s: when the ticket expires.
+        expires_s: when the ticket expires, on the monotonic clock of the worker that is called.
     """
 
     secret: bytes = field(repr=False)
@@ -85,7 +85,7 @@ class DataCredential:
     roster_id: int = 0
     rank: int = 0
     scope: str = ""
-    expires_unix_s: int = 0
+    expires_s: int = 0
 
     @classmethod
     def of(cls, assign: m.Assign) -> Self:
@@ -106,5 +106,5 @@ class DataCredential:
             roster_id=self.roster_id,
             rank=self.rank,
             scope=self.scope,
-            expires_unix_s=self.expires_unix_s,
+            expires_s=self.expires_s,
         )

@@ -7,7 +7,7 @@ import datetime as dt
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -18,9 +18,10 @@ from dtd import __version__
 from dtd.address import Address
 from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
 from dtd.errors import ConfigError
-from dtd.security.credential import Credential, check_role, newest, places_of_renewed
+from dtd.security.credential import Credential, check_role
 from dtd.security.identity import WORKER
 from dtd.security.lifetimes import WARN_BEFORE_DAYS
+from dtd.security.renewed import places_of_renewed, with_renewed
 from dtd.security.targets import Target, credential_places, find_credential, targets, targets_here
 from dtd.shown import one_line
 from dtd.wire import messages as m
@@ -87,22 +88,37 @@ EVERYWHERE: Final = Address("0.0.0.0", 0)  # noqa: S104 - its data port wants a 
 
 
 def places(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where a worker's credential is looked for."""
+    """Where a worker's credential is looked for.
+
+    Not in the home directory where a service manager hands credentials over: the unit's is a
+    directory to which jobs write.
+    """
+    managed = environ.get("CREDENTIALS_DIRECTORY")
+    if managed:
+        return Path(managed) / FILE_NAME, SYSTEM_FILE
     return credential_places(FILE_NAME, environ, system=(SYSTEM_FILE,))
 
 
-def load_credential(config: WorkerConfig, environ: Mapping[str, str]) -> Credential | None:
+def load_credential(
+    config: WorkerConfig, environ: Mapping[str, str]
+) -> tuple[Credential | None, tuple[ConfigError, ...]]:
     """The worker's credential, if it has one.
+
+    Returns:
+        the credential with its newest certificate, and for each file with a renewed certificate
+        that does not count the reason.
 
     Raises:
         ConfigError: it is damaged, expired, or of another role.
     """
     path = config.credential or find_credential(places(environ))
     if path is None:
-        return None
-    credential = Credential.load(newest(path, places_of_renewed(config.state_dir)), environ)
-    check_role(credential, WORKER)
-    return credential
+        return None, ()
+    given = Credential.read(path, environ)
+    check_role(given, WORKER)
+    credential, ignored = with_renewed(given, places_of_renewed(config.state_dir))
+    credential.check_life(dt.datetime.now(dt.UTC))
+    return credential, ignored
 
 
 def settled(config: WorkerConfig, credential: Credential | None) -> WorkerConfig:
@@ -149,8 +165,10 @@ def coordinator_targets(
     return lambda: told or targets_here(environ)
 
 
-def warn_of_expiry(credential: Credential) -> None:
-    """Log when the credential has not long to live."""
+def warn_of_certificates(credential: Credential, ignored: Iterable[ConfigError]) -> None:
+    """Log files with renewed certificates that do not count, and a certificate that ends soon."""
+    for error in ignored:
+        log.warning("renewed_credential_ignored", reason=error.message, remedy=error.remedy)
     days = credential.days_left(dt.datetime.now(dt.UTC))
     if days < WARN_BEFORE_DAYS:
-        log.warning("credential_expires_soon", days=days, credential=str(credential.path))
+        log.warning("credential_expires_soon", days=days, credential=str(credential.key_path))

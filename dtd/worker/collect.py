@@ -291,7 +291,7 @@ def _delivered(
     one: m.PartHolder, digest: str, place: Path, connect: Connect, got_on: GotOn
 ) -> FoundPart:
     ticket = DataCredential(
-        secret=one.ticket_key, scope=one.resource, expires_unix_s=one.ticket_expires_unix_s
+        secret=one.ticket_key, scope=one.resource, expires_s=one.ticket_expires_s
     )
     name = one.resource.rpartition("/")[2]
     if len(name) > _MAX_NAME or parse_name(name) is None:

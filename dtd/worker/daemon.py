@@ -8,6 +8,7 @@ replaces itself, so that the next job starts in a clean interpreter.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -292,7 +293,8 @@ class Worker:
 
     def _tell(self, message: m.Message) -> None:
         if isinstance(message, m.Register):
-            message = proved(message, self._core.assign)
+            told = dataclasses.replace(message, clock_s=self._loop.time())
+            message = proved(told, self._core.assign)
         self._control.send(message)
 
     # --- effects -----------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def ask_driver() -> Driver | None:
     Raises:
         ConfigError: it does not answer.
     """
-    command = [sys.executable, "-c", _ASK]
+    command = [sys.executable, "-P", "-c", _ASK]
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False

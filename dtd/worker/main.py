@@ -30,7 +30,7 @@ from dtd.worker.cluster_access import (
     coordinator_targets,
     load_credential,
     settled,
-    warn_of_expiry,
+    warn_of_certificates,
 )
 from dtd.worker.daemon import Worker
 from dtd.worker.device import check_device
@@ -78,16 +78,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _load(
     given: dict[str, object], environ: Mapping[str, str]
-) -> tuple[WorkerConfig, Credential | None]:
-    """The settings; a name that nobody has chosen follows the credential's."""
+) -> tuple[WorkerConfig, Credential | None, tuple[ConfigError, ...]]:
+    """The settings, the credential, and the reasons why files with a renewed one do not count.
+
+    A name that is not configured follows the credential's.
+    """
     host = platform.node()
     flags = with_instance(given, environ, host)
     config = load_worker_config(flags, environ, hostname=host)
-    credential = load_credential(config, environ)
+    credential, ignored = load_credential(config, environ)
     if credential is not None:
         flags = with_instance(given, environ, credential.name)
         config = load_worker_config(flags, environ, hostname=credential.name)
-    return settled(config, credential), credential
+    return settled(config, credential), credential, ignored
 
 
 async def _serve(
@@ -151,14 +154,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[:1] == [COMMAND]:
             return run_join(given[1:])
         flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
-        config, credential = _load(flags, os.environ)
+        config, credential, ignored = _load(flags, os.environ)
         check_device(config.device)
         check_sandbox(config.sandbox)
         place = StateDirectory(config.state_dir, os.environ)
         stdout = own_stdout()
         configure_logging(config.log_format, stdout, config.log_level)
         if credential is not None:
-            warn_of_expiry(credential)
+            warn_of_certificates(credential, ignored)
         ending = _run(config, credential, place.instance)
     except DtdError as error:
         stderr.write(f"dtd-worker: {indented(str(error))}\n")
@@ -172,7 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stderr.flush()
     if isinstance(ending, member.Restart):
         place.hand_over()
-        os.execv(sys.executable, [sys.executable, "-m", "dtd.worker.main", *given])  # noqa: S606
+        # -P: the current directory is where the job's code ran, and nothing is imported from there.
+        again = [sys.executable, "-P", "-m", "dtd.worker.main", *given]
+        os.execv(sys.executable, again)  # noqa: S606
     # The training thread may be in the middle of anything; it has nothing left to save.
     os._exit(ending)
 

@@ -152,7 +152,7 @@ def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:
         entry=DataCredential(
             secret=message.ticket_key,
             scope=PROBE_SCOPE,
-            expires_unix_s=message.ticket_expires_unix_s,
+            expires_s=message.ticket_expires_s,
         ),
         place=lambda _message, size: scratch[:size] if 0 < size <= len(scratch) else None,
     )
@@ -210,7 +210,7 @@ async def _step_figures(
         "place": str(place) if place is not None else "",
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dtd.train.measure"),
+        *(sys.executable, "-P", "-m", "dtd.train.measure"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -231,7 +231,7 @@ def _listed(source: m.ModelSource) -> dict[str, Any]:
         "verified": bool(source.digest),
         "part": list(source.part),
         "ticket_key": source.ticket_key,
-        "ticket_expires_unix_s": source.ticket_expires_unix_s,
+        "ticket_expires_s": source.ticket_expires_s,
     }
 
 

@@ -162,7 +162,7 @@ class _Call:
         ticket = DataCredential(
             secret=message.ticket_key,
             scope=PROBE_SCOPE,
-            expires_unix_s=message.ticket_expires_unix_s,
+            expires_s=message.ticket_expires_s,
         )
         role = m.Role.FETCH
         self.link = Link(

@@ -8,13 +8,13 @@ with the newer one.
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from dtd.errors import ConfigError
+from dtd.security.credential_book import RevokedRecord
 from dtd.security.private_files import read_private, write_private
 from dtd.security.revocation_list import MAX_BYTES, parted, read
 
@@ -106,16 +106,20 @@ class Revocations:
         Returns:
             whether it is news that `save` should keep.  It is not when the coordinator leaves out
             what is known here and has not ended: it has been told, and says so when it believes it.
-            Another cluster's coordinator has nothing to do with that.
+            Another cluster's coordinator has nothing to do with that.  The time is taken from the
+            list: it is at least that of the newest revocation, by the clock that all times of the
+            list are from.
         """
-        now_s = time.time()
+        if not document or document == self.document:
+            return False
         try:
-            known, said = _names(self.document, now_s), _names(document, now_s)
-            other = bool(document) and document != self.document
-            news = other and (known[0] != said[0] or known[1] <= said[1])
+            (known_cluster, known), (cluster, said) = _content(self.document), _content(document)
         except ValueError as error:
             log.warning("revocations_damaged", error=str(error))
             return False
+        now_s = max((one.revoked_s for one in said), default=0.0)
+        living = {one.serial for one in known if one.expires_s > now_s}
+        news = known_cluster != cluster or living <= {one.serial for one in said}
         if news:
             self.document = document
         return news
@@ -133,20 +137,17 @@ def _read_revocations(path: Path) -> bytes:
         return b""
     try:
         document = read_private(path)
-        _names(document, 0.0)
+        _content(document)
     except (ConfigError, ValueError) as error:
         log.warning("revocations_damaged", error=str(error))
         return b""
     return document if len(document) <= MAX_BYTES else b""
 
 
-def _names(document: bytes, now_s: float) -> tuple[str, frozenset[str]]:
-    """Of which cluster a list is, and what it names that has not ended.
+def _content(document: bytes) -> tuple[str, list[RevokedRecord]]:
+    """Of which cluster a list is, and what it names.
 
     Raises:
         ValueError: it is none.
     """
-    if not document:
-        return "", frozenset()
-    cluster, records = read(parted(document)[1])
-    return cluster, frozenset(one.serial for one in records if one.expires_s > now_s)
+    return read(parted(document)[1]) if document else ("", [])

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from dtd.errors import ConfigError
-from dtd.security.credential import Credential, place_of_renewed
+from dtd.security.credential import Credential
+from dtd.security.renewed import place_of_renewed
 from dtd.wire import messages as m
 
 if TYPE_CHECKING:  # takes long to load, and a credential is seldom renewed
@@ -75,7 +76,7 @@ class CredentialRenewal:
             return
         log.info(
             "credential_taken_over",
-            credential=str(self._credential.path),
+            credential=str(self._credential.key_path),
             expires=self._credential.expires.isoformat(),
         )
         self._renewed(self._credential)

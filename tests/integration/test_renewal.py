@@ -26,7 +26,7 @@ from dtd.net.blocking_link import BlockingLink
 from dtd.net.control_client import ControlClient
 from dtd.net.tls_connect import tls_connect
 from dtd.places import SOCKET_NAME
-from dtd.security.credential import Credential, head_of
+from dtd.security.credential import Credential
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from scripts.cluster.cluster import Cluster
@@ -101,7 +101,7 @@ class Weeks(Cluster):
 
     def ends(self, name: str) -> dt.datetime:
         """When the credential in a host's file ends."""
-        return dt.datetime.fromisoformat(head_of(self.credentials[name].path)["expires"])
+        return Credential.load(self.credentials[name].path).expires
 
     def trains_on(self) -> None:
         """Steps are made, by the same processes, in the same generation."""

@@ -79,6 +79,7 @@ def test_exit_codes_are_those_promised_to_scripts() -> None:
         "UsageError": 2,
         "JobSpecError": 2,
         "ConfigError": 78,
+        "StoreDamaged": 78,
         "CoordinatorUnreachable": 3,
         "JobFailed": 4,
     }

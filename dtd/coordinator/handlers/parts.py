@@ -99,14 +99,14 @@ class PartDirectory:
         worker = self._coordinator.membership.cluster_of(name).workers[name].registration
         path = PurePosixPath(one["directory"])
         resource = f"checkpoint/{path.parent.name}/{path.name}"
-        expires_unix_s, key = self._coordinator.ticket(one["worker"], resource)
+        expires_s, key = self._coordinator.ticket(one["worker"], resource)
         return m.PartHolder(
             name=one["worker"],
             host=worker.data_host,
             port=worker.data_port,
             resource=resource,
             part=tuple(one["part"]),
-            ticket_expires_unix_s=expires_unix_s,
+            ticket_expires_s=expires_s,
             ticket_key=key,
         )
 

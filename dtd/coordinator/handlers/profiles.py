@@ -177,12 +177,12 @@ class Profiles:
         worker = self._coordinator.membership.cluster_of(name).workers.get(name)
         if worker is None or name not in self._coordinator.connected():
             return {"alive": False}
-        expires_unix_s, key = self._coordinator.ticket(name, resource)
+        expires_s, key = self._coordinator.ticket(name, resource)
         return {
             "alive": True,
             "data_host": worker.registration.data_host,
             "data_port": worker.registration.data_port,
-            "ticket_expires_unix_s": expires_unix_s,
+            "ticket_expires_s": expires_s,
             "ticket_key": key,
         }
 

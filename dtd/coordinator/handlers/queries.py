@@ -156,5 +156,5 @@ class Queries:
         }
 
     def _ticket(self, worker: str, folder: str, name: str) -> dict[str, Any]:
-        expires_unix_s, key = self._coordinator.ticket(worker, f"checkpoint/{folder}/{name}")
-        return {"ticket_expires_unix_s": expires_unix_s, "ticket_key": key}
+        expires_s, key = self._coordinator.ticket(worker, f"checkpoint/{folder}/{name}")
+        return {"ticket_expires_s": expires_s, "ticket_key": key}

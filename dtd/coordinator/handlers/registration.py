@@ -57,7 +57,7 @@ class RegistrationHandler:
         if clash is not None:
             coordinator.diagnostics.name_taken(clash)
             raise ProtocolError(ErrorCode.REFUSED, clash.message, remedy=clash.remedy)
-        self._links.register(link, message)
+        self._links.register(link, message, coordinator.now)
         coordinator.diagnostics.registered(link.peer_host(), name)
         coordinator.deletions.registered(name)
         coordinator.copies.registered(name)

@@ -222,7 +222,7 @@ class Copies:
 
     def _source(self, name: str, resource: str, digest: str = "", part: Any = ()) -> m.ModelSource:
         worker = self._coordinator.membership.cluster_of(name).workers[name].registration
-        expires_unix_s, key = self._coordinator.ticket(name, resource)
+        expires_s, key = self._coordinator.ticket(name, resource)
         return m.ModelSource(
             name=name,
             host=worker.data_host,
@@ -230,7 +230,7 @@ class Copies:
             resource=resource,
             digest=digest,
             part=tuple(part),
-            ticket_expires_unix_s=expires_unix_s,
+            ticket_expires_s=expires_s,
             ticket_key=key,
         )
 

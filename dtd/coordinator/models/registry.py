@@ -87,7 +87,7 @@ class ModelRegistry:
                     "data_host": one.host,
                     "data_port": one.port,
                     "resource": one.resource,
-                    "ticket_expires_unix_s": one.ticket_expires_unix_s,
+                    "ticket_expires_s": one.ticket_expires_s,
                     "ticket_key": one.ticket_key,
                 }
                 for one in self._copies.sources(versions[0])

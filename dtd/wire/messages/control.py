@@ -101,7 +101,8 @@ class Register(Message):
     `held_generation` and `held_step` are those of its ASSIGN.  `instance` names its state
     directory. `last_end` says how the previous process ended; empty if it ended normally.  `proof`
     shows a coordinator that has lost the generation's record that this process is a member of it.
-    `serves`: it is a parameter server, which trains no rows.
+    `serves`: it is a parameter server, which trains no rows.  `clock_s` is the worker's monotonic
+    clock, by which the tickets for its data port expire.
     """
 
     name: MemberName
@@ -124,6 +125,7 @@ class Register(Message):
     last_end: Name = ""
     proof: Octets = field(default=b"", repr=False)
     serves: Flag = False
+    clock_s: Seconds = 0.0
 
 
 @message

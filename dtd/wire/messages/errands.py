@@ -39,7 +39,7 @@ class PartHolder:
     port: U16
     resource: Text
     part: Shards
-    ticket_expires_unix_s: U64
+    ticket_expires_s: U64
     ticket_key: Octets = field(default=b"", repr=False)
 
 
@@ -50,7 +50,7 @@ class Probe(Message):
     name: Name
     host: Host
     port: U16
-    ticket_expires_unix_s: U64 = 0
+    ticket_expires_s: U64 = 0
     ticket_key: Octets = field(default=b"", repr=False)
 
 
@@ -97,7 +97,7 @@ class Measure(Message):
     name: Name = ""
     host: Host = ""
     port: U16 = 0
-    ticket_expires_unix_s: U64 = 0
+    ticket_expires_s: U64 = 0
     ticket_key: Octets = field(default=b"", repr=False)
     spec: Map
     worlds: U16 = 0

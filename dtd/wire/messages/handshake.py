@@ -23,7 +23,7 @@ class Hello(Message):
     nonce: Octets = b""
     tag: U8 = FLAG_XXH3
     scope: Text = ""
-    expires_unix_s: U64 = 0
+    expires_s: U64 = 0
     ends: Octets = b""
 
 

@@ -47,7 +47,7 @@ class ModelSource:
     resource: Text
     digest: Name = ""
     part: Shards = ()
-    ticket_expires_unix_s: U64 = 0
+    ticket_expires_s: U64 = 0
     ticket_key: Octets = field(default=b"", repr=False)
 
 

@@ -15,13 +15,15 @@ from dtd.wire.data_keys import generation_secret, ticket_key, worker_secret
 from dtd.worker.cluster_access import proved
 
 DATA_KEY = bytes(range(32))
-NOW_UNIX_S = 1_000_000.7
+CLOCKS_S = {"worker-0": 50.2, "worker-1": 700.7}
 INCARNATIONS = {"worker-0": 7, "worker-1": 8}
 
 
 @pytest.fixture
 def secrets() -> DataSecrets:
-    return DataSecrets(DATA_KEY, lambda name: INCARNATIONS.get(name, 0), lambda: NOW_UNIX_S)
+    return DataSecrets(
+        DATA_KEY, lambda name: INCARNATIONS.get(name, 0), lambda name: CLOCKS_S.get(name, 0.0)
+    )
 
 
 def test_a_member_learns_the_secret_of_its_generation(secrets: DataSecrets) -> None:
@@ -60,10 +62,10 @@ def test_who_tries_a_link_gets_a_ticket_for_nothing_else(
 ) -> None:
     filled = secrets.filled(message, "worker-0")
     assert isinstance(filled, m.Probe | m.Measure)
-    expires_unix_s = int(NOW_UNIX_S) + TICKET_LIFE_S
-    assert filled.ticket_expires_unix_s == expires_unix_s
+    expires_s = 700 + TICKET_LIFE_S
+    assert filled.ticket_expires_s == expires_s
     own = worker_secret(DATA_KEY, "worker-1", 8)
-    assert filled.ticket_key == ticket_key(own, PROBE_SCOPE, expires_unix_s)
+    assert filled.ticket_key == ticket_key(own, PROBE_SCOPE, expires_s)
 
 
 @pytest.mark.parametrize(

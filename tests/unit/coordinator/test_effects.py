@@ -110,7 +110,7 @@ async def desk():
         job_ended=lambda job: told.append(job.id), something_happened=lambda: told.append("news")
     )
     store, links, link = PlayedStore(), WorkerLinks(), PlayedLink()
-    links.register(link, registering(1))
+    links.register(link, registering(1), 0.0)
     thread = StoreThread()
     effects = Effects(
         links=links,
@@ -155,7 +155,7 @@ async def test_what_follows_a_job_waits_until_it_is_written_as_it_was(desk):
 async def test_acknowledgements_do_not_wait_for_the_disk(desk):
     """Else every worker would take a coordinator with a slow disk for dead."""
     other = PlayedLink()
-    desk.links.register(other, dataclasses.replace(registering(5), name="worker-1"))
+    desk.links.register(other, dataclasses.replace(registering(5), name="worker-1"), 0.0)
     desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
     desk.effects.put(Send(name="worker-0", message=ASSIGN))
     desk.effects.put(Send(name="worker-0", message=ACK))
@@ -183,7 +183,7 @@ async def test_a_message_goes_to_the_connection_that_the_worker_had(desk):
     desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
     desk.effects.put(Send(name="worker-0", message=ASSIGN))
     newer = PlayedLink()
-    desk.links.register(newer, registering(2))
+    desk.links.register(newer, registering(2), 0.0)
     desk.store.may_write.set()
     await desk.effects.settled()
     assert newer.told == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.wire import messages as m
 
@@ -35,9 +37,9 @@ def test_the_newest_process_takes_the_name_and_one_that_comes_back_is_told_why()
     links, first, second = WorkerLinks(), PlayedLink(), PlayedLink()
     one, other = registering(1, "host1"), registering(2, "host2")
     assert links.clash(one) is None
-    links.register(first, one)
+    links.register(first, one, 0.0)
     assert links.clash(other) is None
-    links.register(second, other)
+    links.register(second, other, 0.0)
     assert first.errors == ["another worker registered as w"]
     clash = links.clash(one)
     assert clash is not None
@@ -50,8 +52,17 @@ def test_the_newest_process_takes_the_name_and_one_that_comes_back_is_told_why()
 
 def test_a_process_that_merely_calls_again_clashes_with_nobody() -> None:
     links, first, second = WorkerLinks(), PlayedLink(), PlayedLink()
-    links.register(first, registering(1, "host1"))
+    links.register(first, registering(1, "host1"), 0.0)
     assert links.clash(registering(1, "host1")) is None
-    links.register(second, registering(1, "host1"))
+    links.register(second, registering(1, "host1"), 0.0)
     assert links.clash(registering(1, "host1")) is None
     assert links.incarnation("w") == 1
+
+
+def test_a_workers_clock_goes_on_from_what_its_process_said() -> None:
+    links, link = WorkerLinks(), PlayedLink()
+    assert links.clock_s("w", 500.0) == 0.0
+    links.register(link, dataclasses.replace(registering(1, "host1"), clock_s=7.0), 500.0)
+    assert links.clock_s("w", 503.0) == 10.0
+    links.forget(link)
+    assert links.clock_s("w", 503.0) == 0.0

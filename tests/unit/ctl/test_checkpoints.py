@@ -189,7 +189,7 @@ def world():
 @pytest.fixture
 def parted(server, result, spec, state, world, uncompared, tmp_path):
     """Some workers, each with its part; returns their directories."""
-    ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
+    ticket = {"ticket_key": server.secret, "ticket_expires_s": 1 << 40}
     there = {"data_host": server.address.host, "data_port": server.address.port, **ticket}
     known = [part(rank, **there, **({"part": []} if world == 2 else {})) for rank in range(world)]
     paths = [

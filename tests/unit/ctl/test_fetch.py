@@ -41,7 +41,7 @@ def offers():
 @pytest.fixture
 def cluster(server, result, free_address, spec, files, offers):
     """The newest checkpoint is held by a worker that is away and by one that serves it."""
-    ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
+    ticket = {"ticket_key": server.secret, "ticket_expires_s": 1 << 40}
     there = {"data_host": server.address.host, "data_port": server.address.port, **ticket}
     away = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
     known = [checkpoint(**away), checkpoint(worker="worker-1", **there)]
@@ -103,7 +103,7 @@ def test_a_newer_one_that_nobody_has_confirmed_is_named(
 ):
     monkeypatch.setattr(command, "HOLDERS_BACK_S", 0.0)
     unsure = checkpoint(step=30, verified=False, confirmation="unconfirmed", alive=False)
-    ticket = {"ticket_key": bytes(32), "ticket_expires_unix_s": 1 << 40}
+    ticket = {"ticket_key": bytes(32), "ticket_expires_s": 1 << 40}
     known = [unsure, checkpoint(**ticket)]
     server.script = lambda _message: result({"checkpoints": known, "spec": spec})
     err = dtdctl("fetch", "digits-1", str(tmp_path))[2]
@@ -174,7 +174,7 @@ def test_fetch_asks_again_where_a_worker_is_that_has_just_left(
 ):
     """It is listed as there, and its process has ended: the next answer has its new address."""
     serving, asked = server.script, []
-    ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
+    ticket = {"ticket_key": server.secret, "ticket_expires_s": 1 << 40}
     gone = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
 
     def script(message):
@@ -227,7 +227,7 @@ def test_fetch_fails_when_all_holders_do(
     dtdctl, server, result, free_address, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(command, "HOLDERS_BACK_S", 0.0)
-    ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
+    ticket = {"ticket_key": server.secret, "ticket_expires_s": 1 << 40}
     away = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
     answer = {"checkpoints": [checkpoint(**away)], "spec": {}}
     server.script = lambda _message: result(answer)

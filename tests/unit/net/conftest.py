@@ -28,7 +28,7 @@ from tests.played_loop import PlayedLoop
 PATIENCE_S = 60.0
 SECRET = b"s" * 32
 WORKER_SECRET = b"w" * 32
-NEVER_UNIX_S = 1 << 40
+NEVER_S = 1 << 40
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -128,8 +128,8 @@ async def dial() -> AsyncIterator[Callable[..., Awaitable[Peer]]]:
         if role is m.Role.FETCH and not hello:
             hello = {"scope": "state/1"}
         if "scope" in hello:
-            hello.setdefault("expires_unix_s", NEVER_UNIX_S)
-            secret = ticket_key(WORKER_SECRET, hello["scope"], hello["expires_unix_s"])
+            hello.setdefault("expires_s", NEVER_S)
+            secret = ticket_key(WORKER_SECRET, hello["scope"], hello["expires_s"])
         peer = Peer(
             m.Hello(
                 role=role,

@@ -303,7 +303,7 @@ async def test_a_member_that_fetches_early_waits_for_its_generation(port, dial):
 async def test_a_ticket_opens_what_it_names_until_it_expires(port, dial):
     port.server.offer("state/1", state())
     await opened(port, dial, "state/1")
-    late = await dial(port.address, m.Role.FETCH, scope="state/1", expires_unix_s=1)
+    late = await dial(port.address, m.Role.FETCH, scope="state/1", expires_s=1)
     assert (await turned_away(late)).code == ErrorCode.REFUSED
 
 

@@ -119,10 +119,25 @@ def test_the_credentials_coordinators_are_called_with_it(credential: Credential)
 
 def test_it_is_found_where_join_puts_it(credential: Credential, tmp_path: Path) -> None:
     environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
-    found = load_credential(config_of(), environ)
+    found, ignored = load_credential(config_of(), environ)
     assert found is not None
-    assert found.path == credential.path
-    assert load_credential(config_of(credential=str(credential.path)), {}) == credential
+    assert (found.path, ignored) == (credential.path, ())
+    assert load_credential(config_of(credential=str(credential.path)), {}) == (credential, ())
+
+
+def test_a_credential_that_a_job_puts_into_the_units_home_is_none(
+    credential: Credential, tmp_path: Path
+) -> None:
+    """On the coordinator's host a unit may have none, and its home is a cache of the job's."""
+    handed, home = tmp_path / "handed", tmp_path / "home"
+    handed.mkdir()
+    (handed / "worker.credential").write_text("# none")
+    planted = home / ".config/dtd/worker.credential"
+    planted.parent.mkdir(parents=True)
+    credential.path.rename(planted)
+    assert load_credential(config_of(), {"HOME": str(home)})[0] is not None
+    environ = {"HOME": str(home), "CREDENTIALS_DIRECTORY": str(handed)}
+    assert load_credential(config_of(), environ) == (None, ())
 
 
 def test_a_credential_of_another_role_is_none(tmp_path: Path) -> None:

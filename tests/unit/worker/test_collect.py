@@ -83,7 +83,7 @@ def holder(rank: int) -> m.PartHolder:
         port=7000,
         resource=f"checkpoint/w{rank}/{NAME}",
         part=tuple(held_shards(rank % 4, 4, 1).to_wire()),
-        ticket_expires_unix_s=99,
+        ticket_expires_s=99,
         ticket_key=f"w{rank}".encode(),
     )
 

@@ -24,9 +24,9 @@ from tests.played_socket import PlayedSocket
 
 PATIENCE_S = 30.0
 RESOURCE = "state/4"
-NEVER_UNIX_S = 1 << 40
-KEY = ticket_key(b"w" * 32, RESOURCE, NEVER_UNIX_S)
-TICKET = DataCredential(secret=KEY, scope=RESOURCE, expires_unix_s=NEVER_UNIX_S)
+NEVER_S = 1 << 40
+KEY = ticket_key(b"w" * 32, RESOURCE, NEVER_S)
+TICKET = DataCredential(secret=KEY, scope=RESOURCE, expires_s=NEVER_S)
 BLOBS = [b"first" * 100, b"", bytes(range(256)) * 5 * (RANGE_BYTES // 256) + b"tail"]
 
 

@@ -19,7 +19,7 @@ from dtd.wire.data_keys import ticket_key
 from dtd.worker.measure import MAX_MEASUREMENTS, Measurements, measure
 
 PATIENCE_S = 30.0
-NEVER_UNIX_S = 1 << 40
+NEVER_S = 1 << 40
 SECRET = b"w" * 32
 
 
@@ -48,8 +48,8 @@ def question(what, address=None, **changed):
     if address is not None:
         values |= {"name": "worker-1", "host": address.host, "port": address.port}
         values |= {
-            "ticket_expires_unix_s": NEVER_UNIX_S,
-            "ticket_key": ticket_key(SECRET, PROBE_SCOPE, NEVER_UNIX_S),
+            "ticket_expires_s": NEVER_S,
+            "ticket_key": ticket_key(SECRET, PROBE_SCOPE, NEVER_S),
         }
     return m.Measure(**(values | changed))
 
@@ -125,7 +125,7 @@ async def test_a_step_is_measured_in_another_process(config, probe_process):
     probe_process("print(json.dumps({'asked': json.load(sys.stdin), 'by': sys.argv[1:]}))")
     measured = await answer(question("step", spec={"a": 1}, worlds=2), config)
     asked = measured.figures["asked"]
-    assert measured.figures["by"] == ["-m", "dtd.train.measure"]
+    assert measured.figures["by"] == ["-P", "-m", "dtd.train.measure"]
     assert (asked["spec"], asked["worlds"], asked["place"]) == ({"a": 1}, [1, 2], "")
 
 

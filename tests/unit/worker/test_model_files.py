@@ -76,7 +76,7 @@ def other(server):
         port=server.address.port,
         resource=f"model/{VERSION}",
         ticket_key=b"s" * 32,
-        ticket_expires_unix_s=2**40,
+        ticket_expires_s=2**40,
     )
     return source, content
 

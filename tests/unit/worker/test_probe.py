@@ -12,8 +12,8 @@ from dtd.worker.probe import MAX_PROBES, Probes, probe
 from tests.unit.worker.conftest import WORKER_SECRET
 
 PATIENCE_S = 60.0
-NEVER_UNIX_S = 1 << 40
-KEY = ticket_key(WORKER_SECRET, PROBE_SCOPE, NEVER_UNIX_S)
+NEVER_S = 1 << 40
+KEY = ticket_key(WORKER_SECRET, PROBE_SCOPE, NEVER_S)
 
 
 async def probed(address, *, name="worker-1", timeout_s=PATIENCE_S):
@@ -21,7 +21,7 @@ async def probed(address, *, name="worker-1", timeout_s=PATIENCE_S):
         name=name,
         host=address.host,
         port=address.port,
-        ticket_expires_unix_s=NEVER_UNIX_S,
+        ticket_expires_s=NEVER_S,
         ticket_key=KEY,
     )
     return await probe(message, by="worker-0", timeout_s=timeout_s)

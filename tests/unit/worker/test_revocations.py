@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,13 @@ from dtd.security.credential_book import RevokedRecord
 from dtd.security.revocation_list import body_of, joined
 from dtd.worker.remembered import Revocations
 
-NOW_S = time.time()
+NOW_S = 1000.0
 
 
-def document(*serials: str, cluster: str = "c", ends_s: float = NOW_S + 1000) -> bytes:
-    records = [RevokedRecord(serial=one, revoked_s=1.0, expires_s=ends_s) for one in serials]
+def document(
+    *serials: str, cluster: str = "c", revoked_s: float = NOW_S, ends_s: float = NOW_S + 1000
+) -> bytes:
+    records = [RevokedRecord(serial=one, revoked_s=revoked_s, expires_s=ends_s) for one in serials]
     return joined(b"sig", body_of(cluster, records))
 
 
@@ -46,8 +47,10 @@ def test_what_a_restored_coordinator_leaves_out_is_kept(path: Path) -> None:
 
 def test_what_has_ended_or_is_of_another_cluster_is_let_go(path: Path) -> None:
     known = Revocations(path)
-    known.heard(document("a", ends_s=NOW_S - 1))
-    assert known.heard(document("b"))
+    """By the coordinator's clock, whatever this host's shows."""
+    known.heard(document("a"))
+    assert not known.heard(document("b", revoked_s=NOW_S + 999))
+    assert known.heard(document("b", revoked_s=NOW_S + 1000, ends_s=NOW_S + 2000))
     assert known.heard(document("c", cluster="other"))
 
 

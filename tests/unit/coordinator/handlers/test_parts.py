@@ -91,7 +91,7 @@ async def test_holders_come_with_tickets_and_those_that_suffice_first() -> None:
     resource = f"checkpoint/{PARENT}.tag/g000003-s000000040"
     assert (first.host, first.port, first.resource) == ("10.0.0.1", 7000, resource)
     assert first.part == tuple(held_shards(0, 4, 1).to_wire())
-    assert (first.ticket_expires_unix_s, first.ticket_key) == (99, f"w-0 {resource}".encode())
+    assert (first.ticket_expires_s, first.ticket_key) == (99, f"w-0 {resource}".encode())
 
 
 async def test_missing_shards_and_their_workers_are_named() -> None:

@@ -69,7 +69,7 @@ def served(server, result):
         "data_host": server.address.host,
         "data_port": server.address.port,
         "resource": "model/own.v2.0123456789ab",
-        "ticket_expires_unix_s": 2**40,
+        "ticket_expires_s": 2**40,
         "ticket_key": b"s" * 32,
     }
     known["sources"] = [source]

@@ -1,0 +1,183 @@
+"""Where a renewed certificate is kept, and that it changes nothing but the certificate."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtd.address import Address
+from dtd.errors import ConfigError
+from dtd.security import certificates, identity
+from dtd.security.authority import Authority
+from dtd.security.credential import Credential, write_credential
+from dtd.security.renewed import place_of_renewed, places_of_renewed, with_renewed
+
+HERE, ELSEWHERE = Address("10.0.0.1", 7117), Address("10.6.6.6", 7117)
+DAY = dt.timedelta(days=1)
+
+
+class Host:
+    """A host with a worker's credential, and the authority that has issued it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority = Authority.create(directory / "pki")
+        path = directory / "worker.credential"
+        self.authority.enrol(path, "worker", "host7", coordinators=(HERE,))
+        # As of a host that joined three weeks ago.
+        joined = Credential.read(path)
+        self.credential = dataclasses.replace(joined, issued=joined.issued - 21 * DAY)
+
+    def renewal(
+        self,
+        place: Path,
+        *,
+        authority: Authority | None = None,
+        role: str = "worker",
+        name: str = "host7",
+        workers: tuple[str, ...] | None = None,
+        credential: str = "",
+        days_ago: int = 0,
+    ) -> Path:
+        """Write a file as a worker would, or the code of a job, for another coordinator."""
+        issuer, key = authority or self.authority, certificates.new_key()
+        signer, cluster = issuer.signers.current, self.authority.cluster
+        names = self.credential.workers if workers is None else workers
+        made = certificates.member_certificate(
+            signer.certificate,
+            signer.key,
+            key.public_key(),
+            uris=[
+                identity.identity_uri(cluster, role, name),
+                *(identity.registers_uri(cluster, one) for one in names),
+                identity.credential_uri(cluster, credential or self.credential.id),
+            ],
+            role=role,
+            serial=certificates.new_serial(),
+            now=dt.datetime.now(dt.UTC) - days_ago * DAY,
+            life_days=30,
+        )
+        pem = certificates.certificate_pem(made)
+        write_credential(
+            place,
+            role="worker",
+            name="host7",
+            workers=self.credential.workers,
+            coordinators=(ELSEWHERE,),
+            key_pem=certificates.key_pem(key),
+            certificate_pem=pem,
+            facts=certificates.facts_of(pem),
+            authority_pem=signer.pem,
+        )
+        return place
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_a_renewed_certificate_counts_and_brings_nothing_else(host: Host) -> None:
+    place = host.renewal(host.directory / "renewed.credential")
+    made, ignored = with_renewed(host.credential, (place, host.directory / "missing"))
+    assert ignored == ()
+    assert made.key_path == place
+    assert made.issued > host.credential.issued
+    assert (
+        dataclasses.replace(
+            made,
+            key_path=host.credential.path,
+            serial=host.credential.serial,
+            issued=host.credential.issued,
+            expires=host.credential.expires,
+        )
+        == host.credential
+    )
+    made.client_context()
+
+
+def test_the_newest_counts(host: Host) -> None:
+    earlier = host.renewal(host.directory / "a", days_ago=2)
+    newest = host.renewal(host.directory / "b")
+    for places in ((earlier, newest), (newest, earlier)):
+        made, ignored = with_renewed(host.credential, places)
+        assert (made.key_path, ignored) == (newest, ())
+
+
+@pytest.mark.parametrize(
+    ("plant", "why"),
+    [
+        (
+            lambda host, place: host.renewal(place, authority=Authority.create(place.parent / "x")),
+            "is not signed by the authority of",
+        ),
+        (lambda host, place: host.renewal(place, name="host8"), "is not for the holder of"),
+        (lambda host, place: host.renewal(place, role="operator"), "is not for the holder of"),
+        (lambda host, place: host.renewal(place, workers=("host7",)), "is not for the holder of"),
+        (lambda host, place: host.renewal(place, credential="b2"), "is not for the holder of"),
+        (lambda _host, place: place.write_text("nonsense"), "is damaged"),
+        (lambda host, place: place.write_bytes(host.credential.path.read_bytes()[:900]), "damaged"),
+    ],
+    ids=["authority", "name", "role", "workers", "credential", "nonsense", "cut"],
+)
+def test_a_file_that_does_not_renew_is_ignored_and_named(
+    host: Host, plant: Callable[[Host, Path], object], why: str
+) -> None:
+    place = host.directory / "renewed.credential"
+    plant(host, place)
+    place.chmod(0o600)
+    made, (error,) = with_renewed(host.credential, (place,))
+    assert made == host.credential
+    assert why in error.message
+    assert str(place) in error.message
+    assert f"remove {place}" in error.remedy
+
+
+def test_a_file_that_others_can_read_is_ignored(host: Host) -> None:
+    place = host.renewal(host.directory / "renewed.credential")
+    place.chmod(0o644)
+    made, (error,) = with_renewed(host.credential, (place,))
+    assert made == host.credential
+    assert "accessible to users other than its owner" in error.message
+
+
+def test_a_pipe_in_its_place_holds_nobody_up(host: Host) -> None:
+    place = host.directory / "renewed.credential"
+    os.mkfifo(place, 0o600)
+    assert with_renewed(host.credential, (place,)) == (host.credential, ())
+
+
+def test_what_is_older_than_the_credential_is_passed_over(host: Host) -> None:
+    """As after joining again: the former credential's file stays behind."""
+    place = host.renewal(host.directory / "renewed.credential", credential="b2")
+    joined = dataclasses.replace(host.credential, issued=host.credential.issued + 42 * DAY)
+    assert with_renewed(joined, (place,)) == (joined, ())
+
+
+def test_a_life_that_is_over_is_said_of_the_certificate_in_use(host: Host) -> None:
+    ended = dataclasses.replace(host.credential, key_path=Path("/k"))
+    with pytest.raises(ConfigError, match="the credential /k has expired on"):
+        ended.check_life(ended.expires)
+
+
+def test_a_renewed_one_takes_the_place_of_its_file_if_that_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, state_dir = tmp_path / "etc" / "worker.credential", tmp_path / "state" / "worker-cpu"
+    shared = tmp_path / "state" / "workers"
+    may_write = [given.parent]
+    monkeypatch.setattr("os.access", lambda path, _mode: path in may_write)
+    assert place_of_renewed(given, state_dir) == given
+    may_write[:] = [shared]
+    assert place_of_renewed(given, state_dir) == shared / "renewed.credential"
+    may_write[:] = []
+    assert place_of_renewed(given, state_dir) == state_dir / "renewed.credential"
+    assert set(places_of_renewed(state_dir)) == {
+        shared / "renewed.credential",
+        state_dir / "renewed.credential",
+    }

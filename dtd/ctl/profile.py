@@ -18,7 +18,7 @@ from typing import Any, Final
 from dtd import figures
 from dtd.address import Address
 from dtd.core.observe.profiling.chrome import WorkerTrace, trace_events
-from dtd.core.observe.profiling.limits import StepTimes, Verdict, step_times, verdict
+from dtd.core.observe.profiling.limits import StepTimes, Verdict, median_times, verdict
 from dtd.core.observe.profiling.spans import NS
 from dtd.core.observe.profiling.worker_file import MAX_JSON_BYTES, decoded
 from dtd.ctl import output
@@ -78,7 +78,7 @@ def profile_job(
     if not traces:
         raise ProfileError("no worker's profile could be fetched", remedy="record another one")
     _write(path, traces)
-    times = {one.name: found for one in traces if (found := step_times(one.spans)) is not None}
+    times = median_times({one.name: one.spans for one in traces})
     report = _report(answer, path, times, missing)
     if settings.as_json:
         output.print_json(report)
@@ -199,7 +199,7 @@ def _report(
         "job": answer["job"],
         "generation": answer["generation"],
         "path": str(path),
-        "limit": found.limit if found else None,
+        "limit": (found.limit or None) if found else None,
         "parts": dict(found.parts) if found else {},
         "step_s": found.step_s if found else None,
         "overlap": found.overlap if found else None,
@@ -213,7 +213,12 @@ def _report(
 def _says(found: Verdict | None) -> str:
     """What limits the step, in one sentence."""
     if found is None:
-        return "no step was recorded as a whole: record more steps, or for longer"
+        return "no step was recorded as a whole by all workers: record more steps, or for longer"
+    if not found.limit:
+        return (
+            f"a step takes {figures.span(found.step_s)}; nothing stands out: no part takes a"
+            " quarter of it, or more than all that is none of them"
+        )
     limit_s = found.parts[found.limit]
     share = limit_s / found.step_s if found.step_s else 0.0
     who = f" ({found.slowest})" if found.limit == "straggler" else ""

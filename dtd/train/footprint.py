@@ -57,6 +57,8 @@ _STATE_TENSORS: Final[Mapping[str, int]] = {
 _STATE_OPTIONS: Final = ("momentum", "amsgrad", "centered")
 """Settings of a group, each of which adds one."""
 
+GRADIENTS_IN_POOL: Final = 2
+"""From this stage on, all memory of the gradients' buckets is a home of gradients."""
 _TIED: Final = 3
 """Gradients of a parameter with two uses: of the first one, of the second one, and their sum."""
 _KEPT: Final = 4
@@ -74,8 +76,13 @@ RUNTIME_BYTES: Final = resident_bytes()
 
 
 def memory_parts(session: JobSession) -> dict[str, int]:
-    """Bytes of each part after a step; of gradients outside buckets only the largest counts."""
+    """Bytes of each part in a step, named as `dtd.core.observe.memory` names them."""
     replica = session.replica
+    names = _names(replica.model)
+    size_bytes = session.strategy.size_bytes
+    lies_in_buckets = size_bytes
+    if replica.shards is None or session.spec.strategy.stage < GRADIENTS_IN_POOL:
+        lies_in_buckets = min(size_bytes, sum(_bytes(one) for _, one in replica.trained))
     model = [*replica.model.parameters(), *replica.model.buffers()]
     state = sum(_bytes(tensor) for tensor in named_tensors(replica).values())
     parameters = sum(_bytes(tensor) for tensor in model)
@@ -86,8 +93,8 @@ def memory_parts(session: JobSession) -> dict[str, int]:
         held = sum(_bytes(piece.values) for piece in pieces) - divided
     return {
         "parameters": parameters,
-        "gradients": max((_bytes(parameter) for _, parameter in replica.trained), default=0),
-        "buckets": session.strategy.size_bytes,
+        "gradients": lies_in_buckets + max(_gradients(p, names[p]) for _, p in replica.trained),
+        "buckets": size_bytes - lies_in_buckets,
         "optimizer": max(0, state - parameters) + 2 * _local_bytes(replica) + divided,
         "snapshot": state + held + divided,
         "runtime": RUNTIME_BYTES if session.device.type == "cpu" else 0,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.core.observe.state_memory import StateSize, state_parts
-from dtd.train.footprint import division_of, memory_parts, saved_for_backward
+from dtd.train.footprint import GRADIENTS_IN_POOL, division_of, memory_parts, saved_for_backward
 from dtd.train.record import MemoryRecord
 from dtd.train.state.tensors import OPTIMIZER, named_tensors
 
@@ -36,8 +36,6 @@ MEASURED_STEP: Final = 2
 """Of a generation."""
 
 _COMPILED: Final = "OptimizedModule"
-_GRADIENTS_IN_POOL: Final = 2
-"""From this stage on, all memory of the gradients' buckets is a home of gradients."""
 _STATUS: Final = Path("/proc/self/status")
 _NOTHING: Final[AbstractContextManager[None]] = contextlib.nullcontext()
 
@@ -103,7 +101,7 @@ def held_parts(session: JobSession) -> dict[str, int]:
         (optimizer if one.name.startswith(OPTIMIZER) else model).update(of_one)
     gradients = sum(p.grad.nbytes for _, p in replica.trained if p.grad is not None)
     in_buckets = strategy.size_bytes
-    if division_of(session.spec).stage >= _GRADIENTS_IN_POOL:
+    if division_of(session.spec).stage >= GRADIENTS_IN_POOL:
         gradients = max(gradients, in_buckets)
     return {
         "parameters": sum(model.values()),

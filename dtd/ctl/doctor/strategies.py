@@ -20,6 +20,9 @@ from dtd.job import JobSpec
 LEAST_GAIN: Final = 0.05
 """A step that is shorter by less is not worth a change."""
 
+LEAST_LOSSY_SPEEDUP: Final = 1.25
+"""What may change the numbers has to be worth the risk."""
+
 STAGE_OF_PARAMETERS: Final = 3
 SAME_NUMBERS: Final = "same numbers"
 HEADINGS: Final = ("STRATEGY", "CODEC", "SENT/STEP", "STEP", "SPEEDUP", "RISK")
@@ -167,7 +170,9 @@ def check_choice(listed: Sequence[Choice], spec: JobSpec) -> Iterator[Finding]:
     own = next((one for one in listed if one.own), None)
     # Who saves memory needs it, and who does not gains no time by it.
     better = [one for one in better if own is not None and one.for_memory == own.for_memory]
-    better = [one for one in better if one.lossless] or better
+    better = [one for one in better if one.lossless] or [
+        one for one in better if (one.speedup or 0.0) >= LEAST_LOSSY_SPEEDUP
+    ]
     if not better or own is None:
         return
     # Of those that are about as fast as the fastest, the one that leaves least out.

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from dtd.core.observe.profiling.chrome import WorkerTrace
-from dtd.core.observe.profiling.limits import step_times
+from dtd.core.observe.profiling.limits import median_times
 from dtd.core.observe.profiling.spans import BUCKET, COMMIT, COMPUTE, STEP, WAIT, Span
 from dtd.ctl import profile
 from dtd.errors import HolderUnreachable, ProfileError, UsageError
@@ -131,14 +131,21 @@ def test_nothing_could_be_fetched(asked, tmp_path):
 
 
 def test_what_a_server_does_limits_nothing_by_itself():
-    times = {"w0": step_times(SPANS), "server-0": step_times([Span(STEP, 0, 10 * MS, 4)])}
+    times = median_times({"w0": SPANS, "server-0": [Span(STEP, 0, 10 * MS, 4)]})
     report = profile._report(answer(worker(), worker("server-0", 1, serves=True)), "p", times, {})
     assert [one["serves"] for one in report["workers"]] == [False, True]
     assert (report["limit"], report["slowest"]) == ("compute", "")
 
 
+def test_nothing_is_named_where_nothing_stands_out():
+    spans = [Span(STEP, 0, 10 * MS, 4), Span(COMPUTE, 0, MS)]
+    report = profile._report(answer(worker()), "p", median_times({"w0": spans}), {})
+    assert report["limit"] is None
+    assert report["says"].startswith("a step takes 10 ms; nothing stands out")
+
+
 def test_notes_of_workers_are_printed():
-    times = {"w0": step_times(SPANS)}
+    times = median_times({"w0": SPANS})
     odd = worker(note="torch's profiler was in use", dropped={"spans": 3, "operations": 4})
     report = profile._report(answer(odd), "p", times, {})
     lines = profile.report_lines(report)

@@ -45,8 +45,8 @@ def test_memory_is_counted_part_by_part():
     memory = measure(spec(), device="cpu", threads=1, worlds=[1], limit_s=0.0)["memory"]
     assert memory["parameters"] == memory["snapshot"] - memory["optimizer"]
     assert memory["optimizer"] >= 2 * memory["parameters"]  # two moments of AdamW
-    assert memory["buckets"] >= memory["parameters"]
-    assert 0 < memory["gradients"] <= memory["parameters"]
+    assert memory["gradients"] > memory["parameters"]  # in their buckets, and before they are
+    assert 0 < memory["buckets"] < memory["parameters"]  # scalars
     assert memory["activations"] > 0
     assert memory["runtime"] > 0
 

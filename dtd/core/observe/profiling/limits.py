@@ -9,15 +9,17 @@ for it.  So the step is
     + communication   what even the worker that waits least waits
     + other           what is none of this: evaluation of scalars, callbacks, the loop itself
 
-and whichever is longest limits it.  Overlap is the share of the time with something on the wire in
-which training went on.
+and whichever is longest limits it, unless all of them are short or most of the step is something
+else.  Times are medians over the steps that all workers have whole, without the first one, in which
+the profiler itself begins.  Overlap is the share of the time with something on the wire in which
+training went on.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from dtd.core.observe.profiling.spans import (
@@ -39,11 +41,13 @@ from dtd.core.observe.profiling.spans import (
 _NS: Final = 1e-9
 _LIMITS: Final = ("compute", "communication", "data", "optimizer", "straggler")
 """What may be named as the limit, in the order of preference among equals."""
+_LEAST_SHARE: Final = 0.25
+"""Of the step; what takes less limits nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Mean seconds of one worker's steps.
+    """Seconds of one worker's step, or medians over several.
 
     Attributes:
         step_s: from begin to end.
@@ -79,9 +83,10 @@ class Verdict:
     """What limits a step.
 
     Attributes:
-        limit: "compute", "communication", "data", "optimizer" or "straggler".
+        limit: "compute", "communication", "data", "optimizer" or "straggler"; empty if none of
+            them stands out.
         parts: seconds of each of these, and of "other".
-        step_s: mean duration of a step, of the slowest worker.
+        step_s: median duration of a step, of the slowest worker.
         overlap: 0 to 1; None if nothing was on the wire.
         slowest: the worker that does the most itself; empty if there is only one.
     """
@@ -93,16 +98,37 @@ class Verdict:
     slowest: str
 
 
-def step_times(spans: Sequence[Span]) -> StepTimes | None:
-    """Return a worker's means over its steps; None if no step was recorded as a whole.
+def median_times(workers: Mapping[str, Sequence[Span]]) -> dict[str, StepTimes]:
+    """Return each worker's medians over the steps that all of them have.
 
     Args:
-        spans: of its training thread and of its ring, on one clock.
+        workers: spans of each one's training thread and of its ring, on one clock.
+
+    Returns:
+        By name, of those that have recorded a step; empty if they have none in common.
     """
-    steps = [span for span in spans if span.kind == STEP and span.end_ns > span.begin_ns]
-    if not steps:
-        return None
-    inside = union((one.begin_ns, one.end_ns) for one in steps)
+    steps = {name: found for name, spans in workers.items() if (found := _steps(spans))}
+    shared = sorted(set.intersection(*map(set, steps.values()))) if steps else []
+    counted = shared[1:] or shared
+    if not counted:
+        return {}
+    return {
+        name: _median([_times(workers[name], found[number]) for number in counted])
+        for name, found in steps.items()
+    }
+
+
+def _steps(spans: Sequence[Span]) -> dict[int, Span]:
+    return {one.number: one for one in spans if one.kind == STEP and one.end_ns > one.begin_ns}
+
+
+def _median(times: Sequence[StepTimes]) -> StepTimes:
+    names = [one.name for one in fields(StepTimes)]
+    return StepTimes(**{n: statistics.median([getattr(one, n) for one in times]) for n in names})
+
+
+def _times(spans: Sequence[Span], step: Span) -> StepTimes:
+    inside = [(step.begin_ns, step.end_ns)]
 
     def within(*kinds: str) -> list[Interval]:
         return common(union((s.begin_ns, s.end_ns) for s in spans if s.kind in kinds), inside)
@@ -113,15 +139,14 @@ def step_times(spans: Sequence[Span]) -> StepTimes | None:
     optimizing = length_ns(within(COMMIT)) - length_ns(common(within(COMMIT), apart))
     exposed, busy = length_ns(waits), length_ns(wire)
     loading = length_ns(data) - length_ns(common(data, waits))
-    scale = _NS / len(steps)
     return StepTimes(
-        step_s=length_ns(inside) * scale,
-        data_s=loading * scale,
-        compute_s=working * scale,
-        optimizer_s=optimizing * scale,
-        exposed_s=exposed * scale,
-        busy_s=busy * scale,
-        hidden_s=(busy - length_ns(common(wire, waits))) * scale,
+        step_s=length_ns(inside) * _NS,
+        data_s=loading * _NS,
+        compute_s=working * _NS,
+        optimizer_s=optimizing * _NS,
+        exposed_s=exposed * _NS,
+        busy_s=busy * _NS,
+        hidden_s=(busy - length_ns(common(wire, waits))) * _NS,
     )
 
 
@@ -145,10 +170,12 @@ def verdict(workers: Mapping[str, StepTimes]) -> Verdict:
         "other": usual.other_s,
     }
     busy_s = sum(one.busy_s for one in times)
+    step_s = max(one.step_s for one in times)
+    longest = max(_LIMITS, key=lambda name: parts[name])
     return Verdict(
-        limit=max(_LIMITS, key=lambda name: parts[name]),
+        limit=longest if parts[longest] >= max(_LEAST_SHARE * step_s, parts["other"]) else "",
         parts=parts,
-        step_s=max(one.step_s for one in times),
+        step_s=step_s,
         overlap=sum(one.hidden_s for one in times) / busy_s if busy_s else None,
         slowest=slowest if len(workers) > 1 else "",
     )

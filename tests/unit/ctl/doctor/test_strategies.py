@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
 from dtd.ctl.doctor.measurements import choices_of, forecasts
-from dtd.ctl.doctor.strategies import check_choice, choice_row
+from dtd.ctl.doctor.strategies import SAME_NUMBERS, Choice, check_choice, choice_row
 from dtd.job import parse_job
 
 JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'
@@ -142,11 +143,28 @@ def test_what_keeps_all_numbers_goes_before_what_is_faster():
     assert found.remedy.endswith("and leave out sync.wire_dtype")
 
 
-def test_nothing_is_said_for_less_than_five_percent():
-    steps = both(candidate("none"), candidate("much", risk="r"), much=codec(95 * MB // 10))
-    assert recommended(steps) == []
-    steps = both(candidate("none"), candidate("much", risk="r"), much=codec(94 * MB // 10))
-    assert len(recommended(steps)) == 1
+@pytest.mark.parametrize(
+    ("risk", "speedup", "said"),
+    [("", 1.04, 0), ("", 1.06, 1), ("r", 1.06, 0), ("r", 1.24, 0), ("r", 1.26, 1)],
+)
+def test_what_changes_the_numbers_has_to_be_worth_its_risk(risk, speedup, said):
+    own = Choice(
+        strategy="replicated",
+        codec="none",
+        every_steps=1,
+        own=True,
+        bytes_per_step=100,
+        step_s=1.0,
+        speedup=1.0,
+        risk=SAME_NUMBERS,
+        lossless=True,
+    )
+    other = replace(
+        own, codec="c", own=False, step_s=1 / speedup, speedup=speedup, risk=risk, lossless=not risk
+    )
+    found = list(check_choice([other, own], spec()))
+    assert len(found) == said
+    assert all(risk in one.message for one in found)
 
 
 def test_of_those_that_are_about_as_fast_the_one_that_sends_most_is_recommended():

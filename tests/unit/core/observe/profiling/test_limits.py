@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.observe.profiling.limits import StepTimes, step_times, verdict
+from dtd.core.observe.profiling.limits import StepTimes, median_times, verdict
 from dtd.core.observe.profiling.spans import (
     BUCKET,
     COMMIT,
@@ -24,6 +24,11 @@ S = 10**9
 
 def second(*spans):
     return [Span(kind, begin * S, end * S) for kind, begin, end in spans]
+
+
+def step_times(spans):
+    """Of one worker alone."""
+    return median_times({"w": spans}).get("w")
 
 
 STEPS = second(
@@ -63,6 +68,20 @@ def test_waits_within_a_phase_are_not_its_own():
     assert (found.compute_s, found.optimizer_s, found.exposed_s) == (4, 2, 3)
 
 
+def test_the_first_step_is_the_profilers_and_one_slow_step_shifts_nothing():
+    lasting = [(0, 5), (5, 6), (6, 7), (7, 17), (17, 18)]
+    spans = [Span(STEP, begin * S, end * S, n) for n, (begin, end) in enumerate(lasting)]
+    assert step_times(spans).step_s == 1
+
+
+def test_only_steps_that_all_have_count():
+    late = [Span(STEP, n * S, (n + 1) * S, n) for n in range(2, 6)]
+    early = [Span(STEP, n * S, (n + 1 + 7 * (n < 2)) * S, n) for n in range(5)]
+    found = median_times({"late": late, "early": early, "silent": []})
+    assert {name: one.step_s for name, one in found.items()} == {"late": 1, "early": 1}
+    assert median_times({"a": early[:1], "b": late}) == {}
+
+
 def times(compute=1.0, data=0.0, optimizer=0.0, exposed=0.0, busy=0.0, hidden=0.0, other=0.0):
     step_s = compute + data + optimizer + exposed + other
     return StepTimes(
@@ -91,6 +110,11 @@ def test_the_longest_part_limits(workers, limit):
     assert verdict(workers).limit == limit
 
 
+def test_nothing_limits_where_nothing_stands_out():
+    assert verdict({"a": times(0.04, other=0.96)}).limit == ""
+    assert verdict({"a": times(0.24, 0.2, 0.2, 0.2, other=0.16)}).limit == ""
+
+
 def test_who_is_slowest_and_what_is_overlapped():
     found = verdict({"a": times(1, exposed=3, busy=4, hidden=1), "b": times(4, busy=4, hidden=4)})
     assert (found.slowest, found.parts["straggler"], found.overlap) == ("b", 3, 5 / 8)
@@ -110,6 +134,7 @@ spans = st.lists(
 @settings(max_examples=40)
 @given(spans, st.integers(-(10**18), 10**18))
 def test_any_spans_give_shares_of_the_step_whatever_the_clock(drawn, shift):
+    drawn = [one._replace(number=at) for at, one in enumerate(drawn)]
     found = step_times(drawn)
     moved = [s._replace(begin_ns=s.begin_ns + shift, end_ns=s.end_ns + shift) for s in drawn]
     assert step_times(moved) == found
@@ -148,7 +173,7 @@ def test_the_parts_are_not_more_than_the_longest_step_and_order_does_not_matter(
     slowest = max(one.own_s for one in workers.values())
     assert sum(found.parts.values()) <= slowest + found.parts["communication"] + 1e-6
     named = {name: part for name, part in found.parts.items() if name != "other"}
-    assert found.parts[found.limit] == max(named.values())
+    assert not found.limit or found.parts[found.limit] == max(named.values())
     turned = verdict(dict(reversed(workers.items())))
     assert turned.parts["straggler"] == found.parts["straggler"]
     assert turned.step_s == found.step_s

@@ -69,7 +69,7 @@ def _summary(facts: Facts, against: Facts | None) -> Section:
         tiles.append(("rows, best", figures.rate(best.rows_per_s)))
         tiles.append(("workers", " to ".join(_range([one.workers for one in facts.worlds]))))
     if facts.has_trained:
-        tiles.append(("last loss", figures.number(words.ends(facts.curves["loss"])[1])))
+        tiles.append(("last loss", figures.number(facts.last_loss)))
     best_of = {name: words.best_of(facts, name).mean for name in sorted(facts.evaluations)[:2]}
     tiles += [(f"best {name}", figures.number(value)) for name, value in best_of.items()]
     said = words.interpretation(facts, against)

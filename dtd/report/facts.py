@@ -98,7 +98,8 @@ class Facts:
     Attributes:
         job: as SHOW_JOB answers.
         curves: figures over steps, by name.
-        evaluations: metrics of evaluations, by name.
+        evaluations: metrics of evaluations that were numbers at least once, by name.
+        without_numbers: names of the metrics that never were.
         worlds: rates by number of workers, fewest first.
         workers: by name.
         links: in the order of the answer.
@@ -117,6 +118,7 @@ class Facts:
     stopped: str = ""
     dropped: int = 0
     generations: Mapping[int, int] = field(default_factory=dict)
+    without_numbers: Sequence[str] = ()
 
     @property
     def id(self) -> str:
@@ -127,6 +129,12 @@ class Facts:
     def has_trained(self) -> bool:
         """Whether figures of a step are known."""
         return bool(self.curves.get("loss"))
+
+    @property
+    def last_loss(self) -> float:
+        """That of the last committed step; of a job that has not ended, the curve's newest."""
+        known = self.job["result"].get("train_loss")
+        return float(self.curves["loss"][-1].mean if known is None else known)
 
     def mean(self, name: str) -> float | None:
         """A figure's mean over all steps."""
@@ -148,15 +156,17 @@ def facts_of(
     series = metrics["series"]
     mine = [event for event in events if event["job"] == job["id"]]
     curves = {one["name"]: _points(one) for one in series if one["kind"] == Kind.STEPS}
+    metrics_of = {
+        one["name"].removeprefix(EVALUATION): _points(one)
+        for one in series
+        if one["kind"] == Kind.EVALUATIONS
+    }
     sizes = _world_sizes(mine, job)
     return Facts(
         job=job,
         curves=curves,
-        evaluations={
-            one["name"].removeprefix(EVALUATION): _points(one)
-            for one in series
-            if one["kind"] == Kind.EVALUATIONS
-        },
+        evaluations={name: curve for name, curve in metrics_of.items() if curve},
+        without_numbers=[name for name, curve in metrics_of.items() if not curve],
         worlds=_worlds(curves, sizes),
         workers=_workers(series),
         links=_links(series),

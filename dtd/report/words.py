@@ -76,6 +76,8 @@ def convergence(facts: Facts) -> Iterator[str]:
             " (means of the first and the last twentieth of the steps)."
             + (_flatness(loss) if last < first else " It did not learn with these settings.")
         )
+    for name in sorted(facts.without_numbers):
+        yield f"{name} was not a finite number in any evaluation."
     for name, curve in sorted(facts.evaluations.items()):
         best, newest = best_of(facts, name), curve[-1]
         at = "" if best.begin == newest.begin else f"; the last was {figures.number(newest.mean)}"

@@ -76,7 +76,6 @@ class JobReporter:
         self._means: dict[str, float] = {}
         self._sums = dict.fromkeys(TIMES, 0.0)
         self._steps = self._rows = 0
-        self._epoch_losses: list[float] = []
         self._flags = Flags()
         self._memory: tuple[m.MemoryPart, ...] = ()
         self.disk_failure = ""
@@ -118,15 +117,12 @@ class JobReporter:
         """A step was committed; one without a measured time counts in no mean and no rate."""
         self._watch.committed()
         self._record.committed(record.step)
-        if record.epoch != self._epoch:
-            self._epoch = record.epoch
-            self._epoch_losses.clear()
+        self._epoch = record.epoch
         self._step = record
         self._untold.append(record)
         self._log.debug("step_committed", **dataclasses.asdict(record))
         if record.step_s > 0:
             self._add_times(record)
-        self._epoch_losses += [record.loss] * record.steps
         now = time.monotonic()
         if self._rank == 0 and now - self._told_s >= PROGRESS_EVERY_S:
             self._told_s = now
@@ -233,7 +229,6 @@ class JobReporter:
     def result(self, outcome: Outcome) -> dict[str, Any]:
         """The job's result as this rank saw it: means over the steps that it took part in."""
         steps = max(1, self._steps)
-        losses = self._epoch_losses
         metrics = {str(name): float(value) for name, value in outcome.metrics.items()}
         return {
             "steps": outcome.step,
@@ -241,7 +236,6 @@ class JobReporter:
             "skipped_steps": outcome.skipped,
             "rows_missing": outcome.rows_missing,
             "rows_repeated": outcome.rows_repeated,
-            "train_loss": sum(losses) / len(losses) if losses else None,
             "eval_loss": metrics.get("loss"),
             "eval_accuracy": metrics.get("accuracy"),
             "samples_per_s": self._rows / max(self._sums["step_s"], 1e-9),

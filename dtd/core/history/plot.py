@@ -76,7 +76,7 @@ def slots_of(buckets: Iterable[tuple[int, int]], begin: int, end: int, points: i
     for place, (level, number) in enumerate(buckets):
         first = number * width(level)
         here = max(0, min(points - 1, (first - begin) * points // span))
-        last = first + width(level) - 1
+        last = min(end, first + width(level) - 1)  # the newest bucket is not full
         if here == newest:
             made[-1] = Slot(made[-1].begin, last, made[-1].first, place + 1)
         else:

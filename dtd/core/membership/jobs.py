@@ -236,6 +236,7 @@ def finish(cluster: ClusterState, state: JobState, reason: str) -> None:
         "world_size": len(cluster.run.roster) or job.world_size,
         "servers": job.servers,
         **job.result,
+        "train_loss": job.loss,
         "steps_lost": job.steps_lost,
         **({"optimizer_resets": job.optimizer_resets} if job.optimizer_resets else {}),
         "metrics": job.metrics,

@@ -132,7 +132,13 @@ def _extremes(run: Run, name: str, *, low: bool) -> dict[str, Any] | None:
         return None
     column = 3 if low else 5
     best = (min if low else max)(points, key=lambda point: point[column])
-    return {"last": points[-1][4], "best": best[column], "begin": best[0], "end": best[1]}
+    last = run.details["result"].get("train_loss") if name == _LOSS else None
+    return {
+        "last": points[-1][4] if last is None else last,
+        "best": best[column],
+        "begin": best[0],
+        "end": best[1],
+    }
 
 
 def _curve(runs: Sequence[Run], name: str) -> dict[str, Any]:

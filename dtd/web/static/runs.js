@@ -59,7 +59,7 @@ function row(job, chosen, choose) {
     h("th", { scope: "row" }, jobLink(job.id), (job.tags ?? []).length ? h("div", { class: "faint small" }, job.tags.join(", ")) : ""),
     h("td", {}, state(job.state)),
     h("td", { class: "num" }, whole(result.steps ?? job.step)),
-    h("td", { class: "num" }, number(result.eval_loss ?? result.train_loss ?? job.loss)),
+    h("td", { class: "num" }, number(result.train_loss ?? job.loss)),
     h("td", { class: "num" }, result.eval_accuracy === undefined || result.eval_accuracy === null ? "–" : `${(100 * result.eval_accuracy).toFixed(1)} %`),
     h("td", { class: "num" }, rate(result.samples_per_s ?? job.samples_per_s)),
     h("td", { class: "num" }, whole(trainers(result.world_size ?? job.world_size, result.servers ?? job.servers))),

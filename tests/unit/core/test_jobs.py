@@ -173,11 +173,13 @@ def test_one_that_says_that_it_finished_with_another_state_is_not_believed(
 def test_result_has_the_digests_of_all_who_finished(desk: Any) -> None:
     job = desk.submit()
     number = desk.run_generation("a", "b")
+    job.loss = 0.25
     desk.finished("a", generation=number, result={"steps": 10, "ended_early": "by its task"})
     desk.finished("b", generation=number)
     assert job.result == {
         "steps": 10,
         "ended_early": "by its task",
+        "train_loss": 0.25,
         "replica_digests": {"a": "x", "b": "x"},
         "world_size": 2,
         "servers": 0,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dtd.report.document import document_of
 from dtd.report.facts import Facts, facts_of
-from tests.unit.report.conftest import EVENTS, details, event, metrics, series
+from tests.unit.report.conftest import EVENTS, STEPS, details, event, metrics, series
 
 
 def test_rates_are_told_apart_by_the_number_of_workers(facts: Facts) -> None:
@@ -79,3 +80,21 @@ def test_a_job_without_figures_has_no_facts(untrained: Facts) -> None:
     assert (untrained.worlds, untrained.mean("step_s")) == ([], None)
     older = event("generation_running", generation=1)  # an earlier release told no number
     assert facts_of(details(), metrics(), [older]).generations == {2: 3}
+
+
+def test_a_metric_that_never_was_a_number_is_named_and_drawn_nowhere() -> None:
+    answer = metrics()
+    nothing = [[at, at, 0, None, None, None] for at in (20, 60)]
+    answer["series"].append(
+        {"name": "eval/score", "kind": "evaluations", "source": "", "to": "", "points": nothing}
+    )
+    found = facts_of(details(), answer, [])
+    assert found.without_numbers == ["score"]
+    assert list(found.evaluations) == ["accuracy"]
+    document = document_of(found, None, made="now")
+    assert "score was not a finite number in any evaluation." in str(document)
+
+
+def test_the_last_loss_is_that_of_the_last_step() -> None:
+    assert facts_of(details(result={}), metrics(), []).last_loss == 2.0 / STEPS
+    assert facts_of(details(result={"train_loss": 0.5}), metrics(), []).last_loss == 0.5

@@ -102,7 +102,7 @@ def test_a_job_from_submission_to_its_result(daemon, play, spec):
         answer = waiting.answer()
     assert (answer["job"], answer["state"], answer["reason"]) == (job, "done", "")
     result = answer["result"]
-    assert (result["train_loss"], result["metrics"]) == (0.5, {"accuracy": 0.5})
+    assert (result["steps"], result["metrics"]) == (20, {"accuracy": 0.5})
     assert result["replica_digests"] == {"worker-0": "ab"}
     assert (result["world_size"], result["steps_lost"]) == (1, 0)
     assert worker.hear(m.Release).state == "done"

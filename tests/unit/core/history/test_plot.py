@@ -44,6 +44,11 @@ def test_a_bucket_that_began_before_the_range_is_its_first_point():
     assert slots_of([(1, 0)], 5, 7, 3) == [Slot(0, 7, 0, 1)]
 
 
+def test_the_newest_bucket_ends_with_the_range_and_not_beyond_the_last_step():
+    (last,) = slots_of([(1, 150)], 1200, 1200, 1)
+    assert (last.begin, last.end) == (1200, 1200)
+
+
 def test_an_answer_has_few_columns_of_many_points():
     assert columns_at_once(MOST_POINTS) == 1
     assert columns_at_once(1000) == MOST_POINTS // 1000

@@ -84,7 +84,9 @@ def test_each_kind_of_difference() -> None:
 
 def test_last_and_best_and_curves() -> None:
     first = run({"loss": points(4.0, 1.0, 2.0), "eval/accuracy": points(0.25, 0.5, 0.375)})
-    second = run({"loss": points(3.0, None), "learning_rate": points(1.0)}, id="digits-2")
+    second = run(
+        {"loss": points(3.0, None), "learning_rate": points(1.0)}, id="digits-2", result={}
+    )
     told = compare([first, second], ())
     assert [job["id"] for job in told["jobs"]] == ["digits-1", "digits-2"]
     assert told["jobs"][0]["result"]["train_loss"] == 0.5
@@ -94,7 +96,7 @@ def test_last_and_best_and_curves() -> None:
             "name": "loss",
             "lower_is_better": True,
             "of": [
-                {"last": 2.0, "best": 0.5, "begin": 3, "end": 4},
+                {"last": 0.5, "best": 0.5, "begin": 3, "end": 4},
                 {"last": 3.0, "best": 1.5, "begin": 1, "end": 2},
             ],
         },

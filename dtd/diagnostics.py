@@ -7,7 +7,7 @@ docs/operations.md agree.  Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 
@@ -20,15 +20,23 @@ class Diagnostic:
         where: HOST:PORT, a host or a worker.
         message: one sentence without a full stop.
         remedy: what to do.
+        times: where a certificate was compared with a clock: its validity, and what the clock
+            shows.  Diagnostics that differ in nothing else are equal.
     """
 
     kind: str
     where: str
     message: str
     remedy: str
+    times: str = field(default="", compare=False)
+
+    @property
+    def sentence(self) -> str:
+        """The message with the times."""
+        return f"{self.message} ({self.times})" if self.times else self.message
 
     def __str__(self) -> str:
-        return f"{self.message}: {self.remedy}" if self.remedy else self.message
+        return f"{self.sentence}: {self.remedy}" if self.remedy else self.sentence
 
 
 _SOCKET: Final = "unix:"
@@ -102,9 +110,15 @@ _SEE_PORT: Final = "check the port: no coordinator that serves other hosts liste
 # By cause, for the connecting side and for the accepting side: cause as `dtd.security.tls_faults`
 # names it -> kind, remedy.
 _WHEN_CALLING: Final = {
-    "its certificate is not valid yet: compare both clocks": ("clock", CLOCK_REMEDY),
-    "its certificate has expired": ("clock", f"restart dtd-coordinator there, and {CLOCK_REMEDY}"),
-    "this side's credential has expired": ("credential-expired", _JOIN_AGAIN),
+    "its certificate is not valid yet by this host's clock": ("clock", CLOCK_REMEDY),
+    "its certificate has expired by this host's clock": (
+        "clock",
+        f"restart dtd-coordinator there, and {CLOCK_REMEDY}",
+    ),
+    "this side's credential has expired by the other host's clock": (
+        "credential-expired",
+        f"{CLOCK_REMEDY}; if they agree, {_JOIN_AGAIN}",
+    ),
     "this side's credential is revoked": ("credential-revoked", _JOIN_AGAIN),
     "this side's credential is from another cluster": ("credential-foreign", _JOIN_AGAIN),
     "this side's credential is not accepted": (
@@ -119,14 +133,17 @@ _WHEN_CALLING: Final = {
     "it does not speak TLS": ("no-tls", _SEE_PORT),
 }
 _WHEN_CALLED: Final = {
-    "its certificate is not valid yet: compare both clocks": ("clock", CLOCK_REMEDY),
-    "its certificate has expired": ("credential-expired", _JOIN_AGAIN),
+    "its certificate is not valid yet by this host's clock": ("clock", CLOCK_REMEDY),
+    "its certificate has expired by this host's clock": (
+        "credential-expired",
+        f"{CLOCK_REMEDY}; if they agree, {_JOIN_AGAIN}",
+    ),
     "its certificate is from another cluster": ("credential-foreign", _JOIN_AGAIN),
     "this side's credential is not accepted": (
         "clock",
         f"{CLOCK_REMEDY}; if they agree, {_JOIN_AGAIN}",
     ),
-    "this side's credential has expired": ("clock", CLOCK_REMEDY),
+    "this side's credential has expired by the other host's clock": ("clock", CLOCK_REMEDY),
     "this side's credential is from another cluster": ("credential-foreign", _JOIN_AGAIN),
     "it does not speak TLS": (
         "no-tls",
@@ -135,16 +152,20 @@ _WHEN_CALLED: Final = {
 }
 
 
+OF_TIME: Final = frozenset({"clock", "credential-expired", "credential-refused"})
+"""Kinds for which the times of certificates matter."""
+
 TLS_CAUSES_WHEN_CALLING: Final = tuple(_WHEN_CALLING)
 TLS_CAUSES_WHEN_CALLED: Final = tuple(_WHEN_CALLED)
 
 
-def no_tls(where: str, cause: str) -> Diagnostic:
+def no_tls(where: str, cause: str, times: str = "") -> Diagnostic:
     """The TLS connection to the coordinator cannot be established, or the coordinator closed it.
 
     Args:
         where: its address.
         cause: as `dtd.security.tls_faults` says.
+        times: see `Diagnostic`.
     """
     kind, remedy = _WHEN_CALLING.get(cause, ("tls", "read the log of the coordinator"))
     return Diagnostic(
@@ -152,10 +173,11 @@ def no_tls(where: str, cause: str) -> Diagnostic:
         where=where,
         message=f"no TLS connection to the coordinator at {where}: {cause}",
         remedy=remedy.format(host="this host"),
+        times=times,
     )
 
 
-def hung_up(where: str) -> Diagnostic:
+def hung_up(where: str, times: str = "") -> Diagnostic:
     """The coordinator closes the connection without a reason, as it does with unknown peers."""
     if where.startswith(_SOCKET):
         return Diagnostic(
@@ -169,8 +191,8 @@ def hung_up(where: str) -> Diagnostic:
         kind="credential-refused",
         where=where,
         message=f"the coordinator at {where} closed the connection without a reason: it does not "
-        "accept this"
-        " host's credential, which may have expired",
+        "accept this host's credential, which may have expired by its clock",
+        times=times,
         remedy=f"see `dtdctl status`, and {CLOCK_REMEDY}; if they agree, {_JOIN_AGAIN}".format(
             host="this host"
         ),
@@ -193,14 +215,17 @@ def refused(where: str, why: str, remedy: str) -> Diagnostic:
 # --- as the coordinator sees it ----------------------------------------------------------------
 
 
-def turned_away(host: str, why: str, remedy: str = "") -> Diagnostic:
+def turned_away(host: str, why: str, remedy: str = "", times: str = "") -> Diagnostic:
     """A peer was rejected before or after it could authenticate."""
     kind, known = _WHEN_CALLED.get(why, ("turned-away", ""))
+    # It is read on other hosts, too.
+    why, times = (text.replace("this host's", "the coordinator's") for text in (why, times))
     return Diagnostic(
         kind=kind,
         where=host,
         message=f"{host} was rejected: {why}",
         remedy=remedy or known.format(host=host) or "read the worker's log there",
+        times=times,
     )
 
 

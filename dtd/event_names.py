@@ -58,8 +58,10 @@ EVENTS: Final = {
     "worker_failed": "The worker's own code raised what nobody expected; its process ends, and the"
     " unit starts another.",
     "worker_ends": "The worker's process exits, or replaces itself after a job.",
-    "coordinator_connected": "The worker is connected to the coordinator.",
-    "coordinator_unreachable": "No coordinator answers, or it refuses; the worker keeps trying.",
+    "coordinator_connected": "The coordinator has registered the worker.",
+    "coordinator_unreachable": "No coordinator answers; the worker keeps trying.",
+    "registration_refused": "The coordinator refuses this worker, for instance because another one"
+    " has its name; it asks again, ever less often.",
     "peer_unreachable": "Another worker's data port cannot be reached from here.",
     "coordinator_silent": "The coordinator has been silent for too long; the connection is closed.",
     "coordinator_refused": "The coordinator does not accept this worker, for the reason given.",

@@ -7,12 +7,14 @@ TCP show a certificate of the cluster's own authority (protocol.md, "Security").
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
 
+from dtd import diagnostics
 from dtd.address import Address, SocketPath
 from dtd.config import WORKER_USER, CoordinatorConfig
 from dtd.coordinator.advertised import advertised
@@ -28,6 +30,7 @@ from dtd.security import identity
 from dtd.security.authority import DIRECTORY, Authority, open_authority
 from dtd.security.credential_book import REVOKED_REMEDY
 from dtd.security.local_users import look_up
+from dtd.security.tls_faults import clock
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
@@ -42,7 +45,7 @@ class ControlPort:
         config: where to listen, and under which addresses others reach it.
         new_link: makes the protocol object of a connection.
         now: the clock of the daemon, in seconds.
-        turned_away: told of each rejected connection: host, reason and remedy.
+        turned_away: told of each rejected connection.
         shares: bounds everybody's connections.
 
     Attributes:
@@ -55,7 +58,7 @@ class ControlPort:
         config: CoordinatorConfig,
         new_link: Callable[[], Link],
         now: Callable[[], float],
-        turned_away: Callable[[str, str, str], None],
+        turned_away: Callable[[diagnostics.Diagnostic], None],
         shares: Shares[Place],
     ) -> None:
         self._config = config
@@ -189,9 +192,12 @@ class ControlPort:
             remedy: what to do about it.
             shown: the reason for `dtdctl status`, where `why` may quote a stranger.
         """
-        self._turned_away(host, shown or why, remedy)
+        times = clock(dt.datetime.now(dt.UTC)) if "clock" in why else ""
+        diagnostic = diagnostics.turned_away(host, shown or why, remedy, times)
+        self._turned_away(diagnostic)
         if self._refusals.note(host, why, self._now()):
-            log.warning("connection_refused", host=host, reason=why)
+            said = f"{why} ({times})" if times else why
+            log.warning("connection_refused", host=host, reason=said, remedy=diagnostic.remedy)
 
     def _remedy(self, who: identity.Identity) -> str:
         if who.role == identity.OUTSIDER:

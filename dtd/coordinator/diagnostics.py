@@ -69,9 +69,9 @@ class DiagnosticsCollector:
         self._disk_failure = disk_failure
         self._diagnostics = Diagnostics()
 
-    def turned_away(self, host: str, why: str, remedy: str = "") -> None:
-        """The control port did not listen to somebody; it has logged that."""
-        self._diagnostics.note(diagnostics.turned_away(host, why, remedy), self._now())
+    def turned_away(self, diagnostic: diagnostics.Diagnostic) -> None:
+        """The control port has rejected a caller, and logged that."""
+        self._diagnostics.note(diagnostic, self._now())
 
     def closed(self, host: str, error: DtdError | None) -> None:
         """A connection has ended on which nobody had registered."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dtd.address import Address, Endpoint, parse_endpoint
 from dtd.errors import ConfigError, CoordinatorUnreachable, UsageError
@@ -80,13 +80,13 @@ class Settings:
         tried = self.targets()
         for target in tried[:-1]:
             with contextlib.suppress(CoordinatorUnreachable):
-                return self._kept(
-                    ControlClient(target.address, context=target.context, clean=clean)
-                )
-        last = tried[-1]
-        return self._kept(ControlClient(last.address, context=last.context, clean=clean))
+                return self._connected(target, clean)
+        return self._connected(tried[-1], clean)
 
-    def _kept(self, client: ControlClient) -> ControlClient:
+    def _connected(self, to: Target, clean: Callable[[Any], Any] | None) -> ControlClient:
+        client = ControlClient(
+            to.address, context=to.context, credential=to.credential, clean=clean
+        )
         self.clients.append(client)
         return client
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgpack
 
+from dtd import diagnostics
 from dtd.address import Endpoint, SocketPath
 from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
@@ -24,6 +25,8 @@ from dtd.wire.session import Received
 
 if TYPE_CHECKING:  # a plain connection does not load TLS
     import ssl
+
+    from dtd.security.credential import Credential
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 CLIENT_NAME: Final = "dtdctl"
@@ -40,6 +43,7 @@ class ControlClient:
         timeout_s: bound on connecting, and on each answer of `request`.
         context: TLS with this side's credential; None for a socket of this host, and for nothing
             else.
+        credential: this side's, which error messages about times are about.
         clean: filter that is applied to every answer.
 
     Attributes:
@@ -56,9 +60,11 @@ class ControlClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         context: ssl.SSLContext | None = None,
+        credential: Credential | None = None,
         clean: Callable[[Any], Any] | None = None,
     ) -> None:
         self._address = address
+        self._credential = credential
         self._clean = clean
         self._timeout_s = timeout_s
         self._has_tls = context is not None
@@ -73,7 +79,7 @@ class ControlClient:
                 connect=connect_tcp if context is None else _over_tls(context),
             )
         except (OSError, ProtocolError) as error:
-            raise self._unreachable(error) from None
+            raise self._unwelcome(error) or self._unreachable(error) from None
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +147,20 @@ class ControlClient:
         """Close the connection."""
         self._link.close()
 
+    def _unwelcome(self, error: OSError | ProtocolError) -> CoordinatorUnreachable | None:
+        """The coordinator says nothing to callers whose certificate TLS rejects."""
+        closed = isinstance(error, ConnectionResetError | BrokenPipeError)
+        if self._credential is None or not closed:
+            return None
+        from dtd.net.tls_connect import times_of
+
+        times = times_of(None, self._address, self._credential)
+        return CoordinatorUnreachable(
+            f"the coordinator's address {self._address} closed the connection before it answered:"
+            f" it may be restarting, or not accept this side's credential ({times})",
+            remedy=f"try again, {diagnostics.CLOCK_REMEDY}, and read the coordinator's log",
+        )
+
     def _unreachable(
         self, error: OSError | ProtocolError, waited_s: float | None = None
     ) -> CoordinatorUnreachable:
@@ -149,11 +169,14 @@ class ControlClient:
             "start one with: dtd-coordinator, or name another with --coordinator HOST:PORT or"
             " DTD_COORDINATOR"
         )
-        fault = _tls_fault(error) if self._has_tls else ""
+        fault, times = self._tls_fault(error) if self._has_tls else ("", "")
         if fault:
+            join = "`dtdctl join TOKEN` makes a new one"
             return CoordinatorUnreachable(
-                f"no TLS connection to {at}: {fault}",
-                remedy="check the credential: `dtdctl join TOKEN` makes a new one",
+                f"no TLS connection to {at}: {fault}{f' ({times})' if times else ''}",
+                remedy=f"{diagnostics.CLOCK_REMEDY}; if they agree, check the credential: {join}"
+                if times
+                else f"check the credential: {join}",
             )
         if isinstance(self._address, SocketPath):
             here = _unreachable_here(error, self._address)
@@ -185,13 +208,22 @@ class ControlClient:
             f"{at} cannot be reached: {error.strerror or error}", remedy=start
         )
 
+    def _tls_fault(self, error: OSError | ProtocolError) -> tuple[str, str]:
+        """The TLS failure in words, and the times if it is about them; empty if there is none."""
+        from ssl import SSLError
+
+        from dtd.net.tls_connect import times_of
+        from dtd.security.tls_faults import tls_fault
+
+        if not isinstance(error, SSLError):
+            return "", ""
+        return tls_fault(error), times_of(error, self._address, self._credential)
+
 
 def _unreachable_here(
     error: OSError | ProtocolError, at: SocketPath
 ) -> CoordinatorUnreachable | None:
     """The cause of a failed local connection, if it is specific to local sockets, else None."""
-    from dtd import diagnostics
-
     if isinstance(error, PermissionError):
         diagnostic = diagnostics.may_not_open(str(at), os.geteuid())
     elif isinstance(error, ProtocolError) and error.code is ErrorCode.REFUSED:
@@ -206,15 +238,6 @@ def _over_tls(context: ssl.SSLContext) -> Connect:
     from dtd.security.identity import COORDINATOR
 
     return tls_connect(context, COORDINATOR)
-
-
-def _tls_fault(error: OSError | ProtocolError) -> str:
-    """The TLS failure in words; empty when the error is not a TLS error."""
-    from ssl import SSLError
-
-    from dtd.security.tls_faults import tls_fault
-
-    return tls_fault(error) if isinstance(error, SSLError) else ""
 
 
 def _result_map(payload: memoryview) -> dict[str, Any]:

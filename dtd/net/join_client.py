@@ -25,7 +25,7 @@ from dtd.diagnostics import CLOCK_REMEDY
 from dtd.errors import ConfigError, CoordinatorUnreachable, DtdError, ProtocolError, UsageError
 from dtd.names import NAME_WORDS, is_name
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.tls_connect import tls_connect
+from dtd.net.tls_connect import times_of, tls_connect
 from dtd.security import certificates
 from dtd.security.credential import (
     Credential,
@@ -155,9 +155,10 @@ def _called(address: Address, call: Callable[[], _KIND]) -> _KIND:
             ) from None
         raise
     except ssl.SSLError as error:
+        times = times_of(error, address, None)
         raise CoordinatorUnreachable(
-            f"no TLS connection to {address}: {tls_fault(error)}",
-            remedy="check that the coordinator listens there",
+            f"no TLS connection to {address}: {tls_fault(error)}{f' ({times})' if times else ''}",
+            remedy=CLOCK_REMEDY if times else "check that the coordinator listens there",
         ) from None
     except OSError as error:
         raise CoordinatorUnreachable(

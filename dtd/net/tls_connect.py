@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import socket
 import ssl
+from typing import Final
 
-from dtd.address import Address
+from dtd.address import Address, Endpoint
 from dtd.net.blocking_link import Connect, connect_tcp
+from dtd.security.credential import Credential, bare_client_context
 from dtd.security.identity import check_role, of_certificate
+from dtd.security.tls_faults import clock, is_of_other_clock, is_of_time, times
+
+LOOK_S: Final = 5.0
 
 
 def tls_connect(
@@ -42,3 +48,36 @@ def tls_connect(
         return made
 
     return connect
+
+
+def times_of(error: BaseException | None, address: Endpoint, credential: Credential | None) -> str:
+    """The times that a TLS connection may have failed of; empty when it failed of something else.
+
+    Of a certificate that is not valid by this host's clock OpenSSL does not say when it is, so the
+    other side is asked for it once more.  Blocking.
+
+    Args:
+        error: what ended the connection, if anything is known.
+        address: the other side's.
+        credential: this side's, which the other one may have rejected.
+    """
+    now = dt.datetime.now(dt.UTC)
+    if error is not None and is_of_time(error) and isinstance(address, Address):
+        life = _life_there(address)
+        return times(*life, now) if life is not None else clock(now)
+    if credential is not None and (error is None or is_of_other_clock(error)):
+        return times(credential.issued, credential.expires, now)
+    return ""
+
+
+def _life_there(address: Address) -> tuple[dt.datetime, dt.datetime] | None:
+    """Validity of the certificate that is shown there, which nothing else is believed of."""
+    from cryptography import x509
+
+    try:
+        with tls_connect(bare_client_context(), "")(address, LOOK_S) as connected:
+            assert isinstance(connected, ssl.SSLSocket)
+            shown = x509.load_der_x509_certificate(connected.getpeercert(binary_form=True) or b"")
+    except (OSError, ValueError):
+        return None
+    return shown.not_valid_before_utc, shown.not_valid_after_utc

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:  # a call on this host loads no TLS
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to connect; `context` is None for a socket of this host only."""
+    """Where to connect; `context` and `credential` are None for a socket of this host only."""
 
     address: Endpoint
     context: ssl.SSLContext | None = None
+    credential: Credential | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Reject a TCP address without TLS: every peer must authenticate."""
@@ -53,7 +54,7 @@ def targets(addresses: Sequence[Endpoint], credential: Credential | None) -> tup
     """
     known = credential.coordinators if credential is not None else ()
     context = credential.client_context() if credential is not None else None
-    return tuple(_target(address, context) for address in addresses or known)
+    return tuple(_target(one, context, credential) for one in addresses or known)
 
 
 def targets_here(environ: Mapping[str, str]) -> tuple[Target, ...]:
@@ -61,11 +62,13 @@ def targets_here(environ: Mapping[str, str]) -> tuple[Target, ...]:
     return tuple(Target(one) for one in find_sockets(environ))
 
 
-def _target(address: Endpoint, context: ssl.SSLContext | None) -> Target:
+def _target(
+    address: Endpoint, context: ssl.SSLContext | None, credential: Credential | None
+) -> Target:
     if isinstance(address, SocketPath):
         return Target(address)
     if context is not None:
-        return Target(address, context)
+        return Target(address, context, credential)
     raise ConfigError(
         f"no credential for {address}",
         remedy="on the coordinator's own host, give no address, and its socket is used; elsewhere "

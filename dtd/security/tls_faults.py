@@ -6,14 +6,15 @@ required" on the other; users need to know which credential is at fault and the 
 
 from __future__ import annotations
 
+import datetime as dt
 import ssl
 from typing import Final
 
 # Fragments of OpenSSL's reasons, as an error that this side raised or an alert that it was sent.
 _CAUSES: Final = (
-    ("certificate has expired", "its certificate has expired"),
-    ("certificate_expired", "this side's credential has expired"),
-    ("alert certificate expired", "this side's credential has expired"),
+    ("certificate has expired", "its certificate has expired by this host's clock"),
+    ("certificate_expired", "this side's credential has expired by the other host's clock"),
+    ("alert certificate expired", "this side's credential has expired by the other host's clock"),
     ("unknown_ca", "this side's credential is from another cluster"),
     ("alert unknown ca", "this side's credential is from another cluster"),
     ("certificate_required", "it requires a credential, and this side has none"),
@@ -21,7 +22,7 @@ _CAUSES: Final = (
     ("certificate_revoked", "this side's credential is revoked"),
     ("unsupported_certificate", "this side's credential is not valid for clients"),
     ("unsuitable certificate purpose", "its certificate is not for this purpose"),
-    ("certificate is not yet valid", "its certificate is not valid yet: compare both clocks"),
+    ("certificate is not yet valid", "its certificate is not valid yet by this host's clock"),
     ("bad_certificate", "this side's credential is not accepted"),
     ("certificate verify failed", "its certificate is from another cluster"),
     ("wrong version number", "it does not speak TLS"),
@@ -46,3 +47,39 @@ def tls_fault(error: BaseException) -> str:
     if isinstance(error, ConnectionError):
         return "it ended the connection in the middle of the TLS handshake"
     return f"TLS failed: {error}"
+
+
+_OF_TIME: Final = (9, 10)
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+_ALERTS_OF_TIME: Final = (
+    *("certificate_expired", "alert certificate expired"),
+    *("bad_certificate", "alert bad certificate"),
+)
+
+
+def is_of_time(error: BaseException) -> bool:
+    """Whether this host's clock shows a time at which the other side's certificate is not valid."""
+    return isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OF_TIME
+
+
+def is_of_other_clock(error: BaseException) -> bool:
+    """Whether the other side may have rejected this side's certificate for the time it is there.
+
+    OpenSSL calls one that is not valid yet a bad one.
+    """
+    text = str(error).lower()
+    return isinstance(error, ssl.SSLError) and any(one in text for one in _ALERTS_OF_TIME)
+
+
+def times(begin: dt.datetime, end: dt.datetime, now: dt.datetime) -> str:
+    """The validity of a certificate, and what this host's clock shows."""
+    return f"valid from {_shown(begin)} to {_shown(end)} UTC; {clock(now)}"
+
+
+def clock(now: dt.datetime) -> str:
+    """What this host's clock shows."""
+    return f"this host's clock shows {_shown(now)} UTC"
+
+
+def _shown(time: dt.datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M}"

@@ -9,6 +9,7 @@ from typing import Final
 
 from dtd.core.ring.neighbours import Neighbours
 from dtd.net.link import Link
+from dtd.security.tls_faults import tls_fault
 
 CONNECT_PAUSE_S: Final = 0.02
 
@@ -38,7 +39,8 @@ async def dial(
                 new_link, to.host, to.port, ssl=context
             )
         except OSError as error:
-            neighbours.refusals[neighbour] = error.strerror or str(error)
+            fault = tls_fault(error) if isinstance(error, ssl.SSLError) else error.strerror
+            neighbours.refusals[neighbour] = fault or str(error)
             await asyncio.sleep(CONNECT_PAUSE_S)
         else:
             return

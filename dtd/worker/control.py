@@ -8,10 +8,11 @@ answers is dead, whatever its TCP state; it is closed and reopened.  Messages go
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -42,6 +43,13 @@ SILENT_TIMEOUTS: Final = 2
 """A connection is dead after so many heartbeat time-outs without an answer."""
 
 _COORDINATOR: Final = "coordinator"
+
+
+class _Trouble(NamedTuple):
+    """Why the coordinator cannot be worked with, and the error that ended the connection."""
+
+    diagnostic: Diagnostic
+    error: BaseException | None = None
 
 
 class ControlConnection:
@@ -79,6 +87,8 @@ class ControlConnection:
         self._detector: Detector | None = None
         self._calls = ""
         self._calling_since: float | None = None
+        self._trouble: _Trouble | None = None
+        self._logged: dict[str, Diagnostic] = {}
         self.diagnostic: Diagnostic | None = None
 
     def use(self, targets: Callable[[], Sequence[Target]]) -> None:
@@ -115,14 +125,31 @@ class ControlConnection:
         """Call, and stay while the connection stands; whether we were registered there."""
         self._disconnected.clear()
         self._was_welcome = self._was_registered = False
+        self._trouble = None
         self._calls, self._calling_since = str(target), asyncio.get_running_loop().time()
-        diagnostic = await self._connect(target)
-        if diagnostic is None:
+        trouble = await self._connect(target)
+        if trouble is None:
             await self._disconnected.wait()
+            trouble = self._trouble
         self._calling_since = None
-        if diagnostic is not None:
-            self._note(diagnostic)
+        if trouble is not None:
+            self._note(await self._with_times(trouble, target))
         return self._was_registered
+
+    async def _with_times(self, trouble: _Trouble, target: Target) -> Diagnostic:
+        diagnostic = trouble.diagnostic
+        known = self._logged.get(diagnostic.where)
+        if diagnostic == known:  # its times were found out once
+            return known
+        if target.credential is None or diagnostic.kind not in diagnostics.OF_TIME:
+            return diagnostic
+        from dtd.net.tls_connect import times_of
+
+        loop = asyncio.get_running_loop()
+        times = await loop.run_in_executor(
+            None, times_of, trouble.error, target.address, target.credential
+        )
+        return dataclasses.replace(diagnostic, times=times)
 
     def _longest_pause_s(self) -> float:
         refused = self.diagnostic is not None and self.diagnostic.kind == REFUSED
@@ -130,17 +157,22 @@ class ControlConnection:
 
     def _note(self, diagnostic: Diagnostic) -> None:
         """The coordinator cannot be used; the worker keeps connecting, and this is logged once."""
-        if diagnostic != self.diagnostic:
-            log.warning(
-                "coordinator_unreachable",
-                kind=diagnostic.kind,
-                address=diagnostic.where,
-                message=diagnostic.message,
-                remedy=diagnostic.remedy,
-            )
         self.diagnostic = diagnostic
+        if diagnostic == self._logged.get(diagnostic.where):
+            return
+        self._logged[diagnostic.where] = diagnostic
+        said = {
+            "kind": diagnostic.kind,
+            "address": diagnostic.where,
+            "message": diagnostic.sentence,
+            "remedy": diagnostic.remedy,
+        }
+        if diagnostic.kind == REFUSED:
+            log.error("registration_refused", worker=self._name, **said)
+        else:
+            log.warning("coordinator_unreachable", **said)
 
-    async def _connect(self, target: Target) -> Diagnostic | None:
+    async def _connect(self, target: Target) -> _Trouble | None:
         """Call; says what went wrong."""
         loop, address = asyncio.get_running_loop(), target.address
         if isinstance(address, SocketPath):
@@ -159,7 +191,7 @@ class ControlConnection:
             return _trouble_of(error, str(address))
         return None
 
-    async def _connect_here(self, at: SocketPath) -> Diagnostic | None:
+    async def _connect_here(self, at: SocketPath) -> _Trouble | None:
         """Call on this host; says what went wrong."""
         loop = asyncio.get_running_loop()
         try:
@@ -167,7 +199,7 @@ class ControlConnection:
         except OSError as error:
             return _trouble_here(error, str(at))
         except ProtocolError as error:
-            return diagnostics.not_followed(str(at), error.message, error.remedy)
+            return _Trouble(diagnostics.not_followed(str(at), error.message, error.remedy))
         await attach(made, self._new_link)
         return None
 
@@ -191,7 +223,6 @@ class ControlConnection:
         """The coordinator answered."""
         self._link, self._detector, self._was_welcome = link, None, True
         self._calling_since = None
-        log.info("coordinator_connected", address=self._calls)
         self._opened()
 
     def link_place(
@@ -206,7 +237,10 @@ class ControlConnection:
         if isinstance(message, m.Registered) and not self._may_follow(link, message):
             return
         if isinstance(message, m.Registered):
+            if not self._was_registered:
+                log.info("coordinator_connected", address=self._calls)
             self.diagnostic, self._was_registered = None, True
+            self._logged.clear()
             self._detector = Detector(
                 timeout_s=SILENT_TIMEOUTS * message.heartbeat_timeout_s,
                 tick_s=message.heartbeat_interval_s,
@@ -231,7 +265,7 @@ class ControlConnection:
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """The connection is lost: training continues, and the worker reconnects."""
         if isinstance(error, ProtocolError) or not (self._was_welcome or self._outdated):
-            self._note(_trouble_of_end(error, self._calls))
+            self._trouble = _trouble_of_end(error, self._calls)
         if link is self._link:
             self._link = None
         if self._was_registered:
@@ -242,36 +276,36 @@ class ControlConnection:
         self._disconnected.set()
 
 
-def _trouble_here(error: OSError, where: str) -> Diagnostic:
+def _trouble_here(error: OSError, where: str) -> _Trouble:
     """Why a connection on this host failed."""
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return diagnostics.nobody_listens(where)
+        return _Trouble(diagnostics.nobody_listens(where))
     if isinstance(error, PermissionError):
-        return diagnostics.may_not_open(where, os.geteuid())
+        return _Trouble(diagnostics.may_not_open(where, os.geteuid()))
     if isinstance(error, TimeoutError | BlockingIOError):
-        return diagnostics.no_answer(where, CONNECT_S)
-    return diagnostics.cannot_call(where, error.strerror or str(error))
+        return _Trouble(diagnostics.no_answer(where, CONNECT_S))
+    return _Trouble(diagnostics.cannot_call(where, error.strerror or str(error)))
 
 
-def _trouble_of(error: OSError, where: str) -> Diagnostic:
+def _trouble_of(error: OSError, where: str) -> _Trouble:
     """Why a connection failed."""
     if isinstance(error, ssl.SSLError | ConnectionResetError):
-        return diagnostics.no_tls(where, tls_fault(error))
+        return _Trouble(diagnostics.no_tls(where, tls_fault(error)), error)
     if isinstance(error, TimeoutError | ConnectionAbortedError):  # the latter: TLS took too long
-        return diagnostics.no_answer(where, CONNECT_S)
+        return _Trouble(diagnostics.no_answer(where, CONNECT_S))
     if isinstance(error, ConnectionRefusedError):
-        return diagnostics.nobody_listens(where)
-    return diagnostics.cannot_call(where, error.strerror or str(error))
+        return _Trouble(diagnostics.nobody_listens(where))
+    return _Trouble(diagnostics.cannot_call(where, error.strerror or str(error)))
 
 
-def _trouble_of_end(error: DtdError | None, where: str) -> Diagnostic:
-    """The diagnostic for a coordinator that closed the connection or refused."""
+def _trouble_of_end(error: DtdError | None, where: str) -> _Trouble:
+    """Why the coordinator closed the connection."""
     if isinstance(error, ProtocolError) and error.code is ErrorCode.TIMEOUT:
-        return diagnostics.no_answer(where, CONNECT_S)
+        return _Trouble(diagnostics.no_answer(where, CONNECT_S))
     if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_MAGIC:
-        return diagnostics.hung_up(where)
+        return _Trouble(diagnostics.hung_up(where))
     if isinstance(error, ProtocolError):
-        return diagnostics.refused(where, error.message, error.remedy)
+        return _Trouble(diagnostics.refused(where, error.message, error.remedy))
     if error is not None and isinstance(error.__cause__, ssl.SSLError):
-        return diagnostics.no_tls(where, tls_fault(error.__cause__))
-    return diagnostics.hung_up(where)
+        return _Trouble(diagnostics.no_tls(where, tls_fault(error.__cause__)), error.__cause__)
+    return _Trouble(diagnostics.hung_up(where))

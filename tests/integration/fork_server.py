@@ -166,7 +166,7 @@ def _hand_over(twin: int, tell: int, path: str, arguments: Sequence[str]) -> Non
     Its descriptors are closed by the program that replaces it, when its threads are gone: a thread
     of a C++ library may abort the process when its descriptors are closed before.
     """
-    assert arguments[1:3] == ["-m", WORKER], arguments
+    assert arguments[1:4] == ["-P", "-m", WORKER], arguments
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the twin answers them
     os.set_inheritable(tell, True)  # noqa: FBT003 - takes no keyword

@@ -12,6 +12,7 @@ import dataclasses
 import datetime as dt
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 import pytest
 
 from dtd.address import Address, Endpoint, SocketPath
-from dtd.errors import RequestRefused
+from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
@@ -41,6 +42,7 @@ from tests.integration.moved_clock import MovedClock
 pytestmark = pytest.mark.integration
 
 NAMED_WITHIN_S = 10.0
+TODAY = f"{dt.datetime.now(dt.UTC):%Y-%m-}"  # and the day, which may change while this runs
 START_S = 60.0
 LOOK_AGAIN_S = 0.05
 OTHER_VERSION = (
@@ -313,11 +315,20 @@ def test_no_credential(secure):
 
 def test_an_expired_credential(secure):
     path = secure.made("old", from_day=-30, days=10)
-    _child, status = secure.worker("old", "--credential", str(path))
-    status.await_words(
+    child, status = secure.worker("old", "--credential", str(path))
+    text = status.await_words(
         "closed the connection without a reason: it does not accept this host's credential", START_S
     )
-    secure.await_diagnostic("credential-expired", "rejected: its certificate has expired")
+    credential = Credential.load(path)
+    valid = f"valid from {credential.issued:%Y-%m-%d %H:%M} to {credential.expires:%Y-%m-%d %H:%M}"
+    assert f"expired by its clock ({valid} UTC; this host's clock shows {TODAY}" in text
+    (line,) = logged(child, "coordinator_unreachable")
+    assert valid in line["message"]
+    words = "has expired by the coordinator's clock (the coordinator's clock shows"
+    secure.await_diagnostic("credential-expired", f"{words} {TODAY}")
+    found = logged(secure.children[0], "connection_refused")
+    assert "its certificate has expired by this host's clock (" in found[-1]["reason"]
+    assert "synchronize both clocks" in found[-1]["remedy"]
 
 
 def test_a_credential_file_that_has_expired(secure):
@@ -343,12 +354,44 @@ def test_a_workers_clock_that_is_behind(secure, tmp_path):
     clock = MovedClock(tmp_path)
     clock.jumps(-3)
     behind = ("--credential", str(secure.joined("behind").path))
-    _child, status = secure.worker("behind", *behind, **clock.environment)
-    status.await_words(
+    child, status = secure.worker("behind", *behind, **clock.environment)
+    text = status.await_words(
         f"no TLS connection to the coordinator at {secure.address}: its certificate is not valid"
-        " yet: compare both clocks: compare `date -u` on both hosts",
+        f" yet by this host's clock (valid from {TODAY}",
         START_S,
     )
+    shown = dt.datetime.now(dt.UTC) - dt.timedelta(days=3)
+    assert f" UTC; this host's clock shows {shown:%Y-%m-%d} " in text
+    assert "): compare `date -u` on both hosts" in text
+    (line,) = logged(child, "coordinator_unreachable")
+    assert line["kind"] == "clock"
+
+
+def test_a_clock_that_is_behind_is_named_by_dtdctl_and_join(secure, tmp_path):
+    clock = MovedClock(tmp_path)
+    clock.jumps(-3)
+    operator = ("-m", "dtd.ctl.main", "--credential", str(secure.operator.path), "status")
+    join_with = (
+        "-m",
+        "dtd.worker.main",
+        "join",
+        secure.token().word(),
+        "--credential",
+        "/dev/null",
+    )
+    for command in (operator, join_with):
+        done = subprocess.run(
+            [sys.executable, *command],
+            env={**os.environ, "HOME": str(tmp_path), **clock.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=START_S,
+        )
+        assert done.returncode != 0
+        said = " ".join(done.stderr.split())
+        assert f"is not valid yet by this host's clock (valid from {TODAY}" in said
+        assert "synchronize both clocks" in said
 
 
 def test_a_coordinators_clock_that_is_behind(secure):
@@ -357,7 +400,22 @@ def test_a_coordinators_clock_that_is_behind(secure):
     status.await_words(
         "closed the connection without a reason: it does not accept this host's credential", START_S
     )
-    secure.await_diagnostic("clock", "its certificate is not valid yet: compare both clocks")
+    secure.await_diagnostic(
+        "clock", "its certificate is not valid yet by the coordinator's clock ("
+    )
+
+
+def test_the_own_certificate_is_named_to_a_dtdctl_that_a_coordinator_rejects(secure):
+    """As when the coordinator's clock is behind, or ahead."""
+    for name, from_day in (("later", 3), ("earlier", -30)):
+        credential = Credential.load(secure.made(name, from_day=from_day, days=10))
+        with pytest.raises(CoordinatorUnreachable) as caught:
+            ControlClient(
+                secure.address, context=credential.client_context(), credential=credential
+            ).request(m.GetStatus())
+        assert "not accept this side's credential" in caught.value.message
+        assert f"(valid from {credential.issued:%Y-%m-%d %H:%M} to" in caught.value.message
+        assert "synchronize both clocks" in caught.value.remedy
 
 
 # --- versions, names, code ---------------------------------------------------------------------
@@ -390,12 +448,19 @@ def test_another_version_of_dtd(plain):
 
 def test_a_name_taken_twice(plain):
     arguments = ["--coordinator", str(plain.address)]
-    _one, status = plain.worker("twin", *arguments)
+    one, status = plain.worker("twin", *arguments)
     status.await_words("waits for a job", START_S)
-    _later, status = plain.worker("twin", *arguments)
+    later, status = plain.worker("twin", *arguments)
     status.await_words("two workers use the name twin: one on", START_S)
     diagnostic = plain.await_diagnostic("name-taken", "two workers use the name twin: one on")
     assert diagnostic["remedy"].startswith("give each worker its own name")
+    one.signal_group(signal.SIGTERM)
+    while not logged(later, "coordinator_connected"):  # it has asked again and again
+        assert later.wait(LOOK_AGAIN_S) is None
+    (line,) = logged(later, "registration_refused")
+    assert (line["level"], line["worker"]) == ("error", "twin")
+    assert "two workers use the name twin: one on" in line["message"]
+    assert line["remedy"] == diagnostic["remedy"]
 
 
 TASK = """

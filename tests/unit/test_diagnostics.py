@@ -28,10 +28,12 @@ GOLDEN = {
     " 10.0.0.1:7117: start the coordinator there (systemctl start dtd-coordinator), or give its "
     "correct address with --coordinator",
     str(
-        diagnostics.no_tls("c:1", "its certificate is not valid yet: compare both clocks")
-    ): "no TLS"
-    " connection to the coordinator at c:1: its certificate is not valid yet: compare both clocks:"
-    " compare `date -u` on both hosts, and synchronize both clocks (timedatectl set-ntp true)",
+        diagnostics.no_tls(
+            "c:1", "its certificate is not valid yet by this host's clock", "valid from A to B; C"
+        )
+    ): "no TLS connection to the coordinator at c:1: its certificate is not valid yet by this"
+    " host's clock (valid from A to B; C): compare `date -u` on both hosts, and synchronize both"
+    " clocks (timedatectl set-ntp true)",
     str(diagnostics.name_taken("w", "a (pid 1)", "b (pid 2)")): "two workers use the name w: one on"
     " a (pid 1), one on b (pid 2): give each worker its own name with --name, or stop one of"
     " them",

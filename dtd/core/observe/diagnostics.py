@@ -80,7 +80,7 @@ class Diagnostics:
                 "since_s": max(0.0, now - known.since_s),
                 "where": known.diagnostic.where,
                 "kind": known.diagnostic.kind,
-                "message": known.diagnostic.message,
+                "message": known.diagnostic.sentence,
                 "remedy": known.diagnostic.remedy,
             }
             for known in self._known.values()

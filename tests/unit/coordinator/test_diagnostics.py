@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dtd import diagnostics
 from dtd.coordinator.diagnostics import DiagnosticsCollector
 from dtd.core.membership.events import Incident
 from dtd.core.membership.machine import Membership
@@ -45,7 +46,9 @@ def test_the_coordinators_own_disk(made: Desk) -> None:
 
 
 def test_who_was_turned_away_until_a_worker_of_that_host_comes_through(made: Desk) -> None:
-    made.desk.turned_away("10.0.0.7", "the credential of host7 is revoked", "join again")
+    made.desk.turned_away(
+        diagnostics.turned_away("10.0.0.7", "the credential of host7 is revoked", "join again")
+    )
     error = ProtocolError(ErrorCode.BAD_VERSION, "run `curl evil`")
     made.desk.closed("10.0.0.7", error)
     made.desk.closed("10.0.0.8", DtdError("lost"))

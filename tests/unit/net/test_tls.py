@@ -13,16 +13,19 @@ import pytest
 from dtd.address import Address
 from dtd.core.limits import connection_limiter as connection_limiter
 from dtd.core.limits.connection_limiter import ConnectionLimiter
+from dtd.core.ring.neighbours import NEXT, Neighbours
 from dtd.errors import DtdError
 from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context
+from dtd.transport.dialling import dial
 from dtd.wire import messages as m
 from dtd.wire.greeting import hello, welcome
 
 LOOPBACK = Address("127.0.0.1", 0)
 PATIENCE_S = 60.0
+LOOK_AGAIN_S = 0.01
 MIB = 1024 * 1024
 
 
@@ -182,7 +185,7 @@ async def test_an_expired_credential_does_not_get_in(
     calling = Calling(peer_role="")
     await calling.call(address, context)
     assert await soon(calling.ended) is not None
-    assert await soon(listening.refused.get()) == "its certificate has expired"
+    assert await soon(listening.refused.get()) == "its certificate has expired by this host's clock"
 
 
 async def test_a_rogue_coordinator_is_noticed_before_a_word_is_said(
@@ -265,3 +268,22 @@ async def test_a_flood_delays_nobody_who_is_connected(
     assert not calling.link.closing
     for writer in writers:
         writer.transport.abort()
+
+
+async def test_a_neighbour_whose_certificate_has_expired_here_is_named_with_the_clock(
+    listening: Listening, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = credential_of(authority, "worker").client_context()
+    monkeypatch.setattr(authority, "life_days", 0)
+    address = await listening.listen()
+    roster = [
+        m.Member(name=name, incarnation=1, host=address.host, port=address.port, holds=True)
+        for name in ("w0", "w1")
+    ]
+    neighbours = Neighbours(roster, 0)
+    task = asyncio.create_task(dial(neighbours, NEXT, lambda: Calling().link, context=context))
+    async with asyncio.timeout(PATIENCE_S):
+        while NEXT not in neighbours.refusals:
+            await asyncio.wait({task}, timeout=LOOK_AGAIN_S)
+    task.cancel()
+    assert neighbours.refusals[NEXT] == "its certificate has expired by this host's clock"

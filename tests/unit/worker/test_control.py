@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from dtd.address import SocketPath
-from dtd.errors import DtdError
+from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.security.local_users import LocalUsers
@@ -171,3 +172,27 @@ async def test_a_coordinator_that_was_replaced_is_left_for_the_next_one(tmp_path
         made.control.close("the test is over")
         for one in (old, new):
             one.server.close(m.Goodbye())
+
+
+async def test_a_refusal_is_logged_once_however_often_it_asks(tmp_path: Path) -> None:
+    """Also where another address is called in between, at which nothing listens."""
+    coordinator = FakeCoordinator()
+    address = serve_at(coordinator, tmp_path / "control.sock")
+    made = Connected(tmp_path, address, SocketPath(str(tmp_path / "nobody.sock")))
+    refusal = ProtocolError(ErrorCode.REFUSED, "two workers use the name w", remedy="rename one")
+    with structlog.testing.capture_logs() as logs:
+        task = asyncio.create_task(made.control.keep())
+        for _ in range(4):
+            (await soon(coordinator.links)).fail(refusal)
+        link = await soon(coordinator.links)
+        link.send(m.Registered(heartbeat_interval_s=60, heartbeat_timeout_s=60))
+        await soon(made.received)
+        made.control.close("the test is over")
+        task.cancel()
+        coordinator.server.close(m.Goodbye())
+    assert [(one["event"], one["log_level"]) for one in logs] == [
+        ("registration_refused", "error"),
+        ("coordinator_unreachable", "warning"),
+        ("coordinator_connected", "info"),
+    ]
+    assert (logs[0]["worker"], logs[0]["remedy"]) == ("worker-1", "rename one")

@@ -462,7 +462,11 @@ def events(
 @app.command()
 def checkpoints(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only events of this job.")] = "",
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only those of this job.")] = "",
 ) -> None:
-    """List checkpoints: step, size, where, verified."""
+    """List checkpoints: of which job and step, how large, on which worker, in which directory.
+
+    VERIFIED says whether all ranks have agreed on the saved state. Continue from one with
+    `dtdctl submit JOB.toml --resume-from JOB@STEP`; fetch its weights with `dtdctl fetch JOB`.
+    """
     _finish(checkpoint_commands.list_checkpoints(context.obj, job))

@@ -15,6 +15,7 @@ from dtd.ctl import output
 from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, pages, show
 from dtd.ctl.origins import Origin, parse_job_at_step, say_origin
 from dtd.ctl.settings import Settings
+from dtd.ctl.wait_progress import WaitProgress
 from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed
 from dtd.shown import counted
 from dtd.wire import messages as m
@@ -107,12 +108,15 @@ def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
         DtdError: it has not ended in time.
     """
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    progress = WaitProgress(settings, job)
     try:
-        answer = await_end(settings, job, timeout_s=timeout_s)
+        answer = await_end(settings, job, progress, timeout_s=timeout_s)
     except KeyboardInterrupt:
+        progress.close()
         _say_it_goes_on(job)
         return output.EXIT_INTERRUPTED
     finally:
+        progress.close()
         signal.signal(signal.SIGINT, usual)
     if answer is None:
         raise DtdError(
@@ -156,7 +160,9 @@ def _say_done(answer: Answer, job: str) -> None:
         output.say(f"job {job} is done: {result_words(answer['result'])}")
 
 
-def await_end(settings: Settings, job: str, *, timeout_s: float) -> Answer | None:
+def await_end(
+    settings: Settings, job: str, progress: WaitProgress, *, timeout_s: float
+) -> Answer | None:
     """The answer to WAIT_JOB, or None when time ran out."""
     deadline_s = time.monotonic() + timeout_s
     patience = Patience()
@@ -165,7 +171,12 @@ def await_end(settings: Settings, job: str, *, timeout_s: float) -> Answer | Non
             with settings.connect() as client:
                 patience.answered()
                 client.ask(m.WaitJob(job=job))
-                return client.answer(timeout_s=deadline_s - time.monotonic())
+                while True:
+                    left_s = deadline_s - time.monotonic()
+                    answer = client.answer(timeout_s=min(left_s, progress.every_s))
+                    if answer is not None or left_s <= progress.every_s:
+                        return answer
+                    progress.show()
         except CoordinatorUnreachable as error:
             if time.monotonic() >= deadline_s:
                 return None

@@ -69,6 +69,8 @@ class ControlClient:
         self._timeout_s = timeout_s
         self._has_tls = context is not None
         self.renew = False
+        # A socket of this host is there as long as the process is, however busy that may be.
+        self._is_there = isinstance(address, SocketPath)
         assert self._has_tls or isinstance(address, SocketPath), "TCP requires TLS"
         try:
             self._link = BlockingLink(
@@ -80,6 +82,7 @@ class ControlClient:
             )
         except (OSError, ProtocolError) as error:
             raise self._unwelcome(error) or self._unreachable(error) from None
+        self._is_there = True
 
     def __enter__(self) -> Self:
         return self
@@ -193,6 +196,12 @@ class ControlClient:
         if isinstance(error, socket.gaierror):
             return CoordinatorUnreachable(
                 f"{at} cannot be resolved: {error.strerror}", remedy="check the host's name"
+            )
+        if isinstance(error, TimeoutError) and self._is_there:
+            return CoordinatorUnreachable(
+                f"the coordinator at {self._address} takes connections and has not answered within"
+                f" {waited_s or self._timeout_s:g} s: it is busy, or it hangs",
+                remedy="try again; if it stays so, read its log: journalctl -u dtd-coordinator",
             )
         if isinstance(error, TimeoutError):
             return CoordinatorUnreachable(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import socket
 import struct
 from pathlib import Path
@@ -120,6 +119,8 @@ def private_ends(own: Any, peer: Any, *, opened: bool, encrypted: bool) -> bytes
 @functools.cache
 def _network() -> bytes:
     """The running kernel and this process's network namespace; empty if they are not known."""
+    import hashlib  # here: dtdctl loads this module, and does not wait for OpenSSL
+
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
         namespace = Path("/proc/self/ns/net").stat().st_ino

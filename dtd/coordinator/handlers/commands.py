@@ -191,10 +191,12 @@ class Commands:
         return await asyncio.shield(self._ended[job_id])
 
     async def _cancel(self, job_id: str) -> dict[str, Any]:
+        await known_job(self._coordinator, job_id)
         self._coordinator.handle(CancelRequested(job=job_id))
         return await self._settled_state(job_id)
 
     async def _resume(self, order: m.ResumeJob) -> dict[str, Any]:
+        await known_job(self._coordinator, order.job)
         asked = ResumeRequested(job=order.job, without_optimizer=order.without_optimizer)
         self._coordinator.handle(asked)
         return await self._settled_state(order.job)

@@ -111,6 +111,32 @@ def test_wait_gives_up_also_when_the_coordinator_is_gone_meanwhile(dtdctl, serve
     assert "has not ended within 0.05 s" in err
 
 
+@pytest.mark.parametrize(
+    ("seen", "line"),
+    [
+        ({}, "job digits-1: step 120/600 (20%), running, loss 0.1235, 2,345/s"),
+        ({"job": None, "queue": ["digits-1"]}, "job digits-1: step 0, queued"),
+    ],
+)
+def test_a_wait_says_now_and_then_how_far_the_job_is(
+    dtdctl, server, result, status, monkeypatch, seen, line
+):
+    monkeypatch.setattr("dtd.ctl.wait_progress.LINE_EVERY_S", 0.02)
+    asked = []
+
+    def script(message):
+        asked.append(type(message))
+        if isinstance(message, m.GetStatus):
+            return result({**status, **seen})
+        return b"" if asked.count(m.WaitJob) + asked.count(m.GetStatus) < 3 else result(DONE)
+
+    server.script = script
+    exit_code, out, err = dtdctl("wait", "digits-1", "--timeout", "0.5")
+    assert exit_code == 1
+    assert out == ""
+    assert line in err.splitlines()
+
+
 def test_wait_outlives_a_restart_of_the_coordinator(dtdctl, server, result, monkeypatch):
     monkeypatch.setattr("dtd.ctl.answers.RECONNECT_EVERY_S", 0.0)
     answers = iter([None, None, result(DONE)])

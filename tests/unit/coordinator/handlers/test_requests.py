@@ -186,7 +186,7 @@ def test_a_job_that_does_not_exist(daemon, request_):
 
 def test_a_job_that_does_not_exist_cannot_be_cancelled_or_gone_on_with(daemon, spec):
     words, remedy = refused(daemon, m.CancelJob(job="x"))
-    assert (words, remedy) == ("job x is neither running nor queued", "dtdctl jobs")
+    assert (words, remedy) == ("job 'x' does not exist", "see `dtdctl jobs`")
     words, _ = refused(daemon, m.SubmitJob(spec=spec, from_job="x"))
     assert words == "job 'x' does not exist"
 
@@ -461,3 +461,12 @@ def test_every_request_has_exactly_one_handler() -> None:
     handled += get_args(Order)
     assert len(handled) == len(set(handled))
     assert set(handled) == set(CTL_REQUESTS)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda job: m.CancelJob(job=job), lambda job: m.ResumeJob(job=job)]
+)
+def test_the_nearest_job_is_named_where_there_is_none_of_that_id(daemon, spec, make):
+    job = submit(daemon, spec)
+    words, _remedy = refused(daemon, make(job.replace("-", "_")))
+    assert words == f'job {job.replace("-", "_")!r} does not exist; did you mean "{job}"?'

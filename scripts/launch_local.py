@@ -4,7 +4,12 @@
 
 Exit codes: 0 the job is done, 1 the daemons could not run, 2 usage or invalid job, 4 the job
 failed, 128 + signal when interrupted.  Whatever happens, no process of it is left; logs and
-checkpoints are, in the directory that it prints, unless --discard is given.
+checkpoints are, in the directory that it prints, unless --discard is given.  When somebody has
+opened the web page from a terminal, it is served until Ctrl-C after the job's end, too; later
+
+    python -m scripts.launch_local --show DIR
+
+serves it again, for any run's directory.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +30,7 @@ from typing import Any, Final
 
 from dtd import figures
 from dtd.address import Address
+from dtd.coordinator.store.database import FILE_NAME
 from dtd.ctl import output
 from dtd.ctl.settings import read_address
 from dtd.errors import CheckpointError, DtdError, JobFailed, UsageError
@@ -34,6 +41,7 @@ from dtd.shown import one_line
 from dtd.train.checkpoint.assemble import FoundPart, assemble
 from dtd.train.checkpoint.format import MODEL_FILE, parse_name, read_manifest
 from scripts.cluster.local import LocalCluster
+from scripts.cluster.networks import COORDINATOR
 from scripts.cluster.processes import TAIL_LINES, exit_on_stop_signals, ignore_stop_signals
 from scripts.launch_report import Display, LocalRun, open_display, summary_lines, summary_object
 
@@ -175,14 +183,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     exit_on_stop_signals()
     try:
+        if options.show is not None:
+            show(options)
+            return 0
         run = launch(options, job_spec(options))
     except DtdError as error:
         output.say_error(error, as_json=options.json)
         return error.exit_code
-    if options.json:
-        output.print_json(summary_object(run))
-    else:
-        output.print_lines(map(one_line, summary_lines(run)))
     if run.state == "done":
         return 0
     output.say_error(_job_failed(run), as_json=options.json)
@@ -219,8 +226,16 @@ def _parser() -> argparse.ArgumentParser:
         help="for logs and checkpoints; default: a new one under ~/.local/state/dtd/runs, printed",
     )
     add("--discard", action="store_true", help="remove logs and checkpoints at the end")
+    add("--show", type=Path, metavar="DIR", help="serve the page of a run that has ended")
     add("--json", action="store_true", help="one JSON object on stdout")
     return parser
+
+
+def _tell(run: LocalRun, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(summary_object(run))
+    else:
+        output.print_lines(map(one_line, summary_lines(run)))
 
 
 def job_spec(options: argparse.Namespace) -> dict[str, Any]:
@@ -245,7 +260,7 @@ def job_spec(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
-    """Start the daemons, run the job, stop the daemons.
+    """Start the daemons, run the job, tell how it ended, stop the daemons.
 
     Raises:
         DtdError: the daemons could not run.
@@ -278,15 +293,60 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
                 display.say(f"web page, good once: {link}")
             if kept is not None:
                 display.say(f"logs and checkpoints are kept in {kept}")
-            return _run_job(cluster, follow, display)
+            run = _run_job(cluster, follow, display)
         except SystemExit:
             cluster.stop()
             for line in follow.interrupted_lines():
                 display.say(line)
             raise
+        else:
+            _tell(run, as_json=options.json)
+            if sys.stdout.isatty() and page_was_opened(directory):
+                display.say("the web page is served until Ctrl-C")
+                _await_interrupt()
+            return run
         finally:
             ignore_stop_signals()
             cluster.stop()
+
+
+def show(options: argparse.Namespace) -> None:
+    """Serve the web page of a run that has ended, until Ctrl-C.
+
+    Raises:
+        DtdError: the directory is no run's, or the coordinator could not run.
+    """
+    directory = options.show.resolve()
+    if not (directory / FILE_NAME).is_file():
+        raise UsageError(
+            f"--show: {directory} is not the directory of a run: it has no {FILE_NAME}",
+            remedy="the launcher prints it as `kept in`",
+        )
+    web = None if options.web == NO_WEB_PAGE else read_address(options.web, source="--web")
+    with open_display() as display:
+        cluster = LocalCluster(
+            directory=directory, workers=0, device="cpu", say=display.say, web=_served(web, display)
+        )
+        try:
+            cluster.start_all()
+            display.say(f"web page, good once: {cluster.web_page()[1]}")
+            display.say("it is served until Ctrl-C")
+            _await_interrupt()
+        finally:
+            ignore_stop_signals()
+            cluster.stop()
+
+
+def page_was_opened(directory: Path) -> bool:
+    """Whether somebody has logged in to the web page, as the coordinator has logged it."""
+    log = directory / f"{COORDINATOR}.log"
+    return log.is_file() and '"web_login"' in log.read_text(errors="replace")
+
+
+def _await_interrupt() -> None:
+    with contextlib.suppress(SystemExit):
+        while True:
+            signal.pause()
 
 
 def _served(web: Address | None, display: Display) -> Address | None:

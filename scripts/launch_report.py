@@ -206,6 +206,8 @@ def summary_lines(run: LocalRun) -> list[str]:
         rows.insert(0, ("ended early", values["ended_early"]))
     if run.weights is not None:
         rows.append(("weights", str(run.weights)))
+    if run.directory is not None and run.web:
+        rows.append(("look again", f"python -m scripts.launch_local --show {run.directory}"))
     return [head, *(f"  {label:<11} {text}" for label, text in rows)]
 
 

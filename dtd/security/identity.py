@@ -9,7 +9,6 @@ is genuine was checked by TLS before.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -128,6 +127,7 @@ def of_certificate(certificate: Mapping[str, Any] | None, der: bytes | None) -> 
             "the certificate names no member of a dtd cluster",
             remedy="use a credential that `dtd-worker join` or `dtdctl join` has created",
         )
+    import hashlib
     import ssl  # whoever shows a certificate has loaded it; a plain call of dtdctl has not
 
     serial = serial_text(int(certificate["serialNumber"], 16))

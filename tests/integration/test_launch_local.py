@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -215,3 +216,25 @@ def test_what_was_interrupted_goes_on_in_its_directory(launch):
     assert (summary["rows_missing"], summary["directory"]) == (0, str(directory))
     assert Path(summary["weights"]).is_file()
     assert Path(summary["weights"]).is_relative_to(directory)
+
+
+def test_the_page_of_a_run_that_has_ended_is_served_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "scripts.launch_local"]
+    trained = subprocess.run(
+        [*command, "--epochs", "1", "--num_workers", "1", "--state-dir", str(run)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    assert f"python -m scripts.launch_local --show {run}" in trained.stdout
+    with subprocess.Popen(
+        [*command, "--show", str(run)], stderr=subprocess.PIPE, text=True
+    ) as shows:
+        assert shows.stderr is not None
+        link = next(line for line in shows.stderr if "web page" in line).rpartition(" ")[2]
+        page = urllib.request.urlopen(link.partition("#")[0], timeout=TIMEOUT_S)  # noqa: S310
+        assert page.status == 200
+        shows.send_signal(signal.SIGINT)
+        assert shows.wait(TIMEOUT_S) == 0

@@ -234,7 +234,7 @@ def test_the_page_of_a_run_that_has_ended_is_served_again(tmp_path: Path) -> Non
     ) as shows:
         assert shows.stderr is not None
         link = next(line for line in shows.stderr if "web page" in line).rpartition(" ")[2]
-        page = urllib.request.urlopen(link.partition("#")[0], timeout=TIMEOUT_S)  # noqa: S310
+        page = urllib.request.urlopen(link.partition("#")[0], timeout=TIMEOUT_S)
         assert page.status == 200
         shows.send_signal(signal.SIGINT)
         assert shows.wait(TIMEOUT_S) == 0

@@ -63,6 +63,7 @@ class ControlPort:
     ) -> None:
         self._config = config
         self._now = now
+        self.shares = shares
         self._turned_away = turned_away
         self._server, self._socket = [
             Server(

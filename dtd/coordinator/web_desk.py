@@ -79,6 +79,7 @@ class WebDesk:
         self._desk = desk
         self._server: WebServer | None = None
         self._refusals = Refusals()
+        self.shares = port.shares
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -214,6 +215,10 @@ class WebDesk:
             "host": socket.gethostname(),
             "address": self._coordinator.address,
         }
+
+    def failed(self, error: Exception) -> None:
+        """Answering a browser failed unexpectedly."""
+        self._coordinator.containment.failed(error, "answering the web page")
 
     def refused(self, host: str, why: str) -> None:
         """A browser was turned away; logged at a bounded rate."""

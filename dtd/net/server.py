@@ -15,7 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dtd import diagnostics
 from dtd.address import Address, SocketPath
@@ -36,8 +36,17 @@ OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 SHARE_REMEDY: Final = "close connections that are not needed; `dtdctl status` needs one only"
 TLS_SHUTDOWN_S: Final = 5.0
 
+
 # A listener and its key for a connection: the key under which shares are counted.
-Place = tuple["Server", int]
+class Listening(Protocol):
+    """A listener of this process, which closes connections for the sake of others."""
+
+    def turn_out(self, key: int, why: str) -> None:
+        """Close a connection, and log the reason on this host."""
+        ...
+
+
+Place = tuple[Listening, int]
 
 # Called with (address, reason) for each connection that ended before its first message.
 Refused = Callable[[str, str], None]

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dtd.core.limits.shares import Shares
+from dtd.net.server import Place
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
 
@@ -29,7 +31,13 @@ class WebCaller:
 
 
 class WebBackend(Protocol):
-    """The coordinator, as the page sees it: the same requests, checks and records as dtdctl's."""
+    """The coordinator, as the page sees it: the same requests, checks and records as dtdctl's.
+
+    Attributes:
+        shares: bounds everybody's connections, the page's as well.
+    """
+
+    shares: Shares[Place]
 
     async def ask(self, caller: WebCaller, message: m.Message) -> dict[str, Any]:
         """Answer a request.
@@ -65,6 +73,10 @@ class WebBackend(Protocol):
 
     def public_host(self) -> str:
         """Where a page that is served at all addresses of this host is opened."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """Answering a browser failed unexpectedly; logged at a bounded rate."""
         ...
 
     def refused(self, host: str, why: str) -> None:

@@ -27,6 +27,7 @@ HTTP_LOGIN: Final = 401
 HTTP_FORBIDDEN: Final = 403
 HTTP_FOREIGN: Final = 421
 HTTP_TOO_MANY: Final = 429
+HTTP_FAILED: Final = 500
 _HOST: Final = re.compile(
     r"(\[(?P<address>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9_.-]{1,253}))(:[0-9]{1,5})?"
 )

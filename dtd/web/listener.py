@@ -1,7 +1,9 @@
 """Accepts browsers' connections within bounds and hands them to aiohttp.
 
 Until somebody has shown a session on a connection, it is bounded as any unknown caller's is
-(`dtd.core.limits.connection_limiter`): in number, rate and time.
+(`dtd.core.limits.connection_limiter`): in number, rate and time.  After that it counts as a
+connection of whoever is logged in, beside those to the other ports (`dtd.core.limits.shares`).  One
+on which nothing is read for a while is cut.
 """
 
 from __future__ import annotations
@@ -11,20 +13,22 @@ import errno
 import itertools
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from dtd.address import Address
 from dtd.core.limits.connection_limiter import ConnectionLimiter
+from dtd.core.limits.shares import Shares
+from dtd.core.trust.web_sessions import Session
 from dtd.errors import ConfigError
-from dtd.net.server import ACCEPT_PAUSE_S, BACKLOG, listening_sockets
+from dtd.net.server import ACCEPT_PAUSE_S, BACKLOG, Place, listening_sockets
+from dtd.security.identity import Identity
 
 PATIENCE_S: Final = 10.0
 """For logging in, or loading the page, on one connection."""
 
-MAX_OF_A_SESSION: Final = 24
+UNREAD_S: Final = 30.0
 LOOK_EVERY_S: Final = 1.0
 SHUTDOWN_S: Final = 2.0
 
@@ -33,7 +37,7 @@ SHUTDOWN_S: Final = 2.0
 class _Open:
     host: str
     watched: _Watched | None = None
-    session: str = ""
+    holder: tuple[str, str] | None = None
 
 
 class _Watched(asyncio.Protocol):
@@ -47,6 +51,7 @@ class _Watched(asyncio.Protocol):
     ) -> None:
         self.inner = inner
         self.transport: asyncio.Transport | None = None
+        self.unread_since_s: float | None = None
         self._made, self._gone = made, gone
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -66,9 +71,11 @@ class _Watched(asyncio.Protocol):
         return self.inner.eof_received()
 
     def pause_writing(self) -> None:
+        self.unread_since_s = asyncio.get_running_loop().time()
         self.inner.pause_writing()
 
     def resume_writing(self) -> None:
+        self.unread_since_s = None
         self.inner.resume_writing()
 
 
@@ -78,15 +85,18 @@ class Listener:
     Args:
         make_protocol: makes the protocol object of a connection.
         note_refusal: told the address and the reason of each connection that is turned away.
+        shares: bounds the connections of all listeners of this process.
     """
 
     def __init__(
         self,
         make_protocol: Callable[[], asyncio.Protocol],
         note_refusal: Callable[[str, str], None],
+        shares: Shares[Place],
     ) -> None:
         self._make_protocol = make_protocol
         self._note_refusal = note_refusal
+        self._shares = shares
         self._limiter = ConnectionLimiter(
             patience_s=PATIENCE_S, per_address=64, in_all=256, only_failures=True
         )
@@ -127,16 +137,27 @@ class Listener:
         for key in tuple(self._open):
             self._drop(key)
 
-    def proven(self, protocol: object, session: str) -> bool:
-        """A session was shown on a connection; returns whether it may have this many."""
+    def proven(self, protocol: object, session: Session[Identity]) -> str:
+        """A session was shown on a connection; returns why it may not stay, empty if it may."""
         for key, one in self._open.items():
             if one.watched is not None and one.watched.inner is protocol:
-                if one.session != session:
+                who = session.holder
+                holder = (who.role, who.credential or who.name)
+                if one.holder == holder:
+                    return ""
+                why = self._shares.known((self, key), replace(who, name=holder[1]))
+                if not why:
                     self._limiter.proven(key)
-                    one.session = session
-                used = Counter(other.session for other in self._open.values())
-                return used[session] <= MAX_OF_A_SESSION
-        return False
+                    one.holder = holder
+                return why
+        return "the connection is closed"
+
+    def turn_out(self, key: int, why: str) -> None:
+        """Close a connection that others need the room of."""
+        one = self._open.get(key)
+        if one is not None:
+            self._note_refusal(one.host, why)
+            self._drop(key)
 
     def _begin(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -164,15 +185,20 @@ class Listener:
         except OSError:  # it is gone already
             accepted.close()
             return
-        verdict = self._limiter.arrived(key, host, asyncio.get_running_loop().time())
-        for other in verdict.dropped:
-            self._drop(other)
-        if verdict.refusal:
+        refusal = self._shares.opened((self, key)) or self._ask_limiter(key, host)
+        if refusal:
             accepted.close()
-            self._note_refusal(host, verdict.refusal)
+            self._shares.gone((self, key))
+            self._note_refusal(host, refusal)
             return
         self._open[key] = _Open(host)
         self._begin(self._connect(key, accepted))
+
+    def _ask_limiter(self, key: int, host: str) -> str:
+        verdict = self._limiter.arrived(key, host, asyncio.get_running_loop().time())
+        for other in verdict.dropped:
+            self._drop(other)
+        return verdict.refusal
 
     async def _connect(self, key: int, accepted: socket.socket) -> None:
         def gone() -> None:
@@ -199,12 +225,20 @@ class Listener:
         return one is not None
 
     async def _watch(self) -> None:
-        """Cut whoever has not shown a session in time."""
+        """Cut whoever has not shown a session in time, or does not read what was asked for."""
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            for key in self._limiter.overdue(clock()):
+            for key in (*self._limiter.overdue(clock()), *self._unread(clock())):
                 self._drop(key)
+
+    def _unread(self, now_s: float) -> list[int]:
+        since = {
+            key: one.watched.unread_since_s
+            for key, one in self._open.items()
+            if one.watched is not None
+        }
+        return [key for key, at_s in since.items() if at_s is not None and now_s >= at_s + UNREAD_S]
 
     def _drop(self, key: int) -> None:
         one = self._open.get(key)
@@ -214,4 +248,5 @@ class Listener:
 
     def _gone(self, key: int) -> None:
         self._limiter.gone(key, asyncio.get_running_loop().time())
+        self._shares.gone((self, key))
         self._open.pop(key, None)

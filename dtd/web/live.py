@@ -17,15 +17,19 @@ from aiohttp import web
 
 from dtd.core.trust.web_sessions import Session
 from dtd.errors import DtdError
-from dtd.security.identity import Identity
+from dtd.security.identity import VIEWER, Identity
 from dtd.web.api import WebBackend, WebCaller
 from dtd.web.guard import HTTP_TOO_MANY, refused
 from dtd.web.json_pieces import encoded
+from dtd.web.logins import holder_of
 from dtd.wire import messages as m
 
 EVERY_S: Final = 1.0
 MAX_WATCHERS: Final = 64
-MAX_WATCHERS_OF_A_SESSION: Final = 8
+MAX_WATCHERS_OF_ONE: Final = 8
+"""Of one credential or token, however often it is logged in."""
+MAX_VIEWERS: Final = 48
+"""The rest is reserved for operators."""
 UNREAD_S: Final = 15.0
 BUFFER_BYTES: Final = 64 * 1024
 RETRY_MS: Final = 2000
@@ -76,8 +80,14 @@ class Live:
 
     async def watch(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
         """Send a browser what is new, until it goes or its session ends."""
-        used = Counter(one.session.id for one in self._watchers)
-        if used.total() >= MAX_WATCHERS or used[session.id] >= MAX_WATCHERS_OF_A_SESSION:
+        used = Counter(holder_of(one.session) for one in self._watchers)
+        viewers = sum(one.session.holder.role == VIEWER for one in self._watchers)
+        no_room = session.holder.role == VIEWER and viewers >= MAX_VIEWERS
+        if (
+            no_room
+            or used.total() >= MAX_WATCHERS
+            or used[holder_of(session)] >= MAX_WATCHERS_OF_ONE
+        ):
             why = f"{used.total()} pages are watching already"
             return refused(HTTP_TOO_MANY, why, "close some, or reload later")
         response = web.StreamResponse(

@@ -2,8 +2,9 @@
 
 Somebody logs in with a code of `dtdctl web`, which is good once, or with a token of an operator or
 a viewer, which counts as one use of it.  The session acts as that credential, user or token, and
-ends with it.  A right word is always heard, so that nobody can be kept out by others' attempts;
-wrong ones are answered at a bounded rate.
+ends with it.  A right code is always heard, so that nobody can be kept out by others' attempts; it
+is found by its hash.  A token is looked up in the store, so an attempt with one counts before that,
+by address; wrong codes count, too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ log = structlog.get_logger()
 
 SECRET_BYTES: Final = 32
 MAX_WORD_CHARACTERS: Final = 4096
-WRONG_PER_S: Final = 0.5
-WRONG_AT_ONCE: Final = 10.0
+ATTEMPTS_PER_S: Final = 1.0
+ATTEMPTS_AT_ONCE: Final = 20.0
 WRONG_WORD: Final = "this is no valid code or token"
 REMEDY: Final = (
     "run `dtdctl web` for a new code, or ask an operator for a token: `dtdctl token create --role"
@@ -59,7 +60,7 @@ class Logins:
         self._backend = backend
         self._clock = clock
         self._sessions: WebSessions[Identity] = WebSessions()
-        self._wrong = Pacing(rate_per_s=WRONG_PER_S, burst=WRONG_AT_ONCE)
+        self._attempts = Pacing(rate_per_s=ATTEMPTS_PER_S, burst=ATTEMPTS_AT_ONCE)
         self.cookie = "dtd_session"
         self.secured = False
 
@@ -77,8 +78,13 @@ class Logins:
 
     async def log_in(self, word: str, host: str) -> web.Response:
         """Begin a session for a code or a token."""
+        word = word.strip()[:MAX_WORD_CHARACTERS]
+        is_token = word.startswith(f"{VERSION}/")
+        who = None if is_token else self._holder_of_code(word)
+        if who is None and self._attempts.wait_s(origin_of(host), self._clock()):
+            return refused(HTTP_TOO_MANY, "too many attempts from this address", "wait a while")
         try:
-            who = await self._holder(word, host)
+            who = await self._backend.holder_of_token(word, host) if is_token else who
         except DtdError as error:
             return self._turned_away(host, error.message, error.remedy)
         if who is None:
@@ -116,8 +122,8 @@ class Logins:
             return None
         return found
 
-    def of_cookie(self, request: web.Request) -> str:
-        """Id of the session that a request's cookie belongs to, empty without one.
+    def of_cookie(self, request: web.Request) -> Session[Identity] | None:
+        """The session that a request's cookie belongs to, None without one.
 
         Enough to be given room for a connection, and for nothing else.
         """
@@ -141,20 +147,19 @@ class Logins:
             "left_s": session.expires_s - self._clock(),
         }
 
-    async def _holder(self, word: str, host: str) -> Identity | None:
-        word = word.strip()
-        if len(word) > MAX_WORD_CHARACTERS:
-            return None
-        if word.startswith(f"{VERSION}/"):
-            return await self._backend.holder_of_token(word, host)
+    def _holder_of_code(self, word: str) -> Identity | None:
         who = self._sessions.redeem(word, self._clock())
         return None if who is None or self._backend.standing(who) else who
 
     def _turned_away(self, host: str, why: str, remedy: str) -> web.Response:
-        if self._wrong.wait_s(origin_of(host), self._clock()):
-            return refused(HTTP_TOO_MANY, "too many wrong codes from this address", "wait a while")
         self._backend.refused(host, why)
         return refused(HTTP_LOGIN, why, remedy)
+
+
+def holder_of(session: Session[Identity]) -> str:
+    """By whom a session's use is counted: of one token or credential there may be many."""
+    who = session.holder
+    return f"{who.role}/{who.credential or who.name}"
 
 
 def caller(session: Session[Identity], request: web.Request) -> WebCaller:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -18,6 +17,7 @@ from aiohttp import web
 from dtd.core.limits.rates import Pacing
 from dtd.core.trust.web_sessions import Session
 from dtd.errors import RequestRefused
+from dtd.json_reader import read_json
 from dtd.security.identity import Identity
 from dtd.web import requests
 from dtd.web.api import WebBackend
@@ -25,15 +25,16 @@ from dtd.web.files import INDEX, ServedFile
 from dtd.web.guard import HTTP_LOGIN, JSON, refused
 from dtd.web.json_pieces import encoded
 from dtd.web.live import Live
-from dtd.web.logins import Logins, caller
+from dtd.web.logins import Logins, caller, holder_of
 from dtd.web.reports import report_of
 from dtd.web.shared import SharedAnswers
 from dtd.wire import messages as m
 
 REQUESTS_PER_S: Final = 20.0
 REQUESTS_AT_ONCE: Final = 80.0
+MAX_BODY_BYTES: Final = 64 * 1024
 ANSWERS_UNDER_WAY: Final = 8
-"""Of one session; more wait."""
+"""To one holder of a credential or token, however often logged in; more wait."""
 
 LINES_AT_ONCE: Final = 500
 PAGES_AT_ONCE: Final = 20
@@ -121,14 +122,14 @@ class Routes:
             session = self._logins.find(request)
             if session is None:
                 return refused(HTTP_LOGIN, "nobody is logged in here", "log in")
-            clock = asyncio.get_running_loop().time
-            wait_s = self._pacing.wait_s(session.id, clock())
+            clock, holder = asyncio.get_running_loop().time, holder_of(session)
+            wait_s = self._pacing.wait_s(holder, clock())
             while wait_s:
                 await asyncio.sleep(wait_s)
-                wait_s = self._pacing.wait_s(session.id, clock())
-            under_way = self._under_way.get(session.id)
+                wait_s = self._pacing.wait_s(holder, clock())
+            under_way = self._under_way.get(holder)
             if under_way is None:
-                under_way = self._under_way[session.id] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
+                under_way = self._under_way[holder] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
             async with under_way:
                 return await answer(request, session)
 
@@ -212,7 +213,8 @@ def _body(body: bytes) -> web.Response:
 
 
 async def _json(request: web.Request) -> Any:
+    """The request's body; an encoding that the caller names does not count."""
     try:
-        return json.loads(await request.text())
-    except ValueError:
-        raise RequestRefused("the request is no JSON") from None
+        return read_json(await request.read(), max_bytes=MAX_BODY_BYTES)
+    except ValueError as error:
+        raise RequestRefused(f"the request is no JSON: {error}") from None

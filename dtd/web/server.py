@@ -17,16 +17,24 @@ from dtd.errors import ConfigError, DtdError
 from dtd.security.identity import LOCAL, Identity
 from dtd.web.api import WebBackend, WebCaller
 from dtd.web.files import read_files
-from dtd.web.guard import HTTP_FOREIGN, answer_headers, foreign, of_error, refused
+from dtd.web.guard import (
+    HTTP_FAILED,
+    HTTP_FOREIGN,
+    HTTP_TOO_MANY,
+    answer_headers,
+    foreign,
+    of_error,
+    refused,
+)
 from dtd.web.listener import Listener
 from dtd.web.live import Live
 from dtd.web.logins import Logins, Offer
-from dtd.web.routes import Routes
+from dtd.web.routes import MAX_BODY_BYTES, Routes
+from dtd.web.sending import in_pieces, quiet_log
 from dtd.web.shared import SharedAnswers
 
 log = structlog.get_logger()
 
-MAX_BODY_BYTES: Final = 64 * 1024
 MAX_LINE_BYTES: Final = 8190
 IDLE_S: Final = 60.0
 CERTIFICATE_EVERY_S: Final = 3600.0
@@ -85,6 +93,7 @@ class WebServer:
         self._runner = web.AppRunner(
             app,
             access_log=None,
+            logger=quiet_log(self._backend.refused),
             handle_signals=False,
             handler_cancellation=True,
             keepalive_timeout=IDLE_S,
@@ -93,7 +102,7 @@ class WebServer:
         )
         await self._runner.setup()
         assert self._runner.server is not None
-        self._listener = Listener(self._runner.server, self._backend.refused)
+        self._listener = Listener(self._runner.server, self._backend.refused, self._backend.shares)
         if secured:
             await self._read_certificate()
             self._renewing = asyncio.create_task(self._keep_certificate())
@@ -146,15 +155,22 @@ class WebServer:
             self._backend.refused(request.remote or "?", why)
             return refused(HTTP_FOREIGN, why, "open the page by the address that `dtdctl web` says")
         session = self._logins.of_cookie(request)
-        if session and not self._listener.proven(request.protocol, session):
-            return refused(429, "too many connections of one session", "close some pages")
+        no_room = self._listener.proven(request.protocol, session) if session else ""
+        if no_room:
+            return refused(HTTP_TOO_MANY, no_room, "close some pages")
         try:
-            answer = await handler(request)
+            return await in_pieces(request, await handler(request))
         except web.HTTPException as error:
-            answer = refused(error.status, error.reason)
+            return refused(error.status, error.reason)
         except DtdError as error:
-            answer = of_error(error)
-        return answer
+            return of_error(error)
+        except ConnectionError:
+            raise  # the browser is gone
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this answer only
+            self._backend.failed(error)
+            return refused(
+                HTTP_FAILED, "the coordinator failed with an internal error", "see its log"
+            )
 
 
 async def _with_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -89,10 +89,10 @@ class WebSessions(Generic[HolderT]):
             return None
         return found if now_s < found.expires_s else None
 
-    def of_cookie(self, cookie: str, now_s: float) -> str:
-        """Id of the session of a cookie, for which no key was shown; empty: there is none."""
+    def of_cookie(self, cookie: str, now_s: float) -> Session[HolderT] | None:
+        """The session of a cookie, for which no key was shown; None: there is none."""
         found = self._sessions.get(_sha256(cookie))
-        return found.id if found is not None and now_s < found.expires_s else ""
+        return found if found is not None and now_s < found.expires_s else None
 
     def end(self, session: Session[HolderT]) -> None:
         """Log out."""

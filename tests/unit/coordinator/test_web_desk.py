@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import socket
 import ssl
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,12 @@ import pytest
 
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
+from dtd.core.limits.shares import MOST_OF_A_VIEWER
 from dtd.errors import ConfigError, RequestRefused
 from dtd.places import SOCKET_NAME
 from dtd.security.token import Token
+from dtd.web import listener
+from dtd.web.sending import PIECE_BYTES
 from dtd.wire import messages as m
 from tests.unit.coordinator.conftest import Daemon
 
@@ -184,7 +189,7 @@ def test_wrong_codes_are_answered_at_a_bounded_rate(
     served: WebDaemon, open_browser: Callable[[], Browser]
 ) -> None:
     browser = open_browser()
-    statuses = [browser.log_in(f"wrong-{place}")[0] for place in range(16)]
+    statuses = [browser.log_in(f"wrong-{place}")[0] for place in range(40)]
     assert statuses[0] == 401
     assert statuses[-1] == 429
     assert browser.log_in(served.ask(m.OpenWeb())["code"])[0] == 200
@@ -277,3 +282,86 @@ def test_a_report_is_a_file_to_keep(
     assert job in text
     status, told = browser.ask("GET", "/api/jobs/none-9/report")
     assert (status, told["error"][:12]) == (400, "job 'none-9'")
+
+
+def token_of(served: WebDaemon, role: str) -> str:
+    answer = served.ask(m.CreateToken(role=role, life_s=3600, uses=100))
+    return str(answer["token"])
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/json; charset=punycode", b"x" * 60_000),
+        ("application/json; charset=no-such-codec", b"{"),
+        ("application/json", b"[" * 60_000),
+        ("application/json", b"\xff\xfe"),
+        ("application/json; charset=utf-7", b"+AHs-"),
+    ],
+)
+def test_a_body_is_json_in_utf8_whatever_its_sender_calls_it(
+    served: WebDaemon, open_browser: Callable[[], Browser], content_type: str, body: bytes
+) -> None:
+    host = open_browser().host
+    connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
+    headers = {"Content-Type": content_type, "Origin": f"http://{host}"}
+    connection.request("POST", "/api/login", body, headers)
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert "is no JSON" in json.loads(answer.read())["error"]
+    connection.close()
+    assert "internal_error" not in {one["kind"] for one in served.ask(m.ReadEvents())["events"]}
+
+
+def test_malformed_http_is_one_line_of_the_log_without_a_traceback(
+    open_browser: Callable[[], Browser], capfd: pytest.CaptureFixture[str]
+) -> None:
+    host, _, port = open_browser().host.partition(":")
+    for _ in range(50):
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nbad header\x00\r\n\r\n")
+            connection.recv(4096)
+    printed = "".join(capfd.readouterr())
+    assert "Traceback" not in printed
+    assert printed.count("could not be read") <= 2
+
+
+def test_one_holders_connections_are_bounded_over_all_its_sessions(
+    served: WebDaemon, open_browser: Callable[[], Browser]
+) -> None:
+    token = token_of(served, "viewer")
+    kept, statuses = [], []
+    for _ in range(MOST_OF_A_VIEWER + 4):
+        browser = open_browser()
+        assert browser.log_in(token)[0] == 200
+        connection = http.client.HTTPConnection(browser.host, timeout=PATIENCE_S)
+        own = {"Cookie": browser.cookie, "X-Dtd-Key": browser.key}
+        connection.request("GET", "/api/me", headers=own)
+        answer = connection.getresponse()
+        answer.read()
+        statuses.append(answer.status)
+        kept.append(connection)
+    assert statuses == [200] * MOST_OF_A_VIEWER + [429] * 4
+    for connection in kept:
+        connection.close()
+
+
+def test_a_file_is_not_queued_for_a_browser_that_does_not_read(
+    served: WebDaemon, open_browser: Callable[[], Browser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "UNREAD_S", 1.0)
+    host, _, port = open_browser().host.partition(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(PATIENCE_S)
+    connection.connect((host, int(port)))
+    asked = f"GET /static/charts.js HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
+    connection.sendall(asked.encode())
+    page: Any = served.coordinator.web._server
+    (opened,) = list(page._listener._open.values())
+    while opened.watched.unread_since_s is None:
+        time.sleep(0.01)
+    assert opened.watched.transport.get_write_buffer_size() < 4 * PIECE_BYTES
+    while page._listener._open:  # it is cut, since nothing is read
+        time.sleep(0.05)
+    connection.close()

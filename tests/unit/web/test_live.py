@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class Served:
 
     def __init__(self) -> None:
         self.is_open = True
+        self.session = SESSION
         self.coordinator: Any = Changing()
         house = WebCaller(identity=WHO, host="-")
         self.live = Live(self.coordinator, house, lambda _session: self.is_open)
@@ -49,7 +51,7 @@ class Served:
         self.server = TestServer(app)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        return await self.live.watch(request, SESSION)
+        return await self.live.watch(request, self.session)
 
 
 @pytest.fixture
@@ -91,11 +93,25 @@ async def test_whose_session_ends_is_told_and_let_go(served: Served) -> None:
     assert served.live._watchers == set()
 
 
-async def test_only_so_many_pages_of_a_session_watch(
+async def test_only_so_many_pages_of_one_holder_watch(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "MAX_WATCHERS_OF_A_SESSION", 1)
+    monkeypatch.setattr(live, "MAX_WATCHERS_OF_ONE", 1)
     url = served.server.make_url("/live")
     async with ClientSession() as session, session.get(url), session.get(url) as second:
         assert second.status == 429
         assert (await second.json())["error"] == "1 pages are watching already"
+
+
+async def test_some_pages_are_reserved_for_operators(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_VIEWERS", 1)
+    url = served.server.make_url("/live")
+    async with ClientSession() as session, session.get(url):
+        served.session = replace(SESSION, id="t", holder=replace(WHO, name="mallory"))
+        async with session.get(url) as viewer:
+            assert viewer.status == 429
+        served.session = replace(SESSION, id="o", holder=replace(WHO, role="operator", name="ada"))
+        async with session.get(url) as operator:
+            assert operator.status == 200

@@ -161,8 +161,8 @@ def test_a_certificate_that_was_not_issued_here_does_not_count(coordinator: Coor
     key = certificates.new_key()
     serial = x509.random_serial_number()
     made = certificates.member_certificate(
-        authority.signers.current.certificate,
-        authority.signers.current.key,
+        authority.signer.certificate,
+        authority.signer.key,
         key.public_key(),
         uris=[identity.identity_uri(authority.cluster, "operator", "mallory")],
         role="operator",

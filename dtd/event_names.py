@@ -29,7 +29,6 @@ EVENTS: Final = {
     "revocations_not_believed": "A worker presented revocations that this authority has not"
     " signed.",
     "credential_renewed": "A certificate was renewed over its holder's connection.",
-    "authority_rotation": "The authority is being replaced; `phase` names the stage reached.",
     "own_credential_not_renewed": "The coordinator could not renew its own certificate.",
     "clock_doubted": "The host's clock has jumped; for an hour credentials are not judged by it.",
     "credential_revoked": "A credential was revoked.",

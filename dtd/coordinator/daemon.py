@@ -204,13 +204,11 @@ class Coordinator:
         )
         contain = self.containment.around
         self.renewals = RenewalHandler(
-            self.port, self.in_store, self._own_ends, self._links.all, evictions, contain
+            self.port, self.in_store, self._own_ends, self._links.all, contain
         )
         self._revocations = RevocationHandler(self.port, self.in_store, evictions, contain)
         self._join_desk = JoinHandler(self.port, last, evictions, self.audit, contain)
-        self.access = AccessHandler(
-            self.port, in_store=first, evictions=evictions, renewals=self.renewals
-        )
+        self.access = AccessHandler(self.port, in_store=first, evictions=evictions)
         self._registrations = RegistrationHandler(
             self, self.port, self._links, self._secrets, self.metrics
         )

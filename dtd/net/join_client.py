@@ -224,8 +224,7 @@ def write_renewed(
 ) -> Credential:
     """Write a renewed certificate.
 
-    In place of the credential's file everything is written that the answer brings.  Elsewhere the
-    credential stands, and its authority must have signed the certificate.
+    In place of the credential's file the coordinator's present addresses are written with it.
 
     Args:
         credential: the credential to renew.
@@ -255,14 +254,9 @@ def write_renewed(
     made = dataclasses.replace(
         credential, key_path=path, serial=facts.serial, issued=facts.issued, expires=facts.expires
     )
+    check_renews(credential, answer.certificate_pem, "the new certificate")
     if path == credential.path:
-        made = dataclasses.replace(
-            made,
-            coordinators=parse_addresses(answer.coordinators),
-            authority_pem=answer.authority_pem,
-        )
-    else:
-        check_renews(credential, answer.certificate_pem, "the new certificate")
+        made = dataclasses.replace(made, coordinators=parse_addresses(answer.coordinators))
     write_credential(
         path,
         role=made.role,

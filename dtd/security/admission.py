@@ -7,7 +7,6 @@ Used by `dtd.security.authority`.
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -38,13 +37,9 @@ class Enrolment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """A certificate (PEM) that renews another one; or why it is not time for it.
-
-    `authority_pem`: the authorities that are trusted from now on.
-    """
+    """A certificate (PEM) that renews another one; or why it is not time for it."""
 
     certificate_pem: bytes = b""
-    authority_pem: bytes = b""
     reason: str = ""
 
 
@@ -92,8 +87,7 @@ class Admission:
         again = self._asked_for_again(token_id, sha256, request)
         self._authority.tokens.use(token_id, request.name, sha256)
         gone = self._authority.credentials.take_back({one.id for one in before}, now_s=now_s)
-        knows = hashlib.sha256(self._authority.certificate_pem).hexdigest()
-        issued = self._authority.issue(key, request, token=token_id, credential=again, knows=knows)
+        issued = self._authority.issue(key, request, token=token_id, credential=again)
         return Admitted(certificate_pem=issued, replaced=tuple(gone))
 
     def _asked_for_again(self, token_id: str, key: str, request: Enrolment) -> str:
@@ -148,9 +142,8 @@ class Admission:
             request,
             token="",
             credential=who.credential,
-            knows=self._authority.signers.bundle_sha256,
         )
-        return Renewal(certificate_pem=issued, authority_pem=self._authority.signers.bundle_pem)
+        return Renewal(certificate_pem=issued)
 
     def create_token(
         self,

@@ -6,16 +6,13 @@
 A process that can read `ca.key` can impersonate any member of the cluster, so only the owner has
 access to the directory. Making, loading and issuing block for milliseconds; they happen at start
 and in the store's thread. Here certificates are issued and revocations signed; for whom and when is
-decided by its parts: `admission` for other hosts, `own_certificate` for this one, `rotation` for
-the authority itself.
+decided by its parts: `admission` for other hosts, `own_certificate` for this one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import secrets
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -36,15 +33,7 @@ from dtd.security.identity import worker_names
 from dtd.security.lifetimes import LIFE_DAYS, renewed_from_s
 from dtd.security.own_certificate import OwnCertificates
 from dtd.security.private_files import make_private_directory, read_private, write_private
-from dtd.security.rotation import AuthorityRotation
-from dtd.security.signers import (
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    RENEWS,
-    Signer,
-    Signers,
-    damaged,
-)
+from dtd.security.signer import CERTIFICATE_FILE, KEY_FILE, Signer, cluster_of, damaged
 from dtd.security.token_book import TOKENS_FILE, TokenBook
 from dtd.wire.data_keys import KEY_BYTES
 
@@ -67,13 +56,12 @@ class Authority:
         self.directory = directory
         self.life_days = life_days
         self._clock = Clock(directory / CLOCK_FILE)
-        self.signers = Signers(directory)
-        self.cluster = self.signers.cluster
+        self.signer = Signer.load(directory)
+        self.cluster = cluster_of(self.signer.certificate, directory)
         self.tokens = TokenBook(directory / TOKENS_FILE)
         self.credentials = CredentialBook(directory)
         self.admission = Admission(self)
         self.own = OwnCertificates(self)
-        self.rotation = AuthorityRotation(self)
 
     @classmethod
     def create(cls, directory: Path, *, life_days: float = LIFE_DAYS) -> Authority:
@@ -92,12 +80,12 @@ class Authority:
     @property
     def certificate_pem(self) -> bytes:
         """Its certificate: whom tokens name."""
-        return self.signers.current.pem
+        return self.signer.pem
 
     @property
     def sha256(self) -> str:
         """What tokens know it by."""
-        return self.signers.current.sha256
+        return self.signer.sha256
 
     def now_s(self) -> float:
         """Unix time, by a clock that does not jump."""
@@ -109,18 +97,7 @@ class Authority:
 
     def is_due(self, who: identity.Identity) -> bool:
         """Whether a certificate is due for renewal."""
-        if self.now_s() >= self.renewed_from_s(who.issued_s, who.expires_s):
-            return True
-        return not self.keeps_up(self.credentials.record(who.serial))
-
-    def keeps_up(self, record: IssuedRecord | None) -> bool:
-        """Whether its holder knows the authorities of now, and has a certificate of the newest."""
-        rotation = self.signers.rotation
-        if record is None:
-            return True
-        renews = rotation is not None and rotation.phase == RENEWS
-        own = not renews or record.signer == self.signers.newest.sha256
-        return own and record.knows == self.signers.bundle_sha256
+        return self.now_s() >= self.renewed_from_s(who.issued_s, who.expires_s)
 
     def renewed_from_s(self, issued_s: float, expires_s: float) -> float:
         """Unix time from which a certificate of this life is renewed."""
@@ -166,7 +143,6 @@ class Authority:
             request,
             token="",
             credential=certificates.facts_of(former).credential if former else "",
-            knows=self.signers.bundle_sha256,
         )
         write_credential(
             path,
@@ -177,7 +153,7 @@ class Authority:
             key_pem=certificates.key_pem(key),
             certificate_pem=issued,
             facts=certificates.facts_of(issued),
-            authority_pem=self.signers.bundle_pem,
+            authority_pem=self.signer.pem,
         )
 
     def issue(
@@ -187,7 +163,6 @@ class Authority:
         *,
         token: str,
         credential: str = "",
-        knows: str = "",
     ) -> bytes:
         """A certificate that is in the book.
 
@@ -196,7 +171,6 @@ class Authority:
             request: the holder's name, role and key.
             token: the token with which the holder joined, if any.
             credential: what it renews.
-            knows: the authorities that the holder receives with it.
         """
         certificate = self.signed(key, request, credential)
         serial = identity.serial_text(certificate.serial_number)
@@ -211,8 +185,6 @@ class Authority:
                 workers=request.workers,
                 credential=credential or serial,
                 key=certificates.key_sha256(key),
-                signer=self.signers.of_members.sha256,
-                knows=knows,
                 fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
             )
         )
@@ -228,11 +200,9 @@ class Authority:
         if request.role != identity.COORDINATOR:
             first = credential or identity.serial_text(serial)
             uris.append(identity.credential_uri(self.cluster, first))
-        server = request.role == identity.COORDINATOR
-        signer = self.signers.current if server else self.signers.of_members
         return certificates.member_certificate(
-            signer.certificate,
-            signer.key,
+            self.signer.certificate,
+            self.signer.key,
             key,
             uris=uris,
             role=request.role,
@@ -246,7 +216,7 @@ class Authority:
     def revocations(self) -> bytes:
         """The list of what was revoked, signed, for workers to keep."""
         body = revocation_list.body_of(self.cluster, self.credentials.revoked())
-        key = self.signers.current.key
+        key = self.signer.key
         signature = key.sign(revocation_list.CONTEXT + body, ec.ECDSA(hashes.SHA256()))
         return revocation_list.joined(signature, body)
 
@@ -261,7 +231,8 @@ class Authority:
         """
         try:
             signature, body = revocation_list.parted(document)
-            _verify(self.signers.trusted, signature, revocation_list.CONTEXT + body)
+            known = self.signer.key.public_key()
+            known.verify(signature, revocation_list.CONTEXT + body, ec.ECDSA(hashes.SHA256()))
             _cluster, records = revocation_list.read(body)
         except (ValueError, InvalidSignature) as error:
             why = str(error) or "its signature is not this authority's"
@@ -299,15 +270,3 @@ def open_data_key(directory: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise damaged(directory, f"{DATA_KEY_FILE} has {len(key)} bytes, not {KEY_BYTES}")
     return key
-
-
-def _verify(signers: Iterable[Signer], signature: bytes, text: bytes) -> None:
-    """Whether one of these has signed the text.
-
-    Raises:
-        InvalidSignature: none has.
-    """
-    for signer in signers:
-        with contextlib.suppress(InvalidSignature):
-            return signer.key.public_key().verify(signature, text, ec.ECDSA(hashes.SHA256()))
-    raise InvalidSignature

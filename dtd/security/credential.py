@@ -9,7 +9,7 @@
     # serial: 5d3c9a...
     # issued: 2026-11-22T07:58:55+00:00
     # expires: 2026-12-22T07:58:55+00:00
-    private key (PKCS8), its certificate, the authority's certificate (or two), all PEM
+    private key (PKCS8), its certificate, the authority's certificate, all PEM
 
 The lines of the head are for people and for finding the coordinator; what counts is in the
 certificate.  Nothing here keeps the private key in memory: TLS reads it from the file.
@@ -33,7 +33,8 @@ from dtd.security.private_files import make_private_directory, read_private, wri
 
 LONG_AGO: Final = dt.datetime.fromtimestamp(0, dt.UTC)
 FIRST_LINE: Final = "# dtd credential 1"
-MAX_AUTHORITIES: Final = 3
+CERTIFICATES: Final = 2
+"""In a file: its holder's, and the authority's."""
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 _REMEDY: Final = "get a new one with `dtd-worker join TOKEN` or `dtdctl join TOKEN`"
@@ -117,10 +118,7 @@ class Credential:
         text = read_private(path, group_may_read=guarded).decode("utf-8", "replace")
         head = _head(text)
         certificates = certificates_in(text)
-        if (
-            not text.startswith(FIRST_LINE + "\n")
-            or not 2 <= len(certificates) <= 1 + MAX_AUTHORITIES
-        ):
+        if not text.startswith(FIRST_LINE + "\n") or len(certificates) != CERTIFICATES:
             raise ConfigError(f"{path} is not a dtd credential", remedy=_REMEDY)
         try:
             coordinators = parse_addresses(head.get("coordinator", ""))

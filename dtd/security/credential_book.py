@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from dtd.errors import ConfigError, RequestRefused
 from dtd.security.private_files import read_records, write_records
@@ -52,8 +52,6 @@ class IssuedRecord:
         workers: the names that it may register.
         credential: the credential that it belongs to; empty: of its own serial.
         key: SHA-256 of its public key.
-        signer: SHA-256 of the authority that has signed it.
-        knows: SHA-256 of the authorities that its holder got to know with it.
         fingerprint: SHA-256 of the certificate; empty: an earlier release has issued it.
     """
 
@@ -66,8 +64,6 @@ class IssuedRecord:
     workers: tuple[str, ...] = ()
     credential: str = ""
     key: str = ""
-    signer: str = ""
-    knows: str = ""
     fingerprint: str = ""
 
     @property
@@ -145,10 +141,7 @@ class CredentialBook:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         try:
-            issued = [
-                IssuedRecord(**{**one, "workers": tuple(one.get("workers", ()))})
-                for one in read_records(directory / ISSUED_FILE)
-            ]
+            issued = [_issued_record(one) for one in read_records(directory / ISSUED_FILE)]
             revoked = [RevokedRecord(**one) for one in read_records(directory / REVOKED_FILE)]
         except TypeError as error:
             raise ConfigError(f"a list of credentials in {directory} is damaged: {error}") from None
@@ -188,7 +181,6 @@ class CredentialBook:
             issued_s=who.issued_s,
             expires_s=who.expires_s,
             key="",
-            knows="",
             fingerprint=who.fingerprint,
         )
         return True
@@ -395,6 +387,16 @@ def restored_s(directory: Path) -> float:
         return max((float(one["restored_s"]) for one in records), default=0.0)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{directory / RESTORED_FILE} is damaged: {error}") from None
+
+
+def _issued_record(found: dict[str, Any]) -> IssuedRecord:
+    """What is written down of a certificate; earlier releases of dtd wrote more.
+
+    Raises:
+        TypeError: it is damaged.
+    """
+    known = {name: found[name] for name in IssuedRecord.__slots__ if name in found}
+    return IssuedRecord(**{**known, "workers": tuple(found.get("workers", ()))})
 
 
 def mark_restored(directory: Path, *, now_s: float) -> None:

@@ -19,7 +19,7 @@ from dtd.security import certificates, identity
 from dtd.security.admission import Enrolment
 from dtd.security.credential import server_context
 from dtd.security.private_files import read_private, write_private
-from dtd.security.signers import damaged, load_certificate
+from dtd.security.signer import damaged, load_certificate
 from dtd.security.token import DEFAULT_LIFE_S, Token
 
 if TYPE_CHECKING:
@@ -48,15 +48,6 @@ class OwnCertificates:
         now_s, good = self._authority.now_s(), self._good_s.values()
         return not good or not all(begin_s <= now_s < end_s for begin_s, end_s in good)
 
-    def changed(self) -> None:
-        """The authority was, or is about to be: everything is looked at again."""
-        self._good_s = {}
-
-    def remove(self) -> None:
-        """Take away what an authority has made that was replaced."""
-        for leaf in (SERVER_FILE, FIRST_TOKEN_FILE):
-            (self._authority.directory / leaf).unlink(missing_ok=True)
-
     def server_expires_s(self) -> float:
         """Unix time at which the coordinator's own certificate ends."""
         served = load_certificate(self._authority.directory / SERVER_FILE)
@@ -80,7 +71,7 @@ class OwnCertificates:
             self.renew_server()
         context = server_context()
         context.verify_mode = ssl.CERT_OPTIONAL
-        context.load_verify_locations(cadata=self._authority.signers.bundle_pem.decode())
+        context.load_verify_locations(cadata=self._authority.certificate_pem.decode())
         try:
             context.load_cert_chain(self._authority.directory / SERVER_FILE)
         except (OSError, ssl.SSLError) as error:
@@ -114,14 +105,12 @@ class OwnCertificates:
         """Whether to make anew what is in this file; remembers while it need not.
 
         It is also when members could not accept it: it counts from a later time on, since the
-        clock was ahead, or was issued by an authority that has been replaced.
+        clock was ahead, or was issued by an authority that is no longer here.
         """
         served = load_certificate(path)
         begin_s = served.not_valid_before_utc.timestamp()
         from_s = self._authority.renewed_from_s(*certificates.life_of(served))
-        record = self._authority.credentials.record(identity.serial_text(served.serial_number))
-        trusted = [one.certificate for one in self._authority.signers.trusted]
-        if not self._authority.keeps_up(record) or not certificates.is_signed_by(served, trusted):
+        if not certificates.is_signed_by(served, [self._authority.signer.certificate]):
             from_s = begin_s
         self._good_s[path.name] = begin_s, from_s
         return not begin_s <= self._authority.now_s() < from_s

@@ -8,7 +8,6 @@ asks at the coordinator's socket.
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import os
 import signal
 import subprocess
@@ -27,7 +26,6 @@ from dtd.net.control_client import ControlClient
 from dtd.net.tls_connect import tls_connect
 from dtd.places import SOCKET_NAME
 from dtd.security.credential import Credential
-from dtd.security.token import Token
 from dtd.wire import messages as m
 from scripts.cluster.cluster import Cluster
 from tests.integration.moved_clock import MovedClock
@@ -185,69 +183,3 @@ def test_a_clock_that_jumps_ends_nothing_and_brings_nothing_back(cluster: Weeks)
     assert late.returncode != 0
     assert "the credential of viewer/bob has expired" in late.stderr
     cluster.clock.jumps(8)
-
-
-def authorities(path: Path) -> list[str]:
-    """The authorities that a credential trusts."""
-    blocks = path.read_text().split("-----BEGIN CERTIFICATE-----")[2:]
-    return [hashlib.sha256(block.encode()).hexdigest() for block in blocks]
-
-
-def test_the_authority_is_replaced_under_a_running_job(cluster: Weeks) -> None:
-    def shown() -> dict[str, Any]:
-        return cluster.ask(m.ShowAuthority())
-
-    first, hosts = shown(), [cluster.credentials[name] for name in ("host0", "host1")]
-    pids = {name: child.pid for name, child in cluster.children.items()}
-    [old] = authorities(hosts[0].path)
-    old_token = Token.parse(cluster.ask(m.CreateToken(role="worker", life_s=0))["token"])
-    left = cluster.ask(m.CreateToken(role="worker", life_s=0))["token"]
-
-    assert cluster.ask(m.RotateAuthority())["rotation"]["phase"] == "spreads"
-    with pytest.raises(RequestRefused, match="is being replaced already"):
-        cluster.ask(m.RotateAuthority())
-    cluster.until(lambda: all(len(authorities(one.path)) == 2 for one in hosts))
-    cluster.clock.passes(1)
-    cluster.until(lambda: shown()["rotation"]["phase"] == "renews")
-    cluster.trains_on()
-    # Who joins meanwhile joins as ever, with a token of before.
-    command = [sys.executable, "-m", "dtd.worker.main", "join", old_token.word(), "--name", "new"]
-    command += ["--credential", str(cluster.directory / "new.credential")]
-    environment = {**os.environ, **cluster.environment}
-    done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    cluster.ask(m.RevokeCredential(name="new"))  # else it would be waited for
-    # An operator's is renewed when it is used; then nobody is waited for.
-    cluster.until(lambda: shown()["rotation"]["names"] == ["operator/ann"])
-    for _ in "12":
-        assert cluster.dtdctl(cluster.credentials["ann"], "jobs").returncode == 0
-    cluster.until(lambda: shown()["rotation"] is None)
-    assert shown()["sha256"] != first["sha256"]
-    cluster.until(lambda: all(len(authorities(one.path)) == 1 for one in hosts))
-    assert old not in authorities(hosts[0].path)
-    cluster.trains_on()
-    assert pids == {name: child.pid for name, child in cluster.children.items()}
-
-    # The old authority is worth nothing any more, and the new one is enough for everybody.
-    assert left
-    assert cluster.ask(m.ListTokens())["tokens"][1:] == []
-    cluster.children["coordinator"].signal_group(signal.SIGTERM)
-    cluster.children["coordinator"].wait(PATIENCE_S)
-    cluster.coordinator(f"0.0.0.0:{cluster.address.port}")
-    cluster.until(lambda: cluster.ask(m.GetStatus())["job"]["state"] == "running")
-    cluster.trains_on()
-    assert cluster.dtdctl(cluster.credentials["ann"], "jobs").returncode == 0
-
-
-def test_who_does_not_renew_is_out_when_the_replacement_is_finished(cluster: Weeks) -> None:
-    cluster.ask(m.RotateAuthority(overlap_s=3600))
-    cluster.until(lambda: cluster.ask(m.ShowAuthority())["rotation"]["phase"] == "renews")
-    cluster.until(lambda: cluster.ask(m.ShowAuthority())["rotation"]["names"] == ["operator/ann"])
-    finished = cluster.ask(m.RotateAuthority(finish=True))
-    assert (finished["rotation"], finished["out"]) == (None, ["operator/ann"])
-    with pytest.raises(RequestRefused, match="is not being replaced"):
-        cluster.ask(m.RotateAuthority(finish=True))
-    late = cluster.dtdctl(cluster.credentials["ann"], "jobs")
-    assert late.returncode != 0
-    assert "its certificate is from another cluster" in late.stderr
-    cluster.trains_on()

@@ -137,12 +137,14 @@ def test_a_worker_whose_clock_is_ahead_comes_back_after_a_link_fault(
         return [one["state"] for one in proxied.ask(m.GetStatus())["workers"]].count("running")
 
     proxied.until(lambda: running() == 3, "does not train")
+    network = proxied.network
+    assert isinstance(network, Proxied)
     ways = [(THREE[0], THREE[1]), (THREE[1], THREE[0])]
     for way in ways:
-        proxied.network.cut(*way)
+        network.cut(*way)
     proxied.until(lambda: running() == 2, "is not left out")
     for way in ways:
-        proxied.network.restore(*way)
+        network.restore(*way)
     proxied.until(lambda: running() == 3, "does not train again")
 
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
 from dtd.coordinator.control_port import ControlPort
-from dtd.coordinator.handlers.renewal import RenewalHandler
 from dtd.coordinator.handlers.revocation import Evictions
 from dtd.errors import RequestRefused
 from dtd.security.authority import Authority
@@ -22,7 +21,6 @@ from dtd.wire import messages as m
 
 log = structlog.get_logger()
 
-MAX_NAMES: Final = 64
 AccessRequest = (
     m.CreateToken
     | m.ListTokens
@@ -30,7 +28,6 @@ AccessRequest = (
     | m.ListCredentials
     | m.RevokeCredential
     | m.ShowAuthority
-    | m.RotateAuthority
 )
 
 
@@ -41,7 +38,6 @@ class AccessHandler:
         port: the control port, with the authority.
         in_store: runs a blocking function in the thread where all writing is done.
         evictions: evicts members whose credentials are revoked.
-        renewals: replaces the authority step by step.
     """
 
     def __init__(
@@ -50,12 +46,10 @@ class AccessHandler:
         *,
         in_store: Callable[..., Awaitable[Any]],
         evictions: Evictions,
-        renewals: RenewalHandler,
     ) -> None:
         self._port = port
         self._in_store = in_store
         self._evictions = evictions
-        self._renewals = renewals
         self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def answer(self, request: AccessRequest) -> dict[str, Any]:
@@ -81,20 +75,9 @@ class AccessHandler:
         if isinstance(request, m.ListCredentials):
             return {"credentials": authority.credentials.listed(now_s=authority.now_s())}
         if isinstance(request, m.ShowAuthority):
-            return shown_authority(authority)
-        if isinstance(request, m.RotateAuthority):
-            return await self._rotate(authority, request)
+            expires = authority.signer.certificate.not_valid_after_utc
+            return {"sha256": authority.sha256, "expires_s": expires.timestamp()}
         return await self._revoke(authority, request.name)
-
-    async def _rotate(self, authority: Authority, request: m.RotateAuthority) -> dict[str, Any]:
-        out: list[str] = []
-        if request.finish:
-            out = await self._renewals.go_on(authority, at_once=True)
-        else:
-            await self._in_store(lambda: authority.rotation.begin(overlap_s=request.overlap_s))
-            await self._renewals.authority_changed(authority)
-            log.warning("authority_rotation", phase="spreads", sha256=authority.sha256)
-        return {**shown_authority(authority), "out": out}
 
     async def _create_token(self, authority: Authority, request: m.CreateToken) -> dict[str, Any]:
         names = split_names(request.names)
@@ -138,21 +121,3 @@ class AccessHandler:
             ],
             "evicted": evicted,
         }
-
-
-def shown_authority(authority: Authority) -> dict[str, Any]:
-    """The authority, and the progress of its replacement."""
-    signers, rotation = authority.signers, authority.signers.rotation
-    expires_s = signers.current.certificate.not_valid_after_utc.timestamp()
-    shown: dict[str, Any] = {"sha256": authority.sha256, "expires_s": expires_s, "rotation": None}
-    if rotation is not None:
-        waiting = sorted({f"{one.role}/{one.name}" for one in authority.rotation.waiting()})
-        shown["rotation"] = {
-            "phase": rotation.phase,
-            "sha256": signers.newest.sha256,
-            "began_s": rotation.began_s,
-            "ends_s": rotation.ends_s,
-            "waiting": len(waiting),
-            "names": waiting[:MAX_NAMES],
-        }
-    return shown

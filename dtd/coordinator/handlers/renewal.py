@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import itertools
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,14 +18,12 @@ from typing import Any, Final
 import structlog
 
 from dtd.coordinator.control_port import ControlPort
-from dtd.coordinator.handlers.revocation import Evictions
 from dtd.coordinator.throttles import Contain, Refusals, SingleAnswers, go_on
 from dtd.core.limits.rates import Pacing
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
 from dtd.security.admission import Renewal
 from dtd.security.authority import Authority
-from dtd.security.rotation import Progress
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
@@ -50,7 +47,6 @@ class RenewalHandler:
         in_store: runs a blocking function in the thread where all writing is done.
         own_ends: told when the coordinator's own certificate ends, Unix seconds.
         workers: the connections of all registered workers.
-        evictions: evicts members that had not renewed when the authority was replaced.
         contain: where an error ends that keeps a RENEW from being answered.
     """
 
@@ -60,14 +56,12 @@ class RenewalHandler:
         in_store: Callable[..., Awaitable[Any]],
         own_ends: Callable[[float], None],
         workers: Callable[[], Iterable[Link]],
-        evictions: Evictions,
         contain: Contain,
     ) -> None:
         self._port = port
         self._in_store = in_store
         self._own_ends = own_ends
         self._workers = workers
-        self._evictions = evictions
         self._told: dict[Link, float] = {}
         self._answers = SingleAnswers("a RENEW", contain)
         self._doubted = False
@@ -108,45 +102,11 @@ class RenewalHandler:
             authority = self._port.authority
             if authority is not None:
                 self.look(authority)
-                if authority.signers.rotation is not None:
-                    await self._go_on_rotating(authority)
                 if authority.own.are_due():
                     await self._renew_own(authority)
                 if looks % TIME_KEPT_EVERY_LOOKS == 0:
                     await self._keep_time(authority)
             await asyncio.sleep(LOOK_S)
-
-    async def _go_on_rotating(self, authority: Authority) -> None:
-        try:
-            await self.go_on(authority)
-        except (DtdError, OSError) as error:
-            self._note_failure(error)
-
-    async def go_on(self, authority: Authority, *, at_once: bool = False) -> list[str]:
-        """Take the next step in replacing the authority if it is due; returns who lost access.
-
-        Raises:
-            RequestRefused: `at_once`, and nothing is being replaced.
-        """
-        found = (link.identity for link in self._workers())
-        connected = [who for who in found if who is not None and who.serial]
-        step: Progress = await self._in_store(
-            functools.partial(authority.rotation.go_on, connected, at_once=at_once)
-        )
-        if not step.changed:
-            return []
-        self._evictions.put_out(step.out, "was issued by an authority that has been replaced")
-        await self._in_store(authority.own.equip, self._port.coordinators)
-        await self.authority_changed(authority)
-        await self._evictions.tell_all()
-        log.info("authority_rotation", phase=_phase(authority), sha256=authority.sha256)
-        return sorted({f"{one.role}/{one.name}" for one in step.out})
-
-    async def authority_changed(self, authority: Authority) -> None:
-        """Trust other authorities from now on, and tell all members."""
-        await self._port.use_new_certificate()
-        self._own_ends(authority.own.server_expires_s())
-        self._told = {}
 
     def is_due(self, link: Link) -> bool:
         """Whether it is time to renew the certificate with which a connection was opened."""
@@ -200,7 +160,6 @@ class RenewalHandler:
             log.info("credential_renewed", role=who.role, name=who.name, host=link.peer_host())
         return m.Renewed(
             certificate_pem=renewal.certificate_pem.decode(),
-            authority_pem=renewal.authority_pem.decode(),
             coordinators=",".join(map(str, self._port.coordinators)),
             reason=renewal.reason,
         )
@@ -229,8 +188,3 @@ class RenewalHandler:
         message = getattr(error, "message", str(error))
         if self._failures.note("", message, asyncio.get_running_loop().time()):
             log.error("own_credential_not_renewed", error=message)
-
-
-def _phase(authority: Authority) -> str:
-    rotation = authority.signers.rotation
-    return rotation.phase if rotation is not None else "done"

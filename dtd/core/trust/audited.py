@@ -136,11 +136,6 @@ CHANGING: Final[Mapping[type[Any], Audited]] = {
     m.OpenWeb: Audited(about=(), must_be_entered=Must.BEFORE_IT_IS_ANSWERED),
     m.RevokeToken: Audited(about=("id",)),
     m.RevokeCredential: Audited(about=("name",), results=("revoked", "evicted")),
-    m.RotateAuthority: Audited(
-        about=("overlap_s", "finish"),
-        results=("sha256", "out"),
-        must_be_entered=Must.BEFORE_IT_IS_DONE,
-    ),
     m.Enrol: Audited(
         about=("role", "name", "token_id", "workers"),
         but=("token_secret", "request_pem"),

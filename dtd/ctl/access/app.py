@@ -119,25 +119,5 @@ def audit(
 
 @authority_app.command("show")
 def show_authority(context: typer.Context) -> None:
-    """Show the authority, and the progress of its replacement."""
+    """Show the authority's fingerprint and until when it is valid."""
     _end(access_commands.show_authority(context.obj))
-
-
-@authority_app.command("rotate")
-def rotate_authority(
-    context: typer.Context,
-    overlap: Annotated[
-        str,
-        typer.Option(
-            "--overlap", metavar="7d", help="Longest time that both are valid; default: 30d."
-        ),
-    ] = "",
-) -> None:
-    """Replace the authority's key; members renew automatically, and then the old key is dropped."""
-    _end(access_commands.rotate_authority(context.obj, overlap=overlap, finish=False))
-
-
-@authority_app.command("finish")
-def finish_authority(context: typer.Context) -> None:
-    """Drop the old authority now: members that have not renewed must join again."""
-    _end(access_commands.rotate_authority(context.obj, overlap="", finish=True))

@@ -122,35 +122,13 @@ def _say_revoked(answer: Answer, name: str) -> None:
 
 
 def show_authority(settings: Settings) -> int:
-    """Show the authority, and the progress of its replacement."""
+    """Show the authority."""
     ask_and_show(settings, m.ShowAuthority(), _say_authority)
-    return 0
-
-
-def rotate_authority(settings: Settings, *, overlap: str, finish: bool) -> int:
-    """Begin to replace the authority's key, or end it."""
-    overlap_s = parse_life_s(overlap) if overlap else 0
-    request = m.RotateAuthority(overlap_s=overlap_s, finish=finish)
-    ask_and_show(settings, request, _say_authority)
     return 0
 
 
 def _say_authority(answer: Answer) -> None:
     output.say(f"authority {answer['sha256'][:16]}, until {_date(answer['expires_s'])}")
-    for name in answer.get("out", ()):
-        output.say(f"{name} has not renewed, and must join again")
-    rotation = answer["rotation"]
-    if rotation is None:
-        return
-    doing = "is being distributed" if rotation["phase"] == "spreads" else "signs new certificates"
-    output.say(
-        f"{rotation['sha256'][:16]} replaces it and {doing}; both are valid until"
-        f" {_date(rotation['ends_s'])} at most, or until all have renewed"
-    )
-    if rotation["waiting"]:
-        more = ", ..." if rotation["waiting"] > len(rotation["names"]) else ""
-        names = ", ".join(rotation["names"])
-        output.say(f"{rotation['waiting']} have not renewed yet: {names}{more}")
 
 
 def _token_row(one: dict[str, Any]) -> tuple[str, ...]:

@@ -153,7 +153,6 @@ KINDS: Final = (
     Kind("ctl", 0x57, "Delete", _CTL),
     Kind("ctl", 0x58, "ReadAudit", _CTL),
     Kind("ctl", 0x59, "ShowAuthority", _CTL),
-    Kind("ctl", 0x5A, "RotateAuthority", _CTL),
     Kind("ctl", 0x5B, "Profile", _CTL),
     Kind("ctl", 0x5C, "BeginSweep", _CTL),
     Kind("ctl", 0x5D, "ShowSweep", _CTL),

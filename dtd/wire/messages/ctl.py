@@ -309,15 +309,4 @@ class Result(Message):
 
 @message
 class ShowAuthority(Message):
-    """Ask for the authority and the progress of its replacement."""
-
-
-@message
-class RotateAuthority(Message):
-    """Begin to replace the authority's key, or `finish` it even if some have not renewed yet.
-
-    `overlap_s`: longest time for which both are valid; 0: the lifetime of a credential.
-    """
-
-    overlap_s: U32 = 0
-    finish: Flag = False
+    """Ask for the authority."""

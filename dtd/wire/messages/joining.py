@@ -56,13 +56,12 @@ class Renew(Message):
 
 @message
 class Renewed(Message):
-    """The new certificate, PEM, and the other parts of the credential.
+    """The new certificate, PEM, and the coordinator's present addresses.
 
     Without a certificate: `reason` says why there is none yet.
     """
 
     certificate_pem: Text = ""
-    authority_pem: Text = ""
     coordinators: Text = ""
     reason: Text = ""
 

@@ -58,7 +58,7 @@ class World:
         admission = SimpleNamespace(renew=lambda *_call: NOT_YET)
         authority = SimpleNamespace(admission=admission, revocations=lambda: b"1\n{}")
         port = SimpleNamespace(authority=authority, coordinators=())
-        renewals = RenewalHandler(port, self.in_store, lambda _s: None, lambda: (), None, contain)
+        renewals = RenewalHandler(port, self.in_store, lambda _s: None, lambda: (), contain)
         revocations = RevocationHandler(port, self.in_store, None, contain)
         self.desks = {
             "renew": (lambda link: renewals.ask(link, m.Renew()), renewals, RENEWALS_AT_ONCE),

@@ -32,9 +32,7 @@ def answer_of(credential: Credential) -> m.Renewed:
     """One with the certificate that the credential has, as if it had been sent."""
     begin = "-----BEGIN CERTIFICATE-----"
     blocks = [begin + one for one in credential.path.read_text().split(begin)[1:]]
-    return m.Renewed(
-        certificate_pem=blocks[0], authority_pem=blocks[1], coordinators="10.0.0.2:7117"
-    )
+    return m.Renewed(certificate_pem=blocks[0], coordinators="10.0.0.2:7117")
 
 
 def test_it_takes_the_place_of_the_file(credential: Credential) -> None:

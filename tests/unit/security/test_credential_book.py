@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,6 +177,16 @@ def test_what_has_expired_makes_room(book: CredentialBook, monkeypatch: pytest.M
         book.add(issued("d1"))
     book.add(issued("d1", name="x", issued_s=1000.0, expires_s=2000.0))
     assert [one["serial"] for one in book.listed(now_s=1000.0)] == ["d1"]
+
+
+def test_what_earlier_releases_wrote_besides_is_passed_over(tmp_path: Path) -> None:
+    written = {"serial": "ab", "role": "worker", "name": "w", "issued_s": 1.0, "expires_s": 9.0}
+    written |= {"token": "", "workers": ["w"]}
+    (tmp_path / "issued.json").touch(0o600)
+    (tmp_path / "issued.json").write_text(json.dumps([written | {"signer": "a", "knows": "b"}]))
+    record = CredentialBook(tmp_path).record("ab")
+    assert record is not None
+    assert (record.name, record.expires_s) == ("w", 9.0)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from dtd.address import Address
 from dtd.security.authority import Authority
 
@@ -38,20 +36,14 @@ def test_one_that_was_made_when_the_clock_was_ahead_is_made_anew(tmp_path: Path)
 
 
 def test_one_of_an_authority_that_is_gone_is_made_anew(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, tmp_path: Path
 ) -> None:
-    """The power went when the old authority had been forgotten, and its certificates not yet."""
+    """Of the directory only the authority's key and certificate were replaced."""
     authority.own.equip(HERE)
     authority.own.server_context()
-    old = served(authority)
-    authority.rotation.begin(overlap_s=3600)
-
-    def fail(*_arguments: object, **_more: object) -> None:
-        raise OSError("the power is gone")
-
-    monkeypatch.setattr(authority.own, "remove", fail)
-    with pytest.raises(OSError, match="power"):
-        authority.rotation.go_on((), at_once=True)
+    old, other = served(authority), Authority.create(tmp_path / "other")
+    for leaf in ("ca.pem", "ca.key"):
+        (other.directory / leaf).replace(authority.directory / leaf)
     again = Authority(authority.directory)
     again.own.equip(HERE)
     assert again.own.renew_server()

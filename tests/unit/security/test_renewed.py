@@ -46,7 +46,7 @@ class Host:
     ) -> Path:
         """Write a file as a worker would, or the code of a job, for another coordinator."""
         issuer, key = authority or self.authority, certificates.new_key()
-        signer, cluster = issuer.signers.current, self.authority.cluster
+        signer, cluster = issuer.signer, self.authority.cluster
         names = self.credential.workers if workers is None else workers
         made = certificates.member_certificate(
             signer.certificate,

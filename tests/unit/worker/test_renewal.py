@@ -54,7 +54,6 @@ class Talk:
         made = self.authority.admission.renew(who, request.request_pem)
         return m.Renewed(
             certificate_pem=made.certificate_pem.decode(),
-            authority_pem=made.authority_pem.decode(),
             coordinators=str(HERE),
             reason=made.reason,
         )

@@ -31,21 +31,17 @@ async def test_what_fails_on_the_disk_is_logged_and_keeps_nothing_else_from_bein
             enough.set()
         raise error
 
-    def go_on(): ...
-
     def equip(): ...
 
     def keep_time(): ...
 
     authority = SimpleNamespace(
-        signers=SimpleNamespace(rotation=object()),
         own=SimpleNamespace(are_due=lambda: True, equip=equip),
-        rotation=SimpleNamespace(go_on=go_on),
         keep_time=keep_time,
     )
     port = SimpleNamespace(authority=authority, coordinators=(), links=list)
     handler = RenewalHandler(
-        port, in_store, lambda _s: None, list, None, lambda *_: contextlib.nullcontext()
+        port, in_store, lambda _s: None, list, lambda *_: contextlib.nullcontext()
     )
     with capture_logs() as lines:
         keeping = asyncio.create_task(handler.keep())
@@ -56,6 +52,6 @@ async def test_what_fails_on_the_disk_is_logged_and_keeps_nothing_else_from_bein
             )
         assert not keeping.done()
         keeping.cancel()
-    assert asked[:5] == ["go_on", "equip", "keep_time", "go_on", "equip"]
+    assert asked[:3] == ["equip", "keep_time", "equip"]
     told = [line["error"] for line in lines if line["event"] == "own_credential_not_renewed"]
     assert told == [getattr(error, "message", str(error))]  # of five failures in a moment

@@ -121,44 +121,8 @@ def test_a_credential_is_taken_back(dtdctl, server, result, answer, words):
     assert json.loads(dtdctl("revoke", "w-0", "-o", "json")[1]) == answer
 
 
-ROTATION = {
-    "phase": "spreads",
-    "sha256": "cd" * 32,
-    "began_s": MADE_S,
-    "ends_s": EXPIRES_S,
-    "waiting": 2,
-    "names": ["worker/host7"],
-}
-
-
-@pytest.mark.parametrize(
-    ("words", "request_"),
-    [
-        (("show",), m.ShowAuthority()),
-        (("rotate",), m.RotateAuthority()),
-        (("rotate", "--overlap", "7d"), m.RotateAuthority(overlap_s=7 * 86400)),
-        (("finish",), m.RotateAuthority(finish=True)),
-    ],
-)
-def test_the_authority_is_shown_and_replaced(dtdctl, server, result, words, request_):
-    answer = {"sha256": "ab" * 32, "expires_s": EXPIRES_S, "rotation": ROTATION, "out": ["a/b"]}
-    server.script = lambda _message: result(answer)
-    exit_code, out, err = dtdctl("authority", *words)
-    assert (exit_code, out, server.received) == (0, "", [request_])
-    assert err.splitlines() == [
-        "authority abababababababab, until 2027-01-15 08:00",
-        "a/b has not renewed, and must join again",
-        (
-            "cdcdcdcdcdcdcdcd replaces it and is being distributed; both are valid until"
-            " 2027-01-15 08:00"
-            " at most, or until all have renewed"
-        ),
-        "2 have not renewed yet: worker/host7, ...",
-    ]
-    assert json.loads(dtdctl("authority", *words, "-o", "json")[1]) == answer
-
-
-def test_an_authority_that_is_not_replaced(dtdctl, server, result):
-    answer = {"sha256": "ab" * 32, "expires_s": EXPIRES_S, "rotation": None}
+def test_the_authority_is_shown(dtdctl, server, result):
+    answer = {"sha256": "ab" * 32, "expires_s": EXPIRES_S}
     server.script = lambda _message: result(answer)
     assert dtdctl("authority", "show")[2] == "authority abababababababab, until 2027-01-15 08:00\n"
+    assert server.received == [m.ShowAuthority()]

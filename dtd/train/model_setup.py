@@ -122,6 +122,21 @@ def check_is_here(model: nn.Module) -> None:
                 )
 
 
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set every module to evaluation mode, and each back to its own mode afterwards.
+
+    A part that the task has put into `eval()`, such as a frozen BatchNorm, stays in it.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
     """Give every lazy parameter and buffer of a model its shape and first value.
 
@@ -134,9 +149,9 @@ def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
     """
     if not _lazy(model):
         return
-    model.eval()
     try:
-        forward(model)
+        with evaluation_mode(model):
+            forward(model)
     except TaskError:
         raise
     except Exception as error:
@@ -145,7 +160,6 @@ def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
             f" it its shape, raised {type(error).__name__}: {error}",
             remedy="see that loss() works in evaluation mode, or give the layer its sizes",
         ) from error
-    model.train()
     left = _lazy(model)
     if left:
         raise TaskError(

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
@@ -52,33 +54,41 @@ def wrap_blocks(model: nn.Module) -> int:
 
 
 def _wrap(block: nn.Module) -> None:
-    forward: Callable[..., Any] = block.forward
+    """Give a block a `forward` that is bound to it, as a method is, and so moves with its copies.
 
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+    A saved or pickled block has the `forward` of its class again.
+    """
+    own: Callable[..., Any] | None = vars(block).get("forward")  # a task may have replaced it
+
+    def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        run = own if own is not None else partial(type(block).forward, block)
         if not (block.training and torch.is_grad_enabled()):
-            return forward(*args, **kwargs)
+            return run(*args, **kwargs)
         return checkpoint(
-            forward,
+            run,
             *args,
             use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), _buffers_put_back(block)),
+            context_fn=lambda: (contextlib.nullcontext(), _BuffersPutBack(block)),
             **kwargs,
         )
 
-    block.forward = checkpointed
+    block.forward = MethodType(forward, block)
 
 
-def _buffers_put_back(block: nn.Module) -> AbstractContextManager[None]:
-    @contextlib.contextmanager
-    def recomputing() -> Iterator[None]:
-        saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
-        try:
-            yield
-        finally:
-            for buffer, value in saved:
-                buffer.data.copy_(value)  # .data: backward may hold the buffer
+class _BuffersPutBack:
+    """Context of a block's recomputation; one with second derivatives enters it again."""
 
-    return recomputing()
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        self._saved: list[list[tuple[Tensor, Tensor]]] = []
+
+    def __enter__(self) -> None:
+        buffers = self._block.buffers()
+        self._saved.append([(buffer, buffer.detach().clone()) for buffer in buffers])
+
+    def __exit__(self, *raised: object) -> None:
+        for buffer, value in self._saved.pop():
+            buffer.data.copy_(value)  # .data: backward may hold the buffer
 
 
 # --- lazy parameters get their shapes from a sample batch, the same on every worker ------------

@@ -175,6 +175,8 @@ INCIDENTS: Final = {
     "buffers_put_back": "An evaluation changed the model's running buffers; they were restored.",
     "settings_ignored": "Settings of the job file have no effect because of the task's own"
     " methods.",
+    "task_doubtful": "Something in a task is allowed, and hardly what its author means; the message"
+    " names it.",
     "checkpoint_contradicted": "A worker reports a saved state that differs from the one agreed"
     " on.",
     "checkpoint_failed": "A checkpoint could not be written; the next one is tried when it is due.",
@@ -198,6 +200,7 @@ NOTICES: Final = frozenset(
         *("buffers_put_back", "settings_ignored", "checkpoint_failed", "checkpoint_left_out"),
         *("row_retried", "loader_restarted", "checkpoint_passed_over", "checkpoint_waited_for"),
         *("observer_failed", "observer_hangs", "observer_dropped", "observer_left_behind"),
+        "task_doubtful",
     }
 )
 """Kinds that a worker may report with NOTICE; only the coordinator reports all others."""

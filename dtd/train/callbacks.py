@@ -97,10 +97,20 @@ class Callbacks:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
         _compare(name, before, _marks(self._replica))
-        if name in _MAY_CHANGE_OWN and returned:
-            self.reason = (
-                cut(returned) if isinstance(returned, str) else f"{name}() of the task said so"
-            )
+        if name in _MAY_CHANGE_OWN:
+            self.reason = _reason(name, returned) or self.reason
+
+
+def _reason(name: str, returned: Any) -> str:
+    """Return why a callback asks for the end of the job; empty if it does not."""
+    if returned is None or isinstance(returned, str):
+        return cut(returned or "")
+    if isinstance(returned, bool):
+        return f"{name}() of the task said so" if returned else ""
+    raise TaskError(
+        f"{name}() of the task returned a {type(returned).__name__}",
+        remedy="return True, or text as the reason, to end the job, and None or False to go on",
+    )
 
 
 def _marks(replica: Replica) -> dict[str, Any]:

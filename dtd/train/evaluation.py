@@ -21,8 +21,8 @@ from dtd.job import JobSpec
 from dtd.names import METRIC_WORDS, is_metric
 from dtd.shown import shown
 from dtd.train.data.loader import Loader, warn_nobody
-from dtd.train.data.rows import BatchRequest, shape_of
-from dtd.train.model_setup import autocast
+from dtd.train.data.rows import NO_STEP, BatchRequest, draw_key, seed_generators, shape_of
+from dtd.train.model_setup import autocast, evaluation_mode
 from dtd.train.record import Warn
 from dtd.train.task import MapDataset, Task
 from dtd.wire.messages import MAX_WORD_BYTES
@@ -126,17 +126,16 @@ class Evaluator:
         ]
         self._loader.start(lambda index: requests[index] if index < len(requests) else None)
         sums: Sums = {}
-        model.eval()
-        try:
-            with torch.no_grad(), autocast(self._spec.train.precision, self._device):
-                for request in requests:
-                    batch = self._loader.next(request).batch
-                    progress()
-                    begins("evaluation batch", shape_of(batch))
-                    _add(sums, self._measure(model, batch, len(request.rows)))
-                    progress()
-        finally:
-            model.train()
+        precision = autocast(self._spec.train.precision, self._device)
+        with evaluation_mode(model), torch.no_grad(), precision:
+            for request in requests:
+                batch = self._loader.next(request).batch
+                progress()
+                begins("evaluation batch", shape_of(batch))
+                key = draw_key(self._spec.job.seed, NO_STEP, request.rows[0])
+                seed_generators(key, self._device)
+                _add(sums, self._measure(model, batch, len(request.rows)))
+                progress()
         return sums
 
     def _measure(self, model: nn.Module, batch: Any, rows: int) -> Sums:

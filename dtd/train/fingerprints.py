@@ -42,6 +42,32 @@ def dataset_fingerprint(dataset: MapDataset, seed: int) -> str:
     return digest.hexdigest()
 
 
+def differs_when_read_again(dataset: MapDataset, seed: int) -> bool:
+    """Whether a row has other content after another row has been read.
+
+    That is so where a dataset draws from a generator of its own, which nothing can key.
+
+    Raises:
+        TaskError: as `dataset_fingerprint`.
+    """
+    if hasattr(dataset, "first_rows"):
+        return False  # of a stream, which is read in sequence
+    rows = probed_rows(dataset, seed)[:2]
+    with kept_random_state():
+        first, _, again = (_row_digest(dataset, row, seed) for row in (rows[0], rows[-1], rows[0]))
+    return first != again
+
+
+def _row_digest(dataset: MapDataset, row: int, seed: int) -> bytes:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    _feed(
+        digest,
+        load_rows(dataset, [row], epoch=0, seed=seed, reseed=True).batch,
+        f"row {row}",
+    )
+    return digest.digest()
+
+
 def _feed(digest: hashlib.blake2b, value: Any, where: str) -> None:
     """Add a value so that different values, however nested, add different bytes."""
     if isinstance(value, torch.Tensor):

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
@@ -52,33 +54,41 @@ def wrap_blocks(model: nn.Module) -> int:
 
 
 def _wrap(block: nn.Module) -> None:
-    forward: Callable[..., Any] = block.forward
+    """Give a block a `forward` that is bound to it, as a method is, and so moves with its copies.
 
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+    A saved or pickled block has the `forward` of its class again.
+    """
+    own: Callable[..., Any] | None = vars(block).get("forward")  # a task may have replaced it
+
+    def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        run = own if own is not None else partial(type(block).forward, block)
         if not (block.training and torch.is_grad_enabled()):
-            return forward(*args, **kwargs)
+            return run(*args, **kwargs)
         return checkpoint(
-            forward,
+            run,
             *args,
             use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), _buffers_put_back(block)),
+            context_fn=lambda: (contextlib.nullcontext(), _BuffersPutBack(block)),
             **kwargs,
         )
 
-    block.forward = checkpointed
+    block.forward = MethodType(forward, block)
 
 
-def _buffers_put_back(block: nn.Module) -> AbstractContextManager[None]:
-    @contextlib.contextmanager
-    def recomputing() -> Iterator[None]:
-        saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
-        try:
-            yield
-        finally:
-            for buffer, value in saved:
-                buffer.data.copy_(value)  # .data: backward may hold the buffer
+class _BuffersPutBack:
+    """Context of a block's recomputation; one with second derivatives enters it again."""
 
-    return recomputing()
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        self._saved: list[list[tuple[Tensor, Tensor]]] = []
+
+    def __enter__(self) -> None:
+        buffers = self._block.buffers()
+        self._saved.append([(buffer, buffer.detach().clone()) for buffer in buffers])
+
+    def __exit__(self, *raised: object) -> None:
+        for buffer, value in self._saved.pop():
+            buffer.data.copy_(value)  # .data: backward may hold the buffer
 
 
 # --- lazy parameters get their shapes from a sample batch, the same on every worker ------------
@@ -122,6 +132,21 @@ def check_is_here(model: nn.Module) -> None:
                 )
 
 
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set every module to evaluation mode, and each back to its own mode afterwards.
+
+    A part that the task has put into `eval()`, such as a frozen BatchNorm, stays in it.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
     """Give every lazy parameter and buffer of a model its shape and first value.
 
@@ -134,9 +159,9 @@ def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
     """
     if not _lazy(model):
         return
-    model.eval()
     try:
-        forward(model)
+        with evaluation_mode(model):
+            forward(model)
     except TaskError:
         raise
     except Exception as error:
@@ -145,7 +170,6 @@ def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
             f" it its shape, raised {type(error).__name__}: {error}",
             remedy="see that loss() works in evaluation mode, or give the layer its sizes",
         ) from error
-    model.train()
     left = _lazy(model)
     if left:
         raise TaskError(

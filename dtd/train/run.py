@@ -23,7 +23,12 @@ from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.train.checkpoint.first_weights import FirstWeights
 from dtd.train.checkpoint.initial_state import Origin, check_position, checkpoint_directory
-from dtd.train.fingerprints import dataset_fingerprint, numerics_fingerprint
+from dtd.train.data.rows import seed_generators
+from dtd.train.fingerprints import (
+    dataset_fingerprint,
+    differs_when_read_again,
+    numerics_fingerprint,
+)
 from dtd.train.loop import commit_at_take_over, train
 from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.optimizer.build import ignored_settings
@@ -51,6 +56,16 @@ _UPDATES_COMPARED = 32
 """Number of steps for which workers compare which updates they make."""
 
 _WARM_UP_WORLD = 64
+
+_ALL_IN_EVALUATION = (
+    "build_model() returns the model in evaluation mode, and it is trained in that: dropout does"
+    " nothing and BatchNorm learns no statistics; call .train() there if that is not meant"
+)
+_OWN_GENERATOR = (
+    "a row of train_dataset() differs when it is read again: its random numbers come from a"
+    " generator of its own, so the same job ends elsewhere the next time; draw from the generators"
+    " of torch, numpy or random, which dtd keys by row and epoch"
+)
 _RANK_0 = frozenset({0})
 
 
@@ -110,7 +125,7 @@ class JobSessionRunner:
         self._reporter = reporter
         self._requests = requests
         self._threads = threads or spec.train.threads
-        self._told = False
+        self._doubts: list[tuple[str, str]] = []
         self._world_size = 1
         self._built: JobSession | None = None
         self._incoming: IncomingImage | None = None
@@ -124,6 +139,7 @@ class JobSessionRunner:
             TaskError: one of these fails, or the job's batches are too small for the model.
         """
         torch.set_num_threads(self._threads)
+        seed_generators(self._spec.job.seed, self._device)
         task = load_task(self._spec.job.task, self._spec.task)
         with mapped_blocks():  # a model that is divided does not stay whole
             session = self._built = build_session(
@@ -145,6 +161,7 @@ class JobSessionRunner:
             session.begins_with.give(session.replica)
         try_evaluation(session)
         session.loader.warm_up(session.plan.requests(rank=0, world_size=_small_world(self._spec)))
+        self._doubts = self._find_doubts()
         return WarmupReport(
             dataset_rows=len(session.dataset),
             dataset_fingerprint=dataset_fingerprint(session.dataset, self._spec.job.seed)
@@ -378,7 +395,7 @@ class JobSessionRunner:
         self._begin_fresh()
         if collective.rank == 0:
             _tell_order(session)
-            self._say_what_is_ignored()
+            self._tell_doubts()
         self._world_size = collective.world_size
         try:
             return train(session, collective, writers, voters, servers)
@@ -394,12 +411,22 @@ class JobSessionRunner:
             self._built.close()
             self._built = None
 
-    def _say_what_is_ignored(self) -> None:
-        """Warn about ignored settings, once per process."""
-        ignored = "" if self._told else ignored_settings(self._session.task, self._spec)
-        self._told = True
+    def _find_doubts(self) -> list[tuple[str, str]]:
+        """Return warnings about what the task or its job file hardly means: (event, message)."""
+        session, found = self._session, []
+        ignored = ignored_settings(session.task, self._spec)
         if ignored:
-            self._reporter.warning("settings_ignored", f"the job file's {ignored}")
+            found.append(("settings_ignored", f"the job file's {ignored}"))
+        if not any(module.training for module in session.replica.model.modules()):
+            found.append(("task_doubtful", _ALL_IN_EVALUATION))
+        if differs_when_read_again(session.dataset, self._spec.job.seed):
+            found.append(("task_doubtful", _OWN_GENERATOR))
+        return found
+
+    def _tell_doubts(self) -> None:
+        """Send the warnings, once per process."""
+        while self._doubts:
+            self._reporter.warning(*self._doubts.pop(0))
 
     # --- inside ----------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from dtd.train.callbacks import Callbacks
 from dtd.train.checkpoint.first_weights import FirstWeights
 from dtd.train.checkpoint.saver import Checkpoints
 from dtd.train.data.loader import Loader
+from dtd.train.data.rows import seed_generators
 from dtd.train.data.sampling import order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
 from dtd.train.data.used_rows import UsedRows
@@ -250,7 +251,9 @@ def build_session(
         TaskError: the task, its data or the job's settings cannot be used on this worker.
     """
     check_precision(spec.train.precision, device)
+    seed_generators(spec.job.seed, device)
     dataset = train_dataset_of(task, partial(stream_rows, task, spec))
+    seed_generators(spec.job.seed, device)  # a split at random is the same in both methods
     eval_dataset, stream = eval_dataset_of(task), stream_in(dataset)
     sample = sample_of(dataset, spec, device)
     job = spec.job

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor
 
 from dtd.errors import TaskError
 from dtd.strategy.api import LossSum
 from dtd.strategy.scalars import StepScalars
-from dtd.train.data.rows import BatchRequest, shape_of
+from dtd.train.data.rows import NO_ROW, BatchRequest, draw_key, seed_generators, shape_of
 from dtd.train.data.used_rows import MODULUS, UsedRows
 from dtd.train.model_setup import autocast
 from dtd.train.plan import Share
@@ -153,7 +151,7 @@ class Computation:
                 batch = self._kept[part]
             begun_s = time.perf_counter() - session.strategy.waited_s
             key = draw_key(session.spec.job.seed, self._step, share.first_rows[part], number)
-            seed_draws(key, session.device)
+            seed_generators(key, session.device)
             self._recent.append((batch, update, len(request.rows), key))
             loss, rows_weight, is_mean = self._loss(batch, update, len(request.rows))
             if request is share.requests[-1]:
@@ -250,7 +248,7 @@ class Computation:
             while self._recent:
                 batch, update, rows, key = self._recent.popleft()
                 begun_s = time.perf_counter()
-                seed_draws(key, session.device)
+                seed_generators(key, session.device)
                 self._loss(batch, update, rows)
                 self._clock.compute_s += time.perf_counter() - begun_s
                 session.reporter.progress()
@@ -334,6 +332,9 @@ def commit(session: JobSession) -> Committed:
     If the gradients of any update are not finite, the step updates nothing, on every rank.
     """
     replica, plan = session.replica, session.plan
+    # What a hook of the optimizer or a callback draws is equal on all ranks, whatever their rows.
+    key = draw_key(session.spec.job.seed, replica.step, NO_ROW)
+    seed_generators(key, session.device)
     stats = session.strategy.apply(Computation(session, Clock()))
     totals, updates = stats.totals, stats.updates
     steps, used = plan.round(replica.step), UsedRows.of_words(totals.used)
@@ -398,20 +399,6 @@ def check_skips(session: JobSession) -> None:
             remedy="lower optimizer.lr, set train.clip_norm or look for bad rows and for overflow"
             " in the model; train.max_skipped_steps is the limit",
         )
-
-
-def draw_key(seed: int, step: int, first_row: int, update: int = 0) -> int:
-    """Return the seed of dropout in one micro-batch of one update; independent of the rank."""
-    words = (seed, step, first_row, update) if update else (seed, step, first_row)
-    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(words)}q", *words)) >> 1
-
-
-def seed_draws(key: int, device: torch.device) -> None:
-    """Seed the generators that the model uses; torch.manual_seed would seed every device."""
-    torch.default_generator.manual_seed(key)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(key)
 
 
 def _understand(returned: Any, rows: int) -> tuple[Tensor, float, bool]:

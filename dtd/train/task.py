@@ -21,6 +21,12 @@ from dtd.errors import TaskError
 from dtd.tasks import BUILT_IN
 
 _REQUIRED = ("build_model", "train_dataset", "loss")
+_OPTIONAL = (
+    *("eval_dataset", "metrics", "collate", "row_weights", "row_lengths", "row_order"),
+    *("build_optimizer", "build_optimizers", "updates", "build_schedule"),
+    *("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end"),
+    *("observers", "state_dict", "load_state_dict"),
+)
 _PACKAGE_OF = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}
 
 
@@ -84,6 +90,13 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
             f"task {reference} lacks the method {', '.join(missing)}",
             remedy="a task has build_model(), train_dataset() and loss(model, batch)",
         )
+    for name in _OPTIONAL:
+        value = getattr(task, name, None)
+        if value is not None and not callable(value):
+            raise TaskError(
+                f"{name} of task {reference} is a {type(value).__name__}; dtd calls it as a method",
+                remedy="give the attribute another name",
+            )
     return cast("Task", task)
 
 

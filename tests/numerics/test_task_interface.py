@@ -195,3 +195,135 @@ def test_an_order_of_the_tasks_own(arena) -> None:
     assert seen == [(place + epoch) % 15 for epoch in range(2) for place in range(20)]
     assert rank.outcome.step == 6
     assert (rank.outcome.rows_missing, rank.outcome.rows_repeated) == (0, 0)
+
+
+STRATEGIES = [
+    {"name": "replicated"},
+    {"name": "local_sgd", "inner_steps": 2},
+    *({"name": "sharded", "stage": stage} for stage in (1, 2, 3)),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: f"{one['name']}{one.get('stage')}")
+def test_a_loss_that_runs_backward_itself_is_refused(arena, regression, strategy) -> None:
+    class Early(regression):
+        def loss(self, model, batch):
+            model(batch[0]).abs().mean().backward()
+            return super().loss(model, batch)
+
+    with pytest.raises(TaskError, match=r"loss\(\) of the task calls backward\(\) itself: 2.bias"):
+        arena.train(Early(), arena.spec(strategy=strategy), 1)
+
+
+def test_gradients_within_a_loss_are_computed_by_autograd_grad(
+    arena, regression, plain_torch
+) -> None:
+    class Penalised(regression):
+        def loss(self, model, batch):
+            x = batch[0].clone().requires_grad_()
+            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            return super().loss(model, batch) + slope.square().mean()
+
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    spec = arena.spec(optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.0})
+    two = arena.train(Penalised(), spec, 2)
+    close(two[0], plain_torch(Penalised(), spec, sgd))
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_modes_are_as_build_model_left_them(arena, regression, evaluates) -> None:
+    class Frozen(regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = set()
+
+        def build_model(self):
+            body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+            body.requires_grad_(requires_grad=False).eval()
+            return nn.Sequential(body, nn.Linear(8, 3)).double()
+
+        def eval_dataset(self):
+            return self.rows if evaluates else None
+
+        def loss(self, model, batch):
+            if torch.is_grad_enabled():
+                self.seen.add((model.training, model[0].training, model[0][1].training))
+            return super().loss(model, batch)
+
+    task = Frozen()
+    rank = arena.train(task, arena.spec(train={"eval_every": 2, "sanity_batches": 1}), 1)[0]
+    assert task.seen == {(True, False, False)}
+    assert rank.model[0][1].num_batches_tracked == 0
+    assert rank.recorder.warnings == []
+
+
+def test_a_model_that_is_all_in_evaluation_mode_is_told(arena, regression) -> None:
+    class Loaded(regression):
+        def build_model(self):
+            return super().build_model().eval()
+
+    rank = arena.train(Loaded(), arena.spec(), 1)[0]
+    (warning,) = rank.recorder.warnings
+    assert warning[0] == "task_doubtful"
+    assert "in evaluation mode" in warning[1]
+
+
+def test_a_parameter_that_only_the_optimizer_has_is_refused(arena, regression) -> None:
+    class Weighed(regression):
+        def build_model(self):
+            self.scale = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+            return super().build_model()
+
+        def build_optimizer(self, parameters):
+            return torch.optim.SGD([{"params": parameters}, {"params": [self.scale]}], lr=0.1)
+
+    with pytest.raises(TaskError, match=r"shape \(3,\) that the model does not have .*group 1"):
+        arena.start(Weighed(), arena.spec())
+
+
+def test_an_optimizer_may_have_frozen_parameters_of_the_model(arena, regression) -> None:
+    class Half(regression):
+        def build_model(self):
+            self.model = super().build_model()
+            self.model[0].requires_grad_(requires_grad=False)
+            return self.model
+
+        def build_optimizer(self, parameters):
+            del parameters
+            return torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    before = arena.start(Half(), arena.spec()).parameters()
+    after = arena.train(Half(), arena.spec(), 2)[0].parameters()
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[2], after[2])
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind"), [({"loss": 1.0}, "dict"), (torch.ones(2), "Tensor"), (1, "int")]
+)
+def test_what_is_no_answer_to_the_question_of_the_end_is_refused(
+    arena, regression, returned, kind
+) -> None:
+    class Returning(regression):
+        def on_step(self, at):
+            return returned
+
+    with pytest.raises(TaskError, match=rf"on_step\(\) of the task returned a {kind}"):
+        arena.train(Returning(), arena.spec(), 1)
+
+
+@pytest.mark.parametrize(("returned", "steps"), [(True, 2), (False, 9), (None, 9), ("", 9)])
+def test_true_ends_a_job(arena, regression, returned, steps) -> None:
+    class Returning(regression):
+        def on_step(self, at):
+            return returned
+
+    assert arena.train(Returning(), arena.spec(), 1)[0].outcome.step == steps
+
+
+def test_an_attribute_with_the_name_of_a_method_is_refused(arena, regression) -> None:
+    class Counting(regression):
+        on_step = 5
+
+    with pytest.raises(TaskError, match=r"on_step of task \S+ is a int; dtd calls it as a method"):
+        arena.start(Counting(), arena.spec())

@@ -144,9 +144,6 @@ OPTIMIZERS = {
         ],
         lr=0.01,
     ),
-    "with a parameter of its own": lambda named: torch.optim.AdamW(
-        [*named, nn.Parameter(torch.ones(3))], lr=0.01
-    ),
     "Adam, foreach": lambda named: torch.optim.Adam(named, lr=0.01, foreach=True),
     "AdamW, fused": lambda named: torch.optim.AdamW(named, lr=0.01, fused=True),
     "SGD, fused": lambda named: torch.optim.SGD(named, lr=0.01, momentum=0.9, fused=True),

@@ -5,8 +5,8 @@ requests are in progress at a time; a restart drops those that the new stream do
 `dtd.train.data.loader` chooses the source and decides when to restart.
 
     dataset                                    loader_workers = 0       > 0
-    offers fetch, or draws nothing at random   ThreadSource             ProcessSource
-    draws from the process's generators        CallerSource             ProcessSource
+    offers fetch, or certainly never draws     ThreadSource             ProcessSource
+    may draw from the process's generators     CallerSource             ProcessSource
 
 The training thread draws from this process's generators (dropout), so no other thread may use
 them; therefore the last row has no thread.

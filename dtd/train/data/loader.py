@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from dtd.errors import LoaderLost, TaskError
 from dtd.train.data.batch_sources import BatchSource, CallerSource, ProcessSource, ThreadSource
-from dtd.train.data.rows import BatchRequest, LoadedBatch, draws_randomness
+from dtd.train.data.rows import BatchRequest, LoadedBatch
 from dtd.train.record import Warn
 from dtd.train.task import MapDataset
 
@@ -173,9 +174,22 @@ def _choose_source(
 ) -> BatchSource:
     if loader_workers > 0:
         return ProcessSource(dataset, seed=seed, processes=loader_workers, pin=pin)
-    if hasattr(dataset, "fetch") or not draws_randomness(dataset, seed):
+    if hasattr(dataset, "fetch") or _never_draws(dataset):
         return ThreadSource(dataset, seed=seed, pin=pin)
     return CallerSource(dataset, seed=seed)
+
+
+def _never_draws(dataset: Any) -> bool:
+    """Whether it is certain that no row draws random numbers; of a class of the task's it is not.
+
+    To read a few rows shows nothing about the others, such as longer ones that are cropped.
+    """
+    kind = type(dataset)
+    if kind is Subset:
+        return _never_draws(dataset.dataset)
+    if kind is ConcatDataset:
+        return all(map(_never_draws, dataset.datasets))
+    return kind in (TensorDataset, list, tuple, range)
 
 
 def _nothing_planned(step: int) -> None:

@@ -1,7 +1,7 @@
-"""Combines rows of a dataset into a batch, with every random draw keyed by (seed, epoch, row).
+"""Combines rows of a dataset into a batch; keys every random draw of a job.
 
 A dataset with `fetch` keys its own draws.  For any other, the generators of torch, numpy and
-`random` are set by the row's key before the row is read.  They belong to the whole process, so
+`random` are set by (seed, epoch, row) before the row is read.  They belong to the whole process, so
 that is done only where nothing else draws: in a loader process, or in the training thread with
 `kept_random_state` around it.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import struct
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import xxhash
 from torch.utils.data import default_collate
 
 from dtd.core.data.sampler import probe_rows, row_key
@@ -28,8 +30,11 @@ from dtd.train.task import CollatedRows, MapDataset
 RETRY_PAUSES_S: Final = (0.1, 0.3, 1.0, 2.5)
 """Pauses before reading a row again: failures of disks and networks are often temporary."""
 
-_ROWS_TRIED = 2
 _ROWS_NAMED = 16
+CPU: Final = torch.device("cpu")
+NO_ROW: Final = -1
+NO_STEP: Final = -1
+"""In keys of draws that belong to no micro-batch, or to none of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,7 @@ def load_rows(
 
 def _row(dataset: MapDataset, row: int, key: int | None) -> Any:
     if key is not None:
-        _seed_everything(key)
+        seed_generators(key)
     return dataset[row]
 
 
@@ -158,6 +163,22 @@ def shape_of(batch: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(shapes)
 
 
+def draw_key(seed: int, step: int, first_row: int, update: int = 0) -> int:
+    """Return the key of the draws in one micro-batch of one update; independent of the rank."""
+    words = (seed, step, first_row, update) if update else (seed, step, first_row)
+    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(words)}q", *words)) >> 1
+
+
+def seed_generators(key: int, device: torch.device = CPU) -> None:
+    """Set the generators of torch, numpy and `random`; torch's only on the CPU and this device."""
+    torch.default_generator.manual_seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    random.seed(key)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(key)
+
+
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
     """Restore the state of all random generators afterwards."""
@@ -176,16 +197,6 @@ def probed_rows(dataset: MapDataset, seed: int) -> list[int]:
     """Rows by which workers compare their data: the first ones of a stream."""
     first = getattr(dataset, "first_rows", None)
     return list(range(first)) if first is not None else probe_rows(seed, len(dataset))
-
-
-def draws_randomness(dataset: MapDataset, seed: int) -> bool:
-    """Whether reading a few rows moves one of the process's generators."""
-    with kept_random_state():
-        before = random_state()
-        with contextlib.suppress(TaskError):  # it will come up when the row is asked for
-            for row in probed_rows(dataset, seed)[:_ROWS_TRIED]:
-                load_rows(dataset, [row], epoch=0, seed=seed, reseed=False)
-        return random_state() != before
 
 
 def _fetched(
@@ -214,12 +225,6 @@ def _span(rows: Sequence[int]) -> str:
     named = ", ".join(map(str, rows[:_ROWS_NAMED]))
     more = f" and {len(rows) - _ROWS_NAMED} more" if len(rows) > _ROWS_NAMED else ""
     return f"{'row' if len(rows) == 1 else 'rows'} {named}{more}"
-
-
-def _seed_everything(key: int) -> None:
-    torch.default_generator.manual_seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    random.seed(key)
 
 
 def random_state() -> tuple[bytes, bytes, int, object]:

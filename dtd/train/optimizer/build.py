@@ -204,7 +204,23 @@ def optimizer_of(
     if build is None:
         return build_optimizer(table, parameters)
     optimizer = build(list(named) if _takes_names(build) else parameters)
-    return checked_optimizer("build_optimizer()", optimizer)
+    checked = checked_optimizer("build_optimizer()", optimizer)
+    _check_owned(checked, parameters)
+    return checked
+
+
+def _check_owned(optimizer: torch.optim.Optimizer, trained: Sequence[nn.Parameter]) -> None:
+    """Refuse what nobody would average over the workers, clear after a step or save."""
+    own = {id(parameter) for parameter in trained}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter.requires_grad and id(parameter) not in own:
+                raise TaskError(
+                    f"build_optimizer() of the task gave the optimizer a parameter of shape"
+                    f" {tuple(parameter.shape)} that the model does not have (place {place} of"
+                    f" group {number})",
+                    remedy="make it a parameter of the model that build_model() returns",
+                )
 
 
 def _join(parts: Any, named: Sequence[tuple[str, nn.Parameter]]) -> JoinedOptimizer:

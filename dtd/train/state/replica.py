@@ -21,6 +21,7 @@ from dtd.core.engine.shards import WHOLE, ShardSet
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.strategy.sharded.state import ShardedState
+from dtd.train.data.rows import seed_generators
 from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
 from dtd.train.model_setup import (
     LossScaler,
@@ -195,7 +196,7 @@ def build_model(task: Task, spec: JobSpec, device: torch.device, sample: Sample)
     Raises:
         TaskError: it is no model, or has a layer that cannot work here.
     """
-    torch.manual_seed(spec.job.seed)
+    seed_generators(spec.job.seed, device)
     built: Any = task.build_model()
     if not isinstance(built, nn.Module):
         raise TaskError(
@@ -204,7 +205,7 @@ def build_model(task: Task, spec: JobSpec, device: torch.device, sample: Sample)
         )
     _refuse_synchronised(built)
     check_is_here(built)
-    model = built.to(device).train()
+    model = built.to(device)
     with autocast(spec.train.precision, device):
         materialise(model, lambda lazy: _losses(task, lazy, sample()))
     return model

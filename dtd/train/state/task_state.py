@@ -161,6 +161,9 @@ _NAMED: Final = 3
 class ParameterWatch:
     """Watches one model, frozen parameters included.
 
+    It also refuses gradients that come from a `backward()` inside a method of the task: they are
+    of this worker's rows alone, and not yet divided by the rows of the global batch.
+
     Args:
         model: its parameters must exist now.
         got_on: called while contents are read.
@@ -183,6 +186,11 @@ class ParameterWatch:
         self._names = [plain_name(name) for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._passes = 0
+        self._by = ""
+        for parameter in self._parameters:
+            if parameter.requires_grad:
+                register: Any = parameter.register_post_accumulate_grad_hook
+                register(self._refuse_gradient)
 
     @property
     def reads(self) -> bool:
@@ -194,16 +202,19 @@ class ParameterWatch:
         """See that parameters stay as they are, and that no others take their place.
 
         Raises:
-            TaskError: they do not.
+            TaskError: they do not, or the method computes gradients of them itself.
         """
         reads = self.reads
         self._passes += 1
         before = self._marks(reads=reads)
+        self._by = by
         try:
             yield
         except TaskError:
             self._structure.check(by)  # this may be why
             raise
+        finally:
+            self._by = ""
         self._structure.check(by)
         after = self._marks(reads=reads)
         if before == after:
@@ -217,6 +228,17 @@ class ParameterWatch:
             " weights in a hook of its step (register_step_post_hook), which runs alike on"
             " all workers; nn.Embedding(max_norm) cannot be used",
         )
+
+    def _refuse_gradient(self, parameter: Tensor) -> None:
+        if self._by:
+            name = next(
+                n for n, p in zip(self._names, self._parameters, strict=True) if p is parameter
+            )
+            raise TaskError(
+                f"{self._by} of the task calls backward() itself: {name} has received a gradient",
+                remedy="add this loss to the one that is returned, or use torch.autograd.grad()"
+                " where a gradient is needed within it",
+            )
 
     def _marks(self, *, reads: bool) -> list[int]:
         """Counts of changes, then hashes of contents if they are read; once a micro-batch."""

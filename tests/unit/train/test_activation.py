@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -64,3 +67,43 @@ def test_blocks_run_twice_in_training_and_once_otherwise() -> None:
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(TaskError, match="finds no blocks"):
         wrap_blocks(nn.Linear(2, 2))
+
+
+def test_second_derivatives_are_those_without() -> None:
+    def penalised(model: nn.Module) -> list[torch.Tensor | None]:
+        torch.manual_seed(5)
+        x = torch.arange(32.0).view(8, 4).sin().requires_grad_()
+        loss = model(x).square().sum()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + slope.square().sum()).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    torch.manual_seed(0)
+    plain = Net()
+    wrapped = copy.deepcopy(plain)
+    wrap_blocks(wrapped)
+    for mine, theirs in zip(penalised(wrapped), penalised(plain), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    for mine, theirs in zip(wrapped.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("way", ["copied", "saved"])
+def test_a_copy_computes_with_its_own_weights(way: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    wrap_blocks(model)
+    x = torch.ones(2, 4)
+    before = model(x).detach()
+    if way == "copied":
+        other = copy.deepcopy(model)
+    else:
+        torch.save(model, tmp_path / "model")
+        other = torch.load(tmp_path / "model", weights_only=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(other(x), before)
+    other(x).sum().backward()
+    assert model[0].weight.grad is None
+    assert other[0].weight.grad is not None

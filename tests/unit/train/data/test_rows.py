@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dtd.errors import TaskError
-from dtd.train.data.rows import draws_randomness, load_rows, map_tensors
+from dtd.train.data.rows import draw_key, load_rows, map_tensors, seed_generators
 
 Point = namedtuple("Point", "x y")
 
@@ -125,11 +125,20 @@ def test_rows_that_do_not_fit_together_are_named() -> None:
         load_rows(ragged, [1, 0], epoch=0, seed=0, reseed=False)
 
 
-def test_random_datasets_are_recognised_without_a_trace() -> None:
-    before = random.getstate(), torch.random.get_rng_state().tolist()
-    assert draws_randomness(Noisy(), 0)
-    assert not draws_randomness([1, 2, 3], 0)
-    assert (random.getstate(), torch.random.get_rng_state().tolist()) == before
+def test_draws_are_keyed_by_seed_step_and_first_row_only() -> None:
+    keys = {draw_key(seed, step, row) for seed in (0, 1) for step in (0, 1) for row in (0, 64)}
+    assert len(keys) == 8
+    assert all(0 <= key < 1 << 63 for key in keys)
+    assert draw_key(5, 6, 7) == draw_key(5, 6, 7)
+
+
+def test_seeding_repeats_draws_of_every_generator() -> None:
+    def draw(key: int) -> torch.Tensor:
+        seed_generators(key)
+        return torch.tensor([torch.rand(()), np.random.rand(), random.random()])
+
+    assert torch.equal(draw(3), draw(3))
+    assert not torch.equal(draw(3), draw(4))
 
 
 def test_tensors_are_mapped_wherever_they_are() -> None:

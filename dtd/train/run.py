@@ -125,7 +125,8 @@ class JobSessionRunner:
         self._reporter = reporter
         self._requests = requests
         self._threads = threads or spec.train.threads
-        self._doubts: list[tuple[str, str]] = []
+        self._doubts: list[str] = []
+        self._told = False
         self._world_size = 1
         self._built: JobSession | None = None
         self._incoming: IncomingImage | None = None
@@ -411,22 +412,25 @@ class JobSessionRunner:
             self._built.close()
             self._built = None
 
-    def _find_doubts(self) -> list[tuple[str, str]]:
-        """Return warnings about what the task or its job file hardly means: (event, message)."""
+    def _find_doubts(self) -> list[str]:
+        """Return what the task hardly means, in sentences."""
         session, found = self._session, []
-        ignored = ignored_settings(session.task, self._spec)
-        if ignored:
-            found.append(("settings_ignored", f"the job file's {ignored}"))
         if not any(module.training for module in session.replica.model.modules()):
-            found.append(("task_doubtful", _ALL_IN_EVALUATION))
+            found.append(_ALL_IN_EVALUATION)
         if differs_when_read_again(session.dataset, self._spec.job.seed):
-            found.append(("task_doubtful", _OWN_GENERATOR))
+            found.append(_OWN_GENERATOR)
         return found
 
     def _tell_doubts(self) -> None:
-        """Send the warnings, once per process."""
-        while self._doubts:
-            self._reporter.warning(*self._doubts.pop(0))
+        """Warn about these, and about ignored settings, once per process."""
+        if self._told:
+            return
+        self._told = True
+        ignored = ignored_settings(self._session.task, self._spec)
+        if ignored:
+            self._reporter.warning("settings_ignored", f"the job file's {ignored}")
+        for doubt in self._doubts:
+            self._reporter.warning("task_doubtful", doubt)
 
     # --- inside ----------------------------------------------------------------------------
 

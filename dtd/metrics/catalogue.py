@@ -97,7 +97,9 @@ METRICS: Final = (
     _metric("dtd_worker_loss", "worker", BOTH, "Loss of its last step; equal on all workers."),
     _metric("dtd_worker_learning_rate", "worker", BOTH, "Learning rate of its last step."),
     _metric("dtd_worker_gradient_norm", "worker", BOTH, "Gradient norm of its last step."),
-    _metric("dtd_worker_samples_per_second", "worker", BOTH, "Rows of the whole job per second."),
+    _metric(
+        "dtd_worker_samples_per_second", "worker", BOTH, "Rows of a worker's share per second."
+    ),
     _metric("dtd_worker_step_seconds", "worker", BOTH, "Duration of a step, from start to end."),
     _metric(
         "dtd_worker_compute_seconds", "worker", BOTH, "Duration of forward and backward in a step."

@@ -112,7 +112,7 @@ class Link(Remote, asyncio.BufferedProtocol):
 
     def send(self, message: m.Message, payload: bytes | memoryview = b"") -> None:
         """Queue a frame; a payload's memory must not change until `drained`."""
-        if self._transport is None or self.closing:
+        if self._transport is None or self._is_closing:
             return
         self._transport.writelines(self.session.encode(message, payload))
         self.sent_bytes += len(payload)
@@ -142,8 +142,13 @@ class Link(Remote, asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def _write(self, data: bytes) -> None:
-        if data and self._transport is not None and not self.closing:
+        if data and self._transport is not None and not self._is_closing:
             self._transport.writelines((data,))
+
+    @property
+    def _is_closing(self) -> bool:
+        """A transport that its peer has reset is closed before this link hears of it."""
+        return self.closing or (self._transport is not None and self._transport.is_closing())
 
     # --- ending ----------------------------------------------------------------------------
 

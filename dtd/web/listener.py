@@ -9,18 +9,19 @@ on which nothing is read for a while is cut.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import socket
 import ssl
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from dtd.address import Address
 from dtd.core.limits.connection_limiter import ConnectionLimiter
 from dtd.core.limits.shares import Shares
-from dtd.core.trust.web_sessions import Session
 from dtd.errors import ConfigError
 from dtd.net.server import ACCEPT_PAUSE_S, BACKLOG, Place, listening_sockets
 from dtd.security.identity import Identity
@@ -29,6 +30,9 @@ PATIENCE_S: Final = 10.0
 """For logging in, or loading the page, on one connection."""
 
 UNREAD_S: Final = 30.0
+SEND_BUFFER_BYTES: Final = 256 * 1024
+"""In the kernel, for one connection."""
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 LOOK_EVERY_S: Final = 1.0
 SHUTDOWN_S: Final = 2.0
 
@@ -137,18 +141,16 @@ class Listener:
         for key in tuple(self._open):
             self._drop(key)
 
-    def proven(self, protocol: object, session: Session[Identity]) -> str:
-        """A session was shown on a connection; returns why it may not stay, empty if it may."""
+    def proven(self, protocol: object, who: Identity) -> str:
+        """Somebody is known on a connection; returns why it may not stay, empty if it may."""
         for key, one in self._open.items():
             if one.watched is not None and one.watched.inner is protocol:
-                who = session.holder
-                holder = (who.role, who.credential or who.name)
-                if one.holder == holder:
+                if one.holder == (who.role, who.name):
                     return ""
-                why = self._shares.known((self, key), replace(who, name=holder[1]))
+                why = self._shares.known((self, key), who)
                 if not why:
                     self._limiter.proven(key)
-                    one.holder = holder
+                    one.holder = who.role, who.name
                 return why
         return "the connection is closed"
 
@@ -182,6 +184,7 @@ class Listener:
         try:
             host = str(accepted.getpeername()[0])
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         except OSError:  # it is gone already
             accepted.close()
             return
@@ -244,9 +247,18 @@ class Listener:
         one = self._open.get(key)
         self._gone(key)
         if one is not None and one.watched is not None and one.watched.transport is not None:
-            one.watched.transport.abort()
+            _reset(one.watched.transport)
 
     def _gone(self, key: int) -> None:
         self._limiter.gone(key, asyncio.get_running_loop().time())
         self._shares.gone((self, key))
         self._open.pop(key, None)
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Close at once; the kernel does not keep what the peer has not taken."""
+    connected = transport.get_extra_info("socket")
+    if connected is not None:
+        with contextlib.suppress(OSError):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -122,12 +122,19 @@ class Logins:
             return None
         return found
 
-    def of_cookie(self, request: web.Request) -> Session[Identity] | None:
-        """The session that a request's cookie belongs to, None without one.
+    def caller_of(self, request: web.Request) -> Identity | None:
+        """By whom a request's connection is counted; None without a session.
 
-        Enough to be given room for a connection, and for nothing else.
+        A cookie alone may be stolen by whoever serves another port of this host: it is enough to be
+        given the room of a viewer, and for nothing else.
         """
-        return self._sessions.of_cookie(request.cookies.get(self.cookie, ""), self._clock())
+        cookie = request.cookies.get(self.cookie, "")
+        found = self._sessions.of_cookie(cookie, self._clock())
+        if found is None:
+            return None
+        key = request.headers.get(KEY_HEADER, "")
+        shown = self._sessions.find(cookie, key, self._clock())
+        return found.holder if shown is not None else replace(found.holder, role=VIEWER)
 
     def is_open(self, session: Session[Identity]) -> bool:
         """Whether a session that was found earlier still counts."""

@@ -16,7 +16,6 @@ from aiohttp import web
 
 from dtd.core.limits.rates import Pacing
 from dtd.core.trust.web_sessions import Session
-from dtd.errors import RequestRefused
 from dtd.json_reader import read_json
 from dtd.security.identity import Identity
 from dtd.web import requests
@@ -27,6 +26,7 @@ from dtd.web.json_pieces import encoded
 from dtd.web.live import Live
 from dtd.web.logins import Logins, caller, holder_of
 from dtd.web.reports import report_of
+from dtd.web.sending import in_pieces
 from dtd.web.shared import SharedAnswers
 from dtd.wire import messages as m
 
@@ -99,17 +99,19 @@ class Routes:
     # --- for everybody -------------------------------------------------------------------------
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
-        return self._files[INDEX].answer(request)
+        return await in_pieces(request, self._files[INDEX].answer(request))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         found = self._files.get(request.match_info["name"])
-        return found.answer(request) if found is not None else refused(404, "there is no such file")
+        if found is None:
+            return refused(404, "there is no such file")
+        return await in_pieces(request, found.answer(request))
 
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
         given = await _json(request)
         word = given.get("word") if isinstance(given, dict) else None
         if not isinstance(word, str):
-            raise RequestRefused("word: must be a text")
+            word = ""  # an attempt as any other that is wrong
         return await self._logins.log_in(word, request.remote or "?")
 
     # --- for those who are logged in -------------------------------------------------------------
@@ -131,7 +133,7 @@ class Routes:
             if under_way is None:
                 under_way = self._under_way[holder] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
             async with under_way:
-                return await answer(request, session)
+                return await in_pieces(request, await answer(request, session))
 
         return handler
 
@@ -213,8 +215,8 @@ def _body(body: bytes) -> web.Response:
 
 
 async def _json(request: web.Request) -> Any:
-    """The request's body; an encoding that the caller names does not count."""
+    """The request's body, None if it is no JSON; an encoding that the caller names is ignored."""
     try:
         return read_json(await request.read(), max_bytes=MAX_BODY_BYTES)
-    except ValueError as error:
-        raise RequestRefused(f"the request is no JSON: {error}") from None
+    except ValueError:
+        return None

@@ -31,16 +31,15 @@ async def in_pieces(request: web.Request, answer: web.StreamResponse) -> web.Str
     return response
 
 
-def quiet_log(note: Callable[[str, str], None]) -> logging.Logger:
-    """A log for aiohttp: what strangers send is a refusal in one line, at a bounded rate.
+def quiet_log(note: Callable[[str, str], None]) -> None:
+    """Have aiohttp log what strangers send as refusals in one line, at a bounded rate.
 
     Args:
         note: told the address, as far as it is known, and the reason.
     """
-    log = logging.Logger("dtd.web.aiohttp", logging.ERROR)
+    log = logging.getLogger("aiohttp")  # the parent of all of its own
     log.propagate = False
-    log.addHandler(_Noting(note))
-    return log
+    log.handlers = [_Noting(note)]
 
 
 class _Noting(logging.Handler):

@@ -30,7 +30,7 @@ from dtd.web.listener import Listener
 from dtd.web.live import Live
 from dtd.web.logins import Logins, Offer
 from dtd.web.routes import MAX_BODY_BYTES, Routes
-from dtd.web.sending import in_pieces, quiet_log
+from dtd.web.sending import quiet_log
 from dtd.web.shared import SharedAnswers
 
 log = structlog.get_logger()
@@ -87,15 +87,16 @@ class WebServer:
         secured = not self.address.is_loopback
         self._names = self._backend.host_names()
         files = await loop.run_in_executor(None, read_files)
+        quiet_log(self._backend.refused)
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         Routes(self._backend, self._logins, self._live, self._shared, files).add_to(app)
         app.on_response_prepare.append(_with_headers)
         self._runner = web.AppRunner(
             app,
             access_log=None,
-            logger=quiet_log(self._backend.refused),
             handle_signals=False,
             handler_cancellation=True,
+            auto_decompress=False,
             keepalive_timeout=IDLE_S,
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_LINE_BYTES,
@@ -154,20 +155,22 @@ class WebServer:
         if why:
             self._backend.refused(request.remote or "?", why)
             return refused(HTTP_FOREIGN, why, "open the page by the address that `dtdctl web` says")
-        session = self._logins.of_cookie(request)
-        no_room = self._listener.proven(request.protocol, session) if session else ""
+        who = self._logins.caller_of(request)
+        no_room = self._listener.proven(request.protocol, who) if who is not None else ""
         if no_room:
             return refused(HTTP_TOO_MANY, no_room, "close some pages")
         try:
-            return await in_pieces(request, await handler(request))
+            return await handler(request)
         except web.HTTPException as error:
             return refused(error.status, error.reason)
         except DtdError as error:
             return of_error(error)
         except ConnectionError:
             raise  # the browser is gone
-        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this answer only
+        except Exception as error:
             self._backend.failed(error)
+            if request.writer.output_size:
+                raise ConnectionResetError from error  # half of an answer is sent already
             return refused(
                 HTTP_FAILED, "the coordinator failed with an internal error", "see its log"
             )

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +58,7 @@ from dtd.worker.training import TrainingThreadOwner, read_specification
 log = structlog.get_logger()
 
 OUTPUT_EVERY_S: Final = 0.1
+_PACKAGE: Final = Path(diagnostics.__file__).parent
 DEFAULT_HEARTBEAT_INTERVAL_S: Final = 0.25
 DEFAULT_HEARTBEAT_TIMEOUT_S: Final = 1.5
 
@@ -192,11 +194,12 @@ class Worker:
         """End this process: an exception that nobody expected has left a callback or a task.
 
         What the callback was to do is undone for ever, so that a worker which went on would wait
-        for it.  A stranger's bytes end no worker, but only the connection on which they came.
+        for it.  A stranger's bytes end no worker, but only the connection on which they came; nor
+        does what a library raises in a callback of its own, which cost a connection at most.
         """
         error, protocol = context.get("exception"), context.get("protocol")
         stranger = isinstance(protocol, Link) and protocol.session.state is not State.OPEN
-        if not isinstance(error, Exception) or stranger:
+        if not isinstance(error, Exception) or stranger or not _is_ours(error):
             loop.default_exception_handler(context)
         elif self.failure is None:
             self.failure = error
@@ -436,3 +439,9 @@ class Worker:
 
 def _never() -> member.Event:
     raise AssertionError("a member has no deadlines")
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether a function of dtd took part in raising it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(one.filename).is_relative_to(_PACKAGE) for one in frames)

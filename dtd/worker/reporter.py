@@ -69,6 +69,7 @@ class JobReporter:
         self._log = structlog.get_logger().bind(job=job)
         self._generation = 0
         self._rank = -1
+        self._trainers = 1
         self._step: StepRecord | None = None
         self._epoch = -1
         self._told_s = 0.0
@@ -96,6 +97,7 @@ class JobReporter:
         """The next steps belong to this generation."""
         self._step = None
         self._generation, self._rank = assign.generation, assign.rank
+        self._trainers = max(1, sum(not one.serves for one in assign.roster))
         self._record.begin(assign.generation)
         self._flags = Flags()
         self._memory = ()
@@ -258,7 +260,9 @@ class JobReporter:
             "step": record.step,
             "epoch": record.epoch,
             "loss": record.loss,
-            "samples_per_s": record.rows / record.steps / step_s if step_s > 0 else 0.0,
+            "samples_per_s": record.rows / record.steps / self._trainers / step_s
+            if step_s
+            else 0.0,
             "step_s": step_s,
             "data_s": means.get("data_s", 0.0),
             "compute_s": means.get("compute_s", 0.0),

@@ -77,7 +77,8 @@ class StragglerWatch:
         measured = _measured(beats)
         if self.name not in measured or len(measured) < 2:
             return None
-        return {"name": self.name, "cost_s": max(0.0, cost_s(measured, self.name))}
+        cost = cost_s(measured, self.name)
+        return {"name": self.name, "cost_s": cost} if cost > 0 else None
 
     def _still_costs(self, beats: Beats) -> bool:
         measured = _measured(beats)

@@ -7,7 +7,8 @@ import { confirmed } from "./parts.js";
 import { PAGES, pageOf } from "./pages.js";
 
 const app = document.getElementById("app");
-const world = { me: null, status: null, figures: null, newest: 0, link: "broken", trouble: "" };
+const world = { me: null, status: null, figures: null, newest: 0, link: "broken", trouble: "", heard_ms: null };
+const STALE_MS = 5000; // several times the interval at which the coordinator sends its status
 let live = null;
 let page = null;
 
@@ -88,8 +89,21 @@ function frame() {
       h("span", { class: `state ${broken ? "warn" : "good"}`, title: world.trouble || null }, broken ? "reconnecting" : "live"),
       h("span", {}, `${world.me.name} (${world.me.may_act ? "operator" : "viewer"})`),
       h("button", { class: "plain", type: "button", onclick: leave }, "Log out"))));
+  stale();
   render(foot, `dtd ${world.me.version} on ${world.me.host}`);
 }
+
+// Data that nothing confirms any more is dimmed, under a banner with its age.
+function stale() {
+  const age_ms = world.heard_ms === null ? 0 : performance.now() - world.heard_ms;
+  const main = document.getElementById("main");
+  const old = age_ms > STALE_MS;
+  main?.classList.toggle("stale", old);
+  const banner = document.getElementById("stale");
+  banner.hidden = !old;
+  if (old) banner.textContent = `The coordinator has not answered for ${Math.round(age_ms / 1000)} s: what is shown here was so then.`;
+}
+setInterval(stale, 1000);
 
 async function leave() {
   await logOut();
@@ -98,7 +112,7 @@ async function leave() {
 
 function heard(topic, value) {
   world.trouble = topic === "trouble" ? value.error : "";
-  if (topic === "status") world.status = value;
+  if (topic === "status") [world.status, world.heard_ms] = [value, performance.now()];
   if (topic === "figures") world.figures = value;
   if (topic === "incidents") world.newest = value.newest;
   frame();

@@ -3,7 +3,7 @@
 import { get, save } from "./api.js";
 import { announce, h, render } from "./dom.js";
 import { chartCard, command, failed, incidentList, state, table, tile, tiles } from "./parts.js";
-import { colour, curve, draw, newest, palette, seconds, spread, told } from "./plots.js";
+import { colour, curve, draw, extended, newest, palette, seconds, spread, told } from "./plots.js";
 import { memoryCard } from "./memory.js";
 import { PARTS, legend } from "./split.js";
 import { jobCard } from "./overview.js";
@@ -11,6 +11,8 @@ import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, trai
 
 const EVERY_MS = 4000;
 const POINTS = 300;
+const WHOLE_EVERY = 30;
+const MOST_INCIDENTS = 1000;
 const OF_JOB = [
   ["loss", "Loss", number, "series-1"],
   ["rows_per_s", "Throughput", rate, "series-3"],
@@ -32,7 +34,7 @@ export function openJob({ main, world, parts, confirmed }) {
   const id = parts[0] ?? "";
   const path = `jobs/${encodeURIComponent(id)}`;
   const closing = new AbortController();
-  const seen = { details: null, error: null, incidents: [], series: new Map(), workers: new Map(), step: 0 };
+  const seen = { details: null, error: null, incidents: [], series: new Map(), all: new Map(), workers: new Map(), step: 0, event: 0, whole: 0 };
   const timer = setInterval(look, EVERY_MS);
   let ended = false;
 
@@ -41,17 +43,22 @@ export function openJob({ main, world, parts, confirmed }) {
     const ask = (query) => get(`${path}/metrics`, { points: POINTS, ...query }, closing.signal);
     try {
       const [details, of_job, of_workers, events] = await Promise.all([
-        get(path, {}, closing.signal), ask({}),
-        ask({ workers: 1, points: 120, names: OF_WORKERS.map(([name]) => name).join(",") }).catch(() => null),
-        get("events", {}, closing.signal)]);
+        get(path, {}, closing.signal), ask(sinceStep()),
+        ask({ workers: 1, points: 120, names: OF_WORKERS.map(([name]) => name).join(","), ...sinceStep() }).catch(() => null),
+        get("events", { after: seen.event || "" }, closing.signal)]);
       ended = Boolean(details.ended_s);
       seen.details = details;
-      seen.incidents = events.events.filter((one) => one.job === id).reverse();
-      seen.series = new Map(of_job.series.map((one) => [one.name, one]));
+      seen.event = events.next;
+      seen.incidents = [...events.events.filter((one) => one.job === id).reverse(), ...seen.incidents].slice(0, MOST_INCIDENTS);
+      const fresh = seen.whole === 0;
+      const series = extended(fresh ? [] : [...seen.series.values()], of_job.series);
+      seen.series = new Map([...series.values()].map((one) => [one.name, one]));
+      seen.all = extended(fresh ? [] : [...seen.all.values()], of_workers?.series ?? []);
+      seen.whole = (seen.whole + 1) % WHOLE_EVERY;
       seen.step = of_job.steps;
       seen.stopped = of_job.stopped;
       seen.workers = new Map();
-      for (const one of of_workers?.series ?? []) {
+      for (const one of seen.all.values()) {
         if (one.points.some((point) => point[4] !== null)) seen.workers.set(one.name, [...(seen.workers.get(one.name) ?? []), one]);
       }
       seen.error = null;
@@ -61,6 +68,11 @@ export function openJob({ main, world, parts, confirmed }) {
     }
     show();
     plot();
+  }
+
+  // Only what is new is asked for; now and then all, in as many points as a curve has room for.
+  function sinceStep() {
+    return seen.whole === 0 ? {} : { from: seen.step + 1 };
   }
 
   const saving = { busy: false, error: null, run: async () => {
@@ -143,12 +155,21 @@ function factsCard(job) {
   const took = job.started_s && job.ended_s ? job.ended_s - job.started_s : null;
   return h("section", { class: "card", "aria-label": "Result" },
     job.reason && h("p", { class: "soft", css: { "margin-bottom": "12px" } }, job.reason),
+    job.state === "failed" && failureCard(job, result),
     tiles(
       tile("Steps", whole(result.steps ?? job.step)), tile("Train loss", number(result.train_loss ?? job.loss)),
       result.eval_loss !== undefined && tile("Eval loss", number(result.eval_loss)),
       result.eval_accuracy !== undefined && result.eval_accuracy !== null && tile("Accuracy", `${(100 * result.eval_accuracy).toFixed(1)} %`),
       tile("Throughput", rate(result.samples_per_s)), tile("Workers", whole(trainers(result.world_size, result.servers))), tile("Took", span(took)),
       tile("Steps lost", whole(result.steps_lost ?? job.steps_lost)), tile("Submitted", clock(job.submitted_s), true), tile("Ended", clock(job.ended_s), true)));
+}
+
+function failureCard(job, result) {
+  return h("div", { css: { "margin-bottom": "14px" } },
+    result.traceback && h("pre", { class: "traceback", tabindex: "0", "aria-label": "Traceback" }, result.traceback),
+    h("p", { class: "soft" }, "What its code printed before that is in its ", h("a", { href: `#/logs/${encodeURIComponent(job.id)}` }, "output"),
+      ". When the cause is mended, it goes on from its newest checkpoint with:"),
+    command(`dtdctl submit JOB.toml --resume-from ${job.id}`));
 }
 
 function takeAwayCard(id, path, active, saving) {

@@ -50,7 +50,7 @@ export function openLogs({ main, world, parts }) {
   }
 
   function pick(id, label, values, value, chosen) {
-    return h("div", { class: "field" }, h("label", { for: id }, label), h("select", { id, onchange: (event) => chosen(event.target.value) },
+    return h("div", { class: "field" }, h("label", { for: id }, label), h("select", { id, onchange: (event) => { if (event.target.isConnected) chosen(event.target.value); } },
       values.map(([one, name]) => h("option", { value: one, selected: one === value }, name))));
   }
 
@@ -70,6 +70,8 @@ export function openLogs({ main, world, parts }) {
         seen.lines.length ? h("ol", { class: "lines", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Lines" }, seen.lines.map((one) => h("li", { "data-key": `line-${one.seq}` },
           h("span", { class: "faint num" }, clock(one.time_s)), h("span", { class: "faint" }, `${one.rank} ${one.worker}`), h("span", { class: "text" }, marked(one.text, seen.text)))))
           : h("p", { class: "empty" }, seen.at_end ? (seen.text ? "No line contains this." : "The job has printed nothing.") : "…")));
+    // What is chosen is a property of a select, which attributes no longer change once it was used.
+    for (const [id, value] of [["log-job", seen.job], ["log-worker", seen.worker]]) main.querySelector(`#${id}`).value = value;
     const list = main.querySelector(".lines");
     if (list && !seen.text && list.dataset.read !== "1") list.scrollTop = list.scrollHeight;
     list?.addEventListener("scroll", () => { list.dataset.read = list.scrollTop + list.clientHeight < list.scrollHeight - 30 ? "1" : ""; }, { passive: true });

@@ -30,15 +30,16 @@ export function openOverview({ main, world, confirmed }) {
     const job = world.status?.job?.id ?? world.status?.last_job?.id;
     if (!job || document.hidden) return;
     try {
+      if (job !== seen.job) Object.assign(seen, { job, loss: null, rate: null }); // a new one has no points yet
       const found = await get(`jobs/${encodeURIComponent(job)}/metrics`, { names: "loss,rows_per_s", points: 300 }, closing.signal);
-      seen.job = job;
+      if (job !== seen.job) return; // another one has begun meanwhile
       [seen.loss, seen.rate] = ["loss", "rows_per_s"].map((name) => found.series.find((one) => one.name === name));
       seen.error = null;
     } catch (error) { if (error.name === "AbortError") return; }
     show();
     for (const [id, series, tint, name] of [["loss-curve", seen.loss, "series-1", "loss"], ["rate-curve", seen.rate, "series-3", "rows/s"]]) {
       const place = document.getElementById(id);
-      if (place && series) draw(place, () => curve(series, name, colour(tint)), { xaxis: { title: { text: "step" } }, yaxis: name === "rows/s" ? { rangemode: "tozero" } : { type: spread(series) ? "log" : "linear" } });
+      if (place) draw(place, () => (series ? curve(series, name, colour(tint)) : []), { xaxis: { title: { text: "step" } }, yaxis: name === "rows/s" ? { rangemode: "tozero" } : { type: spread(series) ? "log" : "linear" } });
     }
   }
 
@@ -72,7 +73,7 @@ export function openOverview({ main, world, confirmed }) {
     hear(topic) {
       if (topic === "incidents") incidents();
       else show();
-      if (topic === "status" && (world.status.job?.id ?? world.status.last_job?.id ?? "") !== seen.job && !seen.loss) curves();
+      if (topic === "status" && (world.status.job?.id ?? world.status.last_job?.id ?? "") !== seen.job) curves();
     },
     close() { clearInterval(timer); closing.abort(); },
   };
@@ -103,8 +104,7 @@ export function jobCard(job, world, confirmed) {
 }
 
 function stragglerWords(found) {
-  if (typeof found === "string") return `The straggler is ${found}.`;
-  return `The straggler is ${found.name ?? found.worker ?? JSON.stringify(found)}${found.share ? `: ${Math.round(100 * found.share)} % slower` : ""}.`;
+  return `The straggler is ${found.name}, which costs ${span(found.cost_s)} a step.`;
 }
 
 function idleCard(status) {

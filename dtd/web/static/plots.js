@@ -39,6 +39,7 @@ function layoutOf(extra) {
     margin: { l: 46, r: 12, t: extra?.showlegend ? 40 : 6, b: 30 }, hovermode: "x unified", showlegend: false,
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text"), size: 12 } },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: colour("text"), size: 11 } },
+    uirevision: "kept", // what somebody has zoomed to stays when data is added
     ...extra,
     xaxis: { ...axis, ...extra?.xaxis, title: title(extra?.xaxis?.title) },
     yaxis: { ...axis, ...extra?.yaxis, title: title(extra?.yaxis?.title) },
@@ -63,20 +64,43 @@ export function forget(root) {
 // Without what rounding leaves in means, or a figure that never changes would be drawn as noise.
 const exact = (value) => (typeof value === "number" ? Number(value.toPrecision(9)) : value);
 
+// Series with the points that have come since, by name and source.
+export function extended(known, more) {
+  const found = new Map(known.map((one) => [`${one.name} ${one.source} ${one.to}`, one]));
+  for (const one of more) {
+    const key = `${one.name} ${one.source} ${one.to}`;
+    const before = found.get(key)?.points ?? [];
+    const last = before.length ? before[before.length - 1][1] : -1;
+    found.set(key, { ...one, points: [...before, ...one.points.filter((point) => point[0] > last)] });
+  }
+  return found;
+}
+
+// A line has a gap where nothing was reported for several times as long as usual.
+const USUAL_TIMES = 4;
+export function withGaps(points) {
+  const steps = points.slice(1).map((point, place) => point[0] - points[place][1]).sort((a, b) => a - b);
+  const most = USUAL_TIMES * Math.max(1, steps[Math.floor(steps.length / 2)] ?? 1);
+  return points.flatMap((point, place) => (place && point[0] - points[place - 1][1] > most
+    ? [[points[place - 1][1] + 1, points[place - 1][1] + 1, 0, null, null, null], point] : [point]));
+}
+
 // A series of the metrics store as traces: the mean, and between least and greatest a band.
 export function curve(series, name, tint, at = (point) => point[1], factor = 1) {
-  const points = series.points.filter((point) => point[4] !== null).map((point) => [...point.slice(0, 3), ...point.slice(3).map(exact)]);
+  const known = series.points.filter((point) => point[4] !== null).map((point) => [...point.slice(0, 3), ...point.slice(3).map(exact)]);
+  const points = withGaps(known);
+  const scaled = (value) => (value === null ? null : factor * value);
   const x = points.map(at);
   const traces = [];
   if (points.some((point) => point[3] !== point[5])) {
     const side = (place, more) => ({
-      x, y: points.map((point) => factor * point[place]), mode: "lines", line: { width: 0, color: tint },
+      x, y: points.map((point) => scaled(point[place])), mode: "lines", line: { width: 0, color: tint },
       hoverinfo: "skip", showlegend: false, ...more,
     });
     traces.push(side(3), side(5, { fill: "tonexty", fillcolor: transparent(tint, 0.16) }));
   }
   traces.push({
-    x, y: points.map((point) => factor * point[4]), name, mode: points.length < 3 ? "lines+markers" : "lines",
+    x, y: points.map((point) => scaled(point[4])), name, mode: points.length < 3 ? "lines+markers" : "lines",
     line: { width: 2, color: tint }, marker: { size: 6 }, hovertemplate: `%{y:.5g}<extra>${plain(name)}</extra>`,
   });
   return traces;

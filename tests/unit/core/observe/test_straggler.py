@@ -104,4 +104,4 @@ def test_who_is_gone_or_alone_is_not_shown() -> None:
     assert watch.named(beats(0.09)) is None
     assert watch.named({"w-1": beat(0.09)}) is None
     watch.look({"w-1": beat(0.09)}, 0.0)
-    assert watch.named(beats(0.05, 0.04)) == {"name": "w-1", "cost_s": 0.0}
+    assert watch.named(beats(0.05, 0.04)) is None  # it costs nothing now

@@ -175,6 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stderr.flush()
     if isinstance(ending, member.Restart):
         place.hand_over()
+        # What is imported next takes seconds, and no event loop feeds the watchdog meanwhile.
+        Notifier.from_environment(os.environ).watchdog()
         # -P: the current directory is where the job's code ran, and nothing is imported from there.
         again = [sys.executable, "-P", "-m", "dtd.worker.main", *given]
         os.execv(sys.executable, again)  # noqa: S606

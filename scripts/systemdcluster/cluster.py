@@ -20,7 +20,7 @@ from scripts.systemdcluster.witnesses import Unit, journal, show
 
 WORKER: Final = "dtd-worker@cpu.service"
 COORDINATOR: Final = "dtd-coordinator.service"
-WATCHDOG_S: Final = 4
+WATCHDOG_S: Final = 8
 _PORT: Final = 7117
 _HURRY: Final = "/etc/dtd/hurry"
 _JOB_DIRECTORY: Final = "/srv/job"
@@ -240,7 +240,7 @@ class Cluster:
         """Of every unit, for a person who wonders what is wrong."""
         for host in self.hosts:
             with contextlib.suppress(DtdError):
-                options = ("--no-pager", "--output=cat", "--lines=5", "--unit=dtd-*")
+                options = ("--no-pager", "--output=cat", "--lines=25", "--unit=dtd-*")
                 yield f"[{host.name}] {host.run('journalctl', *options)}"
 
 

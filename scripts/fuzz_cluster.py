@@ -71,6 +71,10 @@ class Wire(asyncio.Transport):
         self.link: Link | None = None
         self._decoder = FrameDecoder(max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES)
 
+    def is_closing(self) -> bool:
+        """Whether it was closed."""
+        return self.closed
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Nothing: as of a Unix socket."""
         return default

@@ -193,6 +193,10 @@ class Wire(asyncio.Transport):
         self.sent = bytearray()
         self.closed = False
 
+    def is_closing(self) -> bool:
+        """Whether it was closed."""
+        return self.closed
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Of a plain connection on this machine."""
         known = {"peername": ("127.0.0.1", 9), "socket": _Socket()}

@@ -16,6 +16,9 @@ EVENTS: Final = {
     # the coordinator
     "web_listening": "The web page is served at this address.",
     "web_login": "Somebody has logged in to the web page.",
+    "web_sessions_not_read": "The web page's sessions could not be read: people log in again.",
+    "web_sessions_not_written": "The web page's sessions could not be written; a restart"
+    " ends them.",
     "web_certificate_not_read": "The web page's certificate could not be read again; the one it has"
     " stays in use.",
     "coordinator_listening": "The coordinator has started and accepts connections.",

@@ -212,7 +212,7 @@ class Coordinator:
         self._registrations = RegistrationHandler(
             self, self.port, self._links, self._secrets, self.metrics
         )
-        self.web = WebDesk(config.web, self, self.port, self._desk)
+        self.web = WebDesk(config, self, self.port, self._desk)
 
     # --- life --------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 
 from dtd import __version__
-from dtd.address import Address
+from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit_log import AuditLog, Caller
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.control_port import ControlPort
@@ -25,6 +25,7 @@ from dtd.errors import ConfigError, DtdError, RequestRefused
 from dtd.security.identity import OPERATOR, VIEWER, Identity
 from dtd.security.token import Token
 from dtd.web.api import WebCaller
+from dtd.web.kept_sessions import FILE, KeptSessions
 from dtd.wire import messages as m
 
 if TYPE_CHECKING:
@@ -64,16 +65,18 @@ class WebDesk:
     """Serves the page, if it is to be served, and answers it.
 
     Args:
-        address: where; None: nowhere.
+        config: says where the page is served, if anywhere.
         coordinator: the daemon.
         port: knows who may do what.
         desk: answers requests.
     """
 
     def __init__(
-        self, address: Address | None, coordinator: Coordinator, port: ControlPort, desk: Desk
+        self, config: CoordinatorConfig, coordinator: Coordinator, port: ControlPort, desk: Desk
     ) -> None:
-        self._address = address
+        self._address = config.web
+        local = (config.local_operators, config.local_viewers, config.local_workers)
+        self.sessions = KeptSessions(config.state_dir / FILE, repr(local))
         self._coordinator = coordinator
         self._port = port
         self._desk = desk
@@ -156,7 +159,7 @@ class WebDesk:
         """Why somebody who has logged in may not be here any more; empty when he may."""
         authority = self._port.authority
         if authority is None:
-            return ""
+            return "" if who.uid is not None else "this coordinator has no authority any more"
         if who.where == BY_TOKEN:
             known = authority.tokens.is_known(who.credential)
             return "" if known else "the token was revoked"

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from dtd.core.limits.shares import Shares
 from dtd.net.server import Place
 from dtd.security.identity import Identity
+from dtd.web.kept_sessions import KeptSessions
 from dtd.wire import messages as m
 
 
@@ -35,9 +36,11 @@ class WebBackend(Protocol):
 
     Attributes:
         shares: bounds everybody's connections, the page's as well.
+        sessions: outlive the process.
     """
 
     shares: Shares[Place]
+    sessions: KeptSessions
 
     async def ask(self, caller: WebCaller, message: m.Message) -> dict[str, Any]:
         """Answer a request.

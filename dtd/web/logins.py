@@ -9,6 +9,7 @@ by address; wrong codes count, too.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -60,6 +61,7 @@ class Logins:
         self._backend = backend
         self._clock = clock
         self._sessions: WebSessions[Identity] = WebSessions()
+        self._saving = asyncio.Lock()
         self._attempts = Pacing(rate_per_s=ATTEMPTS_PER_S, burst=ATTEMPTS_AT_ONCE)
         self.cookie = "dtd_session"
         self.secured = False
@@ -68,6 +70,18 @@ class Logins:
         """Where the page is served; a browser sends cookies of one port to others as well."""
         self.secured = secured
         self.cookie = f"{'__Host-' if secured else ''}dtd_session_{port}"
+
+    async def restore(self) -> None:
+        """Go on with the sessions of the process before this one."""
+        loop = asyncio.get_running_loop()
+        kept = await loop.run_in_executor(None, self._backend.sessions.read, self._clock())
+        self._sessions.restore(kept)
+
+    async def _save(self) -> None:
+        async with self._saving:
+            every, clock_s = self._sessions.every(), self._clock()
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, self._backend.sessions.write, every, clock_s)
 
     def offer(self, who: Identity) -> Offer:
         """A code for somebody whom the coordinator knows."""
@@ -91,6 +105,7 @@ class Logins:
             return self._turned_away(host, WRONG_WORD, REMEDY)
         cookie, key = (secrets.token_urlsafe(SECRET_BYTES) for _ in range(2))
         session = self._sessions.begin(cookie, key, who, self._clock())
+        await self._save()
         log.info("web_login", role=who.role, who=who.name, address=host)
         made = web.json_response({"key": key, **self.shown(session)})
         made.set_cookie(
@@ -104,9 +119,10 @@ class Logins:
         )
         return made
 
-    def log_out(self, session: Session[Identity]) -> web.Response:
+    async def log_out(self, session: Session[Identity]) -> web.Response:
         """End a session."""
         self._sessions.end(session)
+        await self._save()
         made = web.json_response({})
         made.del_cookie(
             self.cookie, path="/", secure=self.secured, httponly=True, samesite="Strict"

@@ -191,7 +191,7 @@ class Routes:
     async def _log_out(
         self, _request: web.Request, session: Session[Identity]
     ) -> web.StreamResponse:
-        return self._logins.log_out(session)
+        return await self._logins.log_out(session)
 
 
 def _job(request: web.Request) -> str:

@@ -107,6 +107,7 @@ class WebServer:
         if secured:
             await self._read_certificate()
             self._renewing = asyncio.create_task(self._keep_certificate())
+        await self._logins.restore()
         self.address = await self._listener.bind(self.address)
         self._logins.use_address(self.address.port, secured=secured)
         self._listener.serve()

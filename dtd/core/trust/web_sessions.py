@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -81,6 +82,14 @@ class WebSessions(Generic[HolderT]):
         )
         self._sessions[made.id] = made
         return made
+
+    def restore(self, sessions: Iterable[Session[HolderT]]) -> None:
+        """Take over the sessions of an earlier process."""
+        self._sessions.update((one.id, one) for one in sessions)
+
+    def every(self) -> list[Session[HolderT]]:
+        """Return all sessions, the oldest first."""
+        return list(self._sessions.values())
 
     def find(self, cookie: str, key: str, now_s: float) -> Session[HolderT] | None:
         """The session of these two secrets; None: there is none, or it has ended."""

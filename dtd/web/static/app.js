@@ -69,7 +69,7 @@ async function begin() {
   try { await start(); } catch (error) { showLogin(error.status === 401 ? "" : error.message, error.remedy); }
 }
 
-onLoggedOut(() => showLogin("The session has ended.", "A coordinator that starts again, and a credential that is revoked, end sessions."));
+onLoggedOut(() => showLogin("The session has ended.", "It lasts twelve hours at most; a credential that is revoked, and a user who has no role any more, end it before that."));
 
 // --- the frame ----------------------------------------------------------------------------------
 

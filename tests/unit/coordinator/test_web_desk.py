@@ -22,6 +22,7 @@ from dtd.errors import ConfigError, RequestRefused
 from dtd.places import SOCKET_NAME
 from dtd.security.token import Token
 from dtd.web import listener
+from dtd.web.kept_sessions import FILE
 from dtd.web.sending import PIECE_BYTES
 from dtd.wire import messages as m
 from tests.unit.coordinator.conftest import Daemon
@@ -370,3 +371,34 @@ def test_a_file_is_not_queued_for_a_browser_that_does_not_read(
     while page._listener._open:  # it is cut, since nothing is read
         time.sleep(0.05)
     connection.close()
+
+
+def test_sessions_outlive_the_coordinator_but_not_what_they_were_given_for(
+    loop_thread: Any, state_dir: Path
+) -> None:
+    first = WebDaemon(loop_thread, state_dir)
+    port = int(first.ask(m.OpenWeb())["url"].rstrip("/").rpartition(":")[2])
+    local, left, viewer = Browser(port), Browser(port), Browser(port)
+    assert local.log_in(first.ask(m.OpenWeb())["code"])[0] == 200
+    assert left.log_in(first.ask(m.OpenWeb())["code"])[0] == 200
+    assert left.ask("POST", "/api/logout")[0] == 200
+    assert viewer.log_in(token_of(first, "viewer"))[0] == 200
+    first.stop()
+    assert (state_dir / FILE).stat().st_mode & 0o777 == 0o600
+    assert local.key not in (state_dir / FILE).read_text()
+
+    address = Address("127.0.0.1", port)
+    second = WebDaemon(loop_thread, state_dir, web=address)
+    assert [one.ask("GET", "/api/me")[0] for one in (local, left, viewer)] == [200, 401, 200]
+    (token,) = second.ask(m.ListTokens())["tokens"][-1:]
+    second.ask(m.RevokeToken(id=token["id"]))
+    assert viewer.ask("GET", "/api/me")[0] == 401
+    second.stop()
+
+    third = WebDaemon(loop_thread, state_dir, web=address, local_viewers=("nobody",))
+    assert local.ask("GET", "/api/me")[0] == 401  # who has which role may have changed
+    third.stop()
+    (state_dir / FILE).write_text("[{}]")
+    fourth = WebDaemon(loop_thread, state_dir, web=address)
+    assert local.ask("GET", "/api/me")[0] == 401
+    fourth.stop()

@@ -168,7 +168,7 @@ class ControlConnection:
             "remedy": diagnostic.remedy,
         }
         if diagnostic.kind == REFUSED:
-            log.error("registration_refused", worker=self._name, **said)
+            log.warning("registration_refused", worker=self._name, **said)
         else:
             log.warning("coordinator_unreachable", **said)
 

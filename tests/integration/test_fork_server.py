@@ -33,7 +33,7 @@ if what == "replaces" and not os.path.exists("replaced"):
         os.fstat(place.fileno())
         execve(*arguments)
     os.execve = replace
-    os.execv(sys.executable, [sys.executable, "-m", "dtd.worker.main", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "dtd.worker.main", *sys.argv[1:]])
 if what == "raises":
     raise RuntimeError("in a forked process")
 if what == "waits":

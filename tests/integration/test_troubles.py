@@ -458,7 +458,7 @@ def test_a_name_taken_twice(plain):
     while not logged(later, "coordinator_connected"):  # it has asked again and again
         assert later.wait(LOOK_AGAIN_S) is None
     (line,) = logged(later, "registration_refused")
-    assert (line["level"], line["worker"]) == ("error", "twin")
+    assert (line["level"], line["worker"]) == ("warning", "twin")
     assert "two workers use the name twin: one on" in line["message"]
     assert line["remedy"] == diagnostic["remedy"]
 

@@ -34,7 +34,7 @@ def test_an_optimizer_of_the_tasks_own_fails_the_job_and_is_named(daemons, recor
     job = submit(daemons, "OwnOptimizer")
     answer = daemons.wait(job)
     assert answer["state"] == "failed"
-    assert "loss() of the task changes parameters itself: critic.weight" in answer["reason"]
+    assert "loss() of the task calls backward() itself: critic." in answer["reason"]
     record_property("seen", "failed at its first step, names critic.weight")
 
 

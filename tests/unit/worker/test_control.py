@@ -191,7 +191,7 @@ async def test_a_refusal_is_logged_once_however_often_it_asks(tmp_path: Path) ->
         task.cancel()
         coordinator.server.close(m.Goodbye())
     assert [(one["event"], one["log_level"]) for one in logs] == [
-        ("registration_refused", "error"),
+        ("registration_refused", "warning"),
         ("coordinator_unreachable", "warning"),
         ("coordinator_connected", "info"),
     ]

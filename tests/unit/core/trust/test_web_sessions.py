@@ -99,3 +99,13 @@ def test_codes_that_are_over_make_room_first() -> None:
     kept.offer("late", "ada", CODE_LIFE_S)
     assert kept.redeem("late", CODE_LIFE_S) == "ada"
     assert web_sessions.MAX_CODES_OF_ONE < MAX_CODES
+
+
+def test_another_process_goes_on_with_the_sessions_of_one() -> None:
+    first: WebSessions[str] = WebSessions()
+    begun = [first.begin(name, "key", name, 0.0) for name in ("a", "b")]
+    second: WebSessions[str] = WebSessions()
+    second.restore(first.every())
+    assert second.every() == begun
+    assert second.find("a", "key", 1.0) == begun[0]
+    assert second.find("c", "key", 1.0) is None

@@ -142,19 +142,24 @@ def _page(wanted: Sequence[_Wanted], after: int, columns: int) -> list[_Wanted]:
 def _range(
     database: Database, track: _Track, steps: _Track | None, request: m.GetMetrics
 ) -> tuple[int, int]:
-    """First and last position; of workers and links the seconds in which the steps were taken."""
+    """First and last position; of workers and links the seconds in which the steps were taken.
+
+    Without a last step they go on to the newest second: workers report between two steps as well.
+    """
     first, last = track.kept_from[LEVELS - 1], track.newest
     begin, end = request.from_step, request.to_step or last
     if track.kind in _OF_THE_JOB:
         return max(first, begin), min(last, end)
-    if steps is not None and (request.from_step or request.to_step):
-        until = min(steps.newest, request.to_step or steps.newest)
-        moments = _Wanted(steps, (_TIME,))
-        (drawn,) = _drawn(database, moments, request.from_step, until, 2)
-        cells = [one.cell for one in drawn if one.cell.values]
-        if cells:
-            return max(first, int(cells[0].least)), min(last, int(cells[-1].greatest))
-    return first, last
+    if steps is None or not (request.from_step or request.to_step):
+        return first, last
+    until = min(steps.newest, request.to_step or steps.newest)
+    moments = _Wanted(steps, (_TIME,))
+    (drawn,) = _drawn(database, moments, request.from_step, until, 2)
+    cells = [one.cell for one in drawn if one.cell.values]
+    if not cells:
+        return last + 1, last
+    begin = max(first, int(cells[0].least))
+    return begin, min(last, int(cells[-1].greatest)) if request.to_step else last
 
 
 def _drawn(

@@ -5,6 +5,7 @@ import { announce, h, render } from "./dom.js";
 import { forget } from "./plots.js";
 import { confirmed } from "./parts.js";
 import { PAGES, pageOf } from "./pages.js";
+import { span } from "./words.js";
 
 const app = document.getElementById("app");
 const world = { me: null, status: null, figures: null, newest: 0, link: "broken", trouble: "", heard_ms: null };
@@ -55,6 +56,8 @@ async function start() {
 function stop() {
   live?.stop();
   live = null;
+  Object.assign(world, { status: null, figures: null, heard_ms: null }); // nothing is shown that could be old
+  stale();
   closePage();
 }
 
@@ -100,8 +103,9 @@ function stale() {
   const old = age_ms > STALE_MS;
   main?.classList.toggle("stale", old);
   const banner = document.getElementById("stale");
+  if (old && banner.hidden) announce("The coordinator does not answer.");
   banner.hidden = !old;
-  if (old) banner.textContent = `The coordinator has not answered for ${Math.round(age_ms / 1000)} s: what is shown here was so then.`;
+  if (old) banner.textContent = `The coordinator has not answered for ${span(Math.round(age_ms / 1000))}. This page shows the last data that it sent.`;
 }
 setInterval(stale, 1000);
 

@@ -50,7 +50,11 @@ export function morph(old, made) {
   }
   if (old.style && old.style.cssText !== made.style.cssText) old.style.cssText = made.style.cssText;
   for (const handler of HANDLERS) if (old[handler] !== made[handler]) old[handler] = made[handler];
+  // What is chosen or ticked is a property, which attributes no longer change once it was used.
+  const chosen = made.nodeName === "SELECT" ? made.value : null;
+  if (made.type === "checkbox") old.checked = made.checked;
   morphChildren(old, made);
+  if (chosen !== null) old.value = chosen;
 }
 
 function morphChildren(old, made) {

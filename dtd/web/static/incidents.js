@@ -57,7 +57,7 @@ export function openIncidents({ main, world }) {
   function pick(name, label, values) {
     return h("div", { class: "field" }, h("label", { for: `pick-${name}` }, label),
       h("select", { id: `pick-${name}`, onchange: (event) => { wanted[name] = event.target.value; show(); plot(); } },
-        h("option", { value: "" }, "all"), values.map((one) => h("option", { value: one }, name === "kind" ? kind(one) : one))));
+        h("option", { value: "" }, "all"), values.map((one) => h("option", { value: one, selected: one === wanted[name] }, name === "kind" ? kind(one) : one))));
   }
 
   function show() {

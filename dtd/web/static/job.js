@@ -2,8 +2,9 @@
 
 import { get, save } from "./api.js";
 import { announce, h, render } from "./dom.js";
+import { Curves } from "./curves.js";
 import { chartCard, command, failed, incidentList, state, table, tile, tiles } from "./parts.js";
-import { colour, curve, draw, extended, newest, palette, seconds, spread, told } from "./plots.js";
+import { colour, curve, draw, newest, palette, seconds, spread, told } from "./plots.js";
 import { memoryCard } from "./memory.js";
 import { PARTS, legend } from "./split.js";
 import { jobCard } from "./overview.js";
@@ -11,7 +12,6 @@ import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, trai
 
 const EVERY_MS = 4000;
 const POINTS = 300;
-const WHOLE_EVERY = 30;
 const MOST_INCIDENTS = 1000;
 const OF_JOB = [
   ["loss", "Loss", number, "series-1"],
@@ -34,31 +34,28 @@ export function openJob({ main, world, parts, confirmed }) {
   const id = parts[0] ?? "";
   const path = `jobs/${encodeURIComponent(id)}`;
   const closing = new AbortController();
-  const seen = { details: null, error: null, incidents: [], series: new Map(), all: new Map(), workers: new Map(), step: 0, event: 0, whole: 0 };
+  const seen = { details: null, error: null, incidents: [], series: new Map(), workers: new Map(), event: 0 };
+  const ask = (query) => get(`${path}/metrics`, query, closing.signal);
+  const of_job = new Curves((since) => ask({ points: POINTS, ...since }));
+  const of_workers = new Curves((since) => ask({ workers: 1, points: 120, names: OF_WORKERS.map(([name]) => name).join(","), ...since }));
   const timer = setInterval(look, EVERY_MS);
   let ended = false;
 
   async function look(first = false) {
     if ((document.hidden || ended) && !first) return;
-    const ask = (query) => get(`${path}/metrics`, { points: POINTS, ...query }, closing.signal);
     try {
-      const [details, of_job, of_workers, events] = await Promise.all([
-        get(path, {}, closing.signal), ask(sinceStep()),
-        ask({ workers: 1, points: 120, names: OF_WORKERS.map(([name]) => name).join(","), ...sinceStep() }).catch(() => null),
+      const [details, figures, , events] = await Promise.all([
+        get(path, {}, closing.signal), of_job.look(), of_workers.look().catch(() => null),
         get("events", { after: seen.event || "" }, closing.signal)]);
+      if (seen.details && details.steps_lost !== seen.details.steps_lost) [of_job, of_workers].forEach((one) => one.restart());
       ended = Boolean(details.ended_s);
       seen.details = details;
       seen.event = events.next;
       seen.incidents = [...events.events.filter((one) => one.job === id).reverse(), ...seen.incidents].slice(0, MOST_INCIDENTS);
-      const fresh = seen.whole === 0;
-      const series = extended(fresh ? [] : [...seen.series.values()], of_job.series);
-      seen.series = new Map([...series.values()].map((one) => [one.name, one]));
-      seen.all = extended(fresh ? [] : [...seen.all.values()], of_workers?.series ?? []);
-      seen.whole = (seen.whole + 1) % WHOLE_EVERY;
-      seen.step = of_job.steps;
-      seen.stopped = of_job.stopped;
+      seen.series = new Map(of_job.series.map((one) => [one.name, one]));
+      seen.stopped = figures.stopped;
       seen.workers = new Map();
-      for (const one of seen.all.values()) {
+      for (const one of of_workers.series) {
         if (one.points.some((point) => point[4] !== null)) seen.workers.set(one.name, [...(seen.workers.get(one.name) ?? []), one]);
       }
       seen.error = null;
@@ -68,11 +65,6 @@ export function openJob({ main, world, parts, confirmed }) {
     }
     show();
     plot();
-  }
-
-  // Only what is new is asked for; now and then all, in as many points as a curve has room for.
-  function sinceStep() {
-    return seen.whole === 0 ? {} : { from: seen.step + 1 };
   }
 
   const saving = { busy: false, error: null, run: async () => {

@@ -60,7 +60,7 @@ export function openLogs({ main, world, parts }) {
       seen.error && failed(seen.error),
       h("section", { class: "card", "aria-label": "Output of a job" },
         h("div", { class: "fields", css: { "margin-bottom": "14px" } },
-          pick("log-job", "Job", seen.jobs.map((one) => [one, one]), seen.job, (value) => { location.hash = `#/logs/${encodeURIComponent(value)}`; }),
+          pick("log-job", "Job", [...new Set([seen.job, ...seen.jobs])].map((one) => [one, one]), seen.job, (value) => { location.hash = `#/logs/${encodeURIComponent(value)}`; }),
           pick("log-worker", "Worker", [["", "all"], ...[...seen.workers].sort().map((one) => [one, one])], seen.worker, (value) => { seen.worker = value; again(); }),
           h("div", { class: "field grow" }, h("label", { for: "log-text" }, "Search"), h("input", { id: "log-text", type: "search", oninput: (event) => {
             seen.text = event.target.value;
@@ -70,8 +70,6 @@ export function openLogs({ main, world, parts }) {
         seen.lines.length ? h("ol", { class: "lines", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Lines" }, seen.lines.map((one) => h("li", { "data-key": `line-${one.seq}` },
           h("span", { class: "faint num" }, clock(one.time_s)), h("span", { class: "faint" }, `${one.rank} ${one.worker}`), h("span", { class: "text" }, marked(one.text, seen.text)))))
           : h("p", { class: "empty" }, seen.at_end ? (seen.text ? "No line contains this." : "The job has printed nothing.") : "…")));
-    // What is chosen is a property of a select, which attributes no longer change once it was used.
-    for (const [id, value] of [["log-job", seen.job], ["log-worker", seen.worker]]) main.querySelector(`#${id}`).value = value;
     const list = main.querySelector(".lines");
     if (list && !seen.text && list.dataset.read !== "1") list.scrollTop = list.scrollHeight;
     list?.addEventListener("scroll", () => { list.dataset.read = list.scrollTop + list.clientHeight < list.scrollHeight - 30 ? "1" : ""; }, { passive: true });

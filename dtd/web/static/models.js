@@ -35,7 +35,7 @@ export function openModels({ main, world, confirmed }) {
       error && failed(error),
       world.me.may_act && found?.length ? h("form", { class: "card fields", "aria-label": "Set an alias", onsubmit: setAlias },
         h("div", { class: "field" }, h("label", { for: "alias-version" }, "Version"), h("select", { id: "alias-version", onchange: (event) => { form.version = event.target.value; } },
-          found.map((one) => h("option", { value: one.id }, `${one.name} ${one.number}`)))),
+          found.map((one) => h("option", { value: one.id, selected: one.id === form.version }, `${one.name} ${one.number}`)))),
         h("div", { class: "field" }, h("label", { for: "alias" }, "Alias"), h("input", { id: "alias", required: true, placeholder: "production", oninput: (event) => { form.alias = event.target.value; } })),
         h("button", { type: "submit" }, "Set the alias")) : null,
       h("section", { class: "card", "aria-label": "Versions" }, found?.length ? versions(found)

@@ -1,9 +1,10 @@
 // The cluster as it is: the job, its curves, the ring, the workers, what happened last.
 
 import { get } from "./api.js";
+import { Curves } from "./curves.js";
 import { announce, h, render } from "./dom.js";
 import { alert, chartCard, dash, failed, incidentList, jobLink, state, table, tile, tiles } from "./parts.js";
-import { colour, curve, draw, newest, spread, told } from "./plots.js";
+import { colour, curve, draw, forget, newest, spread, told } from "./plots.js";
 import { ring } from "./ring.js";
 import { split } from "./split.js";
 import { ago, bytes, counted, number, rate, span, trainers, whole } from "./words.js";
@@ -12,7 +13,7 @@ const CURVES_EVERY_MS = 3000;
 const LATEST = 10;
 
 export function openOverview({ main, world, confirmed }) {
-  const seen = { incidents: [], newest: -1, loss: null, rate: null, error: null, job: "" };
+  const seen = { incidents: [], newest: -1, curves: null, loss: null, rate: null, error: null, job: "" };
   const closing = new AbortController();
   const timer = setInterval(curves, CURVES_EVERY_MS);
 
@@ -29,11 +30,16 @@ export function openOverview({ main, world, confirmed }) {
   async function curves() {
     const job = world.status?.job?.id ?? world.status?.last_job?.id;
     if (!job || document.hidden) return;
+    if (job !== seen.job) { // a curve and its zoom are one job's; a new one has no points yet
+      forget(main);
+      const ask = (since) => get(`jobs/${encodeURIComponent(job)}/metrics`, { names: "loss,rows_per_s", points: 300, ...since }, closing.signal);
+      Object.assign(seen, { job, curves: new Curves(ask), loss: null, rate: null });
+      show();
+    }
     try {
-      if (job !== seen.job) Object.assign(seen, { job, loss: null, rate: null }); // a new one has no points yet
-      const found = await get(`jobs/${encodeURIComponent(job)}/metrics`, { names: "loss,rows_per_s", points: 300 }, closing.signal);
+      await seen.curves.look();
       if (job !== seen.job) return; // another one has begun meanwhile
-      [seen.loss, seen.rate] = ["loss", "rows_per_s"].map((name) => found.series.find((one) => one.name === name));
+      [seen.loss, seen.rate] = ["loss", "rows_per_s"].map((name) => seen.curves.named(name));
       seen.error = null;
     } catch (error) { if (error.name === "AbortError") return; }
     show();

@@ -64,23 +64,12 @@ export function forget(root) {
 // Without what rounding leaves in means, or a figure that never changes would be drawn as noise.
 const exact = (value) => (typeof value === "number" ? Number(value.toPrecision(9)) : value);
 
-// Series with the points that have come since, by name and source.
-export function extended(known, more) {
-  const found = new Map(known.map((one) => [`${one.name} ${one.source} ${one.to}`, one]));
-  for (const one of more) {
-    const key = `${one.name} ${one.source} ${one.to}`;
-    const before = found.get(key)?.points ?? [];
-    const last = before.length ? before[before.length - 1][1] : -1;
-    found.set(key, { ...one, points: [...before, ...one.points.filter((point) => point[0] > last)] });
-  }
-  return found;
-}
-
-// A line has a gap where nothing was reported for several times as long as usual.
+// A line has a gap where nothing was reported for several times as long as usual.  A point stands for
+// one report or for many, so what is usual is the distance of reports, not that of points.
 const USUAL_TIMES = 4;
 export function withGaps(points) {
-  const steps = points.slice(1).map((point, place) => point[0] - points[place][1]).sort((a, b) => a - b);
-  const most = USUAL_TIMES * Math.max(1, steps[Math.floor(steps.length / 2)] ?? 1);
+  const apart = points.slice(1).map((point, place) => (point[1] - points[place][1]) / point[2]).sort((a, b) => a - b);
+  const most = USUAL_TIMES * Math.max(1, apart[Math.floor(apart.length / 2)] ?? 1);
   return points.flatMap((point, place) => (place && point[0] - points[place - 1][1] > most
     ? [[points[place - 1][1] + 1, points[place - 1][1] + 1, 0, null, null, null], point] : [point]));
 }

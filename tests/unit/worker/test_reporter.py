@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 
@@ -260,6 +261,17 @@ def test_heartbeats_carry_recent_means(reporter):
     assert fields["step_s"] == pytest.approx(0.9)
     assert fields["comm_s"] == pytest.approx(0.4)
     m.encode_header(m.Heartbeat(state="running", job="digits-1", **fields))
+
+
+def test_the_rate_of_a_worker_is_that_of_its_share(reporter):
+    (first,) = assign().roster
+    others = [dataclasses.replace(first, name=f"worker-{at}") for at in range(1, 4)]
+    server = dataclasses.replace(first, name="server-0", serves=True)
+    roster = (first, *others, server)
+    reporter.begin_generation(dataclasses.replace(assign(), roster=roster))
+    reporter.step_committed(record(1, rows=64, step_s=0.5))
+    assert reporter.heartbeat_fields()["samples_per_s"] == 32.0
+    assert reporter.result(outcome(step=1))["samples_per_s"] == 128.0
 
 
 def test_a_step_of_an_earlier_generation_is_not_told_as_one_of_this(reporter):

@@ -140,6 +140,21 @@ def test_workers_and_links_are_shown_for_the_time_of_the_steps(box):
     assert [point[0] for point in found["memory_bytes"]["points"]] == [1010, 1012, 1014]
 
 
+def test_figures_of_workers_go_on_where_steps_do_not(box):
+    box.steps(1, 11)  # the last in second 1010, and the next one takes long
+    for second in range(1000, 1100, 2):
+        box.write(worker_entry("w", beat(memory_bytes=second), None, 0.0, second))
+    request = {"workers": True, "names": ("memory_bytes",), "points": 100}
+
+    def seconds(**steps):
+        (found,) = box.ask(**request, **steps)["series"]
+        return [point[0] for point in found["points"]]
+
+    assert seconds(from_step=10) == list(range(1010, 1100, 2))
+    assert seconds(from_step=9, to_step=10) == [1010]
+    assert seconds(from_step=11) == []
+
+
 def test_unknown_figures_are_refused_with_the_nearest_name(box):
     box.steps(1, 3)
     box.write(worker_entry("w", beat(), None, 0.0, 1000.0))

@@ -237,7 +237,8 @@ class ParameterWatch:
             raise TaskError(
                 f"{self._by} of the task calls backward() itself: {name} has received a gradient",
                 remedy="add this loss to the one that is returned, or use torch.autograd.grad()"
-                " where a gradient is needed within it",
+                " where a gradient is needed within it; a second optimizer belongs into"
+                " build_optimizers()",
             )
 
     def _marks(self, *, reads: bool) -> list[int]:

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.coordinator.store.database import FILE_NAME
+from dtd.coordinator.store.database import FILE_NAME, NEWEST_NAME
 from dtd.coordinator.store.records import job_body
 from dtd.coordinator.store.store import Store
 from dtd.core.membership.records import Job
@@ -178,8 +178,8 @@ class SimulatedStore:
         """Restore the store from the backup with a later epoch; no coordinator is running."""
         assert self._backup is not None
         self.close()
-        for leftover in self._state_dir.glob(f"{FILE_NAME}*"):
-            leftover.unlink()
+        for leftover in (*self._state_dir.glob(f"{FILE_NAME}*"), self._state_dir / NEWEST_NAME):
+            leftover.unlink(missing_ok=True)
         shutil.copy(self._state_dir / "kept", self._state_dir / FILE_NAME)
         self._bodies, self._numbers, self._listed, self.epoch = copy.deepcopy(self._backup)
         self._opened().begin_epoch()

@@ -50,7 +50,7 @@ def differs_when_read_again(dataset: MapDataset, seed: int) -> bool:
     Raises:
         TaskError: as `dataset_fingerprint`.
     """
-    if hasattr(dataset, "first_rows"):
+    if getattr(dataset, "first_rows", None) is not None:
         return False  # of a stream, which is read in sequence
     rows = probed_rows(dataset, seed)[:2]
     with kept_random_state():

@@ -59,11 +59,14 @@ def test_rows_that_seldom_draw_are_keyed_alike(arena, regression, loader_workers
     assert torch.equal(ended[0], ended[1])
 
 
-def test_a_generator_of_the_datasets_own_is_told(arena, regression) -> None:
+@pytest.mark.parametrize("collates", [False, True])
+def test_a_generator_of_the_datasets_own_is_told(arena, regression, collates) -> None:
     class Own(regression):
         def train_dataset(self):
             return OfOneGenerator()
 
+    if collates:
+        Own.collate = staticmethod(torch.utils.data.default_collate)
     rank = arena.train(Own(), arena.spec(), 1)[0]
     assert [event for event, _ in rank.recorder.warnings] == ["task_doubtful"]
     assert "generator of its own" in rank.recorder.warnings[0][1]

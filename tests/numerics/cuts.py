@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from dtd.core.data.sampler import Position
 from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
+from dtd.job import JobSpec
 from dtd.train.data.sampling import batch_rows
+from tests.arena import Arena, Rank
 
 
 class Cut:
@@ -18,10 +23,10 @@ class Cut:
         call: how many calls of it are let through before.
     """
 
-    def __init__(self, inner, step: int, *, method: str = "wait", call: int = 0) -> None:
+    def __init__(self, inner: Any, step: int, *, method: str = "wait", call: int = 0) -> None:
         self._inner, self._method, self._step, self._left = inner, method, step, call
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
         if name != self._method or self._inner.node.core.step != self._step:
             return value
@@ -29,13 +34,13 @@ class Cut:
         if self._left >= 0:
             return value
 
-        def cut(*arguments):
+        def cut(*arguments: Any) -> None:
             raise RingBroken("cut by the test")
 
         return cut
 
 
-def ranks_of(arena, task, spec, count, name="w"):
+def ranks_of(arena: Arena, task: Any, spec: JobSpec, count: int, name: str = "w") -> list[Rank]:
     """So many ranks that hold the first state."""
     ranks = [arena.start(task, spec, name=f"{name}{index}") for index in range(count)]
     for rank in ranks:
@@ -43,17 +48,17 @@ def ranks_of(arena, task, spec, count, name="w"):
     return ranks
 
 
-def poisonous(task, rows):
+def poisonous(task: Any, rows: Sequence[int]) -> Any:
     """A task like this one, whose loss is NaN for whoever has one of these rows."""
 
-    class Poisonous(type(task)):
-        def loss(self, model, batch):
+    class Poisonous(type(task)):  # type: ignore[misc]
+        def loss(self, model: Any, batch: Any) -> Any:
             bad = any((x == self.rows.x[row]).all() for x in batch[0] for row in rows)
             return super().loss(model, batch) * (float("nan") if bad else 1.0)
 
     return Poisonous(len(task.rows))
 
 
-def a_row_of_the_second_step():
+def a_row_of_the_second_step() -> int:
     """Number of a row in the second batch of eight rows of 48, with the arena's seed."""
     return batch_rows(seed=3, position=Position(0, 8), global_batch_size=8, length=48)[0]

@@ -1,0 +1,177 @@
+"""Train thousands of tasks that are put together by chance: python -m scripts.fuzz_jobs [--jobs N].
+
+Each is trained by dtd, in any strategy and through joins, losses, stops and broken rings, and in
+plain torch (`tests.jobs`).  Both must agree, or dtd must have refused the task before its first
+step.  A failure is printed in its smallest form, and the exit status is 1; --write puts
+the tables into docs/evaluation.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+
+from scripts.markdown import put_into, table
+from tests.jobs.recipe import FEATURES, Recipe, recipes
+from tests.jobs.verdict import Verdict, judge
+
+BLOCK: Final = 100
+"""Jobs of one seed."""
+PAGE: Final = Path("docs/evaluation.md")
+KINDS: Final = ("agrees", "told", "refused", "fails")
+NAMES: Final = re.compile(
+    r"(layers|first|head|weights)(\.\w+)+|\d+(\.\d+)?(e-\d+)?|\(.*|stage = .*", re.DOTALL
+)
+"""What differs between sentences of one kind."""
+
+Judged = list[tuple[Recipe, Verdict]]
+
+
+def block(number: int) -> Judged:
+    """The jobs of one seed, with their verdicts."""
+    judged: Judged = []
+
+    @seeded(number)
+    @settings(
+        max_examples=BLOCK,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(recipes())
+    def train(recipe: Recipe) -> None:
+        judged.append((recipe, judge(recipe)))
+
+    train()
+    return judged
+
+
+def smallest(recipe: Recipe, wanted: str) -> Recipe:
+    """The plainest recipe that still fails in these words; leaves out one thing at a time."""
+    for smaller in _smaller(recipe):
+        verdict = judge(smaller)
+        if verdict.kind == "fails" and _kind_of(verdict) == wanted:
+            return smallest(smaller, wanted)
+    return recipe
+
+
+def _smaller(recipe: Recipe) -> Iterator[Recipe]:
+    for place in range(len(recipe.events)):
+        yield replace(recipe, events=recipe.events[:place] + recipe.events[place + 1 :])
+    for place in range(len(recipe.layers)):
+        yield replace(recipe, layers=recipe.layers[:place] + recipe.layers[place + 1 :])
+    for place, (name, value) in enumerate(recipe.features):
+        if value != FEATURES[name][0]:
+            features = list(recipe.features)
+            features[place] = (name, FEATURES[name][0])
+            yield replace(recipe, features=tuple(features))
+    for ranks in range(1, recipe.ranks):
+        yield replace(recipe, ranks=ranks)
+
+
+def _kind_of(verdict: Verdict) -> str:
+    """A sentence without names and figures."""
+    return " ".join(NAMES.sub("...", verdict.why).split())
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def tables(judged: Judged, seconds: float) -> str:
+    """Figures of all jobs in Markdown."""
+    kinds = Counter(verdict.kind for _, verdict in judged)
+    distinct = len({recipe for recipe, _ in judged})
+    total = ", ".join(f"{kinds[kind]:,} {WORDS[kind]}" for kind in KINDS)
+    summary = f"{len(judged):,} jobs, {distinct:,} of them different, in {seconds / 60:.0f} minutes"
+    return "\n\n".join(
+        (
+            f"{summary}: {total}.",
+            table(("strategy", *WORDS.values()), _rows(judged, _strategy)),
+            table(("feature", *WORDS.values()), _rows(judged, _features)),
+            table(("refusals, and what is told", "jobs"), _sentences(judged)),
+        )
+    )
+
+
+WORDS: Final = {"agrees": "agree", "told": "told", "refused": "refused", "fails": "failed"}
+
+
+def _strategy(recipe: Recipe) -> tuple[str, ...]:
+    return (recipe["strategy"],)
+
+
+def _features(recipe: Recipe) -> tuple[str, ...]:
+    events = (f"event: {kind}" for kind in {one.kind for one in recipe.events})
+    return (*recipe.unusual, *events)
+
+
+def _rows(judged: Judged, keys: object) -> Iterator[tuple[str, ...]]:
+    assert callable(keys)
+    counts = Counter((key, verdict.kind) for recipe, verdict in judged for key in keys(recipe))
+    for key in sorted({key for key, _ in counts}, key=_place):
+        yield (key, *(f"{counts[key, kind]:,}" for kind in KINDS))
+
+
+def _place(key: str) -> tuple[int, str]:
+    """In the order of the recipe."""
+    name = key.partition(":")[0]
+    order = [*FEATURES, "layer", "event"]
+    return (order.index(name) if name in order else -1, key)
+
+
+def _sentences(judged: Judged) -> Iterator[tuple[str, str]]:
+    heard = Counter(
+        _kind_of(verdict) for _, verdict in judged if verdict.kind in ("told", "refused")
+    )
+    for sentence, count in heard.most_common():
+        yield sentence.replace("|", "/"), f"{count:,}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="fuzz_jobs", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--jobs", type=int, default=20_000, metavar="N")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the first block")
+    parser.add_argument("--processes", type=int, default=2, metavar="N")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE}")
+    chosen = parser.parse_args(arguments)
+    begun_s = time.monotonic()
+    judged: Judged = []
+    failed: dict[str, Recipe] = {}
+    numbers = range(chosen.seed, chosen.seed + -(-chosen.jobs // BLOCK))
+    with ProcessPoolExecutor(chosen.processes, mp_context=get_context("spawn")) as pool:
+        for done in pool.map(block, numbers):
+            judged += done
+            for recipe, verdict in done:
+                if verdict.kind == "fails" and _kind_of(verdict) not in failed:
+                    failed[_kind_of(verdict)] = recipe
+                    seconds = time.monotonic() - begun_s
+                    print(
+                        f"job {len(judged)}, {seconds:.0f} s: {verdict.why}\n  {recipe}", flush=True
+                    )
+        seconds = time.monotonic() - begun_s
+        words = list(failed)
+        for small, kind in zip(pool.map(smallest, failed.values(), words), words, strict=True):
+            print(f"smallest: {kind}\n  {small}", flush=True)
+    text = tables(judged, seconds)
+    print(text)
+    if chosen.write:
+        put_into(PAGE, "training jobs by chance", "scripts.fuzz_jobs", text)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

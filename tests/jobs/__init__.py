@@ -1,0 +1,1 @@
+"""Training jobs put together by chance, and their judges: dtd and plain torch."""

@@ -7,6 +7,7 @@ A task is any object with the three methods of `Task`; optional ones are looked 
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import inspect
@@ -98,6 +99,23 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
                 remedy="give the attribute another name",
             )
     return cast("Task", task)
+
+
+def stand_in(task: Task) -> Task:
+    """A copy of a task and of the containers in its attributes.
+
+    A method that is called once more for what it returns is called on this: the task goes on to
+    refer to what is in use, such as its model.
+    """
+    try:
+        other = copy.copy(task)
+    except TypeError:
+        return task  # a module, which has no attributes of its own but global variables
+    attributes: dict[str, Any] = getattr(other, "__dict__", {})
+    for name, value in attributes.items():
+        if isinstance(value, dict | list | set):  # those of an nn.Module hold its parameters
+            attributes[name] = copy.copy(value)
+    return other
 
 
 class CollatedRows:

@@ -44,6 +44,37 @@ class Assigning(Plain):
         return super().loss(model, batch)
 
 
+class DivergingOnce(Plain):
+    """Replicas differ once, so training begins again; a hook keeps the weights small.
+
+    Args:
+        at: the pass in which they begin to differ; 0 for none.
+    """
+
+    def __init__(self, at: int) -> None:
+        self._at, self._passes = at, 0
+
+    def build_model(self) -> nn.Module:
+        self._model = super().build_model()
+        return self._model
+
+    def build_optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=0.5)
+        optimizer.register_step_post_hook(self._clamp)
+        return optimizer
+
+    @torch.no_grad()
+    def _clamp(self, *_: Any) -> None:
+        for parameter in self._model.parameters():
+            parameter.clamp_(-0.2, 0.2)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self._passes += 1
+        if self._passes == self._at:
+            model[0].weight.data *= 1.0 + 0.1 * batch[0].mean()  # type: ignore[index]
+        return super().loss(model, batch)
+
+
 class OwnOptimizer(Plain):
     """Its critic is trained inside `loss`, by an optimizer that dtd does not know."""
 

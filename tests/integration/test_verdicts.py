@@ -49,6 +49,18 @@ def test_replicas_that_differ_twice_at_one_point_fail_the_job(daemons, record_pr
     record_property("seen", answer["reason"])
 
 
+def test_a_hook_changes_the_model_that_is_trained_when_training_begins_again(daemons):
+    digests = []
+    for at in (4, 0):
+        settings = ("checkpoint.every_steps=1000", "elastic.max_workers=2", f"task.at={at}")
+        job = submit(daemons, "DivergingOnce", *settings)
+        answer = daemons.wait(job)
+        assert (answer["state"], answer["reason"]) == ("done", "")
+        assert bool(daemons.events("replicas_diverged", job)) == bool(at)
+        digests += answer["result"]["replica_digests"].values()
+    assert len(set(digests)) == 1
+
+
 def test_a_killed_loader_process_is_replaced(daemons):
     job = submit(daemons, "KilledLoader", "train.loader_workers=1", "elastic.max_workers=2")
     answer = daemons.wait(job)

@@ -225,3 +225,130 @@ def test_an_optimizer_is_refused_before_training(
         with pytest.raises(TaskError, match=message) as caught:
             arena.start(task, spec_of(arena, strategy))
         assert remedy in caught.value.remedy
+
+
+# --- hooks of an optimizer's step --------------------------------------------------------------
+
+
+class Hooked:
+    """Registers a hook, which may use the model."""
+
+    def __init__(self, kind: str, model: nn.Module | None = None) -> None:
+        self.kind, self.model = kind, model
+
+    def optimizer(self, parameters) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(list(parameters), lr=0.1)
+        register = {
+            "shrink": optimizer.register_step_pre_hook,
+            "clip": optimizer.register_step_pre_hook,
+            "clamp": optimizer.register_step_post_hook,
+            "freeze": optimizer.register_step_post_hook,
+        }[self.kind]
+        register(getattr(self, self.kind))
+        return optimizer
+
+    def shrink(self, optimizer, *_) -> None:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                one.grad.copy_(one.grad.sign() * one.grad.abs().sqrt())
+
+    @torch.no_grad()
+    def clamp(self, optimizer, *_) -> None:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                one.clamp_(-0.2, 0.2)
+
+    shrink.elementwise = clamp.elementwise = True  # type: ignore[attr-defined]
+
+    def clip(self, optimizer, *_) -> None:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                one.grad.mul_(0.05 / one.grad.norm())
+
+    @torch.no_grad()
+    def freeze(self, *_) -> None:
+        self.model.first.weight[0] = 0.0
+
+
+class HookedTask:
+    def build_model(self):
+        self.hooked.model = Base()
+        return self.hooked.model
+
+    def build_optimizer(self, parameters):
+        return self.hooked.optimizer(parameters)
+
+
+def hooked_task(regression, kind: str):
+    task = type("Task", (HookedTask, regression), {})()
+    task.hooked = Hooked(kind)
+    return task
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [(kind, one) for kind in ("shrink", "clamp") for one in EVERYWHERE]
+    + [(kind, "replicated") for kind in ("clip", "freeze")],
+)
+def test_a_hook_of_the_step_does_what_it_does_in_plain_torch(
+    arena, regression, plain_torch, kind, strategy
+) -> None:
+    task, spec = hooked_task(regression, kind), spec_of(arena, strategy)
+    expected = plain_torch(task, spec, task.hooked.optimizer)
+    ranks = [
+        arena.start(hooked_task(regression, kind), spec, name=f"w{rank}") for rank in range(WORLD)
+    ]
+    arena.copy_state(*ranks)
+    arena.generation(ranks)
+    assert [rank.error for rank in ranks] == [None] * WORLD
+    compare(ranks, expected, 1e-9)
+
+
+@pytest.mark.parametrize("strategy", STAGES)
+@pytest.mark.parametrize("kind", ["clip", "freeze"])
+def test_a_hook_that_may_need_whole_parameters_is_refused(arena, regression, kind, strategy):
+    with pytest.raises(TaskError, match=rf"a hook of its step, Hooked\.{kind},") as caught:
+        arena.start(hooked_task(regression, kind), spec_of(arena, strategy))
+    assert "elementwise = True" in caught.value.remedy
+
+
+@pytest.mark.parametrize("strategy", STAGES)
+@pytest.mark.parametrize("moment", ["on_start", "loss"])
+def test_a_hook_that_is_added_later_ends_the_job_before_it_runs(
+    arena, regression, moment, strategy
+) -> None:
+    class Late(HookedTask, regression):
+        hooked = Hooked("clamp")
+        due = False
+
+        def build_optimizer(self, parameters):
+            self.optimizer = super().build_optimizer(parameters)
+            return self.optimizer
+
+        def add(self):
+            self.optimizer.register_step_post_hook(self.never)
+
+        def never(self, *_):
+            raise AssertionError
+
+        def on_start(self, at):
+            del at
+            if moment == "on_start":
+                self.add()
+
+        def on_step(self, at):
+            self.due = moment == "loss" and at.step == 3
+
+        def loss(self, model, batch):
+            if self.due:
+                self.add()
+            return super().loss(model, batch)
+
+    spec = spec_of(arena, strategy)
+    ranks = [arena.start(Late(), spec, name=f"w{at}") for at in range(WORLD)]
+    arena.copy_state(*ranks)
+    arena.generation(ranks)
+    found = [rank.error for rank in ranks if isinstance(rank.error, TaskError)]
+    assert found, [rank.error for rank in ranks]
+    assert all("Late.never" in one.message for one in found), found
+    assert {rank.run.committed_step for rank in ranks} == {0 if moment == "on_start" else 3}

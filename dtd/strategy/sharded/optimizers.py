@@ -1,12 +1,13 @@
-"""Which optimizers can update a part of a parameter as they would update all of it."""
+"""Which optimizers, with their hooks, update a part of a parameter as they would all of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim import optimizer as torch_optimizer
 
 from dtd.errors import TaskError
 
@@ -36,8 +37,8 @@ def check_shardable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
         device: the model's.
 
     Raises:
-        TaskError: the optimizer looks at more than one element at a time, or may do so; or the
-            device is not a CPU.
+        TaskError: the optimizer or a hook of its step looks at more than one element at a time,
+            or may do so; or the device is not a CPU.
     """
     if device.type != "cpu":
         raise TaskError(
@@ -45,14 +46,60 @@ def check_shardable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
             remedy='use name = "replicated", or start the workers with --device cpu',
         )
     kind = type(optimizer)
-    if getattr(kind, "elementwise", False) or _is_elementwise(kind):
-        return
-    raise TaskError(
-        f'strategy.name = "sharded" gives each worker a part of each parameter, and {kind.__name__}'
-        " may need all of it",
-        remedy=f"use {', '.join(sorted(_ELEMENTWISE))}, or set the class attribute elementwise ="
-        ' True if it treats each element by itself; or use name = "replicated"',
-    )
+    if not (getattr(kind, "elementwise", False) or _is_elementwise(kind)):
+        raise TaskError(
+            'strategy.name = "sharded" gives each worker a part of each parameter, and'
+            f" {kind.__name__} may need all of it",
+            remedy=f"use {', '.join(sorted(_ELEMENTWISE))}, or set the class attribute elementwise"
+            ' = True if it treats each element by itself; or use name = "replicated"',
+        )
+    check_hooks(optimizer)
+
+
+def check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what a task adds to the optimizer's step, unless it is declared elementwise.
+
+    It would be given one-dimensional parts of parameters, and a model whose parameters are those
+    of the step before, or are not in memory.
+
+    Raises:
+        TaskError: with the first one.
+    """
+    for what, function in _additions(optimizer):
+        if not getattr(function, "elementwise", False):
+            raise TaskError(
+                f"the task has given {type(optimizer).__name__} {what},"
+                f' {_name(function)}, and strategy.name = "sharded" would show it a part of each'
+                " parameter and an outdated model",
+                remedy="set its attribute elementwise = True if it changes each element of the"
+                " optimizer's parameters, gradients and state by itself and uses nothing else of"
+                ' the model, use train.clip_norm to clip gradients, or use name = "replicated"',
+            )
+
+
+def _additions(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield what runs in a step beside the method of the optimizer's class, and its kind."""
+    for hooks in (
+        optimizer._optimizer_step_pre_hooks,  # noqa: SLF001 - torch has no other way
+        optimizer._optimizer_step_post_hooks,  # noqa: SLF001
+        torch_optimizer._global_optimizer_pre_hooks,  # noqa: SLF001
+        torch_optimizer._global_optimizer_post_hooks,  # noqa: SLF001
+    ):
+        for hook in hooks.values():
+            if not str(getattr(hook, "__module__", "")).startswith("torch."):  # its profiler's
+                yield "a hook of its step", hook
+    step = vars(optimizer).get("step")
+    if getattr(step, "_wrapped_by_lr_sched", False):  # only notes that it is called
+        step = step.__wrapped__
+        if step is type(optimizer).step:
+            return
+    if step is not None:
+        yield "another step()", step
+
+
+def _name(function: Any) -> str:
+    function = getattr(function, "func", function)  # of a partial
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def check_complete(

@@ -32,6 +32,7 @@ from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.scalars import StepScalars
 from dtd.strategy.sharded.norm import SquaredNorm
+from dtd.strategy.sharded.optimizers import check_hooks
 from dtd.strategy.sharded.parameters import FlatParameters
 from dtd.strategy.sharded.pooled_gradients import Passes, PooledGradients
 from dtd.strategy.sharded.regroup import RegroupRing, regroup
@@ -272,6 +273,7 @@ class Sharded:
     def compute(self, work: Computation, ring: BucketExchange) -> None:
         """See `Strategy`."""
         sums = self._backward(work, ring)
+        check_hooks(work.optimizer(""))  # those that a task has added since warm-up
         work.write_scalars(self._scalars, sums, self._gradients.present)
         ring.start(self._scalars_bucket)
 

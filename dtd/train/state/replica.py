@@ -7,7 +7,7 @@ alike, what peers send one another and what checkpoints save (`dtd.train.state.t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +38,7 @@ from dtd.train.optimizer.task_schedule import TaskSchedule, schedule_of
 from dtd.train.plan import steps_of
 from dtd.train.state.averages import Averages
 from dtd.train.state.task_state import OwnState
-from dtd.train.task import Task
+from dtd.train.task import Task, stand_in
 
 
 @dataclass(slots=True)
@@ -277,7 +277,8 @@ def begin_optimizer(replica: Replica, task: Task, spec: JobSpec) -> None:
     """
     assert replica.shards is not None, "the state is not sharded"
     optimizer = replica.shards.unbind()
-    optimizer.state.update(optimizer_of(task, spec.optimizer, replica.trained).state)
+    fresh = optimizer_of(stand_in(task), spec.optimizer, replica.trained)
+    optimizer.state.update(fresh.state)
     replica.shards.bind(optimizer)
 
 
@@ -288,21 +289,40 @@ def move_weights(fresh: nn.Module, model: nn.Module) -> None:
         storage = value.untyped_storage()
         if value.numel() and not storage.nbytes():
             continue  # a tied one, under its second name
+        if storage.data_ptr() == own[name].untyped_storage().data_ptr():
+            continue  # the task gives both models this one, which is not trained
         own[name].copy_(value)
         if storage.nbytes() == value.nbytes and storage.resizable():
             storage.resize_(0)
 
 
+def _check_fresh(fresh: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
+    """Refuse a model that is none of its own: its parameters are those that have been trained.
+
+    Raises:
+        TaskError: with the first one.
+    """
+    own = {id(parameter) for parameter in fresh.parameters()}
+    for name, parameter in trained:
+        if id(parameter) in own:
+            raise TaskError(
+                f"training begins again, and build_model() of the task returned the same parameter"
+                f" {name} as before, which has been trained",
+                remedy="make the model in build_model(), not in the task's constructor",
+            )
+
+
 def reset_replica(
     replica: Replica, task: Task, spec: JobSpec, device: torch.device, sample: Sample
 ) -> None:
-    """Go back to step 0 without giving up the model, which hooks and buckets refer to.
+    """Go back to step 0 without giving up the model, which hooks, buckets and the task refer to.
 
     There is never room for two states: where the state is divided, what is held goes first.
     """
     if replica.shards is not None:
         replica.shards.drop()
-    fresh = build_model(task, spec, device, sample)
+    fresh = build_model(stand_in(task), spec, device, sample)
+    _check_fresh(fresh, replica.trained)
     if replica.shards is not None:
         replica.shards.make_room()
     move_weights(fresh, replica.model)

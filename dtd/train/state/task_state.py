@@ -226,7 +226,8 @@ class ParameterWatch:
             f"{by} of the task changes parameters itself: {', '.join(changed[:_NAMED])}{more}",
             remedy="leave that to the optimizer (or to several of them); clip or renormalise"
             " weights in a hook of its step (register_step_post_hook), which runs alike on"
-            " all workers; nn.Embedding(max_norm) cannot be used",
+            ' all workers (strategy.name = "sharded" takes elementwise hooks only);'
+            " nn.Embedding(max_norm) cannot be used",
         )
 
     def _refuse_gradient(self, parameter: Tensor) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import MethodType
+
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtd.errors import TaskError
 from dtd.job import OptimizerTable
@@ -57,3 +62,109 @@ def test_an_own_optimizer_may_say_that_it_is_elementwise() -> None:
 def test_gpus_are_refused() -> None:
     with pytest.raises(TaskError, match="CPUs only"):
         check_shardable(torch.optim.SGD(parameters(), lr=0.1), torch.device("cuda:0"))
+
+
+# --- hooks of the step -------------------------------------------------------------------------
+
+
+def clip(*_) -> None:
+    """Looks at norms, for all that is known."""
+
+
+def clamp(*_) -> None:
+    """Says that it does not."""
+
+
+clamp.elementwise = True  # type: ignore[attr-defined]
+
+
+class Averages:
+    def follow(self, *_) -> None:
+        """Belongs to a task."""
+
+    def clamp(self, *_) -> None:
+        """Declared."""
+
+    clamp.elementwise = True  # type: ignore[attr-defined]
+
+
+def add_pre_hook(optimizer, hook) -> None:
+    optimizer.register_step_pre_hook(hook)
+
+
+def add_post_hook(optimizer, hook) -> None:
+    optimizer.register_step_post_hook(hook)
+
+
+def replace_step(optimizer, step) -> None:
+    optimizer.step = step
+
+
+def replace_step_under_a_schedule(optimizer, step) -> None:
+    optimizer.step = MethodType(step, optimizer)
+    lr_scheduler.StepLR(optimizer, 1)
+
+
+WAYS = pytest.mark.parametrize(
+    "add", [add_pre_hook, add_post_hook, replace_step, replace_step_under_a_schedule]
+)
+
+
+@WAYS
+@pytest.mark.parametrize("kind", [torch.optim.SGD, OwnElementwise])
+def test_what_is_added_to_the_step_is_refused_by_name(add, kind) -> None:
+    optimizer = kind(parameters(), lr=0.1)
+    add(optimizer, clip)
+    with pytest.raises(TaskError, match=rf"the task has given {kind.__name__} .*, clip,") as caught:
+        check_shardable(optimizer, CPU)
+    assert "elementwise = True" in caught.value.remedy
+
+
+@WAYS
+def test_what_is_declared_elementwise_is_accepted(add) -> None:
+    optimizer = torch.optim.SGD(parameters(), lr=0.1)
+    add(optimizer, clamp)
+    check_shardable(optimizer, CPU)
+
+
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    [
+        (Averages().follow, "Averages.follow"),
+        (partial(clip, 1), "clip"),
+        (type("Callable", (), {"__call__": clip})(), "Callable"),
+    ],
+)
+def test_hooks_of_other_kinds_have_names(hook, name) -> None:
+    optimizer = torch.optim.SGD(parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(Averages().clamp)
+    optimizer.register_step_post_hook(hook)
+    with pytest.raises(TaskError, match=rf", {name}, and strategy"):
+        check_shardable(optimizer, CPU)
+
+
+def test_a_schedule_around_the_step_is_no_hook() -> None:
+    for optimizer in (
+        build_optimizer(OptimizerTable(name="sgd"), parameters()),
+        torch.optim.Adam(parameters()),
+    ):
+        first, second = (lr_scheduler.LinearLR(optimizer) for _ in range(2))
+        lr_scheduler.SequentialLR(optimizer, [first, second], [3])
+        check_shardable(optimizer, CPU)
+
+
+def test_hooks_of_every_optimizer_count_but_for_those_of_torch() -> None:
+    def profiled(*_) -> None:
+        """As torch.profiler registers one, when asked to."""
+
+    profiled.__module__ = "torch.profiler"
+    optimizer = torch.optim.SGD(parameters(), lr=0.1)
+    added = [register_optimizer_step_post_hook(profiled)]
+    try:
+        check_shardable(optimizer, CPU)
+        added.append(register_optimizer_step_post_hook(clip))
+        with pytest.raises(TaskError, match="clip"):
+            check_shardable(optimizer, CPU)
+    finally:
+        for hook in added:
+            hook.remove()

@@ -169,6 +169,16 @@ class Weighted(Drawn):
         return [0.0] * 10 + [1.0] * 20
 
 
+def test_weights_whose_sum_is_not_finite_are_refused(arena) -> None:
+    class Huge(Drawn):
+        def row_weights(self):
+            return [1e308] * 30
+
+    with pytest.raises(TaskError, match="sum is beyond the range of float64") as raised:
+        arena.start(Huge, arena.spec())
+    assert "divide them by the largest" in raised.value.remedy
+
+
 @pytest.mark.parametrize("worlds", [(1, 3), (2, 2)])
 def test_a_job_with_weights_goes_on_with_any_number_of_workers(arena, worlds) -> None:
     spec = arena.spec(job={"epochs": 3, "global_batch_size": 7})

@@ -29,7 +29,7 @@ from dtd.train.data.loader import Loader
 from dtd.train.data.rows import seed_generators
 from dtd.train.data.sampling import order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
-from dtd.train.data.used_rows import UsedRows
+from dtd.train.data.used_rows import ShortBatches, UsedRows
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
 from dtd.train.footprint import check_room, state_size
@@ -79,6 +79,7 @@ class JobSession:
         compared: (generation, step, digest) that this rank last sent to the others.
         metrics: metrics of the last evaluation.
         used: rows that this rank's model processed in the last step.
+        short: finds batches that lack rows; None once one was reported.
         begins_with: file with the weights of a fresh state; None if there is none.
         judged: early stopping's result of the evaluation before the current step; None if
             there was none.
@@ -113,6 +114,7 @@ class JobSession:
     compared: tuple[int, int, bytes] = (0, 0, b"")
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
+    short: ShortBatches | None = field(default_factory=ShortBatches)
     judged: EarlyStop | None = None
     begins_with: FirstWeights | None = None
     ended: str = ""

@@ -180,6 +180,8 @@ INCIDENTS: Final = {
     " methods.",
     "task_doubtful": "Something in a task is allowed, and hardly what its author means; the message"
     " names it.",
+    "nothing_trained": "A job has trained all its steps, and each of them was skipped because its"
+    " gradients were not finite: the weights are the initial ones.",
     "checkpoint_contradicted": "A worker reports a saved state that differs from the one agreed"
     " on.",
     "checkpoint_failed": "A checkpoint could not be written; the next one is tried when it is due.",
@@ -203,7 +205,7 @@ NOTICES: Final = frozenset(
         *("buffers_put_back", "settings_ignored", "checkpoint_failed", "checkpoint_left_out"),
         *("row_retried", "loader_restarted", "checkpoint_passed_over", "checkpoint_waited_for"),
         *("observer_failed", "observer_hangs", "observer_dropped", "observer_left_behind"),
-        "task_doubtful",
+        *("task_doubtful", "nothing_trained"),
     }
 )
 """Kinds that a worker may report with NOTICE; only the coordinator reports all others."""

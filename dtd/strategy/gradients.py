@@ -43,6 +43,15 @@ def received_twice(name: str) -> TaskError:
     )
 
 
+def cleared(name: str) -> TaskError:
+    """Return the error of a gradient that is gone before it could be sent."""
+    return TaskError(
+        f"the gradient of {name} is cleared during backward, before it is summed over the workers",
+        remedy="leave updates to the optimizer that build_optimizer() returns, and gradients in"
+        " .grad: dtd clears them after each step",
+    )
+
+
 def parameter_shapes(named: Sequence[tuple[str, nn.Parameter]]) -> list[ParameterShape]:
     """Return the data about trained parameters that the bucket plan needs."""
     return [
@@ -165,7 +174,8 @@ class Gradients:
         if self._start is not None and self._started[self._bucket_of[index]]:
             raise received_twice(self._names[index])
         gradient, view = parameter.grad, self._views[index]
-        assert gradient is not None
+        if gradient is None:
+            raise cleared(self._names[index])
         if gradient.layout is not torch.strided:
             view.copy_(gradient.to_dense())  # a bucket is dense
             parameter.grad = view

@@ -24,10 +24,12 @@ class EarlyStop:
     Attributes:
         best: the best value of the metric; None before the first evaluation.
         waited: number of evaluations since the best one.
+        goal: the mode and the metric, such as "min loss"; empty before the first evaluation.
     """
 
     best: float | None = None
     waited: int = 0
+    goal: str = ""
 
 
 NOTHING_SEEN: Final = EarlyStop()
@@ -49,6 +51,8 @@ def check_evaluated(table: TrainTable, *, has_evaluation: bool) -> None:
 def judge(table: TrainTable, seen: EarlyStop, metrics: Mapping[str, float]) -> EarlyStop:
     """Take one more evaluation into account.
 
+    A job may go on from the state of one that judged by another metric: then nothing is seen yet.
+
     Raises:
         TaskError: the metric is not among those of the evaluation.
     """
@@ -61,11 +65,14 @@ def judge(table: TrainTable, seen: EarlyStop, metrics: Mapping[str, float]) -> E
             f" {', '.join(sorted(metrics)) or 'no metric'}",
             remedy="name one of these, or return it from metrics(model, batch)",
         )
+    goal = f"{table.early_stop_mode} {name}"
+    if seen.goal != goal:
+        seen = NOTHING_SEEN
     value, best = metrics[name], seen.best
     better = best is None or (value < best if table.early_stop_mode == "min" else value > best)
     if math.isfinite(value) and better:
-        return EarlyStop(best=value)
-    return EarlyStop(best=best, waited=seen.waited + 1)
+        return EarlyStop(best=value, goal=goal)
+    return EarlyStop(best=best, waited=seen.waited + 1, goal=goal)
 
 
 def why_it_ends(table: TrainTable, seen: EarlyStop) -> str:

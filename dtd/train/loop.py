@@ -23,6 +23,7 @@ from functools import partial
 
 from dtd.core.engine.agenda import AfterStep, BeforeStep, after_commit, before_step
 from dtd.core.observe.profiling.spans import COLLECT, COMMIT, COMPUTE, VOTE
+from dtd.shown import counted
 from dtd.strategy.codec.api import World
 from dtd.strategy.hand_on import HandOn
 from dtd.train.agreement import agree, compare_moving, exchange, gather_aside, got_on
@@ -361,6 +362,13 @@ def _outcome(session: JobSession, kind: OutcomeKind, digest: bytes) -> Outcome:
     if kind in ("finished", "stopped"):
         session.tell("on_end", session.metrics)
         session.callbacks.observers.finish(session.reporter.progress)
+    if kind == "finished" and session.callbacks.rank == 0 and replica.step == replica.skipped:
+        session.warn(
+            "nothing_trained",
+            f"each of {counted(replica.step, 'step')} was skipped, because its gradients were not"
+            " finite, so the weights are the initial ones: look for overflow in loss() and for bad"
+            " rows",
+        )
     early = kind == "finished" and replica.step < session.plan.steps_total
     return Outcome(
         kind=kind,

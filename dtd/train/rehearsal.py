@@ -1,8 +1,9 @@
 """One pass over a few rows, to see how a model uses its parameters.
 
 Where they are gathered while it runs, they must be asked for before that; with `strategy.stage = 3`
-all ranks gather in the order of this pass, of forward and backward.  Nothing of it is kept:
-gradients, running buffers and random generators are put back.
+all ranks gather in the order of this pass, of forward and backward.  Hooks on gradients are tried
+with its gradients (`dtd.train.gradient_hooks`).  Running buffers and random generators are put
+back; the caller releases gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def rehearse(
     *,
     backward: bool,
 ) -> None:
-    """Compute the loss of a sample and, if wanted, its gradients.
+    """Compute the loss of a sample, or each optimizer's, and, if wanted, its gradients.
 
     Raises:
         Whatever the task raises.
@@ -38,10 +39,11 @@ def rehearse(
     buffers.take_snapshot()
     try:
         with kept_random_state(), replica.own.unchanged("loss()"):
-            with autocast(spec.train.precision, device):
-                returned: Any = task.loss(replica.model, batch)
-            loss: Any = returned[0] if isinstance(returned, tuple) else returned
-            if backward:
-                loss.backward()
+            for update in replica.update_names:
+                with autocast(spec.train.precision, device):
+                    returned: Any = task.loss(replica.model, batch, *filter(None, [update]))
+                loss: Any = returned[0] if isinstance(returned, tuple) else returned
+                if backward:
+                    (loss * replica.scaler.scale).backward()
     finally:
         buffers.restore()

@@ -414,7 +414,8 @@ class JobSessionRunner:
 
     def _find_doubts(self) -> list[str]:
         """Return what the task hardly means, in sentences."""
-        session, found = self._session, []
+        session = self._session
+        found = list(session.doubts)
         if not any(module.training for module in session.replica.model.modules()):
             found.append(_ALL_IN_EVALUATION)
         if differs_when_read_again(session.dataset, self._spec.job.seed):

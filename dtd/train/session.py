@@ -29,10 +29,11 @@ from dtd.train.data.loader import Loader
 from dtd.train.data.rows import seed_generators
 from dtd.train.data.sampling import order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
-from dtd.train.data.used_rows import UsedRows
+from dtd.train.data.used_rows import ShortBatches, UsedRows
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
 from dtd.train.footprint import check_room, state_size
+from dtd.train.gradient_hooks import check_gradient_hooks
 from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.memory import MemoryMeter
 from dtd.train.model_checks import check_memory, check_tensors
@@ -75,10 +76,12 @@ class JobSession:
         requests: requests to this rank, such as to stop or to leave.
         callbacks: the task's callbacks.
         memory: measures an early step of each generation.
+        doubts: about what is allowed and hardly meant, in sentences.
         engine: tracks which state is live, and the progress of the current step.
         compared: (generation, step, digest) that this rank last sent to the others.
         metrics: metrics of the last evaluation.
         used: rows that this rank's model processed in the last step.
+        short: finds batches that lack rows; None once one was reported.
         begins_with: file with the weights of a fresh state; None if there is none.
         judged: early stopping's result of the evaluation before the current step; None if
             there was none.
@@ -109,10 +112,12 @@ class JobSession:
     requests: Requests
     callbacks: Callbacks
     memory: MemoryMeter
+    doubts: Sequence[str]
     engine: StepProtocol = field(default_factory=StepProtocol)
     compared: tuple[int, int, bytes] = (0, 0, b"")
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
+    short: ShortBatches | None = field(default_factory=ShortBatches)
     judged: EarlyStop | None = None
     begins_with: FirstWeights | None = None
     ended: str = ""
@@ -271,6 +276,9 @@ def build_session(
     plan.check_slices()
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     buffers = RunningBuffers(replica.model)
+    run = partial(rehearse, task, replica, buffers, sample, spec, device)
+    alone = spec.elastic.max_workers == spec.train.grad_accumulation == 1
+    doubts = check_gradient_hooks(replica.trained, partial(run, backward=True), alone=alone)
     callbacks = Callbacks(task, replica, Observers(observers_of(task), reporter.warning))
     warn = WarningThrottle(reporter.warning)
     scalars = StepScalars(
@@ -289,8 +297,7 @@ def build_session(
         replica.shards.bind(replica.optimizer)
     whole = not (isinstance(strategy, Sharded) and strategy.divides_parameters)
     if isinstance(strategy, Sharded):
-        run = partial(rehearse, task, replica, buffers, sample, spec, device, backward=not whole)
-        strategy.watch(run)
+        strategy.watch(partial(run, backward=not whole))
     return JobSession(
         spec=spec,
         task=task,
@@ -325,6 +332,7 @@ def build_session(
         requests=requests,
         callbacks=callbacks,
         memory=memory,
+        doubts=doubts,
     )
 
 

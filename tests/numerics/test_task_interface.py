@@ -169,6 +169,16 @@ class Weighted(Drawn):
         return [0.0] * 10 + [1.0] * 20
 
 
+def test_weights_whose_sum_is_not_finite_are_refused(arena) -> None:
+    class Huge(Drawn):
+        def row_weights(self):
+            return [1e308] * 30
+
+    with pytest.raises(TaskError, match="sum is beyond the range of float64") as raised:
+        arena.start(Huge, arena.spec())
+    assert "divide them by the largest" in raised.value.remedy
+
+
 @pytest.mark.parametrize("worlds", [(1, 3), (2, 2)])
 def test_a_job_with_weights_goes_on_with_any_number_of_workers(arena, worlds) -> None:
     spec = arena.spec(job={"epochs": 3, "global_batch_size": 7})
@@ -266,6 +276,28 @@ def test_a_model_that_is_all_in_evaluation_mode_is_told(arena, regression) -> No
     (warning,) = rank.recorder.warnings
     assert warning[0] == "task_doubtful"
     assert "in evaluation mode" in warning[1]
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_mean_over_fewer_rows_than_were_asked_for_is_told_once(arena, pair) -> None:
+    class Damaged(Drawn):
+        def collate(self, rows):
+            kept = [row for row in rows if row[0] % 1 > 0]
+            return torch.utils.data.default_collate(kept or rows)
+
+        def loss(self, model, batch):
+            errors = (model(batch[0]) - 1) ** 2
+            return (errors.sum(), len(errors)) if pair else errors.mean()
+
+    ranks = arena.train(Damaged(), arena.spec(), 2)
+    told = [rank.recorder.warnings for rank in ranks]
+    if pair:
+        assert told == [[], []]
+        return
+    for ((name, message),) in told:
+        assert name == "task_doubtful"
+        assert "4 rows were asked has" in message
+        assert "return (sum, number of rows)" in message
 
 
 def test_a_parameter_that_only_the_optimizer_has_is_refused(arena, regression) -> None:

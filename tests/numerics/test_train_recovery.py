@@ -355,6 +355,8 @@ def test_too_many_skips_in_a_row_fail_the_job(arena, regression, limit, fails) -
             assert rank.run.committed_step == 3
         else:
             assert rank.outcome.skipped == 9
+    told = [[name for name, _ in rank.recorder.warnings] for rank in ranks]
+    assert told == [[] if fails else ["nothing_trained"], []]
 
 
 def test_one_skip_too_many_is_found_at_a_take_over(arena, regression) -> None:

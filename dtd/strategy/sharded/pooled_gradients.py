@@ -29,7 +29,7 @@ from dtd.core.ring.buckets import BucketPlan, Place
 from dtd.core.ring.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec, World
-from dtd.strategy.gradients import layouts_of, received_twice
+from dtd.strategy.gradients import cleared, layouts_of, received_twice
 from dtd.strategy.sharded.filling import Filling
 from dtd.strategy.sharded.held_gradients import CopiedSums, HeldGradients
 from dtd.strategy.sharded.whole_gradients import Await, Submit
@@ -144,6 +144,8 @@ class PooledGradients(CopiedSums):
         if not self._runs:
             return  # a task's metrics may run backward, too
         self._check()
+        if parameter.grad is None:
+            raise cleared(self._names[index])
         bucket = self._bucket_of[index]
         if bucket < self._next:
             raise received_twice(self._names[index])

@@ -29,7 +29,7 @@ from dtd.core.ring.chunks import Operation
 from dtd.errors import TaskError
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec, World
-from dtd.strategy.gradients import layouts_of, received_twice
+from dtd.strategy.gradients import cleared, layouts_of, received_twice
 from dtd.strategy.sharded.filling import Filling
 from dtd.strategy.sharded.former_memory import FormerMemory
 from dtd.strategy.sharded.gathered_parameters import GatheredParameters
@@ -368,6 +368,8 @@ class UnitPasses(CopiedSums):
     def gradient(self, bucket: int, parameter: int) -> None:
         """See `dtd.strategy.sharded.unit_uses.Listener`: pack it, and send what is complete."""
         self._check()
+        if self._parameters[parameter].grad is None:
+            raise cleared(self._names[parameter])
         now = self._now
         if self._plan.reduces[bucket] < now.sent:
             if parameter in now.fillings[bucket].arrived:

@@ -32,7 +32,6 @@ from dtd.train.checkpoint.format import (
     verify,
 )
 from dtd.train.checkpoint.load import read_stored
-from dtd.train.early_stop import NOTHING_SEEN
 from dtd.train.record import HeldState, InitFrom, Reporter
 from dtd.train.session import JobSession
 
@@ -148,7 +147,7 @@ class Origin:
             session.checkpoints.loaded(StateKey(generation, step), parts_of, stored.manifest.shards)
         else:
             session.checkpoints.parent = found.path.name
-            session.replica.ended_of, session.replica.early_stop = 0, NOTHING_SEEN
+            session.replica.ended_of = 0
         check_position(session)
 
     def _weights_only(self, job_id: str) -> bool:

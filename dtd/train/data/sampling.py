@@ -134,7 +134,7 @@ class Weighted:
         length: rows of the dataset, and draws of an epoch.
 
     Raises:
-        TaskError: they are not one finite weight a row, or all are zero.
+        TaskError: they are not one finite weight a row, all are zero, or their sum is not finite.
     """
 
     def __init__(self, weights: Any, length: int) -> None:
@@ -145,7 +145,14 @@ class Weighted:
                 "row_weights() of the task returned weights that are negative, not finite or all 0",
                 remedy="return a number of at least 0 for each row, and one above 0",
             )
-        self._until = np.cumsum(given)
+        with np.errstate(over="ignore"):
+            self._until = np.cumsum(given)
+        if not np.isfinite(self._until[-1]):
+            raise TaskError(
+                "row_weights() of the task returned weights whose sum is beyond the range of"
+                " float64",
+                remedy="divide them by the largest one: only their proportions count",
+            )
         self._last = int(np.flatnonzero(given)[-1])
         self.digest = _digest("weights", given)
 

@@ -10,8 +10,9 @@ than derived from the step's number.  The ledger keeps the totals.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +86,43 @@ def checksum(epoch: int, rows: Sequence[int] | npt.NDArray[np.uint64]) -> int:
     """Return the sum of the hashes of (epoch, row), modulo 2**64; independent of the order."""
     salted = np.array(rows, dtype=np.uint64) ^ np.uint64(row_key(0, epoch, 0))
     return int(mixed(salted).sum(dtype=np.uint64))
+
+
+class ShortBatches:
+    """Finds batches with fewer rows than were asked for, as of a `collate` that leaves some out.
+
+    A batch has no form of its own, so this judges by sizes: once the tensors of a batch have had
+    its number of rows as their first size, a later one is short if nothing in it has its number.
+    Batches of two views of each row, of packed rows or of rows in the second dimension are not.
+    """
+
+    def __init__(self) -> None:
+        self._seen_whole = False
+
+    def rows_in(self, batch: Any, asked: int) -> int:
+        """Return the number of rows of a batch for which `asked` rows were asked for."""
+        shapes = list(_shapes(batch))
+        first = {shape[0] for kind, shape in shapes if kind == "tensor"}
+        if first == {asked}:
+            self._seen_whole = True
+        if not (self._seen_whole and first) or any(asked in shape for _, shape in shapes):
+            return asked
+        return min(asked, max(first))
+
+
+def _shapes(batch: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Shapes of tensors and arrays, and lengths of lists."""
+    shape = getattr(batch, "shape", None)
+    if isinstance(shape, tuple):
+        if shape:
+            yield "tensor", shape
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _shapes(value)
+    elif isinstance(batch, list | tuple):
+        yield "list", (len(batch),)
+        for value in batch:
+            yield from _shapes(value)
 
 
 def _shown(rows: Sequence[int]) -> str:

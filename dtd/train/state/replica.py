@@ -127,6 +127,12 @@ class Replica:
         self.step += 1
         self.epoch, self.offset = after.epoch, after.offset
 
+    @property
+    def update_names(self) -> list[str]:
+        """Names of the optimizers in order; one empty name if there is only one."""
+        optimizer = self.optimizer
+        return list(optimizer.parts) if isinstance(optimizer, JoinedOptimizer) else [""]
+
     def part(self, name: str) -> torch.optim.Optimizer:
         """One of several optimizers; the only one if the name is empty."""
         optimizer = self.optimizer

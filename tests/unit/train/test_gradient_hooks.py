@@ -1,0 +1,227 @@
+"""Hooks on the gradients of parameters: what is refused and what is allowed."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.errors import TaskError
+from dtd.train.gradient_hooks import check_gradient_hooks
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+MASK = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+BASIS = torch.randn(6, 2, generator=torch.Generator().manual_seed(2))
+
+
+def layer(zeros: bool = False) -> nn.Linear:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 5)
+    if zeros:
+        nn.init.zeros_(model.weight)
+    return model
+
+
+def tried(model: nn.Module, *, alone: bool = False, rehearse=None) -> list[str]:
+    run = rehearse or (lambda: model(X).square().mean().backward())
+    doubts = check_gradient_hooks(list(model.named_parameters()), run, alone=alone)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return doubts
+
+
+def clip_to_norm(gradient, norm=0.01):
+    return gradient * torch.clamp(norm / gradient.norm(), max=1.0)
+
+
+def largest_half(gradient):
+    return gradient * (gradient.abs() >= gradient.abs().median())
+
+
+def quantised(gradient):
+    return torch.round(gradient * 1000) / 1000
+
+
+class Shrinking:
+    def __call__(self, gradient):
+        return gradient / (1 + gradient.abs())
+
+
+NOT_LINEAR = {
+    "clamp": lambda g: g.clamp(-0.01, 0.01),
+    "clip to a norm": clip_to_norm,
+    "partial": functools.partial(clip_to_norm, norm=1.0),
+    "an object": Shrinking(),
+    "sign": torch.sign,
+    "only positive": torch.relu,
+    "normalised": lambda g: g / g.norm(),
+    "rows of one norm": lambda g: g / (g.norm(dim=1, keepdim=True) + 1e-12) * g.norm(),
+    "largest half": largest_half,
+    "decay": lambda g: g + 0.1,
+    "noise": lambda g: g + 0.1 * torch.randn_like(g),
+    "quantised": quantised,
+    "in place": lambda g: g.clamp_(-0.01, 0.01),
+}
+LINEAR = {
+    "watches": lambda g: None,
+    "watches, and returns it": lambda g: g,
+    "mask": lambda g: g * MASK,
+    "mask in place": lambda g: g.mul_(MASK),
+    "factor": lambda g: 3.0 * g,
+    "reversal": torch.neg,
+    "nothing left": torch.zeros_like,
+    "bfloat16": lambda g: g.bfloat16().float(),
+    "projection": lambda g: g - (g @ BASIS) @ torch.linalg.pinv(BASIS),
+    "projection in bfloat16": lambda g: (
+        (g.bfloat16() @ BASIS.bfloat16()) @ BASIS.T.bfloat16()
+    ).float(),
+    "centred": lambda g: g - g.mean(dim=1, keepdim=True),
+    "dropout": lambda g: nn.functional.dropout(g, 0.5),
+    "guard": lambda g: torch.nan_to_num(g, nan=0.0, posinf=1e6, neginf=-1e6),
+    "far clamp": lambda g: g.clamp(-1e5, 1e5),
+}
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("kind", NOT_LINEAR)
+def test_a_hook_that_is_not_linear_is_refused_by_name(kind, zeros) -> None:
+    model = layer(zeros)
+    model.weight.register_hook(NOT_LINEAR[kind])
+    with pytest.raises(TaskError, match="on the gradient of weight is not linear") as raised:
+        tried(model)
+    assert "train.clip_norm" in raised.value.remedy
+    assert tried(model, alone=True) == []
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+def test_a_linear_hook_is_allowed_and_stays(kind) -> None:
+    model = layer()
+    before = [one.detach().clone() for one in model.parameters()]
+    model.weight.register_hook(LINEAR[kind])
+    state = torch.get_rng_state()
+    assert tried(model) == []
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.equal, before, model.parameters()))
+    torch.manual_seed(3)
+    model(X).square().mean().backward()
+    expected = layer()
+    expected(X).square().mean().backward()
+    torch.manual_seed(3)
+    made = LINEAR[kind](expected.weight.grad.clone())
+    assert torch.equal(model.weight.grad, expected.weight.grad if made is None else made)
+
+
+def test_the_message_says_where_the_hook_is() -> None:
+    model = layer()
+    model.bias.register_hook(lambda g: 2 * g)
+    model.bias.register_hook(functools.partial(clip_to_norm, norm=1e-3))
+    with pytest.raises(TaskError, match=r"clip_to_norm \(test_gradient_hooks.py:\d+\).* bias is"):
+        tried(model)
+
+
+def test_hooks_after_accumulation_may_watch_and_mask() -> None:
+    model, norms = layer(), []
+
+    def double(parameter) -> None:
+        parameter.grad *= 2.0
+
+    def bound(parameter) -> None:
+        parameter.grad.clamp_(max=0.0)
+
+    model.weight.register_post_accumulate_grad_hook(lambda p: norms.append(p.grad.norm()))
+    model.bias.register_post_accumulate_grad_hook(double)
+    assert tried(model) == []
+    assert norms
+    model.bias.register_post_accumulate_grad_hook(bound)
+    with pytest.raises(TaskError, match=r"bound .* gradient of bias is not linear"):
+        tried(model)
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_an_optimizer_in_backward_is_refused(clears) -> None:
+    model = layer()
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+
+    def step(parameter) -> None:
+        optimizer.step()
+        if clears:
+            optimizer.zero_grad()
+
+    before = model.weight.detach().clone()
+    model.weight.register_post_accumulate_grad_hook(step)
+    with pytest.raises(TaskError, match=r"step .*changes the parameter weight during") as raised:
+        tried(model, alone=True)
+    assert "the optimizer that build_optimizer() returns" in raised.value.remedy
+    assert torch.equal(model.weight, before)
+
+
+def test_a_hook_that_clears_is_refused() -> None:
+    model = layer()
+
+    def clear(parameter) -> None:
+        parameter.grad = None
+
+    model.weight.register_post_accumulate_grad_hook(clear)
+    with pytest.raises(TaskError, match=r"gradient of weight is cleared .*clear \(test_grad"):
+        tried(model, alone=True)
+
+
+def test_a_hook_with_a_memory_is_doubted() -> None:
+    model, kept = layer(), torch.zeros(5, 6)
+    model.weight.register_hook(lambda g: kept.mul_(0.9).add_(g).clone())
+    (doubt,) = tried(model)
+    assert "on the gradient of weight gives another result when it is called again" in doubt
+
+
+def test_a_hook_that_removes_itself_is_still_there() -> None:
+    model, calls = layer(), []
+
+    def once(gradient) -> None:
+        calls.append(gradient)
+        handle.remove()
+
+    handle = model.weight.register_hook(once)
+    assert tried(model) == []
+    seen = len(calls)
+    for _ in range(2):
+        model(X).sum().backward()
+    assert len(calls) == seen + 1
+
+
+def test_hooks_of_several_parameters_and_strict_ones_are_allowed() -> None:
+    model, seen = layer(), []
+    torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), seen.append)
+
+    def strict(gradient) -> None:
+        if gradient.abs().max() > 10:
+            raise ValueError("the gradient explodes")
+
+    model.weight.register_hook(strict)
+    assert tried(model) == []
+
+
+def test_a_rehearsal_that_fails_is_none() -> None:
+    model = layer()
+    model.weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+
+    def fails() -> None:
+        raise ValueError("4 rows are not enough")
+
+    with pytest.raises(TaskError, match="not linear"):
+        tried(model, rehearse=fails)
+
+
+def test_a_model_without_hooks_is_not_touched() -> None:
+    def never() -> None:
+        raise AssertionError
+
+    assert tried(layer(), rehearse=never) == []
+
+
+def test_sparse_and_empty_gradients() -> None:
+    model = nn.Embedding(6, 3, sparse=True)
+    model.empty = nn.Parameter(torch.zeros(0))
+    model.weight.register_hook(lambda g: 2 * g)
+    model.empty.register_hook(lambda g: 2 * g)
+    assert tried(model, rehearse=lambda: model(torch.tensor([1, 4])).sum().backward()) == []

@@ -54,6 +54,8 @@ def start(server, tmp_path):
     """Starts the program; its process and what it has printed so far."""
     module = tmp_path / "dtd" / "worker"
     module.mkdir(parents=True)
+    for package in (module.parent, module):
+        (package / "__init__.py").touch()
     (module / "main.py").write_text(PROGRAM)
     printed = tmp_path / "printed"
     started = []

@@ -28,12 +28,13 @@ place.bind("\\0" + os.getcwd())
 os.set_inheritable(place.fileno(), True)
 if what == "replaces" and not os.path.exists("replaced"):
     os.mkdir("replaced")
-    execve = os.execve
+    execv = os.execv
     def replace(*arguments):
         os.fstat(place.fileno())
-        execve(*arguments)
-    os.execve = replace
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "dtd.worker.main", *sys.argv[1:]])
+        execv(*arguments)
+    os.execv = replace
+    again = [sys.executable, "-P", "-m", "dtd.worker.main", *sys.argv[1:]]
+    os.execve(sys.executable, again, os.environ)
 if what == "raises":
     raise RuntimeError("in a forked process")
 if what == "waits":

@@ -60,6 +60,8 @@ EVENTS: Final = {
     "worker_failed": "The worker's own code raised what nobody expected; its process ends, and the"
     " unit starts another.",
     "worker_ends": "The worker's process exits, or replaces itself after a job.",
+    "process_not_restored": "A job has changed parts of the worker's process that cannot be"
+    " restored; the process ends, and its supervisor starts another.",
     "coordinator_connected": "The coordinator has registered the worker.",
     "coordinator_unreachable": "No coordinator answers; the worker keeps trying.",
     "registration_refused": "The coordinator refuses this worker, for instance because another one"

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Final, get_args
 
+import structlog
 import uvloop
 
 from dtd import __version__
@@ -36,6 +37,7 @@ from dtd.worker.daemon import Worker
 from dtd.worker.device import check_device
 from dtd.worker.join import COMMAND, run_join
 from dtd.worker.last_end import LastEnd
+from dtd.worker.process_state import ProcessState
 from dtd.worker.sandbox import check_sandbox
 from dtd.worker.state_directory import StateDirectory
 
@@ -43,8 +45,9 @@ from dtd.worker.state_directory import StateDirectory
 # the training thread, which holds it only between tensor operations.
 SWITCH_INTERVAL_S: Final = 0.0005
 STOP_PATIENCE_S: Final = 10.0
-DRILL_EXIT_CODE: Final = 75
-"""Ended by `dtdctl kill-worker --signal TERM`: whoever watches the process is to start it again."""
+START_AGAIN_EXIT_CODE: Final = 75
+"""The supervisor is to start another process: this one was ended by `dtdctl kill-worker --signal
+TERM`, or a job has changed its state for good."""
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -122,7 +125,7 @@ async def _serve(
     notifier.stopping()  # a restart is not the end: it is this process that goes on
     if worker.failure is not None:
         raise worker.failure
-    return DRILL_EXIT_CODE if worker.drilled else 0
+    return START_AGAIN_EXIT_CODE if worker.drilled else 0
 
 
 def _run(
@@ -157,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config, credential, ignored = _load(flags, os.environ)
         check_device(config.device)
         check_sandbox(config.sandbox)
+        begun = _state()
         place = StateDirectory(config.state_dir, os.environ)
         stdout = own_stdout()
         configure_logging(config.log_format, stdout, config.log_level)
@@ -174,14 +178,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hand_over_stdout(stdout)
     stderr.flush()
     if isinstance(ending, member.Restart):
-        place.hand_over()
-        # What is imported next takes seconds, and no event loop feeds the watchdog meanwhile.
-        Notifier.from_environment(os.environ).watchdog()
-        # -P: the current directory is where the job's code ran, and nothing is imported from there.
-        again = [sys.executable, "-P", "-m", "dtd.worker.main", *given]
-        os.execv(sys.executable, again)  # noqa: S606
+        _begin_anew(begun, place, given)
+        ending = START_AGAIN_EXIT_CODE
     # The training thread may be in the middle of anything; it has nothing left to save.
     os._exit(ending)
+
+
+def _state() -> ProcessState:
+    try:
+        return ProcessState()
+    except OSError as error:
+        raise ConfigError(
+            f"the working directory cannot be used: {error.strerror}",
+            remedy="start the worker in a directory that exists",
+        ) from error
+
+
+def _begin_anew(begun: ProcessState, place: StateDirectory, given: Sequence[str]) -> None:
+    """Replace this process with one that is as the service began it; returns if that cannot be."""
+    parts = begun.restore()
+    if parts:
+        structlog.get_logger().warning("process_not_restored", parts=parts)
+        return
+    # What is imported next takes seconds, and no event loop feeds the watchdog meanwhile.
+    Notifier.from_environment(begun.environment).watchdog()
+    # -P: the current directory is where the job's code ran, and nothing is imported from there.
+    again = [sys.executable, "-P", "-m", "dtd.worker.main", *given]
+    os.execve(sys.executable, again, begun.environment | place.hand_over())  # noqa: S606
 
 
 # --- the instance of a worker's unit -------------------------------------------------------------

@@ -64,7 +64,6 @@ class StateDirectory:
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._environ = environ
         try:
             make_directory(path, mode=0o700)
             self._lock = _opened(path / LOCK_NAME, environ.pop(HANDED_OVER, ""))
@@ -77,10 +76,10 @@ class StateDirectory:
         own = _own_id(path / INSTANCE_NAME) if locked else secrets.token_hex(16)
         self.instance = _hash(f"{own}\0{_machine_id()}")
 
-    def hand_over(self) -> None:
-        """Leave the lock to the image that replaces this process with execve."""
+    def hand_over(self) -> dict[str, str]:
+        """Leave the lock to the image that replaces this process; its further environment."""
         os.set_inheritable(self._lock, True)  # noqa: FBT003 - takes no keyword
-        self._environ[HANDED_OVER] = str(self._lock)
+        return {HANDED_OVER: str(self._lock)}
 
     def close(self) -> None:
         """Give the directory up."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from subprocess import run as run_unprepared
 from typing import IO, Any, Final
 
+from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.processes import Process
 from scripts.cluster.processes import launch as launch_unprepared
 from tests.integration import fork_server
@@ -117,8 +118,8 @@ class ForkServer:
 
     def _begin(self) -> socket.socket:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ}
-        environment.pop("PYTHONPATH", None)
+        # What daemons of a test are to import comes with their own environment; dtd from here.
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         with its:
             self._process = subprocess.Popen(
                 [sys.executable, fork_server.__file__, str(its.fileno()), *self._modules],

@@ -150,7 +150,7 @@ def _have_a_twin() -> None:
     twin = os.fork()
     if twin:
         os.close(told)
-        os.execv = functools.partial(_hand_over, twin, tell)  # type: ignore[assignment]
+        os.execve = functools.partial(_hand_over, twin, tell)  # type: ignore[assignment]
         return
     os.close(tell)
     _die_with(this)
@@ -160,8 +160,10 @@ def _have_a_twin() -> None:
     _have_a_twin()
 
 
-def _hand_over(twin: int, tell: int, path: str, arguments: Sequence[str]) -> None:
-    """In place of `os.execv`: the twin goes on, after this process has given up all that it has.
+def _hand_over(
+    twin: int, tell: int, path: str, arguments: Sequence[str], _environment: object
+) -> None:
+    """In place of `os.execve`: the twin goes on, after this process has given up all that it has.
 
     Its descriptors are closed by the program that replaces it, when its threads are gone: a thread
     of a C++ library may abort the process when its descriptors are closed before.
@@ -170,7 +172,7 @@ def _hand_over(twin: int, tell: int, path: str, arguments: Sequence[str]) -> Non
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the twin answers them
     os.set_inheritable(tell, True)  # noqa: FBT003 - takes no keyword
-    os.execve(path, [path, "-I", "-S", "-c", WAIT, str(twin), str(tell)], os.environ)
+    os.execv(path, [path, "-I", "-S", "-c", WAIT, str(twin), str(tell)])
 
 
 def _exit_code(leaving: SystemExit) -> int:

@@ -28,12 +28,13 @@ place.bind("\\0" + os.getcwd())
 os.set_inheritable(place.fileno(), True)
 if what == "replaces" and not os.path.exists("replaced"):
     os.mkdir("replaced")
-    execve = os.execve
+    execv = os.execv
     def replace(*arguments):
         os.fstat(place.fileno())
-        execve(*arguments)
-    os.execve = replace
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "dtd.worker.main", *sys.argv[1:]])
+        execv(*arguments)
+    os.execv = replace
+    again = [sys.executable, "-P", "-m", "dtd.worker.main", *sys.argv[1:]]
+    os.execve(sys.executable, again, os.environ)
 if what == "raises":
     raise RuntimeError("in a forked process")
 if what == "waits":
@@ -54,6 +55,8 @@ def start(server, tmp_path):
     """Starts the program; its process and what it has printed so far."""
     module = tmp_path / "dtd" / "worker"
     module.mkdir(parents=True)
+    for package in (module.parent, module):
+        (package / "__init__.py").touch()
     (module / "main.py").write_text(PROGRAM)
     printed = tmp_path / "printed"
     started = []

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dtd.wire import messages as m
-from dtd.worker.main import DRILL_EXIT_CODE
+from dtd.worker.main import START_AGAIN_EXIT_CODE
 
 pytestmark = pytest.mark.integration
 
@@ -96,6 +96,6 @@ def test_the_newcomer_takes_its_state_from_the_others(upheaval):
 
 def test_a_worker_that_is_told_to_end_leaves_in_good_order(upheaval):
     assert "worker-1 leaves" in upheaval.leaves["message"]
-    assert upheaval.leave_code == DRILL_EXIT_CODE
+    assert upheaval.leave_code == START_AGAIN_EXIT_CODE
     lost = upheaval.daemons.events("worker_lost", upheaval.job)
     assert [event["worker"] for event in lost] == ["worker-2"]

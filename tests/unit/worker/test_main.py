@@ -63,7 +63,7 @@ async def test_who_was_told_to_end_for_practice_is_to_be_started_again(monkeypat
     monkeypatch.setattr(main_module, "Worker", Restarting)
     monkeypatch.setattr(Restarting, "number", signal.SIGTERM)
     monkeypatch.setattr(Restarting, "drilled", True)
-    assert await main_module._serve(config, None) == main_module.DRILL_EXIT_CODE
+    assert await main_module._serve(config, None) == main_module.START_AGAIN_EXIT_CODE
 
 
 async def test_a_job_that_ends_leads_to_a_restart(monkeypatch, config):

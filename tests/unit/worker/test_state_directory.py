@@ -58,9 +58,9 @@ def test_a_process_that_replaces_itself_keeps_the_lock(tmp_path: Path) -> None:
     again = (
         "\nimport subprocess"
         "\nif len(sys.argv) == 2:"
-        "\n    made.hand_over()"
+        "\n    further = made.hand_over()"
         "\n    again = [sys.executable, '-c', os.environ['CODE'], sys.argv[1], 'x']"
-        "\n    os.execv(sys.executable, again)"
+        "\n    os.execve(sys.executable, again, os.environ | further)"
         "\nprint(os.environ.get('DTD_STATE_LOCK_FD', ''), os.get_inheritable(made._lock))"
         "\nother = [sys.executable, '-c', os.environ['FIRST'], sys.argv[1]]"
         "\nprint(subprocess.run(other, capture_output=True, text=True).stderr[:27])"

@@ -1,0 +1,95 @@
+"""The state of the worker's process that outlives execve: recorded first, restored after a job.
+
+A job's code runs in the worker's process and may change whatever belongs to it: environment,
+working directory, umask, limits, CPU affinity.  The kernel hands these on to the image with which
+the worker replaces itself after the job, so the next job would train with them.  They are recorded
+before any job's code runs and restored before execve; a process whose state cannot be restored
+ends, and its supervisor starts another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import resource
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+
+class _Part(NamedTuple):
+    """One property of the process: reads it, and writes a value that was read before."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+def _read_umask() -> int:
+    umask = os.umask(0o077)  # the kernel tells it only in exchange for another
+    os.umask(umask)
+    return umask
+
+
+_PARTS: Final[Mapping[str, _Part]] = {
+    "working directory": _Part(Path.cwd, os.chdir),
+    "umask": _Part(_read_umask, os.umask),
+    "CPU affinity": _Part(
+        functools.partial(os.sched_getaffinity, 0), functools.partial(os.sched_setaffinity, 0)
+    ),
+    "niceness": _Part(
+        functools.partial(os.getpriority, os.PRIO_PROCESS, 0),
+        functools.partial(os.setpriority, os.PRIO_PROCESS, 0),
+    ),
+    **{
+        name: _Part(
+            functools.partial(resource.getrlimit, getattr(resource, name)),
+            functools.partial(resource.setrlimit, getattr(resource, name)),
+        )
+        for name in dir(resource)
+        if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"  # an earlier name of NOFILE
+    },
+}
+
+
+class ProcessState:
+    """The state of this process now; belongs to its main thread, which calls execve.
+
+    Attributes:
+        environment: its variables.
+
+    Raises:
+        OSError: the working directory does not exist any more.
+    """
+
+    def __init__(self) -> None:
+        self.environment = dict(os.environ)
+        self._values = {name: part.read() for name, part in _PARTS.items()}
+        self._inheritable = _inheritable_descriptors()
+
+    def restore(self) -> list[str]:
+        """Restore all but the environment, which execve takes; returns what could not be."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)  # a job's alarm would end the next process
+        for descriptor in _inheritable_descriptors() - self._inheritable:
+            os.set_inheritable(descriptor, False)  # noqa: FBT003 - takes no keyword
+        return [name for name, value in self._values.items() if not _restored(_PARTS[name], value)]
+
+
+def _restored(part: _Part, value: Any) -> bool:
+    """Whether the part has this value, at once or after it was written."""
+    try:
+        if part.read() != value:
+            part.write(value)
+    except (OSError, ValueError):  # the latter: a limit above the hard one
+        return False
+    return True
+
+
+def _inheritable_descriptors() -> set[int]:
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the listing itself is closed by now
+            if os.get_inheritable(int(entry.name)):
+                found.add(int(entry.name))
+    return found

@@ -1,0 +1,89 @@
+"""Tasks that change their process, or print its state."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ROWS = 64
+
+
+class Line:
+    """Fits a line; a base of the others."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def train_dataset(self) -> Any:
+        x = torch.arange(float(ROWS)).view(-1, 1) / ROWS
+        return torch.utils.data.TensorDataset(x, x)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)
+
+
+class State(Line):
+    """Prints the state of its process.
+
+    Args:
+        change: a name of `CHANGES`, applied afterwards; empty: none.
+    """
+
+    def __init__(self, change: str = "") -> None:
+        print(json.dumps(state(), sort_keys=True))
+        if change:
+            CHANGES[change]()
+
+
+def state() -> dict[str, Any]:
+    umask = os.umask(0)
+    os.umask(umask)
+    pid = os.getpid()  # that of the main thread, too
+    numbers = {getattr(resource, one) for one in dir(resource) if one.startswith("RLIMIT_")}
+    return {
+        "environment": dict(os.environ),
+        "directory": str(Path.cwd()),
+        "umask": umask,
+        "limits": [resource.getrlimit(number) for number in sorted(numbers)],
+        "affinity": sorted(os.sched_getaffinity(pid)),
+        "niceness": os.getpriority(os.PRIO_PROCESS, pid),
+        "inheritable": sorted(inheritable()),
+    }
+
+
+def inheritable() -> list[str]:
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.get_inheritable(int(entry.name)):
+                found.append(str(entry.readlink()))
+    return found
+
+
+def restorable() -> None:
+    pid = os.getpid()
+    os.environ |= {"MY_RUN": "job-a", "HOME": "/nowhere", "NOTIFY_SOCKET": "/nowhere/notify"}
+    del os.environ["PYTHONPATH"]
+    os.chdir("/")
+    os.umask(0o077)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    os.sched_setaffinity(pid, {min(os.sched_getaffinity(pid))})
+    os.set_inheritable(os.open("/etc/passwd", os.O_RDONLY), True)  # noqa: FBT003 - takes no keyword
+    signal.setitimer(signal.ITIMER_REAL, 3600)
+
+
+def lasting() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))
+
+
+CHANGES = {"restorable": restorable, "lasting": lasting}

@@ -1,0 +1,92 @@
+"""The state of a process that a job has changed is as it was before, or named as lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CHANGES = {
+    "nothing": "",
+    "what can be restored": """
+os.chdir("/")
+os.umask(0o777)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+signal.setitimer(signal.ITIMER_REAL, 3600)
+""",
+    "a hard limit": "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
+    "the niceness": "os.setpriority(os.PRIO_PROCESS, 0, 7)",
+    "the directory itself": "os.rmdir(os.getcwd())",
+}
+PROGRAM = """
+import json, os, resource, signal, sys
+from dtd.worker.process_state import ProcessState
+
+if os.geteuid() == 0:
+    os.setresuid(65534, 65534, 65534)  # root restores everything
+os.mkdir(sys.argv[1])
+os.chdir(sys.argv[1])
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+begun = ProcessState()
+os.environ["LATER"] = "set by a job"
+opened = os.open("/", os.O_RDONLY)
+os.set_inheritable(opened, True)
+"""
+AFTERWARDS = """
+lost = begun.restore()
+umask = os.umask(0)
+print(json.dumps({
+    "lost": lost,
+    "LATER": begun.environment.get("LATER"),
+    "inherited": [opened for opened in (1, 2, opened) if os.get_inheritable(opened)],
+    "timer": signal.getitimer(signal.ITIMER_REAL)[0],
+    "umask": umask,
+    "limit": resource.getrlimit(resource.RLIMIT_NOFILE),
+    "affinity": sorted(os.sched_getaffinity(0)),
+    "directory": None if lost else os.getcwd(),
+}))
+"""
+
+
+def after(change: str, directory: Path) -> dict[str, Any]:
+    """What a process finds that has made a change and restored its state."""
+    directory.chmod(0o777)
+    for parent in directory.parents[:2]:
+        parent.chmod(0o755)  # another user works in it
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + CHANGES[change] + AFTERWARDS, change],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=directory,
+    )
+    return dict(json.loads(done.stdout))
+
+
+def test_what_a_job_has_changed_is_restored(tmp_path: Path) -> None:
+    found = after("what can be restored", tmp_path)
+    umask = os.umask(0)
+    os.umask(umask)
+    assert found == {
+        "lost": [],
+        "LATER": None,
+        "inherited": [1, 2],
+        "timer": 0.0,
+        "umask": umask,
+        "limit": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "directory": str(tmp_path / "what can be restored"),
+    }
+
+
+def test_what_cannot_be_restored_is_named(tmp_path: Path) -> None:
+    assert after("nothing", tmp_path)["lost"] == []
+    assert after("a hard limit", tmp_path)["lost"] == ["RLIMIT_NOFILE"]
+    assert after("the niceness", tmp_path)["lost"] == ["niceness"]
+    assert after("the directory itself", tmp_path)["lost"] == ["working directory"]

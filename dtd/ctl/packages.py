@@ -1,7 +1,7 @@
 """What `dtdctl submit` ships with a job: the package of a task that is not built in.
 
-The package is searched for beside the job file, in the current directory, then on Python's path. It
-is never imported.
+The package is searched for beside the job file, in the current directory, then on Python's path.
+With it goes what it imports from the folder in which it is.  Nothing is imported here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from dtd import figures
 from dtd.ctl import output
 from dtd.errors import RequestRefused, TaskError, UsageError
 from dtd.net.control_client import ControlClient
+from dtd.packages.imports import with_imports
 from dtd.packages.limits import CHUNK_BYTES, short
 from dtd.packages.pack import Archive, pack
-from dtd.packages.source import find_source, top_level_name
+from dtd.packages.source import OWN_NAME, Source, find_source, module_name, top_level_name
 from dtd.packages.weights import WeightsFile
 from dtd.shown import counted
 from dtd.wire import messages as m
@@ -28,7 +29,9 @@ WEIGHTS: Final = "weights"
 
 
 def packed_task(reference: str, job_file: Path) -> Archive | None:
-    """The package of a job's task; None when the workers have it: built in, or installed.
+    """The package of a job's task, with what it imports from its folder.
+
+    None when the workers have it: built in, or installed.
 
     Args:
         reference: "package.module:attribute", or a built-in task's name.
@@ -51,19 +54,34 @@ def packed_task(reference: str, job_file: Path) -> Archive | None:
     if source.installed:
         output.say(f"package {name} is installed here and not shipped: workers use their own")
         return None
-    if name in sys.stdlib_module_names:
-        raise TaskError(
-            f"task {reference}: {source.path} has the name of a module of Python's standard "
-            "library",
-            remedy="rename it; the workers would import the standard library's module",
-        )
-    assert source.path is not None
-    archive = pack(source)
+    sources = with_imports(source, module_name(reference))
+    for one in sources:
+        _check_name(reference, one)
+    archive = pack(sources)
+    beside = "".join(f", {one.path.name}" for one in sources[1:] if one.path is not None)
     output.say(
-        f"ships {source.path}: {counted(archive.files, 'file')},"
+        f"ships {source.path}{beside}: {counted(archive.files, 'file')},"
         f" {len(archive.content) / 1024:.0f} KiB, {short(archive.digest)}"
     )
     return archive
+
+
+def _check_name(reference: str, source: Source) -> None:
+    """See that a module can be imported by its name on a worker.
+
+    Raises:
+        TaskError: the worker would import another one.
+    """
+    if source.name == OWN_NAME:
+        whose = "dtd itself"
+    elif source.name in sys.stdlib_module_names:
+        whose = "a module of Python's standard library"
+    else:
+        return
+    raise TaskError(
+        f"task {reference}: {source.path} has the name of {whose}",
+        remedy="rename it; the workers would import the other one",
+    )
 
 
 def ship(client: ControlClient, archive: Archive) -> None:

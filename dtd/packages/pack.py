@@ -11,7 +11,7 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,19 +30,23 @@ class Archive:
     files: int
 
 
-def pack(source: Source) -> Archive:
-    """Pack a package or module.
+def pack(sources: Sequence[Source]) -> Archive:
+    """Pack a task's package or module and what belongs to it.
+
+    Args:
+        sources: the task's own first.
 
     Raises:
         TaskError: it is too large, or holds something that cannot be packed.
     """
-    files = package_files(source)
-    _check_sizes(source, files)
+    files = [file for source in sources for file in package_files(source)]
+    _check_sizes(sources, files)
     packed = io.BytesIO()
     contents = {file.name: _read(file.path) for file in files}
-    if len(files) != 1 or "/" in files[0].name:
-        # Without one, a package of that name which a worker has installed would be taken instead.
-        contents.setdefault(f"{source.name}/__init__.py", b"")
+    for source in sources:
+        if source.path is not None and source.path.is_dir():
+            # Without one, a package of that name which a worker has installed would be taken.
+            contents.setdefault(f"{source.name}/__init__.py", b"")
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(contents):
             _add(tar, name, contents[name])
@@ -63,24 +67,28 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def _check_sizes(source: Source, files: Sequence[PackageFile]) -> None:
+def _check_sizes(sources: Sequence[Source], files: Sequence[PackageFile]) -> None:
     """Looked at before anything is read: the directory may hold a data set."""
     sizes = [(file.path.stat().st_size, file.name) for file in files]
     total_bytes = sum(size for size, _ in sizes)
+    first, *others = sources
+    what = f"package {first.name} in {first.path}"
+    if others:
+        names = ", ".join(source.name for source in others)
+        what += f" with {names}, which it imports from beside it,"
     if len(files) <= MAX_FILES and total_bytes <= MAX_CONTENT_BYTES:
         fault = layout_fault(tuple(file.name.split("/")) for file in files)
         if fault:
             raise TaskError(
-                f"package {source.name} in {source.path} cannot be shipped: {fault}",
+                f"{what} cannot be shipped: {fault}",
                 remedy="install it on the workers and submit with --no-ship",
             )
         return
     largest_bytes, largest = max(sizes)
     raise TaskError(
-        f"package {source.name} in {source.path} has {len(files)} files and"
-        f" {total_bytes / MIB:.1f} MiB, which is more than the {MAX_FILES} files and"
-        f" {MAX_CONTENT_BYTES // MIB} MiB that are shipped; the largest is {largest} with"
-        f" {largest_bytes / MIB:.1f} MiB",
+        f"{what} has {len(files)} files and {total_bytes / MIB:.1f} MiB, which is more than the"
+        f" {MAX_FILES} files and {MAX_CONTENT_BYTES // MIB} MiB that are shipped; the largest is"
+        f" {largest} with {largest_bytes / MIB:.1f} MiB",
         remedy="keep data outside and name its directory in [task], or install the package on the"
         " workers and submit with --no-ship",
     )
@@ -115,23 +123,22 @@ def package_files(source: Source) -> list[PackageFile]:
     assert source.path is not None
     try:
         if not source.path.is_dir():
-            return [PackageFile(name=source.path.name, path=source.path)]
+            return [PackageFile(name=_module_file(source.name, source.path), path=source.path)]
         return sorted(_below(source.path, source.path.resolve(), source.name))
     except OSError as error:
         raise TaskError(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
-def source_digest(source: Source) -> str:
+def source_digest(sources: Iterable[Source]) -> str:
     """sha256 over names and contents of the Python files; empty where there are none.
 
     Raises:
         TaskError: a file cannot be read.
     """
-    if source.path is None:
-        return ""
     total = hashlib.sha256()
     count = 0
-    for name, path in sorted(_code_files(source.path, source.name)):
+    found = [one for source in sources for one in _code_files(source.path, source.name)]
+    for name, path in sorted(found):
         try:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
@@ -168,10 +175,17 @@ def _linked(path: Path, mode: int, root: Path) -> Path:
     return target
 
 
-def _code_files(path: Path, name: str) -> Iterator[tuple[str, Path]]:
+def _module_file(name: str, path: Path) -> str:
+    """A module's file as an import finds it, also where a link of that name leads to another."""
+    return f"{name}{_SOURCE_CODE}" if path.suffix == _SOURCE_CODE else path.name
+
+
+def _code_files(path: Path | None, name: str) -> Iterator[tuple[str, Path]]:
     """Only Python files matter here, and no link to a directory is followed."""
+    if path is None:
+        return
     if path.is_file():
-        yield path.name, path
+        yield _module_file(name, path), path
         return
     for folder, folders, files in os.walk(path):
         folders[:] = [one for one in folders if one != _CACHE and not one.startswith(".")]

@@ -41,9 +41,14 @@ class Source:
 
 def top_level_name(reference: str) -> str:
     """The top-level name of "package.module:attribute"; empty for a built-in task."""
-    module, colon, _attribute = reference.partition(":")
-    name = module.partition(".")[0]
+    colon = ":" in reference
+    name = module_name(reference).partition(".")[0]
     return name if colon and name != OWN_NAME else ""
+
+
+def module_name(reference: str) -> str:
+    """The dotted name of the module in "package.module:attribute"."""
+    return reference.partition(":")[0]
 
 
 def find_source(name: str, folders: Iterable[str | Path]) -> Source | None:
@@ -62,6 +67,15 @@ def find_source(name: str, folders: Iterable[str | Path]) -> Source | None:
         spec = importlib.util.find_spec(name)  # editable installs have finders of their own
     if spec is None:
         return None
+    return source_of(name, spec)
+
+
+def source_of(name: str, spec: ModuleSpec) -> Source:
+    """The package or module that Python's import system has found.
+
+    Raises:
+        TaskError: it is in several directories at once.
+    """
     path = _path_of(name, spec)
     return Source(name=name, path=path, installed=path is None or _is_installed(path))
 

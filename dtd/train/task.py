@@ -223,8 +223,8 @@ def _import(reference: str, module_name: str) -> Any:
         package = _PACKAGE_OF.get(missing.partition(".")[0], missing.partition(".")[0])
         raise TaskError(
             f"task {reference} needs the package {package}, which is not installed",
-            remedy=f"type: pip install {package}; what is yours goes into the task's own package,"
-            " which is shipped whole",
+            remedy=f"type: pip install {package}; a module of your own goes into the task's package"
+            " or beside it, from where `dtdctl submit` ships what import statements name",
         ) from error
     except TaskError:
         raise

@@ -21,6 +21,7 @@ import structlog
 
 from dtd.errors import TaskError
 from dtd.packages.archives import PART
+from dtd.packages.imports import with_imports
 from dtd.packages.limits import (
     MAX_ARCHIVE_BYTES,
     MAX_WEIGHTS_BYTES,
@@ -29,24 +30,43 @@ from dtd.packages.limits import (
     short,
 )
 from dtd.packages.pack import source_digest
-from dtd.packages.source import find_source, top_level_name
+from dtd.packages.source import find_source, module_name, top_level_name
 from dtd.packages.unpack import install, installed
 from dtd.packages.weights import ENDING, digest_of_file, verify_file
 from dtd.wire import messages as m
 
 
 def look_first_in(place: Path | None) -> None:
-    """Have imports look in the directory of a shipped package before anywhere else."""
+    """Have imports look in the directory of a shipped package before anywhere else.
+
+    Raises:
+        TaskError: it contains a module that this process has imported from elsewhere, so that the
+            task would get the other one.
+    """
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     if place is not None:
         sys.path.insert(0, str(place))
+        _check_not_imported(place)
     importlib.invalidate_caches()
 
 
+def _check_not_imported(place: Path) -> None:
+    for entry in sorted(place.iterdir()):
+        spec = getattr(sys.modules.get(entry.name.partition(".")[0]), "__spec__", None)
+        if spec is not None and not str(spec.origin).startswith(f"{place}{os.sep}"):
+            raise TaskError(
+                f"the job brings a module {spec.name} of its own, {entry.name}, and this worker"
+                f" needs another one: {spec.origin}",
+                remedy="rename the module beside the task",
+            )
+
+
 def task_digest(reference: str, place: Path | None) -> str:
-    """Hash of the source of a task's package; empty for a built-in task, or without source.
+    """Hash of the source of a task and of what it imports from its folder.
+
+    Empty for a built-in task, or without source.
 
     Args:
         reference: as the job names the task.
@@ -57,7 +77,7 @@ def task_digest(reference: str, place: Path | None) -> str:
     """
     name = top_level_name(reference)
     source = find_source(name, sys.path if place is None else [place]) if name else None
-    return source_digest(source) if source is not None else ""
+    return source_digest(with_imports(source, module_name(reference))) if source else ""
 
 
 # ---

@@ -114,6 +114,36 @@ def test_a_task_is_shipped_to_workers_that_lack_it(market: Market) -> None:
     assert market.packages("coordinator") == market.packages("worker-0")
 
 
+def test_modules_beside_the_tasks_file_are_shipped_with_it(market: Market) -> None:
+    """Also one that has the name of an installed package; the job says which one it got."""
+    folder = market.directory / "script"
+    (folder / "nets").mkdir(parents=True)
+    (folder / "job.toml").write_text(JOB.replace("market.stall", "train"))
+    stall = STALL.replace("market.prices", "prices").replace(
+        '.with_name("fruit.txt")', '.parent.joinpath("nets", "fruit.txt")'
+    )
+    (folder / "train.py").write_text("from nets.wide import WIDTH, joblib\n" + stall)
+    (folder / "prices.py").write_text("ROWS = 32\n")
+    (folder / "nets" / "wide.py").write_text("import joblib\nWIDTH = 2\nprint(joblib.OWN)\n")
+    (folder / "nets" / "fruit.txt").write_text("plums")
+    (folder / "joblib.py").write_text("OWN = 'our own joblib'\n")
+    exit_code, out, err = market.command("submit", "job.toml", "--wait", cwd=folder)
+    assert exit_code == 0, (out, err)
+    assert f"ships {folder}/train.py, joblib.py, nets, prices.py: 6 files" in err
+    assert {"fruit: plums", "our own joblib"} <= market.printed(out.strip())
+
+
+def test_a_module_that_is_nowhere_is_named_with_the_place_for_it(market: Market) -> None:
+    folder = market.directory / "lacking"
+    folder.mkdir()
+    (folder / "job.toml").write_text(JOB.replace("market.stall", "train"))
+    (folder / "train.py").write_text("import modle\n")
+    exit_code, _out, err = market.command("submit", "job.toml", "--wait", cwd=folder)
+    assert exit_code == 4
+    assert "needs the package modle, which is not installed" in err
+    assert "beside" in err
+
+
 def test_without_shipping_the_workers_own_is_used_and_this_one_is_nowhere(market: Market) -> None:
     exit_code, _out, err = market.command(
         "submit", "job.toml", "--no-ship", "--wait", cwd=market.code

@@ -97,8 +97,8 @@ def test_every_tree_comes_out_as_it_went_in(tree: dict[str, bytes]) -> None:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_bytes(body)
                 written[name] = body
-        packed = pack(Source(name="shop", path=root, installed=False))
-        assert packed == pack(Source(name="shop", path=root, installed=False))
+        packed = pack([Source(name="shop", path=root, installed=False)])
+        assert packed == pack([Source(name="shop", path=root, installed=False)])
         place = Path(made) / "place"
         unpack(packed.content, place)
         found = {

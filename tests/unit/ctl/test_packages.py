@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from dtd.ctl.packages import packed_task, ship
 from dtd.errors import RequestRefused, TaskError
+from dtd.packages import pack as packing
 from dtd.packages.limits import CHUNK_BYTES
 from dtd.packages.pack import Archive
 from dtd.wire import messages as m
@@ -74,6 +77,56 @@ def test_a_task_is_looked_for_beside_its_job_then_here(job_file: Path, capsys: A
     assert out == ""
     assert f"ships {job_file.parent}/shop_here.py: 1 file, " in err
     assert second.digest[:12] in err
+
+
+def test_what_a_task_imports_from_its_folder_goes_along(job_file: Path, capsys: Any) -> None:
+    folder = job_file.parent
+    (folder / "shop_train.py").write_text("from shop_model import Net\nimport shop_nets.wide\n")
+    (folder / "shop_model.py").write_text("class Net: ...\n")
+    (folder / "shop_nets").mkdir()
+    (folder / "shop_nets" / "wide.py").write_text("")
+    (folder / "shop_nets" / "sizes.txt").write_text("5")
+    archive = packed_task("shop_train:Task", job_file)
+    assert archive is not None
+    with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
+        assert tar.getnames() == [
+            *("shop_model.py", "shop_nets/__init__.py", "shop_nets/sizes.txt"),
+            *("shop_nets/wide.py", "shop_train.py"),
+        ]
+    shown = capsys.readouterr().err
+    assert f"ships {folder}/shop_train.py, shop_model.py, shop_nets: 5 files, " in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"), [("random", "of Python's standard library"), ("dtd", "dtd itself")]
+)
+def test_a_module_beside_a_task_must_not_have_a_name_of_the_workers(
+    job_file: Path, name: str, whose: str
+) -> None:
+    (job_file.parent / "shop_train.py").write_text(f"import {name}\n")
+    assert packed_task("shop_train:Task", job_file) is not None
+    (job_file.parent / f"{name}.py").write_text("")
+    with pytest.raises(TaskError, match=rf"{name}\.py has the name of .*{whose}.*rename it"):
+        packed_task("shop_train:Task", job_file)
+
+
+def test_what_is_too_large_beside_a_task_is_named(job_file: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(packing, "MAX_CONTENT_BYTES", 100)
+    (job_file.parent / "shop_train.py").write_text("import shop_nets\n")
+    (job_file.parent / "shop_nets").mkdir()
+    (job_file.parent / "shop_nets" / "__init__.py").touch()
+    (job_file.parent / "shop_nets" / "weights.bin").write_bytes(bytes(200))
+    with pytest.raises(TaskError, match=r"with shop_nets, .* largest is shop_nets/weights\.bin"):
+        packed_task("shop_train:Task", job_file)
+
+
+def test_a_link_keeps_the_name_by_which_it_is_imported(job_file: Path) -> None:
+    (job_file.parent / "real.py").write_text("")
+    (job_file.parent / "shop_train.py").symlink_to("real.py")
+    archive = packed_task("shop_train:Task", job_file)
+    assert archive is not None
+    with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
+        assert tar.getnames() == ["shop_train.py"]
 
 
 def test_what_workers_have_is_not_shipped(job_file: Path, capsys: Any) -> None:

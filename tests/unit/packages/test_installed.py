@@ -15,7 +15,7 @@ from dtd.packages.unpack import install, installed
 
 
 def test_what_is_installed_is_found_again(make_package, tmp_path: Path) -> None:
-    packed = pack(make_package({"__init__.py": "x = 1\n"}))
+    packed = pack([make_package({"__init__.py": "x = 1\n"})])
     directory = tmp_path / "packages"
     assert installed(directory, packed.digest) is None
     place = install(directory, packed.digest, packed.content)
@@ -24,7 +24,7 @@ def test_what_is_installed_is_found_again(make_package, tmp_path: Path) -> None:
 
 
 def test_damage_leaves_nothing_behind(make_package, tmp_path: Path) -> None:
-    packed = pack(make_package({"__init__.py": ""}))
+    packed = pack([make_package({"__init__.py": ""})])
     with pytest.raises(TaskError, match="damaged"):
         install(tmp_path / "packages", packed.digest, packed.content + b"x")
     assert installed(tmp_path / "packages", packed.digest) is None
@@ -42,7 +42,7 @@ def test_the_newest_are_kept_and_leftovers_are_not(make_package, tmp_path: Path)
     directory = tmp_path / "packages"
     digests = []
     for number in range(MAX_KEPT + 2):
-        packed = pack(make_package({"__init__.py": f"x = {number}\n"}))
+        packed = pack([make_package({"__init__.py": f"x = {number}\n"})])
         digests.append(packed.digest)
         place = install(directory, packed.digest, packed.content)
         os.utime(place, (number, number))
@@ -55,7 +55,7 @@ def test_the_newest_are_kept_and_leftovers_are_not(make_package, tmp_path: Path)
 
 
 def test_a_full_disk_is_named(make_package, tmp_path: Path, monkeypatch) -> None:
-    packed = pack(make_package({"__init__.py": ""}))
+    packed = pack([make_package({"__init__.py": ""})])
 
     def full(_content: object, _directory: Path) -> None:
         raise OSError(28, "No space left on device")

@@ -38,7 +38,7 @@ def special(kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 def test_a_package_comes_out_as_it_went_in_and_read_only(make_package, tmp_path: Path) -> None:
     source = make_package({"__init__.py": "", "b/c.py": "x = 1\n"})
-    packed = pack(source)
+    packed = pack([source])
     verify(packed.content, packed.digest)
     place = tmp_path / "place"
     unpack(packed.content, place)

@@ -56,7 +56,7 @@ class Fetching:
 def packed(tmp_path: Path):
     path = tmp_path / "shop.py"
     path.write_text("x = 1\n")
-    return pack(Source(name="shop", path=path, installed=False))
+    return pack([Source(name="shop", path=path, installed=False)])
 
 
 def test_pieces_become_a_directory_and_are_asked_for_once(tmp_path: Path, packed) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
+from dtd.errors import TaskError
 from dtd.worker.packages import look_first_in, task_digest
 
 
@@ -23,6 +25,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_what_was_shipped_comes_before_here_and_what_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "shipped").mkdir()
     look_first_in(tmp_path / "shipped")
     assert sys.path[:3] == [str(tmp_path / name) for name in ("shipped", "", "installed")]
 
@@ -31,6 +34,29 @@ def test_without_a_package_the_current_directory_comes_first(tmp_path: Path) -> 
     look_first_in(None)
     look_first_in(None)
     assert sys.path[:2] == [str(tmp_path), str(tmp_path / "installed")]
+
+
+def test_a_module_that_the_worker_has_imported_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / "structlog.py").touch()
+    with pytest.raises(TaskError, match=r"brings a module structlog .*structlog\.py.*rename"):
+        look_first_in(shipped)
+
+
+def test_the_same_package_may_be_looked_at_again(tmp_path: Path) -> None:
+    shipped = write(tmp_path / "shipped", "x = 1")
+    look_first_in(shipped)
+    importlib.import_module("shop_task")
+    look_first_in(shipped)
+    del sys.modules["shop_task"]
+
+
+def test_what_a_task_imports_from_its_folder_is_in_its_digest(tmp_path: Path) -> None:
+    shipped = write(tmp_path / "shipped", "import shop_model")
+    without = task_digest("shop_task:Task", shipped)
+    (shipped / "shop_model.py").write_text("x = 1")
+    assert task_digest("shop_task:Task", shipped) != without
 
 
 def test_other_code_has_another_digest_wherever_it_lies(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dtd.errors import TaskError
 from dtd.strategy.sharded.shared_memory import Region, overlap
 from dtd.train.state.tensors import DTYPES
+from dtd.train.state.weights import named_state_buffers
 
 
 def check_tensors(model: nn.Module) -> None:
@@ -23,8 +24,7 @@ def check_tensors(model: nn.Module) -> None:
     Raises:
         TaskError: one of them is such.
     """
-    persistent = model.state_dict().keys()
-    buffers = [(name, one) for name, one in model.named_buffers() if name in persistent]
+    buffers = named_state_buffers(model)
     for kind, named in (("parameter", model.named_parameters()), ("buffer", buffers)):
         for name, tensor in named:
             reason, remedy = _unfit(tensor)

@@ -72,8 +72,12 @@ class RunningBuffers:
     def restore(self) -> None:
         """Put the snapshot back: nothing of the step happened."""
         with torch.no_grad():
-            for buffer, saved in zip(self._live(), self._saved, strict=True):
-                buffer.copy_(saved)
+            for (module, name), saved in zip(self._owners, self._saved, strict=True):
+                live = module._buffers.get(name)  # noqa: SLF001 - it may be gone, or another one
+                if live is None or (live.shape, live.dtype) != (saved.shape, saved.dtype):
+                    module._buffers[name] = saved  # noqa: SLF001
+                else:
+                    live.copy_(saved)
 
     def put_back(self) -> list[str]:
         """Restore them; returns the names of those that had changed since the snapshot."""

@@ -53,6 +53,17 @@ def named_state_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
     return list(found.values())
 
 
+def extra_states(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """What `get_extra_state()` of the model's modules returns, under the names of a state_dict.
+
+    Raises:
+        TaskError: one of them is no tensor.
+    """
+    modules = ((name, one) for name, one in model.named_modules() if has_extra_state(one))
+    named = ((f"{name}.{_EXTRA_STATE}" if name else _EXTRA_STATE, one) for name, one in modules)
+    return [(name, _extra_state(name, one)) for name, one in named]
+
+
 def has_extra_state(module: nn.Module) -> bool:
     """Whether a module defines `get_extra_state()`."""
     return type(module).get_extra_state is not nn.Module.get_extra_state

@@ -15,17 +15,20 @@ from torch import Tensor, nn
 from dtd.errors import TaskError
 from dtd.strategy.sharded.shared_memory import Region, overlap
 from dtd.train.state.tensors import DTYPES
+from dtd.train.state.weights import extra_states, named_state_buffers
 
 
 def check_tensors(model: nn.Module) -> None:
-    """Refuse parameters and persistent buffers that no state can hold.
+    """Refuse parameters, persistent buffers and extra state that no state can hold.
 
     Raises:
         TaskError: one of them is such.
     """
-    persistent = model.state_dict().keys()
-    buffers = [(name, one) for name, one in model.named_buffers() if name in persistent]
-    for kind, named in (("parameter", model.named_parameters()), ("buffer", buffers)):
+    for kind, named in (
+        ("parameter", model.named_parameters()),
+        ("buffer", named_state_buffers(model)),
+        ("extra state", extra_states(model)),
+    ):
         for name, tensor in named:
             reason, remedy = _unfit(tensor)
             if reason:

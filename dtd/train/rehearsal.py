@@ -17,6 +17,7 @@ from dtd.train.data.rows import kept_random_state
 from dtd.train.model_setup import Sample, autocast
 from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica
+from dtd.train.state.structure import Structure
 from dtd.train.task import Task
 
 
@@ -33,15 +34,18 @@ def rehearse(
     """Compute the loss of a sample, or each optimizer's, and, if wanted, its gradients.
 
     Raises:
-        Whatever the task raises.
+        TaskError: it changes what the model consists of.
+        Exception: whatever the task raises.
     """
     batch = sample()
+    structure = Structure(replica.model, stay=False)
     buffers.take_snapshot()
     try:
         with kept_random_state(), replica.own.unchanged("loss()"):
             for update in replica.update_names:
                 with autocast(spec.train.precision, device):
                     returned: Any = task.loss(replica.model, batch, *filter(None, [update]))
+                structure.check("loss()")
                 loss: Any = returned[0] if isinstance(returned, tuple) else returned
                 if backward:
                     (loss * replica.scaler.scale).backward()

@@ -39,6 +39,7 @@ def try_evaluation(session: JobSession) -> None:
             found = session.evaluator.evaluate_some(
                 session.replica.model, batches=batches, progress=session.reporter.progress
             )
+        session.watch.check_structure("the evaluation")
     except TaskError as error:
         raise TaskError(
             f"{error.message} (found by evaluating {batches} batches before training)",

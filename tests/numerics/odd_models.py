@@ -258,6 +258,39 @@ class CompiledInPlace(Base):
         self.second.compile(backend="eager")
 
 
+class DerivedLate(Base):
+    """A buffer that is no state grows with the first pass, and one that is state is put anew."""
+
+    def extra(self):
+        self.register_buffer("kept", ones(8))
+
+    def hidden(self, x):
+        self.register_buffer("derived", ones(8), persistent=False)
+        self.kept = self.kept.clone()
+        return super().hidden(x) * self.derived * self.kept
+
+
+class FixedExtraState(Base):
+    """Extra state that stays as it is, NaN among it, and one that is empty."""
+
+    def extra(self):
+        self.nothing = NoExtraState()
+
+    def get_extra_state(self):
+        return torch.tensor([2.0, float("nan")])
+
+    def set_extra_state(self, state):
+        pass
+
+
+class NoExtraState(nn.Module):
+    def get_extra_state(self):
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_extra_state(self, state):
+        pass
+
+
 TRAINS: Mapping[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
@@ -275,7 +308,7 @@ TRAINS: Mapping[str, Callable[[], nn.Module]] = {
             NotCalled,
         ),
         *(Checkpointed, CheckpointedReentrant, CheckpointedWhole, CheckpointedTwice),
-        *(HalvedGradient, CompiledInPlace),
+        *(HalvedGradient, CompiledInPlace, DerivedLate, FixedExtraState),
     )
 }
 
@@ -369,6 +402,39 @@ class KeptView(Overlaid):
         return self.views[0]
 
 
+class LateBuffer(Base):
+    """A buffer that the first pass makes."""
+
+    def forward(self, x):
+        if not hasattr(self, "late"):
+            self.register_buffer("late", ones(3))
+        return super().forward(x) * self.late
+
+
+class ExtraState(Base):
+    """The largest input, as in float8 layers."""
+
+    def extra(self):
+        self.second = Largest(8, 8).double()
+
+
+class Largest(nn.Linear):
+    largest = 0.0
+
+    def get_extra_state(self):
+        return torch.tensor([self.largest])
+
+    def set_extra_state(self, state):
+        self.largest = float(state)
+
+    def forward(self, x):
+        self.largest = max(self.largest, float(x.detach().abs().max()))
+        return super().forward(x)
+
+
+_LATE = ("the buffer late was not there", "build_model")
+_EXTRA = (r"extra state of the module second \(get_extra_state\(\)\) changes in loss", "a buffer")
+
 REFUSED: Mapping[type[Base], tuple[tuple[str, ...], str, str]] = {
     Complex: (EVERYWHERE, r"parameter odd has element type torch\.complex128", "view_as_real"),
     ComplexBuffer: (EVERYWHERE, r"buffer odd has element type torch\.complex64", "view_as_real"),
@@ -385,6 +451,8 @@ REFUSED: Mapping[type[Base], tuple[tuple[str, ...], str, str]] = {
     BufferView: (STAGES, r"buffer odd would not follow second\.weight", "in forward"),
     KeptView: (STAGES, r"a view of second\.weight that was kept", "replicated"),
     CompiledInside: (STAGES[2:], "second: it is compiled", "strategy.stage = 2"),
+    LateBuffer: (STAGES, *_LATE),
+    ExtraState: (STAGES, *_EXTRA),
 }
 """By model: strategies that refuse it at warm-up, the message, and a word of the remedy."""
 
@@ -439,6 +507,32 @@ class Moves(Changing):
         self.second.weight.data = self.second.weight.data.clone()
 
 
+class AddsBuffer(Changing):
+    def change(self):
+        self.second.register_buffer("late", ones(3))
+
+
+class FillsBuffer(Changing):
+    def extra(self):
+        self.register_buffer("late", None)
+
+    def change(self):
+        self.late = ones(3)
+
+
+class GrowsBuffer(Changing):
+    def extra(self):
+        self.register_buffer("mask", ones(2, 2))
+
+    def change(self):
+        self.mask = ones(3, 3)
+
+
+class DropsBuffer(GrowsBuffer):
+    def change(self):
+        del self.mask
+
+
 class CheckpointedTwiceReentrant(CheckpointedTwice):
     reentrant = True
 
@@ -454,6 +548,12 @@ FAILS: Mapping[type[Base], tuple[tuple[str, ...], str, str]] = {
     Removes: (_FROM_THERE, r"the parameter second\.bias is gone", "build_model"),
     Thaws: (EVERYWHERE, r"second\.weight requires a gradient and did not", "weights-from"),
     Moves: (STAGES[:2], r"second\.weight has other memory", "hooks"),
+    LateBuffer: ((REPLICATED,), *_LATE),
+    ExtraState: ((REPLICATED,), *_EXTRA),
+    AddsBuffer: (EVERYWHERE, r"the buffer second\.late was not there", "persistent=False"),
+    FillsBuffer: (EVERYWHERE, "the buffer late was not there", "persistent=False"),
+    GrowsBuffer: (EVERYWHERE, r"the buffer mask is \(3, 3\) .* and was \(2, 2\)", "final shapes"),
+    DropsBuffer: (EVERYWHERE, "the buffer mask is gone", "build_model"),
     CheckpointedTwiceReentrant: (EVERYWHERE, "a gradient twice in one backward", "use_reentrant"),
 }
 """By model: strategies with which its job fails, the message, and a word of the remedy."""

@@ -1,6 +1,6 @@
 """Buffers that a training forward changes (BatchNorm's statistics): snapshot, combine, restore.
 
-All persistent buffers count: what `state_dict` holds is state, the rest is derived from it.  In a
+All persistent buffers count: they are state, and the rest is derived from it.  In a
 step every rank changes them by its own rows; what all ranks have afterwards depends on the type:
 
     float16, bfloat16, float32   the mean of the ranks' values, weighted by their shares of the rows
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.data.sampling import mixed
+from dtd.train.state.weights import named_state_buffers
 
 _NOTHING: Final = -0.0
 """Adding it changes no value, not even a zero's sign."""
@@ -47,8 +48,7 @@ class RunningBuffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        persistent = model.state_dict().keys()
-        self.names = [name for name, _ in model.named_buffers() if name in persistent]
+        self.names = [name for name, _ in named_state_buffers(model)]
         self._owners: list[tuple[nn.Module, str]] = []
         for name in self.names:
             path, _, attribute = name.rpartition(".")
@@ -72,8 +72,12 @@ class RunningBuffers:
     def restore(self) -> None:
         """Put the snapshot back: nothing of the step happened."""
         with torch.no_grad():
-            for buffer, saved in zip(self._live(), self._saved, strict=True):
-                buffer.copy_(saved)
+            for (module, name), saved in zip(self._owners, self._saved, strict=True):
+                live = module._buffers.get(name)  # noqa: SLF001 - it may be gone, or another one
+                if live is None or (live.shape, live.dtype) != (saved.shape, saved.dtype):
+                    module._buffers[name] = saved  # noqa: SLF001
+                else:
+                    live.copy_(saved)
 
     def put_back(self) -> list[str]:
         """Restore them; returns the names of those that had changed since the snapshot."""

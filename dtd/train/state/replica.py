@@ -38,6 +38,7 @@ from dtd.train.optimizer.task_schedule import TaskSchedule, schedule_of
 from dtd.train.plan import steps_of
 from dtd.train.state.averages import Averages
 from dtd.train.state.task_state import OwnState
+from dtd.train.state.weights import live_tensors
 from dtd.train.task import Task, stand_in
 
 
@@ -290,8 +291,8 @@ def begin_optimizer(replica: Replica, task: Task, spec: JobSpec) -> None:
 
 def move_weights(fresh: nn.Module, model: nn.Module) -> None:
     """Give a model the weights of another one of the same kind, which loses them one by one."""
-    own = model.state_dict()
-    for name, value in fresh.state_dict().items():
+    own = dict(live_tensors(model))
+    for name, value in live_tensors(fresh):
         storage = value.untyped_storage()
         if value.numel() and not storage.nbytes():
             continue  # a tied one, under its second name

@@ -197,6 +197,14 @@ class ParameterWatch:
         """Whether the next pass also compares contents."""
         return self._may_read and self._passes < PASSES_READ
 
+    def check_structure(self, by: str) -> None:
+        """See that the model has the parameters and buffers that it began with.
+
+        Raises:
+            TaskError: it has not.
+        """
+        self._structure.check(by)
+
     @contextlib.contextmanager
     def unchanged(self, by: str) -> Iterator[None]:
         """See that parameters stay as they are, and that no others take their place.

@@ -1,17 +1,19 @@
 """Weights by name: the external names of a model's parameters and buffers.
 
-Names are those of the model as it was written: torch.compile's wrapper adds `_orig_mod.` to the
-names in its state_dict, here it is taken away, so that a compiled and a plain model can load each
-other's weights.  What is shared under several names (tied weights) counts once, under the first.
+The tensors are the modules' own, by reference: a model's `state_dict()` may be overridden or
+hooked, and leave out a parameter or hold copies.  Names are those of the model as it was written:
+torch.compile's wrapper adds `_orig_mod.` to names, and torch's checkpoint_wrapper a name of its
+own, which are taken away here, so that a wrapped and a plain model can load each other's weights.
+What is shared under several names (tied weights) counts once, under the first.
 `load_weights` is for whoever uses the weights after training: it needs no daemon.  States of a
 running job are `dtd.train.state.tensors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import safetensors.torch
 import torch
@@ -20,13 +22,51 @@ from torch import Tensor, nn
 
 from dtd.errors import CheckpointError, TaskError
 
-_COMPILED: Final = "_orig_mod"
+_WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
+"""Under these names torch's wrappers hold the module that they wrap."""
+
+_EXTRA_STATE: Final = "_extra_state"
 _SHOWN: Final = 3
 
 
 def plain_name(name: str) -> str:
-    """A name in a state_dict without what torch.compile adds to it."""
-    return ".".join(part for part in name.split(".") if part != _COMPILED)
+    """A parameter's or buffer's name without what torch's wrappers add to it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own buffers that are a part of the state, by their names in the module."""
+    derived = module._non_persistent_buffers_set  # noqa: SLF001 - torch has no other name
+    return {
+        name: buffer
+        for name, buffer in module._buffers.items()  # noqa: SLF001 - one list for each call
+        if buffer is not None and name not in derived
+    }
+
+
+def named_state_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Buffers of the model that are a part of the state, shared ones once."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for path, module in model.named_modules():
+        for name, buffer in persistent_buffers(module).items():
+            found.setdefault(id(buffer), (f"{path}.{name}" if path else name, buffer))
+    return list(found.values())
+
+
+def extra_states(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """What `get_extra_state()` of the model's modules returns, under the names of a state_dict.
+
+    Raises:
+        TaskError: one of them is no tensor.
+    """
+    modules = ((name, one) for name, one in model.named_modules() if has_extra_state(one))
+    named = ((f"{name}.{_EXTRA_STATE}" if name else _EXTRA_STATE, one) for name, one in modules)
+    return [(name, _extra_state(name, one)) for name, one in named]
+
+
+def has_extra_state(module: nn.Module) -> bool:
+    """Whether a module defines `get_extra_state()`."""
+    return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -91,12 +131,7 @@ def named_groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
     groups: list[tuple[list[str], Tensor]] = []
     places: dict[tuple[int, torch.Size, tuple[int, ...]], int] = {}
     taken: set[str] = set()
-    for full_name, value in model.state_dict().items():
-        if not isinstance(value, Tensor):
-            raise TaskError(
-                f"the model's state_dict() holds {full_name}, which is no tensor",
-                remedy="keep such state in a buffer",
-            )
+    for full_name, value in live_tensors(model):
         name = plain_name(full_name)
         name = full_name if name in taken else name
         taken.add(name)
@@ -107,6 +142,35 @@ def named_groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
         places[identity] = len(groups)
         groups.append(([name], value))
     return groups
+
+
+def live_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters, persistent buffers and extra state as `nn.Module.state_dict()` does.
+
+    Names and order are those; what is shared comes under each of its names.
+
+    Raises:
+        TaskError: the extra state of a module is no tensor.
+    """
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, parameter in module._parameters.items():  # noqa: SLF001 - one list for each call
+            if parameter is not None:
+                yield prefix + name, parameter.detach()
+        for name, buffer in persistent_buffers(module).items():
+            yield prefix + name, buffer.detach()
+        if has_extra_state(module):
+            yield prefix + _EXTRA_STATE, _extra_state(prefix + _EXTRA_STATE, module)
+
+
+def _extra_state(name: str, module: nn.Module) -> Tensor:
+    value: Any = module.get_extra_state()
+    if not isinstance(value, Tensor):
+        raise TaskError(
+            f"the model's state_dict() holds {name}, which is no tensor",
+            remedy="keep such state in a buffer",
+        )
+    return value.detach()
 
 
 def _listed(word: str, names: list[str]) -> str:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from dtd.ctl.checkpoints import loading_lines
 from dtd.errors import CheckpointError, TaskError
 from dtd.train.state.tensors import load_weights as load_state_weights
-from dtd.train.state.weights import load_weights, model_tensors, plain_name
+from dtd.train.state.weights import live_tensors, load_weights, model_tensors, plain_name
 
 MODULE = "dtd_weights_task"
 
@@ -92,6 +93,40 @@ def test_names_are_those_of_the_model_as_it_was_written() -> None:
         *("block.weight", "block.bias", "out.weight", "out.bias")
     ]
     assert plain_name("_orig_mod.a._orig_mod.b") == "a.b"
+
+
+class Various(nn.Module):
+    """One layer under two names, buffers of all kinds, parametrizations old and new."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.same = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("derived", torch.ones(1), persistent=False)
+        self.register_buffer("none", None)
+        self.listed = nn.ParameterList([nn.Parameter(torch.ones(1))])
+        self.new = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+        self.old = nn.utils.spectral_norm(nn.Linear(2, 2))
+        self.attention = nn.MultiheadAttention(4, 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "build",
+    [
+        Various,
+        lambda: checkpoint_wrapper(Various()),
+        lambda: nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), nn.Linear(2, 2)),
+        lambda: torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))),
+        lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(3, 2)),
+    ],
+)
+def test_names_tensors_and_order_are_those_of_a_usual_state_dict(build) -> None:
+    model = build()
+    usual = model.state_dict()
+    live = {plain_name(name): tensor for name, tensor in live_tensors(model)}
+    assert list(live) == list(usual)
+    assert all(live[name].data_ptr() == tensor.data_ptr() for name, tensor in usual.items())
 
 
 def test_a_compiled_and_a_plain_model_are_told_apart_where_one_holds_both() -> None:

@@ -473,10 +473,16 @@ def _small_world(spec: JobSpec) -> int:
 
 
 def _plan_digest(session: JobSession) -> str:
-    """Return a hash of what is exchanged in a step, to be compared between workers."""
+    """Return a hash of what workers must have alike, to be compared between them.
+
+    It covers what is exchanged in a step, and the optimizer's order of parameters, by which a state
+    numbers its entries.
+    """
     content = hashlib.blake2b(digest_size=16)
     for name, digest in session.strategy.plan():
         content.update(f"{name} {digest}\n".encode())
+    for names in session.replica.grouped:
+        content.update(f"{names}\n".encode())
     for step in range(min(_UPDATES_COMPARED, session.plan.steps_total)):
         names = updates_of_step(session.task, session.strategy.names, step)
         content.update(f"{' '.join(names)}\n".encode())

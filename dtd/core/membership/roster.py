@@ -290,7 +290,10 @@ def disagreement(
     if reference.dataset_fingerprint != other.dataset_fingerprint:
         return "sampled rows of its dataset, or their order, differ from the other workers'"
     if reference.plan_digest != other.plan_digest:
-        return "its model has other parameters than the other workers'"
+        return (
+            "its model has other parameters than the other workers', or its optimizer has them in"
+            " another order or in other groups"
+        )
     if reference.numerics_fingerprint != other.numerics_fingerprint:
         return (
             "its numerics differ (another torch version, device type or processor):"

@@ -20,7 +20,7 @@ from dtd.parts.tensor_file import placed
 from dtd.train.checkpoint.format import Manifest, verify
 from dtd.train.record import GotOn, nobody
 from dtd.train.state.replica import Replica
-from dtd.train.state.tensors import MODEL, OPTIMIZER, digest_of, load_state
+from dtd.train.state.tensors import MODEL, OPTIMIZER, digest_of, load_state, own_entries
 
 Pieces = dict[str, list[tuple[int, int, Tensor]]]
 """By name of a sharded tensor: (start, stop, values) of pieces of the flattened tensor."""
@@ -50,7 +50,8 @@ class Stored:
         load_state(replica, self.tensors, self.manifest.state, got_on)
         if self.manifest.part is not None:
             assert replica.shards is not None, "load_state refuses a part of another strategy"
-            replica.shards.load(self.pieces, self.manifest.shards)
+            pieces = own_entries(replica, self.manifest.state, self.pieces)
+            replica.shards.load(pieces, self.manifest.shards)
 
 
 def read_stored(path: Path, got_on: GotOn = nobody, *, mapped: bool = False) -> Stored:

@@ -1,13 +1,14 @@
 """Whether an optimizer can continue from a saved state, and if not, what differs, by name.
 
-torch takes over what it is given and fails in the middle of a step, or with a bare key; everything
-is compared here before that, and named with both values.  Nothing is loaded here.
+torch takes over what it is given, by number, and fails in the middle of a step, or with a bare key;
+everything is compared here before that, and named with both values.  Nothing is loaded here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,8 @@ _SCALARS: Final = ("step",)
 _MOST_NAMED: Final = 4
 
 Groups = Sequence[Mapping[str, Any]]
+Names = Sequence[Sequence[str]]
+"""Of the parameters of each group, in the optimizer's order."""
 
 
 def check_groups(own: Groups, saved: Groups, *, ours: Sequence[str]) -> None:
@@ -43,7 +46,11 @@ def check_groups(own: Groups, saved: Groups, *, ours: Sequence[str]) -> None:
     for number, (mine, theirs) in enumerate(zip(own, saved, strict=True)):
         known = {key: value for key, value in mine.items() if key not in ours}
         lacks = [f"{key} = {_words(known[key])}" for key in known if key not in theirs]
-        extra = [f"{key} = {_words(theirs[key])}" for key in theirs if key not in mine]
+        extra = [
+            f"{key} = {_words(theirs[key])}"
+            for key in theirs
+            if key not in mine and key not in ours
+        ]
         if lacks or extra:
             where = f" in group {number}" if len(own) > 1 else ""
             raise CheckpointError(
@@ -51,6 +58,35 @@ def check_groups(own: Groups, saved: Groups, *, ours: Sequence[str]) -> None:
                 f"{' and' if lacks and extra else ''}{_listed(' it lacks', lacks)}",
                 remedy=REMEDY,
             )
+
+
+def own_numbers(own: Names, saved: Names) -> list[int]:
+    """Number in this job's optimizer of each parameter of the state's, in the state's order.
+
+    Raises:
+        CheckpointError: a parameter is in one of the two only, or in another group.
+    """
+    mine, theirs = (
+        {name: number for number, names in enumerate(groups) for name in names}
+        for groups in (own, saved)
+    )
+    found = [f"{name} is only in the state's" for name in theirs if name not in mine]
+    found += [f"{name} is only in this job's" for name in mine if name not in theirs]
+    found += [
+        f"{name} is in group {group} of the state's and in group {mine[name]} of this job's"
+        for name, group in theirs.items()
+        if mine.get(name, group) != group
+    ]
+    if found:
+        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        raise CheckpointError(
+            f"the state's optimizer and this job's have other parameters:"
+            f" {'; '.join(found[:_MOST_NAMED])}{more}",
+            remedy="train the same parameters in the same groups, or take over the state's weights"
+            " only (--weights-from)",
+        )
+    number_of = {name: number for number, name in enumerate(chain.from_iterable(own))}
+    return [number_of[name] for name in chain.from_iterable(saved)]
 
 
 def check_entries(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import xxhash
@@ -165,8 +166,9 @@ def _meaning(replica: Replica, entry: str, parameter: str = "") -> str:
         )
     if entry.startswith(OPTIMIZER):
         index, _, key = entry.removeprefix(OPTIMIZER).partition(".")
+        names = [*chain.from_iterable(replica.grouped)]
         return (
-            f"{key} in the optimizer's state of {parameter or _parameter(replica, int(index))};"
+            f"{key} in the optimizer's state of {parameter or names[int(index)]};"
             " all ranks give"
             " the optimizer the same gradients, so it probably draws at random, or keeps state"
             " that dtd does not know"
@@ -208,11 +210,3 @@ def _of_model(replica: Replica, name: str) -> str:
         f"the buffer {name}; probably it is changed outside of forward, or by a random draw or"
         " rows of one rank in a way that cannot be averaged"
     )
-
-
-def _parameter(replica: Replica, index: int) -> str:
-    """The parameter that the optimizer numbers so."""
-    parameters = [p for group in replica.optimizer.param_groups for p in group["params"]]
-    named = replica.model.named_parameters()
-    names = {id(parameter): plain_name(name) for name, parameter in named}
-    return names.get(id(parameters[index]), f"parameter {index}")

@@ -38,7 +38,7 @@ from dtd.train.optimizer.task_schedule import TaskSchedule, schedule_of
 from dtd.train.plan import steps_of
 from dtd.train.state.averages import Averages
 from dtd.train.state.task_state import OwnState
-from dtd.train.state.weights import live_tensors
+from dtd.train.state.weights import live_tensors, parameter_names
 from dtd.train.task import Task, stand_in
 
 
@@ -68,6 +68,7 @@ class Replica:
         local_from: from this step the optimizer's state is this rank's own; None: never.
         shared: tensors of the strategy that are a part of the state, by name.
         shards: what this rank holds of trained parameters and optimizer state; None: all of it.
+        grouped: names of the parameters in each of the optimizer's groups, in its order.
     """
 
     model: nn.Module
@@ -91,6 +92,10 @@ class Replica:
     local_from: int | None = None
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     shards: ShardedState | None = None
+    grouped: list[list[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grouped = _grouped(self.model, self.optimizer)
 
     @property
     def optimizer_is_local(self) -> bool:
@@ -180,6 +185,18 @@ class Replica:
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Inside, the model has the weights that are evaluated: the averages, if there are any."""
         return contextlib.nullcontext() if self.averages is None else self.averages.in_place()
+
+
+def _grouped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """Names of the parameters in each group of an optimizer over whole parameters."""
+    names = parameter_names(model)
+    return [
+        [
+            names.get(one, f"parameter {place} of group {number}")
+            for place, one in enumerate(group["params"])
+        ]
+        for number, group in enumerate(optimizer.param_groups)
+    ]
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -334,6 +351,7 @@ def reset_replica(
         replica.shards.make_room()
     move_weights(fresh, replica.model)
     replica.optimizer = optimizer_of(task, spec.optimizer, replica.trained)
+    replica.grouped = _grouped(replica.model, replica.optimizer)
     if replica.shards is not None:
         replica.shards.bind(replica.optimizer)
     replica.scaler = loss_scaler(spec.train.precision)

@@ -2,11 +2,12 @@
 
     model.<name>                parameters and persistent buffers (`dtd.train.state.weights`)
     ema.<name>                  averages of the trained parameters (`dtd.train.state.averages`)
-    optimizer.<index>.<key>     optimizer state of the index-th trained parameter
+    optimizer.<index>.<key>     optimizer state of the optimizer's index-th parameter
     strategy.<name>             what the job's strategy keeps beside the model, such as momentum
     task.<name>                 tensors that the task keeps itself
 
-Everything that is not a tensor is metadata: counters, loss scale, parameter groups.  Equal states
+Everything that is not a tensor is metadata: counters, loss scale, parameter groups, and the names
+of the parameters in them, by which whoever takes a state over finds its own numbers.  Equal states
 give equal names, bytes and metadata, hence equal digests, on whatever rank and after whatever
 history.  The same form serves digests, state transfer and checkpoints; what is done with it is
 their business.
@@ -20,8 +21,9 @@ state is the same as without shards.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import xxhash
@@ -34,11 +36,13 @@ from dtd.errors import CheckpointError, TaskError
 from dtd.strategy.sharded.state import ShardedState
 from dtd.train.bulk import add_to_hash, copy_into
 from dtd.train.early_stop import EarlyStop
-from dtd.train.optimizer.fit import check_entries, check_groups
+from dtd.train.optimizer.fit import check_entries, check_groups, own_numbers
 from dtd.train.record import GotOn, nobody
 from dtd.train.state.canonical import canonical_json
 from dtd.train.state.replica import Replica
 from dtd.train.state.weights import model_tensors, plain_name
+
+Value = TypeVar("Value")
 
 MODEL = "model."
 AVERAGE = "ema."
@@ -60,8 +64,12 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """Element types by the name that safetensors gives them."""
 
-_NOT_STATE = ("params", "foreach", "fused")
-"""Of an optimizer's groups: which kernels update them is the choice of whoever holds the state."""
+_NOT_STATE = ("params", "param_names", "foreach", "fused")
+"""Of an optimizer's groups: which kernels update them is the choice of whoever holds the state, and
+the names that an optimizer keeps itself follow its own order."""
+
+_PARAMETERS = "optimizer_parameters"
+"""In the metadata: names of the parameters of each group.  States of dtd 0.1.0 have none."""
 
 REPLICATED = "replicated"
 _WHOLE = (REPLICATED, "sharded")
@@ -70,6 +78,7 @@ _WHOLE = (REPLICATED, "sharded")
 SHARDS = "optimizer_shards"
 """In the metadata of a common part: element types of the optimizer state that is sharded."""
 _MOST_NAMED = 4
+_NUMBERED = re.compile(r"^(optimizer\.|)(\d+)\.")
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -150,6 +159,7 @@ def metadata(replica: Replica) -> dict[str, Any]:
         "loss_scale_good_steps": replica.scaler.good_steps,
         "optimizer_scalars": scalars,
         "optimizer_groups": groups,
+        _PARAMETERS: replica.grouped,
         "early_stop": dataclasses.asdict(replica.early_stop),
         "ended_of": replica.ended_of,
         "stream": replica.stream,
@@ -232,12 +242,6 @@ def load_state(
         _load_weights(_common_model(replica), tensors, got_on)
     else:
         load_weights(replica, tensors, got_on)
-    _load_shared(replica, tensors, got_on)
-    if replica.averages is not None:
-        replica.averages.load(
-            {n.removeprefix(AVERAGE): t for n, t in tensors.items() if n.startswith(AVERAGE)},
-            got_on,
-        )
     _load_schedule(replica, about.get("schedule"))
     try:
         _load_optimizer(replica, tensors, about)
@@ -256,6 +260,12 @@ def load_state(
         ) from error
     except (ValueError, TypeError, IndexError) as error:
         raise CheckpointError(f"the state does not fit this job's optimizer: {error}") from error
+    _load_shared(replica, tensors, got_on)
+    if replica.averages is not None:
+        replica.averages.load(
+            {n.removeprefix(AVERAGE): t for n, t in tensors.items() if n.startswith(AVERAGE)},
+            got_on,
+        )
     own = {n.removeprefix(TASK): t for n, t in tensors.items() if n.startswith(TASK)}
     replica.own.load(own, about.get("task", {}))
 
@@ -275,8 +285,12 @@ def _check_strategy(replica: Replica, about: Mapping[str, Any]) -> None:
 
 
 def _load_shared(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn) -> None:
-    given = {n.removeprefix(STRATEGY): t for n, t in tensors.items() if n.startswith(STRATEGY)}
-    live = replica.shared
+    given = {
+        plain_name(n.removeprefix(STRATEGY)): t
+        for n, t in tensors.items()
+        if n.startswith(STRATEGY)
+    }
+    live = {plain_name(n): t for n, t in replica.shared.items()}
     if given.keys() != live.keys() or any(given[n].shape != t.shape for n, t in live.items()):
         raise CheckpointError(
             f"what the strategy {replica.strategy} keeps in the state is of another model",
@@ -349,34 +363,55 @@ def _bare(name: str) -> str:
     return name.removeprefix(MODEL)
 
 
+def own_entries(
+    replica: Replica, about: Mapping[str, Any], entries: Mapping[str, Value]
+) -> dict[str, Value]:
+    """Entries of a state, with the numbers that their parameters have in this replica's optimizer.
+
+    Args:
+        replica: takes the state over.
+        about: the state's metadata.
+        entries: by `index.key` or `optimizer.index.key`; other names stay as they are.
+
+    Raises:
+        CheckpointError: the two optimizers have other parameters.
+    """
+    if _PARAMETERS not in about:
+        return dict(entries)
+    numbers = own_numbers(replica.grouped, about[_PARAMETERS])
+    return {
+        _NUMBERED.sub(lambda found: f"{found[1]}{numbers[int(found[2])]}.", name): value
+        for name, value in entries.items()
+    }
+
+
 def _load_optimizer(
     replica: Replica, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
 ) -> None:
-    state: dict[int, dict[str, Any]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith(OPTIMIZER):
-            index, _, key = name.removeprefix(OPTIMIZER).partition(".")
-            state.setdefault(int(index), {})[key] = tensor
-    for name, value in about["optimizer_scalars"].items():
-        index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = value
     shards = replica.shards
     if shards is not None:
         shards.unbind()
     mine = replica.optimizer.state_dict()["param_groups"]
     saved = about["optimizer_groups"]
     check_groups(mine, saved, ours=_NOT_STATE)
+    named = {n.removeprefix(OPTIMIZER): t for n, t in tensors.items() if n.startswith(OPTIMIZER)}
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in own_entries(replica, about, named | about["optimizer_scalars"]).items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = value
     fused = {number for group in mine if group.get("fused") for number in group["params"]}
     check_entries(_in_order(replica), state, exact=fused)
     groups = []
     for own, group in zip(mine, saved, strict=True):
-        restored = {k: tuple(v) if isinstance(own[k], tuple) else v for k, v in group.items()}
+        kept = {key: value for key, value in group.items() if key not in _NOT_STATE}
+        restored = {k: tuple(v) if isinstance(own[k], tuple) else v for k, v in kept.items()}
         groups.append({**restored, **{key: own[key] for key in _NOT_STATE if key in own}})
     replica.optimizer.load_state_dict({"state": state, "param_groups": groups})
     _restore_types(replica, state)
     if shards is not None:
         missing = about.get(SHARDS)
-        entries = {name: DTYPES[dtype] for name, dtype in (missing or {}).items()}
+        there = own_entries(replica, about, missing or {})
+        entries = {name: DTYPES[dtype] for name, dtype in there.items()}
         shards.bind(replica.optimizer, WHOLE if missing is None else NOTHING, entries)
 
 
@@ -390,14 +425,9 @@ def _restore_types(replica: Replica, state: Mapping[int, Mapping[str, Any]]) -> 
 
 
 def _in_order(replica: Replica) -> list[tuple[str, Tensor]]:
-    """Trained parameters with their names, in the order in which the optimizer numbers them."""
-    names = {id(parameter): name for name, parameter in replica.trained}
-    groups = replica.optimizer.param_groups
-    parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
-    return [
-        (names.get(id(parameter), f"parameter {number}"), parameter)
-        for number, parameter in enumerate(parameters)
-    ]
+    """Parameters with their names, in the order in which the optimizer numbers them."""
+    groups = zip(replica.grouped, replica.optimizer.param_groups, strict=True)
+    return [pair for names, group in groups for pair in zip(names, group["params"], strict=True)]
 
 
 def _plain(what: str, value: Any) -> Any:

@@ -79,6 +79,15 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {names[0]: tensor for names, tensor in groups}
 
 
+def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Names of all parameters, frozen ones too; of one that is shared, the first."""
+    names: dict[str, nn.Parameter] = {}
+    for full_name, parameter in model.named_parameters():
+        name = plain_name(full_name)
+        names[full_name if name in names else name] = parameter
+    return {parameter: name for name, parameter in names.items()}
+
+
 def load_weights(model: nn.Module, *files: str | Path) -> None:
     """Give a model the weights of safetensors files, such as `dtdctl fetch` brings.
 

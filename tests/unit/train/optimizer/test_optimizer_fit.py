@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dtd.errors import CheckpointError
-from dtd.train.optimizer.fit import check_entries, check_groups
+from dtd.train.optimizer.fit import check_entries, check_groups, own_numbers
 
 OURS = ("params", "foreach", "fused")
 
@@ -46,6 +46,27 @@ def test_another_number_of_groups(parameters: list[nn.Parameter]) -> None:
     del odd[1]["momentum"]
     with pytest.raises(CheckpointError, match=r"in group 1: it lacks momentum = 0 "):
         check_groups(groups(two), odd, ours=OURS)
+
+
+def test_kernels_and_names_that_an_optimizer_keeps_are_no_settings(parameters) -> None:
+    named = torch.optim.SGD(zip(("w", "b"), parameters, strict=True), lr=0.1)
+    ours = (*OURS, "param_names")
+    check_groups(groups(torch.optim.SGD(parameters, lr=0.1)), groups(named), ours=ours)
+    check_groups(groups(named), groups(torch.optim.SGD(parameters, lr=0.1)), ours=ours)
+
+
+def test_parameters_are_found_by_name() -> None:
+    assert own_numbers([["a", "b"], ["c"]], [["a", "b"], ["c"]]) == [0, 1, 2]
+    assert own_numbers([["a", "b"], [], ["d", "c"]], [["b", "a"], [], ["c", "d"]]) == [1, 0, 3, 2]
+    with pytest.raises(CheckpointError) as caught:
+        own_numbers([["a", "b"], ["d"]], [["a", "c"], ["b", "d"]])
+    assert caught.value.message == (
+        "the state's optimizer and this job's have other parameters: c is only in the state's;"
+        " b is in group 1 of the state's and in group 0 of this job's"
+    )
+    assert "--weights-from" in caught.value.remedy
+    with pytest.raises(CheckpointError, match=r"p3 is only in this job's; and 6 more"):
+        own_numbers([[f"p{number}" for number in range(10)]], [[]])
 
 
 def test_entries_of_parameters(parameters: list[nn.Parameter]) -> None:

@@ -117,6 +117,23 @@ def test_optimizer_state_of_another_shape_is_refused(
         load_state(same, tensors, metadata(own))
 
 
+def test_a_state_without_names_is_taken_over_by_number() -> None:
+    own, same = replica_of(nn.Linear(3, 4)), replica_of(nn.Linear(3, 4))
+    updated(own)
+    about = metadata(own)
+    assert about.pop("optimizer_parameters") == [["weight", "bias"]]
+    load_state(same, read_back(named_tensors(own)), about)
+    assert state_digest(same) == state_digest(own)
+
+
+def test_names_are_those_of_the_plain_model() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(requires_grad=False)
+    wrapped = nn.Module()
+    wrapped.add_module("_orig_mod", model)
+    assert metadata(replica_of(wrapped))["optimizer_parameters"] == [["1.weight", "1.bias"]]
+
+
 def test_another_models_state_is_refused(make_replica) -> None:
     other = make_replica(width=4)
     with pytest.raises(CheckpointError, match=r"model: embed\.weight is \(4, 4\)"):

@@ -28,17 +28,27 @@ def rehearse(
     sample: Sample,
     spec: JobSpec,
     device: torch.device,
+    structure: Structure,
     *,
     backward: bool,
 ) -> None:
     """Compute the loss of a sample, or each optimizer's, and, if wanted, its gradients.
+
+    Args:
+        task: the job's.
+        replica: its model and optimizers.
+        buffers: the model's.
+        sample: gives the rows.
+        spec: the job.
+        device: the model's.
+        structure: the model before this; listing its parameters here would gather them.
+        backward: whether gradients are wanted.
 
     Raises:
         TaskError: it changes what the model consists of.
         Exception: whatever the task raises.
     """
     batch = sample()
-    structure = Structure(replica.model, stay=False)
     buffers.take_snapshot()
     try:
         with kept_random_state(), replica.own.unchanged("loss()"):

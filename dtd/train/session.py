@@ -46,6 +46,7 @@ from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, Warning
 from dtd.train.rehearsal import rehearse
 from dtd.train.state.buffers import RunningBuffers, smallest_rows
 from dtd.train.state.replica import Replica, begin_optimizer, build_replica, reset_replica
+from dtd.train.state.structure import Structure
 from dtd.train.state.task_state import ParameterWatch
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
 from dtd.transport.api import BucketMemory, Collective
@@ -277,8 +278,11 @@ def build_session(
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     buffers = RunningBuffers(replica.model)
     run = partial(rehearse, task, replica, buffers, sample, spec, device)
+    as_built = Structure(replica.model, stay=False)
     alone = spec.elastic.max_workers == spec.train.grad_accumulation == 1
-    doubts = check_gradient_hooks(replica.trained, partial(run, backward=True), alone=alone)
+    doubts = check_gradient_hooks(
+        replica.trained, partial(run, as_built, backward=True), alone=alone
+    )
     callbacks = Callbacks(task, replica, Observers(observers_of(task), reporter.warning))
     warn = WarningThrottle(reporter.warning)
     scalars = StepScalars(
@@ -297,7 +301,8 @@ def build_session(
         replica.shards.bind(replica.optimizer)
     whole = not (isinstance(strategy, Sharded) and strategy.divides_parameters)
     if isinstance(strategy, Sharded):
-        strategy.watch(partial(run, backward=not whole))
+        as_divided = Structure(replica.model, stay=False)
+        strategy.watch(partial(run, as_divided, backward=not whole))
     return JobSession(
         spec=spec,
         task=task,

@@ -6,7 +6,7 @@ the task of a recipe, `tests.jobs.play` trains it with dtd, `tests.jobs.oracle` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +16,9 @@ STEPS: Final = 6
 ROWS: Final = 40
 BATCH: Final = 10
 MOST_RANKS: Final = 5
+MOST_LAYERS: Final = 3
+PLAIN: Final = 6
+"""One feature in so many is chosen, and all others are plain, so that most jobs are trained."""
 
 FEATURES: Final[dict[str, tuple[str, ...]]] = {
     "modes": ("train", "a part in eval", "all in eval"),
@@ -114,7 +117,7 @@ class Recipe:
         features: a value for each key of FEATURES.
         layers: between the rows and the head.
         ranks: how many begin.
-        events: in order, at most one before each step.
+        events: in order, at most one at each step.
     """
 
     features: tuple[tuple[str, str], ...]
@@ -144,22 +147,28 @@ def made(ranks: int = 2, layers: tuple[str, ...] = (), events: Any = (), **chose
     return Recipe(features, layers, ranks, tuple(Event(*one) for one in events))
 
 
-def _mostly_plain(draw: Callable[[Any], Any], values: tuple[str, ...]) -> str:
-    """One of the values; the plain one half of the time, so that most jobs are trained."""
-    return str(draw(st.sampled_from(values))) if draw(st.integers(0, 3)) == 3 else values[0]
+def chosen(choose: Callable[[Sequence[Any]], Any]) -> Recipe:
+    """A recipe by chance.
+
+    Args:
+        choose: picks one of several values; the first ones make plain recipes.
+    """
+    features = {key: values[0] for key, values in FEATURES.items()}
+    for key, values in FEATURES.items():
+        if key == "strategy" or choose(range(PLAIN)) == PLAIN - 1:
+            features[key] = choose(values)
+    layers = tuple(choose(LAYERS) for _ in range(choose(range(MOST_LAYERS + 1))))
+    if features["collate"] == "leaves rows out":  # one row may be left, too few for these
+        layers = tuple(one for one in layers if not one.startswith("batch norm"))
+    events = tuple(
+        Event(step, choose(EVENTS), choose(range(MOST_RANKS)))
+        for step in range(1, STEPS)
+        if choose(range(PLAIN)) == PLAIN - 1
+    )
+    return Recipe(tuple(features.items()), layers, choose(range(1, MOST_RANKS + 1)), events)
 
 
 @st.composite
 def recipes(draw: Callable[[Any], Any]) -> Recipe:
-    """Recipes of jobs."""
-    features = tuple((key, _mostly_plain(draw, values)) for key, values in FEATURES.items())
-    layers = tuple(draw(st.lists(st.sampled_from(LAYERS), max_size=3)))
-    if dict(features)["collate"] == "leaves rows out":  # one row may be left, too few for these
-        layers = tuple(one for one in layers if not one.startswith("batch norm"))
-    ranks = draw(st.integers(1, MOST_RANKS))
-    steps = sorted(draw(st.sets(st.integers(1, STEPS - 1), max_size=2)))
-    events = tuple(
-        Event(step, draw(st.sampled_from(EVENTS)), draw(st.integers(0, MOST_RANKS - 1)))
-        for step in steps
-    )
-    return Recipe(features, layers, ranks, events)
+    """Recipes of jobs, for Hypothesis."""
+    return chosen(lambda values: draw(st.sampled_from(values)))

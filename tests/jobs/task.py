@@ -283,6 +283,8 @@ class Model(nn.Module):
         self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
         self.layers = nn.ModuleList(MADE[name]() for name in recipe.layers)
         self.head = nn.Linear(WIDTH, 3)
+        if recipe["step_hook"] == "teacher":
+            self.teacher = copy.deepcopy(self.head).requires_grad_(requires_grad=False)
         if recipe["loss"] == "learned weights":
             self.weights = nn.Parameter(torch.zeros(2))
         self.double()
@@ -353,7 +355,6 @@ class Task:
     def __init__(self, recipe: Recipe, *, resumed: bool = False) -> None:
         self.recipe, self.resumed = recipe, resumed
         self.model: Any = None
-        self.teacher: Any = None
         if recipe["optimizer"] == "two":
             self.build_optimizers = self._two_optimizers
         elif recipe["optimizer"] not in JOB_OPTIMIZERS:
@@ -381,8 +382,6 @@ class Task:
             model.eval()
         elif self.recipe["modes"] == "a part in eval":
             model.layers.eval()
-        if self.recipe["step_hook"] == "teacher":
-            self.teacher = copy.deepcopy(model)
         self.model = model
         return model
 
@@ -500,9 +499,8 @@ class Task:
 
     @torch.no_grad()
     def _teach(self) -> None:
-        for own, one in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
-            own.lerp_(one, 0.5)
-        head, teacher = self.model.head.weight, self.teacher.head.weight
+        head, teacher = self.model.head.weight, self.model.teacher.weight
+        teacher.lerp_(head, 0.5)
         head.add_(teacher, alpha=0.01)
 
     def _schedule(self, optimizer: Any, total_steps: int) -> Any:

@@ -51,7 +51,7 @@ def judge(recipe: Recipe) -> Verdict:
             if recipe["rows"] == "own generator":
                 return _told(job)
             found = _difference(recipe, job)
-            if not found and recipe.events and all(one.kind in SAME_BITS for one in recipe.events):
+            if not found and _keeps_bits(recipe):
                 found = _other_bits(recipe, job, Path(directory) / "whole")
         except (TaskError, JobSpecError) as error:
             if job.worlds:
@@ -73,6 +73,12 @@ def _told(job: Job) -> Verdict:
             if event == "task_doubtful":
                 return Verdict("told", message)
     return Verdict("fails", "a generator of the dataset's own is not told")
+
+
+def _keeps_bits(recipe: Recipe) -> bool:
+    """Digests are of the optimizer's parameters in their order."""
+    same_ranks = all(one.kind in SAME_BITS for one in recipe.events)
+    return bool(recipe.events) and same_ranks and recipe["resumed"] == "the same"
 
 
 def _other_bits(recipe: Recipe, job: Job, directory: Path) -> str:
@@ -122,17 +128,21 @@ def _beginning(recipe: Recipe, job: Job) -> Any:
         try:
             (rank,) = begun._start(1)
             rank.run._begin_fresh()
-            values = {name: one.detach().clone() for name, one in rank.model.named_parameters()}
+            values = {name: one.detach().clone() for name, one in _named(rank.model)}
         finally:
             begun.close()
 
     def begin(model: nn.Module) -> None:
         model(torch.zeros(4, 6, dtype=torch.float64))
         with torch.no_grad():
-            for name, one in model.named_parameters():
+            for name, one in _named(model):
                 one.copy_(values[name])
 
     return begin
+
+
+def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _other_buffers(rank: Any, expected: Trained) -> str:

@@ -470,6 +470,8 @@ class Task:
             in_order = not in_order
         if not in_order:
             parameters.reverse()
+        if self.recipe["optimizer"] == "SparseAdam":
+            parameters = [one for one in parameters if not one.is_complex()]
         groups: Any = parameters
         if self.recipe["groups"] == "two" and self.recipe["optimizer"] != "LBFGS":
             groups = [

@@ -13,15 +13,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dtd.core.ring.buckets import BucketPlan, plan_buckets
 from dtd.strategy.api import Part
 from dtd.strategy.codec.api import Codec
 from dtd.strategy.gradients import Gradients, parameter_shapes
+from dtd.strategy.nested import copied
 from dtd.strategy.scalars import StepScalars
 from dtd.transport.api import BucketMemory
 
@@ -121,11 +121,11 @@ class OptimizerSnapshot:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._groups = [
-            {key: _copy(value) for key, value in group.items() if key != "params"}
+            {key: copied(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
         self._state = {
-            parameter: {key: _copy(value) for key, value in values.items()}
+            parameter: {key: copied(value) for key, value in values.items()}
             for parameter, values in optimizer.state.items()
         }
 
@@ -158,7 +158,3 @@ class Undo:
             for parameter, value in self._values:
                 parameter.copy_(value)
         self._optimizer.restore()
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dtd.errors import TaskError
 from dtd.shown import cut
+from dtd.strategy.nested import leaves
 from dtd.train.observers import Observers
 from dtd.train.record import Moment
 from dtd.train.state.replica import Replica
@@ -122,15 +123,16 @@ def _marks(replica: Replica) -> dict[str, Any]:
     optimizer = replica.optimizer
     for number, values in enumerate(optimizer.state.values()):
         for key, value in values.items():
-            mark = _mark(value) if isinstance(value, Tensor) else value
-            marks[f"the optimizer's {key} of parameter {number}"] = mark
+            marks[f"the optimizer's {key} of parameter {number}"] = _marks_in(value)
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key != "params":
-                marks[f"the optimizer's {key} of group {number}"] = (
-                    value.item() if isinstance(value, Tensor) else value
-                )
+                marks[f"the optimizer's {key} of group {number}"] = _marks_in(value)
     return marks
+
+
+def _marks_in(value: Any) -> list[Any]:
+    return [_mark(one) if isinstance(one, Tensor) else one for one in leaves(value)]
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:

@@ -30,6 +30,7 @@ from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
 from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.nested import leaves
 from dtd.strategy.sharded.units import units_of
 from dtd.strategy.sharded.wire_pool import pool_bytes
 from dtd.train.available_memory import available_memory
@@ -289,7 +290,7 @@ def _local_bytes(replica: Replica) -> int:
     """The optimizer's state where it is the rank's own; a copy of it is kept in every round."""
     if not replica.optimizer_is_local:
         return 0
-    kept = (value for values in replica.optimizer.state.values() for value in values.values())
+    kept = leaves(replica.optimizer.state)
     return sum(_bytes(value) for value in kept if isinstance(value, Tensor))
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.core.observe.state_memory import StateSize, state_parts
+from dtd.strategy.nested import leaves
 from dtd.train.footprint import GRADIENTS_IN_POOL, division_of, memory_parts, saved_for_backward
 from dtd.train.record import MemoryRecord
 from dtd.train.state.tensors import OPTIMIZER, named_tensors
@@ -116,7 +117,7 @@ def _optimizer_tensors(replica: Replica) -> Iterator[Tensor]:
     """Yield the state of all optimizers, and what else is a part of the job's state."""
     for part in getattr(replica.optimizer, "parts", {"": replica.optimizer}).values():
         for kept in part.state.values():
-            yield from (value for value in kept.values() if isinstance(value, Tensor))
+            yield from (value for value in leaves(kept) if isinstance(value, Tensor))
     yield from named_tensors(replica).values()
 
 

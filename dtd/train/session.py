@@ -40,6 +40,7 @@ from dtd.train.model_checks import check_memory, check_tensors
 from dtd.train.model_setup import Sample, check_precision, sample_of
 from dtd.train.observers import Observers, observers_of
 from dtd.train.optimizer.build import JoinedOptimizer
+from dtd.train.optimizer.trial import check_kept
 from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
 from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, WarningThrottle
@@ -276,6 +277,7 @@ def build_session(
     plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
     plan.check_slices()
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
+    check_kept(replica, sharded=spec.strategy.name in SHARDED)
     buffers = RunningBuffers(replica.model)
     run = partial(rehearse, task, replica, buffers, sample, spec, device)
     as_built = Structure(replica.model, stay=False)

@@ -461,7 +461,7 @@ def test_averages_and_a_schedule_of_the_task_count_local_steps(arena, regression
         Task(), spec, 2, lambda p: torch.optim.SGD(p, lr=0.1), rates=lambda step: 0.1 / (1 + step)
     )
     assert distance(ranks[0].parameters(), expected.parameters()) < TOLERANCE
-    assert ranks[0].replica.schedule.state()["last_epoch"] == 10
+    assert ranks[0].replica.schedule.state({})["last_epoch"] == 10
     assert len({rank.outcome.digest for rank in ranks}) == 1
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
+
+import numpy as np
 import pytest
 import torch
 
-from dtd.errors import TaskError
+from dtd.errors import RingBroken, TaskError
+from tests.numerics.cuts import Cut, ranks_of
+from tests.numerics.sharded_training import assert_same_weights
 
 pytestmark = pytest.mark.numerics
 
@@ -68,12 +74,23 @@ class Counting(torch.optim.Optimizer):
 
 
 @STAGES
-def test_entries_that_cannot_be_divided_are_named_in_the_first_step(
-    arena, regression, stage
-) -> None:
+def test_entries_that_cannot_be_divided_are_named_before_training(arena, regression, stage) -> None:
     class Task(regression):
         def build_optimizer(self, parameters):
             return Counting(list(parameters))
+
+    with pytest.raises(TaskError, match=r"keeps count of shape \(1,\)") as raised:
+        arena.start(Task(), arena.spec(strategy={"name": "sharded", "stage": stage}))
+    assert "tensor without dimensions" in raised.value.remedy
+
+
+@STAGES
+def test_what_cannot_be_tried_is_named_in_the_first_step(arena, regression, stage) -> None:
+    class Task(regression):
+        def build_optimizer(self, parameters):
+            optimizer = Counting(list(parameters))
+            optimizer.parameters = lambda: parameters
+            return optimizer
 
     spec = arena.spec(strategy={"name": "sharded", "stage": stage})
     ranks = [arena.start(Task(), spec, name=f"w{i}") for i in range(2)]
@@ -83,5 +100,247 @@ def test_entries_that_cannot_be_divided_are_named_in_the_first_step(
     assert errors
     for error in errors:
         assert "keeps count of shape (1,)" in error.message
-        assert "tensor without dimensions" in error.remedy
     assert not ranks[0].recorder.steps
+
+
+class Nested(torch.optim.Optimizer):
+    """SGD by the last gradients, kept in lists and dicts, and changed there."""
+
+    elementwise = True
+
+    def __init__(self, parameters, lr, *, tensors: bool = True) -> None:
+        super().__init__(parameters, {"lr": lr, "limits": [np.float64(0.5), {"most": math.inf}]})
+        self.tensors = tensors
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        del closure
+        for group in self.param_groups:
+            group["limits"][1]["steps"] = group["limits"][1].get("steps", 0) + 1
+            for parameter in (one for one in group["params"] if one.grad is not None):
+                state = self.state[parameter]
+                if not state:
+                    state["norms"] = {"count": np.int64(0), 2: (torch.zeros(()), [1.0])}
+                    state["last"] = []
+                    state["kind"] = "nested"
+                norms = state["norms"]
+                assert state["kind"] == "nested"
+                norms["count"] += 1
+                norms[2][0].add_(1.0)
+                norms[2][1][0] *= 0.5
+                if self.tensors:
+                    state["last"] = [*state["last"][-2:], parameter.grad.clone()]
+                rate = group["lr"] * (1 + norms[2][1][0]) / float(norms[2][0]) ** 0.5
+                for gradient in state["last"] or [parameter.grad]:
+                    parameter.sub_(gradient * rate)
+
+
+RATES = {
+    "float": lambda: 0.1,
+    "tensor": lambda: torch.tensor(0.1),
+    "float64 tensor": lambda: torch.tensor(0.1, dtype=torch.float64),
+    "numpy": lambda: np.float32(0.1),
+    "numpy float64": lambda: np.float64(0.1),
+}
+
+
+def nested(regression, rate: str, **options):
+    class Task(regression):
+        def build_optimizer(self, parameters):
+            return Nested(list(parameters), RATES[rate](), **options)
+
+        def on_step(self, at):
+            self.lr = at.metrics["lr"]
+
+    return Task
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_nested_state_and_any_learning_rate_are_plain_torchs(
+    arena, regression, plain_torch, rate
+) -> None:
+    task, spec = nested(regression, rate), arena.spec(job={"steps": 7})
+    (rank,) = arena.train(task, spec, 1)
+    expected = plain_torch(task(), spec, lambda p: Nested(p, RATES[rate]()))
+    assert all(map(torch.equal, rank.parameters(), expected.parameters()))
+    own, theirs = rank.replica.optimizer.param_groups[0]["lr"], RATES[rate]()
+    assert (type(own), own) == (type(theirs), theirs)
+    ranks = arena.train(task, spec, 3, job_id="three")
+    assert len({one.outcome.digest for one in ranks}) == 1
+
+
+def test_a_learning_rate_as_a_tensor_is_torchs_adam(arena, regression, plain_torch) -> None:
+    def adam(parameters):
+        return torch.optim.Adam(list(parameters), lr=torch.tensor(0.05))
+
+    class Task(regression):
+        def build_optimizer(self, parameters):
+            return adam(parameters)
+
+    spec = arena.spec(job={"steps": 7})
+    (rank,) = arena.train(Task, spec, 1)
+    expected = plain_torch(Task(), spec, adam)
+    assert all(map(torch.equal, rank.parameters(), expected.parameters()))
+    joiner = arena.start(Task, spec, name="joiner")
+    arena.copy_state(rank, joiner)
+    assert joiner.digest == rank.digest
+
+
+@pytest.mark.parametrize("rate", ["tensor", "numpy"])
+@pytest.mark.parametrize("schedule", [False, True])
+def test_nested_state_is_saved_sent_and_redone(arena, regression, rate, schedule) -> None:
+    class Task(nested(regression, rate)):
+        if schedule:
+
+            def build_schedule(self, optimizer, total_steps):
+                return torch.optim.lr_scheduler.OneCycleLR(
+                    optimizer, 0.2, total_steps, cycle_momentum=False
+                )
+
+    spec = arena.spec(job={"steps": 9}, schedule={"name": "cosine"}, checkpoint={"every_steps": 4})
+    whole = arena.train(Task, spec, 2, job_id="whole")[0].outcome.digest
+    ranks = ranks_of(arena, Task, spec, 2)
+    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, 6))
+    joiner = arena.start(Task, spec, name="joiner")
+    for rank in ranks:
+        rank.run.adopt_local(1, 6)
+    arena.copy_state(ranks[0], joiner)
+    assert joiner.digest == ranks[0].digest == ranks[1].digest
+    arena.generation([joiner, ranks[1]], generation=2)
+    assert {joiner.outcome.digest, ranks[1].outcome.digest} == {whole}
+    resumed = [*ranks_of(arena, Task, spec, 1, name="other"), arena.start(Task, spec, name="w0")]
+    resumed[1].run.adopt_local(1, 4)
+    arena.copy_state(resumed[1], resumed[0])
+    arena.generation(resumed, generation=3)
+    assert {rank.outcome.digest for rank in resumed} == {whole}
+
+
+@pytest.mark.parametrize("rate", ["tensor", "numpy"])
+def test_a_tentative_update_of_nested_state_is_undone(arena, regression, rate) -> None:
+    class Pair(regression):
+        def build_optimizers(self, named):
+            first, *others = [parameter for _, parameter in named]
+            return {"one": Nested([first], RATES[rate]()), "two": Nested(others, 0.1)}
+
+        def loss(self, model, batch, update):
+            return super().loss(model, batch)
+
+    spec = arena.spec(job={"steps": 7})
+    whole = arena.train(Pair, spec, 2, job_id="whole")[0].outcome.digest
+    ranks = ranks_of(arena, Pair, spec, 2)
+    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, 4, method="gather"))
+    assert all(isinstance(rank.error, RingBroken) for rank in ranks)
+    for rank in ranks:
+        rank.run.adopt_local(1, 4)
+    arena.generation(ranks, generation=2)
+    assert {rank.outcome.digest for rank in ranks} == {whole}
+
+
+def test_a_round_of_local_steps_with_nested_state_is_redone(arena, regression) -> None:
+    class Task(nested(regression, "tensor")):
+        def build_schedule(self, optimizer, total_steps):
+            return torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=total_steps)
+
+    spec = arena.spec(job={"steps": 9}, strategy={"name": "local_sgd", "inner_steps": 3})
+    whole = arena.train(Task, spec, 2, job_id="whole")[0].outcome.digest
+    ranks = ranks_of(arena, Task, spec, 2)
+    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, 1))
+    for rank in ranks:
+        rank.run.adopt_local(1, 3)
+    arena.generation(ranks, generation=2)
+    assert {rank.outcome.digest for rank in ranks} == {whole}
+
+
+@STAGES
+def test_numbers_in_dicts_and_a_rate_as_a_tensor_are_sharded(arena, regression, stage) -> None:
+    task = nested(regression, "tensor", tensors=False)
+    spec = arena.spec(job={"steps": 7}, checkpoint={"every_steps": 4})
+    (whole,) = arena.train(task, spec, 1, job_id="whole")
+    spec = arena.spec(
+        job={"steps": 7},
+        strategy={"name": "sharded", "stage": stage},
+        checkpoint={"every_steps": 4},
+    )
+    ranks = arena.train(task, spec, 2)
+    assert_same_weights(ranks, whole)
+    assert len({rank.outcome.digest for rank in ranks}) == 1
+
+
+@STAGES
+def test_tensors_in_lists_are_not_sharded(arena, regression, stage) -> None:
+    spec = arena.spec(strategy={"name": "sharded", "stage": stage})
+    with pytest.raises(TaskError, match="keeps last as a list with tensors in it") as raised:
+        arena.start(nested(regression, "float"), spec)
+    assert "an entry of its own" in raised.value.remedy
+
+
+BESIDE = "beside"
+
+
+class Odd(torch.optim.SGD):
+    """Keeps what a state cannot hold, from its fourth step on."""
+
+    def __init__(self, parameters, kept, *, group: bool = False) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.kept, self.steps = kept, 0
+        if group:
+            self.param_groups[0]["tag"] = kept
+
+    def step(self, closure=None):
+        self.steps += 1
+        if self.steps > 3:
+            key = self.param_groups[0]["params"][0] if self.kept is not BESIDE else BESIDE
+            self.state[key] = {"history": self.kept}
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        (deque([1]), "keeps history as a deque"),
+        ([1, {"a": object()}], "keeps history as a object"),
+        ({torch.ones(1): 1}, "keeps history with tensors as keys"),
+        (np.ones(2), "keeps history as a ndarray"),
+        (torch.ones(2, dtype=torch.complex64), "history has element type torch.complex64"),
+        (BESIDE, "keeps 'beside' beside what it keeps for each parameter"),
+    ],
+)
+def test_what_no_state_can_hold_is_found_before_training(arena, regression, kept, message) -> None:
+    class Task(regression):
+        def build_optimizer(self, parameters):
+            return Odd(list(parameters), kept)
+
+    with pytest.raises(TaskError, match=message):
+        arena.start(Task, arena.spec())
+
+
+def test_a_group_that_no_state_can_hold_is_found_before_training(arena, regression) -> None:
+    class Task(regression):
+        def build_optimizer(self, parameters):
+            return Odd(list(parameters), {1, 2}, group=True)
+
+    with pytest.raises(TaskError, match="keeps tag as a set"):
+        arena.start(Task, arena.spec())
+
+
+def test_a_trial_changes_nothing(arena, regression) -> None:
+    class Task(regression):
+        def build_optimizer(self, parameters):
+            self.calls = 0
+            self.optimizer = Nested(list(parameters), 0.1)
+            self.optimizer.register_step_post_hook(self.count)
+            return self.optimizer
+
+        def build_schedule(self, optimizer, total_steps):
+            return torch.optim.lr_scheduler.StepLR(optimizer, 3)
+
+        def count(self, *_):
+            self.calls += 1
+
+    task = Task()
+    rank = arena.start(task, arena.spec())
+    assert task.calls == 0
+    assert not task.optimizer.state
+    assert "steps" not in task.optimizer.param_groups[0]["limits"][1]
+    torch.manual_seed(3)
+    assert all(map(torch.equal, rank.parameters(), task.build_model().parameters()))

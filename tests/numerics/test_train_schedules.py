@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler as ls
@@ -193,20 +194,24 @@ def test_every_value_comes_back_as_it_was() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     source, target = (TaskSchedule(ls.StepLR(optimizer, 3)) for _ in range(2))
     source._scheduler.odd = {1: (float("inf"), float("-inf"), None), "a": [True, 1.5, {}]}
-    target._scheduler.odd = None
-    target.load(json.loads(json.dumps(source.state(), allow_nan=False)))
+    source._scheduler.rate = [torch.tensor(0.1), np.float32(0.1)]
+    target._scheduler.odd = target._scheduler.rate = None
+    tensors = {}
+    target.load(json.loads(json.dumps(source.state(tensors), allow_nan=False)), tensors)
     assert target._scheduler.odd == source._scheduler.odd
+    assert target._scheduler.rate == source._scheduler.rate
+    assert isinstance(target._scheduler.rate[1], np.float32)
 
 
 def test_another_schedules_state_is_refused(arena, regression) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     schedule = TaskSchedule(ls.StepLR(optimizer, 3))
-    for state in ({"step": 1}, None, TaskSchedule(ls.CosineAnnealingLR(optimizer, 3)).state()):
+    for state in ({"step": 1}, None, TaskSchedule(ls.CosineAnnealingLR(optimizer, 3)).state({})):
         with pytest.raises(CheckpointError, match="another schedule than StepLR"):
-            schedule.load(state)
-    broken = {name: {"dict": 3} for name in schedule.state()}
+            schedule.load(state, {})
+    broken = {name: {"dict": 3} for name in schedule.state({})}
     with pytest.raises(CheckpointError, match="is broken"):
-        schedule.load(broken)
+        schedule.load(broken, {})
 
     spec = arena.spec(job={"steps": 4})
     arena.train(regression(), spec, 1, job_id="parent")

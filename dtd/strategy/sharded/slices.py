@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.errors import TaskError
+from dtd.strategy.nested import leaves
 
 _ONCE: Final = ("step", "eta", "mu", "mu_product")
 """What torch's optimizers keep once for each parameter, whatever its shape."""
@@ -40,21 +41,26 @@ def is_sharded(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
 
 
-def flattened(key: str, value: Any, parameter: nn.Parameter) -> Any:
+def flattened(key: str, value: Any, parameter: Tensor) -> Any:
     """Return an entry of a whole parameter as that of a one-dimensional one."""
     once = isinstance(value, Tensor) and value.dim() == 0 and (parameter.dim() or key in _ONCE)
-    if once or not isinstance(value, Tensor):
-        return value
     check_shape(key, value, parameter)
-    return value.detach().reshape(-1)
+    return value if once or not isinstance(value, Tensor) else value.detach().reshape(-1)
 
 
-def check_shape(key: str, value: Any, parameter: nn.Parameter) -> None:
+def check_shape(key: str, value: Any, parameter: Tensor) -> None:
     """See that an entry which is to be divided has its parameter's shape.
 
     Raises:
-        TaskError: it has another one.
+        TaskError: it has another one, or is one of several in a list or a dictionary.
     """
+    if not isinstance(value, Tensor) and any(is_sharded(one) for one in leaves(value)):
+        raise TaskError(
+            f"the optimizer keeps {key} as a {type(value).__name__} with tensors in it, which"
+            " cannot be sharded",
+            remedy="keep each tensor as an entry of its own, with the parameter's shape, or use"
+            ' strategy.name = "replicated"',
+        )
     if is_sharded(value) and value.shape != parameter.shape:
         raise TaskError(
             f"the optimizer keeps {key} of shape {tuple(value.shape)} for a parameter of shape"

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from dtd.core.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
 from dtd.core.ring.buckets import BucketPlan
+from dtd.strategy.nested import copied
 from dtd.strategy.sharded.pieces import Column, Piece, Place, Received, ShardedTensor, fill
 from dtd.strategy.sharded.slices import Slice, check_shape, flattened, is_sharded, overlaid
 
@@ -426,7 +427,7 @@ class ShardedState:
                 elif is_sharded(value):
                     one.state[key] = self._gathered(old, key, start, stop)
                 else:
-                    one.state[key] = value.clone() if isinstance(value, Tensor) else value
+                    one.state[key] = copied(value)
             slices.append(one)
         return slices
 

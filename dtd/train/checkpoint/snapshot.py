@@ -27,6 +27,7 @@ from dtd.train.state.tensors import (
     metadata,
     named_tensors,
     on_host,
+    optimizer_place,
 )
 from dtd.train.state.weights import model_tensors
 
@@ -129,15 +130,10 @@ def whole_order(model: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
         names: all names, those of the model among them; tensors that are neither the model's nor
             the optimizer's are in order.
     """
-    optimizer = sorted((n for n in names if n.startswith(OPTIMIZER)), key=_optimizer_place)
+    optimizer = sorted((n for n in names if n.startswith(OPTIMIZER)), key=optimizer_place)
     there, ordered = set(names), {*model, *optimizer}
     rest = [name for name in names if name not in ordered]
     return (*(name for name in model if name in there), *optimizer, *rest)
-
-
-def _optimizer_place(name: str) -> tuple[int, str]:
-    index, _, key = name.removeprefix(OPTIMIZER).partition(".")
-    return int(index), key
 
 
 def _whole(tensor: Tensor) -> SavedTensor:

@@ -91,23 +91,26 @@ def checksum(epoch: int, rows: Sequence[int] | npt.NDArray[np.uint64]) -> int:
 class ShortBatches:
     """Finds batches with fewer rows than were asked for, as of a `collate` that leaves some out.
 
-    A batch has no form of its own, so this judges by sizes: once the tensors of a batch have had
-    its number of rows as their first size, a later one is short if nothing in it has its number.
-    Batches of two views of each row, of packed rows or of rows in the second dimension are not.
+    A batch has no form of its own, so this judges by sizes: of two batches for which as many rows
+    were asked for, the one with fewer is short.  Sizes that are always the same, such as those of
+    pairs of rows or of weights, say nothing, nor does a batch whose rows are another dimension.
     """
 
     def __init__(self) -> None:
-        self._seen_whole = False
+        self._rows: dict[int, int] = {}
 
     def rows_in(self, batch: Any, asked: int) -> int:
-        """Return the number of rows of a batch for which `asked` rows were asked for."""
+        """Return how many rows a batch has, or an earlier one for which as many were asked for."""
         shapes = list(_shapes(batch))
         first = {shape[0] for kind, shape in shapes if kind == "tensor"}
-        if first == {asked}:
-            self._seen_whole = True
-        if not (self._seen_whole and first) or any(asked in shape for _, shape in shapes):
+        if asked in {shape[0] for _, shape in shapes}:
+            rows = asked
+        elif not first or max(first) > asked or any(asked in shape for _, shape in shapes):
             return asked
-        return min(asked, max(first))
+        else:
+            rows = max(first)
+        other = self._rows.setdefault(asked, rows)
+        return asked if rows == other else min(rows, other)
 
 
 def _shapes(batch: Any) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -57,7 +57,10 @@ class JoinedOptimizer(torch.optim.Optimizer):
         first = 0
         for part in self.parts.values():
             own = part.state_dict()
-            state |= {first + index: values for index, values in own["state"].items()}
+            state |= {
+                first + index if isinstance(index, int) else index: values
+                for index, values in own["state"].items()
+            }
             groups += [
                 {**group, "params": [first + index for index in group["params"]]}
                 for group in own["param_groups"]

@@ -1,24 +1,25 @@
 """A learning-rate schedule that the task builds: any of torch.optim.lr_scheduler, stepped by dtd.
 
 It moves on by one with every update, so not with a step that was skipped or is redone, and its
-state goes with the rest (`dtd.train.state.tensors`) as JSON.  What it changes in the optimizer's
+state goes with the rest (`dtd.train.state.tensors`).  What it changes in the optimizer's
 groups (rates, momentum) is the optimizer's state.  The schedules of a job file are
 `dtd.train.optimizer.learning_rate`.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dtd.errors import CheckpointError, TaskError
+from dtd.strategy.nested import decoded, encoded
 
-_PAIRS: Final[dict[str, type[Any]]] = {"dict": dict, "counter": Counter}
-_NOT_FINITE: Final = ("inf", "-inf", "nan")
+SCHEDULE = "schedule."
+"""Begins the names of its tensors in a state."""
 
 
 class TaskSchedule:
@@ -47,25 +48,37 @@ class TaskSchedule:
                 " that it was begun with",
             ) from error
 
-    def state(self) -> dict[str, Any]:
+    def state(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """What it keeps, fit for JSON; functions are no state.
+
+        Args:
+            tensors: receives what it keeps as tensors.
 
         Raises:
             TaskError: it keeps something else.
         """
         return {
-            name: _encoded(name, value)
+            name: encoded(
+                _without_functions(value),
+                SCHEDULE + name,
+                tensors,
+                keeps=f"the schedule of the task keeps {name}",
+            )
             for name, value in sorted(self._scheduler.state_dict().items())
             if not callable(value)
         }
 
-    def load(self, state: Any) -> None:
+    def load(self, state: Any, tensors: Mapping[str, Tensor]) -> None:
         """Go on where another one was.
+
+        Args:
+            state: JSON of that one.
+            tensors: its tensors, which this one may keep.
 
         Raises:
             CheckpointError: that was another kind of schedule.
         """
-        own = self.state()
+        own = self.state({})
         if not isinstance(state, dict) or state.keys() != own.keys():
             differing = sorted(own.keys() ^ state.keys()) if isinstance(state, dict) else ["it"]
             raise CheckpointError(
@@ -74,8 +87,7 @@ class TaskSchedule:
                 remedy="use the task that made it, or start from its weights only",
             )
         try:
-            decoded = {name: _decoded(value) for name, value in state.items()}
-            self._scheduler.load_state_dict(decoded)
+            self._scheduler.load_state_dict({k: decoded(v, tensors) for k, v in state.items()})
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise CheckpointError(f"the state of the task's schedule is broken: {error}") from error
 
@@ -114,39 +126,13 @@ def schedule_of(
             remedy="build it for the optimizer that is passed in",
         )
     schedule = TaskSchedule(scheduler)
-    schedule.state()
+    schedule.state({})
     return schedule
 
 
-def _encoded(name: str, value: Any) -> Any:
-    """JSON that `_decoded` turns back: it has no tuples, no keys but text, no infinity."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list):
-        return [None if callable(item) else _encoded(name, item) for item in value]
-    if isinstance(value, tuple):
-        return {"tuple": [_encoded(name, item) for item in value]}
-    for kind in ("counter", "dict"):
-        if isinstance(value, _PAIRS[kind]):
-            pairs = [(key, item) for key, item in value.items() if not callable(item)]
-            return {kind: [[_encoded(name, key), _encoded(name, item)] for key, item in pairs]}
-    raise TaskError(
-        f"the schedule of the task keeps {name} as a {type(value).__name__}, which states cannot"
-        " hold",
-        remedy="let it keep numbers, text, lists and dictionaries",
-    )
-
-
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "float" and content in _NOT_FINITE:
-        return float(content)
-    if kind == "tuple":
-        return tuple(_decoded(item) for item in content)
-    return _PAIRS[kind]({_decoded(key): _decoded(item) for key, item in content})
+def _without_functions(value: Any) -> Any:
+    if isinstance(value, dict):
+        return type(value)({k: _without_functions(v) for k, v in value.items() if not callable(v)})
+    if type(value) in (list, tuple):
+        return type(value)(None if callable(item) else _without_functions(item) for item in value)
+    return value

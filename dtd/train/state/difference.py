@@ -19,10 +19,12 @@ from dtd.core.engine.shard_digests import Shared
 from dtd.core.engine.shards import ShardSet
 from dtd.errors import ProtocolError, RingBroken
 from dtd.strategy.wire_memory import tensor_bytes
+from dtd.train.optimizer.task_schedule import SCHEDULE
 from dtd.train.state.canonical import canonical_json
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (
     AVERAGE,
+    GROUPS,
     MODEL,
     OPTIMIZER,
     STRATEGY,
@@ -183,14 +185,15 @@ def _meaning(replica: Replica, entry: str, parameter: str = "") -> str:
             f"the average of {entry.removeprefix(AVERAGE)}; only its parameter moves it, so a"
             " machine probably computes wrongly"
         )
-    if entry == "schedule":
+    if entry == "schedule" or entry.startswith(SCHEDULE):
         return (
             "the state of the schedule that build_schedule() made; it probably depends on the rank"
             " or draws at random"
         )
+    kind = "" if entry.startswith(GROUPS) else ", which is no tensor"
     return (
-        f"{entry}, which is no tensor; the task probably changes the optimizer's groups by itself,"
-        " not alike on all ranks"
+        f"{entry}{kind}; the task probably changes the optimizer's groups by itself, not alike on"
+        " all ranks"
     )
 
 

@@ -8,6 +8,9 @@ local step, too.
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from dtd.strategy.nested import copied
 from dtd.strategy.updates import OptimizerSnapshot
 from dtd.train.state.replica import Replica
 
@@ -21,11 +24,14 @@ class LocalStepsUndo:
 
     def __init__(self, replica: Replica) -> None:
         self._schedule = replica.schedule
-        self._schedule_state = replica.schedule.state() if replica.schedule is not None else None
+        self._tensors: dict[str, Tensor] = {}
+        if replica.schedule is not None:
+            self._schedule_state = replica.schedule.state(self._tensors)
+            self._tensors = copied(self._tensors)
         self._optimizer = OptimizerSnapshot(replica.optimizer)
 
     def restore(self) -> None:
         """Restore the copy; to be called once."""
         if self._schedule is not None:
-            self._schedule.load(self._schedule_state)
+            self._schedule.load(self._schedule_state, self._tensors)
         self._optimizer.restore()

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -162,12 +163,13 @@ class Replica:
         groups = self.optimizer.param_groups
         if self.schedule is None:
             for group, base_lr in zip(groups, self.base_lrs, strict=True):
-                group["lr"] = learning_rate(
+                rate = learning_rate(
                     spec.schedule,
                     base_lr=base_lr,
                     update=self.updates + ahead,
                     updates_total=updates_total,
                 )
+                _set_rate(group, rate)
         return float(groups[0]["lr"])
 
     def updated(self, steps: int = 1) -> None:
@@ -197,6 +199,15 @@ def _grouped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[st
         ]
         for number, group in enumerate(optimizer.param_groups)
     ]
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    """Set a group's learning rate; it keeps its type, as with the schedules of torch."""
+    kept = group["lr"]
+    if isinstance(kept, Tensor):
+        kept.fill_(rate)
+    else:
+        group["lr"] = type(kept)(rate) if isinstance(kept, np.floating) else rate
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -3,6 +3,9 @@
     model.<name>                parameters and persistent buffers (`dtd.train.state.weights`)
     ema.<name>                  averages of the trained parameters (`dtd.train.state.averages`)
     optimizer.<index>.<key>     optimizer state of the optimizer's index-th parameter
+    optimizer.<index>.<key>/..  tensors in a list or a dict that the optimizer keeps
+    optimizer_groups.<n>.<key>  a tensor in the n-th parameter group, such as its learning rate
+    schedule.<name>             tensors of the task's schedule
     strategy.<name>             what the job's strategy keeps beside the model, such as momentum
     task.<name>                 tensors that the task keeps itself
 
@@ -23,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +37,7 @@ from dtd.core.data.ledger import Ledger
 from dtd.core.engine.shard_digests import ShardDigests
 from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import CheckpointError, TaskError
+from dtd.strategy.nested import decoded, encoded, mapped, tensor_names
 from dtd.strategy.sharded.state import ShardedState
 from dtd.train.bulk import add_to_hash, copy_into
 from dtd.train.early_stop import EarlyStop
@@ -47,6 +52,7 @@ Value = TypeVar("Value")
 MODEL = "model."
 AVERAGE = "ema."
 OPTIMIZER = "optimizer."
+GROUPS = "optimizer_groups."
 STRATEGY = "strategy."
 TASK = "task."
 
@@ -103,10 +109,8 @@ def named_tensors(replica: Replica) -> dict[str, Tensor]:
     tensors = {MODEL + name: tensor for name, tensor in _model_tensors(replica).items()}
     if replica.averages is not None:
         tensors |= {AVERAGE + name: value for name, value in replica.averages.named.items()}
-    for index, values in sorted(_optimizer_state(replica).items()):
-        for key, value in sorted(values.items()):
-            if isinstance(value, Tensor):
-                tensors[f"{OPTIMIZER}{index}.{key}"] = value.detach()
+    kept, _ = _kept(replica)
+    tensors |= dict(sorted(kept.items(), key=lambda item: optimizer_place(item[0])))
     tensors |= {STRATEGY + name: value for name, value in replica.shared.items()}
     own, _ = replica.own.parts()
     return tensors | {TASK + name: tensor for name, tensor in own.items()}
@@ -121,6 +125,54 @@ def _model_tensors(replica: Replica) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name not in trained}
 
 
+def _kept(replica: Replica) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what optimizer and schedule keep: tensors, and JSON that refers to some of them.
+
+    Raises:
+        TaskError: they keep something else.
+    """
+    tensors: dict[str, Tensor] = {}
+    scalars = {}
+    for index, values in sorted(_optimizer_state(replica).items()):
+        for key, value in sorted(values.items()):
+            json = _encoded_entry(f"{index}.{key}", value, tensors)
+            if not isinstance(value, Tensor):
+                scalars[f"{index}.{key}"] = json
+    groups = [
+        {
+            # A tuple is a list here; what the live group has says which it is.
+            key: encoded(
+                list(value) if isinstance(value, tuple) else value,
+                f"{GROUPS}{number}.{key}",
+                tensors,
+                keeps=f"the optimizer keeps {key}",
+            )
+            for key, value in sorted(group.items())
+            if key not in _NOT_STATE
+        }
+        for number, group in enumerate(replica.optimizer.param_groups)
+    ]
+    schedule = None if replica.schedule is None else replica.schedule.state(tensors)
+    return tensors, {
+        "optimizer_scalars": scalars,
+        "optimizer_groups": groups,
+        "schedule": schedule,
+    }
+
+
+def _encoded_entry(entry: str, value: Any, tensors: dict[str, Tensor]) -> Any:
+    _, _, key = entry.partition(".")
+    return encoded(value, OPTIMIZER + entry, tensors, keeps=f"the optimizer keeps {key}")
+
+
+def optimizer_place(name: str) -> tuple[int, int, str]:
+    """Return the place of a tensor among those that optimizer and schedule keep."""
+    if not name.startswith(OPTIMIZER):
+        return 1, 0, name
+    index, _, key = name.removeprefix(OPTIMIZER).partition(".")
+    return 0, int(index), key
+
+
 def _optimizer_state(replica: Replica) -> dict[int, dict[str, Any]]:
     """State by number of the parameter; none where it is this rank's own."""
     if replica.optimizer_is_local:
@@ -128,21 +180,18 @@ def _optimizer_state(replica: Replica) -> dict[int, dict[str, Any]]:
     if replica.shards is not None:
         return replica.shards.common()
     state: dict[int, dict[str, Any]] = replica.optimizer.state_dict()["state"]
+    for number, values in state.items():
+        if not (isinstance(number, int) and isinstance(values, Mapping)):
+            raise TaskError(
+                f"the optimizer keeps {number!r} beside what it keeps for each parameter",
+                remedy="keep it in the parameters' state or in their groups",
+            )
     return state
 
 
 def metadata(replica: Replica) -> dict[str, Any]:
     """The state's part that is not tensors, fit for JSON."""
-    scalars = {
-        f"{index}.{key}": _plain(f"optimizer state {key}", value)
-        for index, values in sorted(_optimizer_state(replica).items())
-        for key, value in sorted(values.items())
-        if not isinstance(value, Tensor)
-    }
-    groups = [
-        {key: _plain(key, value) for key, value in sorted(group.items()) if key not in _NOT_STATE}
-        for group in replica.optimizer.param_groups
-    ]
+    _, kept = _kept(replica)
     # Beside replicated training, which is what states of dtd 0.1.0 are of and which needs no name.
     strategy = {} if replica.strategy in _WHOLE else {"strategy": replica.strategy}
     shards = {} if replica.shards is None else {SHARDS: _entries(replica.shards)}
@@ -157,14 +206,12 @@ def metadata(replica: Replica) -> dict[str, Any]:
         "ledger": replica.ledger.to_mapping(),
         "loss_scale": replica.scaler.scale,
         "loss_scale_good_steps": replica.scaler.good_steps,
-        "optimizer_scalars": scalars,
-        "optimizer_groups": groups,
         _PARAMETERS: replica.grouped,
         "early_stop": dataclasses.asdict(replica.early_stop),
         "ended_of": replica.ended_of,
         "stream": replica.stream,
         "task": replica.own.parts()[1],
-        "schedule": None if replica.schedule is None else replica.schedule.state(),
+        **kept,
     }
 
 
@@ -242,7 +289,7 @@ def load_state(
         _load_weights(_common_model(replica), tensors, got_on)
     else:
         load_weights(replica, tensors, got_on)
-    _load_schedule(replica, about.get("schedule"))
+    _load_schedule(replica, about.get("schedule"), tensors)
     try:
         _load_optimizer(replica, tensors, about)
         replica.scaler.scale = float(about["loss_scale"])
@@ -300,7 +347,7 @@ def _load_shared(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn)
         copy_into(tensor, given[name], got_on)
 
 
-def _load_schedule(replica: Replica, state: Any) -> None:
+def _load_schedule(replica: Replica, state: Any, tensors: Mapping[str, Tensor]) -> None:
     if (replica.schedule is None) != (state is None):
         raise CheckpointError(
             f"the state has {'no' if state is None else 'a'} schedule of the task, and this job's"
@@ -308,7 +355,7 @@ def _load_schedule(replica: Replica, state: Any) -> None:
             remedy="use the task that made it, or start from its weights only",
         )
     if replica.schedule is not None:
-        replica.schedule.load(state)
+        replica.schedule.load(state, tensors)
 
 
 def load_weights(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn = nobody) -> None:
@@ -392,11 +439,13 @@ def _load_optimizer(
     if shards is not None:
         shards.unbind()
     mine = replica.optimizer.state_dict()["param_groups"]
-    saved = about["optimizer_groups"]
+    saved = [
+        {key: decoded(value, tensors) for key, value in group.items()}
+        for group in about["optimizer_groups"]
+    ]
     check_groups(mine, saved, ours=_NOT_STATE)
-    named = {n.removeprefix(OPTIMIZER): t for n, t in tensors.items() if n.startswith(OPTIMIZER)}
     state: dict[int, dict[str, Any]] = {}
-    for name, value in own_entries(replica, about, named | about["optimizer_scalars"]).items():
+    for name, value in own_entries(replica, about, _saved_entries(tensors, about)).items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
     fused = {number for group in mine if group.get("fused") for number in group["params"]}
@@ -404,7 +453,7 @@ def _load_optimizer(
     groups = []
     for own, group in zip(mine, saved, strict=True):
         kept = {key: value for key, value in group.items() if key not in _NOT_STATE}
-        restored = {k: tuple(v) if isinstance(own[k], tuple) else v for k, v in kept.items()}
+        restored = {key: _like(own[key], value) for key, value in kept.items()}
         groups.append({**restored, **{key: own[key] for key in _NOT_STATE if key in own}})
     replica.optimizer.load_state_dict({"state": state, "param_groups": groups})
     _restore_types(replica, state)
@@ -415,12 +464,37 @@ def _load_optimizer(
         shards.bind(replica.optimizer, WHOLE if missing is None else NOTHING, entries)
 
 
+def _saved_entries(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the saved optimizer kept, by `index.key`."""
+    scalars: Mapping[str, Any] = about["optimizer_scalars"]
+    inner = set(tensor_names(list(scalars.values())))
+    whole = {
+        name.removeprefix(OPTIMIZER): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(OPTIMIZER) and name not in inner
+    }
+    return whole | {name: decoded(value, tensors) for name, value in scalars.items()}
+
+
+def _like(own: Any, value: Any) -> Any:
+    """Return a group's value, as a tuple or on the device of the one that it replaces."""
+    if isinstance(own, Tensor) and isinstance(value, Tensor):
+        return value.to(own.device)
+    return tuple(value) if isinstance(own, tuple) else value
+
+
 def _restore_types(replica: Replica, state: Mapping[int, Mapping[str, Any]]) -> None:
-    """Take entries over as they are: torch has rounded them to the types of their parameters."""
+    """Take entries over as they are.
+
+    torch has rounded tensors to the types of their parameters, and takes text for a list.
+    """
     live = replica.optimizer.state
     for number, (_, parameter) in enumerate(_in_order(replica)):
+        move = partial(Tensor.to, device=parameter.device)
         for key, value in state.get(number, {}).items():
-            if isinstance(value, Tensor) and live[parameter][key].dtype != value.dtype:
+            if isinstance(value, str | list | tuple | dict):
+                live[parameter][key] = mapped(value, move)
+            elif isinstance(value, Tensor) and live[parameter][key].dtype != value.dtype:
                 live[parameter][key] = value.to(parameter.device)
 
 
@@ -428,14 +502,3 @@ def _in_order(replica: Replica) -> list[tuple[str, Tensor]]:
     """Parameters with their names, in the order in which the optimizer numbers them."""
     groups = zip(replica.grouped, replica.optimizer.param_groups, strict=True)
     return [pair for names, group in groups for pair in zip(names, group["params"], strict=True)]
-
-
-def _plain(what: str, value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_plain(what, item) for item in value]
-    raise TaskError(
-        f"the optimizer keeps {what} as a {type(value).__name__}, which states cannot hold",
-        remedy="let the optimizer keep tensors, numbers and text only",
-    )

@@ -1,4 +1,4 @@
-"""`dtd-worker`: read the settings, run the daemon, restart after each job."""
+"""The worker: read the settings, run the daemon, restart after each job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from dtd.worker.daemon import Worker
 from dtd.worker.device import check_device
 from dtd.worker.join import COMMAND, run_join
 from dtd.worker.last_end import LastEnd
-from dtd.worker.process_state import ProcessState
+from dtd.worker.process_state import ProcessState, replace_process
 from dtd.worker.sandbox import check_sandbox
 from dtd.worker.state_directory import StateDirectory
 
@@ -202,9 +202,7 @@ def _begin_anew(begun: ProcessState, place: StateDirectory, given: Sequence[str]
         return
     # What is imported next takes seconds, and no event loop feeds the watchdog meanwhile.
     Notifier.from_environment(begun.environment).watchdog()
-    # -P: the current directory is where the job's code ran, and nothing is imported from there.
-    again = [sys.executable, "-P", "-m", "dtd.worker.main", *given]
-    os.execve(sys.executable, again, begun.environment | place.hand_over())  # noqa: S606
+    replace_process(given, begun.environment | place.hand_over())
 
 
 # --- the instance of a worker's unit -------------------------------------------------------------
@@ -263,7 +261,3 @@ def with_instance(
         named = name_of(host, most=_MAX_HOST_CHARACTERS) or "worker"
         filled.setdefault("name", f"{named}-{instance}")
     return filled
-
-
-if __name__ == "__main__":
-    sys.exit(main())

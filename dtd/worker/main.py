@@ -37,7 +37,7 @@ from dtd.worker.daemon import Worker
 from dtd.worker.device import check_device
 from dtd.worker.join import COMMAND, run_join
 from dtd.worker.last_end import LastEnd
-from dtd.worker.process_state import ProcessState, replace_process
+from dtd.worker.process_state import ProcessState, free_forked_children, replace_process
 from dtd.worker.sandbox import check_sandbox
 from dtd.worker.state_directory import StateDirectory
 
@@ -161,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_device(config.device)
         check_sandbox(config.sandbox)
         begun = _state()
+        free_forked_children()
         place = StateDirectory(config.state_dir, os.environ)
         stdout = own_stdout()
         configure_logging(config.log_format, stdout, config.log_level)

@@ -15,12 +15,15 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 HASH_SEED: Final = {"PYTHONHASHSEED": "0"}
 """Processes of the job inherit it: loader processes, and `dtd.train.measure`."""
+
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def is_fit_for_jobs() -> bool:
@@ -74,6 +77,32 @@ _PARTS: Final[Mapping[str, _Part]] = {
         if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"  # an earlier name of NOFILE
     },
 }
+
+
+def free_forked_children() -> None:
+    """Have processes that a job's code makes by fork treat signals as if this were no worker.
+
+    Call it before the event loop installs its handlers.  A handler writes the signal's number to
+    the event loop's wake-up descriptor, which a forked child shares, so the worker would take a
+    signal to the child for its own.  Signals are blocked until the child has none of that: whoever
+    forks may end the child at once.
+    """
+    handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in _STOP_SIGNALS}
+    thread = threading.local()
+
+    def before() -> None:
+        thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, thread.mask)
+
+    def in_child() -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
 class ProcessState:

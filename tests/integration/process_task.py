@@ -1,12 +1,14 @@
-"""Tasks that change their process, print its state, or rely on it."""
+"""Tasks that change their process, print its state, or start processes of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 ROWS = 64
+HELPERS = 20
 FRUIT = ("apple", "pear", "plum", "fig", "grape", "lemon", "cherry", "melon")
 PLANTED = "pickle.py"
 """Every loader process imports this module of the standard library."""
@@ -121,3 +124,19 @@ class Planting(Line):
 
     def __init__(self) -> None:
         Path(PLANTED).write_text("raise SystemExit('imported what a job has written')")
+
+
+class Forking(Line):
+    """Ends processes that it has made by fork, the earliest possible."""
+
+    def train_dataset(self) -> Any:
+        fork = multiprocessing.get_context("fork")
+        for _ in range(HELPERS):
+            helper = fork.Process(target=time.sleep, args=(3600,))
+            helper.start()
+            helper.terminate()
+            helper.join()
+            assert helper.exitcode == -signal.SIGTERM, helper.exitcode
+        with fork.Pool(2) as pool:
+            assert pool.map(abs, [-1, -2]) == [1, 2]
+        return super().train_dataset()

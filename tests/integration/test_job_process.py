@@ -115,6 +115,13 @@ def test_sets_of_strings_have_one_order_everywhere(homes: Homes, loaders: int) -
     homes.run("Sets", f"train.loader_workers={loaders}")
 
 
+def test_processes_of_a_job_are_ended_without_ending_the_worker(homes: Homes) -> None:
+    pids = homes.pids()
+    homes.run("Forking")
+    homes.run()
+    assert homes.pids() == pids
+
+
 def test_loader_processes_of_the_first_job_import_nothing_from_where_it_runs(
     start: Callable[..., Homes],
 ) -> None:

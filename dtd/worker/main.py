@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import platform
 import re
@@ -177,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stderr.flush()
         os._exit(1)
     hand_over_stdout(stdout)
-    stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        stderr.flush()
     if isinstance(ending, member.Restart):
         _begin_anew(begun, place, given)
         ending = START_AGAIN_EXIT_CODE

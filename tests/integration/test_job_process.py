@@ -150,3 +150,12 @@ def test_a_process_that_cannot_be_restored_is_replaced_by_its_supervisor(
     log = homes.log_path(NAMES[0]).read_text()
     assert '"process_not_restored"' in log
     assert "RLIMIT_NOFILE" in log
+
+
+@pytest.mark.parametrize("log", [">/dev/full 2>&1", "2>&1 | true"], ids=["full", "closed"])
+def test_a_log_that_cannot_be_written_ends_no_worker(start: Callable[..., Homes], log: str) -> None:
+    homes = start("/bin/sh", "-c", f'"$0" "$@" {log}')
+    pids = homes.pids()
+    for _ in range(2):
+        homes.run()
+    assert homes.pids() == pids

@@ -145,7 +145,8 @@ def own_stdout() -> TextIO:
 
 def hand_over_stdout(stream: TextIO) -> None:
     """Descriptor 1 is standard output again."""
-    stream.flush()
+    with contextlib.suppress(OSError, ValueError):  # as for a line of the log
+        stream.flush()
     os.dup2(stream.fileno(), _STDOUT)
 
 

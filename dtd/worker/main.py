@@ -1,9 +1,10 @@
-"""`dtd-worker`: read the settings, run the daemon, restart after each job."""
+"""The worker: read the settings, run the daemon, restart after each job."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import platform
 import re
@@ -37,7 +38,7 @@ from dtd.worker.daemon import Worker
 from dtd.worker.device import check_device
 from dtd.worker.join import COMMAND, run_join
 from dtd.worker.last_end import LastEnd
-from dtd.worker.process_state import ProcessState
+from dtd.worker.process_state import ProcessState, free_forked_children, replace_process
 from dtd.worker.sandbox import check_sandbox
 from dtd.worker.state_directory import StateDirectory
 
@@ -161,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_device(config.device)
         check_sandbox(config.sandbox)
         begun = _state()
+        free_forked_children()
         place = StateDirectory(config.state_dir, os.environ)
         stdout = own_stdout()
         configure_logging(config.log_format, stdout, config.log_level)
@@ -176,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stderr.flush()
         os._exit(1)
     hand_over_stdout(stdout)
-    stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        stderr.flush()
     if isinstance(ending, member.Restart):
         _begin_anew(begun, place, given)
         ending = START_AGAIN_EXIT_CODE
@@ -202,9 +205,7 @@ def _begin_anew(begun: ProcessState, place: StateDirectory, given: Sequence[str]
         return
     # What is imported next takes seconds, and no event loop feeds the watchdog meanwhile.
     Notifier.from_environment(begun.environment).watchdog()
-    # -P: the current directory is where the job's code ran, and nothing is imported from there.
-    again = [sys.executable, "-P", "-m", "dtd.worker.main", *given]
-    os.execve(sys.executable, again, begun.environment | place.hand_over())  # noqa: S606
+    replace_process(given, begun.environment | place.hand_over())
 
 
 # --- the instance of a worker's unit -------------------------------------------------------------
@@ -263,7 +264,3 @@ def with_instance(
         named = name_of(host, most=_MAX_HOST_CHARACTERS) or "worker"
         filled.setdefault("name", f"{named}-{instance}")
     return filled
-
-
-if __name__ == "__main__":
-    sys.exit(main())

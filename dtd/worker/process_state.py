@@ -1,10 +1,10 @@
-"""The state of the worker's process that outlives execve: recorded first, restored after a job.
+"""The worker's process as jobs need it: its interpreter, and the state that outlives execve.
 
 A job's code runs in the worker's process and may change whatever belongs to it: environment,
 working directory, umask, limits, CPU affinity.  The kernel hands these on to the image with which
 the worker replaces itself after the job, so the next job would train with them.  They are recorded
 before any job's code runs and restored before execve; a process whose state cannot be restored
-ends, and its supervisor starts another.
+ends, and its supervisor starts another.  Nothing large is imported here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,35 @@ import functools
 import os
 import resource
 import signal
-from collections.abc import Callable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
+
+HASH_SEED: Final = {"PYTHONHASHSEED": "0"}
+"""Processes of the job inherit it: loader processes, and `dtd.train.measure`."""
+
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def is_fit_for_jobs() -> bool:
+    """Whether this interpreter orders sets of strings as those of all workers do.
+
+    And whether it imports nothing from the working directory, where a job's code runs and writes.
+    """
+    return bool(sys.flags.safe_path) and not sys.flags.hash_randomization
+
+
+def replace_process(given: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process with a worker in an interpreter that is fit for jobs.
+
+    Args:
+        given: the worker's command line.
+        environment: variables of the new process.
+    """
+    again = [sys.executable, "-P", "-m", "dtd.worker", *given]
+    os.execve(sys.executable, again, {**environment, **HASH_SEED})  # noqa: S606
 
 
 class _Part(NamedTuple):
@@ -51,6 +77,32 @@ _PARTS: Final[Mapping[str, _Part]] = {
         if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"  # an earlier name of NOFILE
     },
 }
+
+
+def free_forked_children() -> None:
+    """Have processes that a job's code makes by fork treat signals as if this were no worker.
+
+    Call it before the event loop installs its handlers.  A handler writes the signal's number to
+    the event loop's wake-up descriptor, which a forked child shares, so the worker would take a
+    signal to the child for its own.  Signals are blocked until the child has none of that: whoever
+    forks may end the child at once.
+    """
+    handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in _STOP_SIGNALS}
+    thread = threading.local()
+
+    def before() -> None:
+        thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, thread.mask)
+
+    def in_child() -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
 class ProcessState:

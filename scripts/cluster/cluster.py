@@ -144,7 +144,7 @@ class Cluster:
         child = self.add(
             name,
             [
-                *(sys.executable, "-m", "dtd.worker.main", "--name", name),
+                *(sys.executable, "-m", "dtd.worker", "--name", name),
                 *("--coordinator", str(self.address), *proof),
                 *("--state-dir", str(self.state_dir(name)), *options),
             ],

@@ -66,7 +66,7 @@ class NetworkedCluster(Cluster):
         network: Network,
         disks: PlainDisks | SmallDisks | None = None,
         coordinator: Sequence[str] = ("dtd.coordinator.main",),
-        worker: Sequence[str] = ("dtd.worker.main",),
+        worker: Sequence[str] = ("dtd.worker",),
         servers: Collection[str] = (),
     ) -> None:
         self.run = f"{os.getpid()}-{next(_RUNS)}"

@@ -23,6 +23,7 @@ from pathlib import Path
 from subprocess import run as run_unprepared
 from typing import IO, Any, Final
 
+from dtd.worker.process_state import HASH_SEED
 from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.processes import Process
 from scripts.cluster.processes import launch as launch_unprepared
@@ -119,10 +120,10 @@ class ForkServer:
     def _begin(self) -> socket.socket:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # What daemons of a test are to import comes with their own environment; dtd from here.
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **HASH_SEED}
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, fork_server.__file__, str(its.fileno()), *self._modules],
+                [sys.executable, "-P", fork_server.__file__, str(its.fileno()), *self._modules],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[its.fileno()],
@@ -155,7 +156,7 @@ class ForkServers:
         self._servers = {
             "dtd.coordinator.main": light,
             "dtd.ctl.main": light,
-            "dtd.worker.main": heavy,
+            "dtd.worker": heavy,
         }
         self._environment = dict(os.environ)
 

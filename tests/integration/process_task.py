@@ -1,12 +1,14 @@
-"""Tasks that change their process, or print its state."""
+"""Tasks that change their process, print its state, or start processes of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ import torch
 from torch import Tensor, nn
 
 ROWS = 64
+HELPERS = 20
+FRUIT = ("apple", "pear", "plum", "fig", "grape", "lemon", "cherry", "melon")
+PLANTED = "pickle.py"
+"""Every loader process imports this module of the standard library."""
 
 
 class Line:
@@ -87,3 +93,50 @@ def lasting() -> None:
 
 
 CHANGES = {"restorable": restorable, "lasting": lasting}
+
+
+class Sets(Line):
+    """Numbers labels as a set of strings orders them, here and in a loader process."""
+
+    def train_dataset(self) -> Any:
+        return FruitRows()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, order = batch
+        assert torch.equal(order, torch.tensor(FruitRows.order()).expand_as(order)), order
+        return model(x).square().mean()
+
+
+class FruitRows(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor([row / ROWS]), torch.tensor(self.order())
+
+    @staticmethod
+    def order() -> list[int]:
+        return [FRUIT.index(name) for name in set(FRUIT)]
+
+
+class Planting(Line):
+    """Leaves a module of the standard library's name in its working directory."""
+
+    def __init__(self) -> None:
+        Path(PLANTED).write_text("raise SystemExit('imported what a job has written')")
+
+
+class Forking(Line):
+    """Ends processes that it has made by fork, the earliest possible."""
+
+    def train_dataset(self) -> Any:
+        fork = multiprocessing.get_context("fork")
+        for _ in range(HELPERS):
+            helper = fork.Process(target=time.sleep, args=(3600,))
+            helper.start()
+            helper.terminate()
+            helper.join()
+            assert helper.exitcode == -signal.SIGTERM, helper.exitcode
+        with fork.Pool(2) as pool:
+            assert pool.map(abs, [-1, -2]) == [1, 2]
+        return super().train_dataset()

@@ -186,7 +186,7 @@ def test_plain_tcp_is_refused_in_words_on_loopback_too(place: Path, served: Sock
         )
         for program in (
             ("dtd.ctl.main", "--coordinator", str(at), "status"),
-            ("dtd.worker.main", "--coordinator", str(at), "--name", "w"),
+            ("dtd.worker", "--coordinator", str(at), "--name", "w"),
         )
     ]
     assert [one.returncode for one in told] == [2, 78]
@@ -204,7 +204,7 @@ def test_whoever_takes_the_port_first_is_not_followed(place: Path) -> None:
         posing.settimeout(PATIENCE_S)
         credential = place / "w.credential"
         Authority.create(place / "pki").enrol(credential, "worker", "w", coordinators=(at,))
-        worker = [sys.executable, "-m", "dtd.worker.main", "--credential", str(credential)]
+        worker = [sys.executable, "-m", "dtd.worker", "--credential", str(credential)]
         worker += ["--name", "w", "--state-dir", str(place / "state-w"), "--log-format", "json"]
         child = Child("w", worker, place / "posed.log", {"HOME": str(place)})
         child.start()
@@ -317,7 +317,7 @@ def test_who_took_the_coordinators_place_is_not_followed(place: Path) -> None:
             f"the coordinator at {at} is rejected: uid 65534 listens at {at}, which may be"
             " any user: other users can write to /var/tmp"
         )
-        worker = [sys.executable, "-m", "dtd.worker.main", "--coordinator", str(at)]
+        worker = [sys.executable, "-m", "dtd.worker", "--coordinator", str(at)]
         worker += ["--name", "w", "--state-dir", str(place / "w"), "--log-format", "json"]
         child = Child("w", worker, place / "w.log", {"HOME": str(place)})
         child.start()

@@ -33,7 +33,7 @@ if what == "replaces" and not os.path.exists("replaced"):
         os.fstat(place.fileno())
         execv(*arguments)
     os.execv = replace
-    again = [sys.executable, "-P", "-m", "dtd.worker.main", *sys.argv[1:]]
+    again = [sys.executable, "-P", "-m", "dtd.worker", *sys.argv[1:]]
     os.execve(sys.executable, again, os.environ)
 if what == "raises":
     raise RuntimeError("in a forked process")
@@ -57,7 +57,7 @@ def start(server, tmp_path):
     module.mkdir(parents=True)
     for package in (module.parent, module):
         (package / "__init__.py").touch()
-    (module / "main.py").write_text(PROGRAM)
+    (module / "__main__.py").write_text(PROGRAM)
     printed = tmp_path / "printed"
     started = []
 
@@ -67,7 +67,7 @@ def start(server, tmp_path):
             environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
             started.append(
                 server.start(
-                    "dtd.worker.main",
+                    "dtd.worker",
                     arguments,
                     streams=streams,
                     environment=environment,

@@ -85,7 +85,7 @@ def start_worker(tmp_path: Path, fake: Fake) -> Iterator[Callable[..., Child]]:
     started = []
 
     def start(form: str, notify: Path) -> Child:
-        command = [sys.executable, "-m", "dtd.worker.main", "--coordinator", f"unix:{fake.path}"]
+        command = [sys.executable, "-m", "dtd.worker", "--coordinator", f"unix:{fake.path}"]
         command += ["--name", "w-0", "--state-dir", str(tmp_path / "w"), "--log-format", form]
         environment = {"HOME": str(tmp_path), "NOTIFY_SOCKET": str(notify)}
         started.append(Child("w-0", command, tmp_path / "w.log", environment))

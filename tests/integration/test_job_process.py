@@ -18,6 +18,7 @@ from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
 from scripts.cluster.cluster import REPOSITORY, Cluster
 from scripts.cluster.processes import Child
+from tests.integration.process_task import PLANTED
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unprepared")]
 
@@ -109,6 +110,27 @@ def test_the_next_job_finds_what_the_service_began_with(homes: Homes) -> None:
     assert homes.pids() == pids
 
 
+@pytest.mark.parametrize("loaders", [0, 1])
+def test_sets_of_strings_have_one_order_everywhere(homes: Homes, loaders: int) -> None:
+    homes.run("Sets", f"train.loader_workers={loaders}")
+
+
+def test_processes_of_a_job_are_ended_without_ending_the_worker(homes: Homes) -> None:
+    pids = homes.pids()
+    homes.run("Forking")
+    homes.run()
+    assert homes.pids() == pids
+
+
+def test_loader_processes_of_the_first_job_import_nothing_from_where_it_runs(
+    start: Callable[..., Homes],
+) -> None:
+    homes = start()
+    homes.run("Planting", "train.loader_workers=1")
+    assert (homes.directory / f"home-{NAMES[0]}" / PLANTED).exists()
+    homes.run("Planting", "train.loader_workers=1")
+
+
 def test_a_process_that_cannot_be_restored_is_replaced_by_its_supervisor(
     start: Callable[..., Homes],
 ) -> None:
@@ -128,3 +150,12 @@ def test_a_process_that_cannot_be_restored_is_replaced_by_its_supervisor(
     log = homes.log_path(NAMES[0]).read_text()
     assert '"process_not_restored"' in log
     assert "RLIMIT_NOFILE" in log
+
+
+@pytest.mark.parametrize("log", [">/dev/full 2>&1", "2>&1 | true"], ids=["full", "closed"])
+def test_a_log_that_cannot_be_written_ends_no_worker(start: Callable[..., Homes], log: str) -> None:
+    homes = start("/bin/sh", "-c", f'"$0" "$@" {log}')
+    pids = homes.pids()
+    for _ in range(2):
+        homes.run()
+    assert homes.pids() == pids

@@ -210,7 +210,7 @@ def test_a_port_that_is_taken_ends_the_start(tmp_path):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "dtd.worker.main", "--state-dir", str(tmp_path)),
+                *(sys.executable, "-m", "dtd.worker", "--state-dir", str(tmp_path)),
                 *("--metrics", address),
             ],
             capture_output=True,

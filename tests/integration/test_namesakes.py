@@ -72,7 +72,7 @@ def test_the_later_of_two_workers_of_one_name_is_refused(cluster: Cluster) -> No
     def worker(log: str, directory: str) -> Child:
         place = str(cluster.directory / directory)
         arguments = ("--coordinator", address, "--name", "twin", "--state-dir", place)
-        return cluster.daemon(log, "dtd.worker.main", *arguments)
+        return cluster.daemon(log, "dtd.worker", *arguments)
 
     def pid() -> int:
         (known,) = cluster.ask("A", m.GetStatus())["workers"]

@@ -61,7 +61,7 @@ class Cluster:
         both = f"{self.addresses['A']},{self.addresses['B']}"
         for name in ("worker-0", "worker-1"):
             place = ("--state-dir", str(self.directory / name))
-            self.daemon(name, "dtd.worker.main", "--coordinator", both, "--name", name, *place)
+            self.daemon(name, "dtd.worker", "--coordinator", both, "--name", name, *place)
 
     def kill(self, name: str) -> None:
         self.children[name].signal_group(signal.SIGKILL)

@@ -98,7 +98,7 @@ class Place:
         return child, listening
 
     def worker(self, name: str, *arguments: str, code: str = "", **environment: str):
-        program = ["-c", code] if code else ["-m", "dtd.worker.main"]
+        program = ["-c", code] if code else ["-m", "dtd.worker"]
         state = self.directory / f"state-{len(self.children)}"
         return self.start(
             name,
@@ -373,7 +373,7 @@ def test_a_clock_that_is_behind_is_named_by_dtdctl_and_join(secure, tmp_path):
     operator = ("-m", "dtd.ctl.main", "--credential", str(secure.operator.path), "status")
     join_with = (
         "-m",
-        "dtd.worker.main",
+        "dtd.worker",
         "join",
         secure.token().word(),
         "--credential",

@@ -54,7 +54,7 @@ def workers(cluster: Cluster) -> list[str]:
 
 
 def start(
-    cluster: Cluster, name: str, *options: str, program: str = 'exec "$0" -m dtd.worker.main "$@"'
+    cluster: Cluster, name: str, *options: str, program: str = 'exec "$0" -m dtd.worker "$@"'
 ) -> None:
     """Start a worker that is told nothing but where its credential is."""
     credential = ("--credential", str(cluster.credential_path(name)), "--log-format", "json")

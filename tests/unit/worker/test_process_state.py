@@ -90,3 +90,58 @@ def test_what_cannot_be_restored_is_named(tmp_path: Path) -> None:
     assert after("a hard limit", tmp_path)["lost"] == ["RLIMIT_NOFILE"]
     assert after("the niceness", tmp_path)["lost"] == ["niceness"]
     assert after("the directory itself", tmp_path)["lost"] == ["working directory"]
+
+
+FORKING = """
+import asyncio, multiprocessing, os, signal, time
+import uvloop
+from dtd.worker.process_state import free_forked_children
+
+free_forked_children()
+fork = multiprocessing.get_context("fork")
+
+def waits():
+    os.write(begins, b"!")
+    time.sleep(60)
+
+def ends(target, number, begun=None):
+    helper = fork.Process(target=target)
+    helper.start()
+    if begun is not None:
+        os.read(begun, 1)
+    os.kill(helper.pid, number)
+    helper.join(20)
+    helper.kill()
+    helper.join()
+    return helper.exitcode
+
+def helpers():
+    for _ in range(30):
+        codes.add(ends(lambda: time.sleep(60), signal.SIGTERM))  # the earliest possible
+    codes.add(ends(waits, signal.SIGINT, begun))
+    return signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+async def main():
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    mask = await loop.run_in_executor(None, helpers)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    before = told.is_set()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await told.wait()
+    print(before, sorted(codes), mask)
+
+codes = set()
+begun, begins = os.pipe()
+uvloop.run(main())
+"""
+
+
+def test_signals_to_forked_children_do_not_reach_the_event_loop() -> None:
+    command = [sys.executable, "-c", FORKING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    # SIGINT raises KeyboardInterrupt there, which multiprocessing turns into 1.
+    assert done.stdout == "False [-15, 1] set()\n", done.stderr

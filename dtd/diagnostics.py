@@ -264,12 +264,13 @@ def unfit(name: str, host: str, why: str) -> Diagnostic:
 
 
 def set_aside(name: str, host: str, why: str) -> Diagnostic:
-    """The job's code has failed on one worker, and the job continues on the others."""
+    """The job's code has failed on one worker, or since it joined; the others go on."""
     return Diagnostic(
         kind="set-aside",
         where=name,
-        message=f"{name} on {host} is excluded because the job's code failed there: {why}",
-        remedy="compare that host with the others (data, packages, memory, driver); it is retried "
+        message=f"{name} on {host} is excluded because the job failed there: {why}",
+        remedy="compare that host with the others (data, packages, memory, driver), or, if others "
+        "fail since it joined, give each worker more rows (job.global_batch_size); it is retried "
         f"automatically, and immediately when {name} is restarted",
     )
 

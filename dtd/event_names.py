@@ -117,8 +117,8 @@ INCIDENTS: Final = {
     "worker_crashed": "A worker's new process reports how the previous one ended.",
     "worker_refused": "A worker cannot take part in the job; the reason says what differs.",
     "worker_lost": "A worker disappeared without having been released, or was evicted as dead.",
-    "worker_set_aside": "The job's code failed on one worker only; that worker is tried again"
-    " later.",
+    "worker_set_aside": "The job's code failed on one worker only, or since it joined, or it joined"
+    " and cannot take part; that worker is tried again later.",
     "worker_away": "The connection to a member was lost; it is not evicted while its ring makes"
     " progress.",
     "worker_barred": "A worker is left out of rings until it can reach its neighbours again.",

@@ -106,6 +106,7 @@ def fetch_state(
 
     Raises:
         RingBroken: no donor is left, or the ring broke; what we held is unchanged.
+        CheckpointError: the state is not one that this worker can load.
     """
     begun_s = time.monotonic()
     first = ring.rank % len(donors)  # joiners that come together begin with different donors
@@ -118,11 +119,7 @@ def fetch_state(
         connect=connect,
     )
     ring.on_broken(fetch.stripes.stop)
-    try:
-        size = fetch.into(run, ring)
-    except DtdError as error:
-        ring.give_up(str(error))
-        raise RingBroken(f"the state could not be loaded: {error}") from error
+    size = fetch.into(run, ring)
     if size is None:
         if ring.why_broken:
             raise ring.broken()

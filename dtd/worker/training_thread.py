@@ -155,37 +155,34 @@ class TrainingThread(threading.Thread):
 
     def run(self) -> None:
         """Train until the process is replaced; every failure becomes a report."""
-        run: JobSessionRunner | None = None
-        ring: RingCollective | None = None
         try:
             self._watch.begin(time.monotonic())
             run = self._warm_up()
             self._watch.end()
-            while True:
-                order = self._orders.get()
-                if isinstance(order, m.Save):
-                    self._save(run, order)
-                    continue
-                ring = order
-                self._serve(run, ring)
         except BaseException as error:  # noqa: BLE001 - a user's SystemExit fails the job too
-            self._fail(error, step=run.committed_step if run is not None else 0)
-        if run is not None and ring is not None:
-            self._outlive_failure(run, ring)
+            self._fail(error, step=0)
+            return
+        while True:
+            order = self._orders.get()
+            if isinstance(order, m.Save):
+                self._save(run, order)
+                continue
+            try:
+                self._serve(run, order)
+            except BaseException as error:  # noqa: BLE001 - as above
+                self._fail(error, step=run.committed_step)
+                self._outlive_failure(run, order)
 
     def _outlive_failure(self, run: JobSessionRunner, ring: RingCollective) -> None:
-        """The state of the last committed step is whole: hold it until it is saved.
+        """The state of the last committed step is whole: hold it for what the coordinator decides.
 
-        The neighbours are let go after both reports: their word of a lost link shall come second.
+        It has the state saved, or, if a joiner was to blame, trains on without that one.  The
+        neighbours are let go after both reports: their word of a lost link shall come second.
         """
         try:
             self._froze(run, ring.assign, "", "", "its training has failed")
         finally:
             ring.give_up("the training thread has failed")
-        while True:
-            order = self._orders.get()
-            if isinstance(order, m.Save):
-                self._save(run, order)
 
     def _save(self, run: JobSessionRunner, save: m.Save) -> None:
         """Write what is held; each order is answered, by the report of a checkpoint or by this."""

@@ -150,13 +150,13 @@ def scarce(parts: Mapping[str, ShardSet], wanted: int) -> ShardSet:
     return WHOLE - layers[-1]
 
 
-def can_spare(job: Job, name: str) -> bool:
-    """Whether the other members of the newest generation have all shards without this one.
+def can_spare(job: Job, *names: str) -> bool:
+    """Whether the other members of the newest generation have all shards without these.
 
     A generation of one hands its state on, like those of jobs whose state is not sharded.
     """
-    others = [one for one in job.roster if one != name]
-    if not job.terms.sharded or name not in job.roster or not others:
+    others = [one for one in job.roster if one not in names]
+    if not job.terms.sharded or len(others) == len(job.roster) or not others:
         return True
     return united(assigned_part(job, one) for one in others).is_whole
 

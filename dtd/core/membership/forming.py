@@ -122,7 +122,10 @@ def _announce(cluster: ClusterState, job: Job, decision: Decision) -> None:
     cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
     cluster.move_generation(GenerationEvent.ANNOUNCED)
     cluster.run.start_step = job.start_step
-    cluster.run.begin(worker.name for worker, has in zip(members, holds, strict=True) if has)
+    cluster.run.begin(
+        (worker.name for worker, has in zip(members, holds, strict=True) if has),
+        _joined(job, members, holds),
+    )
     if decision.incomplete:
         text = f"{decision.incomplete}; the job falls back to step {job.start_step}"
         cluster.incident("shards_missing", text, step=job.start_step)
@@ -139,6 +142,14 @@ def _announce(cluster: ClusterState, job: Job, decision: Decision) -> None:
         f" state of step {cluster.run.start_step} from {', '.join(donors)}",
         step=cluster.run.start_step,
     )
+
+
+def _joined(job: Job, members: list[Worker], holds: list[bool]) -> list[str]:
+    """Members whose process has not trained yet, if others remember the state that they trained."""
+    remember = any(has and choice.in_memory(one) for one, has in zip(members, holds, strict=True))
+    if not (job.start_step and remember):
+        return []
+    return [one.name for one in members if not choice.in_memory(one)]
 
 
 def count_prepared(cluster: ClusterState, job: Job) -> None:

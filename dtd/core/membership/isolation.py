@@ -3,35 +3,38 @@
 A host without a driver, memory or the data set must not fail the job for all.  It is set aside and
 retried later, at growing intervals.  The job is at fault if the same work fails on two workers (the
 warm-up where no worker has completed it yet, or one step), or on all present workers.  A joiner
-that has not taken the state over yet counts as warming up.  Part of the membership machine; changes
+that has not taken the state over yet counts as warming up.  Those that join a job which trains
+without them harm only themselves (`membership.joiners`).  Part of the membership machine; changes
 the cluster's state, adds effects.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Final
 
-from dtd.core.membership import admission, branches, ending, jobs, standstill
+from dtd.core.membership import admission, branches, ending, jobs, joiners, standstill
 from dtd.core.membership import roster as choice
 from dtd.core.membership.records import WARM_UP, Job, SetAside, Worker
 from dtd.core.membership.state import ClusterState, least_workers
 from dtd.core.membership.transitions import GONE, MEMBERS, GenerationState, WorkerState
 from dtd.wire import messages as m
 
-FIRST_PAUSE_S: Final = 10.0
-MAX_PAUSE_S: Final = 600.0
-
 
 def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed, now: float) -> None:
     """Set a worker aside, or fail the job."""
     if worker.state in GONE:
         return
+    blamed = joiners.blamed(cluster, job, message.step)
+    if blamed and worker.name in cluster.run.roster and worker.name not in blamed:
+        _blame(cluster, job, worker, blamed, message, now)
+        return
     at = message.step if _has_begun(job, worker) else WARM_UP
-    aside = _note(cluster, worker, message, at, now)
-    if at == WARM_UP and job.state in admission.ENDING_JOBS:
-        _set_aside(cluster, worker, aside, now)  # it was not a member of the ending generation
+    aside = joiners.set_aside(cluster, worker, message, now, at=at)
+    harmless = at == WARM_UP and job.state in admission.ENDING_JOBS
+    if harmless or worker.name in blamed:  # it was not a member of the generation that goes on
+        _set_aside(cluster, worker, aside, now)
         return
     also = _also_on(cluster, job, worker, aside)
     if also:
@@ -44,6 +47,27 @@ def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed, n
         _set_aside(cluster, worker, aside, now)
 
 
+def _blame(
+    cluster: ClusterState,
+    job: Job,
+    worker: Worker,
+    blamed: Collection[str],
+    message: m.Failed,
+    now: float,
+) -> None:
+    """Set joiners aside in whose presence a worker fails that trained before; it keeps its state.
+
+    If it fails without them, too, it is judged for itself.
+    """
+    why = replace(message, reason=f"since it joined, {worker.name} fails: {message.reason}")
+    for name in sorted(blamed, key=choice.natural_key):
+        one = cluster.workers[name]
+        if one.state not in GONE:
+            aside = joiners.set_aside(cluster, one, why, now, at=WARM_UP)
+            _set_aside(cluster, one, aside, now)
+    cluster.fence(job)  # the worker that failed takes no further step of this generation
+
+
 def _has_begun(job: Job, worker: Worker) -> bool:
     """Whether the worker can fail in a step: it has trained, or needs no state from others first.
 
@@ -52,25 +76,6 @@ def _has_begun(job: Job, worker: Worker) -> bool:
     if worker.state is WorkerState.FORMING and job.start_step and worker.holdings.held is not None:
         return choice.holds(worker, (job.start_generation, job.start_step))
     return worker.state in MEMBERS or worker.reconnection.returning or choice.in_memory(worker)
-
-
-def _note(
-    cluster: ClusterState, worker: Worker, message: m.Failed, at: int, now: float
-) -> SetAside:
-    known = cluster.isolation.set_aside.get(worker.name)
-    if known is not None and known.incarnation == worker.incarnation:
-        return known  # a repeated report on another connection
-    pause_s = FIRST_PAUSE_S if known is None else min(2 * known.pause_s, MAX_PAUSE_S)
-    aside = cluster.isolation.set_aside[worker.name] = SetAside(
-        at=at,
-        failed=message,
-        until=now + pause_s,
-        pause_s=pause_s,
-        incarnation=worker.incarnation,
-        pid=worker.registration.pid,
-        again=known.again + 1 if known is not None and known.at == at else 1,
-    )
-    return aside
 
 
 def _also_on(cluster: ClusterState, job: Job, worker: Worker, aside: SetAside) -> list[str]:
@@ -158,12 +163,7 @@ def _may_come(cluster: ClusterState, job: Job, now: float) -> bool:
 def _set_aside(cluster: ClusterState, worker: Worker, aside: SetAside, now: float) -> None:
     """Restart its process and leave it alone for a while."""
     was_member = worker.state in MEMBERS
-    cluster.incident(
-        "worker_set_aside",
-        f"{worker.name} is set aside for {aside.pause_s:g} s: {aside.failed.reason}",
-        worker=worker.name,
-        traceback=aside.failed.traceback,
-    )
+    joiners.tell(cluster, worker, aside)
     if cluster.job is not None and (was_member or worker.reconnection.returning):
         cluster.fence(cluster.job)  # its training thread has ended
     admission.release(cluster, worker, "evicted", aside.reason)

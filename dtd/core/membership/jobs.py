@@ -79,6 +79,7 @@ def activate(cluster: ClusterState, job: Job, now: float) -> None:
     cluster.trust.agreed.clear()
     cluster.trust.claims.clear()
     cluster.trust.contradicted.clear()
+    cluster.trust.differed_when_copied.clear()
     cluster.trust.distrusted = divergence.last_generation(divergence.remembered(job.divergences))
     if job.state is JobState.SAVING:
         _is_to_end_again(cluster, job)

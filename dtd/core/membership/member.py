@@ -243,7 +243,7 @@ class Member:
             return []
         if self._move(MemberEvent.ASSIGN) is MemberAction.IGNORE:
             return []
-        self.assign = message
+        self.assign, self._failed = message, None
         return [FormRing(assign=message)]
 
     def _on_freeze(self, message: m.Freeze) -> list[Effect]:

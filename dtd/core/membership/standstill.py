@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from dtd.core.engine.shards import NOTHING, ShardSet, united
-from dtd.core.membership import admission, branches, ending
+from dtd.core.membership import admission, branches, ending, joiners
 from dtd.core.membership import roster as choice
 from dtd.core.membership.coverage import assigned_part, part_of
 from dtd.core.membership.records import Job, Worker
@@ -144,6 +144,8 @@ def _give_up(cluster: ClusterState, job: Job, worker: Worker, why: str, now: flo
     kept = _why_kept(cluster, job, worker, now)
     if not kept:
         worker.liveness.kept = ""
+        if worker.name in joiners.blamed(cluster, job, job.step):
+            joiners.keep_away(cluster, job, worker, why, now)
         admission.expel(cluster, worker, why, now)
         return
     if not worker.liveness.kept:

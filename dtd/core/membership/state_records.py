@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from dtd.core.membership.divergence import Divergence
 from dtd.core.membership.records import Recovery, SetAside, Worker
 from dtd.core.membership.transitions import GenerationState
 from dtd.core.observe.links import Links
@@ -89,6 +90,7 @@ class Run:
         advanced_at: when its committed step was last seen to advance.
         lost_member: whether a worker has died or hung in it since it last advanced.
         brought: members that brought its starting state; empty if unknown.
+        joined: members that join others which have trained without them; empty if unknown.
         last_words: the report (FROZEN or FINISHED) with which each member left it, by name.
         said_ended: for each member, the names of those that report that its process has ended.
         lag: since when some members have not said what others have (`membership.laggards`).
@@ -109,14 +111,22 @@ class Run:
     advanced_at: float | None = None
     lost_member: bool = False
     brought: frozenset[str] = frozenset()
+    joined: frozenset[str] = frozenset()
     last_words: dict[str, m.Frozen | m.Finished] = field(default_factory=dict)
     said_ended: dict[str, set[str]] = field(default_factory=dict)
     lag: Lag | None = None
     inherited: bool = False
 
-    def begin(self, brought: Iterable[str] = (), *, inherited: bool = False) -> None:
+    def begin(
+        self,
+        brought: Iterable[str] = (),
+        joined: Iterable[str] = (),
+        *,
+        inherited: bool = False,
+    ) -> None:
         """Discard the reports of the previous generation when one begins or is adopted."""
         self.inherited = inherited
+        self.joined = frozenset(joined)
         self.lag = None
         self.reported_steps.clear()
         self.last_words.clear()
@@ -241,6 +251,8 @@ class Trust:
         distrusted: the newest generation in which states differed and none had a majority.
         finding: result of comparing the digests that the members of the newest generation reported
             when they left it.
+        differed_when_copied: when a member differed from those from which it had just copied the
+            state (`membership.divergence`).
         disputed: the newest generation of which it was told that its members contradict each other
             and that nobody knows who is right.
         contradicted: processes (name, incarnation) whose report of their state in memory the others
@@ -254,6 +266,7 @@ class Trust:
     distrusted: int = 0
     disputed: int = 0
     finding: Finding | None = None
+    differed_when_copied: list[Divergence] = field(default_factory=list)
     contradicted: set[tuple[str, int]] = field(default_factory=set)
     agreed: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
     claims: dict[str, list[tuple[int, int]]] = field(default_factory=dict)

@@ -8,7 +8,7 @@ effects.
 
 from __future__ import annotations
 
-from dtd.core.membership import admission, divergence, jobs
+from dtd.core.membership import admission, divergence, jobs, joiners
 from dtd.core.membership.divergence import Divergence
 from dtd.core.membership.events import SaveJob
 from dtd.core.membership.reconnection import NEVER_HEARD
@@ -64,11 +64,24 @@ def left(cluster: ClusterState, name: str, message: m.Frozen | m.Finished, now: 
     """Keep a member's last report; a member that more than half call different is not awaited."""
     cluster.run.last_words[name] = message
     suspect = cluster.workers.get(message.suspect) if isinstance(message, m.Frozen) else None
-    if suspect is None or suspect.state not in MEMBERS | {WorkerState.FROZEN}:
+    if suspect is None:
+        return
+    _keep_away(cluster, suspect, message, now)
+    if suspect.state not in MEMBERS | {WorkerState.FROZEN}:
         return
     naming = [by for by, one in dissent.claims(cluster) if one.suspect == suspect.name != by]
     if 2 * len(naming) > len(cluster.run.roster):
         admission.expel(cluster, suspect, dissent.MINORITY, now)
+
+
+def _keep_away(
+    cluster: ClusterState, suspect: Worker, message: m.Frozen | m.Finished, now: float
+) -> None:
+    """Set a joiner aside whose state differs from the majority's; it restarts by itself."""
+    job = cluster.job
+    differs = isinstance(message, m.Frozen) and message.evidence == dissent.DIVERGED
+    if job is not None and differs and suspect.name in joiners.dispensable(cluster, job):
+        joiners.keep_away(cluster, job, suspect, message.reason, now)
 
 
 def settle(cluster: ClusterState, job: Job, now: float) -> None:
@@ -85,6 +98,9 @@ def settle(cluster: ClusterState, job: Job, now: float) -> None:
         if hopeless:
             jobs.finish(cluster, JobState.FAILED, hopeless)
             return
+    hopeless = _note_transfer(cluster)
+    if hopeless:
+        jobs.give_up(cluster, job, hopeless)
     for worker in cluster.available():
         why = dissent.why_distrusted(cluster, worker, cluster.run.last_words.get(worker.name))
         if why:
@@ -103,6 +119,27 @@ def _note_divergence(cluster: ClusterState, job: Job, finding: Finding) -> str:
     why = divergence.why_hopeless(known)
     said = "".join(f"; {name}: {one.reason}" for name, one in seen[:1])
     return f"{why}{said}" if why else ""
+
+
+def _note_transfer(cluster: ClusterState) -> str:
+    """Note that a copied state differs at once; returns why that is not accidental, or "".
+
+    It is not if the job, which cannot go on without that worker, comes to the same point again.
+    """
+    run = cluster.run
+    seen = [
+        one
+        for _, one in dissent.claims(cluster)
+        if one.suspect and one.suspect not in run.brought and one.diverged_step == run.start_step
+    ]
+    if 2 * len(seen) <= len(run.brought) or not run.brought:
+        return ""
+    known = cluster.trust.differed_when_copied
+    for one in seen:
+        known = divergence.noted(known, Divergence(run.generation, run.start_step, one.differs))
+    cluster.trust.differed_when_copied = known
+    why = divergence.why_hopeless(known)
+    return f"{why}; {seen[0].reason}" if why else ""
 
 
 def accused(cluster: ClusterState, name: str, message: m.Frozen, now: float) -> None:

@@ -460,37 +460,27 @@ def test_a_state_of_another_shape_breaks_the_ring(source):
     assert not run.finished
 
 
-def test_a_manifest_that_the_run_refuses_breaks_the_ring(source):
-    class Refusing(Importer):
-        def import_state(self, manifest):
-            raise CheckpointError("it announces too much")
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("import_state", CheckpointError("it announces too much")),
+        ("import_state", MemoryError()),
+        ("finish_import", CheckpointError("the state is of another model")),
+    ],
+)
+def test_what_the_run_itself_raises_is_its_own(source, method, error):
+    """No retry would mend that: the worker fails, and the ring is ended by whoever it tells."""
+
+    def fail(*_):
+        raise error
 
     source.offer()
-    ring = Ring()
-    with pytest.raises(RingBroken, match="announces too much"):
-        fetch(Refusing(), source.member, ring=ring)
-    assert "announces too much" in ring.given_up
-
-
-def test_a_state_that_does_not_verify_breaks_the_ring(source):
-    class Doubting(Importer):
-        def finish_import(self):
-            raise CheckpointError("a received state does not match its digest")
-
-    source.offer()
-    with pytest.raises(RingBroken, match="does not match its digest") as caught:
-        fetch(Doubting(), source.member)
-    assert caught.value.suspect == ""
-
-
-def test_what_the_run_itself_raises_is_its_own(source):
-    class Broken(Importer):
-        def import_state(self, manifest):
-            raise MemoryError
-
-    source.offer()
-    with pytest.raises(MemoryError):
-        fetch(Broken(), source.member)
+    run, ring = Importer(), Ring()
+    setattr(run, method, fail)
+    with pytest.raises(type(error)) as caught:
+        fetch(run, source.member, ring=ring)
+    assert caught.value is error
+    assert not ring.given_up
 
 
 def scripted(server, info, data):

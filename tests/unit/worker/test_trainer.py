@@ -188,6 +188,11 @@ def test_a_failure_is_reported_and_then_the_neighbours_are_let_go(journal, error
     assert journal == [(FAILED, None), (FROZE, 1), ("given up", 1)]
 
 
+def test_who_has_failed_trains_in_the_next_generation_that_it_is_given(journal):
+    train(journal, ValueError("a joiner's presence"), RingBroken("a neighbour has died"))
+    assert journal == [(FAILED, None), (FROZE, 1), ("given up", 1), (FROZE, 2)]
+
+
 def test_a_word_that_cannot_be_read_breaks_the_ring_and_names_who_has_said_it(journal):
     told = []
     unreadable = UnreadableWord(1, "word of 3 bytes")

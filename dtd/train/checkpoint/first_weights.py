@@ -79,11 +79,11 @@ def take_weights(
     Raises:
         CheckpointError: with everything that does not fit, named; or nothing fits.
     """
-    given = {
+    plain = {
         plain_name(n.removeprefix(MODEL)): t for n, t in tensors.items() if n.startswith(MODEL)
     }
     groups = named_groups(replica.model)
-    given, renamed = _under_own_names(groups, given, source)
+    given, renamed = _under_own_names(groups, plain, source)
     copies, unfit = _matched(groups, given, source)
     if unfit and (strict or not copies):
         raise CheckpointError(

@@ -133,6 +133,8 @@ INCIDENTS: Final = {
     "job_waiting": "A job is waiting; the message says for what.",
     "job_warming": "A job is waiting for workers that are warming up.",
     "weights_left_out": "Weights of another job or of a file did not fit, and were left out.",
+    "weights_renamed": "Weights of another job or of a file have names with another prefix than the"
+    " model's, and were taken over.",
     "model_registered": "A checkpoint was registered as a version of a model.",
     "model_copied": "A worker has made a copy of a registered model's version.",
     "models_unknown": "A worker keeps models that are not registered, for example since an older"
@@ -207,7 +209,7 @@ NOTICES: Final = frozenset(
         *("buffers_put_back", "settings_ignored", "checkpoint_failed", "checkpoint_left_out"),
         *("row_retried", "loader_restarted", "checkpoint_passed_over", "checkpoint_waited_for"),
         *("observer_failed", "observer_hangs", "observer_dropped", "observer_left_behind"),
-        *("task_doubtful", "nothing_trained"),
+        *("task_doubtful", "nothing_trained", "weights_renamed"),
     }
 )
 """Kinds that a worker may report with NOTICE; only the coordinator reports all others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -26,14 +26,15 @@ from dtd.train.task import MapDataset
 # `nn.ModuleList` that is the model itself or one of its direct attributes; children without
 # parameters (activation functions, dropout) are left as they are.  In training a wrapped block runs
 # again during backward, with the same random draws; its running buffers are put back after that, so
-# BatchNorm counts every batch once.
+# BatchNorm counts every batch once.  Blocks are wrapped while a step is computed, and at no other
+# time: between steps a task may script, export, copy or save the model as it has built it.
 
 
-def wrap_blocks(model: nn.Module) -> int:
-    """Wrap the model's blocks in place; returns how many.
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The model's blocks.
 
     Raises:
-        TaskError: the model has no blocks.
+        TaskError: it has none.
     """
     containers = [model, *model.children()]
     blocks = {
@@ -48,17 +49,33 @@ def wrap_blocks(model: nn.Module) -> int:
             "train.activation_checkpointing finds no blocks in the model",
             remedy="put its blocks into an nn.Sequential or nn.ModuleList, or turn it off",
         )
-    for block in blocks.values():
-        _wrap(block)
-    return len(blocks)
+    return list(blocks.values())
 
 
-def _wrap(block: nn.Module) -> None:
-    """Give a block a `forward` that is bound to it, as a method is, and so moves with its copies.
+class Recomputation:
+    """Activation checkpointing of some blocks: a context in which they are wrapped."""
 
-    A saved or pickled block has the `forward` of its class again.
-    """
-    own: Callable[..., Any] | None = vars(block).get("forward")  # a task may have replaced it
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self._blocks = blocks
+        self._wrapped: dict[nn.Module, tuple[Any, MethodType]] = {}
+
+    def __enter__(self) -> None:
+        for block in self._blocks:
+            own, known = vars(block).get("forward"), self._wrapped.get(block)
+            if known is None or known[0] is not own:  # a task may replace it
+                known = self._wrapped[block] = own, _wrapped_forward(block, own)
+            # The same one in every step: compiled code depends on it.
+            vars(block)["forward"] = known[1]
+
+    def __exit__(self, *raised: object) -> None:
+        for block, (own, wrapped) in self._wrapped.items():
+            if vars(block).get("forward") is wrapped:
+                del vars(block)["forward"]
+                vars(block).update({} if own is None else {"forward": own})
+
+
+def _wrapped_forward(block: nn.Module, own: Callable[..., Any] | None) -> MethodType:
+    """A `forward` that is bound to a block, as a method is, and so moves with its copies."""
 
     def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         run = own if own is not None else partial(type(block).forward, block)
@@ -72,7 +89,7 @@ def _wrap(block: nn.Module) -> None:
             **kwargs,
         )
 
-    block.forward = MethodType(forward, block)
+    return MethodType(forward, block)
 
 
 class _BuffersPutBack:

@@ -51,7 +51,7 @@ def rehearse(
     batch = sample()
     buffers.take_snapshot()
     try:
-        with kept_random_state(), replica.own.unchanged("loss()"):
+        with kept_random_state(), replica.own.unchanged("loss()"), replica.recomputation:
             for update in replica.update_names:
                 with autocast(spec.train.precision, device):
                     returned: Any = task.loss(replica.model, batch, *filter(None, [update]))

@@ -96,7 +96,8 @@ def contribute(session: JobSession, ring: Collective, clock: Clock) -> None:
         for step in session.plan.round(session.replica.step)
     ]
     work = Computation(session, clock, shares=shares, check=ring.check)
-    session.strategy.compute(work, ring)
+    with session.replica.recomputation:
+        session.strategy.compute(work, ring)
 
 
 class Computation:

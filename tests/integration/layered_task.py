@@ -36,6 +36,7 @@ class Layered:
         mark: a file that does not exist yet; the process that enters itself there has the layers
             the other way round.
         inside: attribute of a further module that has the layers; empty for none.
+        lr: learning rate.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Layered:
         tied: bool = False,
         mark: str = "",
         inside: str = "",
+        lr: float = 0.01,
     ) -> None:
         self._order = order[::-1] if mark and self._is_first(Path(mark)) else order
-        self._frozen, self._tied, self._inside = frozen, tied, inside
+        self._frozen, self._tied, self._inside, self._lr = frozen, tied, inside, lr
 
     @staticmethod
     def _is_first(mark: Path) -> bool:
@@ -73,7 +75,7 @@ class Layered:
     def build_optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
         named = [(name.rpartition(".")[0][-1], one) for name, one in named_parameters]
         layers = [one for layer in self._order for name, one in named if name == layer]
-        return torch.optim.Adam(layers, lr=0.01)
+        return torch.optim.Adam(layers, lr=self._lr)
 
     def train_dataset(self) -> Any:
         x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))

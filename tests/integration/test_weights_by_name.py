@@ -74,3 +74,58 @@ def test_a_worker_with_another_order_is_refused_in_the_warm_up(daemons, tmp_path
     assert daemons.wait(job)["state"] == "done"
     (event,) = daemons.events("worker_refused", job)
     assert "its optimizer has them in another order" in event["message"]
+
+
+@pytest.fixture(scope="module")
+def tied(daemons: Daemons, dtdctl: Command, tmp_path_factory) -> dict[str, Tensor]:
+    """Weights of a model whose first and last layer have one, under the first of its names."""
+    job = daemons.submit("task.tied=true", text=JOB)
+    assert daemons.wait(job)["state"] == "done"
+    return fetched(dtdctl, job, tmp_path_factory.mktemp("tied"))
+
+
+def begun(dtdctl: Command, directory: Path, values: dict[str, Tensor], *words: str):
+    """Submit a job that begins with a file of weights, and wait for its end: (exit code, id)."""
+    file, job = directory / "w.safetensors", directory / "job.toml"
+    safetensors.torch.save_file(values, file)
+    job.write_text(JOB)
+    still = ("--no-ship", "--set", "task.lr=0.0", *words, "--weights-from", str(file), "--wait")
+    exit_code, out, err = dtdctl("submit", str(job), *still)
+    return exit_code, out.strip(), " ".join(err.split())
+
+
+@pytest.mark.parametrize("kept", ["a.weight", "c.weight"])
+def test_a_file_with_one_name_of_a_tied_weight(daemons, dtdctl, tied, tmp_path, kept):
+    values = dict(tied)
+    values[kept] = values.pop("a.weight")
+    exit_code, job, err = begun(dtdctl, tmp_path, values, "--set", "task.tied=true")
+    assert exit_code == 0, err
+    for name, value in fetched(dtdctl, job, tmp_path / "kept").items():
+        assert torch.equal(value, tied[name]), name
+
+
+def test_a_file_with_two_values_of_a_tied_weight(daemons, dtdctl, tied, tmp_path):
+    values = {**tied, "c.weight": tied["a.weight"] + 1}
+    exit_code, _job, err = begun(dtdctl, tmp_path, values, "--set", "task.tied=true")
+    assert exit_code == 4
+    assert "a.weight and c.weight are one weight of the model and have different values" in err
+
+
+@pytest.mark.parametrize(("there", "strict"), [("module.", ()), ("model.", ("--no-strict",))])
+def test_a_prefix_is_taken_away_and_told(daemons, dtdctl, tied, tmp_path, there, strict):
+    values = {there + name: value for name, value in tied.items()}
+    exit_code, job, err = begun(dtdctl, tmp_path, values, *strict, "--set", "task.tied=true")
+    assert exit_code == 0, err
+    for name, value in fetched(dtdctl, job, tmp_path / "plain").items():
+        assert torch.equal(value, tied[name]), name
+    message = daemons.events("weights_renamed", job)[0]["message"]
+    assert f'begin with "{there}", which the model\'s do not' in message
+
+
+def test_a_prefix_is_added(daemons, dtdctl, tied, tmp_path):
+    words = ("--set", "task.tied=true", "--set", "task.inside='net'")
+    exit_code, job, err = begun(dtdctl, tmp_path, tied, *words)
+    assert exit_code == 0, err
+    for name, value in fetched(dtdctl, job, tmp_path / "inside").items():
+        assert torch.equal(value, tied[name.removeprefix("net.")]), name
+    assert daemons.events("weights_renamed", job)

@@ -296,6 +296,43 @@ def test_activation_checkpointing_changes_nothing(arena, regression, world_size)
     assert digests[0] == digests[1]
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_a_model_with_recomputed_blocks_is_scripted_in_callbacks(arena, regression) -> None:
+    passes: list[str] = []
+
+    class Block(nn.Sequential):
+        @torch.jit.unused
+        def note(self):
+            passes.append("forward")
+
+        def forward(self, x):
+            if not torch.jit.is_scripting():
+                self.note()
+            return torch.tanh(self[0](x))
+
+    class Task(regression):
+        def build_model(self):
+            self.model = nn.Sequential(Block(nn.Linear(6, 8)), nn.Linear(8, 3)).double()
+            return self.model
+
+        def scripted(self, at):
+            x = self.rows.x[:4]
+            assert torch.equal(torch.jit.script(self.model)(x), self.model(x))
+            passes.append(f"step {at.step}")
+
+        on_start = on_step = on_end = scripted
+
+    spec = arena.spec(job={"steps": 2}, train={"activation_checkpointing": True})
+    arena.train(Task(), spec, 1)
+    once, twice = ["forward"], ["forward"] * 2
+    assert passes == [
+        *(*once, "step 0"),
+        *(*twice, *once, "step 1"),
+        *(*twice, *once, "step 2"),
+        *(*once, "step 2"),
+    ]
+
+
 def test_evaluation_does_not_depend_on_the_number_of_ranks(arena, regression) -> None:
     class Task(regression):
         def eval_dataset(self):

@@ -26,12 +26,13 @@ from dtd.train.data.rows import seed_generators
 from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
 from dtd.train.model_setup import (
     LossScaler,
+    Recomputation,
     Sample,
     autocast,
+    blocks_of,
     check_is_here,
     loss_scaler,
     materialise,
-    wrap_blocks,
 )
 from dtd.train.optimizer.build import JoinedOptimizer, optimizer_of
 from dtd.train.optimizer.learning_rate import learning_rate
@@ -69,6 +70,7 @@ class Replica:
         local_from: from this step the optimizer's state is this rank's own; None: never.
         shared: tensors of the strategy that are a part of the state, by name.
         shards: what this rank holds of trained parameters and optimizer state; None: all of it.
+        recomputation: a context in which a step is computed, with `train.activation_checkpointing`.
         grouped: names of the parameters in each of the optimizer's groups, in its order.
     """
 
@@ -93,6 +95,7 @@ class Replica:
     local_from: int | None = None
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     shards: ShardedState | None = None
+    recomputation: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
     grouped: list[list[str]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -277,8 +280,6 @@ def build_replica(
 ) -> Replica:
     """A fresh state: step 0; `sample` gives lazy parameters their shapes."""
     model = build_model(task, spec, device, sample)
-    if spec.train.activation_checkpointing:
-        wrap_blocks(model)
     trained = trained_parameters(model)
     replica = Replica(
         model=model,
@@ -292,6 +293,8 @@ def build_replica(
         local_from=spec.strategy.local_from,
     )
     _add_schedule(replica, task, spec)
+    if spec.train.activation_checkpointing:
+        replica.recomputation = Recomputation(blocks_of(model))
     if spec.train.ema_decay:
         parameters = [parameter for _, parameter in trained]
         replica.averages = Averages(model, parameters, decay=spec.train.ema_decay)

@@ -11,7 +11,7 @@ running job are `dtd.train.state.tensors`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dtd.errors import CheckpointError, TaskError
+from dtd.strategy.wire_memory import tensor_bytes
 
 _WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 """Under these names torch's wrappers hold the module that they wrap."""
@@ -115,9 +116,31 @@ def load_weights(model: nn.Module, *files: str | Path) -> None:
             f"{_listed(' with', sorted(given.keys() - known))}",
             remedy="build the model with the job's [task] table",
         )
+    differing = "; ".join(filter(None, (contradiction(n, given, one) for n, one in groups)))
+    if differing:
+        raise CheckpointError(
+            f"{where} is of another model: {differing}",
+            remedy="build the model without the tie, or keep one of these names in the file",
+        )
     with torch.no_grad():
         for names, tensor in groups:
             _copy(where, {name: given[name] for name in names if name in given}, tensor)
+
+
+def contradiction(names: Sequence[str], given: Mapping[str, Tensor], tensor: Tensor) -> str:
+    """That several names of one tensor are given with different values, in words; "" if not.
+
+    Args:
+        names: all names of the tensor in the model, several if it is tied.
+        given: values by name, in host memory.
+        tensor: the model's; values are compared in its element type.
+    """
+    there = [name for name in names if name in given]
+    values = [given[name].to(tensor.dtype).contiguous() for name in there]
+    contents = [(value.shape, tensor_bytes(value)) for value in values]
+    if all(content == contents[0] for content in contents):
+        return ""
+    return f"{' and '.join(there)} are one weight of the model and have different values there"
 
 
 def _copy(where: str, given: Mapping[str, Tensor], tensor: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dtd.errors import TaskError
-from dtd.train.model_setup import wrap_blocks
+from dtd.train.model_setup import Recomputation, blocks_of
 
 
 class Net(nn.Module):
@@ -37,15 +37,21 @@ def run(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return gradients, [buffer.clone() for buffer in model.buffers()]
 
 
+def recomputing(model: nn.Module) -> Recomputation:
+    return Recomputation(blocks_of(model))
+
+
 def test_gradients_and_buffers_are_those_without() -> None:
     torch.manual_seed(0)
     plain = Net()
     torch.manual_seed(0)
     wrapped = Net()
-    assert wrap_blocks(wrapped) == 2
-    assert wrapped.state_dict().keys() == plain.state_dict().keys()
-    for mine, theirs in zip(run(wrapped), run(plain), strict=True):
-        assert all(map(torch.equal, mine, theirs))
+    assert len(blocks_of(wrapped)) == 2
+    with recomputing(wrapped):
+        assert wrapped.state_dict().keys() == plain.state_dict().keys()
+        mine = run(wrapped)
+    for one, other in zip(mine, run(plain), strict=True):
+        assert all(map(torch.equal, one, other))
 
 
 def test_blocks_run_twice_in_training_and_once_otherwise() -> None:
@@ -53,20 +59,24 @@ def test_blocks_run_twice_in_training_and_once_otherwise() -> None:
     model[0].register_forward_pre_hook(lambda *_: calls.append("outside"))
     inner = model[2].forward
     model[2].forward = lambda x: calls.append("inside") or inner(x)
-    assert wrap_blocks(model) == 2
-    model(torch.ones(1, 4)).sum().backward()
+    context = recomputing(model)
+    with context:
+        model(torch.ones(1, 4)).sum().backward()
     assert calls == ["outside", "inside", "inside"]
     calls.clear()
-    with torch.no_grad():
+    with context, torch.no_grad():
         model(torch.ones(1, 4))
     model.eval()
+    with context:
+        model(torch.ones(1, 4)).sum().backward()
+    model.train()
     model(torch.ones(1, 4)).sum().backward()
-    assert calls == ["outside", "inside"] * 2
+    assert calls == ["outside", "inside"] * 3
 
 
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(TaskError, match="finds no blocks"):
-        wrap_blocks(nn.Linear(2, 2))
+        blocks_of(nn.Linear(2, 2))
 
 
 def test_second_derivatives_are_those_without() -> None:
@@ -81,29 +91,63 @@ def test_second_derivatives_are_those_without() -> None:
     torch.manual_seed(0)
     plain = Net()
     wrapped = copy.deepcopy(plain)
-    wrap_blocks(wrapped)
-    for mine, theirs in zip(penalised(wrapped), penalised(plain), strict=True):
+    with recomputing(wrapped):
+        found = penalised(wrapped)
+    for mine, theirs in zip(found, penalised(plain), strict=True):
         torch.testing.assert_close(mine, theirs)
     for mine, theirs in zip(wrapped.buffers(), plain.buffers(), strict=True):
         assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("way", ["copied", "saved"])
-def test_a_copy_computes_with_its_own_weights(way: str, tmp_path: Path) -> None:
+def test_a_copy_in_a_step_computes_with_its_own_weights(way: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    wrap_blocks(model)
     x = torch.ones(2, 4)
     before = model(x).detach()
-    if way == "copied":
-        other = copy.deepcopy(model)
-    else:
-        torch.save(model, tmp_path / "model")
-        other = torch.load(tmp_path / "model", weights_only=False)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    assert torch.equal(other(x), before)
-    other(x).sum().backward()
+    with recomputing(model):
+        if way == "copied":
+            other = copy.deepcopy(model)
+        else:
+            torch.save(model, tmp_path / "model")
+            other = torch.load(tmp_path / "model", weights_only=False)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        assert torch.equal(other(x), before)
+        other(x).sum().backward()
     assert model[0].weight.grad is None
     assert other[0].weight.grad is not None
+
+
+def test_between_steps_a_model_is_as_the_task_built_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    own = model[2].forward
+    model[2].forward = own
+    attributes = [dict(vars(module)) for module in model.modules()]
+    context = recomputing(model)
+    with context:
+        first = model[0].forward
+    assert [vars(module) for module in model.modules()] == attributes
+    with context:
+        assert model[0].forward is first
+    calls: list[str] = []
+    model[0].forward = lambda x: calls.append("between") or x @ model[0].weight
+    with context:
+        model(torch.ones(1, 4)).sum().backward()
+        model[2].forward = lambda x: calls.append("inside") or x
+    assert calls == ["between"] * 2
+    model(torch.ones(1, 4))
+    assert calls == ["between"] * 3 + ["inside"]
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_a_model_is_scripted_between_steps() -> None:
+    torch.manual_seed(0)
+    model, x = Net(), torch.arange(32.0).view(8, 4).sin()
+    context = recomputing(model)
+    with context:
+        run(model)
+    scripted = torch.jit.script(model.eval())
+    assert torch.equal(scripted(x), model(x))
+    assert scripted.embed.weight.data_ptr() == model.embed.weight.data_ptr()

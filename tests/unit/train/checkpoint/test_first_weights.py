@@ -94,6 +94,88 @@ def test_tied_weights_fit_under_any_of_their_names() -> None:
     assert torch.equal(model["b"].weight, value * 2)
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = nn.LayerNorm(2)
+
+
+def test_a_file_that_keeps_one_name_of_a_tied_weight(tmp_path: Path) -> None:
+    source = Tied()
+    safetensors.torch.save_model(source, str(tmp_path / "w.safetensors"))
+    kept = safetensors.torch.load_file(tmp_path / "w.safetensors")
+    assert len(kept) == 3
+    for one in ("embed.weight", "head.weight"):
+        model = Tied()
+        (own,) = (kept[name] for name in kept if "norm" not in name)
+        rest = {MODEL + name: value for name, value in kept.items() if "norm" in name}
+        assert take(model, {**rest, MODEL + one: own}).heard == []
+        assert torch.equal(model.embed.weight, source.embed.weight)
+        assert model.head.weight is model.embed.weight
+
+
+def test_names_of_a_tied_weight_with_different_values_are_refused() -> None:
+    words = "embed.weight and head.weight are one weight of the model and have different values"
+    model, source = Tied(), Tied()
+    tensors = given(source)
+    tensors[f"{MODEL}head.weight"] += 1
+    before = model.embed.weight.detach().clone()
+    with pytest.raises(CheckpointError, match=words):
+        take(model, tensors)
+    ((event, message),) = take(model, tensors, strict=False).heard
+    assert event == "weights_left_out"
+    assert words in message
+    assert torch.equal(model.embed.weight, before)
+    assert torch.equal(model.norm.weight, source.norm.weight)
+    tensors[f"{MODEL}head.weight"] = tensors[f"{MODEL}embed.weight"].double()
+    assert take(model, tensors).heard == []
+    assert torch.equal(model.embed.weight, source.embed.weight)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("prefix", ["module.", "model.", "module.model.", "_orig_mod.module."])
+def test_a_prefix_of_all_names_is_taken_away_or_added(prefix: str, strict: bool) -> None:
+    source, model = Tied(), Tied()
+    longer = {MODEL + prefix + name: value for name, value in source.state_dict().items()}
+    ((event, message),) = take(model, longer, strict=strict).heard
+    shown = prefix.removeprefix("_orig_mod.")
+    assert event == "weights_renamed"
+    assert message == f'the names in a-1 begin with "{shown}", which the model\'s do not'
+    assert torch.equal(model.embed.weight, source.embed.weight)
+    outer: Any = Tied()
+    for name in reversed(prefix.rstrip(".").split(".")):
+        outer = nn.ModuleDict({name: outer})
+    ((_event, message),) = take(outer, given(source), strict=strict).heard
+    assert message == f'the model\'s names begin with "{shown}", which those in a-1 do not'
+    outer.requires_grad_(requires_grad=False)
+    assert all(map(torch.equal, outer.parameters(), source.parameters()))
+
+
+def test_what_lies_beside_a_prefix_is_named() -> None:
+    source, model = net(), net()
+    tensors = {f"{MODEL}model.{name}": value for name, value in source.state_dict().items()}
+    tensors[f"{MODEL}criterion.weight"] = torch.ones(3)
+    with pytest.raises(CheckpointError, match=r"do not fit: criterion\.weight is only in a-1 \("):
+        take(model, tensors)
+    assert [event for event, _ in take(model, tensors, strict=False).heard] == [
+        "weights_renamed",
+        "weights_left_out",
+    ]
+    assert torch.equal(model[1].weight, source[1].weight)
+    model = nn.ModuleDict({"backbone": net(), "head": nn.Linear(1, 2)})
+    with pytest.raises(CheckpointError, match=r"do not fit: head\.weight is only in the model"):
+        take(model, given(source))
+
+
+def test_one_prefix_of_two_is_not_chosen() -> None:
+    towers = nn.ModuleDict({"query": net(), "key": net()})
+    for model, source in ((net(), towers), (towers, net())):
+        with pytest.raises(CheckpointError, match=r"do not fit: .*0\.weight is only in a-1"):
+            take(model, given(source), strict=False)
+
+
 def test_a_file(tmp_path: Path) -> None:
     source, model, told = net(), net(), Told()
     reporter: Any = told

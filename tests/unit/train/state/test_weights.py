@@ -203,3 +203,15 @@ def test_state_that_is_no_tensor_is_refused() -> None:
 
     with pytest.raises(TaskError, match="_extra_state, which is no tensor"):
         model_tensors(Odd(2, 2))
+
+
+def test_two_values_of_a_tied_weight_are_refused(tmp_path) -> None:
+    file, model = tmp_path / "model.safetensors", Tied()
+    values = {name: value.clone() for name, value in Tied().state_dict().items()}
+    save_file(values, file)
+    load_weights(model, file)
+    assert torch.equal(model.head.weight, values["embed.weight"])
+    save_file({**values, "head.weight": values["head.weight"] + 1}, file)
+    with pytest.raises(CheckpointError, match=r"embed\.weight and head\.weight are one weight"):
+        load_weights(model, file)
+    assert torch.equal(model.head.weight, values["embed.weight"])

@@ -132,21 +132,24 @@ def get_logger(**context: Any) -> FilteringBoundLogger:
     return cast("FilteringBoundLogger", structlog.get_logger(**context))
 
 
-def own_stdout() -> TextIO:
-    """Standard output for the log alone; what others write to descriptor 1 goes to stderr.
+def own_streams() -> tuple[TextIO, TextIO]:
+    """Standard output for the log alone, and standard error for the last words of this process.
 
-    In a worker those others are the job's own libraries and processes.  `hand_over_stdout` undoes
-    it for the program that takes this one's place.
+    What others write to descriptor 1 goes to stderr; in a worker those others are the job's own
+    libraries and processes, and a job replaces both descriptors.  `hand_over_streams` undoes it for
+    the program that takes this one's place.
     """
-    stream = os.fdopen(os.dup(_STDOUT), "w", encoding="utf-8")
+    stdout = os.fdopen(os.dup(_STDOUT), "w", encoding="utf-8")
+    stderr = os.fdopen(os.dup(_STDERR), "w", encoding="utf-8", errors="backslashreplace")
     os.dup2(_STDERR, _STDOUT)
-    return stream
+    return stdout, stderr
 
 
-def hand_over_stdout(stream: TextIO) -> None:
-    """Descriptor 1 is standard output again."""
-    stream.flush()
-    os.dup2(stream.fileno(), _STDOUT)
+def hand_over_streams(stdout: TextIO, stderr: TextIO) -> None:
+    """Descriptors 1 and 2 are standard output and standard error again."""
+    for number, stream in ((_STDOUT, stdout), (_STDERR, stderr)):
+        stream.flush()
+        os.dup2(stream.fileno(), number)
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:

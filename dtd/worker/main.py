@@ -19,7 +19,7 @@ from dtd import __version__
 from dtd.config import MetricsFor, Role, Sandbox, WorkerConfig, load_worker_config
 from dtd.core.membership import member
 from dtd.errors import ConfigError, DtdError
-from dtd.logs import LogFormat, LogLevel, configure_logging, hand_over_stdout, own_stdout
+from dtd.logs import LogFormat, LogLevel, configure_logging, hand_over_streams, own_streams
 from dtd.names import name_of
 from dtd.notify import Notifier
 from dtd.places import require_linux
@@ -158,27 +158,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_device(config.device)
         check_sandbox(config.sandbox)
         place = StateDirectory(config.state_dir, os.environ)
-        stdout = own_stdout()
+        stdout, stderr = own_streams()
         configure_logging(config.log_format, stdout, config.log_level)
         if credential is not None:
             warn_of_certificates(credential, ignored)
         ending = _run(config, credential, place.instance)
     except DtdError as error:
         stderr.write(f"dtd-worker: {indented(str(error))}\n")
+        stderr.flush()
         Notifier.from_environment(os.environ).status(str(error))
-        return error.exit_code
-    except Exception:  # noqa: BLE001 - the interpreter would wait for threads that never end
+        if stderr is sys.stderr:
+            return error.exit_code
+        os._exit(error.exit_code)  # the interpreter would wait for threads that never end
+    except Exception:  # noqa: BLE001
         stderr.write(traceback.format_exc())
         stderr.flush()
-        os._exit(1)
-    hand_over_stdout(stdout)
-    stderr.flush()
+        os._exit(1)  # as above
     if isinstance(ending, member.Restart):
         place.hand_over()
         # What is imported next takes seconds, and no event loop feeds the watchdog meanwhile.
         Notifier.from_environment(os.environ).watchdog()
         # -P: the current directory is where the job's code ran, and nothing is imported from there.
         again = [sys.executable, "-P", "-m", "dtd.worker.main", *given]
+        hand_over_streams(stdout, stderr)
         os.execv(sys.executable, again)  # noqa: S606
     # The training thread may be in the middle of anything; it has nothing left to save.
     os._exit(ending)

@@ -57,8 +57,6 @@ _SECRET_TEXT: Final = re.compile(
 _MAX_DEPTH: Final = 8
 _OURS: Final = frozenset({"ts", "level"})
 _OF_SEVERAL_LINES: Final = frozenset({"exception", "stack"})
-_STDOUT: Final = 1
-_STDERR: Final = 2
 
 
 class _AsItStands:
@@ -130,26 +128,6 @@ def configure_logging(
 def get_logger(**context: Any) -> FilteringBoundLogger:
     """A logger with the given fields on each of its lines."""
     return cast("FilteringBoundLogger", structlog.get_logger(**context))
-
-
-def own_streams() -> tuple[TextIO, TextIO]:
-    """Standard output for the log alone, and standard error for the last words of this process.
-
-    What others write to descriptor 1 goes to stderr; in a worker those others are the job's own
-    libraries and processes, and a job replaces both descriptors.  `hand_over_streams` undoes it for
-    the program that takes this one's place.
-    """
-    stdout = os.fdopen(os.dup(_STDOUT), "w", encoding="utf-8")
-    stderr = os.fdopen(os.dup(_STDERR), "w", encoding="utf-8", errors="backslashreplace")
-    os.dup2(_STDERR, _STDOUT)
-    return stdout, stderr
-
-
-def hand_over_streams(stdout: TextIO, stderr: TextIO) -> None:
-    """Descriptors 1 and 2 are standard output and standard error again."""
-    for number, stream in ((_STDOUT, stdout), (_STDERR, stderr)):
-        stream.flush()
-        os.dup2(stream.fileno(), number)
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:

@@ -19,12 +19,13 @@ from dtd import __version__
 from dtd.config import MetricsFor, Role, Sandbox, WorkerConfig, load_worker_config
 from dtd.core.membership import member
 from dtd.errors import ConfigError, DtdError
-from dtd.logs import LogFormat, LogLevel, configure_logging, hand_over_streams, own_streams
+from dtd.logs import LogFormat, LogLevel, configure_logging
 from dtd.names import name_of
 from dtd.notify import Notifier
 from dtd.places import require_linux
 from dtd.security.credential import Credential
 from dtd.shown import indented
+from dtd.streams import fit_streams, hand_over_streams, own_streams
 from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.worker.cluster_access import (
     coordinator_targets,
@@ -147,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the worker; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    fit_streams()
     stderr = sys.stderr
     try:
         require_linux()

@@ -2,7 +2,7 @@
 
 Once a job begins, descriptors 1 and 2 are the pipe, so that whatever prints is heard: the task, its
 child processes, code in C.  The daemon's own log and last words go to copies of the descriptors
-that the service began with (`dtd.logs.own_streams`).  Both ends of the pipe close with this
+that the service began with (`dtd.streams.own_streams`).  Both ends of the pipe close with this
 process's image: a child that outlives the job holds up nobody, and is not heard in the next job.
 """
 

@@ -65,6 +65,36 @@ def test_all_that_a_job_prints_is_in_its_log(daemons: Daemons) -> None:
         assert Counter(printed(daemons, job)) == Counter(LINES * len(WORKERS))
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "latin-1"},
+        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+    ],
+)
+def test_a_terminal_without_unicode_shows_it(
+    daemons: Daemons, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    job = daemons.submit(text=JOB)
+    assert daemons.wait(job)["state"] == "done"
+    commands = (["status"], ["jobs"], ["show", job], ["events"], ["logs", job], ["--help"])
+    for words in commands:
+        done = daemons.cluster.dtdctl(*words)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "\\u2713 Verlust, \\u640d\\u5931" in daemons.cluster.dtdctl("logs", job).stdout
+    lines = daemons.cluster.dtdctl("logs", job, "-o", "json").stdout.splitlines()
+    assert {json.loads(line)["text"] for line in lines} == set(LINES)
+
+
+def test_the_workers_log_is_its_own(daemons: Daemons) -> None:
+    for name in WORKERS:
+        log = daemons.child(name).log_path.read_text().splitlines()
+        lines = [json.loads(line) for line in log]
+        assert {"job_prepared", "job_output"} <= {line["event"] for line in lines}
+
+
 def test_a_child_that_prints_without_end_holds_up_nobody(daemons: Daemons, tmp_path: Path) -> None:
     text = JOB.replace("printing_task:Printing", "printing_task:Flooding")
     job = daemons.submit(text=f'{text}[task]\npids = "{tmp_path}"\n')
@@ -81,10 +111,3 @@ def test_a_child_that_prints_without_end_holds_up_nobody(daemons: Daemons, tmp_p
         assert select.select([ends], [], [], PATIENCE_S)[0], "nobody reads what it prints"
         os.close(ends)
     daemons.await_idle()
-
-
-def test_the_workers_log_is_its_own(daemons: Daemons) -> None:
-    for name in WORKERS:
-        log = daemons.child(name).log_path.read_text().splitlines()
-        lines = [json.loads(line) for line in log]
-        assert {"job_prepared", "job_output"} <= {line["event"] for line in lines}

@@ -19,6 +19,9 @@ _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
 _ONLY_NUMBERS: Final = re.compile(r"[0-9.]+")
 _LAST_PORT: Final = 65535
+ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 - the name of it
+ANY_IPV6: Final = "::"
+"""All addresses of a host; the second one serves IPv4 as well."""
 SCHEME: Final = "unix:"
 """What the address of a Unix-domain socket begins with."""
 

@@ -44,7 +44,8 @@ MetricsFor = Literal["anybody", "members"]
 _LOG_FORMAT: Final = rule("One JSON object per line, or console; auto: console on a terminal.")
 _LOG_LEVEL: Final = rule("Lowest level that is logged; debug logs a line for each training step.")
 _LISTEN: Final = rule(
-    "Data address to listen on; beyond loopback it requires a credential of the cluster."
+    "Data address to listen on; beyond loopback it requires a credential of the cluster, with which"
+    " the default is `[::]:0`: all addresses, IPv6 and IPv4."
 )
 _METRICS: Final = rule("Address at which Prometheus can read metrics; default: none.")
 _METRICS_FOR: Final = rule(

@@ -57,8 +57,6 @@ _SECRET_TEXT: Final = re.compile(
 _MAX_DEPTH: Final = 8
 _OURS: Final = frozenset({"ts", "level"})
 _OF_SEVERAL_LINES: Final = frozenset({"exception", "stack"})
-_STDOUT: Final = 1
-_STDERR: Final = 2
 
 
 class _AsItStands:
@@ -130,24 +128,6 @@ def configure_logging(
 def get_logger(**context: Any) -> FilteringBoundLogger:
     """A logger with the given fields on each of its lines."""
     return cast("FilteringBoundLogger", structlog.get_logger(**context))
-
-
-def own_stdout() -> TextIO:
-    """Standard output for the log alone; what others write to descriptor 1 goes to stderr.
-
-    In a worker those others are the job's own libraries and processes.  `hand_over_stdout` undoes
-    it for the program that takes this one's place.
-    """
-    stream = os.fdopen(os.dup(_STDOUT), "w", encoding="utf-8")
-    os.dup2(_STDERR, _STDOUT)
-    return stream
-
-
-def hand_over_stdout(stream: TextIO) -> None:
-    """Descriptor 1 is standard output again."""
-    with contextlib.suppress(OSError, ValueError):  # as for a line of the log
-        stream.flush()
-    os.dup2(stream.fileno(), _STDOUT)
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:

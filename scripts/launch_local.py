@@ -38,6 +38,7 @@ from dtd.job import load_job, parse_job, to_mapping
 from dtd.job.identity import folder_of
 from dtd.parts.cover import fewest
 from dtd.shown import one_line
+from dtd.streams import fit_streams
 from dtd.train.checkpoint.assemble import FoundPart, assemble
 from dtd.train.checkpoint.format import MODEL_FILE, parse_name, read_manifest
 from scripts.cluster.local import LocalCluster
@@ -180,6 +181,7 @@ _KEYS: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one job and return the exit code."""
+    fit_streams()
     options = _parser().parse_args(arguments)
     exit_on_stop_signals()
     try:

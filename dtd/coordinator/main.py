@@ -25,6 +25,7 @@ from dtd.logs import LogFormat, LogLevel, configure_logging
 from dtd.notify import Notifier
 from dtd.places import require_linux
 from dtd.shown import indented
+from dtd.streams import fit_streams
 
 log = structlog.get_logger()
 
@@ -104,6 +105,7 @@ async def _serve(config: CoordinatorConfig) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the coordinator, or a command about its state; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    fit_streams()
     try:
         require_linux()
         if given and given[0] in (*COMMANDS, INIT, REPAIR):

@@ -17,6 +17,7 @@ from dtd.ctl import output
 from dtd.ctl.access.renewal import renew_if_due
 from dtd.ctl.settings import Settings, make_settings, take_settings
 from dtd.errors import DtdError
+from dtd.streams import fit_streams
 
 PROGRAM: Final = "dtdctl"
 COMPLETION_VARIABLE: Final = "_DTDCTL_COMPLETE"
@@ -26,6 +27,7 @@ EXIT_BROKEN_PIPE: Final = 1  # what typer says, too
 def main() -> NoReturn:
     """Run dtdctl and exit with its code."""
     signal.signal(signal.SIGINT, _interrupted)
+    fit_streams()
     if COMPLETION_VARIABLE in os.environ:
         sys.exit(_run_app(sys.argv[1:], None))
     try:

@@ -17,6 +17,7 @@ from typing import Any, Final, TextIO
 
 from dtd.errors import DtdError, RequestRefused, UsageError
 from dtd.shown import escaped, indented, json_safe, one_line
+from dtd.streams import is_unicode
 
 BOLD: Final = "1"
 RED: Final = "31"
@@ -96,13 +97,19 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_document(text: str) -> None:
-    """Print a report to stdout as it is; who made it has escaped what others said."""
-    sys.stdout.write(text)
+    """Print a report to stdout as it is, in UTF-8; who made it has escaped what others said."""
+    sys.stdout.buffer.write(text.encode())
 
 
 def print_json(value: Any) -> None:
     """Print one JSON value on one line of stdout."""
-    print(json_safe(json.dumps(value, ensure_ascii=False, default=_json_bytes)), flush=True)
+    print(_json_text(value, sys.stdout), flush=True)
+
+
+def _json_text(value: Any, stream: TextIO) -> str:
+    """JSON that the stream can take, and that spells what it cannot as JSON does."""
+    ascii_only = not is_unicode(stream)
+    return json_safe(json.dumps(value, ensure_ascii=ascii_only, default=_json_bytes))
 
 
 def _json_bytes(value: object) -> str:
@@ -141,7 +148,7 @@ def say_error(error: DtdError, *, as_json: bool) -> None:
     """One sentence and what to do about it."""
     if as_json:
         told = {"error": error.message, "remedy": error.remedy}
-        _to_stderr(json_safe(json.dumps(told, ensure_ascii=False)))
+        _to_stderr(_json_text(told, sys.stderr))
         return
     colour = wants_colour(sys.stderr)
     _to_stderr(f"{paint('error:', RED, colour=colour)} {indented(error.message)}")

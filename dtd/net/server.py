@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from dtd import diagnostics
-from dtd.address import Address, SocketPath
+from dtd.address import ANY_IPV4, ANY_IPV6, Address, SocketPath
 from dtd.core.limits.connection_limiter import PATIENCE_S, ConnectionLimiter
 from dtd.core.limits.shares import Shares
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
@@ -338,7 +338,13 @@ async def listening_sockets(address: Address) -> list[socket.socket]:
         ConfigError: the address cannot be bound.
     """
     try:
-        return await _bound_to_each(address)
+        try:
+            return await _bound_to_each(address)
+        except OSError as error:
+            if (address.host, error.errno) != (ANY_IPV6, errno.EAFNOSUPPORT):
+                raise
+            # The IPv4 half of the wildcard is all that a host without IPv6 has.
+            return await _bound_to_each(Address(ANY_IPV4, address.port))
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
         why = "is in use" if in_use else f"cannot be bound: {error.strerror or error}"
@@ -378,7 +384,7 @@ def _bound(family: int, where: Any) -> socket.socket:
         if (
             family == socket.AF_INET6
         ):  # the wildcard serves IPv4 too, unless IPv4 has its own socket
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != "::"))
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != ANY_IPV6))
         made.bind(where)
     except BaseException:
         made.close()

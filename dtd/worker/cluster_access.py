@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from dtd import __version__
-from dtd.address import Address
+from dtd.address import ANY_IPV4, ANY_IPV6, Address
 from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
 from dtd.errors import ConfigError
 from dtd.security.credential import Credential, check_role
@@ -61,13 +61,16 @@ def registration(
         instance: of its state directory.
     """
     advertised = config.advertised(bound)
+    host = advertised.host
+    if advertised.is_wildcard:  # then as the coordinator sees it
+        host = "" if ":" in host else ANY_IPV4
     return m.Register(
         name=config.name,
         incarnation=secrets.randbits(62) | 1,
         pid=os.getpid(),
         host=socket.gethostname(),
         device=config.device,
-        data_host="" if advertised.is_wildcard else advertised.host,  # then as it is seen
+        data_host=host,
         data_port=advertised.port,
         version=__version__,
         last_end=one_line(last_end, NAME_CHARACTERS),
@@ -84,7 +87,8 @@ log = structlog.get_logger()
 
 FILE_NAME: Final = "worker.credential"
 SYSTEM_FILE: Final = Path("/etc/dtd") / FILE_NAME
-EVERYWHERE: Final = Address("0.0.0.0", 0)  # noqa: S104 - its data port wants a secret of everyone
+EVERYWHERE: Final = Address(ANY_IPV6, 0)
+"""Serves IPv4 as well; its data port wants a secret of everyone."""
 
 
 def places(environ: Mapping[str, str]) -> tuple[Path, ...]:

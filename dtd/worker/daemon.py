@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ from dtd.worker.control import ControlConnection
 from dtd.worker.measure import Measurements
 from dtd.worker.model_files import MODELS, PREFIX
 from dtd.worker.models import PinnedModels
-from dtd.worker.output import JobLines, capture_output
+from dtd.worker.output import JobLines, OutputPipe
 from dtd.worker.packages import PACKAGES, TaskPackages
 from dtd.worker.probe import PeerDiagnostics, Probes
 from dtd.worker.profiles import PREFIX as PROFILES
@@ -143,6 +144,7 @@ class Worker:
         self._silence_s = DEFAULT_HEARTBEAT_TIMEOUT_S
         self._training: TrainingThreadOwner | None = None
         self._prepared = asyncio.Event()
+        self._output: OutputPipe | None = None
         self._lines = JobLines(self._control.send)
         self._probes = Probes(config.name, self._on_probed)
         self._peers = PeerDiagnostics()
@@ -175,7 +177,7 @@ class Worker:
             ending = await self.ending
             for task in running:
                 task.cancel()
-        self._send_output()
+        self._send_output(ended=True)
         self._control.close(ending.reason)
         self._data.close()
         await self._metrics.close()
@@ -305,7 +307,7 @@ class Worker:
     def _perform(self, effect: member.Effect) -> None:
         if isinstance(effect, member.Tell):
             if isinstance(effect.message, m.Finished | m.Failed):
-                self._send_output()  # who waits for the end finds all that was printed before it
+                self._send_output(ended=True)  # who waits for the end finds all that was printed
             self._tell(effect.message)
         elif isinstance(effect, member.WarmUp):
             self._warm_up(effect.prepare)
@@ -336,12 +338,13 @@ class Worker:
     def _warm_up(self, prepare: m.Prepare) -> None:
         log.info("job_prepared", job=prepare.job)
         self._prepared.set()
-        capture_output(self._bridge.posting(self._lines.take))
         spec = read_specification(prepare)
         if isinstance(spec, m.Failed):
             log.error("training_failed", error=spec.reason)
             self._feed(member.TrainerFailed(failed=spec))
             return
+        sys.argv = [spec.job.task]  # a script's arguments are its own, not the worker's
+        self._output = OutputPipe()
         self._training = TrainingThreadOwner(
             prepare,
             spec,
@@ -432,9 +435,11 @@ class Worker:
             await asyncio.sleep(OUTPUT_EVERY_S)
             self._send_output()
 
-    def _send_output(self) -> None:
-        if self._training is not None and self._control.is_open:
-            self._lines.tell(self._training.job, self._training.rank)
+    def _send_output(self, *, ended: bool = False) -> None:
+        if self._training is None or self._output is None or not self._control.is_open:
+            return
+        lines = self._output.take_last() if ended else self._output.take()
+        self._lines.tell(self._training.job, self._training.rank, lines)
 
 
 def _never() -> member.Event:

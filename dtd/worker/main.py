@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import platform
 import re
@@ -21,12 +20,13 @@ from dtd import __version__
 from dtd.config import MetricsFor, Role, Sandbox, WorkerConfig, load_worker_config
 from dtd.core.membership import member
 from dtd.errors import ConfigError, DtdError
-from dtd.logs import LogFormat, LogLevel, configure_logging, hand_over_stdout, own_stdout
+from dtd.logs import LogFormat, LogLevel, configure_logging
 from dtd.names import name_of
 from dtd.notify import Notifier
 from dtd.places import require_linux
 from dtd.security.credential import Credential
 from dtd.shown import indented
+from dtd.streams import fit_streams, hand_over_streams, own_streams
 from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.worker.cluster_access import (
     coordinator_targets,
@@ -151,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the worker; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    fit_streams()
     stderr = sys.stderr
     try:
         require_linux()
@@ -164,22 +165,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         begun = _state()
         free_forked_children()
         place = StateDirectory(config.state_dir, os.environ)
-        stdout = own_stdout()
+        stdout, stderr = own_streams()
         configure_logging(config.log_format, stdout, config.log_level)
         if credential is not None:
             warn_of_certificates(credential, ignored)
         ending = _run(config, credential, place.instance)
     except DtdError as error:
         stderr.write(f"dtd-worker: {indented(str(error))}\n")
+        stderr.flush()
         Notifier.from_environment(os.environ).status(str(error))
-        return error.exit_code
-    except Exception:  # noqa: BLE001 - the interpreter would wait for threads that never end
+        if stderr is sys.stderr:
+            return error.exit_code
+        os._exit(error.exit_code)  # the interpreter would wait for threads that never end
+    except Exception:  # noqa: BLE001
         stderr.write(traceback.format_exc())
         stderr.flush()
-        os._exit(1)
-    hand_over_stdout(stdout)
-    with contextlib.suppress(OSError, ValueError):
-        stderr.flush()
+        os._exit(1)  # as above
+    hand_over_streams(stdout, stderr)
     if isinstance(ending, member.Restart):
         _begin_anew(begun, place, given)
         ending = START_AGAIN_EXIT_CODE

@@ -1,18 +1,25 @@
-"""Passes lines that the job's own code prints to `dtdctl logs`.
+"""Standard output and error of a job: a pipe that this process reads, for `dtdctl logs`.
 
-The daemon logs to the stream it had at its start; once a job begins, `sys.stdout` and `sys.stderr`
-are replaced, so that a `print` in a task is neither lost nor mixed into the daemon's JSON.
+Once a job begins, descriptors 1 and 2 are the pipe, so that whatever prints is heard: the task, its
+child processes, code in C.  The daemon's own log and last words go to copies of the descriptors
+that the service began with (`dtd.streams.own_streams`).  Both ends of the pipe close with this
+process's image: a child that outlives the job holds up nobody, and is not heard in the next job.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
+import codecs
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -20,51 +27,9 @@ import structlog
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES
 
-MAX_LINE_CHARACTERS: Final = 4096
-
-
-class LineStream(io.TextIOBase):
-    """A text stream that hands over whole lines; any thread may write.
-
-    Args:
-        take: called with one line, without its end.
-    """
-
-    def __init__(self, take: Callable[[str], None]) -> None:
-        self._take = take
-        self._lock = threading.Lock()
-        self._rest = ""
-
-    def writable(self) -> bool:
-        """Yes."""
-        return True
-
-    def write(self, text: str) -> int:
-        """Take text; complete lines go on at once, over-long ones are cut."""
-        with self._lock:
-            *lines, self._rest = (self._rest + text).split("\n")
-            if len(self._rest) > MAX_LINE_CHARACTERS:
-                lines.append(self._rest)
-                self._rest = ""
-        for line in lines:
-            self._take(line[:MAX_LINE_CHARACTERS])
-        return len(text)
-
-
-def capture_output(take: Callable[[str], None]) -> None:
-    """From now on, hand over what this process prints."""
-    sys.stdout = LineStream(take)
-    sys.stderr = LineStream(take)
-
-
-# --- lines that the job's own code has printed, kept until the coordinator can be told ---------
-#
-# They are sent together, at once, so that whoever waits for a job's end finds all that was printed
-# before it; this daemon's own log gets them a slice at a time, so that a job that prints a lot
-# holds up neither heartbeats nor the ring.
-
-
 log = structlog.get_logger()
+
+MAX_LINE_CHARACTERS: Final = 4096
 
 MAX_WAITING_LINES: Final = 1000
 """The newest are kept."""
@@ -75,9 +40,111 @@ MAX_UNLOGGED_LINES: Final = 4 * MAX_WAITING_LINES
 SLICE_S: Final = 0.002
 """After so long the event loop gets its turn; the longest line takes about 0.1 ms."""
 
+PIPE_BYTES: Final = 2**20
+"""Size of the pipe where the kernel permits it (pipe(7)): code in C that prints more than that in
+one piece, and lets no other thread run meanwhile, would wait for ever."""
+
+READ_BYTES: Final = 2**16
+"""So much takes a few milliseconds at most, of whatever bytes."""
+
+REST_FACTOR: Final = 4
+"""The reader rests so many times as long as it has worked: a flood waits, not the training."""
+
+_STDOUT: Final = 1
+_STDERR: Final = 2
+_LINE_BUFFERED: Final = 1  # _IOLBF of glibc and musl
+_LIBC: Final = ctypes.CDLL(None)
+
+
+class OutputPipe:
+    """Takes the place of standard output and error of this process, for its whole life.
+
+    A thread reads, never the event loop alone: the loop may print as well, and must not wait for
+    itself when the pipe is full.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._rest = ""
+        self._lines: deque[str] = deque(maxlen=MAX_WAITING_LINES)
+        self._reader, writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        with contextlib.suppress(OSError):  # this user has too many large pipes
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        flush_output()
+        for number, name in ((_STDOUT, "stdout"), (_STDERR, "stderr")):
+            os.dup2(writer, number)
+            stream = open(number, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        os.close(writer)
+        _LIBC.setvbuf(_c_stdout(), None, _LINE_BUFFERED, 0)
+        threading.Thread(target=self._keep_reading, name="job-output", daemon=True).start()
+
+    def take(self) -> list[str]:
+        """The newest lines that have been read since the last call."""
+        with self._lock:
+            lines = list(self._lines)
+            self._lines.clear()
+        return lines
+
+    def take_last(self) -> list[str]:
+        """The same of a job that is over: all that is in the pipe, and the last line has no end."""
+        with self._lock:
+            for _ in range(PIPE_BYTES // READ_BYTES):
+                if not self._read():
+                    break
+            if self._rest:
+                self._lines.append(self._rest)
+                self._rest = ""
+        return self.take()
+
+    def _keep_reading(self) -> None:
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        data: bytes | None = None
+        while data != b"":
+            poll.poll()
+            begun_s = time.monotonic()
+            with self._lock:
+                data = self._read()
+            time.sleep(REST_FACTOR * (time.monotonic() - begun_s))
+
+    def _read(self) -> bytes | None:
+        """Take what is in the pipe: None for nothing yet, empty once nobody can write any more."""
+        try:
+            data = os.read(self._reader, READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:  # the job has closed whatever was open
+            return b""
+        *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+        if len(self._rest) > MAX_LINE_CHARACTERS:
+            lines.append(self._rest)
+            self._rest = ""
+        self._lines.extend(line[:MAX_LINE_CHARACTERS] for line in lines[-MAX_WAITING_LINES:])
+        return data
+
+
+def flush_output() -> None:
+    """Pass on what the buffers of Python and C hold; not on the event loop, since it may wait."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # an object of the job's own, or one that is closed
+            stream.flush()
+    _LIBC.fflush(_c_stdout())
+
+
+def _c_stdout() -> ctypes.c_void_p:
+    return ctypes.c_void_p.in_dll(_LIBC, "stdout")
+
 
 class JobLines:
-    """The lines of one process; belongs to the event loop.
+    """Sends lines to the coordinator and logs them; belongs to the event loop.
+
+    They are sent together, at once, so that whoever waits for a job's end finds all that was
+    printed before it; this daemon's own log gets them a slice at a time, so that a job that prints
+    a lot holds up neither heartbeats nor the ring.
 
     Args:
         send: sends a message and its payload to the coordinator.
@@ -91,21 +158,15 @@ class JobLines:
     ) -> None:
         self._send = send
         self._clock = clock
-        self._waiting: deque[str] = deque(maxlen=MAX_WAITING_LINES)
         self._unlogged: deque[str] = deque(maxlen=MAX_UNLOGGED_LINES)
         self._logging: asyncio.Task[None] | None = None
 
-    def take(self, line: str) -> None:
-        """One more."""
-        self._waiting.append(line)
-
-    def tell(self, job: str, rank: int) -> None:
-        """Send what waits, and log it: what takes longer than a slice is left to a task."""
-        if not self._waiting:
+    def tell(self, job: str, rank: int, lines: Sequence[str]) -> None:
+        """Send lines, and log them: what takes longer than a slice is left to a task."""
+        if not lines:
             return
-        self._send(m.JobOutput(job=job, rank=rank), _payload(self._waiting))
-        self._unlogged += self._waiting
-        self._waiting.clear()
+        self._send(m.JobOutput(job=job, rank=rank), _payload(lines))
+        self._unlogged += lines
         if self._logging is None:
             self._log_slice()
         if self._unlogged and self._logging is None:

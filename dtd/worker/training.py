@@ -31,6 +31,7 @@ from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
 from dtd.worker.committed import FILE, CommittedStep
 from dtd.worker.evidence import EvidenceHandler, where_stalled
+from dtd.worker.output import flush_output
 from dtd.worker.reporter import JobReporter, progress_message
 from dtd.worker.state_directory import letter_directory
 from dtd.worker.training_thread import TrainingThread
@@ -127,7 +128,7 @@ class TrainingThreadOwner:
             reporter=self._reporter,
             committed=record.before,
             watch=self._watch,
-            post=bridge.posting(feed),
+            post=self._report,
             offer=bridge.posting(data.offer),
             fetch_package=fetch_package,
             fetch_weights=fetch_weights,
@@ -140,6 +141,11 @@ class TrainingThreadOwner:
         self.profiler = profiler
         self._evidence = EvidenceHandler(self._thread)
         self._thread.start()
+
+    def _report(self, event: member.Event) -> None:
+        """Hand over an event of the training thread, behind what the job has printed before it."""
+        flush_output()
+        self._bridge.post(self._feed, event)
 
     def _connect_data(self) -> Connect:
         """What makes connections to other workers: encrypted if the job is."""

@@ -8,6 +8,7 @@ through the bridge only.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import sys
@@ -455,7 +456,8 @@ class TrainingThread(threading.Thread):
         blame = "" if isinstance(error, DtdError) else f"{type(error).__name__}: "
         trace = cut_trace(error)
         log.error("training_failed", error=f"{blame}{error}")
-        sys.stderr.write(trace)  # captured: `dtdctl logs` shows it
+        with contextlib.suppress(Exception):  # the job may have put its own object there
+            sys.stderr.write(trace)  # for `dtdctl logs`
         failed = m.Failed(
             job=self._prepare.job,
             reason=cut(f"{blame}{error}"),

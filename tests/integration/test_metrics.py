@@ -225,12 +225,13 @@ def test_what_others_print_is_not_in_a_workers_log(tmp_path):
     """Libraries and child processes know descriptor 1 only; after a job it is stdout again."""
     script = (
         "import os, subprocess, sys\n"
-        "from dtd.logs import configure_logging, get_logger, hand_over_stdout, own_stdout\n"
-        "stream = own_stdout()\n"
-        "configure_logging('json', stream)\n"
+        "from dtd.logs import configure_logging, get_logger\n"
+        "from dtd.streams import hand_over_streams, own_streams\n"
+        "streams = own_streams()\n"
+        "configure_logging('json', streams[0])\n"
         "subprocess.run(['echo', 'a library'], check=True)\n"
         "get_logger().info('hello')\n"
-        "hand_over_stdout(stream)\n"
+        "hand_over_streams(*streams)\n"
         "os.execv('/bin/echo', ['echo', 'next'])\n"
     )
     done = subprocess.run(

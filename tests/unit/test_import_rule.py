@@ -40,7 +40,8 @@ BASE = {
         "names",
         "notify",
     ),
-    *("places", "platform", "rules", "setting_values", "shown", "toml_source", "diagnostics"),
+    *("places", "platform", "rules", "setting_values", "shown", "streams", "toml_source"),
+    "diagnostics",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
@@ -49,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "names": set(),
     "rules": {"shown"},
     "shown": set(),
+    "streams": set(),
     "wire": {"errors", "event_names", "job", "names", "shown"},
     "core": {"errors", "job", "names", "rules", "shown", "diagnostics", "wire"},
     "security": BASE | {"wire"},

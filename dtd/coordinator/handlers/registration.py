@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from dtd.address import ANY_IPV4
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.handlers.api import CoordinatorApi
@@ -51,7 +52,7 @@ class RegistrationHandler:
             ProtocolError: REFUSED, it may not.
         """
         coordinator, name = self._coordinator, message.name
-        host = message.data_host or self._port.host_of(link)
+        host = self._data_host(link, message)
         self._check_proof(message)
         clash = self._links.clash(message) or self._name_taken(message)
         if clash is not None:
@@ -66,6 +67,28 @@ class RegistrationHandler:
         self._metrics.figures.registered(message, released=released)
         registered = dataclasses.replace(message, data_host=host)
         coordinator.handle(FromWorker(name=name, message=registered))
+
+    def _data_host(self, link: Link, message: m.Register) -> str:
+        """Where other workers reach this one: at an address on which it listens.
+
+        Raises:
+            ProtocolError: REFUSED, it listens on IPv4 only and calls over IPv6.
+        """
+        if message.data_host not in ("", ANY_IPV4):
+            return message.data_host
+        seen = self._port.host_of(link)
+        if message.data_host and ":" in seen:
+            why = (
+                f"{message.name} listens on {ANY_IPV4}, which is IPv4 only, and other workers"
+                f" would call it at {seen}"
+            )
+            remedy = (
+                f'set listen = "[::]:PORT" for {message.name}, which serves IPv4 as well, or'
+                " advertise = an IPv4 address of its host"
+            )
+            self._port.note_refusal(link.peer_host(), why, remedy)
+            raise ProtocolError(ErrorCode.REFUSED, why, remedy=remedy)
+        return seen
 
     def _check_proof(self, message: m.Register) -> None:
         """A generation is accepted only from workers that were members of it.

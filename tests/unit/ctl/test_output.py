@@ -56,6 +56,18 @@ def test_a_table_without_rows_has_its_headings():
     assert output.table_lines(("A", "BC"), [], colour=False) == ["A  BC"]
 
 
+def test_a_stream_that_is_not_unicode_gets_json_in_ascii_and_documents_in_utf_8(monkeypatch):
+    made = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(made, "latin-1"))
+    value = {"text": "é ✓ \U0001f600"}
+    output.print_json(value)
+    assert made.getvalue().isascii()
+    assert json.loads(made.getvalue()) == value
+    made.truncate(0)
+    output.print_document("é ✓\n")
+    assert made.getvalue().lstrip(b"\0") == "é ✓\n".encode()
+
+
 def test_json_is_one_line_and_bytes_are_hex(capsys):
     output.print_json({"digest": b"\x00\xff", "text": "ü\n"})
     assert capsys.readouterr().out == '{"digest": "00ff", "text": "ü\\n"}\n'

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 
 import pytest
 
+import dtd.net.server as server_module
 from dtd.address import Address
 from dtd.core.limits.connection_limiter import ConnectionLimiter
 from dtd.core.limits.shares import Shares
@@ -131,3 +134,17 @@ async def test_who_has_its_share_of_connections_is_told_so(dial):
 
 def seen(accepted):
     return "10.0.0.1", Identity(role="viewer", name="ann", serial="ab", where="certificate")
+
+
+async def test_the_wildcard_is_that_of_ipv4_where_there_is_no_other(welcoming, dial, monkeypatch):
+    def bound_here(family, where):
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return bind(family, where)
+
+    bind = server_module._bound
+    monkeypatch.setattr(server_module, "_bound", bound_here)
+    bound = await welcoming.server.listen(Address("::", 0))
+    assert bound.host == "0.0.0.0"
+    peer = await dial(Address("127.0.0.1", bound.port), m.Role.CTL, secret=b"")
+    await peer.welcomed()

@@ -12,7 +12,12 @@ from dtd.errors import ConfigError
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
 from dtd.security.targets import Target
-from dtd.worker.cluster_access import coordinator_targets, load_credential, settled
+from dtd.worker.cluster_access import (
+    coordinator_targets,
+    load_credential,
+    registration,
+    settled,
+)
 
 NOWHERE = Path("/nonexistent/dtd.toml")
 HERE = Address("10.0.0.1", 7117)
@@ -76,9 +81,23 @@ def test_without_a_credential_it_looks_for_a_coordinator_of_this_host(tmp_path: 
 
 
 def test_with_a_credential_it_listens_to_all_unless_told_otherwise(credential: Credential) -> None:
-    assert settled(config_of(), credential).listen == Address("0.0.0.0", 0)
+    assert settled(config_of(), credential).listen == Address("::", 0)
     chosen = config_of(listen="127.0.0.1:0")
     assert settled(chosen, credential).listen == Address("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "advertise", "told"),
+    [
+        ("::", "", ""),
+        ("0.0.0.0", "", "0.0.0.0"),
+        ("fd00::1", "", "fd00::1"),
+        ("0.0.0.0", "10.0.0.7", "10.0.0.7"),
+    ],
+)
+def test_what_is_told_is_what_listens(bound: str, advertise: str, told: str) -> None:
+    message = registration(config_of(advertise=advertise), Address(bound, 7200))
+    assert (message.data_host, message.data_port) == (told, 7200)
 
 
 @pytest.mark.parametrize("name", ["host7", "host7-cpu", "host7-cuda15"])

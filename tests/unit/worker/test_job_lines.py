@@ -52,11 +52,6 @@ def numbers(first, count):
     return [str(number) for number in range(first, first + count)]
 
 
-def take(lines, texts):
-    for text in texts:
-        lines.take(text)
-
-
 async def logged(log, count):
     """Give the loop its turns until so many lines are logged; how many there were after each."""
     turns = [len(log.lines)]
@@ -68,27 +63,17 @@ async def logged(log, count):
 
 
 def test_lines_go_out_together_and_once(lines, log, sent):
-    lines.tell("digits-1", 2)
-    take(lines, ["one", "zwei é \ud800"])
-    lines.tell("digits-1", 2)
-    lines.tell("digits-1", 2)
+    lines.tell("digits-1", 2, [])
+    lines.tell("digits-1", 2, ["one", "zwei é \ud800"])
+    lines.tell("digits-1", 2, [])
     assert sent == [(m.JobOutput(job="digits-1", rank=2), "one\nzwei é ?".encode())]
     assert log.lines == ["one", "zwei é \ud800"]
-
-
-def test_the_newest_are_kept(lines, sent):
-    take(lines, numbers(0, MAX_WAITING_LINES + 5))
-    lines.tell("digits-1", 0)
-    ((_, text),) = sent
-    assert text.split()[0] == b"5"
-    assert len(text.split()) == MAX_WAITING_LINES
 
 
 @pytest.mark.parametrize("letter", ["x", "é"])
 def test_more_than_a_frame_holds_is_cut(lines, log, sent, letter):
     texts = [f"{number:04}" + letter * 4092 for number in range(400)]
-    take(lines, texts)
-    lines.tell("digits-1", 0)
+    lines.tell("digits-1", 0, texts)
     ((_, payload),) = sent
     assert payload == "\n".join(texts).encode()[:DEFAULT_MAX_PAYLOAD_BYTES]
     assert log.lines == texts
@@ -97,8 +82,7 @@ def test_more_than_a_frame_holds_is_cut(lines, log, sent, letter):
 async def test_all_is_sent_at_once_and_logged_in_slices(lines, log, sent):
     log.cost_s = SLICE_S / 8
     texts = numbers(0, MAX_WAITING_LINES)
-    take(lines, texts)
-    lines.tell("digits-1", 0)
+    lines.tell("digits-1", 0, texts)
     assert sent == [(m.JobOutput(job="digits-1", rank=0), "\n".join(texts).encode())]
     turns = await logged(log, len(texts))
     in_a_turn = [after - before for before, after in zip([0, *turns], turns, strict=False)]
@@ -108,8 +92,7 @@ async def test_all_is_sent_at_once_and_logged_in_slices(lines, log, sent):
 
 async def test_a_line_that_takes_longer_than_a_slice_is_logged_alone(lines, log):
     log.cost_s = 10 * SLICE_S
-    take(lines, ["one", "two", "three"])
-    lines.tell("digits-1", 0)
+    lines.tell("digits-1", 0, ["one", "two", "three"])
     assert log.lines == ["one"]
     await logged(log, 3)
     assert log.lines == ["one", "two", "three"]
@@ -118,12 +101,10 @@ async def test_a_line_that_takes_longer_than_a_slice_is_logged_alone(lines, log)
 async def test_what_is_printed_meanwhile_comes_after(lines, log):
     log.cost_s = SLICE_S
     for first in (0, 50):
-        take(lines, numbers(first, 50))
-        lines.tell("digits-1", 0)
+        lines.tell("digits-1", 0, numbers(first, 50))
         await logged(log, first + 3)
     await logged(log, 100)
-    take(lines, numbers(100, 2))  # and again, when all was logged
-    lines.tell("digits-1", 0)
+    lines.tell("digits-1", 0, numbers(100, 2))  # and again, when all was logged
     await logged(log, 102)
     assert log.lines == numbers(0, 102)
 
@@ -132,8 +113,7 @@ async def test_of_what_is_to_be_logged_the_newest_are_kept(lines, log):
     log.cost_s = SLICE_S
     batches = MAX_UNLOGGED_LINES // MAX_WAITING_LINES + 2
     for batch in range(batches):
-        take(lines, numbers(batch * MAX_WAITING_LINES, MAX_WAITING_LINES))
-        lines.tell("digits-1", 0)
+        lines.tell("digits-1", 0, numbers(batch * MAX_WAITING_LINES, MAX_WAITING_LINES))
     await logged(log, 1 + MAX_UNLOGGED_LINES)
     newest = numbers(2 * MAX_WAITING_LINES, MAX_UNLOGGED_LINES)
     assert log.lines == ["0", *newest]
@@ -144,8 +124,7 @@ def test_nothing_is_lost_when_the_process_ends(lines, log):
     texts = numbers(0, 100)
 
     async def prints_and_ends():
-        take(lines, texts)
-        lines.tell("digits-1", 0)
+        lines.tell("digits-1", 0, texts)
 
     asyncio.run(prints_and_ends())
     assert log.lines == texts

@@ -1,0 +1,76 @@
+"""A cluster whose coordinator has an IPv6 address: workers reach each other at theirs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from dtd.job import parse_job, to_mapping
+from dtd.wire import messages as m
+from tests.integration.beyond import Beyond
+
+pytestmark = pytest.mark.integration
+
+LOOPBACK = "::1"
+WORKERS = ("w-0", "w-1")
+JOB = """
+[job]
+name = "far"
+task = "digits"
+steps = 4
+global_batch_size = 64
+[elastic]
+settle_s = 0.0
+min_workers = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beyond]:
+    try:
+        socket.create_server((LOOPBACK, 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    made = Beyond(tmp_path_factory.mktemp("ipv6"), listen=("--listen", f"[{LOOPBACK}]:0"))
+    yield made
+    made.stop()
+
+
+def test_workers_reach_each_other_where_they_are_said_to_listen(coordinator: Beyond) -> None:
+    for name in WORKERS:
+        coordinator.join(name)
+        coordinator.start_worker(name)
+    spec = to_mapping(parse_job(JOB, source="test"))
+    job = coordinator.ask(m.SubmitJob(spec=spec))["job"]
+    answer = coordinator.ask(m.WaitJob(job=job))
+    assert answer["state"] == "done", answer
+    assert len(answer["result"]["replica_digests"]) == len(WORKERS)
+    assert len(set(answer["result"]["replica_digests"].values())) == 1
+
+
+def test_a_worker_that_listens_on_ipv4_only_is_refused_by_name(coordinator: Beyond) -> None:
+    coordinator.join("w-2")
+    worker = coordinator.start_worker("w-2", "--listen", "0.0.0.0:0", "--log-format", "json")
+
+    def refused() -> bool:
+        return "registration_refused" in worker.log_path.read_text()
+
+    coordinator.until(refused, "was not refused", watched=[worker])
+    said = "w-2 listens on 0.0.0.0, which is IPv4 only, and other workers would call it at ::1"
+    status = coordinator.ask(m.GetStatus())
+    (trouble,) = [one for one in status["troubles"] if said in one["message"]]
+    assert 'listen = "[::]:PORT"' in trouble["remedy"]
+    assert "w-2" not in {one["name"] for one in status["workers"]}
+    coordinator.kill("w-2")
+
+
+def test_workers_take_callers_of_both_kinds(coordinator: Beyond) -> None:
+    """A worker with the default address of one with a credential."""
+    registered = coordinator.ask(m.GetStatus())["workers"]
+    assert {one["name"] for one in registered} == set(WORKERS)
+    log = coordinator.log_path("w-0").read_text()
+    port = int(log.split('"data_port": ')[-1].split(",")[0])
+    for host in (LOOPBACK, "127.0.0.1"):
+        socket.create_connection((host, port), 60.0).close()

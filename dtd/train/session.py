@@ -255,7 +255,9 @@ def build_session(
     dataset = train_dataset_of(task, partial(stream_rows, task, spec))
     seed_generators(spec.job.seed, device)  # a split at random is the same in both methods
     eval_dataset, stream = eval_dataset_of(task), stream_in(dataset)
-    sample = sample_of(dataset, spec, device)
+    warn = WarningThrottle(reporter.warning)
+    loader = _open_loader(spec, dataset, device, warn)
+    sample = sample_of(dataset, spec.job.seed, loader)
     job = spec.job
     order = (
         InSequence(job.global_batch_size)
@@ -272,7 +274,6 @@ def build_session(
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     buffers = RunningBuffers(replica.model)
     callbacks = Callbacks(task, replica, Observers(observers_of(task), reporter.warning))
-    warn = WarningThrottle(reporter.warning)
     scalars = StepScalars(
         parameters=len(replica.trained),
         buffer_elements=buffers.elements,
@@ -309,7 +310,7 @@ def build_session(
             stay=isinstance(strategy, Sharded),
         ),
         scalars=scalars,
-        loader=_open_loader(spec, dataset, device, warn),
+        loader=loader,
         evaluator=Evaluator(task, eval_dataset, spec, device, warn=warn) if eval_dataset else None,
         checkpoints=Checkpoints(
             spec=spec,

@@ -105,12 +105,12 @@ Sample = Callable[[], Any]
 """Gives a small batch on the model's device."""
 
 
-def sample_of(dataset: MapDataset, seed: int, loader: Loader) -> Sample:
+def sample_of(dataset: MapDataset, seed: int, loader: Loader, *, rows: int = _ROWS) -> Sample:
     """A few of the rows by which workers compare their data, read when asked for."""
 
     def sample() -> Any:
         with kept_random_state():
-            return loader.read(probed_rows(dataset, seed)[:_ROWS])
+            return loader.read(probed_rows(dataset, seed)[:rows])
 
     return sample
 

@@ -396,6 +396,7 @@ class JobSessionRunner:
         session = self._session
         session.discard()
         self._begin_fresh()
+        session.fit_plan(collective.world_size - servers)
         if collective.rank == 0:
             _tell_order(session)
             self._tell_doubts()

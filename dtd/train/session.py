@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -43,11 +43,15 @@ from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
 from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, WarningThrottle
 from dtd.train.rehearsal import rehearse
-from dtd.train.state.buffers import RunningBuffers, smallest_rows
+from dtd.train.single_rows import SingleRow, smallest_rows
+from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica, begin_optimizer, build_replica, reset_replica
 from dtd.train.state.task_state import ParameterWatch
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
 from dtd.transport.api import BucketMemory, Collective
+
+_MOST_RANKS: Final = 1024
+"""Where parameters are divided later, the model is tried before, for any number of ranks."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class JobSession:
         stream: the same rows, if they come from a stream.
         sample: returns a few of them as a batch.
         plan: the rows and due actions of each step.
+        single: finds out whether the model can train on one row.
         replica: the state.
         strategy: how a step's rows become an update.
         buffers: the model's running buffers.
@@ -96,6 +101,7 @@ class JobSession:
     stream: StreamRows | None
     sample: Sample
     plan: JobPlan
+    single: SingleRow
     replica: Replica
     strategy: Strategy
     buffers: RunningBuffers
@@ -148,6 +154,14 @@ class JobSession:
         train = self.spec.train
         stopped = why_it_ends(train, self.judged) if self.judged is not None else ""
         return stopped or self.callbacks.reason
+
+    def fit_plan(self, ranks: int) -> None:
+        """Fit the plan to so many ranks that train; before the first step of a generation.
+
+        Raises:
+            TaskError: a single rank has fewer rows in a step than the model needs.
+        """
+        self.plan = self.single.fit(self.plan, ranks)
 
     def open(self) -> None:
         """Open the next step, including the evaluation that may precede it."""
@@ -269,10 +283,15 @@ def build_session(
     shown = shows_model(task, evaluates=eval_dataset is not None)
     check_room(replica, spec, device, shows_whole=shown, serves=serves)
     memory = MemoryMeter(state_size(replica, spec, shows_whole=shown))
-    plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
-    plan.check_slices()
-    check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     buffers = RunningBuffers(replica.model)
+    plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
+    one_row = sample_of(dataset, spec.job.seed, loader, rows=1)
+    single = SingleRow(
+        replica.model,
+        partial(rehearse, task, replica, buffers, one_row, spec, device, backward=False),
+    )
+    plan = single.fit(plan, _MOST_RANKS if spec.strategy.name in SHARDED else 1)
+    check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     callbacks = Callbacks(task, replica, Observers(observers_of(task), reporter.warning))
     scalars = StepScalars(
         parameters=len(replica.trained),
@@ -300,6 +319,7 @@ def build_session(
         stream=stream,
         sample=sample,
         plan=plan,
+        single=single,
         replica=replica,
         strategy=strategy,
         buffers=buffers,

@@ -51,3 +51,20 @@ def test_what_cannot_be_read_is_refused_before_training(
     assert answer["state"] == "failed", answer
     assert sentence in answer["reason"]
     assert remedy in answer["reason"]
+
+
+POOLED = JOB.replace("rows_task:Task", "pooled_task:Pooled").replace('kind = "records"', "")
+
+
+def test_slices_of_one_row_are_avoided_where_batch_norm_cannot_use_them(daemons: Daemons) -> None:
+    """The last batch of an epoch has two rows: one worker takes both."""
+    settings = ("job.global_batch_size=4", "train.digest_every=1")
+    answer = daemons.wait(daemons.submit(*settings, text=POOLED))
+    assert answer["state"] == "done", answer
+
+
+def test_a_batch_of_one_row_is_refused_before_training(daemons: Daemons) -> None:
+    answer = daemons.wait(daemons.submit("job.global_batch_size=3", text=POOLED))
+    assert answer["state"] == "failed", answer
+    assert "a micro-batch of step 7 has 1 row" in answer["reason"]
+    assert "job.global_batch_size" in answer["reason"]

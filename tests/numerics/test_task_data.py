@@ -172,3 +172,44 @@ def test_a_connection_of_the_training_thread_is_refused_before_training(
         arena.start(Line(rows), arena.spec())
     with pytest.raises(TaskError, match=r"cannot be sent to loader processes.*when the first row"):
         arena.start(Line(rows), arena.spec(train={"loader_workers": 1}))
+
+
+class Pooled(Line):
+    """One value per row and channel where BatchNorm is, though it is one for images."""
+
+    def build_model(self) -> nn.Module:
+        layers = (nn.Linear(3, 4), nn.Unflatten(1, (4, 1, 1)), nn.BatchNorm2d(4), nn.Flatten())
+        return nn.Sequential(*layers, nn.Linear(4, 1)).double()
+
+
+class Adversarial(Pooled):
+    """Two optimizers."""
+
+    def build_optimizers(self, named_parameters: Any) -> Any:
+        parameters = [parameter for _, parameter in named_parameters]
+        halves = {"first": parameters[:2], "second": parameters[2:]}
+        return {name: torch.optim.SGD(half, lr=0.1) for name, half in halves.items()}
+
+    def loss(self, model: nn.Module, batch: Any, update: str = "") -> torch.Tensor:
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("task", "strategy"),
+    [(Pooled, {}), (Adversarial, {}), (Pooled, {"name": "sharded", "stage": 3})],
+)
+def test_more_ranks_than_batch_norm_has_rows_for_train_as_fewer(
+    arena: Any, task: type[Line], strategy: dict[str, Any]
+) -> None:
+    spec = arena.spec(job={"global_batch_size": 4}, strategy=strategy)
+    many, few = arena.train(task(Plain()), spec, 4), arena.train(task(Plain()), spec, 2)
+    losses = [[step.loss for step in ranks[0].recorder.steps] for ranks in (many, few)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert len(losses[0]) == 9
+
+
+@pytest.mark.parametrize("strategy", [{}, {"name": "sharded", "stage": 1}])
+def test_a_batch_of_one_row_is_refused_in_the_warm_up(arena: Any, strategy: dict[str, Any]) -> None:
+    spec = arena.spec(job={"global_batch_size": 1}, strategy=strategy)
+    with pytest.raises(TaskError, match="micro-batch of step 0 has 1 row"):
+        arena.start(Pooled(Plain()), spec)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 from dtd.errors import TaskError
 from dtd.job import OptimizerTable
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.data.rows import kept_random_state, load_rows, probed_rows
+from dtd.train.data.rows import fields_of, kept_random_state, probed_rows
 from dtd.train.optimizer.build import build_optimizer
 from dtd.train.task import MapDataset
 
@@ -27,8 +28,17 @@ from dtd.train.task import MapDataset
 _DIGEST_BYTES = 16
 
 
-def dataset_fingerprint(dataset: MapDataset, seed: int) -> str:
+ReadRows = Callable[[Sequence[int]], Any]
+"""Row numbers -> their batch."""
+
+
+def dataset_fingerprint(dataset: MapDataset, seed: int, read: ReadRows) -> str:
     """Hex digest over the dataset's length and the content of its probe rows.
+
+    Args:
+        dataset: the rows.
+        seed: the job's.
+        read: reads some of them, as training does.
 
     Raises:
         TaskError: a row cannot be read, or holds something that has no bytes to compare.
@@ -37,12 +47,11 @@ def dataset_fingerprint(dataset: MapDataset, seed: int) -> str:
     _feed(digest, len(dataset), "len(dataset)")
     with kept_random_state():
         for row in probed_rows(dataset, seed):
-            batch = load_rows(dataset, [row], epoch=0, seed=seed, reseed=True).batch
-            _feed(digest, batch, f"row {row}")
+            _feed(digest, read([row]), f"row {row}")
     return digest.hexdigest()
 
 
-def differs_when_read_again(dataset: MapDataset, seed: int) -> bool:
+def differs_when_read_again(dataset: MapDataset, seed: int, read: ReadRows) -> bool:
     """Whether a row has other content after another row has been read.
 
     That is so where a dataset draws from a generator of its own, which nothing can key.
@@ -54,17 +63,13 @@ def differs_when_read_again(dataset: MapDataset, seed: int) -> bool:
         return False  # of a stream, which is read in sequence
     rows = probed_rows(dataset, seed)[:2]
     with kept_random_state():
-        first, _, again = (_row_digest(dataset, row, seed) for row in (rows[0], rows[-1], rows[0]))
+        first, _, again = (_row_digest(row, read) for row in (rows[0], rows[-1], rows[0]))
     return first != again
 
 
-def _row_digest(dataset: MapDataset, row: int, seed: int) -> bytes:
+def _row_digest(row: int, read: ReadRows) -> bytes:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    _feed(
-        digest,
-        load_rows(dataset, [row], epoch=0, seed=seed, reseed=True).batch,
-        f"row {row}",
-    )
+    _feed(digest, read([row]), f"row {row}")
     return digest.digest()
 
 
@@ -90,10 +95,13 @@ def _feed(digest: hashlib.blake2b, value: Any, where: str) -> None:
         _feed_bytes(digest, f"sequence {len(value)}".encode())
         for item in value:
             _feed(digest, item, where)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        _feed(digest, dict(fields_of(value)), where)
     else:
         raise TaskError(
             f"{where} of the dataset holds a {type(value).__name__}, which cannot be compared",
-            remedy="let rows hold tensors, arrays, numbers and text only",
+            remedy="let rows, or what collate(rows) makes of them, be tensors, arrays, numbers,"
+            " text, or tuples, lists, dicts and dataclasses of these",
         )
 
 

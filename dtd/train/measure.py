@@ -294,6 +294,7 @@ def _world(session: JobSession, world_size: int, limit_s: float) -> dict[str, An
     session.strategy.redistribute(ring, 0, lambda _shared: None)
     session.strategy.keep_redistributed()
     return_freed_memory()
+    session.fit_plan(world_size)
     session.loader.start(session.plan.requests(rank=0, world_size=world_size), at=0)
     seen: list[dict[str, Any]] = []
     most = min(WARM_UP_STEPS + MOST_STEPS, session.plan.steps_total)

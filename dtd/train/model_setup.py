@@ -16,8 +16,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from dtd.errors import TaskError
-from dtd.job import JobSpec, Precision
-from dtd.train.data.rows import kept_random_state, load_rows, map_tensors, probed_rows
+from dtd.job import Precision
+from dtd.train.data.loader import Loader
+from dtd.train.data.rows import kept_random_state, probed_rows
 from dtd.train.task import MapDataset
 
 # --- activation checkpointing: keep a block's input instead of its inner activations -----------
@@ -121,14 +122,12 @@ Sample = Callable[[], Any]
 """Gives a small batch on the model's device."""
 
 
-def sample_of(dataset: MapDataset, spec: JobSpec, device: torch.device) -> Sample:
+def sample_of(dataset: MapDataset, seed: int, loader: Loader, *, rows: int = _ROWS) -> Sample:
     """A few of the rows by which workers compare their data, read when asked for."""
 
     def sample() -> Any:
-        rows = probed_rows(dataset, spec.job.seed)[:_ROWS]
         with kept_random_state():
-            batch = load_rows(dataset, rows, epoch=0, seed=spec.job.seed, reseed=True).batch
-        return map_tensors(batch, lambda tensor: tensor.to(device))
+            return loader.read(probed_rows(dataset, seed)[:rows])
 
     return sample
 

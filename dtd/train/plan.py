@@ -195,6 +195,12 @@ class JobPlan:
         """Number of a step's first request."""
         return step * self.spec.train.grad_accumulation
 
+    def has_single_rows(self, world_size: int) -> bool:
+        """Whether some micro-batch has one row if all of so many ranks have rows."""
+        parts = self.spec.train.grad_accumulation
+        fewest = min(map(self.global_rows, self._first_and_last))
+        return fewest < 2 * parts * world_size
+
     def check_slices(self) -> None:
         """Check that a single worker has enough rows in every step; then more workers do, too.
 
@@ -203,16 +209,22 @@ class JobPlan:
         """
         if self.smallest_rows == 1:
             return
-        for step in sorted({0, min(self.epoch_steps, self.steps_total) - 1}):
+        for step in self._first_and_last:
             requests = self.share(step, rank=0, world_size=1).requests
             rows = min(len(request.rows) for request in requests)
             if rows < self.smallest_rows:
                 raise TaskError(
                     f"a micro-batch of step {step} has {rows} row, and the model needs"
-                    f" {self.smallest_rows} at least",
+                    f" {self.smallest_rows} at least: its BatchNorm has no variance of one value",
                     remedy="change job.global_batch_size, so that the last batch of an epoch is"
-                    " larger, or lower train.grad_accumulation",
+                    " larger, leave that batch out with row_order(), lower train.grad_accumulation,"
+                    " or use GroupNorm",
                 )
+
+    @property
+    def _first_and_last(self) -> list[int]:
+        """Steps of an epoch that differ in the number of their rows."""
+        return sorted({0, min(self.epoch_steps, self.steps_total) - 1})
 
     def evaluation_due(self, step: int) -> bool:
         """Whether the state after `step` steps is evaluated."""

@@ -1,4 +1,4 @@
-"""One pass over a few rows, to see how a model uses its parameters.
+"""One pass over a few rows, to see how a model uses its parameters, and whether it can at all.
 
 Where they are gathered while it runs, they must be asked for before that; with `strategy.stage = 3`
 all ranks gather in the order of this pass, of forward and backward.  Hooks on gradients are tried
@@ -18,11 +18,10 @@ from dtd.train.model_setup import Sample, autocast
 from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica
 from dtd.train.state.structure import Structure
-from dtd.train.task import Task
 
 
 def rehearse(
-    task: Task,
+    task: Any,
     replica: Replica,
     buffers: RunningBuffers,
     sample: Sample,

@@ -165,7 +165,9 @@ class JobSessionRunner:
         self._doubts = self._find_doubts()
         return WarmupReport(
             dataset_rows=len(session.dataset),
-            dataset_fingerprint=dataset_fingerprint(session.dataset, self._spec.job.seed)
+            dataset_fingerprint=dataset_fingerprint(
+                session.dataset, self._spec.job.seed, session.loader.read
+            )
             + session.plan.order.digest.hex(),
             plan_digest=_plan_digest(session),
             numerics_fingerprint=numerics_fingerprint(self._spec.optimizer, self._device),
@@ -394,6 +396,7 @@ class JobSessionRunner:
         session = self._session
         session.discard()
         self._begin_fresh()
+        session.fit_plan(collective.world_size - servers)
         if collective.rank == 0:
             _tell_order(session)
             self._tell_doubts()
@@ -418,7 +421,7 @@ class JobSessionRunner:
         found = list(session.doubts)
         if not any(module.training for module in session.replica.model.modules()):
             found.append(_ALL_IN_EVALUATION)
-        if differs_when_read_again(session.dataset, self._spec.job.seed):
+        if differs_when_read_again(session.dataset, self._spec.job.seed, session.loader.read):
             found.append(_OWN_GENERATOR)
         return found
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -45,12 +45,16 @@ from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
 from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, WarningThrottle
 from dtd.train.rehearsal import rehearse
-from dtd.train.state.buffers import RunningBuffers, smallest_rows
+from dtd.train.single_rows import SingleRow, smallest_rows
+from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica, begin_optimizer, build_replica, reset_replica
 from dtd.train.state.structure import Structure
 from dtd.train.state.task_state import ParameterWatch
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
 from dtd.transport.api import BucketMemory, Collective
+
+_MOST_RANKS: Final = 1024
+"""Where parameters are divided later, the model is tried before, for any number of ranks."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class JobSession:
         stream: the same rows, if they come from a stream.
         sample: returns a few of them as a batch.
         plan: the rows and due actions of each step.
+        single: finds out whether the model can train on one row.
         replica: the state.
         strategy: how a step's rows become an update.
         buffers: the model's running buffers.
@@ -101,6 +106,7 @@ class JobSession:
     stream: StreamRows | None
     sample: Sample
     plan: JobPlan
+    single: SingleRow
     replica: Replica
     strategy: Strategy
     buffers: RunningBuffers
@@ -155,6 +161,14 @@ class JobSession:
         train = self.spec.train
         stopped = why_it_ends(train, self.judged) if self.judged is not None else ""
         return stopped or self.callbacks.reason
+
+    def fit_plan(self, ranks: int) -> None:
+        """Fit the plan to so many ranks that train; before the first step of a generation.
+
+        Raises:
+            TaskError: a single rank has fewer rows in a step than the model needs.
+        """
+        self.plan = self.single.fit(self.plan, ranks)
 
     def open(self) -> None:
         """Open the next step, including the evaluation that may precede it."""
@@ -262,7 +276,9 @@ def build_session(
     dataset = train_dataset_of(task, partial(stream_rows, task, spec))
     seed_generators(spec.job.seed, device)  # a split at random is the same in both methods
     eval_dataset, stream = eval_dataset_of(task), stream_in(dataset)
-    sample = sample_of(dataset, spec, device)
+    warn = WarningThrottle(reporter.warning)
+    loader = _open_loader(spec, dataset, device, warn)
+    sample = sample_of(dataset, spec.job.seed, loader)
     job = spec.job
     order = (
         InSequence(job.global_batch_size)
@@ -274,19 +290,23 @@ def build_session(
     shown = shows_model(task, evaluates=eval_dataset is not None)
     check_room(replica, spec, device, shows_whole=shown, serves=serves)
     memory = MemoryMeter(state_size(replica, spec, shows_whole=shown))
+    buffers = RunningBuffers(replica.model)
+    as_built = Structure(replica.model, stay=False)
     plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
-    plan.check_slices()
+    one_row = sample_of(dataset, spec.job.seed, loader, rows=1)
+    single = SingleRow(
+        replica.model,
+        partial(rehearse, task, replica, buffers, one_row, spec, device, as_built, backward=False),
+    )
+    plan = single.fit(plan, _MOST_RANKS if spec.strategy.name in SHARDED else 1)
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     check_kept(replica, sharded=spec.strategy.name in SHARDED)
-    buffers = RunningBuffers(replica.model)
     run = partial(rehearse, task, replica, buffers, sample, spec, device)
-    as_built = Structure(replica.model, stay=False)
     alone = spec.elastic.max_workers == spec.train.grad_accumulation == 1
     doubts = check_gradient_hooks(
         replica.trained, partial(run, as_built, backward=True), alone=alone
     )
     callbacks = Callbacks(task, replica, Observers(observers_of(task), reporter.warning))
-    warn = WarningThrottle(reporter.warning)
     scalars = StepScalars(
         parameters=len(replica.trained),
         buffer_elements=buffers.elements,
@@ -313,6 +333,7 @@ def build_session(
         stream=stream,
         sample=sample,
         plan=plan,
+        single=single,
         replica=replica,
         strategy=strategy,
         buffers=buffers,
@@ -323,7 +344,7 @@ def build_session(
             stay=isinstance(strategy, Sharded),
         ),
         scalars=scalars,
-        loader=_open_loader(spec, dataset, device, warn),
+        loader=loader,
         evaluator=Evaluator(task, eval_dataset, spec, device, warn=warn) if eval_dataset else None,
         checkpoints=Checkpoints(
             spec=spec,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from dtd.errors import TaskError
 from dtd.tasks import BUILT_IN
@@ -145,6 +146,7 @@ def train_dataset_of(
         TaskError: it is not a dataset of numbered rows, or it is empty.
     """
     dataset: Any = task.train_dataset()
+    _refuse_batches("train_dataset", dataset)
     rows = numbered(dataset) if numbered is not None else None
     if rows is None:
         rows = _checked("train_dataset", dataset)
@@ -161,6 +163,7 @@ def eval_dataset_of(task: Task) -> MapDataset | None:
     dataset = method() if method is not None else None
     if dataset is None:
         return None
+    _refuse_batches("eval_dataset", dataset)
     return _collated(task, "eval_dataset", _checked("eval_dataset", dataset))
 
 
@@ -175,6 +178,17 @@ def _collated(task: Task, method: str, dataset: MapDataset) -> MapDataset:
             remedy="remove one of the two",
         )
     return CollatedRows(dataset, collate)
+
+
+def _refuse_batches(method: str, dataset: Any) -> None:
+    """Refuse a DataLoader; one with batch_size=None yields rows, and is a stream of them."""
+    if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
+        raise TaskError(
+            f"{method}() returned a {type(dataset).__name__}, which makes batches itself",
+            remedy="return its dataset: dtd shuffles and batches. job.global_batch_size takes the"
+            " place of its batch_size, train.loader_workers that of num_workers, collate(rows) of"
+            " the task that of collate_fn, and row_order() that of a sampler",
+        )
 
 
 def _checked(method: str, dataset: Any) -> MapDataset:

@@ -176,7 +176,8 @@ class ProcessSource:
         except Exception as error:
             raise TaskError(
                 f"the dataset cannot be sent to loader processes: {type(error).__name__}: {error}",
-                remedy="define its class at the top of a module, or set loader_workers = 0",
+                remedy="define its class at the top of a module, and open files and connections"
+                " when the first row is read, not before; or set loader_workers = 0",
             ) from error
 
     def take(self) -> LoadedBatch:
@@ -186,7 +187,7 @@ class ProcessSource:
         except _PROCESS_ENDED as error:
             raise self._lost(error) from error
         if isinstance(made, _Failure):
-            failure = TaskError(made.message)
+            failure = TaskError(made.message, remedy=made.remedy)
             for note in made.notes:
                 failure.add_note(note)
             raise failure
@@ -238,6 +239,7 @@ class _Failure:
     """A TaskError on its way from a loader process."""
 
     message: str
+    remedy: str
     notes: tuple[str, ...]
 
 
@@ -254,7 +256,7 @@ class _RequestedBatches(torch.utils.data.Dataset[Any]):
                 self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=True
             )
         except TaskError as error:
-            return _Failure(error.message, tuple(error.__notes__))
+            return _Failure(error.message, error.remedy, tuple(error.__notes__))
 
 
 def _unchanged(batch: Any) -> Any:

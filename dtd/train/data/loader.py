@@ -10,7 +10,7 @@ determines the rows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Self
 
 import torch
@@ -120,6 +120,21 @@ class Loader:
         if self._device.type == "cpu":
             return loaded
         return loaded.changed(lambda tensor: tensor.to(self._device, non_blocking=True))
+
+    def read(self, rows: Sequence[int]) -> Any:
+        """The batch of some rows outside of any plan, as of epoch 0.
+
+        Also rows that are only looked at are read in the thread or process that reads all others:
+        a dataset may open what cannot leave it when its first row is read.
+
+        Raises:
+            TaskError: as `next`.
+        """
+        plan, self._plan = self._plan, _nothing_planned
+        try:
+            return self.next(BatchRequest(step=0, epoch=0, rows=tuple(rows))).batch
+        finally:
+            self._plan = plan
 
     def close(self) -> None:
         """Stop loading; no thread or process is left when this returns."""

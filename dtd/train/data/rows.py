@@ -9,7 +9,10 @@ that is done only where nothing else draws: in a loader process, or in the train
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import random
+import sqlite3
 import struct
 import time
 import traceback
@@ -21,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 import xxhash
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import default_collate
 
 from dtd.core.data.sampler import probe_rows, row_key
@@ -31,6 +35,15 @@ RETRY_PAUSES_S: Final = (0.1, 0.3, 1.0, 2.5)
 """Pauses before reading a row again: failures of disks and networks are often temporary."""
 
 _ROWS_NAMED = 16
+_PACKED: Final = ("data", "sorted_indices", "unsorted_indices")
+_TO_COLLATE: Final = (
+    "give the task a collate(rows), or let all rows be tensors of one shape, numbers, text, or"
+    " tuples, lists and dicts of them"
+)
+_TO_CONNECT: Final = (
+    "a dataset with fetch() is read in a thread of its own: connect in the first fetch(), or with"
+    " check_same_thread=False"
+)
 CPU: Final = torch.device("cpu")
 NO_ROW: Final = -1
 NO_STEP: Final = -1
@@ -110,14 +123,12 @@ def load_rows(
             taken.append(row)
         except Exception as error:
             raise _row_error(f"row {row}", error) from error
+    collate = dataset.collate if isinstance(dataset, CollatedRows) else default_collate
     try:
-        batch = (
-            dataset.collate(samples)
-            if isinstance(dataset, CollatedRows)
-            else default_collate(samples)
-        )
+        batch = collate(samples)
     except Exception as error:
-        raise _row_error(f"making a batch of {_span(rows)}", error) from error
+        remedy = _TO_COLLATE if collate is default_collate else ""
+        raise _row_error(f"making a batch of {_span(rows)}", error, remedy) from error
     return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken), retried=tuple(retried))
 
 
@@ -139,16 +150,66 @@ def _read(read: Callable[[], Any], what: str, retried: list[str]) -> Any:
 
 
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same batch with every tensor in its tuples, lists and dicts changed."""
+    """The same batch with every tensor in its tuples, lists, dicts and dataclasses changed.
+
+    Each of them keeps its class.  One in which nothing changes is returned itself.
+
+    Raises:
+        TaskError: an object of a class of the task's cannot be made with other values.
+    """
     if isinstance(batch, torch.Tensor):
         return change(batch)
+    if isinstance(batch, PackedSequence):  # whose batch_sizes stay on the CPU
+        moved = {name: map_tensors(getattr(batch, name), change) for name in _PACKED}
+        return batch._replace(**moved)
+    values = _values(batch)
+    changed = {key: map_tensors(value, change) for key, value in values}
+    if all(changed[key] is value for key, value in values):
+        return batch
+    try:
+        return _with_values(batch, changed)
+    except Exception as error:
+        raise TaskError(
+            f"a batch holds a {type(batch).__name__}, whose tensors cannot be moved to the"
+            f" worker's device: {type(error).__name__}: {error}",
+            remedy="let rows and collate(rows) return plain tuples, lists, dicts or dataclasses",
+        ) from error
+
+
+def _values(batch: Any) -> list[tuple[Any, Any]]:
+    """What is looked into, by index, key or name of a field."""
     if isinstance(batch, dict):
-        return {key: map_tensors(value, change) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, change) for value in batch))
+        return list(batch.items())
     if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(value, change) for value in batch)
-    return batch
+        return list(enumerate(batch))
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return fields_of(batch)
+    return []
+
+
+def fields_of(value: Any) -> list[tuple[str, Any]]:
+    """Names and values of a dataclass's fields, without those that are not set."""
+    names = (field.name for field in dataclasses.fields(value))
+    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+
+
+def _with_values(batch: Any, values: dict[Any, Any]) -> Any:
+    """An object of the same class and attributes; no constructor of the task's is called."""
+    kind = type(batch)
+    if kind is tuple or hasattr(kind, "n_sequence_fields"):  # as of torch.return_types
+        return kind(values.values())
+    if isinstance(batch, tuple):
+        made = tuple.__new__(kind, values.values())
+        if hasattr(batch, "__dict__"):
+            vars(made).update(vars(batch))
+        return made
+    made = copy.copy(batch)
+    for key, value in values.items():
+        if isinstance(batch, dict | list):
+            made[key] = value
+        else:
+            object.__setattr__(made, key, value)  # also of a frozen one
+    return made
 
 
 def shape_of(batch: Any) -> tuple[tuple[int, ...], ...]:
@@ -210,12 +271,20 @@ def _fetched(
             try:
                 fetch([row], epoch=epoch, seed=seed)
             except Exception as row_failure:
-                raise _row_error(f"row {row}", row_failure) from row_failure
+                raise _row_error(f"row {row}", row_failure, _of_thread(error)) from row_failure
         raise _row_error(f"fetching {_span(rows)}", error) from error
 
 
-def _row_error(what: str, error: Exception) -> TaskError:
-    failure = TaskError(f"{what} of the dataset raised {type(error).__name__}: {error}")
+def _of_thread(error: Exception) -> str:
+    """The remedy where a connection is used in another thread than that which opened it."""
+    bound = isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error)
+    return _TO_CONNECT if bound else ""
+
+
+def _row_error(what: str, error: Exception, remedy: str = "") -> TaskError:
+    failure = TaskError(
+        f"{what} of the dataset raised {type(error).__name__}: {error}", remedy=remedy
+    )
     failure.add_note("".join(traceback.format_exception(error)))
     return failure
 

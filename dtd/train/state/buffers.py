@@ -29,11 +29,6 @@ _NOTHING: Final = -0.0
 """Adding it changes no value, not even a zero's sign."""
 
 
-def smallest_rows(model: nn.Module) -> int:
-    """Fewest rows that the model can train on at once: BatchNorm1d has no variance of one."""
-    return 2 if any(isinstance(module, nn.BatchNorm1d) for module in model.modules()) else 1
-
-
 class RunningBuffers:
     """The buffers of one model.
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,14 @@ import pytest
 import torch
 
 from dtd.errors import TaskError
-from dtd.train.fingerprints import dataset_fingerprint
+from dtd.train import fingerprints
+from dtd.train.data.loader import Loader
+from dtd.train.task import CollatedRows
+
+
+def dataset_fingerprint(dataset: Any, seed: int) -> str:
+    with Loader(dataset, seed=seed) as loader:
+        return fingerprints.dataset_fingerprint(dataset, seed, loader.read)
 
 
 def test_equal_data_has_an_equal_fingerprint_and_other_data_another() -> None:
@@ -51,6 +59,30 @@ def test_random_augmentation_does_not_disturb_it_nor_the_generators() -> None:
     assert torch.rand(()) == expected
     assert dataset_fingerprint(Augmented(), 0) == first
     assert dataset_fingerprint(Augmented(), 1) != first
+
+
+def test_a_dataclass_counts_by_its_fields() -> None:
+    @dataclass(frozen=True)
+    class Row:
+        x: torch.Tensor
+        name: str = "a"
+
+    class Rows:
+        def __init__(self, *rows: Row) -> None:
+            self.rows = rows
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, row: int) -> Row:
+            return self.rows[row]
+
+    def of(row: Row) -> str:
+        return dataset_fingerprint(CollatedRows(Rows(row), lambda rows: rows), 0)
+
+    first = of(Row(torch.ones(2)))
+    assert first == of(Row(torch.ones(2)))
+    assert len({first, of(Row(torch.zeros(2))), of(Row(torch.ones(2), "b"))}) == 3
 
 
 def test_content_without_bytes_is_refused() -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
 from dtd.errors import TaskError
 from dtd.tasks import BUILT_IN
@@ -121,3 +122,24 @@ def test_data_without_numbered_rows_is_refused(module: str, data: object, messag
     task = load_task(f"{module}:Complete", {"data": data})
     with pytest.raises(TaskError, match=message):
         train_dataset_of(task)
+
+
+@pytest.mark.parametrize("method", ["train_dataset", "eval_dataset"])
+def test_a_loader_is_refused_with_what_takes_its_place(module: str, method: str) -> None:
+    class Task:
+        def __init__(self) -> None:
+            setattr(self, method, lambda: DataLoader([1, 2, 3], batch_size=2))
+
+    of = {"train_dataset": train_dataset_of, "eval_dataset": eval_dataset_of}[method]
+    with pytest.raises(
+        TaskError, match=rf"{method}\(\) returned a DataLoader.*its dataset.*batch_size"
+    ):
+        of(Task())
+
+
+def test_a_loader_of_single_rows_is_a_stream() -> None:
+    class Task:
+        def train_dataset(self) -> DataLoader[int]:
+            return DataLoader([1, 2, 3], batch_size=None)
+
+    assert train_dataset_of(Task(), list) == [1, 2, 3]

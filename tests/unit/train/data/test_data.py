@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -161,6 +162,48 @@ def test_close_waits_for_the_thread_and_drops_the_rest() -> None:
     closing.join(10)
     assert not closing.is_alive()
     assert loader_threads() == []
+
+
+def test_rows_that_are_looked_at_come_from_the_same_thread_and_change_no_plan() -> None:
+    data, plan = Fetched(), plan_for(1, 0)
+    with Loader(data, seed=3) as loader:
+        assert loader.read([4, 2]).tolist() == [[4, 0, 3], [2, 0, 3]]
+        loader.start(plan, at=0)
+        expect(loader, at(plan, 0))
+        assert loader.read([7]).tolist() == [[7, 0, 3]]
+        for step in (1, 2):
+            expect(loader, at(plan, step))
+    assert len(data.threads) == 1
+
+
+class Connected:
+    """Rows of a database, which SQLite gives to the thread alone that has connected."""
+
+    def __init__(self, path: Path, *, at_once: bool) -> None:
+        self.path = path
+        self.database = sqlite3.connect(path) if at_once else None
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, row: int) -> int:
+        raise AssertionError("fetch comes first")
+
+    def fetch(self, row_ids: list[int], *, epoch: int, seed: int) -> torch.Tensor:
+        if self.database is None:
+            self.database = sqlite3.connect(self.path)
+        rows = [self.database.execute("SELECT 2 * ?", [row]).fetchone() for row in row_ids]
+        return torch.tensor(rows)
+
+
+def test_a_connection_of_another_thread_says_where_to_connect(tmp_path: Path) -> None:
+    with (
+        Loader(Connected(tmp_path / "db", at_once=True), seed=0) as loader,
+        pytest.raises(TaskError, match=r"row 5 .*connect in the first fetch\(\)"),
+    ):
+        loader.read([5])
+    with Loader(Connected(tmp_path / "db", at_once=False), seed=0) as loader:
+        assert loader.read([5]).tolist() == [[10]]
 
 
 class Drawing:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import random
 from collections import namedtuple
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from dtd.errors import TaskError
 from dtd.train.data.rows import draw_key, load_rows, map_tensors, seed_generators
@@ -149,3 +151,88 @@ def test_tensors_are_mapped_wherever_they_are() -> None:
     assert isinstance(doubled["b"], Point)
     assert doubled["b"].x == doubled["b"].y[0] == 2
     assert doubled["b"].y[1] == 3
+
+
+class Pair(tuple):
+    """Takes two values, not a sequence of them, and remembers a name."""
+
+    def __new__(cls, one, other, name=""):
+        made = super().__new__(cls, (one, other))
+        made.name = name
+        return made
+
+
+class Named(list):
+    def __init__(self, *values, name=""):
+        super().__init__(values)
+        self.name = name
+
+
+class Tagged(dict):
+    def __init__(self, tag, **values):
+        super().__init__(values)
+        self.tag = tag
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    x: torch.Tensor
+    size: torch.Size
+    inner: Pair
+
+
+def test_containers_of_every_class_keep_it_and_what_else_they_know() -> None:
+    one = torch.ones(1)
+    pair, named = Pair(one, 3, name="p"), Named(one, "text", name="n")
+    tagged = Tagged("t", x=one)
+    batch = Batch(x=one, size=one.shape, inner=Pair(one, named))
+    for value in (pair, named, tagged, batch):
+        doubled = map_tensors(value, lambda tensor: tensor * 2)
+        assert type(doubled) is type(value)
+        assert vars_of(doubled).keys() == vars_of(value).keys()
+    assert map_tensors(pair, lambda tensor: tensor * 2).name == "p"
+    assert map_tensors(named, lambda tensor: tensor * 2).name == "n"
+    assert map_tensors(tagged, lambda tensor: tensor * 2).tag == "t"
+    doubled = map_tensors(batch, lambda tensor: tensor * 2)
+    assert doubled.x == doubled.inner[0] == doubled.inner[1][0] == 2
+    assert doubled.size == one.shape
+    assert batch.x == pair[0] == named[0] == tagged["x"] == 1
+
+
+def vars_of(value: object) -> dict[str, object]:
+    return getattr(value, "__dict__", {})
+
+
+def test_tuples_of_torch_are_kept() -> None:
+    found = torch.ones(3).max(0)
+    doubled = map_tensors([found, torch.Size([2, 3])], lambda tensor: tensor * 2)
+    assert type(doubled[0]) is type(found)
+    assert doubled[0].values == 2
+    assert doubled[1] == torch.Size([2, 3])
+
+
+def test_a_packed_sequence_keeps_its_sizes_where_they_are() -> None:
+    packed = pack_sequence([torch.ones(1), torch.ones(3)], enforce_sorted=False)
+    moved = map_tensors([packed], lambda tensor: tensor.to("meta"))[0]
+    assert type(moved) is PackedSequence
+    assert [part.device.type for part in moved] == ["meta", "cpu", "meta", "meta"]
+
+
+def test_what_holds_no_tensor_is_the_same_object() -> None:
+    for value in ("text", 3, None, [1, 2], {"a": "b"}, Pair(1, 2), object(), Batch):
+        assert map_tensors(value, torch.Tensor.double) is value
+
+
+def test_a_container_that_cannot_be_made_anew_is_refused_by_name() -> None:
+    class Closed(list):
+        def __setitem__(self, index, value):
+            raise TypeError("it is closed")
+
+    with pytest.raises(TaskError, match=r"holds a Closed, .*it is closed.*plain tuples"):
+        map_tensors(Closed([torch.ones(1)]), torch.Tensor.double)
+
+
+def test_rows_that_the_default_cannot_collate_say_what_to_write() -> None:
+    rows = [Batch(x=torch.ones(1), size=torch.Size(), inner=Pair(1, 2))]
+    with pytest.raises(TaskError, match=r"found .*Batch.*give the task a collate\(rows\)"):
+        load_rows(rows, [0], epoch=0, seed=0, reseed=False)

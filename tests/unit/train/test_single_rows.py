@@ -1,0 +1,126 @@
+"""One row is tried only where slices may have one, and counts as what the model makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.errors import TaskError
+from dtd.job import from_mapping
+from dtd.train.data.sampling import order_of
+from dtd.train.plan import JobPlan
+from dtd.train.single_rows import SingleRow, smallest_rows
+
+IMAGE = torch.zeros(1, 2, 4, 4)
+VECTOR = torch.zeros(1, 2)
+SOUND = torch.zeros(1, 2, 9)
+
+
+def plan(model: nn.Module, *, rows: int, batch: int, parts: int = 1) -> JobPlan:
+    job = {"name": "j", "task": "digits", "global_batch_size": batch, "epochs": 1}
+    mapping = {"job": job, "train": {"grad_accumulation": parts}}
+    return JobPlan(
+        spec=from_mapping(mapping, source="test"),
+        order=order_of(object(), rows, batch_rows=batch, seed=0),
+        smallest_rows=smallest_rows(model),
+    )
+
+
+def pooled() -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(2))
+
+
+class Counted:
+    """A forward over one row that is counted."""
+
+    def __init__(self, model: nn.Module, row: torch.Tensor) -> None:
+        self.model, self.row = model, row
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+        self.model(self.row)
+
+
+@pytest.mark.parametrize(
+    ("build", "row", "found"),
+    [
+        (pooled, IMAGE, 2),
+        (lambda: nn.BatchNorm2d(2), IMAGE, 1),
+        (lambda: nn.BatchNorm2d(2, track_running_stats=False).eval(), IMAGE[..., :1, :1], 2),
+        (lambda: pooled().eval(), IMAGE, 1),
+        (lambda: nn.BatchNorm1d(2), VECTOR, 2),
+        (lambda: nn.BatchNorm1d(2).eval(), VECTOR, 1),
+        (lambda: nn.LayerNorm(2), VECTOR, 1),
+        (lambda: nn.Sequential(nn.BatchNorm2d(2), nn.Linear(7, 7)), IMAGE, 1),
+    ],
+)
+def test_slices_are_as_large_as_the_model_needs(
+    build: Callable[[], nn.Module], row: torch.Tensor, found: int
+) -> None:
+    model = build()
+    forward = Counted(model, row)
+    single = SingleRow(model, forward)
+    fitted = single.fit(plan(model, rows=26, batch=8), 4)
+    requests = [
+        request
+        for step in range(4)
+        for rank in range(4)
+        for request in fitted.share(step, rank=rank, world_size=4).requests
+    ]
+    assert min(len(request.rows) for request in requests) == found
+    assert sum(len(request.rows) for request in requests) == 26
+    assert single.fit(fitted, 4) == fitted
+    assert forward.count <= 1
+
+
+def test_a_row_with_an_extent_is_enough_for_any_batch_norm() -> None:
+    model = nn.BatchNorm1d(2)
+    single = SingleRow(model, Counted(model, SOUND))
+    assert single.fit(plan(model, rows=4, batch=1), 1).smallest_rows == 1
+
+
+@pytest.mark.parametrize(("rows", "batch", "parts"), [(9, 8, 1), (8, 1, 1), (8, 8, 5)])
+def test_too_few_rows_for_one_rank_are_refused(rows: int, batch: int, parts: int) -> None:
+    model = pooled()
+    single = SingleRow(model, Counted(model, IMAGE))
+    with pytest.raises(TaskError, match=r"has 1 row, .*BatchNorm.*job\.global_batch_size"):
+        single.fit(plan(model, rows=rows, batch=batch, parts=parts), 1)
+
+
+def test_nothing_is_tried_where_every_slice_has_rows_enough() -> None:
+    for model in (pooled(), nn.BatchNorm1d(2)):
+        forward = Counted(model, IMAGE)
+        usual = plan(model, rows=32, batch=8)
+        assert SingleRow(model, forward).fit(usual, 4) == usual
+        assert not forward.count
+    assert SingleRow(model, forward).fit(usual, 8) == usual  # a vector's rows are avoided anyway
+    assert not forward.count
+
+
+def test_ranks_that_have_tried_and_others_make_the_same_slices() -> None:
+    model = pooled()
+    single = SingleRow(model, Counted(model, IMAGE))
+    usual = plan(model, rows=30, batch=8)
+    tried = single.fit(usual, 8)
+    assert tried.smallest_rows == 2
+    for world_size in (1, 2, 3):
+        assert single.fit(tried, world_size) == tried
+        for step in range(4):
+            for rank in range(world_size):
+                of = (step,)
+                assert tried.share(*of, rank=rank, world_size=world_size) == usual.share(
+                    *of, rank=rank, world_size=world_size
+                )
+
+
+def test_another_failure_of_one_row_tells_nothing() -> None:
+    def fails() -> Any:
+        raise RuntimeError("a contrast needs two rows")
+
+    model = pooled()
+    assert SingleRow(model, fails).fit(plan(model, rows=8, batch=8), 8).smallest_rows == 1

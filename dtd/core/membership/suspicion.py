@@ -63,7 +63,9 @@ def _advances(cluster: ClusterState, now: float) -> bool:
 def left(cluster: ClusterState, name: str, message: m.Frozen | m.Finished, now: float) -> None:
     """Keep a member's last report; a member that more than half call different is not awaited."""
     cluster.run.last_words[name] = message
-    suspect = cluster.workers.get(message.suspect) if isinstance(message, m.Frozen) else None
+    if not isinstance(message, m.Frozen):
+        return
+    suspect = cluster.workers.get(message.suspect)
     if suspect is None:
         return
     _keep_away(cluster, suspect, message, now)
@@ -74,12 +76,9 @@ def left(cluster: ClusterState, name: str, message: m.Frozen | m.Finished, now: 
         admission.expel(cluster, suspect, dissent.MINORITY, now)
 
 
-def _keep_away(
-    cluster: ClusterState, suspect: Worker, message: m.Frozen | m.Finished, now: float
-) -> None:
+def _keep_away(cluster: ClusterState, suspect: Worker, message: m.Frozen, now: float) -> None:
     """Set a joiner aside whose state differs from the majority's; it restarts by itself."""
-    job = cluster.job
-    differs = isinstance(message, m.Frozen) and message.evidence == dissent.DIVERGED
+    job, differs = cluster.job, message.evidence == dissent.DIVERGED
     if job is not None and differs and suspect.name in joiners.dispensable(cluster, job):
         joiners.keep_away(cluster, job, suspect, message.reason, now)
 

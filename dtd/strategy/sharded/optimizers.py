@@ -88,7 +88,7 @@ def _additions(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Callable
         for hook in hooks.values():
             if not str(getattr(hook, "__module__", "")).startswith("torch."):  # its profiler's
                 yield "a hook of its step", hook
-    step = vars(optimizer).get("step")
+    step: Any = vars(optimizer).get("step")
     if getattr(step, "_wrapped_by_lr_sched", False):  # only notes that it is called
         step = step.__wrapped__
         if step is type(optimizer).step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import TaskError
 
 pytestmark = pytest.mark.numerics
@@ -95,6 +96,28 @@ def test_a_hook_that_is_not_linear_is_refused_unless_it_sees_all(
         spec = spec_of(arena, strategy, elastic={"max_workers": 1})
         ranks = arena.train(Clipped, spec, 1, job_id="alone")
         assert_weights(ranks, plain_torch(Clipped(), spec, lambda p: torch.optim.SGD(p, lr=0.1)))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_job_that_begins_again_has_each_hook_once(arena, regression, strategy) -> None:
+    class Halved(regression):
+        def build_optimizer(self, parameters):
+            parameters = list(parameters)
+            parameters[0].register_hook(lambda g: g / 2)
+            parameters[1].register_post_accumulate_grad_hook(self.halve)
+            return torch.optim.SGD(parameters, lr=0.1)
+
+        def halve(self, parameter):
+            parameter.grad /= 2
+
+    ranks = arena.train(Halved, spec_of(arena, strategy), 2)
+    first = ranks[0].outcome.digest
+    for rank in ranks:
+        rank.run.forget()
+        rank.run.adopt_local(*FRESH)
+    arena.generation(ranks, generation=2)
+    assert [rank.error for rank in ranks] == [None, None]
+    assert {rank.outcome.digest for rank in ranks} == {first}
 
 
 def test_hooks_of_several_optimizers_are_tried(arena, regression) -> None:

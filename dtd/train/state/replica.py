@@ -24,6 +24,7 @@ from dtd.job import JobSpec
 from dtd.strategy.sharded.state import ShardedState
 from dtd.train.data.rows import seed_generators
 from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
+from dtd.train.gradient_hooks import HookKey, hooks_on, replace_hooks
 from dtd.train.model_setup import (
     LossScaler,
     Recomputation,
@@ -51,6 +52,7 @@ class Replica:
     Attributes:
         model: on its device.
         optimizer: over its trained parameters.
+        optimizer_hooks: hooks on gradients that were added with the optimizer.
         base_lrs: learning rate of each parameter group before the job's schedule.
         scaler: of the loss.
         trained: names and parameters that are not frozen.
@@ -80,6 +82,7 @@ class Replica:
     scaler: LossScaler
     trained: list[tuple[str, nn.Parameter]]
     ledger: Ledger
+    optimizer_hooks: set[HookKey] = field(default_factory=set)
     step: int = 0
     updates: int = 0
     skipped_in_row: int = 0
@@ -281,6 +284,8 @@ def build_replica(
     """A fresh state: step 0; `sample` gives lazy parameters their shapes."""
     model = build_model(task, spec, device, sample)
     trained = trained_parameters(model)
+    parameters = [parameter for _, parameter in trained]
+    before = hooks_on(parameters)
     replica = Replica(
         model=model,
         optimizer=optimizer_of(task, spec.optimizer, trained),
@@ -292,11 +297,11 @@ def build_replica(
         strategy=spec.strategy.name,
         local_from=spec.strategy.local_from,
     )
+    replica.optimizer_hooks = hooks_on(parameters) - before
     _add_schedule(replica, task, spec)
     if spec.train.activation_checkpointing:
         replica.recomputation = Recomputation(blocks_of(model))
     if spec.train.ema_decay:
-        parameters = [parameter for _, parameter in trained]
         replica.averages = Averages(model, parameters, decay=spec.train.ema_decay)
     return replica
 
@@ -315,7 +320,10 @@ def begin_optimizer(replica: Replica, task: Task, spec: JobSpec) -> None:
     """
     assert replica.shards is not None, "the state is not sharded"
     optimizer = replica.shards.unbind()
+    parameters = [parameter for _, parameter in replica.trained]
+    before = hooks_on(parameters)
     fresh = optimizer_of(stand_in(task), spec.optimizer, replica.trained)
+    replace_hooks(parameters, hooks_on(parameters) - before, set())
     optimizer.state.update(fresh.state)
     replica.shards.bind(optimizer)
 
@@ -364,7 +372,12 @@ def reset_replica(
     if replica.shards is not None:
         replica.shards.make_room()
     move_weights(fresh, replica.model)
+    parameters = [parameter for _, parameter in replica.trained]
+    before = hooks_on(parameters)
     replica.optimizer = optimizer_of(task, spec.optimizer, replica.trained)
+    added = hooks_on(parameters) - before
+    replace_hooks(parameters, replica.optimizer_hooks, added)
+    replica.optimizer_hooks = added
     replica.grouped = _grouped(replica.model, replica.optimizer)
     if replica.shards is not None:
         replica.shards.bind(replica.optimizer)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dtd.address import SocketPath
-from dtd.errors import ConfigError
+from dtd.errors import ConfigError, UsageError
 
 
 def require_linux(system: str = sys.platform) -> None:
@@ -63,6 +63,20 @@ def find_sockets(environ: Mapping[str, str]) -> tuple[SocketPath, ...]:
 def operator_file(environ: Mapping[str, str]) -> Path:
     """The credential that this user's coordinator has created for connections from its own host."""
     return _by_hand(COORDINATOR, environ) / "pki" / "operator.credential"
+
+
+def home_directory(*, remedy: str) -> Path:
+    """The home directory of this user.
+
+    Raises:
+        UsageError: there is none; with the remedy.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise UsageError(
+            f"user {os.getuid()} has no home directory, and HOME is not set", remedy=remedy
+        ) from None
 
 
 def _by_hand(leaf: str, environ: Mapping[str, str]) -> Path:

@@ -37,6 +37,7 @@ from dtd.errors import CheckpointError, DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
 from dtd.job.identity import folder_of
 from dtd.parts.cover import fewest
+from dtd.places import home_directory
 from dtd.shown import one_line
 from dtd.streams import fit_streams
 from dtd.train.checkpoint.assemble import FoundPart, assemble
@@ -51,6 +52,7 @@ from scripts.launch_report import Display, LocalRun, open_display, summary_lines
 
 _MANY: Final = 1000
 ASSEMBLED: Final = "assembled"
+_ELSEWHERE: Final = "name a directory with --state-dir DIR, or keep nothing with --discard"
 
 
 @contextlib.contextmanager
@@ -87,7 +89,8 @@ def _made(given: Path) -> Path:
 
 
 def _runs(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    remedy = f"set it, or {_ELSEWHERE}"
+    base = environ.get("XDG_STATE_HOME") or home_directory(remedy=remedy) / ".local" / "state"
     return Path(base) / "dtd" / "runs"
 
 
@@ -102,7 +105,7 @@ def _new(runs: Path, name: str) -> Path:
         except OSError as error:
             raise UsageError(
                 f"{made} cannot be created: {error.strerror}",
-                remedy="name a directory with --state-dir DIR, or keep nothing with --discard",
+                remedy=_ELSEWHERE,
             ) from None
         return made.resolve()
     raise UsageError(f"{runs} has {_MANY} runs of this second", remedy="use --state-dir DIR")

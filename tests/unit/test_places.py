@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
 
 import dtd.places as places
-from dtd.places import find_sockets, socket_place, state_directory
+from dtd.errors import UsageError
+from dtd.places import find_sockets, home_directory, socket_place, state_directory
+from dtd.worker.join import own_place
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +34,19 @@ def test_state_is_kept_where_systemd_says_or_below_the_home() -> None:
     assert state_directory("coordinator", {"STATE_DIRECTORY": "/a:/b"}) == Path("/a")
     assert state_directory("w", {"HOME": "/h"}) == Path("/h/.local/state/dtd/w")
     assert state_directory("w", {}) == Path("/var/lib/dtd/w")
+
+
+def test_a_user_without_a_home_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    assert home_directory(remedy="set it") == Path("/h")
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # as in a container
+    with pytest.raises(UsageError, match=r"has no home directory.*\(set it\)"):
+        home_directory(remedy="set it")
+    with pytest.raises(UsageError) as caught:
+        own_place()
+    assert caught.value.remedy == "name the file with --credential FILE"
 
 
 def test_the_socket_lies_in_the_runtime_directory_else_beside_the_state() -> None:

@@ -16,6 +16,7 @@ from dtd.ctl.settings import CREDENTIAL_FILE, Settings
 from dtd.errors import UsageError
 from dtd.figures import NOTHING, duration
 from dtd.names import name_of
+from dtd.places import home_directory
 from dtd.security.identity import JOINABLE, WORKER
 from dtd.security.token import Token, parse_life_s
 from dtd.wire import messages as m
@@ -153,9 +154,14 @@ def _date(unix_s: float) -> str:
 
 
 def _own_place() -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    remedy = "name the file with --credential FILE"
+    base = os.environ.get("XDG_CONFIG_HOME") or home_directory(remedy=remedy) / ".config"
     return Path(base) / "dtd" / CREDENTIAL_FILE
 
 
 def _own_name() -> str:
-    return name_of(f"{getpass.getuser()}-{platform.node()}", most=60)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # it is in no list of users, as in a container
+        user = f"user{os.getuid()}"
+    return name_of(f"{user}-{platform.node()}", most=60)

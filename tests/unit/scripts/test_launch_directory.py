@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import shutil
 
 import pytest
@@ -45,6 +46,23 @@ def test_a_run_that_is_discarded_is_gone(runs):
         (directory / "file").touch()
     assert not directory.exists()
     assert not runs.exists()
+
+
+def test_a_user_without_a_home_is_told_where_a_run_can_be_kept(monkeypatch):
+    def lacking(_user):
+        raise KeyError
+
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lacking)
+    with (
+        pytest.raises(UsageError, match="has no home directory, and HOME is not set") as caught,
+        run_directory(None, discard=False, name="digits"),
+    ):
+        pass
+    assert "--state-dir DIR" in caught.value.remedy
+    with run_directory(None, discard=True, name="digits") as directory:
+        assert directory.is_dir()
 
 
 def test_a_directory_that_is_given_is_kept(tmp_path):

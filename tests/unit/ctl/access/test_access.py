@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import pytest
 
+from dtd.ctl.access import commands
 from dtd.wire import messages as m
 
 MADE_S = 1_700_000_000.0
@@ -21,6 +23,12 @@ def _utc(monkeypatch):
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+def test_a_user_who_is_in_no_list_has_a_name(monkeypatch):
+    monkeypatch.setattr(commands.getpass, "getuser", {}.popitem)
+    monkeypatch.setattr(commands.platform, "node", lambda: "host7")
+    assert commands._own_name() == f"user{os.getuid()}-host7"
 
 
 @pytest.mark.parametrize(("role", "program"), [("worker", "dtd-worker"), ("viewer", "dtdctl")])

@@ -79,8 +79,10 @@ def _keep_away(
 ) -> None:
     """Set a joiner aside whose state differs from the majority's; it restarts by itself."""
     job = cluster.job
-    differs = isinstance(message, m.Frozen) and message.evidence == dissent.DIVERGED
-    if job is not None and differs and suspect.name in joiners.dispensable(cluster, job):
+    assert job is not None, "a member leaves the generation of a job"
+    if not isinstance(message, m.Frozen) or message.evidence != dissent.DIVERGED:
+        return
+    if suspect.name in joiners.dispensable(cluster, job):
         joiners.keep_away(cluster, job, suspect, message.reason, now)
 
 

@@ -101,7 +101,7 @@ def settle(cluster: ClusterState, job: Job, now: float) -> None:
             jobs.finish(cluster, JobState.FAILED, hopeless)
             return
     hopeless = _note_transfer(cluster)
-    if hopeless:
+    if hopeless and not job.verdict:
         jobs.give_up(cluster, job, hopeless)
     for worker in cluster.available():
         why = dissent.why_distrusted(cluster, worker, cluster.run.last_words.get(worker.name))

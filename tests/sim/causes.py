@@ -36,10 +36,14 @@ class Causes:
         """A fault affects these processes."""
         self.touched.update(names)
 
-    def task_failed(self, name: str) -> None:
-        """The job's own code has raised on a worker, and its ring ends."""
+    def task_failed(self, name: str, assign: m.Assign, *, step: int) -> None:
+        """The job's own code has raised on a worker, and its ring ends.
+
+        In the first step of a generation those that have joined may be put to blame.
+        """
         self._task_failed = True
-        self.struck([name])
+        first = step == assign.held_step
+        self.struck([name, *(member.name for member in assign.roster if first)])
 
     def require(self, names: Collection[str], what: str, *details: object) -> None:
         """Check that a fault accounts for what happens to one of these processes."""

@@ -259,6 +259,11 @@ class Cluster:
         self.machines.failing[name] = step
         return self
 
+    def unwelcome(self, name: str) -> Self:
+        """Make the job's own code raise an error on all other workers in this one's presence."""
+        self.machines.surroundings.unwelcome = name
+        return self
+
     def broken(self, name: str, *, until_s: float) -> Self:
         """Make a worker's warm-up fail until this time, as if its host lacked something."""
         self.machines.broken[name] = until_s

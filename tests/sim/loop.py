@@ -277,6 +277,9 @@ def _step(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, N
         session.watch.begins("batch", len(ring.assign.roster), specialises=False)
         if step == session.shell.fails_at_step:
             raise TaskError(f"the task raised in step {step}")
+        unwelcome = session.shell.surroundings.unwelcome
+        if unwelcome in {one.name for one in ring.assign.roster} - {session.shell.name}:
+            raise TaskError(f"there are too few rows beside {unwelcome}")
         if step + 1 < steps.stop:
             yield session.busy("compute_s")
     _keep_back(session, ring)

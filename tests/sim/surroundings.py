@@ -53,6 +53,7 @@ class Surroundings:
         story: the events of the simulation, one line each.
         said: the messages that coordinators have sent to each worker.
         servers: names of the workers that are parameter servers.
+        unwelcome: a worker in whose presence the task raises on all others.
     """
 
     scheduler: Scheduler
@@ -68,6 +69,7 @@ class Surroundings:
     story: list[str] = field(default_factory=list)
     said: dict[str, list[m.Message]] = field(default_factory=dict)
     servers: frozenset[str] = frozenset()
+    unwelcome: str = ""
 
     def draw(self, limits: Range) -> float:
         """A random duration between the limits."""

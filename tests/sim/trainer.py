@@ -110,7 +110,9 @@ class TrainingThread:
                 traceback="",
                 step=self.session.held().step,
             )
-            self._shell.surroundings.oracle.causes.task_failed(self._shell.name)
+            self._shell.surroundings.oracle.causes.task_failed(
+                self._shell.name, ring.assign, step=failed.step
+            )
             self._shell.feed(member.TrainerFailed(failed=failed))
             self._froze(ring, "", "", "its training has failed")
             ring.end(error.message)

@@ -78,8 +78,10 @@ def left(cluster: ClusterState, name: str, message: m.Frozen | m.Finished, now: 
 
 def _keep_away(cluster: ClusterState, suspect: Worker, message: m.Frozen, now: float) -> None:
     """Set a joiner aside whose state differs from the majority's; it restarts by itself."""
-    job, differs = cluster.job, message.evidence == dissent.DIVERGED
-    if job is not None and differs and suspect.name in joiners.dispensable(cluster, job):
+    job = cluster.job
+    assert job is not None, "a member leaves the generation of a job"
+    differs = message.evidence == dissent.DIVERGED
+    if differs and suspect.name in joiners.dispensable(cluster, job):
         joiners.keep_away(cluster, job, suspect, message.reason, now)
 
 
@@ -98,7 +100,7 @@ def settle(cluster: ClusterState, job: Job, now: float) -> None:
             jobs.finish(cluster, JobState.FAILED, hopeless)
             return
     hopeless = _note_transfer(cluster)
-    if hopeless:
+    if hopeless and not job.verdict:
         jobs.give_up(cluster, job, hopeless)
     for worker in cluster.available():
         why = dissent.why_distrusted(cluster, worker, cluster.run.last_words.get(worker.name))

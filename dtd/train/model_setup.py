@@ -35,9 +35,16 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The model's blocks.
 
     Raises:
-        TaskError: it has none.
+        TaskError: it has none, or they are inside of compiled code.
     """
-    containers = [model, *model.children()]
+    lists = (one for one in model.children() if isinstance(one, nn.Sequential | nn.ModuleList))
+    containers = [model, *lists]
+    if any(map(_is_compiled, containers)):
+        raise TaskError(
+            "train.activation_checkpointing cannot wrap the blocks of a model that is compiled",
+            remedy="compile each block by itself in build_model() (torch.compile(block)), or turn"
+            " one of the two off",
+        )
     blocks = {
         id(block): block
         for container in containers
@@ -51,6 +58,13 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
             remedy="put its blocks into an nn.Sequential or nn.ModuleList, or turn it off",
         )
     return list(blocks.values())
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+    )
 
 
 class Recomputation:

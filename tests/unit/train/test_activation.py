@@ -79,6 +79,22 @@ def test_a_model_without_blocks_is_refused() -> None:
         blocks_of(nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_model_that_is_compiled_as_a_whole_is_refused(in_place: bool) -> None:
+    model: nn.Module = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2))
+    if in_place:
+        model.compile()
+    else:
+        model = torch.compile(model)
+    with pytest.raises(TaskError, match="a model that is compiled"):
+        blocks_of(model)
+
+
+def test_blocks_may_be_compiled_by_themselves() -> None:
+    model = nn.Sequential(torch.compile(nn.Sequential(nn.Linear(2, 2))), nn.Linear(2, 2))
+    assert len(blocks_of(model)) == 2
+
+
 def test_second_derivatives_are_those_without() -> None:
     def penalised(model: nn.Module) -> list[torch.Tensor | None]:
         torch.manual_seed(5)

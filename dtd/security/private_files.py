@@ -39,6 +39,7 @@ def write_private(path: Path, content: bytes) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, 0o600)  # whatever the umask is: a job may have set it
                 file.write(content)
                 file.flush()
                 os.fsync(descriptor)

@@ -28,3 +28,12 @@ def test_what_helps_depends_on_why_a_file_cannot_be_written(tmp_path, monkeypatc
         write_private(tmp_path / "file", b"content")
     assert remedy in caught.value.remedy
     assert list(tmp_path.iterdir()) == []
+
+
+def test_its_owner_may_read_a_file_whatever_the_umask_is(tmp_path):
+    umask = os.umask(0o777)
+    try:
+        write_private(tmp_path / "file", b"content")
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600

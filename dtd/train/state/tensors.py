@@ -45,7 +45,7 @@ from dtd.train.optimizer.fit import check_entries, check_groups, own_numbers
 from dtd.train.record import GotOn, nobody
 from dtd.train.state.canonical import canonical_json
 from dtd.train.state.replica import Replica
-from dtd.train.state.weights import model_tensors, plain_name
+from dtd.train.state.weights import differs_from_fixed, model_tensors, plain_name
 
 Value = TypeVar("Value")
 
@@ -402,6 +402,8 @@ def _unfit(live: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]
                 f"{_bare(name)} is {tuple(given[name].shape)} {given[name].dtype}, the model's"
                 f" {tuple(tensor.shape)} {tensor.dtype}"
             )
+        elif other := differs_from_fixed(_bare(name), given[name], tensor):
+            found.append(other)
     return found
 
 

@@ -127,8 +127,21 @@ def load_weights(model: nn.Module, *files: str | Path) -> None:
             _copy(where, {name: given[name] for name in names if name in given}, tensor)
 
 
+def differs_from_fixed(name: str, given: Tensor, tensor: Tensor) -> str:
+    """That extra state is given with another value than the module's, in words; "" if not.
+
+    It stays as `build_model()` makes it (`dtd.train.state.structure`), so nothing loads it.
+    """
+    fixed = name.rpartition(".")[2] == _EXTRA_STATE
+    if not fixed or tensor_bytes(given.contiguous()) == tensor_bytes(tensor.cpu().contiguous()):
+        return ""
+    return f"{name} is another one there, and extra state stays as build_model() makes it"
+
+
 def contradiction(names: Sequence[str], given: Mapping[str, Tensor], tensor: Tensor) -> str:
     """That several names of one tensor are given with different values, in words; "" if not.
+
+    Extra state must be given as it is in the model.
 
     Args:
         names: all names of the tensor in the model, several if it is tied.
@@ -139,7 +152,7 @@ def contradiction(names: Sequence[str], given: Mapping[str, Tensor], tensor: Ten
     values = [given[name].to(tensor.dtype).contiguous() for name in there]
     contents = [(value.shape, tensor_bytes(value)) for value in values]
     if all(content == contents[0] for content in contents):
-        return ""
+        return differs_from_fixed(there[0], values[0], tensor) if there else ""
     return f"{' and '.join(there)} are one weight of the model and have different values there"
 
 

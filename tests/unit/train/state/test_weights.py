@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from pathlib import Path
@@ -215,3 +216,31 @@ def test_two_values_of_a_tied_weight_are_refused(tmp_path) -> None:
     with pytest.raises(CheckpointError, match=r"embed\.weight and head\.weight are one weight"):
         load_weights(model, file)
     assert torch.equal(model.head.weight, values["embed.weight"])
+
+
+@pytest.mark.parametrize("given", [2.0, 3.0])
+def test_extra_state_is_taken_only_as_it_is(tmp_path, make_replica, given) -> None:
+    """Nothing loads it, and it stays as it is made."""
+
+    class Fixed(nn.Linear):
+        def get_extra_state(self) -> torch.Tensor:
+            return torch.tensor([2.0])
+
+        def set_extra_state(self, state: object) -> None:
+            """Takes nothing."""
+
+    target = make_replica(updates=0)
+    target.model.block = Fixed(4, 4)
+    weights = {**model_tensors(target.model), "block._extra_state": torch.tensor([given])}
+    save_file(weights, tmp_path / "w")
+
+    def load(loaded) -> None:
+        with (
+            contextlib.nullcontext()
+            if given == 2.0
+            else pytest.raises(CheckpointError, match="_extra_state is another one there")
+        ):
+            loaded()
+
+    load(lambda: load_weights(target.model, tmp_path / "w"))
+    load(lambda: load_state_weights(target, {f"model.{n}": w for n, w in weights.items()}))

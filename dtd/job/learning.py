@@ -205,6 +205,9 @@ class TrainTable:
     loader_workers: int = field(
         default=0,
         metadata=rule(
-            "Processes that load data per worker; 0 = one thread.", minimum=0, maximum=64
+            "Processes that load data per worker. 0 = none: rows that may draw random numbers are"
+            " read in the training thread, others in a thread that reads ahead.",
+            minimum=0,
+            maximum=64,
         ),
     )

@@ -123,13 +123,17 @@ def load_rows(
             taken.append(row)
         except Exception as error:
             raise _row_error(f"row {row}", error) from error
+    batch = _collated(dataset, samples, rows)
+    return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken), retried=tuple(retried))
+
+
+def _collated(dataset: MapDataset, samples: list[Any], rows: Sequence[int]) -> Any:
     collate = dataset.collate if isinstance(dataset, CollatedRows) else default_collate
     try:
-        batch = collate(samples)
+        return collate(samples)
     except Exception as error:
         remedy = _TO_COLLATE if collate is default_collate else ""
         raise _row_error(f"making a batch of {_span(rows)}", error, remedy) from error
-    return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken), retried=tuple(retried))
 
 
 def _row(dataset: MapDataset, row: int, key: int | None) -> Any:

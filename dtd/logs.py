@@ -93,6 +93,8 @@ def configure_logging(
     format: LogFormat,  # noqa: A002 - reads best so
     stream: TextIO,
     level: LogLevel = "info",
+    *,
+    libraries: str = "",
 ) -> None:
     """Set up logging for this process; daemons call it once, before they log anything.
 
@@ -101,6 +103,8 @@ def configure_logging(
         stream: where lines go; it stays open.
         level: the least that is written.  Each step of training is a line at "debug"; libraries
             are heard from "warning" on, whatever the level.
+        libraries: the logger of the standard library whose records are written, the root by
+            default.  In a worker the root belongs to the job, as in any script.
     """
     is_terminal = stream.isatty()
     console = format == "console" or (format == "auto" and is_terminal)
@@ -122,7 +126,10 @@ def configure_logging(
         logger_factory=structlog.WriteLoggerFactory(file=target),
         cache_logger_on_first_use=True,
     )
-    _adopt_standard_logging(target, shared, render, max(_LEVELS[level], logging.WARNING))
+    heard = logging.getLogger(libraries or None)
+    heard.handlers = [_handler(target, shared, render)]
+    heard.setLevel(max(_LEVELS[level], logging.WARNING))
+    heard.propagate = False
 
 
 def get_logger(**context: Any) -> FilteringBoundLogger:
@@ -227,9 +234,7 @@ def _plain(value: object) -> object:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def _adopt_standard_logging(
-    target: TextIO, shared: list[Processor], render: list[Processor], level: int
-) -> None:
+def _handler(target: TextIO, shared: list[Processor], render: list[Processor]) -> logging.Handler:
     handler = logging.StreamHandler(target)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -237,9 +242,7 @@ def _adopt_standard_logging(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
         )
     )
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(level)
+    return handler
 
 
 def _name_library_event(_logger: object, _method: str, line: _Line) -> _Line:

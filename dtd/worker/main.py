@@ -11,7 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Final, get_args
+from typing import Final, TextIO, get_args
 
 import structlog
 import uvloop
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         free_forked_children()
         place = StateDirectory(config.state_dir, os.environ)
         stdout, stderr = own_streams()
-        configure_logging(config.log_format, stdout, config.log_level)
+        configure_logging(config.log_format, stdout, config.log_level, libraries="asyncio")
         if credential is not None:
             warn_of_certificates(credential, ignored)
         ending = _run(config, credential, place.instance)
@@ -181,9 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stderr.write(traceback.format_exc())
         stderr.flush()
         os._exit(1)  # as above
-    hand_over_streams(stdout, stderr)
     if isinstance(ending, member.Restart):
-        _begin_anew(begun, place, given)
+        _begin_anew(begun, place, given, (stdout, stderr))
         ending = START_AGAIN_EXIT_CODE
     # The training thread may be in the middle of anything; it has nothing left to save.
     os._exit(ending)
@@ -199,7 +198,9 @@ def _state() -> ProcessState:
         ) from error
 
 
-def _begin_anew(begun: ProcessState, place: StateDirectory, given: Sequence[str]) -> None:
+def _begin_anew(
+    begun: ProcessState, place: StateDirectory, given: Sequence[str], own: tuple[TextIO, TextIO]
+) -> None:
     """Replace this process with one that is as the service began it; returns if that cannot be."""
     parts = begun.restore()
     if parts:
@@ -207,6 +208,7 @@ def _begin_anew(begun: ProcessState, place: StateDirectory, given: Sequence[str]
         return
     # What is imported next takes seconds, and no event loop feeds the watchdog meanwhile.
     Notifier.from_environment(begun.environment).watchdog()
+    hand_over_streams(*own)  # last: a thread of the job may still print
     replace_process(given, begun.environment | place.hand_over())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import logging
 import os
 import subprocess
 import sys
@@ -22,6 +23,8 @@ class Printing:
         print("✓ Verlust, 損失")
         sys.stdout.buffer.write(b"raw \xff\n")
         print("descriptor", sys.stdout.fileno())
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        logging.getLogger("task").info("a logger")
         subprocess.run(["echo", "a child"], check=True, stdout=sys.stdout)
         subprocess.run(["sh", "-c", "echo its error >&2"], check=True)
         ctypes.CDLL(None).printf(b"c\n")

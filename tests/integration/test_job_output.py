@@ -32,6 +32,7 @@ LINES = (
     "✓ Verlust, 損失",
     "raw \\xff",
     "descriptor 1",
+    "a logger",
     "a child",
     "its error",
     "c",

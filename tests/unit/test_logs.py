@@ -33,11 +33,12 @@ class Broken(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
+    loggers = [logging.getLogger(), logging.getLogger("asyncio")]
+    saved = [(one.handlers, one.level, one.propagate) for one in loggers]
     yield
-    root.handlers = handlers
-    root.setLevel(level)
+    for one, (handlers, level, propagate) in zip(loggers, saved, strict=True):
+        one.handlers, one.propagate = handlers, propagate
+        one.setLevel(level)
     structlog.reset_defaults()
 
 
@@ -115,6 +116,16 @@ def test_an_exception_is_one_line_with_its_traceback(stream: io.StringIO) -> Non
     assert line["level"] == "error"
     assert line["exception"].startswith("Traceback (most recent call last):\n")
     assert line["exception"].endswith("RuntimeError: boom\nover two lines")
+
+
+def test_a_process_may_leave_the_root_logger_to_others() -> None:
+    stream = io.StringIO()
+    logging.getLogger().handlers = []
+    configure_logging("json", stream, libraries="asyncio")
+    assert logging.getLogger().handlers == []
+    logging.getLogger("asyncio").error("own")
+    logging.getLogger("job").error("of others")
+    assert [line["message"] for line in lines(stream)] == ["own"]
 
 
 def test_the_standard_librarys_records_have_the_same_form(stream: io.StringIO) -> None:

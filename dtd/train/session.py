@@ -300,7 +300,6 @@ def build_session(
     )
     plan = single.fit(plan, _MOST_RANKS if spec.strategy.name in SHARDED else 1)
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
-    check_kept(replica, sharded=spec.strategy.name in SHARDED)
     run = partial(rehearse, task, replica, buffers, sample, spec, device)
     alone = spec.elastic.max_workers == spec.train.grad_accumulation == 1
     doubts = check_gradient_hooks(
@@ -314,6 +313,7 @@ def build_session(
     )
     if spec.strategy.name in SHARDED:
         _check_divisible(replica, spec, device)
+    check_kept(replica, sharded=spec.strategy.name in SHARDED)
     strategy = build_strategy(
         spec, parts_of(replica), device, scalars, model=replica.model, passes=plan.most_parts
     )

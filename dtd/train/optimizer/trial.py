@@ -23,7 +23,7 @@ from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import dtype_name, metadata, named_tensors
 
 _UPDATES: Final = 10
-_KNOWN: Final = ("torch.optim.", "dtd.")
+_KNOWN: Final = ("torch.optim", "dtd.")
 
 
 def check_kept(replica: Replica, *, sharded: bool) -> None:

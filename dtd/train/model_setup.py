@@ -136,14 +136,24 @@ Sample = Callable[[], Any]
 """Gives a small batch on the model's device."""
 
 
-def sample_of(dataset: MapDataset, seed: int, loader: Loader, *, rows: int = _ROWS) -> Sample:
-    """A few of the rows by which workers compare their data, read when asked for."""
+def samples_of(dataset: MapDataset, seed: int, loader: Loader) -> list[Sample]:
+    """Batches of the rows by which workers compare their data, read when asked for.
 
-    def sample() -> Any:
-        with kept_random_state():
-            return loader.read(probed_rows(dataset, seed)[:rows])
+    Each has rows from all over the dataset, and the same number of them.
+    """
+    rows = probed_rows(dataset, seed)
+    count = max(1, len(rows) // _ROWS)
+    return [partial(_batch_of, loader, rows[n::count][:_ROWS]) for n in range(count)]
 
-    return sample
+
+def one_row_of(dataset: MapDataset, seed: int, loader: Loader) -> Sample:
+    """A batch of the first of these rows alone."""
+    return partial(_batch_of, loader, probed_rows(dataset, seed)[:1])
+
+
+def _batch_of(loader: Loader, rows: Sequence[int]) -> Any:
+    with kept_random_state():
+        return loader.read(rows)
 
 
 def check_is_here(model: nn.Module) -> None:

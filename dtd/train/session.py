@@ -37,14 +37,14 @@ from dtd.train.gradient_hooks import check_gradient_hooks
 from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.memory import MemoryMeter
 from dtd.train.model_checks import check_memory, check_tensors
-from dtd.train.model_setup import Sample, check_precision, sample_of
+from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of
 from dtd.train.observers import Observers, observers_of
 from dtd.train.optimizer.build import JoinedOptimizer
 from dtd.train.optimizer.trial import check_kept
 from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
 from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, WarningThrottle
-from dtd.train.rehearsal import rehearse
+from dtd.train.rehearsal import Rehearsal
 from dtd.train.single_rows import SingleRow, smallest_rows
 from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica, begin_optimizer, build_replica, reset_replica
@@ -278,14 +278,14 @@ def build_session(
     eval_dataset, stream = eval_dataset_of(task), stream_in(dataset)
     warn = WarningThrottle(reporter.warning)
     loader = _open_loader(spec, dataset, device, warn)
-    sample = sample_of(dataset, spec.job.seed, loader)
+    samples = samples_of(dataset, spec.job.seed, loader)
     job = spec.job
     order = (
         InSequence(job.global_batch_size)
         if stream is not None
         else order_of(task, len(dataset), batch_rows=job.global_batch_size, seed=job.seed)
     )
-    replica = build_replica(task, spec, device, epoch_rows=order.places, sample=sample)
+    replica = build_replica(task, spec, device, epoch_rows=order.places, sample=samples[0])
     check_tensors(replica.model)
     shown = shows_model(task, evaluates=eval_dataset is not None)
     check_room(replica, spec, device, shows_whole=shown, serves=serves)
@@ -293,17 +293,14 @@ def build_session(
     buffers = RunningBuffers(replica.model)
     as_built = Structure(replica.model, stay=False)
     plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
-    one_row = sample_of(dataset, spec.job.seed, loader, rows=1)
-    single = SingleRow(
-        replica.model,
-        partial(rehearse, task, replica, buffers, one_row, spec, device, as_built, backward=False),
-    )
+    rehearsal = Rehearsal(task=task, replica=replica, buffers=buffers, spec=spec, device=device)
+    one_row = one_row_of(dataset, spec.job.seed, loader)
+    single = SingleRow(replica.model, partial(rehearsal.run, one_row, as_built, backward=False))
     plan = single.fit(plan, _MOST_RANKS if spec.strategy.name in SHARDED else 1)
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
-    run = partial(rehearse, task, replica, buffers, sample, spec, device)
     alone = spec.elastic.max_workers == spec.train.grad_accumulation == 1
     doubts = check_gradient_hooks(
-        replica.trained, partial(run, as_built, backward=True), alone=alone
+        replica.trained, partial(rehearsal.run, samples[0], as_built, backward=True), alone=alone
     )
     callbacks = Callbacks(task, replica, Observers(observers_of(task), reporter.warning))
     scalars = StepScalars(
@@ -324,14 +321,15 @@ def build_session(
     whole = not (isinstance(strategy, Sharded) and strategy.divides_parameters)
     if isinstance(strategy, Sharded):
         as_divided = Structure(replica.model, stay=False)
-        strategy.watch(partial(run, as_divided, backward=not whole))
+        rehearse = partial(rehearsal.run, structure=as_divided, backward=not whole)
+        strategy.watch([partial(rehearse, one, number=n) for n, one in enumerate(samples)])
     return JobSession(
         spec=spec,
         task=task,
         device=device,
         dataset=dataset,
         stream=stream,
-        sample=sample,
+        sample=samples[0],
         plan=plan,
         single=single,
         replica=replica,

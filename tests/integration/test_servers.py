@@ -82,7 +82,7 @@ class OnlyServer:
 
     def __init__(self, daemons):
         self.daemons = daemons
-        gates = daemons.hold(28)  # one loss is computed before training
+        gates = daemons.hold(31)  # four losses are computed before training
         overrides = ("strategy.name='sharded'", "strategy.owners='servers'", "job.epochs=6")
         self.job = daemons.submit(*overrides, gates=gates)
         daemons.until(self.job, lambda: _has_saved(daemons, "server-0", 20))
@@ -103,7 +103,7 @@ class WithoutOptimizer:
     """The only server is killed, and the operator goes on from what the workers have."""
 
     def __init__(self, daemons):
-        gates = daemons.hold(28)  # one loss is computed before training
+        gates = daemons.hold(31)  # four losses are computed before training
         servers = ("strategy.name='sharded'", "strategy.owners='servers'")
         task = ("task.forwards_first=true", "job.epochs=6")
         self.job = daemons.submit(*servers, *task, gates=gates)

@@ -73,7 +73,7 @@ class Pair:
     """
 
     def __init__(self, daemons):
-        gates = daemons.hold(28)  # one loss is computed before training
+        gates = daemons.hold(31)  # four losses are computed before training
         overrides = ("strategy.name='sharded'", "strategy.mirrors=1", "job.epochs=6")
         self.job = daemons.submit(*overrides, gates=gates)
         daemons.until(self.job, lambda: _saved_by_all(daemons, 20))

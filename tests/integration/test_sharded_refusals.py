@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dtd.wire import messages as m
 from tests.integration.conftest import Daemons
 
 pytestmark = pytest.mark.integration
@@ -66,3 +67,46 @@ def test_replicated_training_takes_any_hook(daemons: Daemons) -> None:
     job = daemons.submit(text=hooked("follow"))
     assert daemons.wait(job)["state"] == "done"
     assert not daemons.events("replicas_diverged", job)
+
+
+BRANCHING = """
+[job]
+name = "branching"
+task = "branching_task:Branching"
+steps = 60
+global_batch_size = 6
+seed = 5
+[strategy]
+name = "sharded"
+stage = 3
+[sync]
+bucket_mib = 0.0003
+[checkpoint]
+every_steps = 1000
+[elastic]
+settle_s = 0.0
+min_workers = 2
+"""
+
+
+def test_branches_that_differ_by_row_are_refused_before_the_first_step(daemons: Daemons) -> None:
+    job = daemons.submit("task.every=8", text=BRANCHING)
+    answer = daemons.wait(job)
+    assert answer["state"] == "failed", answer
+    assert "the model uses its parameters in another order" in answer["reason"]
+    assert "strategy.stage = 2" in answer["reason"]
+    assert not daemons.events("generation_running", job)
+
+
+@pytest.mark.parametrize("mirrors", [0, 1])
+def test_a_branch_that_is_first_taken_in_training_costs_no_committed_step(
+    daemons: Daemons, mirrors: int
+) -> None:
+    job = daemons.submit("task.every=150", f"strategy.mirrors={mirrors}", text=BRANCHING)
+    answer = daemons.wait(job)
+    assert answer["state"] == "failed", answer
+    assert "two.weight where it used one.weight" in answer["reason"]
+    (step,) = {one["step"] for one in daemons.ask(m.ListCheckpoints(job=job))["checkpoints"]}
+    assert step > 0
+    (saving,) = daemons.events("job_saving", job)
+    assert saving["step"] == step

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 from dtd.errors import TaskError
+from dtd.train.data.rows import probed_rows
 from dtd.train.model_setup import LossScaler
 from dtd.train.state import replica
 from tests.numerics.sharded_training import ADAM, STAGES, assert_same_weights, sharded
@@ -259,6 +262,83 @@ def test_memory_of_the_state(arena, regression, mirrors, stage) -> None:
         assert gradients - pool <= (1 if stage == 1 else share) * whole + slack
 
 
+class Branches(nn.Module):
+    """Rows go through two layers, flagged ones the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x):
+        layers = (self.two, self.one) if self.is_flagged(x) else (self.one, self.two)
+        for layer in layers:
+            x = torch.tanh(layer(x))
+        return self.last(x)
+
+    def is_flagged(self, x):
+        return float(x.detach().max()) > 10.0
+
+
+class Chances(Branches):
+    """As layers that are dropped at random."""
+
+    def is_flagged(self, x):
+        return float(torch.rand(())) < 0.7
+
+
+@pytest.mark.parametrize("model", [Branches, Chances])
+def test_an_order_that_differs_by_row_or_chance_is_refused_at_warm_up(
+    arena, regression, model
+) -> None:
+    class Task(regression):
+        def __init__(self):
+            super().__init__()
+            self.rows.x[9::10] = 11.0  # every tenth row, whatever their order
+
+        def build_model(self):
+            return model().double()
+
+    with pytest.raises(TaskError, match=r"another order than in the first pass") as caught:
+        arena.start(Task(), sharded(arena, stage=3, mirrors=0))
+    assert re.search(r"(one|two)\.weight where it used (one|two)\.weight", caught.value.message)
+    assert "strategy.stage = 2" in caught.value.remedy
+    arena.train(Task(), sharded(arena, stage=2, mirrors=0, job={"steps": 2}), 2)
+
+
+@pytest.mark.parametrize("sample", [0, 1])
+def test_rows_may_leave_a_parameter_out(arena, regression, sample) -> None:
+    """Whether in the warm-up it is used by the first few rows, or by others only."""
+
+    class Scaled(Branches):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = nn.Module()
+            self.scales.one, self.scales.two = (
+                nn.Parameter(torch.ones(6)),
+                nn.Parameter(torch.ones(6)),
+            )
+
+        def forward(self, x):
+            x = x * self.scales.one
+            if self.is_flagged(x):
+                x = x / self.scales.two
+            return self.last(torch.tanh(self.one(x)))
+
+    class Task(regression):
+        def __init__(self):
+            super().__init__()
+            self.rows.x[probed_rows(self.rows, 3)[4 + sample :: 4], 0] = 11.0
+
+        def build_model(self):
+            return Scaled().double()
+
+    tables = {"job": {"steps": 9, "global_batch_size": 4}, "optimizer": SGD | {"lr": 0.01}}
+    expected = arena.train(Task(), arena.spec(**tables), 2, job_id="whole")
+    got = arena.train(Task(), sharded(arena, stage=3, mirrors=0, **tables), 2)
+    assert_same_results(got, expected[0])
+
+
 def test_another_order_than_in_the_warm_up_is_named(arena, regression) -> None:
     class Turning(nn.Module):
         def __init__(self) -> None:
@@ -269,7 +349,7 @@ def test_another_order_than_in_the_warm_up_is_named(arena, regression) -> None:
 
         def forward(self, x):
             self.passes += 1
-            for layer in self.layers if self.passes < 2 else reversed(self.layers):
+            for layer in self.layers if self.passes < 8 else reversed(self.layers):
                 x = layer(x)
             return self.head(x)
 

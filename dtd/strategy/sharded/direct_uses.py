@@ -2,8 +2,8 @@
 
 Parameters that are gathered while a model runs are waited for when their module's forward begins,
 and when they are read as attributes of their module.  A model may also keep a parameter elsewhere,
-in a list of its own for example, and compute with it before anybody has waited.  One pass over a
-few rows, with every parameter in memory, shows whether it does.  The same pass shows whether it
+in a list of its own for example, and compute with it before anybody has waited.  Passes over a
+few rows, with every parameter in memory, show whether it does.  They also show whether it
 computes with the memory in which a parameter lay before (`dtd.strategy.sharded.former_memory`).
 """
 

@@ -97,23 +97,24 @@ class FlatParameters:
         """Memory of the buckets."""
         return sum(flat.nbytes for flat in self.flats)
 
-    def watch(self, run: Callable[[], None]) -> None:
-        """See in a pass whether the model asks for all parameters before it uses them.
+    def watch(self, passes: Sequence[Callable[[], None]]) -> None:
+        """See in some passes whether the model asks for all parameters before it uses them.
 
         Args:
-            run: forward over some rows.
+            passes: forward over some rows each.
 
         Raises:
             TaskError: it computes with memory that is no parameter's any more.
         """
-        if self._waits_at_once:
-            return
-        self._asked.clear()
         finder, former = bucket_finder(self.flats), self._former
-        with DirectUses(finder, self._asked.__contains__, former) as uses:
-            run()
-        uses.check_former(self._names)
-        self._waits_at_once = uses.first is not None
+        for run in passes:
+            if self._waits_at_once:
+                return
+            self._asked.clear()
+            with DirectUses(finder, self._asked.__contains__, former) as uses:
+                run()
+            uses.check_former(self._names)
+            self._waits_at_once = uses.first is not None
 
     def memories(self) -> list[BucketMemory]:
         """Return the all-gathers, in the order of forward; ranks have what they mirror already."""

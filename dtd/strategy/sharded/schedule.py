@@ -1,8 +1,9 @@
 """The order in which one pass gathers units and reduces buckets, from one pass that was watched.
 
-Exchanges have the same order on all ranks and are declared before they begin.  So the first pass,
+Exchanges have the same order on all ranks and are declared before they begin.  So a pass
 over a few rows, when every parameter is still in memory, is recorded (`Recorder`), and each later
-pass gathers in the recorded order (`Schedule`).
+pass gathers in the recorded order (`Schedule`).  Passes over other rows are recorded as well, to
+see that they could follow (`dtd.strategy.sharded.pass_plan`).
 
     gather      a unit is needed that is not in memory
     end         forward of a unit has ended: its memory is released
@@ -37,7 +38,7 @@ class Schedule:
         keeps: for each end of a unit's forward, in order, whether the unit stays in memory.
         exchanges: (GATHER, index in `gathers`) and (REDUCE, bucket), in the order of the ring.
         tail: the last reductions in `exchanges`, which come after the last gather.
-        gradients: for each bucket, how many of its parameters had gradients.
+        gradients: for each bucket, how many of its parameters have gradients at most.
     """
 
     gathers: Sequence[int]
@@ -61,35 +62,42 @@ class Recorder:
 
     Attributes:
         here: units that would be in memory now, in forward.
+        events: units that were used, units whose forward ended, buckets with another gradient.
     """
 
     unit_of: Sequence[int]
     here: set[int] = field(default_factory=set)
-    _events: list[Step] = field(default_factory=list)
+    events: list[Step] = field(default_factory=list)
     _arrived: set[tuple[int, int]] = field(default_factory=set)
 
     def need(self, unit: int) -> None:
         """A parameter of this unit is used."""
         self.here.add(unit)
-        if not self._events or self._events[-1] != (GATHER, unit):
-            self._events.append((GATHER, unit))
+        if not self.events or self.events[-1] != (GATHER, unit):
+            self.events.append((GATHER, unit))
 
     def end(self, unit: int) -> None:
         """Forward of this unit has ended."""
         self.here.discard(unit)
-        self._events.append((END, unit))
+        self.events.append((END, unit))
 
     def gradient(self, bucket: int, parameter: int) -> None:
         """Backward has computed a gradient."""
         if (bucket, parameter) not in self._arrived:
             self._arrived.add((bucket, parameter))
-            self._events.append((REDUCE, bucket))
+            self.events.append((REDUCE, bucket))
 
-    def schedule(self) -> Schedule:
-        """Return what was seen; buckets without gradients are reduced at the end."""
+    @property
+    def gradients(self) -> list[int]:
+        """For each bucket, how many of its parameters had gradients."""
         counts = [0] * len(self.unit_of)
         for bucket, _ in self._arrived:
             counts[bucket] += 1
+        return counts
+
+    def schedule(self) -> Schedule:
+        """Return what was seen; buckets without gradients are reduced at the end."""
+        counts = self.gradients
         unreached = [(REDUCE, bucket) for bucket, count in enumerate(counts) if not count]
         keeps, steps = _without_kept([*self._happened(counts), *unreached])
         exchanges, tail = _ahead(steps)
@@ -105,7 +113,7 @@ class Recorder:
         """Return the steps; a unit is released after its forward and after its last gradient."""
         left, gathered = list(counts), set[int]()
         steps: list[Step] = []
-        for kind, number in self._events:
+        for kind, number in self.events:
             if kind == GATHER:
                 if number not in gathered:
                     gathered.add(number)

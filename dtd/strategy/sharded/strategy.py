@@ -156,17 +156,17 @@ class Sharded:
         units = [] if self._units is None else [("units", self._units.digest())]
         return [("", self._plan.digest()), *units]
 
-    def watch(self, run: Callable[[], None]) -> None:
-        """See in a pass how the model uses its parameters.
+    def watch(self, passes: Sequence[Callable[[], None]]) -> None:
+        """See in some passes how the model uses its parameters.
 
         Args:
-            run: forward over some rows, and backward if `divides_parameters`, with all parameters
-                in memory.
+            passes: forward over some rows each, and backward if `divides_parameters`, with all
+                parameters in memory.
 
         Raises:
             TaskError: in a way in which they cannot be gathered.
         """
-        self._parameters.watch(run)
+        self._parameters.watch(passes)
 
     @property
     def has_parameters(self) -> bool:

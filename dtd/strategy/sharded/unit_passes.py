@@ -17,6 +17,7 @@ As in ZeRO-3 (Rajbhandari et al. 2020, section 5.3) and PyTorch FSDP (Zhao et al
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,6 @@ from torch import Tensor, nn
 from dtd.core.engine.shards import NOTHING, ShardSet
 from dtd.core.ring.buckets import BucketPlan, Place
 from dtd.core.ring.chunks import Operation
-from dtd.errors import TaskError
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.gradients import cleared, layouts_of, received_twice
@@ -34,11 +34,11 @@ from dtd.strategy.sharded.filling import Filling
 from dtd.strategy.sharded.former_memory import FormerMemory
 from dtd.strategy.sharded.gathered_parameters import GatheredParameters
 from dtd.strategy.sharded.held_gradients import CopiedSums, HeldGradients
-from dtd.strategy.sharded.pass_plan import PassPlan
+from dtd.strategy.sharded.pass_plan import PassOrder, PassPlan, follow
 from dtd.strategy.sharded.pooled_gradients import Passes
 from dtd.strategy.sharded.schedule import Schedule
 from dtd.strategy.sharded.state import ShardedState
-from dtd.strategy.sharded.unit_uses import STAGE_2, UnitUses
+from dtd.strategy.sharded.unit_uses import UnitUses
 from dtd.strategy.sharded.units import Unit
 from dtd.strategy.sharded.whole_gradients import Await, Submit
 from dtd.strategy.sharded.wire_pool import Turn, WirePool
@@ -47,13 +47,10 @@ from dtd.transport.api import BucketMemory
 
 @dataclass(slots=True)
 class _Pass:
-    """Progress of one pass: exchanges submitted, gathers made, ends of forward seen."""
+    """Progress of one pass; `ahead` are units that have arrived before their next use."""
 
+    order: PassOrder
     fillings: list[Filling]
-    sent: int = 0
-    gathers: int = 0
-    ends: int = 0
-    gathered: set[int] = field(default_factory=set)
     ahead: set[int] = field(default_factory=set)
     over: bool = False
 
@@ -100,6 +97,7 @@ class UnitPasses(CopiedSums):
             [bucket for bucket, one in enumerate(unit_of) if one == unit]
             for unit in range(len(units))
         ]
+        self._unit_names = [names[unit.parameters[0]] for unit in units]
         layouts = layouts_of(self._parameters, plan)
         self._pool = WirePool(layouts, mirrors=mirrors, codec=codec)
         super().__init__(HeldGradients(layouts))
@@ -144,14 +142,22 @@ class UnitPasses(CopiedSums):
         """Hash of the order of exchanges; equal on workers that can train together."""
         return self._schedule.digest()
 
-    def watch(self, run: Callable[[], None]) -> None:
-        """Record a pass.
+    def watch(self, passes: Sequence[Callable[[], None]]) -> None:
+        """Record passes, and see that all of them can be made in the order of the first one.
 
         Args:
-            run: forward and backward over some rows; all parameters are in memory.
+            passes: forward and backward over some rows each; all parameters are in memory.
+
+        Raises:
+            TaskError: the model uses a parameter in a way that cannot be seen, or in another order
+                in another pass.
         """
-        self._schedule = self._uses.watch(run, self._former)
+        recorded = [self._uses.watch(run, self._former) for run in passes]
+        gradients = list(map(max, zip(*(one.gradients for one in recorded), strict=True)))
+        self._schedule = dataclasses.replace(recorded[0].schedule(), gradients=gradients)
         self._plan = PassPlan.of(self._schedule, self._buckets_of)
+        for one in recorded:
+            follow(self._new_order(), one.events)
 
     def regroup(self, world: World) -> None:
         """See `ShardGradients`."""
@@ -259,7 +265,16 @@ class UnitPasses(CopiedSums):
     # --- a pass ----------------------------------------------------------------------------
 
     def _new_pass(self) -> _Pass:
-        return _Pass([Filling() for _ in self._places])
+        return _Pass(self._new_order(), [Filling() for _ in self._places])
+
+    def _new_order(self) -> PassOrder:
+        return PassOrder(
+            schedule=self._schedule,
+            plan=self._plan,
+            unit_of=self._unit_of,
+            buckets_of=self._buckets_of,
+            names=self._unit_names,
+        )
 
     @property
     def _first(self) -> int:
@@ -278,25 +293,25 @@ class UnitPasses(CopiedSums):
 
     def _advance(self, end: int) -> None:
         """Submit all exchanges of the pass before this one."""
-        now = self._now
-        while now.sent < end:
+        order = self._now.order
+        while order.sent < end:
             self._keep_pace()
-            turn = self._plan.turns[now.sent]
+            turn = self._plan.turns[order.sent]
             if turn.operation is Operation.ALL_GATHER:
-                flat = self._pool.piece(self._first + now.sent)
+                flat = self._pool.piece(self._first + order.sent)
                 assert flat is not None, "an earlier exchange was not submitted"
                 self._give(turn.bucket, flat)
             else:
                 self._complete(turn.bucket)
             self._pool.start()
-            now.sent += 1
+            order.sent += 1
 
     def _keep_pace(self) -> None:
         """Wait for a gather where ranks with rows do, before later exchanges crowd the link.
 
         The next rank may wait for it and not have started these (`dtd.core.ring.machine`).
         """
-        end = self._plan.paces.get(self._now.sent)
+        end = self._plan.paces.get(self._now.order.sent)
         if end is not None:
             self._pool.finish(self._first + end - 1)
 
@@ -317,44 +332,31 @@ class UnitPasses(CopiedSums):
         elif number == self._number and not self._now.over:
             self._memory.fill(turn.bucket, result)
             unit = self._unit_of[turn.bucket]
-            if self._plan.ends[self._now.gathers - 1] <= at:
+            if self._plan.ends[self._now.order.gathers - 1] <= at:
                 self._now.ahead.add(unit)
 
     # --- parameters ------------------------------------------------------------------------
 
     def end(self, unit: int) -> None:
         """See `dtd.strategy.sharded.unit_uses.Listener`: release the unit, if it is not needed."""
-        keeps, now = self._schedule.keeps, self._now
-        kept = now.ends < len(keeps) and keeps[now.ends]
-        now.ends += 1
-        if not kept:
+        if self._now.order.end(unit):
             self._release(unit)
 
     def need(self, unit: int) -> None:
         """See `dtd.strategy.sharded.unit_uses.Listener`: gather the unit, if it is not there."""
-        if unit in self._now.gathered:
+        now = self._now
+        gather = now.order.need(unit)
+        if gather is None:
             return
         begun_s = time.perf_counter()
-        now, gathers = self._now, self._schedule.gathers
-        if now.gathers == len(gathers) or gathers[now.gathers] != unit:
-            raise TaskError(
-                "the model uses its parameters in another order than in the pass over a few rows"
-                f" before training (gather {now.gathers} of {len(gathers)})",
-                remedy=f"{STAGE_2}, or let forward do the same for all rows",
-            )
-        end = self._plan.ends[now.gathers]
-        now.gathers += 1
-        self._advance(self._plan.before[now.gathers - 1])
-        self._pool.finish(self._first + end - 1)
-        now.gathered.add(unit)
+        self._advance(self._plan.before[gather])
+        self._pool.finish(self._first + self._plan.ends[gather] - 1)
         now.ahead.discard(unit)
-        if now.gathers < len(gathers):
-            self._advance(self._plan.ends[now.gathers])
+        self._advance(now.order.ahead(gather))
         self.waited_s += time.perf_counter() - begun_s
 
     def _release(self, unit: int) -> None:
         """A unit's parameters are not needed, unless they have arrived ahead of their next use."""
-        self._now.gathered.discard(unit)
         if unit not in self._now.ahead:
             self._empty(unit)
 
@@ -370,36 +372,19 @@ class UnitPasses(CopiedSums):
         self._check()
         if self._parameters[parameter].grad is None:
             raise cleared(self._names[parameter])
-        now = self._now
-        if self._plan.reduces[bucket] < now.sent:
-            if parameter in now.fillings[bucket].arrived:
-                raise received_twice(self._names[parameter])
-            raise TaskError(
-                "backward computes gradients in another order than in the pass over a few rows"
-                " before training",
-                remedy=f"{STAGE_2}, or let forward do the same for all rows",
-            )
+        order, filling = self._now.order, self._now.fillings[bucket]
+        if self._plan.reduces[bucket] < order.sent and parameter in order.arrived[bucket]:
+            raise received_twice(self._names[parameter])
+        released = order.gradient(bucket, parameter)
         self.present[parameter] = True
-        filling = now.fillings[bucket]
-        filling.arrived.add(parameter)
         if filling.flat is None:
             filling.flat = self._pool.piece(self._first + self._plan.reduces[bucket])
         if filling.flat is not None:
             filling.pack(self._places[bucket], self._parameters)
-        unit = self._unit_of[bucket]
-        if all(self._is_full(one) for one in self._buckets_of[unit]):
-            self._release(unit)
-        while now.sent < len(self._plan.turns) and self._may_leave(self._plan.turns[now.sent]):
-            self._advance(now.sent + 1)
-
-    def _is_full(self, bucket: int) -> bool:
-        """Whether as many gradients are here as in the pass that was watched."""
-        return len(self._now.fillings[bucket].arrived) >= self._schedule.gradients[bucket]
-
-    def _may_leave(self, turn: Turn) -> bool:
-        if turn.operation is not Operation.REDUCE_SCATTER:
-            return False
-        return self._schedule.gradients[turn.bucket] > 0 and self._is_full(turn.bucket)
+        if released:
+            self._release(self._unit_of[bucket])
+        while order.may_leave():
+            self._advance(order.sent + 1)
 
     def _complete(self, bucket: int) -> None:
         """A bucket leaves now, whatever has arrived."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,10 @@ from dtd.errors import TaskError
 from dtd.strategy.sharded.direct_uses import DirectUses
 from dtd.strategy.sharded.former_memory import FormerMemory
 from dtd.strategy.sharded.gates import Gates
-from dtd.strategy.sharded.schedule import Recorder, Schedule
+from dtd.strategy.sharded.pass_plan import STAGE_2
+from dtd.strategy.sharded.schedule import Recorder
 from dtd.strategy.sharded.storages import BucketOf
 from dtd.strategy.sharded.units import Unit
-
-STAGE_2: Final = "use strategy.stage = 2, which gathers no parameters"
 
 
 class Listener(Protocol):
@@ -99,7 +98,7 @@ class UnitUses:
         finally:
             self._listener = None
 
-    def watch(self, run: Callable[[], None], former: FormerMemory) -> Schedule:
+    def watch(self, run: Callable[[], None], former: FormerMemory) -> Recorder:
         """Record a pass.
 
         Args:
@@ -120,7 +119,7 @@ class UnitUses:
         direct.check_former(self._names)
         if direct.first is not None:
             raise TaskError(direct.message(self._places, self._names), remedy=STAGE_2)
-        return recorder.schedule()
+        return recorder
 
     def close(self) -> None:
         """Leave the model as it was."""

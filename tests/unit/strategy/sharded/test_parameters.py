@@ -69,6 +69,17 @@ def test_a_layer_waits_for_its_own_parameters_only_first_layers_first() -> None:
     assert gathers.awaited == [0, 1, 2]
 
 
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_model_that_keeps_a_weight_elsewhere_for_some_rows_waits_for_all(direct) -> None:
+    model, gathers = chain(), Gathers()
+    parameters, kept = flat_parameters(model), [model[2].weight]
+    ones = torch.ones(1, 4)
+    passes = [lambda: model(ones), lambda: ones @ (kept[0] if direct else model[1].weight)]
+    parameters.watch(passes)
+    gathers.into(parameters)
+    assert gathers.awaited == ([0, 1, 2] if direct else [])
+
+
 @pytest.mark.parametrize(
     "use",
     [

@@ -103,19 +103,30 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
 
 
 def stand_in(task: Task) -> Task:
-    """A copy of a task and of the containers in its attributes.
+    """A copy of a task, of the containers in its attributes and of a task that it is made around.
 
     A method that is called once more for what it returns is called on this: the task goes on to
     refer to what is in use, such as its model.
     """
+    return cast("Task", _copied(task, {}))
+
+
+def _copied(task: Any, copies: dict[int, Any]) -> Any:
+    """A copy by attributes: what a task does for copies or pickles is not asked."""
+    if id(task) in copies:
+        return copies[id(task)]
     try:
-        other = copy.copy(task)
+        attributes, other = vars(task), object.__new__(type(task))
     except TypeError:
-        return task  # a module, which has no attributes of its own but global variables
-    attributes: dict[str, Any] = getattr(other, "__dict__", {})
+        return task  # a module or a class
+    copies[id(task)] = other
     for name, value in attributes.items():
-        if isinstance(value, dict | list | set):  # those of an nn.Module hold its parameters
-            attributes[name] = copy.copy(value)
+        if hasattr(value, "build_model"):
+            vars(other)[name] = _copied(value, copies)
+        elif isinstance(value, dict | list | set):  # those of an nn.Module hold its parameters
+            vars(other)[name] = copy.copy(value)
+        else:
+            vars(other)[name] = value
     return other
 
 

@@ -41,7 +41,7 @@ class Dying:
         self._waited = False
         self._watch_the_collective()
         _hear_of_a_checkpoint_in_the_next_step()
-        register_optimizer_step_pre_hook(lambda *_: self._may_die("optimizer"))
+        register_optimizer_step_pre_hook(self._on_update)
 
     def build_model(self) -> nn.Module:
         model = nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, 2))
@@ -65,6 +65,11 @@ class Dying:
 
     def on_checkpoint(self, at: Any) -> None:
         self._may_die("checkpoint", at.step)
+
+    def _on_update(self, *_: Any) -> None:
+        self._may_die("optimizer")
+
+    _on_update.elementwise = True  # type: ignore[attr-defined]
 
     def _may_die(self, phase: str, step: int | None = None) -> None:
         role = "@server" if self._serves else ""

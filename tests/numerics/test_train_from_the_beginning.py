@@ -59,6 +59,16 @@ class AsAList(Clamping):
         return self.kept
 
 
+class Around:
+    """A task that hands on what it is asked to another one."""
+
+    def __init__(self, task):
+        self.task = task
+
+    def __getattr__(self, name):
+        return getattr(self.task, name)
+
+
 class AModule(Clamping, nn.Module):
     """A task that is a module, with the model in it."""
 
@@ -77,10 +87,11 @@ def again(rank) -> None:
     rank.run.adopt_local(*FRESH)
 
 
+@pytest.mark.parametrize("wrap", [lambda task: task, Around])
 @pytest.mark.parametrize("kind", [Clamping, InAContainer, AsAList, AModule])
-def test_a_hook_changes_the_model_that_is_trained(arena, regression, kind) -> None:
+def test_a_hook_changes_the_model_that_is_trained(arena, regression, kind, wrap) -> None:
     spec = arena.spec(job={"steps": 4})
-    (rank,) = arena.train(task_of(kind, regression), spec, 1)
+    (rank,) = arena.train(wrap(task_of(kind, regression)), spec, 1)
     expected = rank.digest
     assert max(float(one.abs().max()) for one in rank.parameters()) <= 0.2
     again(rank)

@@ -71,9 +71,10 @@ def check_hooks(optimizer: torch.optim.Optimizer) -> None:
                 f"the task has given {type(optimizer).__name__} {what},"
                 f' {_name(function)}, and strategy.name = "sharded" would show it a part of each'
                 " parameter and an outdated model",
-                remedy="set its attribute elementwise = True if it changes each element of the"
-                " optimizer's parameters, gradients and state by itself and uses nothing else of"
-                ' the model, use train.clip_norm to clip gradients, or use name = "replicated"',
+                remedy="set its attribute elementwise = True if it changes nothing, or each element"
+                " of the optimizer's parameters, gradients and state by itself, and uses nothing"
+                " else of the model; use train.clip_norm to clip gradients; or use"
+                ' name = "replicated"',
             )
 
 

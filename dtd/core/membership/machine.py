@@ -265,13 +265,13 @@ class Membership:
             running.left(self.cluster, job, worker.name, message, now)
             ending.member_frozen(self.cluster, job, worker, message, now)
             suspicion.accused(self.cluster, worker.name, message, now)
-            suspicion.left(self.cluster, worker.name, message, now)
+            suspicion.left(self.cluster, job, worker.name, message, now)
         elif isinstance(message, m.Finished):
             if worker.state is WorkerState.FORMING:  # it has run, even if it has not said so
                 forming.member_running(self.cluster, job, worker, now)
             running.left(self.cluster, job, worker.name, message, now)
             ending.member_finished(self.cluster, job, worker, message)
-            suspicion.left(self.cluster, worker.name, message, now)
+            suspicion.left(self.cluster, job, worker.name, message, now)
 
     def _on_effect_done(self, event: JobSaved | Undeliverable, now: float) -> None:
         if isinstance(event, Undeliverable):

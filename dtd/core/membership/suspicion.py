@@ -60,7 +60,9 @@ def _advances(cluster: ClusterState, now: float) -> bool:
     return now - cluster.run.advanced_at <= grace_s
 
 
-def left(cluster: ClusterState, name: str, message: m.Frozen | m.Finished, now: float) -> None:
+def left(
+    cluster: ClusterState, job: Job, name: str, message: m.Frozen | m.Finished, now: float
+) -> None:
     """Keep a member's last report; a member that more than half call different is not awaited."""
     cluster.run.last_words[name] = message
     if not isinstance(message, m.Frozen):
@@ -68,7 +70,7 @@ def left(cluster: ClusterState, name: str, message: m.Frozen | m.Finished, now: 
     suspect = cluster.workers.get(message.suspect)
     if suspect is None:
         return
-    _keep_away(cluster, suspect, message, now)
+    _keep_away(cluster, job, suspect, message, now)
     if suspect.state not in MEMBERS | {WorkerState.FROZEN}:
         return
     naming = [by for by, one in dissent.claims(cluster) if one.suspect == suspect.name != by]
@@ -76,10 +78,10 @@ def left(cluster: ClusterState, name: str, message: m.Frozen | m.Finished, now: 
         admission.expel(cluster, suspect, dissent.MINORITY, now)
 
 
-def _keep_away(cluster: ClusterState, suspect: Worker, message: m.Frozen, now: float) -> None:
+def _keep_away(
+    cluster: ClusterState, job: Job, suspect: Worker, message: m.Frozen, now: float
+) -> None:
     """Set a joiner aside whose state differs from the majority's; it restarts by itself."""
-    job = cluster.job
-    assert job is not None, "a member leaves the generation of a job"
     differs = message.evidence == dissent.DIVERGED
     if differs and suspect.name in joiners.dispensable(cluster, job):
         joiners.keep_away(cluster, job, suspect, message.reason, now)

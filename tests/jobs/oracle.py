@@ -72,6 +72,7 @@ def train(
         buffers, loss = _Buffers(model, slices), 0.0
         for number, (name, optimizer) in enumerate(parts.items()):
             model.zero_grad()
+            optimizer.zero_grad()
             total, weight = 0.0, 0.0
             for one, batch in zip(slices, batches, strict=True):
                 with buffers.of(one.rank):

@@ -383,6 +383,7 @@ class Task:
         elif self.recipe["modes"] == "a part in eval":
             model.layers.eval()
         self.model = model
+        self.outside = nn.Parameter(torch.zeros(2, dtype=torch.float64))
         return model
 
     def train_dataset(self) -> Any:
@@ -456,8 +457,8 @@ class Task:
             loss = loss + 0.1 * gradient.sum()
         elif kind == "backward inside":
             (0.1 * loss).backward(retain_graph=True)
-        elif kind == "learned weights":
-            first, second = model.weights
+        elif kind.startswith("learned weights"):
+            first, second = model.weights if kind == "learned weights" else self.outside
             loss = loss * torch.exp(-first) + first + second**2
         return loss
 
@@ -470,6 +471,8 @@ class Task:
             in_order = not in_order
         if not in_order:
             parameters.reverse()
+        if self.recipe["loss"] == "learned weights outside the model":
+            parameters.append(self.outside)
         if self.recipe["optimizer"] == "SparseAdam":
             parameters = [one for one in parameters if not one.is_complex()]
         groups: Any = parameters

@@ -72,11 +72,15 @@ class Job:
         Raises:
             Whatever a rank raises, but for rings that are broken on purpose.
         """
-        self._start(self.recipe.ranks)
+        self.begin()
         for event in self.recipe.events:
             self._train_until(event)
             EVENTS[event.kind](self, self.ranks[event.rank % len(self.ranks)])
         self._train_until(None)
+
+    def begin(self) -> list[Rank]:
+        """Start the first ranks."""
+        return self._start(self.recipe.ranks)
 
     def close(self) -> None:
         """End all ranks."""

@@ -95,7 +95,7 @@ def _other_bits(recipe: Recipe, job: Job, directory: Path) -> str:
 
 
 def _difference(recipe: Recipe, job: Job) -> str:
-    expected = oracle.train(recipe, SEED, _slices(recipe, job), _beginning(recipe, job))
+    expected = oracle.train(recipe, SEED, slices_of(recipe, job), _beginning(recipe, job))
     if len({rank.digest for rank in job.ranks}) != 1:
         return "digests differ"
     for rank in job.ranks:
@@ -109,7 +109,7 @@ def _difference(recipe: Recipe, job: Job) -> str:
     return ""
 
 
-def _slices(recipe: Recipe, job: Job) -> list[list[Slice]]:
+def slices_of(recipe: Recipe, job: Job) -> list[list[Slice]]:
     """The rows of each step: all at once, unless the loss depends on how they are divided."""
     steps = job.slices()
     if BY_SLICES & set(recipe.layers) or recipe["draws"] != "none":
@@ -126,7 +126,7 @@ def _beginning(recipe: Recipe, job: Job) -> Any:
     with tempfile.TemporaryDirectory(dir=in_memory()) as directory:
         begun = Job(replace(recipe, ranks=1, events=()), Path(directory))
         try:
-            (rank,) = begun._start(1)
+            (rank,) = begun.begin()
             rank.run._begin_fresh()
             values = {name: one.detach().clone() for name, one in _named(rank.model)}
         finally:

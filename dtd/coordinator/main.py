@@ -17,7 +17,7 @@ from dtd import __version__
 from dtd.config import CoordinatorConfig, MetricsFor, WandbMode, load_coordinator_config
 from dtd.coordinator.daemon import Coordinator
 from dtd.coordinator.diagnostics import status_line
-from dtd.coordinator.maintenance import COMMANDS, INIT, REPAIR, run_command
+from dtd.coordinator.maintenance import COMMANDS, INIT, run_command
 from dtd.coordinator.process_limits import give_back_freed_memory, raise_file_limit
 from dtd.coordinator.store.store import Store
 from dtd.errors import DtdError
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fit_streams()
     try:
         require_linux()
-        if given and given[0] in (*COMMANDS, INIT, REPAIR):
+        if given and given[0] in (*COMMANDS, INIT):
             return run_command(given)
         flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
         config = load_coordinator_config(flags, os.environ)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from dtd.config import load_coordinator_config
 from dtd.coordinator.advertised import advertised
@@ -42,7 +42,7 @@ def _restore(state_dir: Path, file: Path) -> str:
     )
 
 
-def _repair(state_dir: Path) -> str:
+def _repair(state_dir: Path, _file: Path) -> str:
     done = repair(state_dir)
     if done is None:
         return f"{state_dir}: nothing is wrong with its store, which stays as it is"
@@ -55,14 +55,34 @@ def _repair(state_dir: Path) -> str:
     )
 
 
-COMMANDS: Final[dict[str, tuple[str, Callable[[Path, Path], str]]]] = {
-    "backup": ("Write the coordinator's state to FILE; the coordinator may be running.", _backup),
-    "restore": ("Restore a backup into an empty state directory, in a new epoch.", _restore),
-}
-
-
 INIT: Final = "init"
-REPAIR: Final = "repair"
+
+
+class Command(NamedTuple):
+    """A command on a state directory.
+
+    Attributes:
+        run: runs it on the directory and the file that is named; returns what to print.
+        description: of its help.
+        takes_file: a file is named.
+    """
+
+    run: Callable[[Path, Path], str]
+    description: str
+    takes_file: bool = True
+
+
+COMMANDS: Final[dict[str, Command]] = {
+    "backup": Command(
+        _backup, "Write the coordinator's state to FILE; the coordinator may be running."
+    ),
+    "restore": Command(_restore, "Restore a backup into an empty state directory, in a new epoch."),
+    "repair": Command(
+        _repair,
+        "Set a damaged store aside, and keep what can be read; the coordinator is stopped.",
+        takes_file=False,
+    ),
+}
 
 
 def run_init(arguments: Sequence[str]) -> int:
@@ -112,23 +132,17 @@ def run_command(arguments: Sequence[str]) -> int:
     name = arguments[0]
     if name == INIT:
         return run_init(arguments[1:])
-    description = (
-        "Set a damaged store aside, and keep what can be read; the coordinator is stopped."
+    command = COMMANDS[name]
+    parser = argparse.ArgumentParser(
+        prog=f"dtd-coordinator {name}", description=command.description
     )
-    if name != REPAIR:
-        description, function = COMMANDS[name]
-    parser = argparse.ArgumentParser(prog=f"dtd-coordinator {name}", description=description)
-    if name != REPAIR:
+    if command.takes_file:
         parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("--config", metavar="FILE", help="TOML settings")
     parser.add_argument("--state-dir", metavar="DIR", help="the coordinator's state directory")
+    parser.set_defaults(file=Path())
     given = parser.parse_args(arguments[1:])
     flags = {"config": given.config, "state_dir": given.state_dir}
     config = load_coordinator_config(flags, os.environ)
-    said = (
-        _repair(config.state_dir)
-        if name == REPAIR
-        else function(config.state_dir, given.file.absolute())
-    )
-    sys.stderr.write(f"{said}\n")
+    sys.stderr.write(f"{command.run(config.state_dir, given.file.absolute())}\n")
     return 0

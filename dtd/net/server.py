@@ -37,7 +37,6 @@ SHARE_REMEDY: Final = "close connections that are not needed; `dtdctl status` ne
 TLS_SHUTDOWN_S: Final = 5.0
 
 
-# A listener and its key for a connection: the key under which shares are counted.
 class Listening(Protocol):
     """A listener of this process, which closes connections for the sake of others."""
 
@@ -46,6 +45,7 @@ class Listening(Protocol):
         ...
 
 
+# A listener and its key for a connection: the key under which shares are counted.
 Place = tuple[Listening, int]
 
 # Called with (address, reason) for each connection that ended before its first message.

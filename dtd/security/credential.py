@@ -126,6 +126,8 @@ class Credential:
             issued = dt.datetime.fromisoformat(head.get("issued", LONG_AGO.isoformat()))
             bare_client_context().load_cert_chain(path)
         except (UsageError, ValueError, OSError) as error:
+            if read_private(path, group_may_read=guarded).decode("utf-8", "replace") != text:
+                return cls.read(path, environ)  # renewed between certificate and key
             raise ConfigError(f"{path} is damaged: {error}", remedy=_REMEDY) from None
         role, name = head.get("role", ""), head.get("name", "")
         workers = split_names(head.get("workers", ""))

@@ -67,10 +67,11 @@ def state() -> dict[str, Any]:
 
 
 def inheritable() -> list[str]:
+    """Descriptors beside the standard ones, which are a pipe of each job's own."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            if os.get_inheritable(int(entry.name)):
+            if int(entry.name) > 2 and os.get_inheritable(int(entry.name)):
                 found.append(str(entry.readlink()))
     return found
 

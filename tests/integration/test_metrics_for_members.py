@@ -34,7 +34,8 @@ def said(child: Child, event: str) -> dict[str, object]:
 
 
 def daemon(kind: str, place: Path, *arguments: str) -> Child:
-    command = [sys.executable, "-m", f"dtd.{kind}.main", "--state-dir", str(place / kind)]
+    module = {"coordinator": "dtd.coordinator.main", "worker": "dtd.worker"}[kind]
+    command = [sys.executable, "-m", module, "--state-dir", str(place / kind)]
     made = Child(kind, [*command, *arguments], place / f"{kind}.log", {"HOME": str(place)})
     made.start()
     return made

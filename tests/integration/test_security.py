@@ -302,7 +302,7 @@ def test_dtdctl_and_the_worker_say_what_is_missing(
 
     def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", f"dtd.{program}.main", *arguments],
+            [sys.executable, "-m", f"dtd.{program}", *arguments],
             env=environ,
             capture_output=True,
             text=True,
@@ -310,25 +310,27 @@ def test_dtdctl_and_the_worker_say_what_is_missing(
             timeout=PATIENCE_S,
         )
 
-    asked = run("ctl", "--coordinator", str(cluster.address), "status")
+    asked = run("ctl.main", "--coordinator", str(cluster.address), "status")
     assert asked.returncode == UsageError.exit_code
     assert f"no credential for {cluster.address}" in asked.stderr
     worker = run("worker", "--coordinator", str(cluster.address), "--state-dir", str(tmp_path))
     assert worker.returncode == ConfigError.exit_code
     assert f"no credential for {cluster.address}" in worker.stderr
     token = cluster.token("operator")
-    joined = run("ctl", "join", token.word(), "--name", "bob")
+    joined = run("ctl.main", "join", token.word(), "--name", "bob")
     assert joined.returncode == 0, joined.stderr
-    seen = run("ctl", "-o", "json", "credentials")
+    seen = run("ctl.main", "-o", "json", "credentials")
     assert "bob" in {one["name"] for one in json.loads(seen.stdout)["credentials"]}
     assert token.secret not in joined.stderr + joined.stdout + seen.stdout
     check_output(("credentials",), seen.stdout)
-    made = run("ctl", "-o", "json", "token", "create")
+    made = run("ctl.main", "-o", "json", "token", "create")
     check_output(("token", "create"), made.stdout)
-    check_output(("token", "list"), run("ctl", "-o", "json", "token", "list").stdout)
-    taken = run("ctl", "-o", "json", "token", "revoke", json.loads(made.stdout)["id"])
+    check_output(("token", "list"), run("ctl.main", "-o", "json", "token", "list").stdout)
+    taken = run("ctl.main", "-o", "json", "token", "revoke", json.loads(made.stdout)["id"])
     check_output(("token", "revoke"), taken.stdout)
-    revoked = run("ctl", "-o", "json", "revoke", "bob").stdout  # itself: the answer still comes
+    revoked = run(
+        "ctl.main", "-o", "json", "revoke", "bob"
+    ).stdout  # itself: the answer still comes
     check_output(("revoke",), revoked)
 
 

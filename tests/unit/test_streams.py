@@ -52,7 +52,7 @@ def test_what_it_has_is_shown():
 @pytest.mark.parametrize("where", NOT_UNICODE)
 @pytest.mark.parametrize(
     "module",
-    ["dtd.ctl.main", "dtd.worker.main", "dtd.coordinator.main", "scripts.launch_local"],
+    ["dtd.ctl.main", "dtd.worker", "dtd.coordinator.main", "scripts.launch_local"],
 )
 def test_every_program_says_there_how_it_is_used(module, where):
     done = run("-m", module, "--help", **NOT_UNICODE[where])

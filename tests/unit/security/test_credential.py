@@ -25,6 +25,23 @@ def test_it_is_read_as_it_was_written(credential) -> None:
     assert "PRIVATE" not in repr(made)
 
 
+def test_it_is_read_again_if_it_is_renewed_while_it_is_read(credential, monkeypatch) -> None:
+    old, new = credential(), credential("worker", "host8").path.read_bytes()
+    plain = ssl.SSLContext.load_cert_chain
+    reads = []
+
+    def replaced_between(context, path):
+        reads.append(path)
+        if len(reads) == 1:  # it reads the file twice: the certificate, then the key
+            Path(path).write_bytes(new)
+            raise ssl.SSLError("key values mismatch")
+        plain(context, path)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", replaced_between)
+    assert Credential.read(old.path).name == "host8"
+    assert len(reads) == 2
+
+
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o640, 0o660])
 def test_others_must_not_read_it(credential, mode: int) -> None:
     path = credential().path

@@ -1,4 +1,4 @@
-"""What moves between the ranks of a new generation so that each has its part of a sharded state.
+"""Transfers between ranks of a new generation, so that each has its part of a sharded state.
 
 After a change of membership the ranks hold the parts of an earlier division, and a joiner holds
 nothing.  From what all hold and want, every rank computes the same plan.  What a rank lacks comes
@@ -117,7 +117,7 @@ class RegroupWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegroupPlan:
-    """What moves.
+    """All transfers of a regrouping.
 
     Attributes:
         windows: in ascending order of their hops.
@@ -212,7 +212,7 @@ def _shared(by_holders: dict[tuple[int, ...], list[Interval]]) -> tuple[Shared, 
 def _parts_of(
     rank: int, taken: dict[tuple[int, int], list[Interval]]
 ) -> tuple[tuple[int, ShardSet], ...]:
-    """What a rank takes from which ranks, of intervals by taker and origin."""
+    """Return the (origin, part) pairs that a rank takes, of intervals by taker and origin."""
     mine = sorted(origin for taker, origin in taken if taker == rank)
     return tuple((origin, ShardSet.of(taken[rank, origin])) for origin in mine)
 

@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """What becomes one point: buckets side by side.
+    """Buckets side by side that become one point.
 
     Attributes:
         begin: the first position.
@@ -47,7 +47,7 @@ def level_for(begin: int, end: int, points: int) -> int:
 
 
 def pieces(begin: int, end: int, level: int, kept_from: Sequence[int]) -> list[Piece]:
-    """What to read, the oldest first, so that no position is read twice.
+    """Return the pieces to read, the oldest first, so that no position is read twice.
 
     Args:
         begin: the first position wanted.
@@ -86,5 +86,5 @@ def slots_of(buckets: Iterable[tuple[int, int]], begin: int, end: int, points: i
 
 
 def columns_at_once(points: int) -> int:
-    """How many columns one answer may have, with so many points each."""
+    """Return the most columns that one answer may have, with so many points each."""
     return max(1, MOST_POINTS // points)

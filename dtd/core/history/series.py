@@ -84,7 +84,7 @@ def step_entry(job: str, row: StepRow, unix_s: float) -> Entry:
 
 
 def row_of_progress(message: m.Progress) -> StepRow:
-    """What PROGRESS itself says of a step: all that workers of earlier releases report."""
+    """Return a step's row from PROGRESS alone: all that workers of earlier releases report."""
     return StepRow(
         step=message.step,
         generation=message.generation,

@@ -54,7 +54,7 @@ def in_order(unfinished: Sequence[Job]) -> list[Job]:
 
 
 def lacking(pool: ClusterState) -> int:
-    """How many workers the pool's job lacks, not counting parameter servers.
+    """Return the number of workers that the pool's job lacks, without parameter servers.
 
     A job that starts from a checkpoint that none of its workers has gets one more at a time.
     """

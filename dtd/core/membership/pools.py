@@ -154,12 +154,12 @@ class Pools:
         return [self.home, *self._pools]
 
     def clusters(self) -> list[ClusterState]:
-        """What all machines know, those with an active job first."""
+        """Return the states of all machines, those with an active job first."""
         all_of_them = [machine.cluster for machine in self.machines()]
         return sorted(all_of_them, key=lambda cluster: cluster.job is None)
 
     def beside(self) -> Beside:
-        """What there is besides the first job, for the status."""
+        """Return the jobs besides the first one, for the status."""
         return Beside(
             clusters=self.clusters()[1:],
             explanations=self.explanations(),

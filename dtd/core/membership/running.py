@@ -19,7 +19,7 @@ MISSED_BEATS = 2.5
 _UNHEARD = GONE | {WorkerState.DISCONNECTED}
 
 ADMIT_PATIENCE_S = 0.5
-"""How long a ready worker waits for others that warm up, to join together with them."""
+"""Seconds that a ready worker waits for others that warm up, to join together with them."""
 
 
 def progressed(

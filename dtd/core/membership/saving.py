@@ -178,7 +178,7 @@ def explain(cluster: ClusterState, job: Job) -> str:
 
 
 def _silent(orders: SaveOrders, now: float) -> str:
-    """Who has not answered for long, and the remedy; empty if nobody."""
+    """Return the members that have not answered yet, and the remedy; empty if none."""
     late = sorted(orders.asked.keys() - set(orders.writers(now)), key=choice.natural_key)
     if not late:
         return ""
@@ -214,7 +214,7 @@ def _holders(cluster: ClusterState, key: choice.Key) -> list[Worker]:
 
 
 def _written(job: Job, key: choice.Key) -> dict[str, ShardSet]:
-    """What workers have published of the state, or of a newer one, by worker.
+    """Return the parts of the state, or of a newer one, that workers have published, by worker.
 
     A job that is done is not saved with an older state, even if nobody holds its last one any more.
     """
@@ -229,7 +229,7 @@ def _is_short(job: Job, step: int) -> bool:
 
 
 def _copies_of(job: Job, key: choice.Key) -> int:
-    """How many copies of the state, or of a newer one, workers have published."""
+    """Return how many copies of the state, or of a newer one, workers have published."""
     return coverage.copies(_written(job, key).values())
 
 

@@ -27,7 +27,7 @@ ALIKE: Final = 0.5
 """Two workers are stuck alike if one is stuck for at least this part of the other's time."""
 
 ALIKE_PATIENCE_S: Final = 60.0
-"""How much longer several may be stuck alike where no state depends on them."""
+"""Extra seconds that several may be stuck alike where no state depends on them."""
 
 _HERE: Final = MEMBERS - {WorkerState.DISCONNECTED} | {WorkerState.FROZEN}
 

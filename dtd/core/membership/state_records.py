@@ -168,7 +168,7 @@ class Setbacks:
 
 @dataclass(slots=True, kw_only=True)
 class WaitingTimes:
-    """What the next generation waits for.
+    """Deadlines and conditions of the next generation.
 
     Attributes:
         settle_by: when the first generation may form without waiting for more workers.

@@ -146,7 +146,7 @@ def resume_by(cluster: ClusterState) -> float | None:
 
 
 def resume_wait_s(cluster: ClusterState, job: Job) -> float:
-    """How long to wait for steps instead of redoing them: as long as redoing would take."""
+    """Return how long to wait for steps instead of redoing them: as long as redoing would take."""
     here = choice.start_key(job, cluster.available())[1]
     cost_s = (max(job.step, branches.saved_step(job)) - here) * job.step_s
     return min(max(cost_s, RESUME_WAIT_S), MOST_RESUME_WAIT_S)

@@ -210,7 +210,7 @@ class Pinning:
         return bool(self.holders(version))
 
     def explain(self, version: str) -> dict[str, Any]:
-        """Where copies are, are being made, and could not be made, and why."""
+        """Return where copies are, are being made, and could not be made, and why."""
         kept = self._versions.get(version) or _Kept(copies=0, origin={})
         return {
             "copies": kept.copies,

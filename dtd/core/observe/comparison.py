@@ -1,4 +1,4 @@
-"""What distinguishes runs: settings, code, data, environment, figures.  Pure.
+"""Differences between runs: settings, code, data, environment, figures.  Pure.
 
 A run is a job as SHOW_JOB describes it, with its series as GET_METRICS draws them.  The answer has
 one value for each run, in the order in which the runs were named; None where a run has none.
@@ -20,7 +20,7 @@ from dtd.shown import shown
 MOST_RUNS: Final = 16
 """In one comparison."""
 MOST_POINTS: Final = 200
-"""Of one curve."""
+"""Most points of one curve."""
 _LOSS: Final = "loss"
 _NAME: Final = "job.name"
 _CODE: Final = ("package", "task_digest")
@@ -119,7 +119,7 @@ def _figure(runs: Sequence[Run], name: str) -> dict[str, Any]:
 
 
 def _prefers_low(runs: Sequence[Run], name: str) -> bool:
-    """As the first job says that keeps its best checkpoint by this metric."""
+    """Return whether low is better, by the first job that keeps its best checkpoint by this."""
     metric = name.removeprefix(EVALUATION)
     tables = [run.details["spec"].get("checkpoint", {}) for run in runs]
     modes = [table.get("best_mode", "") for table in tables if table.get("best_metric") == metric]

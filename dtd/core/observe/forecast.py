@@ -86,7 +86,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanged:
-    """What a strategy exchanges.
+    """The exchanges of a strategy.
 
     Attributes:
         coded: how buckets are encoded.

@@ -76,7 +76,7 @@ class _Healed:
 
 
 class Links:
-    """What is known about links between workers."""
+    """The state of the links between workers."""
 
     def __init__(self) -> None:
         self._accused: dict[Pair, str] = {}
@@ -179,7 +179,7 @@ class Links:
         return self._bad[pair].narrow
 
     def probed_every_s(self, pair: Pair) -> float:
-        """How often this bad link is probed."""
+        """Return the seconds between two probes of this bad link."""
         return self._bad[pair].every_s
 
     # --- probing -----------------------------------------------------------------------------

@@ -27,7 +27,7 @@ PREDICTED: Final = frozenset({"parameters", "gradients", "optimizer", "snapshots
 
 
 class Said(Protocol):
-    """What a worker says of one part; see `dtd.wire.messages.control.MemoryPart`."""
+    """A worker's report of one part; see `dtd.wire.messages.control.MemoryPart`."""
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class Said(Protocol):
 
     @property
     def measured_bytes(self) -> int:
-        """As it was found."""
+        """Measured size."""
         ...
 
     @property

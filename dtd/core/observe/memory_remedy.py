@@ -25,7 +25,7 @@ MOST_REMEDIES: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What one worker needs, as measured there.
+    """The memory that one worker needs, as measured there.
 
     Attributes:
         parts: bytes of each part; "activations" and "snapshot" are two of them.

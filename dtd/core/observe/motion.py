@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MOVING_SHARE: Final = 0.05
-"""Of one processor.  A loop that polls once a millisecond stays below it."""
+"""Share of one processor; a loop that polls once a millisecond stays below it."""
 
 READING_BYTES_PER_S: Final = 16 * 1024
 """A thread that occasionally reads a few small files stays below it."""

@@ -58,7 +58,7 @@ class Exchange:
 
     @property
     def operation(self) -> Operation:
-        """What the ring calls it."""
+        """The ring's operation for it."""
         if self.gathers:
             return Operation.ALL_GATHER
         return Operation.REDUCE_SCATTER if self.scatters else Operation.SUM
@@ -74,7 +74,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coded:
-    """How a step's buckets travel.
+    """The exchanges of a step's buckets.
 
     Attributes:
         exchanges: in their order of travel.
@@ -95,7 +95,7 @@ class Coded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Star:
-    """What limits an exchange over parameter servers.
+    """The limits of an exchange over parameter servers.
 
     Attributes:
         servers: how many there are.
@@ -114,7 +114,7 @@ class Star:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """What limits an exchange: the least of all links.
+    """The limits of an exchange: the least of all links.
 
     Attributes:
         latency_s: of a hop.
@@ -135,7 +135,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Travel:
-    """What became of a step's buckets.
+    """The times and bytes of a step's buckets on their way.
 
     Attributes:
         end_s: when the last one is read.

@@ -239,7 +239,7 @@ class Ring:
     # --- explaining ------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """What this rank is waiting for, in words."""
+        """Return what this rank waits for, in words."""
         for index, bucket in enumerate(self._buckets):
             if bucket is None or not bucket.started:
                 return f"step {self.step}: bucket {index} waits for its own gradients"

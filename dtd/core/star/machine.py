@@ -350,7 +350,7 @@ class Star:
     # --- explaining ------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """What this rank is waiting for, in words."""
+        """Return what this rank waits for, in words."""
         for index, bucket in enumerate(self._buckets):
             if bucket is None or not bucket.started:
                 return f"step {self.step}: star bucket {index} waits to be started here"

@@ -29,7 +29,7 @@ from dtd.wire import messages as m
 def limited(
     cluster: ClusterState, job: Job, worker: Worker, held: m.Held, generation: int = 0
 ) -> m.Held:
-    """What of a worker's claim counts; what it claims beyond that is reported.
+    """Return the credible part of a worker's claim; report any claim beyond it.
 
     Args:
         cluster: what the coordinator knows.

@@ -1,4 +1,4 @@
-"""What the nodes of ring and star record while the job is profiled: buckets, words, chunks.  Pure.
+"""Spans of ring and star while the job is profiled: buckets, words, chunks.  Pure.
 
 Belongs to the thread of the nodes, which say what happens and when.
 """
@@ -18,7 +18,7 @@ from dtd.core.observe.profiling.spans import (
 
 
 class ChunkFields(Protocol):
-    """What is read of a CHUNK."""
+    """The fields of a CHUNK that are read."""
 
     @property
     def step(self) -> int:

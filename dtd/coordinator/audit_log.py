@@ -41,11 +41,11 @@ MOST_OF_A_REASON: Final = 500
 
 
 class Caller(Protocol):
-    """Whoever asks: a `dtd.net.link.Link`."""
+    """The sender of a request: a `dtd.net.link.Link`."""
 
     @property
     def identity(self) -> Identity | None:
-        """As whom; None: not known yet."""
+        """The caller's identity; None: not known yet."""
         ...
 
     def peer_host(self) -> str:

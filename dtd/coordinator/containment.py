@@ -62,12 +62,12 @@ class Containment:
 
     @contextlib.contextmanager
     def around(self, doing: str, link: Link | None = None, *, worker: str = "") -> Iterator[None]:
-        """What fails within costs `link` its connection; the answers of a protocol pass.
+        """Close `link` on any unexpected exception; protocol errors and refusals propagate.
 
         Args:
             doing: what is done, for people.
-            link: whose message it is about, if anybody's.
-            worker: who that is.
+            link: the sender of the message, if any.
+            worker: its name.
         """
         try:
             yield
@@ -102,7 +102,7 @@ class Containment:
             await asyncio.sleep(AGAIN_AFTER_S)
 
     def stray(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """What was raised in a callback or a task that nobody waits for."""
+        """Handle an exception of a callback or a task that nothing waits for."""
         error, protocol = context.get("exception"), context.get("protocol")
         if not isinstance(error, Exception):
             loop.default_exception_handler(context)

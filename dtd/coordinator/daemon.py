@@ -305,7 +305,7 @@ class Coordinator:
             self._loop.call_soon_threadsafe(self.containment.failed, error, "a call to the store")
 
     def _look(self) -> tuple[list[ClusterState], dict[str, Any]]:
-        """What the metrics show."""
+        """Return the clusters and the status that the metrics show."""
         self.metrics.figures.store_errors = self._store_thread.failures
         self.metrics.figures.reports_dropped = self._reports.dropped()
         clusters = self.membership.clusters()
@@ -365,7 +365,7 @@ class Coordinator:
         return self._secrets.ticket(worker, scope)
 
     def counter(self, message: m.PutPackage | m.GetPackage) -> PackageCounter:
-        """Who keeps files of the kind that the message is about."""
+        """Return the counter for files of the message's kind."""
         return self.weights if message.kind == WEIGHTS else self.packages
 
     def connected(self) -> frozenset[str]:

@@ -38,7 +38,7 @@ from dtd.wire import messages as m
 log = structlog.get_logger()
 
 Settled = asyncio.Future[None]
-"""Whoever asked when all that was decided before is written down."""
+"""A future that is done when all earlier decisions are written down."""
 
 # Incidents that are as it should be; all others are logged as warnings.
 QUIET_INCIDENTS: Final = frozenset(
@@ -188,7 +188,7 @@ class Effects:
 
 
 def _named(effect: Any) -> str:
-    """What is done, for people."""
+    """Return the name of an effect, for people."""
     if isinstance(effect, Send):
         return f"sending {m.message_name(type(effect.message))}"
     return f"an effect of kind {type(effect).__name__}"

@@ -24,7 +24,7 @@ from dtd.wire.frames import HOLD, Hold
 
 
 MESSAGES_PER_S: Final = 500.0
-"""Of one credential.  A host of sixteen workers needs about a hundred."""
+"""Rate of one credential.  A host of sixteen workers needs about a hundred."""
 
 MESSAGES_AT_ONCE: Final = 250.0
 BYTES_OF_A_MESSAGE: Final = 32 * 1024
@@ -32,7 +32,7 @@ BYTES_OF_A_MESSAGE: Final = 32 * 1024
 
 REGISTERED_PER_S: Final = 2.0
 REGISTERED_AT_ONCE: Final = 16.0
-"""Of one worker's name, on all its connections, one after the other."""
+"""Burst of one worker's name, on all its connections, one after the other."""
 
 
 class Pace:
@@ -110,7 +110,7 @@ class Turns:
 
 
 Contain = Callable[[str, Link], AbstractContextManager[None]]
-"""What fails within, told what is done and for whom, costs that connection (`containment`)."""
+"""A context for an action and its link: an unexpected error closes the link (`containment`)."""
 
 
 class SingleAnswers:

@@ -38,7 +38,7 @@ _REMEDY: Final = "install it beside dtd: `pip install aiohttp plotly`; or remove
 
 
 class Coordinator(Protocol):
-    """What is needed of the daemon."""
+    """The parts of the daemon that are needed."""
 
     audit: AuditLog
     containment: Containment
@@ -166,7 +166,7 @@ class WebDesk:
         return authority.standing(who)[0]
 
     async def holder_of_token(self, text: str, host: str) -> Identity:
-        """As whom somebody with a token logs in, which counts as one use of it.
+        """Return the identity of a login with a token, which counts as one use of it.
 
         Raises:
             DtdError: it is no valid token of an operator or a viewer.
@@ -208,11 +208,11 @@ class WebDesk:
         return frozenset(name.lower() for name in (*hosts, *own, socket.gethostname()))
 
     def public_host(self) -> str:
-        """Where a page that is served at all addresses of this host is opened."""
+        """Return the host in the URL of a page that is served at all addresses of this host."""
         return self._port.coordinators[0].host if self._port.coordinators else socket.gethostname()
 
     def tells(self) -> Mapping[str, Any]:
-        """What the page says of the coordinator itself."""
+        """Return the page's information about the coordinator itself."""
         return {
             "version": __version__,
             "host": socket.gethostname(),

@@ -89,7 +89,7 @@ class CoordinatorApi(Protocol):
         ...
 
     def counter(self, message: m.PutPackage | m.GetPackage) -> PackageCounter:
-        """Who keeps files of the kind that the message is about."""
+        """Return the counter for files of the message's kind."""
         ...
 
     def connected(self) -> frozenset[str]:

@@ -24,7 +24,7 @@ from dtd.wire import messages as m
 log = structlog.get_logger()
 
 ANSWERS_WITHIN_S: Final = 3.0
-"""How long a request waits for the workers; they continue deleting after that."""
+"""Seconds that a request waits for the workers; they continue deleting after that."""
 
 Doomed = dict[str, Any]
 
@@ -162,7 +162,7 @@ def _remove(state_dir: Path, job: str, identity: str) -> None:
 
 
 def _outcome(one: Doomed, answers: dict[tuple[str, str], asyncio.Future[str]]) -> dict[str, Any]:
-    """What became of one checkpoint on one worker: deleted, later or failed."""
+    """Return the outcome for one checkpoint on one worker: deleted, later or failed."""
     answer = answers.get((one["worker"], one["directory"]))
     said = answer.result() if answer is not None and answer.done() else None
     outcome = "later" if said is None else "failed" if said else "deleted"

@@ -38,7 +38,7 @@ ANSWERS_AT_ONCE: Final = 128.0
 
 ENROLMENTS_PER_S: Final = 5.0
 ENROLMENTS_AT_ONCE: Final = 64.0
-"""Of one address; many hosts may join at the same moment, and from behind one router."""
+"""Burst of one address; many hosts may join at the same moment, and from behind one router."""
 
 SHOWN: Final = "it asked to join, and was refused"
 SHOWN_REMEDY: Final = (

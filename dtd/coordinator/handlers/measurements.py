@@ -26,7 +26,7 @@ from dtd.wire import messages as m
 
 CLOCK_READINGS: Final = 5
 TIMEOUTS_S: Final = {"host": 3.0, "latency": 15.0, "bandwidth": 30.0, "step": 150.0}
-"""How long a worker may take; its own bounds are tighter."""
+"""Seconds that a worker may take; its own bounds are tighter."""
 
 PROFILE: Final = "profile"
 LINK_MEASURES: Final = ("latency", "bandwidth")
@@ -203,7 +203,7 @@ class MeasurementBroker:
 
 
 def _clock_of(figures: dict[str, Any], name: str) -> float:
-    """What a worker's clock shows, in Unix seconds.
+    """Return the time of a worker's clock, in Unix seconds.
 
     Raises:
         RequestRefused: it says something else.

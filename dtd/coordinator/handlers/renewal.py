@@ -29,14 +29,14 @@ from dtd.wire import messages as m
 log = structlog.get_logger()
 
 LOOK_S: Final = 2.0
-"""How late a connection may end after its certificate."""
+"""Most seconds that a connection may outlive its certificate."""
 TOLD_EVERY_S: Final = 600.0
 """A worker that does not renew its certificate is told again."""
 TIME_KEPT_EVERY_LOOKS: Final = 900
 
 RENEWALS_PER_S: Final = 2.0
 RENEWALS_AT_ONCE: Final = 64.0
-"""Of one credential, on all its connections; a host's workers may be told at the same moment."""
+"""Burst of one credential, on all its connections; a host's workers may be told at one moment."""
 
 
 class RenewalHandler:

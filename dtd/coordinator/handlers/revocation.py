@@ -82,7 +82,7 @@ class Evictions:
 
 LISTS_PER_S: Final = 2.0
 LISTS_AT_ONCE: Final = 128.0
-"""Of one credential, on all its connections: each list is signed, or its signature looked at."""
+"""Burst of one credential, on all its connections: each list is signed or verified."""
 
 
 class RevocationHandler:

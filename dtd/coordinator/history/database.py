@@ -100,7 +100,7 @@ class Database:
             raise
 
     def used_bytes(self) -> int:
-        """What its pages take, without those that are free."""
+        """Return the bytes of its pages, without those that are free."""
         pages, free, page_bytes = (
             int(self.read(f"PRAGMA {name}")[0][0])
             for name in ("page_count", "freelist_count", "page_size")

@@ -34,7 +34,7 @@ MAX_WAITING_OF_ONE: Final = 5_000
 WRITE_AT_ONCE: Final = 4_000
 MAX_WORKERS: Final = 1024
 MAX_JOBS: Final = 64
-"""Whose last heartbeat is kept, for rates."""
+"""Most jobs with a heartbeat that is kept, for rates."""
 
 
 class Teller(Protocol):
@@ -244,4 +244,4 @@ class MetricsRecorder:
 
 
 def _nothing() -> None:
-    """Whoever waits for this waits for all that was asked of the thread before."""
+    """Do nothing: awaiting this means that all earlier requests of the thread are done."""

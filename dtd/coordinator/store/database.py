@@ -171,7 +171,7 @@ class Database:
             )
 
     def _damage(self) -> str:
-        """What is wrong with the file or its log; empty if nothing is."""
+        """Return the damage of the file or its log; empty if there is none."""
         found = str(self.read("PRAGMA quick_check(1)")[0][0])
         if found != "ok":
             return found

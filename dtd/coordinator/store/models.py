@@ -17,7 +17,7 @@ from dtd.core.observe.figures import finite
 from dtd.errors import RequestRefused
 
 MAX_VERSIONS: Final = 10_000
-"""Of all models together."""
+"""Most versions of all models together."""
 _ROWS: Final = "SELECT * FROM models WHERE deleted_s IS NULL AND ? IN ('', name)"
 
 

@@ -16,7 +16,7 @@ from dtd.core.observe.figures import finite
 from dtd.errors import JobSpecError
 
 _STORED: Final = {field.name: field for field in fields(Job) if field.init}
-"""What is not read from the specification again."""
+"""Fields that are not read from the specification again."""
 
 
 def job_body(job: Job) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def job_row(
 
 
 def job_details(body: dict[str, Any]) -> dict[str, Any]:
-    """What `dtdctl show` tells of a job besides its row."""
+    """Return the details of `dtdctl show` besides a job's row."""
     job = job_from_body(body)
     return {
         "spec": completed(job).spec,

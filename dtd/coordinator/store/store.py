@@ -37,7 +37,7 @@ MAX_EVENTS: Final = 100_000
 MAX_LOG_LINES: Final = 200_000
 MAX_MESSAGE_CHARACTERS: Final = 4000
 LIST_BYTES: Final = 1024 * 1024
-"""Of lists that have no cursor; the newest entries are told."""
+"""Most bytes of lists that have no cursor; the newest entries are told."""
 _ONE_JOB: Final = (
     "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE id = ? AND deleted_s IS NULL"
 )
@@ -45,7 +45,7 @@ _ONE_JOB: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """What is written down of a job by which its checkpoints are judged."""
+    """The stored history of a job by which its checkpoints are judged."""
 
     branches: Sequence[Branch]
     confirmed: Sequence[vouching.Confirmed]
@@ -201,12 +201,12 @@ class Store:
         return None
 
     def _lines_of(self, job_id: str) -> int:
-        """How many printed lines are remembered."""
+        """Return the number of stored lines that the job printed."""
         ((count,),) = self._database.read("SELECT COUNT(*) FROM logs WHERE job = ?", job_id)
         return int(count)
 
     def _incidents_of(self, job_id: str) -> dict[str, int]:
-        """How many of each kind are remembered."""
+        """Return the number of stored incidents of each kind."""
         query = "SELECT kind, COUNT(*) FROM events WHERE job = ? GROUP BY kind ORDER BY MIN(seq)"
         return {str(kind): int(count) for kind, count in self._database.read(query, job_id)}
 
@@ -310,7 +310,7 @@ class Store:
         return found
 
     def _body(self, job_id: str) -> dict[str, Any]:
-        """What is written down of a job, whether it was deleted or not; nothing: empty.
+        """Return the stored body of a job, deleted or not; empty if there is none.
 
         A body of an older dtd may have NaN in it, which SQLite's own reader may refuse.
         """

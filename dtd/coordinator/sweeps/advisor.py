@@ -97,7 +97,7 @@ class Advisor:
             self._study.tell(asked, state=states.FAIL)
 
     def importance(self) -> dict[str, float]:
-        """How much each setting matters for the metric, in sum 1; empty if that is not known."""
+        """Return the importance of each setting for the metric, in sum 1; empty if not known."""
         done = [one for one in self._study.trials if one.state.name == "COMPLETE"]
         if len({one.value for one in done}) < 2:
             return {}

@@ -1,4 +1,4 @@
-"""What a sink is told of jobs, and the lines in which it goes from process to process.  Pure."""
+"""Entries about jobs for a sink, and their lines from process to process.  Pure."""
 
 from __future__ import annotations
 

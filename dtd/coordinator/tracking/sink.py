@@ -36,7 +36,7 @@ LONGEST_PAUSE_S: Final = 60.0
 _CODE: Final = re.compile(r"[A-Z][A-Z_]{1,63}")
 _MOST_CAUSES: Final = 8
 LAST_WORDS_S: Final = 3.0
-"""How long the end of the process waits for what is still to be delivered."""
+"""Seconds that the end of the process waits for entries that are not delivered yet."""
 
 
 class Sink(Protocol):

@@ -48,7 +48,7 @@ FIRST_SPACING_S: Final = 0.1
 RETRY_S: Final = 10.0
 _HPARAMS: Final = "hparams"
 _STATUS: Final[Mapping[str, int]] = {"done": 1, "failed": 2}
-"""As in TensorBoard's `api.proto`; 0: neither."""
+"""Values of TensorBoard's `api.proto`; 0: neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ class _JobFile:
         self._append_session(begun.unix_s, "session_start_info", start)
 
     def end(self, ended: Ended) -> None:
-        """How the job has ended, with its final figures."""
+        """Write the end of the job, with its final figures."""
         step = min(int(ended.result.get("steps", 0)), MAX_STEP)
         last = {f"final/{one_line(name)}": value for name, value in ended.result.items()}
         self.write(Point(job=self.job, step=step, unix_s=ended.unix_s, scalars=last, regular=False))

@@ -46,11 +46,11 @@ PACKAGES: Final[Mapping[str, tuple[str, str]]] = {
     "mlflow": ("mlflow", "mlflow-skinny"),
     "wandb": ("wandb", "wandb"),
 }
-"""Of each sink the module that must be there, and the package that has it."""
+"""The module that each sink needs, and the package that has it."""
 
 
 def sinks_of(config: CoordinatorConfig) -> list[dict[str, Any]]:
-    """What each sink that is switched on has to know.
+    """Return the settings of each sink that is switched on.
 
     Raises:
         ConfigError: its package is not installed.

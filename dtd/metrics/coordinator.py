@@ -30,7 +30,7 @@ MAX_KINDS: Final = 128
 
 @dataclass(slots=True)
 class ClusterFigures:
-    """What one coordinator counts.
+    """The counts of one coordinator.
 
     Attributes:
         certificate_expires_s: Unix time; None without a certificate.

@@ -62,7 +62,7 @@ def members_only(context: ssl.SSLContext | None) -> ssl.SSLContext:
 
 
 class Exposition(Collector):
-    """What one daemon exposes; one registry for each daemon.
+    """The metrics of one daemon; one registry for each daemon.
 
     Args:
         address: where to listen; port 0 takes a free one.
@@ -211,4 +211,4 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         super().close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked went away, or showed no certificate."""
+        """Ignore a caller that went away, or showed no certificate."""

@@ -1,4 +1,4 @@
-"""How busy the GPU is and what this process holds of it; asked of torch where torch is in use.
+"""Metrics of a worker's process, and its endpoint; figures of its GPU come from torch.
 
 torch is never imported here: a process that has not imported it holds nothing of a GPU.  Asking the
 driver can take milliseconds, so this does not belong on the event loop.
@@ -22,7 +22,7 @@ from dtd.wire import messages as m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFigures:
-    """What one process sees of its GPU.
+    """The GPU as one process sees it.
 
     Attributes:
         use: share of the last while in which the GPU worked, 0 to 1; negative when unknown.
@@ -66,7 +66,7 @@ GPU_EVERY_S: Final = 2.0
 
 
 class WorkerMetrics:
-    """What a worker measures of its process, and its endpoint.
+    """The measurements of a worker's process, and its endpoint.
 
     Args:
         worker: its name.
@@ -103,7 +103,7 @@ class WorkerMetrics:
             await asyncio.sleep(GPU_EVERY_S)
 
     def heartbeat_fields(self) -> dict[str, Any]:
-        """What a heartbeat says of the process."""
+        """Return the heartbeat's fields about the process."""
         return {
             "cpu_s": time.process_time(),
             "gpu_use": self._gpu.use,
@@ -173,7 +173,7 @@ def worker_samples(worker: str, peer: str, beat: m.Heartbeat) -> Iterator[Sample
 
 
 def _step_samples(who: tuple[str], beat: m.Heartbeat) -> Iterator[Sample]:
-    """What only a worker that has committed a step can say."""
+    """Yield the samples that need a committed step."""
     yield Sample("dtd_worker_step", who, beat.step)
     yield Sample("dtd_worker_loss", who, beat.loss)
     yield Sample("dtd_worker_learning_rate", who, beat.learning_rate)

@@ -190,7 +190,7 @@ class Admission:
 
 
 def _most_of(workers: tuple[str, ...]) -> int:
-    """How many certificates of a credential for these workers count at a time."""
+    """Return the most certificates of a credential for these workers that count at a time."""
     return MAX_RENEWED + 2 * len(workers)
 
 

@@ -84,7 +84,7 @@ class Authority:
 
     @property
     def sha256(self) -> str:
-        """What tokens know it by."""
+        """The hash by which tokens identify it."""
         return self.signer.sha256
 
     def now_s(self) -> float:

@@ -65,7 +65,7 @@ def sha256_hex(certificate: x509.Certificate) -> str:
 
 
 def facts_of(pem: bytes) -> Facts:
-    """What a member's certificate says of the credential that it belongs to.
+    """Return a member's certificate's facts about the credential that it belongs to.
 
     Raises:
         ValueError: it is not a member's certificate.
@@ -117,7 +117,7 @@ def new_serial() -> int:
 
 
 def key_sha256(key: ec.EllipticCurvePublicKey) -> str:
-    """What a public key is known by."""
+    """Return the hash that identifies a public key."""
     der = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )

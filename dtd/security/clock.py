@@ -53,7 +53,7 @@ class Clock:
             return self._time.now_s(time.time(), steady_s())
 
     def doubt_s(self) -> float:
-        """How far the host's clock is off, while that is doubted; else 0."""
+        """Return the error of the host's clock in seconds, while that is doubted; else 0."""
         self.now_s()
         return self._time.doubt_s()
 
@@ -112,7 +112,7 @@ class TrustedTime:
         return wall_s
 
     def doubt_s(self) -> float:
-        """How far the host's clock is off, while that is doubted; else 0."""
+        """Return the error of the host's clock in seconds, while that is doubted; else 0."""
         return self._doubted[1] if self._doubted is not None else 0.0
 
     def certain_s(self, steady_s: float) -> float:

@@ -41,7 +41,7 @@ _REMEDY: Final = "get a new one with `dtd-worker join TOKEN` or `dtdctl join TOK
 
 
 class Facts(Protocol):
-    """What stands in a certificate: `dtd.security.certificates.Facts`, which takes long to load."""
+    """The facts in a certificate: `dtd.security.certificates.Facts`, which takes long to load."""
 
     @property
     def serial(self) -> str:

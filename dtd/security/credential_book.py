@@ -90,11 +90,11 @@ class RevokedRecord:
 
 
 class Holder(Protocol):
-    """Who shows a certificate: `dtd.security.identity.Identity`."""
+    """The holder of a certificate: `dtd.security.identity.Identity`."""
 
     @property
     def serial(self) -> str:
-        """Of the certificate; empty without one."""
+        """Serial number of the certificate; empty without one."""
         ...
 
     @property
@@ -190,7 +190,7 @@ class CredentialBook:
         return serial in self._revoked or credential in self._revoked
 
     def record(self, serial: str) -> IssuedRecord | None:
-        """What is known of a certificate."""
+        """Return the record of a certificate."""
         return self._issued.get(serial)
 
     def living(self, *, now_s: float) -> list[IssuedRecord]:
@@ -205,7 +205,7 @@ class CredentialBook:
         )
 
     def holder_of(self, worker: str, *, now_s: float) -> IssuedRecord | None:
-        """Whose credential lists a worker's name."""
+        """Return the record of a living certificate that lists a worker's name."""
         return next((one for one in self.living(now_s=now_s) if worker in one.workers), None)
 
     def made_for(self, token: str, name: str, key: str) -> IssuedRecord | None:
@@ -390,7 +390,7 @@ def restored_s(directory: Path) -> float:
 
 
 def _issued_record(found: dict[str, Any]) -> IssuedRecord:
-    """What is written down of a certificate; earlier releases of dtd wrote more.
+    """Return the stored record of a certificate; earlier releases of dtd wrote more.
 
     Raises:
         TypeError: it is damaged.

@@ -178,7 +178,7 @@ MAX_NAMES: Final = 64
 """So many workers can one credential be good for."""
 USUAL_GPUS: Final = 16
 USUAL_INSTANCES: Final = ("cpu", *(f"cuda{n}" for n in range(USUAL_GPUS)), "server")
-"""What is asked for when nobody says otherwise: dtd-worker@cpu, @cuda0 to @cuda15, @server."""
+"""Instances requested by default: dtd-worker@cpu, @cuda0 to @cuda15, @server."""
 
 
 def worker_names(host: str, instances: Sequence[str] = USUAL_INSTANCES) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ _CREDENTIALS: Final = struct.Struct("=iII")
 _SO_PEERGROUPS: Final = 59
 _GROUP: Final = struct.Struct("=I")
 MAX_GROUPS: Final = 256
-"""As many as Python's getsockopt has room for; who is in more counts by his first group alone."""
+"""Most groups that Python's getsockopt has room for; beyond, only the first one counts."""
 
 
 def peer_uid(connection: Any) -> int:

@@ -33,7 +33,7 @@ def place_of_renewed(path: Path, state_dir: Path) -> Path:
 
 
 def places_of_renewed(state_dir: Path) -> tuple[Path, ...]:
-    """Where workers of this host have put renewed certificates that they could not put in place."""
+    """Return the paths of renewed certificates that workers of this host could not put in place."""
     return state_dir / LEAF, state_dir.parent / SHARED / LEAF
 
 

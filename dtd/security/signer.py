@@ -45,7 +45,7 @@ class Signer:
 
     @property
     def sha256(self) -> str:
-        """What it is known by."""
+        """The hash that identifies it."""
         return certificates.sha256_hex(self.certificate)
 
     @property

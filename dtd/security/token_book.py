@@ -25,7 +25,7 @@ _REMEDY: Final = "ask the operator for a new one: `dtdctl token create`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """What is kept of a token; times are Unix seconds.
+    """The stored record of a token; times are Unix seconds.
 
     Attributes:
         id: stands in the token.

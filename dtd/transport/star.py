@@ -30,19 +30,19 @@ class StarPort(Protocol):
     """
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """As `ExtendableCollective.open_step`."""
+        """Open a step of the star."""
         ...
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """As `ExtendableCollective.add`."""
+        """Add buckets to the open step."""
         ...
 
     def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """As `Collective.start`."""
+        """Start a bucket; `done` is called once its result is here."""
         ...
 
     def wait(self, bucket: int) -> None:
-        """As `Collective.wait`."""
+        """Block until a bucket is done."""
         ...
 
     def sent_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""What the web page needs of the coordinator, and who asks there."""
+"""The web page's interface to the coordinator, and its callers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WebBackend(Protocol):
         ...
 
     async def holder_of_token(self, text: str, host: str) -> Identity:
-        """As whom somebody with a token logs in, which counts as one use of it.
+        """Return the identity of a login with a token, which counts as one use of it.
 
         Raises:
             DtdError: it is no valid token of an operator or a viewer.
@@ -71,11 +71,11 @@ class WebBackend(Protocol):
         ...
 
     def tells(self) -> Mapping[str, Any]:
-        """What the page says of the coordinator itself."""
+        """Return the page's information about the coordinator itself."""
         ...
 
     def public_host(self) -> str:
-        """Where a page that is served at all addresses of this host is opened."""
+        """Return the host in the URL of a page that is served at all addresses of this host."""
         ...
 
     def failed(self, error: Exception) -> None:

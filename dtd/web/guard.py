@@ -1,4 +1,4 @@
-"""What every request must pass: the name it was sent to, its origin, and the session it shows.
+"""Checks of every request: the name it was sent to, its origin, and the session it shows.
 
 A page of another site can make a browser send requests here, and can have its own name resolve to
 this host's address.  So the Host header must be an address or a name of this coordinator; what
@@ -95,7 +95,7 @@ def foreign(request: web.Request, *, secured: bool, names: Collection[str]) -> s
 
 
 def answer_headers(path: str) -> dict[str, str]:
-    """What stands on each answer; data is not kept by anybody."""
+    """Return the headers of an answer; data is not stored by anybody."""
     kept = {"Cache-Control": "no-store"} if path.startswith(API) else {}
     return {**HEADERS, **kept}
 
@@ -110,6 +110,6 @@ def refused(status: int, message: str, remedy: str = "") -> web.Response:
 
 
 def of_error(error: DtdError) -> web.Response:
-    """What the coordinator has refused."""
+    """Return the answer for a refusal by the coordinator."""
     forbidden = isinstance(error, ProtocolError)
     return refused(HTTP_FORBIDDEN if forbidden else HTTP_REFUSED, error.message, error.remedy)

@@ -27,7 +27,7 @@ from dtd.wire import messages as m
 EVERY_S: Final = 1.0
 MAX_WATCHERS: Final = 64
 MAX_WATCHERS_OF_ONE: Final = 8
-"""Of one credential or token, however often it is logged in."""
+"""Most watchers of one credential or token, however often it is logged in."""
 MAX_VIEWERS: Final = 48
 """The rest is reserved for operators."""
 UNREAD_S: Final = 15.0
@@ -39,7 +39,7 @@ CURVES: Final = ("loss", "rates")
 
 
 class _Watcher:
-    """What one browser is to be sent next, the newest of each topic."""
+    """The messages to send to one browser next, the newest of each topic."""
 
     def __init__(self, session: Session[Identity]) -> None:
         self.session = session
@@ -138,7 +138,7 @@ class Live:
             self._tasks = tuple(asyncio.create_task(self._forever(look)) for look in looks)
 
     async def _forever(self, look: Callable[[], Awaitable[None]]) -> None:
-        """What cannot be read now, since a disk fails, is tried again."""
+        """Read again and again; a failed read, as of a disk, is tried again."""
         while True:
             try:
                 await look()

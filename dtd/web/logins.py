@@ -67,7 +67,7 @@ class Logins:
         self.secured = False
 
     def use_address(self, port: int, *, secured: bool) -> None:
-        """Where the page is served; a browser sends cookies of one port to others as well."""
+        """Set the page's address; a browser sends cookies of one port to others as well."""
         self.secured = secured
         self.cookie = f"{'__Host-' if secured else ''}dtd_session_{port}"
 
@@ -161,7 +161,7 @@ class Logins:
         )
 
     def shown(self, session: Session[Identity]) -> dict[str, object]:
-        """What the page says of whoever is logged in."""
+        """Return the page's information about the person who is logged in."""
         who = session.holder
         return {
             "role": who.role,
@@ -186,5 +186,5 @@ def holder_of(session: Session[Identity]) -> str:
 
 
 def caller(session: Session[Identity], request: web.Request) -> WebCaller:
-    """Whoever sends a request, as the coordinator's handlers know callers."""
+    """Return a request's sender, as the coordinator's handlers know callers."""
     return WebCaller(identity=session.holder, host=request.remote or "?")

@@ -15,7 +15,7 @@ from dtd.wire import messages as m
 MOST_POINTS: Final = 1000
 MOST_NAMES: Final = 32
 _LARGEST: Final = 2**53
-"""What a browser's numbers can count to."""
+"""The largest integer that a browser's numbers can count to."""
 
 _MOST_VERSIONS: Final = 2**32
 
@@ -73,7 +73,7 @@ ACTIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], m.Message]]] = {
 
 
 def action(given: Any) -> m.Message:
-    """What somebody who may change something asks for.
+    """Read the action that a browser requests.
 
     Raises:
         RequestRefused: it is none of the actions, or lacks a field.

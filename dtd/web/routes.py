@@ -45,7 +45,7 @@ OfSession = Callable[[web.Request, Session[Identity]], Awaitable[web.StreamRespo
 
 
 class Routes:
-    """What is answered at which URL.
+    """The handlers of the page's URLs.
 
     Args:
         backend: the coordinator.

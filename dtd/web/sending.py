@@ -1,4 +1,4 @@
-"""What keeps one browser from costing the others: answers in pieces, and a log of one line.
+"""Answers in pieces, so that no browser costs the others, and a log of one line.
 
 A body is handed to a connection piece by piece, each when the one before has been taken, so that a
 browser which reads nothing holds a piece in memory and not the file.  (`dtd.web.listener` cuts it.)

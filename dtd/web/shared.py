@@ -47,7 +47,7 @@ class SharedAnswers:
         return await self.made(repr(message), lambda: self._answer(message))
 
     async def made(self, key: str, make: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
-        """What was made for this key lately, or is made now.
+        """Return the recent answer for this key, or make one now.
 
         Raises:
             DtdError: it cannot be made.

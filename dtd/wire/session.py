@@ -214,7 +214,7 @@ class Session:
         return iter(()) if frames is NO_FRAMES else self._messages(frames)
 
     def feed(self, data: bytes) -> Iterator[Received]:
-        """As `received`, for bytes already in memory, none of which may be held."""
+        """Yield the messages in bytes already in memory, none of which may be held."""
         if self.state is not State.CLOSED:
             yield from self._messages(self._decoder.feed(data))
 
@@ -391,9 +391,9 @@ def without_words(error: ProtocolError) -> ProtocolError:
 
 
 def answer_of(error: m.Error) -> DtdError:
-    """As `error_of`, but REFUSED becomes a refusal instead of a protocol error.
+    """Return the error of `error_of`, with REFUSED as a refusal instead of a protocol error.
 
-    So does INTERNAL: the other side understood the request and failed to perform it.
+    So is INTERNAL: the other side understood the request and failed to perform it.
     """
     told = error_of(error)
     if error.code in (ErrorCode.REFUSED, ErrorCode.INTERNAL):

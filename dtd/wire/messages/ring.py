@@ -66,7 +66,7 @@ class LinkHeartbeat(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShmRegion:
-    """Where one bucket is in shared memory: bytes from the file's beginning; 0: not shared."""
+    """Place of one bucket in shared memory: bytes from the file's beginning; 0: not shared."""
 
     offset: U64
 

@@ -141,7 +141,7 @@ class RegroupPlan:
 
 
 def plan_regroup(held: Sequence[ShardSet], wanted: Sequence[ShardSet]) -> RegroupPlan:
-    """Plan who sends which parts of a state to whom.
+    """Plan the transfers of a state's parts between ranks.
 
     Args:
         held: what each rank of the new ring holds.
@@ -222,7 +222,7 @@ def _elementary(
 ) -> Iterator[tuple[Interval, list[int], list[int]]]:
     """Yield the intervals that no set divides, with the ranks that hold and those that lack them.
 
-    Those that nobody lacks are left out.
+    Those that no rank lacks are left out.
     """
     every = (*held, *wanted)
     points = sorted({point for one in every for interval in one.intervals for point in interval})

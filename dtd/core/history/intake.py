@@ -1,4 +1,4 @@
-"""Which reported rows count, and where they go: behind the others, in place of some, or nowhere.
+"""Intake of reported rows: they go behind the others, in place of some, or nowhere.
 
 Steps that were lost are trained again by a later generation: its rows replace all from there on.
 What is reported twice of one generation counts once.  A peer's rows are input: those that the

@@ -1,4 +1,4 @@
-"""Which buckets a plot is made of, and how they become as many points as it wants.
+"""Buckets of a plot, and their reduction to as many points as it wants.
 
 A plot takes the coarsest level that still has at least as many buckets as points.  Where the rows
 of that level have been removed, coarser ones stand in for them.  Pure.
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from dtd.core.history.pyramid import LEVELS, width
 
 MOST_POINTS: Final = 20_000
-"""In one answer, of all its columns together: packing them must not hold the event loop up."""
+"""Most points of all columns of an answer: packing them must not hold the event loop up."""
 
 
 class Piece(NamedTuple):
@@ -69,7 +69,7 @@ def pieces(begin: int, end: int, level: int, kept_from: Sequence[int]) -> list[P
 
 
 def slots_of(buckets: Iterable[tuple[int, int]], begin: int, end: int, points: int) -> list[Slot]:
-    """At most `points` slots of buckets, which are given in order, by level and number."""
+    """Return at most `points` slots of buckets, which are given in order, by level and number."""
     span = max(1, end - begin + 1)
     made: list[Slot] = []
     newest = -1

@@ -1,7 +1,7 @@
-"""Which buckets remain when: by age, and by the size that the operator allows.
+"""Retention of buckets: by age, and by the size that the operator allows.
 
 Age: the rows of every step are kept for a week, coarser buckets longer; the coarsest levels have no
-age.  Size: whoever holds most gives up its oldest rows of its finest level first, so that one job,
+age.  Size: the largest job gives up its oldest rows of its finest level first, so that one job,
 or one worker that floods its own, cannot push out the others.  Pure.
 """
 

@@ -1,4 +1,4 @@
-"""Which shards of a state the workers hold, and whether together they hold all of it.
+"""Shards of a state that workers hold, and whether together they hold all of it.
 
 A worker holds all of a state, or, if the job's strategy shards it, a part (`engine.shards`).  A
 state can be continued from workers whose parts cover [0, 1).  Everything here applies to all jobs:
@@ -87,7 +87,7 @@ def assigned_part(job: Job, name: str) -> ShardSet:
 
 
 def division(job: Job) -> Division:
-    """Which rank of the job's newest generation holds which segments of a sharded state."""
+    """Return the division of a sharded state among the job's newest generation."""
     mirrors = max(0, job.terms.mirrors)
     return Division(world_size=len(job.roster), mirrors=mirrors, servers=job.servers)
 

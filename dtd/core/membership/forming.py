@@ -176,7 +176,7 @@ def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
 
 
 def why_incomplete(cluster: ClusterState, job: Job) -> str:
-    """Which shards of the newest state no present worker has, and whose they are; "" if none."""
+    """Return the newest state's shards that no present worker has, in words; "" if none."""
     present = cluster.available()
     key = choice.newest_key(job, present)
     missing = uncovered(present, key)

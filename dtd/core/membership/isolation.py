@@ -200,7 +200,7 @@ def _judge_all(cluster: ClusterState, now: float) -> None:
 
 
 def next_deadline(cluster: ClusterState) -> float | None:
-    """When a worker is retried, or the job is judged."""
+    """Return when a worker is retried, or the job is judged."""
     times = [cluster.isolation.set_aside[worker.name].until for worker in _here(cluster)]
     if cluster.isolation.verdict_by is not None:
         times.append(cluster.isolation.verdict_by)

@@ -292,7 +292,7 @@ class Pools:
         return self._machine_of(name).awaits(name, message)
 
     def next_deadline(self, now: float) -> float | None:
-        """When `handle(Ticked(), ...)` must be called if nothing else happens before."""
+        """Return when `handle(Ticked(), ...)` must be called if nothing else happens before."""
         waits = [machine.next_deadline(now) for machine in self.machines()]
         waits += [
             allocation.tried_again_at(one.cluster, self.home.cluster, now) for one in self._pools

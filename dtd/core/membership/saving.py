@@ -1,6 +1,6 @@
 """The end of a job: its state is written to disks before any holder is released.
 
-    all finished, cancelled, failed -> begin -SAVE-> those who hold the newest state -> finish
+    all finished, cancelled, failed -> begin -SAVE-> holders of the newest state -> finish
 
 Part of the membership machine; changes the cluster's state, adds effects.  A job is done only when
 its final state is durable on `checkpoint.copies` workers, or on all its holders; until then it is
@@ -153,7 +153,7 @@ def awaits(cluster: ClusterState, name: str, message: m.Message) -> bool:
 
 
 def next_deadline(cluster: ClusterState, now: float) -> float | None:
-    """When `advance` must be called if nothing else happens before."""
+    """Return when `advance` must be called if nothing else happens before."""
     orders = cluster.saving
     if orders is None:
         return None
@@ -216,7 +216,7 @@ def _holders(cluster: ClusterState, key: choice.Key) -> list[Worker]:
 def _written(job: Job, key: choice.Key) -> dict[str, ShardSet]:
     """Return the parts of the state, or of a newer one, that workers have published, by worker.
 
-    A job that is done is not saved with an older state, even if nobody holds its last one any more.
+    A job that is done is not saved with an older state, even if its last one is lost.
     """
     saved = (job.checkpoint_generation, job.checkpoint_step)
     step = branches.saved_step(job) if saved >= key else key[1]

@@ -209,7 +209,7 @@ def _committed_step(cluster: ClusterState, job: Job) -> int:
 
 
 def _remembered_part(cluster: ClusterState, job: Job, worker: Worker) -> ShardSet:
-    """Which shards of the newest state it has in memory, as far as is known."""
+    """Return the shards of the newest state that it has in memory, as far as is known."""
     if worker.reconnection.returning or not remembers(cluster, job, worker):
         return NOTHING
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):

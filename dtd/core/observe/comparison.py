@@ -18,7 +18,7 @@ from dtd.rules import did_you_mean
 from dtd.shown import shown
 
 MOST_RUNS: Final = 16
-"""In one comparison."""
+"""Most runs in one comparison."""
 MOST_POINTS: Final = 200
 """Most points of one curve."""
 _LOSS: Final = "loss"
@@ -47,7 +47,7 @@ class Run:
 
 
 def compare(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
-    """In what the runs differ, and how they did.
+    """Return the differences between runs, and their results.
 
     Args:
         runs: in the order of the answer's values.
@@ -66,7 +66,7 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
 
 
 def differences(runs: Sequence[Details]) -> Iterator[dict[str, Any]]:
-    """Everything of which the runs do not all have the same: what it is of, its key, the values."""
+    """Yield the kind, the key and the values of everything in which the runs differ."""
     tables = [_described(run) for run in runs]
     for kind in tables[0]:
         keys = dict.fromkeys(key for table in tables for key in table[kind])

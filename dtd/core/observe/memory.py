@@ -41,7 +41,7 @@ class Said(Protocol):
 
     @property
     def predicted_bytes(self) -> int:
-        """By the strategy; 0 where nothing is predicted."""
+        """Size predicted by the strategy; 0 where nothing is predicted."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which settings make a job fit the memory of a worker that is too small for it.  Pure.
+"""Settings that make a job fit the memory of a worker that is too small for it.  Pure.
 
 A measured step says what each part takes with the job's own settings; what another setting changes
 is reckoned from there:

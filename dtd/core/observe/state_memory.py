@@ -34,7 +34,7 @@ from typing import Final
 from dtd.shown import shown_bytes
 
 REPLICATED: Final = 0
-"""In place of a stage: nothing is divided."""
+"""The stage of a state that is not divided."""
 
 TRAINING_BYTES: Final = 64 << 20
 """Memory of threads, libraries and connections after a model was built: 50 MiB measured."""

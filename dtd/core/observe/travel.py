@@ -1,4 +1,4 @@
-"""When a step's buckets are back, coded or as they are: the events of one rank, in order.
+"""Times at which a step's buckets are back, coded or not: the events of one rank, in order.
 
 A codec has one thread.  It encodes a bucket's first stage when the bucket is full, the next stage
 when the one before is through, and decodes when the last one is: first come, first served.  The
@@ -39,7 +39,7 @@ class Exchange:
     """One stage of a bucket, as it travels.
 
     Attributes:
-        bucket: whose; its stages are its exchanges, in their order.
+        bucket: its index; its stages are its exchanges, in their order.
         size_bytes: of the wire buffer.
         gathers: every rank gives its own part of the buffer; otherwise all give the whole, summed.
         scatters: the sum of a segment arrives at its owner and `copies` more ranks.
@@ -102,7 +102,7 @@ class Star:
         latency_s: of a link between a worker and a server.
         up_bytes_per_s: at which every worker can send at once.
         down_bytes_per_s: at which every worker can receive at once.
-        narrowest: whose link limits both together, for people.
+        narrowest: the member whose link limits both, for people.
     """
 
     servers: int
@@ -189,7 +189,7 @@ def _whole(coded: Coded, world_size: int) -> frozenset[int]:
 
 
 def _star_s(one: Exchange, ring: Ring, star: Star, world_size: int) -> float:
-    """From the first byte to the last, over the servers."""
+    """Return the time from the first byte to the last, over the servers."""
     if one.gathers:
         moved_s = one.size_bytes / star.down_bytes_per_s
     else:
@@ -199,7 +199,7 @@ def _star_s(one: Exchange, ring: Ring, star: Star, world_size: int) -> float:
 
 
 def _wire_s(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> float:
-    """From the first byte to the last."""
+    """Return the time from the first byte to the last."""
     if whole:
         hop_s = one.size_bytes / ring.bytes_per_s + one.add_s + ring.latency_s
         return (world_size - 1) * hop_s + ring.overhead_s
@@ -213,7 +213,7 @@ def _wire_s(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> float
 
 
 def _last_s(ready_s: Sequence[float], coded: Coded, wires_s: Sequence[float]) -> float:
-    """When the last bucket is read."""
+    """Return when the last bucket is read."""
     stages: list[list[int]] = [[] for _ in ready_s]
     for position, one in enumerate(coded.exchanges):
         stages[one.bucket].append(position)

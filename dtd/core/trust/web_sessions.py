@@ -31,7 +31,7 @@ class Session(Generic[HolderT]):
 
     Attributes:
         id: hash of the cookie.
-        holder: whose it is.
+        holder: its owner.
         key_sha256: hash of the key.
         expires_s: when it ends.
     """
@@ -49,7 +49,7 @@ class _Code(Generic[HolderT]):
 
 
 class WebSessions(Generic[HolderT]):
-    """All codes and sessions, both bounded; the oldest of whoever has too many makes room."""
+    """All codes and sessions, both bounded; the oldest of a holder with too many makes room."""
 
     def __init__(self) -> None:
         self._codes: OrderedDict[str, _Code[HolderT]] = OrderedDict()

@@ -79,7 +79,7 @@ class Authority:
 
     @property
     def certificate_pem(self) -> bytes:
-        """Its certificate: whom tokens name."""
+        """The certificate that tokens name."""
         return self.signer.pem
 
     @property

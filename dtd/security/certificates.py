@@ -32,7 +32,7 @@ _CALLS: Final = frozenset({identity.WORKER, identity.OPERATOR, identity.VIEWER})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Which credential a certificate belongs to, and how long it counts."""
+    """The credential and the validity of a certificate."""
 
     serial: str
     credential: str
@@ -60,7 +60,7 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 
 def sha256_hex(certificate: x509.Certificate) -> str:
-    """SHA-256 of a certificate's DER form: what a token knows the authority by."""
+    """SHA-256 of a certificate's DER form, by which a token identifies the authority."""
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
@@ -125,7 +125,7 @@ def key_sha256(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def life_of(certificate: x509.Certificate) -> tuple[float, float]:
-    """When a certificate was issued, and when it ends, in Unix seconds."""
+    """Return when a certificate was issued, and when it ends, in Unix seconds."""
     issued = certificate.not_valid_before_utc + CLOCK_SKEW
     return issued.timestamp(), certificate.not_valid_after_utc.timestamp()
 

@@ -78,16 +78,16 @@ class Clock:
 
 
 SLACK_S: Final = 300.0
-"""By so much a clock is corrected without being doubted."""
+"""Most that a clock is corrected without being doubted."""
 HOLD_S: Final = 3600.0
-"""So long a jump is doubted."""
+"""Time for which a jump is doubted."""
 
 
 class TrustedTime:
     """Two clocks as one.
 
     Args:
-        wall_s: what the host's clock shows, Unix seconds.
+        wall_s: time of the host's clock, Unix seconds.
         steady_s: a clock that nobody sets, in seconds.
         known_s: Unix time that was certainly reached before; 0: not known.
     """

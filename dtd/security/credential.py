@@ -34,7 +34,7 @@ from dtd.security.private_files import make_private_directory, read_private, wri
 LONG_AGO: Final = dt.datetime.fromtimestamp(0, dt.UTC)
 FIRST_LINE: Final = "# dtd credential 1"
 CERTIFICATES: Final = 2
-"""In a file: its holder's, and the authority's."""
+"""Certificates in a file: its holder's, and the authority's."""
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 _REMEDY: Final = "get a new one with `dtd-worker join TOKEN` or `dtdctl join TOKEN`"
@@ -45,7 +45,7 @@ class Facts(Protocol):
 
     @property
     def serial(self) -> str:
-        """Its own."""
+        """The certificate's serial number."""
         ...
 
     @property
@@ -55,12 +55,12 @@ class Facts(Protocol):
 
     @property
     def issued(self) -> dt.datetime:
-        """When it began to count."""
+        """The start of its validity."""
         ...
 
     @property
     def expires(self) -> dt.datetime:
-        """When it ends."""
+        """The end of its validity."""
         ...
 
 

@@ -114,17 +114,17 @@ class Holder(Protocol):
 
     @property
     def credential(self) -> str:
-        """Which credential it belongs to."""
+        """The credential that it belongs to."""
         ...
 
     @property
     def issued_s(self) -> float:
-        """When it began to count."""
+        """The start of its validity, Unix seconds."""
         ...
 
     @property
     def expires_s(self) -> float:
-        """When it ends."""
+        """The end of its validity, Unix seconds."""
         ...
 
 
@@ -152,7 +152,7 @@ class CredentialBook:
     # --- who counts --------------------------------------------------------------------------
 
     def standing(self, who: Holder, *, now_s: float) -> tuple[str, str]:
-        """Why somebody's certificate does not count, and what he can do; empty when it counts."""
+        """Return why a certificate does not count, and the remedy; empty when it counts."""
         if not who.serial:
             return "", ""
         if self.is_revoked(who.serial, who.credential):
@@ -166,7 +166,7 @@ class CredentialBook:
         return "", ""
 
     def _all(self) -> list[IssuedRecord]:
-        """At once: the event loop may add one while the store's thread goes through them."""
+        """Return all at once: the event loop may add one while the store's thread reads them."""
         return list(self._issued.values())
 
     def _renewed_after_backup(self, who: Holder) -> bool:
@@ -229,15 +229,15 @@ class CredentialBook:
         """Whether a credential can be issued; returns the certificates whose place it takes.
 
         Args:
-            role: of who joins.
-            name: of who joins.
+            role: of the joiner.
+            name: of the joiner.
             workers: the names that it is to register.
             replaces: an operator has said that it may take the place of one of its name.
-            key: SHA-256 of the key of who joins; what he has got for it before does not count.
+            key: SHA-256 of the joiner's key; certificates issued for it before do not count.
             now_s: Unix seconds.
 
         Raises:
-            RequestRefused: somebody has the name, or a name of its workers.
+            RequestRefused: the name, or a name of its workers, is taken.
         """
         wanted, same = frozenset(workers), []
         for one in self.living(now_s=now_s):

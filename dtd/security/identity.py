@@ -22,14 +22,14 @@ OPERATOR: Final = "operator"
 VIEWER: Final = "viewer"
 COORDINATOR: Final = "coordinator"
 JOINABLE: Final = (WORKER, OPERATOR, VIEWER)
-"""The roles that a token can let somebody join as."""
+"""The roles that a token can grant."""
 
 LOCAL: Final = "local"
-"""On this host: the user whom the coordinator belongs to, or root."""
+"""Role on this host of the coordinator's own user, and of root."""
 OUTSIDER: Final = "outsider"
-"""On the socket: a user whom the coordinator's settings do not name."""
+"""Role on the socket of a user that the coordinator's settings do not name."""
 STRANGER: Final = "stranger"
-"""Over TCP: a caller without a certificate."""
+"""Role over TCP of a caller without a certificate."""
 
 _URI: Final = re.compile(
     rf"dtd://(?P<cluster>[0-9a-f]{{32}})/(?P<role>worker|operator|viewer|coordinator)"
@@ -149,10 +149,10 @@ def of_certificate(certificate: Mapping[str, Any] | None, der: bytes | None) -> 
 
 
 def check_role(who: Identity, role: str) -> None:
-    """Whether the other side is what it must be; an empty role allows any.
+    """Check the role of the other side; an empty role allows any.
 
     Raises:
-        ProtocolError: REFUSED, it is something else.
+        ProtocolError: REFUSED, it has another one.
     """
     if role and who.role != role:
         raise ProtocolError(

@@ -13,7 +13,7 @@ DAY_S: Final = 86400.0
 LIFE_DAYS: Final = 30
 RENEWED_AFTER: Final = 2 / 3
 WARN_BEFORE_DAYS: Final = 7
-"""By then it should have been renewed long ago."""
+"""Days before its end at which it should have been renewed long ago."""
 
 
 def renewed_from_s(issued_s: float, expires_s: float, *, life_days: float = LIFE_DAYS) -> float:

@@ -73,7 +73,7 @@ class LocalUsers:
     """The users and groups that were named, by role.
 
     Attributes:
-        own_uid: whom the coordinator belongs to.
+        own_uid: the coordinator's own user.
         uids: users by role.
         gids: groups by role.
         unknown: the names that this host does not know.

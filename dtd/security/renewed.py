@@ -2,7 +2,7 @@
 
 It takes the place of the credential's file where that may be written.  Where not (a service manager
 hands the file over read-only) it goes into the state directory, or into one that all workers of the
-host share, and whoever starts next takes the newest.  A job's code can write to both directories.
+host share, and the next process takes the newest.  A job's code can write to both directories.
 So a file there is only a key and a certificate: addresses of the coordinator, authority, role and
 names come from the credential alone, whose authority must have signed the certificate.
 """
@@ -21,7 +21,7 @@ from dtd.security.private_files import read_private
 
 LEAF: Final = "renewed.credential"
 SHARED: Final = "workers"
-"""Beside the workers' state directories, one for all workers of a host, made by systemd."""
+"""Directory next to the workers' own, for all workers of a host, made by systemd."""
 
 
 def place_of_renewed(path: Path, state_dir: Path) -> Path:

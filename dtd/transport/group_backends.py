@@ -88,7 +88,7 @@ class GlooGroup:
         self.place = "\n".join(f"{h} {p}" for h, p in set(_listening(host)) - before).encode()
 
     def knows(self, places: Sequence[bytes]) -> None:
-        """See `Group`; every connection of the group ends at one of these addresses."""
+        """Implement `Group.knows`; every connection of the group ends at one of these addresses."""
         for place in places:
             for line in place.decode(errors="replace").splitlines():
                 host, _, port = line.rpartition(" ")

@@ -50,13 +50,13 @@ QUIET_INCIDENTS: Final = frozenset(
 
 
 class Effects:
-    """The queue of effects, and what becomes of each.
+    """The queue of effects, and their outcomes.
 
     Args:
         links: the workers' connections.
         store: where jobs and incidents are written.
         thread: the thread that the store's methods run in.
-        secrets: puts in what only the receivers of a message may know.
+        secrets: adds the secrets that only the receivers of a message may know.
         desk: told when a job ends and when something happens.
         job_numbers: number of each job in the store.
         saved: told when a job is written that announces a generation, or could not be.
@@ -116,7 +116,7 @@ class Effects:
                     self._perform(item)
 
     async def settled(self) -> None:
-        """Return when every effect so far is done: what was decided is written down."""
+        """Return when every effect so far is done: all decisions are written down."""
         done: Settled = asyncio.get_running_loop().create_future()
         self._put(Item(done, None))
         await done

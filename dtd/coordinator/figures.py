@@ -1,6 +1,6 @@
 """Recent history of each job for displays: losses, rates, times of a step, links.
 
-Made of what workers report anyway, and bounded: when a curve is full, every second point of it is
+Made of workers' usual reports, and bounded: when a curve is full, every second point of it is
 dropped and from then on only every second step counts.  It is lost with this process; what must be
 kept is in the store.
 """

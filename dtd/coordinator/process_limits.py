@@ -42,7 +42,7 @@ _IN_HEAP_BYTES: Final = 128 * 1024
 
 
 def give_back_freed_memory() -> None:
-    """From now on large blocks are given back when they are freed; does nothing without glibc."""
+    """Have freed large blocks returned to the system from now on; only with glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _IN_HEAP_BYTES)

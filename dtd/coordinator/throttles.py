@@ -121,7 +121,7 @@ class SingleAnswers:
     sent.
 
     Args:
-        question: what is asked, in words.
+        question: the request, in words.
         contain: contains errors that prevent an answer.
     """
 
@@ -196,7 +196,7 @@ LOG_BURST: Final = 16.0
 
 
 class Refusals:
-    """When the last refusals, or failures, were logged, by place and reason; the oldest first."""
+    """Times of the last logged refusals, or failures, by place and reason; the oldest first."""
 
     def __init__(self) -> None:
         self._logged_s: OrderedDict[tuple[str, str], float] = OrderedDict()

@@ -1,4 +1,4 @@
-"""The coordinator's side of the web page: whoever is logged in asks as a connection of dtdctl does.
+"""The coordinator's side of the web page: its callers' requests count like those of dtdctl.
 
 The page itself is `dtd.web`, which is imported only where it is served.
 """
@@ -57,7 +57,7 @@ class Desk(Protocol):
     """Answers requests: `dtd.coordinator.handlers.requests`."""
 
     async def carry_out(self, caller: Caller, request: m.Message) -> dict[str, Any]:
-        """Do what is asked, and enter it."""
+        """Perform a request, and enter it."""
         ...
 
 
@@ -67,7 +67,7 @@ class WebDesk:
     Args:
         config: says where the page is served, if anywhere.
         coordinator: the daemon.
-        port: knows who may do what.
+        port: has the authority and the roles.
         desk: answers requests.
     """
 
@@ -156,7 +156,7 @@ class WebDesk:
             ) from None
 
     def standing(self, who: Identity) -> str:
-        """Why somebody who has logged in may not be here any more; empty when he may."""
+        """Return why a login is not valid any more; empty while it is."""
         authority = self._port.authority
         if authority is None:
             return "" if who.uid is not None else "this coordinator has no authority any more"
@@ -193,7 +193,7 @@ class WebDesk:
         return await self._coordinator.audit.around(claimed, m.OpenWeb(), use)
 
     def tls(self) -> ssl.SSLContext | None:
-        """For serving beyond this host, where browsers show no certificate; blocking."""
+        """Return the TLS for other hosts, whose browsers show no certificate; blocking."""
         authority = self._port.authority
         if authority is None:
             return None
@@ -202,7 +202,7 @@ class WebDesk:
         return context
 
     def host_names(self) -> frozenset[str]:
-        """Under which names other hosts know the coordinator."""
+        """Return the names by which other hosts know the coordinator."""
         hosts = [address.host for address in self._port.coordinators]
         own = [self._address.host] if self._address is not None else []
         return frozenset(name.lower() for name in (*hosts, *own, socket.gethostname()))

@@ -44,7 +44,7 @@ def origin_mode(asked: str, parent_state: str) -> str:
         parent_state: how the job that is started from stands.
 
     Raises:
-        RequestRefused: what is asked for is neither.
+        RequestRefused: the request is for neither.
     """
     if asked and asked not in MODES:
         raise RequestRefused(f"{asked!r} is not one of {', '.join(MODES)}")
@@ -97,7 +97,7 @@ class Commands:
             waiting.set_result({"job": ended.id, **result})
 
     async def carry_out(self, order: Order) -> dict[str, Any]:
-        """Do what is asked.
+        """Perform a request.
 
         Raises:
             DtdError: it cannot be done, or the job is not valid.

@@ -124,7 +124,7 @@ class Deletions:
             log.error("store_failed", error=str(task.exception()))
 
     async def _drop(self, doomed: list[Doomed]) -> dict[str, Any]:
-        """Have those who are here delete it; returns what became of each checkpoint."""
+        """Have connected workers delete it; return the outcome of each checkpoint."""
         here = [one for one in doomed if self._links.link_to(one["worker"]) is not None]
         keys = [(str(one["worker"]), str(one["directory"])) for one in here]
         loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ class Deletions:
 
 
 def _remove(state_dir: Path, job: str, identity: str) -> None:
-    """Curves are a convenience: what cannot be removed stays."""
+    """Curves are a convenience: those that cannot be removed stay."""
     for directory in curves_of(state_dir, job, identity):
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -44,7 +44,7 @@ class Profiles:
         self._last: dict[str, Any] = {}
 
     async def profile(self, request: m.Profile) -> dict[str, Any]:
-        """Have it recorded, and return who has what; or return that again, with new tickets.
+        """Have it recorded, and return the files' holders; or return those again, with new tickets.
 
         Raises:
             RequestRefused: the job does not run, another profile is under way, or no worker has

@@ -97,7 +97,7 @@ class RenewalHandler:
         self._told.pop(link, None)
 
     async def keep(self) -> None:
-        """End what has ended, and renew what is this host's, until cancelled."""
+        """Close expired connections, and renew this host's credentials, until cancelled."""
         for looks in itertools.count():
             authority = self._port.authority
             if authority is not None:
@@ -135,7 +135,7 @@ class RenewalHandler:
                 link.send(m.Renewed())
 
     async def _answer(self, link: Link, request: m.Renew) -> None:
-        """That there is no new certificate yet is no reason to end a connection.
+        """Answer, and keep the connection even if there is no new certificate yet.
 
         The next is answered when this answer has been read.
         """

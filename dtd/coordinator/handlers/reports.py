@@ -18,7 +18,7 @@ from dtd.core.limits.quotas import CHECKPOINTS, FIGURES, LINES, NOTICES, Quotas
 from dtd.wire import messages as m
 
 LINES_AT_ONCE: Final = 250
-"""In one transaction: whatever is urgent waits for one of these at most, a few milliseconds."""
+"""Most lines of one transaction: urgent calls wait for at most one, a few milliseconds."""
 
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Most bytes of lines that the disk has not taken yet."""

@@ -99,7 +99,7 @@ class RequestHandler:
     async def carry_out(
         self, caller: Caller, request: m.Message, payload: bytes = b""
     ) -> dict[str, Any]:
-        """Do what somebody asks who may ask it, and enter it if it changes something.
+        """Perform a permitted request, and enter it if it changes something.
 
         Raises:
             DtdError: it cannot be done.

@@ -190,7 +190,7 @@ class MetricsRecorder:
             )
 
     def _set_aside(self, why: str) -> None:
-        """In the store's thread."""
+        """Report a damaged file that was set aside; in the store's thread."""
         self._loop.call_soon_threadsafe(self._tell_set_aside, why)
 
     def _tell_set_aside(self, why: str) -> None:

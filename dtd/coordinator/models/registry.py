@@ -49,11 +49,11 @@ class ModelRegistry:
         self._copies = copies
 
     async def carry_out(self, request: ModelRequest, by: str) -> dict[str, Any]:
-        """Do what is asked; answers with the version or versions that it is about.
+        """Perform a request; return the version or versions that it is about.
 
         Args:
-            request: what is asked.
-            by: who asks, ROLE/NAME.
+            request: the request.
+            by: its sender, ROLE/NAME.
 
         Raises:
             RequestRefused: it cannot be done, with the reason.

@@ -53,7 +53,7 @@ class _History:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        """That of the job with this body, which may be empty."""
+        """Read it from a job's body, which may be empty."""
         return cls(
             branches=remembered(body.get("branches", ())),
             confirmed=vouching.remembered(body.get("agreed", ())),
@@ -68,7 +68,7 @@ class Store:
         state_dir: created if missing, readable by its owner only.
 
     Attributes:
-        audit: who did what.
+        audit: the log of changes and their callers.
         sweeps: sweeps and their trials.
         annotations: tags and notes of jobs.
         models: registered models.
@@ -334,7 +334,7 @@ class Store:
         """Take a job's checkpoints, with `step` those of that step, from the known to the doomed.
 
         Returns:
-            All of these that are still on somebody's disk.
+            All of these that are still on a worker's disk.
         """
         those = (job_id, step)
         with self._database.transaction(synced=True) as cursor:

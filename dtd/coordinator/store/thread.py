@@ -54,7 +54,7 @@ class StoreThread:
     """Runs functions in a thread of its own.
 
     Args:
-        failed: told of an error that is no disk's, by a call that nobody waits for; in any thread.
+        failed: told of an error that is no disk's, by a call that nothing waits for; in any thread.
 
     Attributes:
         failures: calls that the disk, or the file on it, has failed.

@@ -1,4 +1,4 @@
-"""Optuna's part in a sweep: which settings a trial gets, whether it is pruned, what matters.
+"""Optuna's part in a sweep: trials' settings, pruning, and the importance of settings.
 
 Optuna is imported with this file's first use, in the sweep's own thread, where all of this runs.
 The study is in memory; after a restart it is made again of the trials that are written down.  Each

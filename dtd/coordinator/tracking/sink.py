@@ -59,7 +59,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Finish: no entry follows."""
         ...
 
 

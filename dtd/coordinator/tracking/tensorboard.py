@@ -39,7 +39,7 @@ log = structlog.get_logger()
 MAX_WAITING_POINTS: Final = 1000
 MAX_JOBS: Final = 256
 MAX_OPEN: Final = 64
-"""Jobs whose files are open: those that run beside each other."""
+"""Most jobs whose files are open: those that run at the same time."""
 MAX_SCALARS: Final = 64
 MAX_STEP: Final = 2**63 - 1
 PART_BYTES: Final = 8 * 1024 * 1024
@@ -295,7 +295,7 @@ def _without_torch() -> Iterator[None]:
 
 
 def _make_room(directory: Path, needed: Collection[str]) -> None:
-    """Remove the curves of the oldest jobs that nobody writes, if there would be too many."""
+    """Remove the curves of the oldest jobs that are not written any more, if there would be too many."""
     with contextlib.suppress(FileNotFoundError):
         others = [one for one in directory.iterdir() if one.name not in needed]
         others.sort(key=lambda one: one.stat().st_mtime)

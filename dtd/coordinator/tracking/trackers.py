@@ -38,7 +38,7 @@ FIRST_SPACING_S: Final = 0.1
 THINNED_EVERY: Final = 20_000
 """Points after which those of a job come half as often."""
 MAX_FOLLOWED: Final = 64
-"""Jobs that run beside each other."""
+"""Most jobs that run at the same time."""
 _EXACT: Final = 2**53
 """Larger integers are told as text: a float would round them."""
 
@@ -114,7 +114,7 @@ class Trackers:
             self._tell(_figures(point))
 
     def _follow(self, job: Job, unix_s: float) -> None:
-        """Say what a job is, before its first figures."""
+        """Describe a job, before its first figures."""
         if job.id in self._followed:
             return
         while len(self._followed) >= MAX_FOLLOWED:

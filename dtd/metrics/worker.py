@@ -26,7 +26,7 @@ class GpuFigures:
 
     Attributes:
         use: share of the last while in which the GPU worked, 0 to 1; negative when unknown.
-        memory_bytes: what torch holds for this process.
+        memory_bytes: memory that torch holds for this process.
     """
 
     use: float = -1.0
@@ -111,7 +111,7 @@ class WorkerMetrics:
         }
 
     def publish(self, beat: m.Heartbeat, roster: Sequence[m.Member]) -> None:
-        """Show what a heartbeat says.
+        """Show the figures of a heartbeat.
 
         Args:
             beat: it.
@@ -133,7 +133,7 @@ class WorkerMetrics:
 
 
 def next_in_ring(roster: Sequence[str], name: str) -> str:
-    """To whom a member sends; empty for a ring of one, and for those that are not in it."""
+    """Return a member's next one; empty for a ring of one, and for workers not in it."""
     if len(roster) < 2 or name not in roster:
         return ""
     return roster[(roster.index(name) + 1) % len(roster)]
@@ -145,7 +145,7 @@ def worker_samples(worker: str, peer: str, beat: m.Heartbeat) -> Iterator[Sample
     Args:
         worker: its name.
         peer: its next neighbour in the ring; empty when it has none.
-        beat: what it said last.
+        beat: its last heartbeat.
     """
     who = (worker,)
     yield Sample("dtd_worker_cpu_seconds_total", who, beat.cpu_s)

@@ -107,7 +107,7 @@ def _flatness(loss: Curve) -> str:
 
 
 def throughput(facts: Facts) -> Iterator[str]:
-    """Rates, and what more workers brought."""
+    """Yield the rates, and the gain of more workers."""
     if not facts.worlds:
         return
     rates = [
@@ -211,7 +211,7 @@ def recoveries(facts: Facts) -> Iterator[str]:
 
 
 def comparison(facts: Facts, other: Facts) -> Iterator[str]:
-    """This job beside another one."""
+    """Yield a comparison with another job."""
     if not other.has_trained:
         yield f"Nothing to compare with: {never_trained(other)}"
         return

@@ -1,8 +1,8 @@
-"""Live data: one look at the coordinator a second for everybody who watches, as server-sent events.
+"""Live data: one look at the coordinator a second for all watchers, as server-sent events.
 
-What is shown is a state, not a sequence, so a browser that is slow gets the newest of each topic
-and misses those between; nothing piles up.  One that takes nothing for a while is dropped.  While
-nobody watches, nothing is looked at.
+The page shows a state, not a sequence, so a browser that is slow gets the newest of each topic
+and misses those between; nothing piles up.  One that takes nothing for a while is dropped.  Without
+watchers there is no look.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class _Watcher:
 
 
 class Live:
-    """Everybody who watches.
+    """All browsers that watch.
 
     Args:
         backend: the coordinator.
-        house: as whom it is looked at.
+        house: the caller of these looks.
         is_open: whether a session still counts.
     """
 
@@ -79,7 +79,7 @@ class Live:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def watch(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
-        """Send a browser what is new, until it goes or its session ends."""
+        """Send a browser all news, until it goes or its session ends."""
         used = Counter(holder_of(one.session) for one in self._watchers)
         viewers = sum(one.session.holder.role == VIEWER for one in self._watchers)
         no_room = session.holder.role == VIEWER and viewers >= MAX_VIEWERS
@@ -152,7 +152,7 @@ class Live:
         await self._put("figures", {k: v for k, v in figures.items() if k not in CURVES})
 
     async def _incidents(self) -> None:
-        """Tell the newest incident's number; who wants to know more asks."""
+        """Tell the newest incident's number; the page asks for the incident."""
         newest = 0
         while True:
             found = await self._backend.ask(

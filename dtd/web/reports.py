@@ -1,6 +1,6 @@
-"""The report of a job for the page: what `dtdctl report` writes, made in a thread.
+"""The report of a job for the page, as `dtdctl report` writes it, made in a thread.
 
-What is asked for is what everybody who may log in may read.
+It contains only data that every person who may log in may read.
 """
 
 from __future__ import annotations

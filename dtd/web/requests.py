@@ -1,4 +1,4 @@
-"""Which request to the coordinator a URL stands for; what is not in here cannot be asked.
+"""Requests to the coordinator by URL; the page can make no others.
 
 Queries become the messages that `dtdctl` sends, and fields are checked as those are.
 """
@@ -43,7 +43,7 @@ def metrics(job: str, query: Query) -> m.GetMetrics:
 
 
 def comparison(query: Query) -> m.CompareJobs:
-    """In what jobs differ."""
+    """Return the request for the differences between jobs."""
     return m.CompareJobs(jobs=tuple(job for job in query.get("jobs", "").split(",") if job))
 
 

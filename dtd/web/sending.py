@@ -32,7 +32,7 @@ async def in_pieces(request: web.Request, answer: web.StreamResponse) -> web.Str
 
 
 def quiet_log(note: Callable[[str, str], None]) -> None:
-    """Have aiohttp log what strangers send as refusals in one line, at a bounded rate.
+    """Have aiohttp log refused requests in one line, at a bounded rate.
 
     Args:
         note: told the address, as far as it is known, and the reason.

@@ -41,7 +41,7 @@ CERTIFICATE_EVERY_S: Final = 3600.0
 """Seconds between readings of the certificate: it is renewed long before it ends."""
 
 HOUSE: Final = WebCaller(identity=Identity(role=LOCAL, name="the web page", where=""), host="-")
-"""The caller for data that everybody who is logged in may see."""
+"""The caller for data that every logged-in person may see."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -125,7 +125,7 @@ class WebServer:
             await self._runner.cleanup()
 
     def offer(self, who: Identity) -> Offer:
-        """A code with which somebody can log in once."""
+        """Return a code that is good for one login."""
         return self._logins.offer(who)
 
     async def _read_certificate(self) -> None:
@@ -150,7 +150,7 @@ class WebServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse what does not come from the page, and answer errors in words."""
+        """Refuse requests that do not come from the page, and answer errors in words."""
         assert self._listener is not None
         why = foreign(request, secured=self._logins.secured, names=self._names)
         if why:

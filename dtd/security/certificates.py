@@ -1,7 +1,7 @@
-"""The X.509 certificates of a cluster: what is in them and how they are signed.
+"""The X.509 certificates of a cluster: their content and signatures.
 
-EC P-256 throughout.  The authority's own lives ten years, others as long as is said.  Who somebody
-is stands in URIs (`dtd.security.identity`); host names play no part, since addresses of machines
+EC P-256 throughout.  The authority's own lives ten years, others as long as given.  The identity
+is in URIs (`dtd.security.identity`); host names play no part, since addresses of machines
 change and roles do not.
 """
 
@@ -131,7 +131,7 @@ def life_of(certificate: x509.Certificate) -> tuple[float, float]:
 
 
 def request_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A request for a certificate for the key; it names nobody, that is the coordinator's part."""
+    """A request for a certificate for the key; it has no name, which is the coordinator's part."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
@@ -185,7 +185,7 @@ def member_certificate(
     now: dt.datetime,
     life_days: float,
 ) -> x509.Certificate:
-    """A certificate that says who holds the key; the first URI is the holder's.
+    """A certificate that names the key's holder; the first URI is the holder's.
 
     It does not outlive the authority.
     """

@@ -76,7 +76,7 @@ class Credential:
         expires: end of its life.
         authority_pem: the authority's certificate.
         workers: the names that a worker's is good for.
-        id: what it has in common with those that renew it; empty in files of before.
+        id: the id that it shares with those that renew it; empty in files of before.
         serial: its certificate's own; empty in files of before.
         issued: beginning of its life.
         key_path: the file with the private key and the certificate: `path`, or one in which a
@@ -148,8 +148,8 @@ class Credential:
     def client_context(self) -> ssl.SSLContext:
         """For connecting to a member of the cluster: TLS 1.3 with mutual authentication.
 
-        Whom the certificate belongs to is not checked by host name but by role, once the
-        connection stands.
+        The certificate's holder is not checked by host name but by role, once the connection
+        stands.
 
         Raises:
             ConfigError: the file is gone or damaged.
@@ -197,7 +197,7 @@ class Credential:
 
 
 def bare_client_context() -> ssl.SSLContext:
-    """TLS 1.3 that checks nobody yet: for asking an unknown authority who it is."""
+    """TLS 1.3 without checks yet: for asking an unknown authority for its certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -69,7 +69,7 @@ def check_renews(credential: Credential, certificate_pem: str, source: str) -> b
     Args:
         credential: the credential.
         certificate_pem: the certificate.
-        source: what brought it, as the message names it.
+        source: its source, as the message names it.
 
     Returns:
         whether it was issued later than the credential's; an older one may be of a credential that

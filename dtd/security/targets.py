@@ -47,7 +47,7 @@ def targets(addresses: Sequence[Endpoint], credential: Credential | None) -> tup
 
     Args:
         addresses: as configured; empty: the credential's.
-        credential: what this side has.
+        credential: this side's.
 
     Raises:
         ConfigError: a TCP address, and no credential.
@@ -58,7 +58,7 @@ def targets(addresses: Sequence[Endpoint], credential: Credential | None) -> tup
 
 
 def targets_here(environ: Mapping[str, str]) -> tuple[Target, ...]:
-    """The coordinators of this host, for those who were told of none."""
+    """The coordinators of this host, for callers without an address."""
     return tuple(Target(one) for one in find_sockets(environ))
 
 

@@ -183,7 +183,7 @@ class Collective(Protocol):
         ...
 
     def close_step(self) -> CommTiming:
-        """End the open step and return what it cost."""
+        """End the open step and return its timing."""
         ...
 
 

@@ -252,7 +252,7 @@ class RingCollective:
         self._endpoint.end(reason)
 
     def traffic(self) -> Traffic:
-        """Return what this ring has sent and received."""
+        """Return the bytes that this ring has sent and received."""
         return self._endpoint.traffic()
 
     def explain(self) -> str:

@@ -111,7 +111,7 @@ class InProcessRing:
         Args:
             rank: that waits.
             here: whether it is.
-            explain: what it waits for, in words, if it never comes.
+            explain: returns what is waited for, in words, if it never comes.
 
         Raises:
             RingBroken: the ring is broken, or it took too long.

@@ -140,7 +140,7 @@ class StarCollective:
             done()
 
     def _landed(self, bucket: int) -> None:
-        """A bucket is not in flight any more; whoever notices first says so."""
+        """Note that a bucket is not in flight any more; repetitions are ignored."""
         with self._timing:
             if bucket in self._in_flight:
                 self._in_flight.remove(bucket)

@@ -40,7 +40,7 @@ def origin_mode(asked: str, parent_state: str) -> str:
     """Whether everything is taken over, or the weights only.
 
     Args:
-        asked: by whoever submits; empty: the weights of a job that is done, everything of another.
+        asked: in the submission; empty: the weights of a job that is done, everything of another.
         parent_state: how the job that is started from stands.
 
     Raises:
@@ -220,7 +220,7 @@ class Commands:
 
 
 def _can_be_sent(submitted: Job) -> None:
-    """A job that is written down and cannot be told to anybody would fail at its first worker."""
+    """Refuse a job that no message can carry: once stored it would fail at its first worker."""
     size = len(m.encode_header(what_to_prepare(submitted)))
     if size > MAX_HEADER_BYTES:
         raise RequestRefused(

@@ -1,4 +1,4 @@
-"""The metrics store's SQLite file: its schema, its migration, and what happens to a damaged one.
+"""The metrics store's SQLite file: its schema, its migration, and the handling of damage.
 
 Beside the coordinator's state, and nothing depends on it: transactions are not synced, it is in no
 backup, and a file that cannot be read is set aside and replaced.
@@ -114,7 +114,7 @@ class Database:
 
 @contextmanager
 def damage_told() -> Iterator[None]:
-    """Raise what SQLite says of a damaged file as `HistoryDamaged`; a full disk is no damage."""
+    """Raise SQLite's errors of a damaged file as `HistoryDamaged`; a full disk is no damage."""
     try:
         yield
     except sqlite3.DatabaseError as error:

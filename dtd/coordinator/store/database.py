@@ -1,4 +1,4 @@
-"""The coordinator's SQLite file: one process at a time, its schema, and what a commit promises.
+"""The coordinator's SQLite file: one process at a time, its schema, and the promise of a commit.
 
 Opened, locked and brought up to date here; what is in the tables is the business of
 `dtd.coordinator.store.store`.  A *synced* transaction survives the loss of power; any other

@@ -40,7 +40,7 @@ def job_from_body(body: dict[str, Any]) -> Job:
 def completed(job: Job) -> Job:
     """The job with every key of its spec that this dtd knows.
 
-    A spec that this dtd refuses stays as it is: whoever warms up for it says why.
+    A spec that this dtd refuses stays as it is: a worker that warms up for it says why.
     """
     try:
         spec = jobs.to_mapping(jobs.from_mapping(job.spec, source=job.id))

@@ -246,7 +246,7 @@ class Store:
         return found
 
     def add_lines(self, job: str, rank: int, worker: str, lines: Iterable[str]) -> None:
-        """Append what a job printed."""
+        """Append a job's output."""
         now = time.time()
         with self._database.transaction(synced=False) as cursor:
             cursor.executemany(
@@ -321,7 +321,7 @@ class Store:
     # --- what is deleted -------------------------------------------------------------------------
 
     def delete_job(self, job_id: str) -> None:
-        """Forget what a job printed and list it no more.
+        """Forget a job's output and list it no more.
 
         Its row stays, so that neither its number nor those of its generations are given again.
         """

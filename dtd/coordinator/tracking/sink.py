@@ -1,4 +1,4 @@
-"""A process beside the coordinator that passes figures on to a tracking library.
+"""A child process of the coordinator that passes figures on to a tracking library.
 
 Such libraries are large, start threads and processes, print, and wait for servers: the coordinator
 shall neither import them nor wait for them.  Entries come as lines on stdin, remarks go as lines to
@@ -99,7 +99,7 @@ class Delivery:
             self._changed.notify()
 
     def close(self, within_s: float = LAST_WORDS_S) -> None:
-        """Deliver what waits, for a limited time."""
+        """Deliver waiting entries, for a limited time."""
         self._closing.set()
         with self._changed:
             self._changed.notify()

@@ -126,14 +126,14 @@ class Curves:
             self._later(self._drain)
 
     def close(self) -> None:
-        """Write what waits and close the files; in the store's thread."""
+        """Write waiting points and close the files; in the store's thread."""
         self._drain()
         for file in self._files.values():
             file.close()
         self._files.clear()
 
     def _drain(self) -> None:
-        """Write what waits; in the store's thread."""
+        """Write waiting points; in the store's thread."""
         while self._waiting:
             self._write(self._waiting.popleft())
 
@@ -295,7 +295,7 @@ def _without_torch() -> Iterator[None]:
 
 
 def _make_room(directory: Path, needed: Collection[str]) -> None:
-    """Remove the curves of the oldest jobs that are not written any more, if there would be too many."""
+    """Remove the oldest jobs' curves that are not written, if there would be too many."""
     with contextlib.suppress(FileNotFoundError):
         others = [one for one in directory.iterdir() if one.name not in needed]
         others.sort(key=lambda one: one.stat().st_mtime)

@@ -141,7 +141,7 @@ class Trackers:
                 tasks.create_task(feed.run())
 
     def close(self) -> None:
-        """Write what waits for a file; in the store's thread."""
+        """Write waiting points to files; in the store's thread."""
         self._curves.close()
 
 

@@ -54,7 +54,7 @@ class RegroupWindow:
 
     Attributes:
         hops: how many ranks after its own each part reaches.
-        given: what each rank contributes.
+        given: the part that each rank contributes.
         taken: for each rank, from which ranks it takes which parts of what they contribute.
     """
 
@@ -78,7 +78,7 @@ class RegroupWindow:
         return tuple(accumulate(sizes, initial=0))
 
     def gives(self, rank: int, elements: int) -> list[Piece]:
-        """Return what a rank writes to the buffer before the all-gather.
+        """Return the pieces that a rank writes to the buffer before the all-gather.
 
         Args:
             rank: the rank.
@@ -92,7 +92,7 @@ class RegroupWindow:
         return pieces
 
     def takes(self, rank: int, elements: int) -> list[Piece]:
-        """Return what a rank reads from the buffer after the all-gather.
+        """Return the pieces that a rank reads from the buffer after the all-gather.
 
         Args:
             rank: the rank.
@@ -121,14 +121,14 @@ class RegroupPlan:
 
     Attributes:
         windows: in ascending order of their hops.
-        shared: what moves and several ranks hold, in one part for each group of holders.
+        shared: moving parts that several ranks hold, one part for each group of holders.
     """
 
     windows: tuple[RegroupWindow, ...]
     shared: tuple[Shared, ...]
 
     def taken(self, rank: int) -> ShardSet:
-        """Return what a rank receives in all windows together."""
+        """Return the part that a rank receives in all windows together."""
         return united(part for window in self.windows for _, part in window.taken[rank])
 
     def carried_elements(self, elements: int) -> int:
@@ -144,8 +144,8 @@ def plan_regroup(held: Sequence[ShardSet], wanted: Sequence[ShardSet]) -> Regrou
     """Plan the transfers of a state's parts between ranks.
 
     Args:
-        held: what each rank of the new ring holds.
-        wanted: what each of them is to hold; what it holds already is not sent.
+        held: the part that each rank of the new ring holds.
+        wanted: the part that each of them is to hold; only its missing part is sent.
 
     Raises:
         ShardsMissing: no rank holds a part that another one lacks.

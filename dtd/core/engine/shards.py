@@ -75,7 +75,7 @@ class ShardSet:
         return ShardSet.of((*self.intervals, *other.intervals))
 
     def __sub__(self, other: ShardSet) -> ShardSet:
-        """Return what is in this set and not in the other."""
+        """Return the part of this set that is not in the other."""
         left = list(self.intervals)
         for start, stop in other.intervals:
             left = [
@@ -188,11 +188,11 @@ class Division:
         return [(own - back) % count for back in range(min(self.mirrors + 1, count))]
 
     def shards(self, rank: int) -> ShardSet:
-        """Return what a rank holds."""
+        """Return the part that a rank holds."""
         return ShardSet.segments(self.held(rank), self.segments)
 
     def own(self, rank: int) -> ShardSet:
-        """Return what a rank owns."""
+        """Return the part that a rank owns."""
         return ShardSet.segments(self.held(rank)[:1], self.segments)
 
     def owner(self, segment: int) -> int:

@@ -1,4 +1,4 @@
-"""The step protocol: which state is live, which step is prepared, and what may be committed.
+"""The step protocol: the live state, the prepared step, and the conditions of a commit.
 
 One `StepProtocol` belongs to one job in one process.  It sees no tensor, no socket and no clock; a
 shell reports events to it and performs what it returns.  The product's shell is the training
@@ -30,7 +30,7 @@ How a shell drives it:
     #  else:   undo the step, protocol.discard(); raise
 
     protocol.interrupted()                           # the ring broke: is there something to undo?
-    protocol.report()                                # FROZEN: what is held, what is prepared
+    protocol.report()                                # FROZEN: the held and the prepared state
 
 A "step" here is what is voted on and redone as a whole: a round of several steps of the job where
 the strategy takes local ones (`dtd.core.engine.rounds`).  `dtd.core.engine.agenda` says what else

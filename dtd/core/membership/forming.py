@@ -162,7 +162,7 @@ def count_prepared(cluster: ClusterState, job: Job) -> None:
 def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
     """The survivors, if together they remember all of the state; of a sharded one each has a part.
 
-    A job with such survivors continues at once, without waiting for anybody; not if one of them has
+    A job with such survivors continues at once, without waiting for others; not if one of them has
     a part of a newer state, of which the absent ones may have the rest.
     """
     survivors = cluster.survivors(job)

@@ -8,7 +8,7 @@ A generation is *forming* until every member runs, *running* until a member is l
 to be added, and *ending* until every living member has frozen.  Pure: events and a clock value in,
 effects out.  The coordinator never sees a gradient or a parameter.
 
-This file dispatches; what changes the cluster's state is in `admission`, `adoption`, `forming`,
+This file dispatches; changes of the cluster's state are in `admission`, `adoption`, `forming`,
 `running`, `ending`, `suspicion`, `standstill` and `jobs`.
 """
 

@@ -20,7 +20,7 @@ PARTS: Final[Mapping[str, str]] = {
     "process": "All of it at its peak: on a CPU the most resident memory of the process so far, on"
     " a GPU the most that torch had allocated in the step.",
 }
-"""Every part, in the order of tables, and what is measured of it."""
+"""Every part, in the order of tables, and its measurement."""
 
 PREDICTED: Final = frozenset({"parameters", "gradients", "optimizer", "snapshots"})
 """Parts that the strategy determines (`dtd.core.observe.state_memory`)."""

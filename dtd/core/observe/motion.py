@@ -29,7 +29,7 @@ class Closely:
         read_bytes: bytes read by child processes and threads other than the event loop's.
         page_faults: pages for which the training thread waited.
         runnable: the thread would run if a processor were free.
-        waits_for: what a thread or a child waits for in the kernel, such as "a disk"; else empty.
+        waits_for: what a thread or child waits for in the kernel, such as "a disk"; else empty.
         compiles: a compiler is on its stack.
         gpu_use: share of time in which its GPU works; negative: unknown.
     """

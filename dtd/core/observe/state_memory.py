@@ -154,8 +154,8 @@ class Room:
 
     Attributes:
         bytes: available for a state.
-        limit: what limits it, as a phrase.
-        used_bytes: what the worker's process has already, without a state.
+        limit: the memory's limit, as a phrase.
+        used_bytes: memory that the worker's process has already, without a state.
     """
 
     bytes: int

@@ -44,8 +44,8 @@ class Exchange:
         gathers: every rank gives its own part of the buffer; otherwise all give the whole, summed.
         scatters: the sum of a segment arrives at its owner and `copies` more ranks.
         copies: of what is gathered, ranks that have it beside its owner.
-        encode_s: what writing the buffer takes.
-        add_s: what one addition of a whole buffer takes.
+        encode_s: time for writing the buffer.
+        add_s: time for one addition of a whole buffer.
     """
 
     bucket: int
@@ -78,7 +78,7 @@ class Coded:
 
     Attributes:
         exchanges: in their order of travel.
-        decode_s: for each bucket, what reading the last result takes.
+        decode_s: for each bucket, time for reading the last result.
     """
 
     exchanges: tuple[Exchange, ...]

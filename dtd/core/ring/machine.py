@@ -1,4 +1,4 @@
-"""Ring all-reduce as a state machine: the route and order of chunks, and what to reject.
+"""Ring all-reduce as a state machine: the route and order of chunks, and their rejection.
 
 A bucket travels around the ring in one of two ways, chosen by its size and the world
 (`dtd.core.ring.chunks.exchanged`): a small one whole, in few hops (`dtd.core.ring.exchange`), any

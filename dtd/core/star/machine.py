@@ -1,4 +1,4 @@
-"""The exchange with parameter servers as a state machine: routes, order, and what to reject.
+"""The exchange with parameter servers as a state machine: routes, order, and rejection.
 
 Owner-compute over a star (Li et al., "Scaling distributed machine learning with the parameter
 server", 2014; protocol.md, "Star").  With S servers a bucket is cut into S segments; server i owns

@@ -1,7 +1,7 @@
 """Logins to the web page: codes that are good once, and the sessions they begin.
 
 A session has two secrets.  One is a cookie, which a browser sends to every port of a host, so that
-whoever serves another port there may get to know it.  The other, the key, stays in the page's own
+a server on another port there may get to know it.  The other, the key, stays in the page's own
 storage, which belongs to one port.  Both must be shown.  Only hashes are kept.  Pure: secrets and
 the clock are arguments.
 """

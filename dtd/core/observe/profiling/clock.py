@@ -17,7 +17,7 @@ class Reading(NamedTuple):
     Attributes:
         sent_s: when the question left, by the coordinator's clock.
         received_s: when the answer was there, by the same clock.
-        theirs_s: what the other clock showed.
+        theirs_s: time of the other clock.
     """
 
     sent_s: float

@@ -151,7 +151,7 @@ def _times(spans: Sequence[Span], step: Span) -> StepTimes:
 
 
 def verdict(workers: Mapping[str, StepTimes]) -> Verdict:
-    """Return what limits the step.
+    """Return the limit of the step.
 
     Args:
         workers: times of those that train, by name; at least one.  What a parameter server does

@@ -41,8 +41,8 @@ def encoded(
     Args:
         spans: by the monotonic clock.
         tracks: by the Unix clock.
-        ahead_ns: what the Unix clock shows, less what the monotonic clock shows.
-        dropped: what was left out, by kind.
+        ahead_ns: time of the Unix clock, less that of the monotonic clock.
+        dropped: numbers of entries left out, by kind.
     """
     return {
         "format": FORMAT,
@@ -62,7 +62,7 @@ def encoded(
 
 
 def decoded(contents: Any, *, name: str, rank: int, offset_ns: int) -> WorkerTrace:
-    """Return what a worker recorded, on the coordinator's clock.
+    """Return a worker's recording, on the coordinator's clock.
 
     Args:
         contents: of its file.

@@ -183,8 +183,7 @@ def _entry(caller: Caller, message: m.Message, declared: Audited) -> Entry:
 
 
 # ---
-# What somebody does with a coordinator's state directory by command is entered in its audit
-# log.
+# Commands that act on a coordinator's state directory are entered in its audit log.
 #
 # A backup may be taken while the daemon runs, so it enters itself through a connection of its own
 # to the store's file, as the user whom the file belongs to: what is beside it stays the daemon's,

@@ -129,7 +129,7 @@ class Effects:
         effect, about = item.effect, item.about
         if isinstance(effect, Send):
             self._send(effect, about)
-        elif isinstance(effect, asyncio.Future) and not effect.done():  # whoever asked may be gone
+        elif isinstance(effect, asyncio.Future) and not effect.done():  # its caller may be gone
             effect.set_result(None)
         elif isinstance(effect, SaveJob):
             self._to_write.put_nowait((effect, about))

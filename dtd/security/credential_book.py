@@ -149,7 +149,7 @@ class CredentialBook:
         self._revoked = {record.serial: record for record in revoked}
         self._restored_s = restored_s(directory)
 
-    # --- who counts --------------------------------------------------------------------------
+    # --- validity ----------------------------------------------------------------------------
 
     def standing(self, who: Holder, *, now_s: float) -> tuple[str, str]:
         """Return why a certificate does not count, and the remedy; empty when it counts."""

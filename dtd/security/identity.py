@@ -128,7 +128,7 @@ def of_certificate(certificate: Mapping[str, Any] | None, der: bytes | None) -> 
             remedy="use a credential that `dtd-worker join` or `dtdctl join` has created",
         )
     import hashlib
-    import ssl  # whoever shows a certificate has loaded it; a plain call of dtdctl has not
+    import ssl  # TLS connections have loaded it; a plain call of dtdctl has not
 
     serial = serial_text(int(certificate["serialNumber"], 16))
     role, name = found[0]["role"], found[0]["name"]
@@ -171,7 +171,7 @@ def serial_text(serial: int) -> str:
 #
 # A list that is settled when the host joins.  A host with several devices has one credential and
 # several workers.  Each of their names stands in the certificate; no rule makes further ones of
-# them, so that `host7` reaches nobody of `host7-b`.
+# them, so that `host7` reaches no worker of `host7-b`.
 
 
 MAX_NAMES: Final = 64

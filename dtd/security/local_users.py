@@ -58,10 +58,10 @@ def peer_groups(connection: Any) -> frozenset[int]:
     return frozenset(groups)
 
 
-# --- what the users of the coordinator's host may do: whom its settings name, as numbers -------
+# --- users and groups of the coordinator's host that its settings name, as numbers -------------
 #
 # Names are looked up once, when the coordinator starts, since a directory service may take its
-# time; who calls is then known from numbers that the kernel states.
+# time; a caller is then known from numbers that the kernel states.
 
 
 _GROUP_SIGN: Final = "@"

@@ -1,4 +1,4 @@
-"""A renewed certificate: where it is kept, and when it counts.
+"""A renewed certificate: its place, and the conditions of its use.
 
 It takes the place of the credential's file where that may be written.  Where not (a service manager
 hands the file over read-only) it goes into the state directory, or into one that all workers of the

@@ -1,4 +1,4 @@
-"""A rank's part of a process group: how it is made, found and ended, with Gloo and with NCCL.
+"""A rank's part of a process group, made, found and ended with Gloo and with NCCL.
 
 These ways to end a blocked Gloo all-reduce were tried with torch 2.15:
 

@@ -96,7 +96,7 @@ class Routes:
         app.router.add_post("/api/act", self._for_session(self._act))
         app.router.add_post("/api/logout", self._for_session(self._log_out))
 
-    # --- for everybody -------------------------------------------------------------------------
+    # --- without a session ---------------------------------------------------------------------
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         return await in_pieces(request, self._files[INDEX].answer(request))
@@ -114,7 +114,7 @@ class Routes:
             word = ""  # an attempt as any other that is wrong
         return await self._logins.log_in(word, request.remote or "?")
 
-    # --- for those who are logged in -------------------------------------------------------------
+    # --- with a session --------------------------------------------------------------------------
 
     def _for_session(self, answer: OfSession) -> Handler:
         """Answer requests with a session, at a bounded rate for each holder."""

@@ -1,4 +1,4 @@
-"""Ended jobs and their checkpoints are deleted: here from the store, by workers from their disks.
+"""Deletion of ended jobs and checkpoints: here from the store, by workers from their disks.
 
 Deletions are recorded first, so a disconnected worker deletes its copy when it reconnects, even if
 this process has restarted meanwhile.  A checkpoint that a job still starts from is not deleted.

@@ -1,4 +1,4 @@
-"""The effects of revoking credentials, and how workers remember revocations."""
+"""The effects of revoking credentials, and workers' lists of revocations."""
 
 from __future__ import annotations
 

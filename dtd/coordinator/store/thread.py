@@ -127,7 +127,7 @@ class StoreThread:
                     self.failures += 1
                     self.failure = str(error)
                     call.future.set_exception(error)
-                except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                except BaseException as error:  # noqa: BLE001 - it belongs to the caller
                     call.future.set_exception(error)
                 self._begun_s = None
             if call.rank == _LAST:

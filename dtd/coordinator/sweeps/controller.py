@@ -1,4 +1,4 @@
-"""Runs sweeps: begins trials, hears how they do and how they end, and writes all of it down.
+"""Runs sweeps: begins trials, follows their progress and end, and stores all of it.
 
     BEGIN_SWEEP -> a row -> a task: choose (Optuna, in a thread) -> a row -> a job in the queue
                      ^                                                          |

@@ -180,7 +180,7 @@ def why_incomplete(cluster: ClusterState, job: Job) -> str:
     present = cluster.available()
     key = choice.newest_key(job, present)
     missing = uncovered(present, key)
-    if not missing or missing.is_whole:  # nobody has a state yet
+    if not missing or missing.is_whole:  # no state exists yet
         return ""
     here = {worker.name for worker in present}
     had = [one for one in job.roster if one not in here and assigned_part(job, one) & missing]

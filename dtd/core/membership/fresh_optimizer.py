@@ -1,4 +1,4 @@
-"""A job goes on without its optimizer's state: from the parameters that workers hold.
+"""Continuation of a job without its optimizer's state, from the parameters that workers hold.
 
 If the last copy of a shard is lost, workers may still have all parameters: in stages 1 and 2 every
 trainer gathers them for a step.  The job would return to its newest checkpoint.  The operator may

@@ -1,4 +1,4 @@
-"""The job's code failed on a worker: decides whether the job or that host is at fault.
+"""Failures of a job's code on a worker: decides whether the job or that host is at fault.
 
 A host without a driver, memory or the data set must not fail the job for all.  It is set aside and
 retried later, at growing intervals.  The job is at fault if the same work fails on two workers (the

@@ -147,7 +147,7 @@ class Pools:
             place.cluster.workers.setdefault(message.name, known)
         return place
 
-    # --- who is where ------------------------------------------------------------------------
+    # --- places of workers -------------------------------------------------------------------
 
     def machines(self) -> list[Membership]:
         """All machines: the home one, then those of pools in the order in which they began."""

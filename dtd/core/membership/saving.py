@@ -304,7 +304,7 @@ def _tell_what_is_missing(cluster: ClusterState, job: Job, key: choice.Key) -> N
     failures = cluster.saving.why() if cluster.saving is not None else ""
     step = max(key[1], job.step)
     saved = branches.saved_step(job)
-    absent = step > key[1]  # those who have it have not come back
+    absent = step > key[1]  # its holders have not come back
     if step > saved and (absent or not there):
         why = failures or "no worker has written it in time"
         if written and not absent:

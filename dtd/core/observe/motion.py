@@ -1,4 +1,4 @@
-"""Looks for signs of activity in a worker whose training thread has made no progress for a while.
+"""Signs of activity in a worker whose training thread has made no progress for a while.
 
 A thread that computes, compiles or reads is slow, not stuck. The observations of one moment are
 `Evidence`; `motion` compares two of them and describes the activity in words, if any. A glance is

@@ -61,7 +61,7 @@ def _credible(
         return claimed if claimed.is_whole else NOTHING
     if held.where != "memory" or generation != job.generation:
         return claimed
-    if not held.step:  # whoever provides the untrained state has all of it, and none of it is lost
+    if not held.step:  # the provider of the untrained state has all of it, and none is lost
         return claimed
     key, start = (held.generation, held.step), (job.start_generation, job.start_step)
     assigned = assigned_part(job, worker.name)

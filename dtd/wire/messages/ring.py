@@ -1,4 +1,4 @@
-"""Rank and next rank (protocol.md, "Ring")."""
+"""Messages between a rank and the next one (protocol.md, "Ring")."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ MOST_OF_A_REASON: Final = 500
 
 
 class Caller(Protocol):
-    """Whoever asks: a `dtd.net.link.Link`."""
+    """The sender of a request: a `dtd.net.link.Link`."""
 
     @property
     def identity(self) -> Identity | None:
-        """As whom; None: not known yet."""
+        """The caller's identity; None: not known yet."""
         ...
 
     def peer_host(self) -> str:
@@ -75,14 +75,14 @@ class AuditLog:
         payload_bytes: int = 0,
         told: Callable[[T], Mapping[str, Any]] = lambda _answer: {},
     ) -> T:
-        """Do what is asked, and enter it if it changes something.
+        """Perform a request, and enter it if it changes something.
 
         Args:
-            caller: who asks.
+            caller: its sender.
             message: its request.
             work: does it.
-            payload_bytes: what came with the message.
-            told: what the answer says, as a map.
+            payload_bytes: size of the message's payload.
+            told: the answer, as a map.
 
         Raises:
             RequestRefused: it must be entered, and cannot be.
@@ -157,7 +157,7 @@ class AuditLog:
             self._thread.later(self._add, entry)
 
     def _add(self, entry: Entry, *, synced: bool = False) -> None:
-        """In the store's thread."""
+        """Add an entry; in the store's thread."""
         now = dataclasses.replace(entry, time_s=time.time())
         fields = {name: one for name, one in dataclasses.asdict(now).items() if name != "time_s"}
         try:
@@ -183,8 +183,7 @@ def _entry(caller: Caller, message: m.Message, declared: Audited) -> Entry:
 
 
 # ---
-# What somebody does with a coordinator's state directory by command is entered in its audit
-# log.
+# Commands that act on a coordinator's state directory are entered in its audit log.
 #
 # A backup may be taken while the daemon runs, so it enters itself through a connection of its own
 # to the store's file, as the user whom the file belongs to: what is beside it stays the daemon's,
@@ -222,7 +221,7 @@ def enter_command(state_dir: Path, entry: Entry) -> str:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """To a store that is there; one that is not is not made."""
+    """Connect to a store that is there; a missing one is not made."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
 
 

@@ -62,12 +62,12 @@ class Containment:
 
     @contextlib.contextmanager
     def around(self, doing: str, link: Link | None = None, *, worker: str = "") -> Iterator[None]:
-        """What fails within costs `link` its connection; the answers of a protocol pass.
+        """Close `link` on any unexpected exception; protocol errors and refusals propagate.
 
         Args:
-            doing: what is done, for people.
-            link: whose message it is about, if anybody's.
-            worker: who that is.
+            doing: the action, for people.
+            link: the sender of the message, if any.
+            worker: its name.
         """
         try:
             yield
@@ -79,7 +79,7 @@ class Containment:
     def failed(
         self, error: BaseException, doing: str, link: Link | None = None, *, worker: str = ""
     ) -> None:
-        """Tell of an error, and close the connection that it came from."""
+        """Report an error, and close the connection that it came from."""
         self.errors += 1
         where, cause = _place(error), one_line(f"{type(error).__name__}: {error}")
         cause = cause[:MAX_CAUSE_CHARACTERS]
@@ -92,7 +92,7 @@ class Containment:
             link.fail(ProtocolError(ErrorCode.INTERNAL, why, remedy=REMEDY))
 
     async def forever(self, doing: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run what must not end; it begins again when it has failed."""
+        """Await `run`, and begin it again whenever it fails."""
         while True:
             try:
                 await run()
@@ -102,7 +102,7 @@ class Containment:
             await asyncio.sleep(AGAIN_AFTER_S)
 
     def stray(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """What was raised in a callback or a task that nobody waits for."""
+        """Handle an exception of a callback or a task that nothing waits for."""
         error, protocol = context.get("exception"), context.get("protocol")
         if not isinstance(error, Exception):
             loop.default_exception_handler(context)
@@ -136,11 +136,11 @@ MAX_BEGINNINGS: Final = 3
 
 
 class GuardedCore:
-    """Membership, with what follows when it fails.
+    """Membership, with a guard against its internal errors.
 
     Args:
         membership: the core.
-        containment: told of errors that nobody's message has brought about.
+        containment: told of errors that no message has caused.
         perform: does an effect.
         disconnect_all: ends all workers' connections.
     """
@@ -183,7 +183,7 @@ class GuardedCore:
             return []
 
     def next_deadline(self, now: float) -> float | None:
-        """When the core must be woken if nothing else happens before."""
+        """Return when the core must be woken if nothing else happens before."""
         return self._membership.next_deadline(now)
 
     def _do_what_was_decided(self) -> None:

@@ -50,7 +50,7 @@ class ControlPort:
 
     Attributes:
         authority: the cluster's; None while there is the socket alone.
-        coordinators: what tokens and credentials say; empty while there is the socket alone.
+        coordinators: addresses for tokens and credentials; empty while there is the socket alone.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ControlPort:
         return (*self._server.links(), *self._socket.links())
 
     async def use_new_certificate(self) -> None:
-        """The coordinator's own certificate, or whom it trusts, has changed: show it from now on.
+        """Show the coordinator's own certificate, or trust other ones, as they have changed.
 
         Raises:
             ConfigError: it cannot be read.
@@ -190,7 +190,7 @@ class ControlPort:
         Args:
             host: its address, or its user on this host.
             why: the reason, for the log.
-            remedy: what to do about it.
+            remedy: the remedy.
             shown: the reason for `dtdctl status`, where `why` may quote a stranger.
         """
         times = clock(dt.datetime.now(dt.UTC)) if "clock" in why else ""

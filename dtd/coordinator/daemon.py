@@ -244,7 +244,7 @@ class Coordinator:
         )
 
     def _metrics_context(self) -> ssl.SSLContext:
-        """TLS for those who read figures and must show who they are; in a thread."""
+        """Return the TLS of the metrics endpoint, for members of the cluster only; in a thread."""
         authority = self.port.authority
         return members_only(authority.own.server_context() if authority is not None else None)
 
@@ -259,7 +259,7 @@ class Coordinator:
             tasks.create_task(forever("folding the store's log", self._keep_folding))
 
     async def _keep_folding(self) -> None:
-        """A log that is lost costs what was written since."""
+        """Fold the log now and then: a lost one costs all writes since."""
         while True:
             await asyncio.sleep(FOLD_EVERY_S)
             self._store_thread.later(self.store.fold, turn=Turn.PATIENT)
@@ -279,7 +279,7 @@ class Coordinator:
         log.info("coordinator_stopped")
 
     def _own_ends(self, unix_s: float) -> None:
-        """When the coordinator's own certificate ends."""
+        """Record when the coordinator's own certificate ends."""
         self.metrics.figures.certificate_expires_s = unix_s
 
     def _close_files(self) -> None:
@@ -300,12 +300,12 @@ class Coordinator:
         self._put(Incident(kind=kind, message=message, worker=worker, details=details))
 
     def _store_failed(self, error: BaseException) -> None:
-        """In the store's thread, or in another one: whoever asked for this does not wait for it."""
+        """Report an error of a call that nothing waits for; in any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.containment.failed, error, "a call to the store")
 
     def _look(self) -> tuple[list[ClusterState], dict[str, Any]]:
-        """What the metrics show."""
+        """Return the clusters and the status that the metrics show."""
         self.metrics.figures.store_errors = self._store_thread.failures
         self.metrics.figures.reports_dropped = self._reports.dropped()
         clusters = self.membership.clusters()
@@ -328,7 +328,7 @@ class Coordinator:
         return await self._store_thread.run(function, *arguments)
 
     async def after_lines(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run one that reads what jobs printed, when all is written that was printed by now."""
+        """Run a method that reads jobs' output, once all output so far is written."""
         return await self._store_thread.run(function, *arguments, turn=Turn.PATIENT)
 
     def handle(self, event: Event) -> None:
@@ -340,7 +340,7 @@ class Coordinator:
         self._driver.handle(event)
 
     async def settled(self) -> None:
-        """Return when every effect so far is done: what was decided is written down."""
+        """Return when every effect so far is done: all decisions are written down."""
         await self._effects.settled()
 
     def new_job_id(self, name: str) -> str:
@@ -361,11 +361,11 @@ class Coordinator:
         return self.port.authority is not None
 
     def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
-        """Until when, and with which key, the worker's data port opens for `scope`."""
+        """Return the expiry and the key with which the worker's data port opens for `scope`."""
         return self._secrets.ticket(worker, scope)
 
     def counter(self, message: m.PutPackage | m.GetPackage) -> PackageCounter:
-        """Who keeps files of the kind that the message is about."""
+        """Return the counter for files of the message's kind."""
         return self.weights if message.kind == WEIGHTS else self.packages
 
     def connected(self) -> frozenset[str]:
@@ -471,7 +471,7 @@ class Coordinator:
         self._driver.handle(FromWorker(name=name, message=message))
 
     def _keep(self, name: str, message: m.Message, payload: memoryview) -> None:
-        """Write down, and draw, what a worker says that may say it."""
+        """Store a worker's accepted report, and add it to the figures."""
         if isinstance(message, m.JobOutput):
             self._reports.output(name, message, bytes(payload))
         if isinstance(message, m.Progress):

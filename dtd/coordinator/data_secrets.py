@@ -23,7 +23,7 @@ from dtd.wire.data_keys import (
 )
 
 TICKET_LIFE_S: Final = 3600
-"""By the monotonic clock of the worker whose resource the ticket opens."""
+"""By the monotonic clock of the ticket's worker."""
 
 
 class DataSecrets:
@@ -83,7 +83,7 @@ class DataSecrets:
         return hmac.compare_digest(proof, register.proof)
 
     def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
-        """Until when by its clock, and with which key, the worker's data port opens for `scope`."""
+        """Return the expiry, by its clock, and the key of a worker's data port for `scope`."""
         expires_s = int(self._clock_s_of(worker)) + TICKET_LIFE_S
         return expires_s, ticket_key(self._worker_secret(worker), scope, expires_s)
 

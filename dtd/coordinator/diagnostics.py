@@ -1,4 +1,4 @@
-"""What is wrong with the coordinator, for `dtdctl status` and `systemctl status`."""
+"""Diagnostics of the coordinator, for `dtdctl status` and `systemctl status`."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from dtd.wire import messages as m
 log = structlog.get_logger()
 
 Settled = asyncio.Future[None]
-"""Whoever asked when all that was decided before is written down."""
+"""A future that is done when all earlier decisions are written down."""
 
 # Incidents that are as it should be; all others are logged as warnings.
 QUIET_INCIDENTS: Final = frozenset(
@@ -50,13 +50,13 @@ QUIET_INCIDENTS: Final = frozenset(
 
 
 class Effects:
-    """The queue of effects, and what becomes of each.
+    """The queue of effects, and their outcomes.
 
     Args:
         links: the workers' connections.
         store: where jobs and incidents are written.
         thread: the thread that the store's methods run in.
-        secrets: puts in what only the receivers of a message may know.
+        secrets: adds the secrets that only the receivers of a message may know.
         desk: told when a job ends and when something happens.
         job_numbers: number of each job in the store.
         saved: told when a job is written that announces a generation, or could not be.
@@ -116,7 +116,7 @@ class Effects:
                     self._perform(item)
 
     async def settled(self) -> None:
-        """Return when every effect so far is done: what was decided is written down."""
+        """Return when every effect so far is done: all decisions are written down."""
         done: Settled = asyncio.get_running_loop().create_future()
         self._put(Item(done, None))
         await done
@@ -129,7 +129,7 @@ class Effects:
         effect, about = item.effect, item.about
         if isinstance(effect, Send):
             self._send(effect, about)
-        elif isinstance(effect, asyncio.Future) and not effect.done():  # whoever asked may be gone
+        elif isinstance(effect, asyncio.Future) and not effect.done():  # its caller may be gone
             effect.set_result(None)
         elif isinstance(effect, SaveJob):
             self._to_write.put_nowait((effect, about))
@@ -188,7 +188,7 @@ class Effects:
 
 
 def _named(effect: Any) -> str:
-    """What is done, for people."""
+    """Return the name of an effect, for people."""
     if isinstance(effect, Send):
         return f"sending {m.message_name(type(effect.message))}"
     return f"an effect of kind {type(effect).__name__}"

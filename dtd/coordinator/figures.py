@@ -1,6 +1,6 @@
 """Recent history of each job for displays: losses, rates, times of a step, links.
 
-Made of what workers report anyway, and bounded: when a curve is full, every second point of it is
+Made of workers' usual reports, and bounded: when a curve is full, every second point of it is
 dropped and from then on only every second step counts.  It is lost with this process; what must be
 kept is in the store.
 """
@@ -44,7 +44,7 @@ class Curve:
 
 
 class _OfJob:
-    """What one job has reported."""
+    """The reports of one job."""
 
     def __init__(self) -> None:
         self.loss, self.rate = Curve(), Curve()
@@ -52,7 +52,7 @@ class _OfJob:
 
 
 class Figures:
-    """What the newest jobs have reported."""
+    """The reports of the newest jobs."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _OfJob] = {}
@@ -106,7 +106,7 @@ class Figures:
 
 
 def _links(beats: Mapping[str, m.Heartbeat], roster: Sequence[str]) -> list[dict[str, Any]]:
-    """What each rank says of the link to the next one."""
+    """Return each rank's figures of the link to the next one."""
     if len(roster) < 2:
         return []
     return [

@@ -1,4 +1,4 @@
-"""What `dtd-coordinator` does besides serving: `init`, `backup`, `restore` and `repair`."""
+"""Commands of `dtd-coordinator` besides serving: `init`, `backup`, `restore` and `repair`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def raise_file_limit() -> None:
 
 
 def allowed_files() -> int:
-    """How many files this process may have open."""
+    """Return the most files that this process may have open."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_FILES if soft == resource.RLIM_INFINITY else soft
 
@@ -38,11 +38,11 @@ def allowed_files() -> int:
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _IN_HEAP_BYTES: Final = 128 * 1024
-"""What glibc begins with; larger blocks are mapped each by itself."""
+"""The initial threshold of glibc; larger blocks are mapped each by itself."""
 
 
 def give_back_freed_memory() -> None:
-    """From now on large blocks are given back when they are freed; does nothing without glibc."""
+    """Have freed large blocks returned to the system from now on; only with glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _IN_HEAP_BYTES)

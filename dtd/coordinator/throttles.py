@@ -24,7 +24,7 @@ from dtd.wire.frames import HOLD, Hold
 
 
 MESSAGES_PER_S: Final = 500.0
-"""Of one credential.  A host of sixteen workers needs about a hundred."""
+"""Rate of one credential.  A host of sixteen workers needs about a hundred."""
 
 MESSAGES_AT_ONCE: Final = 250.0
 BYTES_OF_A_MESSAGE: Final = 32 * 1024
@@ -32,7 +32,7 @@ BYTES_OF_A_MESSAGE: Final = 32 * 1024
 
 REGISTERED_PER_S: Final = 2.0
 REGISTERED_AT_ONCE: Final = 16.0
-"""Of one worker's name, on all its connections, one after the other."""
+"""Burst of one worker's name, on all its connections, one after the other."""
 
 
 class Pace:
@@ -110,7 +110,7 @@ class Turns:
 
 
 Contain = Callable[[str, Link], AbstractContextManager[None]]
-"""What fails within, told what is done and for whom, costs that connection (`containment`)."""
+"""A context for an action and its link: an unexpected error closes the link (`containment`)."""
 
 
 class SingleAnswers:
@@ -121,7 +121,7 @@ class SingleAnswers:
     sent.
 
     Args:
-        question: what is asked, in words.
+        question: the request, in words.
         contain: contains errors that prevent an answer.
     """
 
@@ -196,7 +196,7 @@ LOG_BURST: Final = 16.0
 
 
 class Refusals:
-    """When the last refusals, or failures, were logged, by place and reason; the oldest first."""
+    """Times of the last logged refusals, or failures, by place and reason; the oldest first."""
 
     def __init__(self) -> None:
         self._logged_s: OrderedDict[tuple[str, str], float] = OrderedDict()

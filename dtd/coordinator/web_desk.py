@@ -1,4 +1,4 @@
-"""The coordinator's side of the web page: whoever is logged in asks as a connection of dtdctl does.
+"""The coordinator's side of the web page: its callers' requests count like those of dtdctl.
 
 The page itself is `dtd.web`, which is imported only where it is served.
 """
@@ -38,7 +38,7 @@ _REMEDY: Final = "install it beside dtd: `pip install aiohttp plotly`; or remove
 
 
 class Coordinator(Protocol):
-    """What is needed of the daemon."""
+    """The parts of the daemon that are needed."""
 
     audit: AuditLog
     containment: Containment
@@ -57,7 +57,7 @@ class Desk(Protocol):
     """Answers requests: `dtd.coordinator.handlers.requests`."""
 
     async def carry_out(self, caller: Caller, request: m.Message) -> dict[str, Any]:
-        """Do what is asked, and enter it."""
+        """Perform a request, and enter it."""
         ...
 
 
@@ -67,7 +67,7 @@ class WebDesk:
     Args:
         config: says where the page is served, if anywhere.
         coordinator: the daemon.
-        port: knows who may do what.
+        port: has the authority and the roles.
         desk: answers requests.
     """
 
@@ -156,7 +156,7 @@ class WebDesk:
             ) from None
 
     def standing(self, who: Identity) -> str:
-        """Why somebody who has logged in may not be here any more; empty when he may."""
+        """Return why a login is not valid any more; empty while it is."""
         authority = self._port.authority
         if authority is None:
             return "" if who.uid is not None else "this coordinator has no authority any more"
@@ -166,7 +166,7 @@ class WebDesk:
         return authority.standing(who)[0]
 
     async def holder_of_token(self, text: str, host: str) -> Identity:
-        """As whom somebody with a token logs in, which counts as one use of it.
+        """Return the identity of a login with a token, which counts as one use of it.
 
         Raises:
             DtdError: it is no valid token of an operator or a viewer.
@@ -193,7 +193,7 @@ class WebDesk:
         return await self._coordinator.audit.around(claimed, m.OpenWeb(), use)
 
     def tls(self) -> ssl.SSLContext | None:
-        """For serving beyond this host, where browsers show no certificate; blocking."""
+        """Return the TLS for other hosts, whose browsers show no certificate; blocking."""
         authority = self._port.authority
         if authority is None:
             return None
@@ -202,17 +202,17 @@ class WebDesk:
         return context
 
     def host_names(self) -> frozenset[str]:
-        """Under which names other hosts know the coordinator."""
+        """Return the names by which other hosts know the coordinator."""
         hosts = [address.host for address in self._port.coordinators]
         own = [self._address.host] if self._address is not None else []
         return frozenset(name.lower() for name in (*hosts, *own, socket.gethostname()))
 
     def public_host(self) -> str:
-        """Where a page that is served at all addresses of this host is opened."""
+        """Return the host in the URL of a page that is served at all addresses of this host."""
         return self._port.coordinators[0].host if self._port.coordinators else socket.gethostname()
 
     def tells(self) -> Mapping[str, Any]:
-        """What the page says of the coordinator itself."""
+        """Return the page's information about the coordinator itself."""
         return {
             "version": __version__,
             "host": socket.gethostname(),

@@ -36,7 +36,7 @@ class WorkerLinks:
         return self._links.get(name)
 
     def incarnation(self, name: str) -> int:
-        """Of the worker's process that is connected; 0 when none is."""
+        """Return the incarnation of the connected process of a worker; 0 when none is."""
         link = self._links.get(name)
         return self._speakers[link][1] if link is not None else 0
 

@@ -84,7 +84,7 @@ class End:
 def next_deed(
     trials: Sequence[Trial], table: SweepTable, *, count: int, cancelled: bool
 ) -> Begin | Submit | End | None:
-    """What the sweep does now; None: it waits for a trial.
+    """Return the sweep's next action; None: it waits for a trial.
 
     Args:
         trials: all so far, by number.

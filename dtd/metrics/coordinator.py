@@ -1,7 +1,7 @@
-"""The cluster's figures, as samples: from the status object, heartbeats and what was counted.
+"""The cluster's figures, as samples: from the status object, heartbeats and counts.
 
 Job and workers are read from the same status object that `dtdctl status` shows, so that both
-agree.  `ClusterFigures` keeps what no status tells: counts, and the newest progress and checkpoint.
+agree.  `ClusterFigures` keeps the rest: counts, and the newest progress and checkpoint.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_KINDS: Final = 128
 
 @dataclass(slots=True)
 class ClusterFigures:
-    """What one coordinator counts.
+    """The counts of one coordinator.
 
     Attributes:
         certificate_expires_s: Unix time; None without a certificate.
         store_errors: calls to the store that have failed.
-        reports_dropped: what was left out of workers' reports, by (worker, kind).
+        reports_dropped: number of workers' reports left out, by (worker, kind).
     """
 
     certificate_expires_s: float | None = None
@@ -89,7 +89,7 @@ class ClusterFigures:
         """All figures of now.
 
         Args:
-            clusters: what the core knows.
+            clusters: states of the core.
             status: `dtd.core.observe.status.status_of` them.
         """
         yield from self._of_the_cluster(status)
@@ -138,7 +138,7 @@ class ClusterFigures:
 
 
 class CoordinatorMetrics:
-    """The coordinator's endpoint and what it shows.
+    """The coordinator's endpoint and its metrics.
 
     Args:
         address: where to listen; None for no endpoint.
@@ -164,7 +164,7 @@ class CoordinatorMetrics:
         """Show the figures of now, again and again, until cancelled.
 
         Args:
-            look: gives what the core knows and the status object.
+            look: returns the states of the core and the status object.
         """
         while self._exposition is not None:
             self._exposition.publish(self.figures.samples(*look()))

@@ -1,9 +1,8 @@
 """The endpoint that Prometheus scrapes: HTTP in threads of its own, beside the event loop.
 
 The threads see nothing of the daemon but an immutable snapshot, which the event loop replaces. Some
-requests are answered at once, each in a thread and within a time; of more, the oldest of whoever
-has most makes way (`dtd.core.limits.connection_limiter`): nobody who connects keeps others from
-reading.
+requests are answered at once, each in a thread and within a time; of more, the oldest of the
+caller with most makes way (`dtd.core.limits.connection_limiter`): none keeps others from reading.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ log = structlog.get_logger()
 Context = Callable[[], ssl.SSLContext]
 
 REQUEST_TIMEOUT_S: Final = 5.0
-"""For all of a request: a connection that trickles ends as well."""
+"""Seconds for all of a request: a connection that trickles ends as well."""
 
 AT_ONCE: Final = 16
 AT_ONCE_PER_ADDRESS: Final = 8
@@ -62,12 +61,12 @@ def members_only(context: ssl.SSLContext | None) -> ssl.SSLContext:
 
 
 class Exposition(Collector):
-    """What one daemon exposes; one registry for each daemon.
+    """The metrics of one daemon; one registry for each daemon.
 
     Args:
         address: where to listen; port 0 takes a free one.
-        context: gives the TLS that each caller has to speak, and whose certificate it has to show;
-            None: anybody is answered, in plain HTTP.
+        context: gives the TLS, with the certificates that callers must show; None: plain HTTP for
+            all callers.
 
     Attributes:
         address: where it listens, once it does.
@@ -110,7 +109,7 @@ class Exposition(Collector):
             log.warning("metrics_open", message="anyone who can connect can read all metrics")
 
     def publish(self, samples: Iterable[Sample]) -> None:
-        """Replace what is exposed; cheap, and any thread may call it."""
+        """Replace the exposed samples; cheap, and any thread may call it."""
         self._samples = tuple(samples)
 
     def close(self) -> None:
@@ -121,7 +120,7 @@ class Exposition(Collector):
             self._server.server_close()
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry need not collect in order to know the names."""
+        """Return nothing: the registry need not collect in order to know the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -181,7 +180,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         return not verdict.refusal
 
     def service_actions(self) -> None:
-        """Now and then: give up those who have had their time."""
+        """Close connections whose time is over; called now and then."""
         with self._lock:
             self._cut(self._connection_limiter.overdue(time.monotonic()))
 
@@ -192,7 +191,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
                 self._open[key].shutdown(socket.SHUT_RDWR)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """In a thread: answer; with TLS, once the caller has shown who it is."""
+        """Answer, in a thread; with TLS, once the caller has shown a certificate."""
         if self._context is None:
             super().finish_request(request, client_address)
             return
@@ -202,7 +201,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             super().finish_request(secured, client_address)
 
     def close_request(self, request: Any) -> None:
-        """It is over: its place is free before its number is."""
+        """Close a request: its place is free before its number is."""
         with self._lock:
             key = request.fileno()
             if self._open.get(key) is request:
@@ -211,4 +210,4 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         super().close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked went away, or showed no certificate."""
+        """Ignore a caller that went away, or showed no certificate."""

@@ -1,4 +1,4 @@
-"""How busy the GPU is and what this process holds of it; asked of torch where torch is in use.
+"""Metrics of a worker's process, and its endpoint; figures of its GPU come from torch.
 
 torch is never imported here: a process that has not imported it holds nothing of a GPU.  Asking the
 driver can take milliseconds, so this does not belong on the event loop.
@@ -22,11 +22,11 @@ from dtd.wire import messages as m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFigures:
-    """What one process sees of its GPU.
+    """The GPU as one process sees it.
 
     Attributes:
         use: share of the last while in which the GPU worked, 0 to 1; negative when unknown.
-        memory_bytes: what torch holds for this process.
+        memory_bytes: memory that torch holds for this process.
     """
 
     use: float = -1.0
@@ -66,7 +66,7 @@ GPU_EVERY_S: Final = 2.0
 
 
 class WorkerMetrics:
-    """What a worker measures of its process, and its endpoint.
+    """The measurements of a worker's process, and its endpoint.
 
     Args:
         worker: its name.
@@ -103,7 +103,7 @@ class WorkerMetrics:
             await asyncio.sleep(GPU_EVERY_S)
 
     def heartbeat_fields(self) -> dict[str, Any]:
-        """What a heartbeat says of the process."""
+        """Return the heartbeat's fields about the process."""
         return {
             "cpu_s": time.process_time(),
             "gpu_use": self._gpu.use,
@@ -111,7 +111,7 @@ class WorkerMetrics:
         }
 
     def publish(self, beat: m.Heartbeat, roster: Sequence[m.Member]) -> None:
-        """Show what a heartbeat says.
+        """Show the figures of a heartbeat.
 
         Args:
             beat: it.
@@ -133,7 +133,7 @@ class WorkerMetrics:
 
 
 def next_in_ring(roster: Sequence[str], name: str) -> str:
-    """To whom a member sends; empty for a ring of one, and for those that are not in it."""
+    """Return a member's next one; empty for a ring of one, and for workers not in it."""
     if len(roster) < 2 or name not in roster:
         return ""
     return roster[(roster.index(name) + 1) % len(roster)]
@@ -145,7 +145,7 @@ def worker_samples(worker: str, peer: str, beat: m.Heartbeat) -> Iterator[Sample
     Args:
         worker: its name.
         peer: its next neighbour in the ring; empty when it has none.
-        beat: what it said last.
+        beat: its last heartbeat.
     """
     who = (worker,)
     yield Sample("dtd_worker_cpu_seconds_total", who, beat.cpu_s)
@@ -173,7 +173,7 @@ def worker_samples(worker: str, peer: str, beat: m.Heartbeat) -> Iterator[Sample
 
 
 def _step_samples(who: tuple[str], beat: m.Heartbeat) -> Iterator[Sample]:
-    """What only a worker that has committed a step can say."""
+    """Yield the samples that need a committed step."""
     yield Sample("dtd_worker_step", who, beat.step)
     yield Sample("dtd_worker_loss", who, beat.loss)
     yield Sample("dtd_worker_learning_rate", who, beat.learning_rate)

@@ -97,7 +97,7 @@ class ControlClient:
 
         Args:
             message: the request.
-            payload: what belongs to it.
+            payload: its payload.
             within_s: bound on the time until the answer, for one that is known to take longer.
 
         Raises:

@@ -161,7 +161,7 @@ class Link(Remote, asyncio.BufferedProtocol):
         self.send(m.Error(code=error.code, message=error.message, remedy=error.remedy))
 
     def _reported(self, error: ProtocolError) -> ProtocolError:
-        """What the handler is told, which reaches the operator: no words of a stranger."""
+        """Return the error for the handler, which reaches the operator: no words of a stranger."""
         return error if self.session.knows_peer else without_words(error)
 
     def close(self, error: DtdError | None = None) -> None:

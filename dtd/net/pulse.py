@@ -54,7 +54,7 @@ class LinkHeartbeats:
         beat_interval_s: interval of heartbeats on each link.
         silence_s: how long a neighbour may be silent, or take to connect.
         silent: called with a neighbour and the time, when that limit is exceeded.
-        neighbours: who is watched; those of a ring, unless there are others
+        neighbours: those to watch; those of a ring, unless there are others
             (`dtd.core.ring.neighbours.Neighbours.all`).
     """
 
@@ -102,7 +102,7 @@ class LinkHeartbeats:
         return heard is not None and now - heard.seen_s < self._detector.timeout_s / 2
 
     def silence_s(self, neighbour: str, now: float) -> float:
-        """For how long this neighbour has been silent."""
+        """Return how long this neighbour has been silent."""
         return self._detector.silence_s(neighbour, now)
 
     def end(self) -> None:

@@ -24,7 +24,7 @@ _MICROSECONDS: Final = struct.Struct("=I")
 
 
 class Remote:
-    """What a connection on the event loop knows about its other end.
+    """The other end of a connection on the event loop.
 
     Attributes:
         identity: the peer's identity; None when it is not known.
@@ -82,7 +82,7 @@ class Remote:
         keep_alive(self._transport.get_extra_info("socket"))
 
     def private_ends(self, *, opened: bool) -> bytes:
-        """As `private_ends`, for this connection."""
+        """Return `private_ends` of this connection."""
         return private_ends(*self._ends, opened=opened, encrypted=self.is_encrypted)
 
     @property
@@ -97,7 +97,7 @@ class Remote:
 
 
 def private_ends(own: Any, peer: Any, *, opened: bool, encrypted: bool) -> bytes:
-    """What both ends of a connection that no third party can reach call it; empty for others.
+    """Return the common name of a connection that no third party can reach; empty for others.
 
     Args:
         own: this end's address, as the kernel has it.

@@ -57,7 +57,7 @@ def times_of(error: BaseException | None, address: Endpoint, credential: Credent
     other side is asked for it once more.  Blocking.
 
     Args:
-        error: what ended the connection, if anything is known.
+        error: the end of the connection, if known.
         address: the other side's.
         credential: this side's, which the other one may have rejected.
     """

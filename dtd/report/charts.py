@@ -55,7 +55,7 @@ def rate(facts: Facts) -> Chart:
 
 
 def times(facts: Facts) -> Chart:
-    """The time of a step, and what of it is communication."""
+    """The time of a step, and its share of communication."""
     names = (("step", "step_s"), ("exchange", "comm_s"), ("exposed", "exposed_s"))
     lines = [
         Line(

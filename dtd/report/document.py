@@ -232,7 +232,7 @@ def _card(facts: Facts) -> Section:
 
 
 def _result(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What came of a job; where a step's time goes has a section of its own."""
+    """Yield a job's results; the parts of a step's time have a section of their own."""
     for name, value in result.items():
         title = name.replace("_per_s", "/s").replace("_", " ")
         if name == "replica_digests":

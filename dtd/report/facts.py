@@ -1,4 +1,4 @@
-"""What a report says of a job, computed from what the coordinator remembers.  Pure.
+"""Facts of a report on a job, computed from the coordinator's records.  Pure.
 
 A figure that is not known is None; nothing is guessed.  Rates are those of training itself: rows
 divided by the time of their steps, without evaluations, checkpoints and recoveries.
@@ -22,7 +22,7 @@ QUIET: Final = frozenset(
 """Events that no report needs to list one by one."""
 
 PARTS: Final = ("data_s", "compute_s", "exposed_s", "optimizer_s")
-"""Of a step's time; the rest is what neither of them measures."""
+"""Parts of a step's time; the rest is measured by none of them."""
 
 
 class Point(NamedTuple):
@@ -41,7 +41,7 @@ Curve = Sequence[Point]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """How fast a number of workers was together.
+    """The speed of a number of workers together.
 
     Attributes:
         workers: how many.
@@ -64,7 +64,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:
-    """Where a worker's steps went, in seconds of its mean step; None where it is not known.
+    """The parts of a worker's mean step, in seconds; None where they are not known.
 
     Attributes:
         name: the worker.
@@ -195,7 +195,7 @@ def _world_sizes(events: Iterable[Mapping[str, Any]], job: Mapping[str, Any]) ->
 
 
 def _workers_of(generation: Mapping[str, Any]) -> int:
-    """How many train: parameter servers do not."""
+    """Return the number of workers that train: parameter servers do not."""
     return int(generation["world_size"]) - int(generation.get("servers", 0))
 
 

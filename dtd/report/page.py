@@ -128,7 +128,7 @@ def _cells(tag: str, cells: Sequence[str], numbers: int) -> str:
 
 
 def _text(text: str) -> str:
-    """Escaped; what stands in `...` is code."""
+    """Escape text; text in `...` is code."""
     return _CODE.sub(r"<code>\1</code>", escape(text))
 
 

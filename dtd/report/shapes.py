@@ -1,4 +1,4 @@
-"""The pieces of which a report is made; what they look like is up to HTML and Markdown."""
+"""The pieces of a report; their looks are up to HTML and Markdown."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Block = Text | Bullets | Tiles | Code | Table | Chart
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and the blocks below it."""
 
     title: str
     blocks: Sequence[Block]

@@ -86,11 +86,11 @@ def line_chart(
     """Curves over the same axes; the axis of values is logarithmic where they are far apart.
 
     Args:
-        lines: what is drawn; values that are not finite are left out.
-        title: for those who do not see it.
+        lines: the curves; values that are not finite are left out.
+        title: for readers who do not see it.
         x_label: under the axis.
         y_label: above the axis; empty where the title says it.
-        marks: (x, what happened there).
+        marks: (x, event).
         from_zero: whether the axis of values begins at 0.
     """
     lines = [_finite(line) for line in lines]

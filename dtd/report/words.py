@@ -1,4 +1,4 @@
-"""What a report's figures mean, in sentences that follow from them.  Pure.
+"""Sentences that follow from a report's figures.  Pure.
 
 Each function looks at one thing and says nothing where nothing is known.
 """
@@ -52,7 +52,7 @@ def never_trained(facts: Facts) -> str:
 
 
 def outcome(facts: Facts) -> str:
-    """How far it came, and how it ended."""
+    """Return how far the job came, and how it ended."""
     job = facts.job
     took = ""
     if job["started_s"] and job["ended_s"]:
@@ -64,7 +64,7 @@ def outcome(facts: Facts) -> str:
 
 
 def convergence(facts: Facts) -> Iterator[str]:
-    """How the loss fell, and the best evaluation."""
+    """Yield the course of the loss, and the best evaluation."""
     loss = [point for point in facts.curves["loss"] if math.isfinite(point.mean)]
     if len(loss) < len(facts.curves["loss"]):
         yield "The loss was not a finite number in some steps: the job diverged at times."
@@ -107,7 +107,7 @@ def _flatness(loss: Curve) -> str:
 
 
 def throughput(facts: Facts) -> Iterator[str]:
-    """Rates, and what more workers brought."""
+    """Yield the rates, and the gain of more workers."""
     if not facts.worlds:
         return
     rates = [
@@ -120,7 +120,7 @@ def throughput(facts: Facts) -> Iterator[str]:
 
 
 def scaling(few: World, many: World) -> str:
-    """What a larger number of workers brought, and what it cost."""
+    """Return the gain of a larger number of workers, and its cost."""
     factor = many.rows_per_s / few.rows_per_s
     share = factor * few.workers / many.workers
     head = (
@@ -140,7 +140,7 @@ def scaling(few: World, many: World) -> str:
 
 
 def communication(facts: Facts) -> Iterator[str]:
-    """How much of it is hidden, and whether it limits."""
+    """Yield the hidden share of communication, and whether it limits the job."""
     step_s, exposed_s, comm_s = (facts.mean(name) for name in ("step_s", "exposed_s", "comm_s"))
     if not step_s or exposed_s is None:
         return
@@ -163,7 +163,7 @@ def communication(facts: Facts) -> Iterator[str]:
 
 
 def hidden_share(exposed_s: float, comm_s: float) -> float:
-    """How much of the exchange goes on behind computing.
+    """Return the share of the exchange that goes on behind computing.
 
     Training may wait for longer than anything is exchanged: for workers that are still computing.
     """
@@ -194,7 +194,7 @@ def workers(facts: Facts) -> Iterator[str]:
 
 
 def recoveries(facts: Facts) -> Iterator[str]:
-    """What broke, and what it cost."""
+    """Yield the failures, and their cost."""
     events = [one for one in facts.incidents if one["kind"] == "recovered"]
     lost = Counter(one["worker"] for one in facts.incidents if one["kind"] == "worker_lost")
     if not events:
@@ -211,7 +211,7 @@ def recoveries(facts: Facts) -> Iterator[str]:
 
 
 def comparison(facts: Facts, other: Facts) -> Iterator[str]:
-    """This job beside another one."""
+    """Yield a comparison with another job."""
     if not other.has_trained:
         yield f"Nothing to compare with: {never_trained(other)}"
         return

@@ -93,7 +93,7 @@ class Admission:
     def _asked_for_again(self, token_id: str, key: str, request: Enrolment) -> str:
         """The credential that a token has brought to this key before; empty when it has not.
 
-        Whoever asks once more gets one certificate more of that credential, so that what was taken
+        A repeated request gets one certificate more of that credential, so that what was taken
         back stays so.
 
         Raises:
@@ -158,11 +158,11 @@ class Admission:
         """A new token and when it expires (Unix seconds, 0: never).
 
         Args:
-            role: what it lets somebody join as.
+            role: the role that it grants.
             life_s: how long it is good for; 0: until it is used up.
             coordinators: where the coordinator is.
             uses: how often it is good.
-            names: who can join with it, each once; empty: whoever has it.
+            names: those that can join with it, each once; empty: any.
             replaces: a living credential of the name gives way.
 
         Raises:
@@ -190,7 +190,7 @@ class Admission:
 
 
 def _most_of(workers: tuple[str, ...]) -> int:
-    """How many certificates of a credential for these workers count at a time."""
+    """Return the most certificates of a credential for these workers that count at a time."""
     return MAX_RENEWED + 2 * len(workers)
 
 

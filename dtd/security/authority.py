@@ -5,8 +5,8 @@
 
 A process that can read `ca.key` can impersonate any member of the cluster, so only the owner has
 access to the directory. Making, loading and issuing block for milliseconds; they happen at start
-and in the store's thread. Here certificates are issued and revocations signed; for whom and when is
-decided by its parts: `admission` for other hosts, `own_certificate` for this one.
+and in the store's thread. Certificates are issued and revocations signed here; the decisions are
+made in its parts: `admission` for other hosts, `own_certificate` for this one.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Authority:
 
     @property
     def certificate_pem(self) -> bytes:
-        """Its certificate: whom tokens name."""
+        """The certificate that tokens name."""
         return self.signer.pem
 
     @property
     def sha256(self) -> str:
-        """What tokens know it by."""
+        """The hash by which tokens identify it."""
         return self.signer.sha256
 
     def now_s(self) -> float:
@@ -120,7 +120,7 @@ class Authority:
         workers: tuple[str, ...] | None = None,
         renews: bool = False,
     ) -> None:
-        """Write a credential for somebody on this host, whose key is made here.
+        """Write a credential for a member on this host, with a key that is made here.
 
         Args:
             path: where to store the credential.
@@ -170,7 +170,7 @@ class Authority:
             key: its holder's.
             request: the holder's name, role and key.
             token: the token with which the holder joined, if any.
-            credential: what it renews.
+            credential: the one that it renews.
         """
         certificate = self.signed(key, request, credential)
         serial = identity.serial_text(certificate.serial_number)

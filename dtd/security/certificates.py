@@ -1,7 +1,7 @@
-"""The X.509 certificates of a cluster: what is in them and how they are signed.
+"""The X.509 certificates of a cluster: their content and signatures.
 
-EC P-256 throughout.  The authority's own lives ten years, others as long as is said.  Who somebody
-is stands in URIs (`dtd.security.identity`); host names play no part, since addresses of machines
+EC P-256 throughout.  The authority's own lives ten years, others as long as given.  The identity
+is in URIs (`dtd.security.identity`); host names play no part, since addresses of machines
 change and roles do not.
 """
 
@@ -32,7 +32,7 @@ _CALLS: Final = frozenset({identity.WORKER, identity.OPERATOR, identity.VIEWER})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Which credential a certificate belongs to, and how long it counts."""
+    """The credential and the validity of a certificate."""
 
     serial: str
     credential: str
@@ -60,12 +60,12 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 
 def sha256_hex(certificate: x509.Certificate) -> str:
-    """SHA-256 of a certificate's DER form: what a token knows the authority by."""
+    """SHA-256 of a certificate's DER form, by which a token identifies the authority."""
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
 def facts_of(pem: bytes) -> Facts:
-    """What a member's certificate says of the credential that it belongs to.
+    """Return a member's certificate's facts about the credential that it belongs to.
 
     Raises:
         ValueError: it is not a member's certificate.
@@ -117,7 +117,7 @@ def new_serial() -> int:
 
 
 def key_sha256(key: ec.EllipticCurvePublicKey) -> str:
-    """What a public key is known by."""
+    """Return the hash that identifies a public key."""
     der = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -125,13 +125,13 @@ def key_sha256(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def life_of(certificate: x509.Certificate) -> tuple[float, float]:
-    """When a certificate was issued, and when it ends, in Unix seconds."""
+    """Return when a certificate was issued, and when it ends, in Unix seconds."""
     issued = certificate.not_valid_before_utc + CLOCK_SKEW
     return issued.timestamp(), certificate.not_valid_after_utc.timestamp()
 
 
 def request_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A request for a certificate for the key; it names nobody, that is the coordinator's part."""
+    """A request for a certificate for the key; it has no name, which is the coordinator's part."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
@@ -185,7 +185,7 @@ def member_certificate(
     now: dt.datetime,
     life_days: float,
 ) -> x509.Certificate:
-    """A certificate that says who holds the key; the first URI is the holder's.
+    """A certificate that names the key's holder; the first URI is the holder's.
 
     It does not outlive the authority.
     """

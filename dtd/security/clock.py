@@ -53,7 +53,7 @@ class Clock:
             return self._time.now_s(time.time(), steady_s())
 
     def doubt_s(self) -> float:
-        """How far the host's clock is off, while that is doubted; else 0."""
+        """Return the error of the host's clock in seconds, while that is doubted; else 0."""
         self.now_s()
         return self._time.doubt_s()
 
@@ -78,16 +78,16 @@ class Clock:
 
 
 SLACK_S: Final = 300.0
-"""By so much a clock is corrected without being doubted."""
+"""Most that a clock is corrected without being doubted."""
 HOLD_S: Final = 3600.0
-"""So long a jump is doubted."""
+"""Time for which a jump is doubted."""
 
 
 class TrustedTime:
     """Two clocks as one.
 
     Args:
-        wall_s: what the host's clock shows, Unix seconds.
+        wall_s: time of the host's clock, Unix seconds.
         steady_s: a clock that nobody sets, in seconds.
         known_s: Unix time that was certainly reached before; 0: not known.
     """
@@ -112,7 +112,7 @@ class TrustedTime:
         return wall_s
 
     def doubt_s(self) -> float:
-        """How far the host's clock is off, while that is doubted; else 0."""
+        """Return the error of the host's clock in seconds, while that is doubted; else 0."""
         return self._doubted[1] if self._doubted is not None else 0.0
 
     def certain_s(self, steady_s: float) -> float:

@@ -34,18 +34,18 @@ from dtd.security.private_files import make_private_directory, read_private, wri
 LONG_AGO: Final = dt.datetime.fromtimestamp(0, dt.UTC)
 FIRST_LINE: Final = "# dtd credential 1"
 CERTIFICATES: Final = 2
-"""In a file: its holder's, and the authority's."""
+"""Certificates in a file: its holder's, and the authority's."""
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 _REMEDY: Final = "get a new one with `dtd-worker join TOKEN` or `dtdctl join TOKEN`"
 
 
 class Facts(Protocol):
-    """What stands in a certificate: `dtd.security.certificates.Facts`, which takes long to load."""
+    """The facts in a certificate: `dtd.security.certificates.Facts`, which takes long to load."""
 
     @property
     def serial(self) -> str:
-        """Its own."""
+        """The certificate's serial number."""
         ...
 
     @property
@@ -55,12 +55,12 @@ class Facts(Protocol):
 
     @property
     def issued(self) -> dt.datetime:
-        """When it began to count."""
+        """The start of its validity."""
         ...
 
     @property
     def expires(self) -> dt.datetime:
-        """When it ends."""
+        """The end of its validity."""
         ...
 
 
@@ -76,7 +76,7 @@ class Credential:
         expires: end of its life.
         authority_pem: the authority's certificate.
         workers: the names that a worker's is good for.
-        id: what it has in common with those that renew it; empty in files of before.
+        id: the id that it shares with those that renew it; empty in files of before.
         serial: its certificate's own; empty in files of before.
         issued: beginning of its life.
         key_path: the file with the private key and the certificate: `path`, or one in which a
@@ -150,8 +150,8 @@ class Credential:
     def client_context(self) -> ssl.SSLContext:
         """For connecting to a member of the cluster: TLS 1.3 with mutual authentication.
 
-        Whom the certificate belongs to is not checked by host name but by role, once the
-        connection stands.
+        The certificate's holder is not checked by host name but by role, once the connection
+        stands.
 
         Raises:
             ConfigError: the file is gone or damaged.
@@ -199,7 +199,7 @@ class Credential:
 
 
 def bare_client_context() -> ssl.SSLContext:
-    """TLS 1.3 that checks nobody yet: for asking an unknown authority who it is."""
+    """TLS 1.3 without checks yet: for asking an unknown authority for its certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -90,11 +90,11 @@ class RevokedRecord:
 
 
 class Holder(Protocol):
-    """Who shows a certificate: `dtd.security.identity.Identity`."""
+    """The holder of a certificate: `dtd.security.identity.Identity`."""
 
     @property
     def serial(self) -> str:
-        """Of the certificate; empty without one."""
+        """Serial number of the certificate; empty without one."""
         ...
 
     @property
@@ -114,17 +114,17 @@ class Holder(Protocol):
 
     @property
     def credential(self) -> str:
-        """Which credential it belongs to."""
+        """The credential that it belongs to."""
         ...
 
     @property
     def issued_s(self) -> float:
-        """When it began to count."""
+        """The start of its validity, Unix seconds."""
         ...
 
     @property
     def expires_s(self) -> float:
-        """When it ends."""
+        """The end of its validity, Unix seconds."""
         ...
 
 
@@ -149,10 +149,10 @@ class CredentialBook:
         self._revoked = {record.serial: record for record in revoked}
         self._restored_s = restored_s(directory)
 
-    # --- who counts --------------------------------------------------------------------------
+    # --- validity ----------------------------------------------------------------------------
 
     def standing(self, who: Holder, *, now_s: float) -> tuple[str, str]:
-        """Why somebody's certificate does not count, and what he can do; empty when it counts."""
+        """Return why a certificate does not count, and the remedy; empty when it counts."""
         if not who.serial:
             return "", ""
         if self.is_revoked(who.serial, who.credential):
@@ -166,7 +166,7 @@ class CredentialBook:
         return "", ""
 
     def _all(self) -> list[IssuedRecord]:
-        """At once: the event loop may add one while the store's thread goes through them."""
+        """Return all at once: the event loop may add one while the store's thread reads them."""
         return list(self._issued.values())
 
     def _renewed_after_backup(self, who: Holder) -> bool:
@@ -190,7 +190,7 @@ class CredentialBook:
         return serial in self._revoked or credential in self._revoked
 
     def record(self, serial: str) -> IssuedRecord | None:
-        """What is known of a certificate."""
+        """Return the record of a certificate."""
         return self._issued.get(serial)
 
     def living(self, *, now_s: float) -> list[IssuedRecord]:
@@ -205,7 +205,7 @@ class CredentialBook:
         )
 
     def holder_of(self, worker: str, *, now_s: float) -> IssuedRecord | None:
-        """Whose credential lists a worker's name."""
+        """Return the record of a living certificate that lists a worker's name."""
         return next((one for one in self.living(now_s=now_s) if worker in one.workers), None)
 
     def made_for(self, token: str, name: str, key: str) -> IssuedRecord | None:
@@ -229,15 +229,15 @@ class CredentialBook:
         """Whether a credential can be issued; returns the certificates whose place it takes.
 
         Args:
-            role: of who joins.
-            name: of who joins.
+            role: of the joiner.
+            name: of the joiner.
             workers: the names that it is to register.
             replaces: an operator has said that it may take the place of one of its name.
-            key: SHA-256 of the key of who joins; what he has got for it before does not count.
+            key: SHA-256 of the joiner's key; certificates issued for it before do not count.
             now_s: Unix seconds.
 
         Raises:
-            RequestRefused: somebody has the name, or a name of its workers.
+            RequestRefused: the name, or a name of its workers, is taken.
         """
         wanted, same = frozenset(workers), []
         for one in self.living(now_s=now_s):
@@ -390,7 +390,7 @@ def restored_s(directory: Path) -> float:
 
 
 def _issued_record(found: dict[str, Any]) -> IssuedRecord:
-    """What is written down of a certificate; earlier releases of dtd wrote more.
+    """Return the stored record of a certificate; earlier releases of dtd wrote more.
 
     Raises:
         TypeError: it is damaged.

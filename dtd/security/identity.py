@@ -22,14 +22,14 @@ OPERATOR: Final = "operator"
 VIEWER: Final = "viewer"
 COORDINATOR: Final = "coordinator"
 JOINABLE: Final = (WORKER, OPERATOR, VIEWER)
-"""The roles that a token can let somebody join as."""
+"""The roles that a token can grant."""
 
 LOCAL: Final = "local"
-"""On this host: the user whom the coordinator belongs to, or root."""
+"""Role on this host of the coordinator's own user, and of root."""
 OUTSIDER: Final = "outsider"
-"""On the socket: a user whom the coordinator's settings do not name."""
+"""Role on the socket of a user that the coordinator's settings do not name."""
 STRANGER: Final = "stranger"
-"""Over TCP: a caller without a certificate."""
+"""Role over TCP of a caller without a certificate."""
 
 _URI: Final = re.compile(
     rf"dtd://(?P<cluster>[0-9a-f]{{32}})/(?P<role>worker|operator|viewer|coordinator)"
@@ -128,7 +128,7 @@ def of_certificate(certificate: Mapping[str, Any] | None, der: bytes | None) -> 
             remedy="use a credential that `dtd-worker join` or `dtdctl join` has created",
         )
     import hashlib
-    import ssl  # whoever shows a certificate has loaded it; a plain call of dtdctl has not
+    import ssl  # TLS connections have loaded it; a plain call of dtdctl has not
 
     serial = serial_text(int(certificate["serialNumber"], 16))
     role, name = found[0]["role"], found[0]["name"]
@@ -149,10 +149,10 @@ def of_certificate(certificate: Mapping[str, Any] | None, der: bytes | None) -> 
 
 
 def check_role(who: Identity, role: str) -> None:
-    """Whether the other side is what it must be; an empty role allows any.
+    """Check the role of the other side; an empty role allows any.
 
     Raises:
-        ProtocolError: REFUSED, it is something else.
+        ProtocolError: REFUSED, it has another one.
     """
     if role and who.role != role:
         raise ProtocolError(
@@ -171,14 +171,14 @@ def serial_text(serial: int) -> str:
 #
 # A list that is settled when the host joins.  A host with several devices has one credential and
 # several workers.  Each of their names stands in the certificate; no rule makes further ones of
-# them, so that `host7` reaches nobody of `host7-b`.
+# them, so that `host7` reaches no worker of `host7-b`.
 
 
 MAX_NAMES: Final = 64
 """So many workers can one credential be good for."""
 USUAL_GPUS: Final = 16
 USUAL_INSTANCES: Final = ("cpu", *(f"cuda{n}" for n in range(USUAL_GPUS)), "server")
-"""What is asked for when nobody says otherwise: dtd-worker@cpu, @cuda0 to @cuda15, @server."""
+"""Instances requested by default: dtd-worker@cpu, @cuda0 to @cuda15, @server."""
 
 
 def worker_names(host: str, instances: Sequence[str] = USUAL_INSTANCES) -> tuple[str, ...]:

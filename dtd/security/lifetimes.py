@@ -1,8 +1,8 @@
-"""How long certificates live, and from when on they are renewed.  Pure.
+"""Lifetimes of certificates, and the time from which they are renewed.  Pure.
 
-A certificate is renewed once two thirds of its life are over, of 30 days after 20: what is away for
-less than the rest finds its way back by itself.  After its end there is no grace; who was away for
-longer joins again.
+A certificate is renewed once two thirds of its life are over, of 30 days after 20: a host that is
+away for less than the rest comes back by itself.  After its end there is no grace; a host that was
+away for longer joins again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DAY_S: Final = 86400.0
 LIFE_DAYS: Final = 30
 RENEWED_AFTER: Final = 2 / 3
 WARN_BEFORE_DAYS: Final = 7
-"""By then it should have been renewed long ago."""
+"""Days before its end at which it should have been renewed long ago."""
 
 
 def renewed_from_s(issued_s: float, expires_s: float, *, life_days: float = LIFE_DAYS) -> float:

@@ -27,7 +27,7 @@ _CREDENTIALS: Final = struct.Struct("=iII")
 _SO_PEERGROUPS: Final = 59
 _GROUP: Final = struct.Struct("=I")
 MAX_GROUPS: Final = 256
-"""As many as Python's getsockopt has room for; who is in more counts by his first group alone."""
+"""Most groups that Python's getsockopt has room for; beyond, only the first one counts."""
 
 
 def peer_uid(connection: Any) -> int:
@@ -58,10 +58,10 @@ def peer_groups(connection: Any) -> frozenset[int]:
     return frozenset(groups)
 
 
-# --- what the users of the coordinator's host may do: whom its settings name, as numbers -------
+# --- users and groups of the coordinator's host that its settings name, as numbers -------------
 #
 # Names are looked up once, when the coordinator starts, since a directory service may take its
-# time; who calls is then known from numbers that the kernel states.
+# time; a caller is then known from numbers that the kernel states.
 
 
 _GROUP_SIGN: Final = "@"
@@ -73,7 +73,7 @@ class LocalUsers:
     """The users and groups that were named, by role.
 
     Attributes:
-        own_uid: whom the coordinator belongs to.
+        own_uid: the coordinator's own user.
         uids: users by role.
         gids: groups by role.
         unknown: the names that this host does not know.

@@ -33,7 +33,7 @@ COORDINATOR_NAME: Final = "coordinator"
 
 
 class OwnCertificates:
-    """The coordinator's own certificate, and what it makes for its host's users.
+    """The coordinator's own certificate, and the credentials for its host's users.
 
     Args:
         authority: issues them.
@@ -61,8 +61,8 @@ class OwnCertificates:
     def server_context(self) -> ssl.SSLContext:
         """TLS for the control port: callers may show a certificate, and then it must be ours.
 
-        A certificate that is there is not renewed here: any thread may ask, and whoever renews it
-        has to tell the control port.
+        A certificate that is there is not renewed here: any thread may ask, and a renewal has to
+        reach the control port.
 
         Raises:
             ConfigError: the server's certificate cannot be read or written.
@@ -116,7 +116,7 @@ class OwnCertificates:
         return not begin_s <= self._authority.now_s() < from_s
 
     def equip(self, coordinators: tuple[Address, ...]) -> bool:
-        """See to it that this host's operator has a credential, and workers have a first token.
+        """Make a credential for this host's operator, and a first token for workers, if missing.
 
         Both state where the coordinator is, so they follow when that changes.
 

@@ -1,8 +1,8 @@
-"""A renewed certificate: where it is kept, and when it counts.
+"""A renewed certificate: its place, and the conditions of its use.
 
 It takes the place of the credential's file where that may be written.  Where not (a service manager
 hands the file over read-only) it goes into the state directory, or into one that all workers of the
-host share, and whoever starts next takes the newest.  A job's code can write to both directories.
+host share, and the next process takes the newest.  A job's code can write to both directories.
 So a file there is only a key and a certificate: addresses of the coordinator, authority, role and
 names come from the credential alone, whose authority must have signed the certificate.
 """
@@ -21,7 +21,7 @@ from dtd.security.private_files import read_private
 
 LEAF: Final = "renewed.credential"
 SHARED: Final = "workers"
-"""Beside the workers' state directories, one for all workers of a host, made by systemd."""
+"""Directory next to the workers' own, for all workers of a host, made by systemd."""
 
 
 def place_of_renewed(path: Path, state_dir: Path) -> Path:
@@ -33,7 +33,7 @@ def place_of_renewed(path: Path, state_dir: Path) -> Path:
 
 
 def places_of_renewed(state_dir: Path) -> tuple[Path, ...]:
-    """Where workers of this host have put renewed certificates that they could not put in place."""
+    """Return the paths of renewed certificates that workers of this host could not put in place."""
     return state_dir / LEAF, state_dir.parent / SHARED / LEAF
 
 
@@ -69,7 +69,7 @@ def check_renews(credential: Credential, certificate_pem: str, source: str) -> b
     Args:
         credential: the credential.
         certificate_pem: the certificate.
-        source: what brought it, as the message names it.
+        source: its source, as the message names it.
 
     Returns:
         whether it was issued later than the credential's; an older one may be of a credential that

@@ -22,7 +22,7 @@ _SIGNATURE_DIGITS: Final = 160
 
 
 def body_of(cluster: str, records: Iterable[RevokedRecord]) -> bytes:
-    """What is signed: in one order, so that equal lists are equal bytes."""
+    """Return the bytes to sign: in one order, so that equal lists are equal bytes."""
     revoked = sorted((one.serial, one.revoked_s, one.expires_s) for one in records)
     return json.dumps({"cluster": cluster, "revoked": revoked}, separators=(",", ":")).encode()
 
@@ -45,7 +45,7 @@ def parted(document: bytes) -> tuple[bytes, bytes]:
 
 
 def read(body: bytes) -> tuple[str, list[RevokedRecord]]:
-    """What a body says, and of which cluster.
+    """Return the cluster and the records of a body.
 
     Raises:
         ValueError: it has another form.

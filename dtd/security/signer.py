@@ -45,7 +45,7 @@ class Signer:
 
     @property
     def sha256(self) -> str:
-        """What it is known by."""
+        """The hash that identifies it."""
         return certificates.sha256_hex(self.certificate)
 
     @property
@@ -84,7 +84,7 @@ def load_certificate(path: Path) -> x509.Certificate:
 
 
 def cluster_of(certificate: x509.Certificate, directory: Path) -> str:
-    """The cluster whose authority it is.
+    """The cluster of an authority's certificate.
 
     Raises:
         ConfigError: it is no dtd cluster's.

@@ -1,4 +1,4 @@
-"""Where and how a client connects: over TLS with its credential, or to the socket of its host.
+"""Targets of a client's connection: over TLS with its credential, or the socket of its host.
 
 On the socket the kernel identifies each side to the other.  Over TCP, also to this host itself,
 both sides show credentials; no TCP connection is made without one.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # a call on this host loads no TLS
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to connect; `context` and `credential` are None for a socket of this host only."""
+    """The target of a connection; `context` and `credential` are None for a socket of this host."""
 
     address: Endpoint
     context: ssl.SSLContext | None = None
@@ -47,7 +47,7 @@ def targets(addresses: Sequence[Endpoint], credential: Credential | None) -> tup
 
     Args:
         addresses: as configured; empty: the credential's.
-        credential: what this side has.
+        credential: this side's.
 
     Raises:
         ConfigError: a TCP address, and no credential.
@@ -58,7 +58,7 @@ def targets(addresses: Sequence[Endpoint], credential: Credential | None) -> tup
 
 
 def targets_here(environ: Mapping[str, str]) -> tuple[Target, ...]:
-    """The coordinators of this host, for those who were told of none."""
+    """The coordinators of this host, for callers without an address."""
     return tuple(Target(one) for one in find_sockets(environ))
 
 
@@ -84,13 +84,13 @@ def _target(
 
 
 STAND_IN: Final = b"# none"
-"""What dtd-worker@.service hands over in place of a missing credential."""
+"""The content that dtd-worker@.service hands over in place of a missing credential."""
 
 
 def credential_places(
     leaf: str, environ: Mapping[str, str], *, system: tuple[Path, ...]
 ) -> tuple[Path, ...]:
-    """Where a credential is looked for when none is named, first to last.
+    """Return the places to look for a credential when none is named, first to last.
 
     Args:
         leaf: the file's name, "worker.credential" or "ctl.credential".

@@ -1,4 +1,4 @@
-"""What a failed TLS handshake means, in a sentence, for either side.
+"""Causes of a failed TLS handshake, in a sentence, for either side.
 
 OpenSSL says "sslv3 alert certificate expired" on one machine and "tlsv13 alert certificate
 required" on the other; users need to know which credential is at fault and the remedy.
@@ -77,7 +77,7 @@ def times(begin: dt.datetime, end: dt.datetime, now: dt.datetime) -> str:
 
 
 def clock(now: dt.datetime) -> str:
-    """What this host's clock shows."""
+    """Return the time of this host's clock, in words."""
     return f"this host's clock shows {_shown(now)} UTC"
 
 

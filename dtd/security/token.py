@@ -36,7 +36,7 @@ _REMEDY: Final = "copy the whole token that `dtdctl token create` printed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """What a token says; its secret is not shown."""
+    """The content of a token; its secret is not shown."""
 
     role: str
     coordinators: tuple[Address, ...]
@@ -90,7 +90,7 @@ class Token:
 
 
 def secret_sha256(secret: str) -> str:
-    """What the coordinator keeps of a secret.  It is random and long, so a plain hash will do."""
+    """Return the stored hash of a secret.  It is random and long, so a plain hash will do."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
 """The tokens that a coordinator has given out: made, redeemed, listed, revoked.
 
 One file, `tokens.json`, without any secret in it.  A token is good for so many uses, once unless it
-was made for more, and perhaps for certain names alone, each once.  A use is on disk before anybody
-gets a certificate for it; who asks again with the same key is the same one, whose answer got lost.
+was made for more, and perhaps for certain names alone, each once.  A use is on disk before a joiner
+gets a certificate for it; a repeated request with the same key counts once: its answer got lost.
 Blocking; one caller at a time.
 """
 
@@ -25,18 +25,18 @@ _REMEDY: Final = "ask the operator for a new one: `dtdctl token create`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """What is kept of a token; times are Unix seconds.
+    """The stored record of a token; times are Unix seconds.
 
     Attributes:
         id: stands in the token.
-        role: what it lets somebody join as.
+        role: the role that it grants.
         secret_sha256: hash of its secret.
         created_s: when it was made.
         expires_s: when it ends; 0: never.
         uses: how often it is good.
-        names: who can join with it, each once; empty: whoever has it.
+        names: those that can join with it, each once; empty: any.
         replaces: a living credential of the name gives way.
-        used: who has joined with it, by name and key ("NAME SHA256").
+        used: those that have joined with it, by name and key ("NAME SHA256").
     """
 
     id: str
@@ -85,7 +85,7 @@ class TokenBook:
             life_s: how long it is good for; 0: until it is used or revoked.
             now_s: Unix seconds.
             uses: how often it is good.
-            names: who can join with it; empty: whoever has it.
+            names: those that can join with it; empty: any.
             replaces: a living credential of the name gives way.
 
         Raises:
@@ -128,14 +128,14 @@ class TokenBook:
     def check(
         self, token_id: str, secret: str, role: str, name: str, key: str, *, now_s: float
     ) -> TokenRecord:
-        """Check that somebody can join with a token.
+        """Check that a token is good for joining.
 
         Args:
-            token_id: as he says.
-            secret: as he says.
-            role: what he wants to be.
-            name: who he wants to be.
-            key: SHA-256 of his public key.
+            token_id: as claimed.
+            secret: as claimed.
+            role: the wanted role.
+            name: the wanted name.
+            key: SHA-256 of the joiner's public key.
             now_s: Unix seconds.
 
         Raises:
@@ -171,7 +171,7 @@ class TokenBook:
         return record
 
     def use(self, token_id: str, name: str, key: str) -> None:
-        """Write down that somebody joins with a token that `check` has found good."""
+        """Record that a token, which `check` has found good, is used for joining."""
         record = self._records[token_id]
         use = _use(name, key)
         if use not in record.used:
@@ -179,12 +179,12 @@ class TokenBook:
             self._replace(self._records | {token_id: used})
 
     def redeem(self, token_id: str, secret: str, role: str, key: str, *, now_s: float) -> str:
-        """Use a token once for something else than joining; returns in whose name.
+        """Use a token once for something else than joining; return the name of its use.
 
         Args:
-            token_id: as somebody says.
-            secret: as he says.
-            role: of the token, as he says.
+            token_id: as claimed.
+            secret: as claimed.
+            role: of the token, as claimed.
             key: tells this use from others.
             now_s: Unix seconds.
 
@@ -204,7 +204,7 @@ class TokenBook:
         return token_id in self._records
 
     def is_valid(self, token_id: str, *, now_s: float) -> bool:
-        """Whether somebody can still join with it."""
+        """Whether it is still good for joining."""
         record = self._records.get(token_id)
         return record is not None and not _is_over(record, now_s)
 

@@ -98,7 +98,7 @@ class BucketMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommTiming:
-    """What the communication of one step cost, as seen by one rank.
+    """The communication cost of one step, as seen by one rank.
 
     Attributes:
         busy_s: time during which at least one bucket or word was in flight.
@@ -183,7 +183,7 @@ class Collective(Protocol):
         ...
 
     def close_step(self) -> CommTiming:
-        """End the open step and return what it cost."""
+        """End the open step and return its timing."""
         ...
 
 
@@ -195,7 +195,7 @@ class ExtendableCollective(Collective, Protocol):
     """
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """As `Collective.open_step`.
+        """Open a step, as `Collective.open_step` does.
 
         Args:
             step: its number.

@@ -169,43 +169,43 @@ class RingCollective:
         return RingBroken(self.why_broken, suspect=self.suspect, evidence=self.evidence)
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Begin a step; see `ExtendableCollective.open_step`."""
+        """Begin a step."""
         self._exposed_s = 0.0
         self._buckets.open_step(step, buckets, may_add)
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Add buckets to the open step; see `ExtendableCollective.add`."""
+        """Add buckets to the open step."""
         self._buckets.add(buckets)
 
     def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """Submit a full bucket; see `Collective.start`."""
+        """Submit a full bucket."""
         self._buckets.start(bucket, done)
 
     def wait(self, bucket: int) -> None:
-        """Block until the bucket is averaged; see `Collective.wait`."""
+        """Block until the bucket is averaged."""
         self._buckets.wait(bucket)
 
     def gather(self, word: bytes) -> list[bytes]:
-        """Exchange small words; see `Collective.gather`."""
+        """Exchange small words."""
         self._hand_over(self._endpoint.node.offer, word)
         self._wait_for(lambda: bool(self._words))
         return self._words.popleft()
 
     def agreed(self) -> None:
-        """The initial state is equal on all ranks; see `Collective.agreed`."""
+        """Implement `Collective.agreed`."""
         agreed, self._agreed = self._agreed, None
         if agreed is not None:
             agreed()
 
     def close_step(self) -> CommTiming:
-        """End the open step; see `Collective.close_step`."""
+        """End the open step."""
         node = self._endpoint.node
         return CommTiming(
             busy_s=node.busy_s(), exposed_s=self._exposed_s, sent_bytes=node.sent_bytes
         )
 
     def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
-        """See `Recorded`."""
+        """Implement `Recorded.record`."""
         self._waits = waits
         self._bridge.post(setattr, self._endpoint.node, "spans", ring)
         if (links := self._endpoint.star) is not None:
@@ -213,7 +213,7 @@ class RingCollective:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """See `BreakableCollective.waiting`; a nested wait is part of the outer one."""
+        """Implement `BreakableCollective.waiting`; a nested wait is part of the outer one."""
         before, self.waiting_since = self.waiting_since, self.waiting_since or time.monotonic()
         try:
             yield
@@ -221,7 +221,7 @@ class RingCollective:
             self.waiting_since = before
 
     def check(self) -> None:
-        """Raise if the ring is broken; see `Collective.check`."""
+        """Raise if the ring is broken."""
         if self.why_broken:
             raise self.broken()
 
@@ -252,7 +252,7 @@ class RingCollective:
         self._endpoint.end(reason)
 
     def traffic(self) -> Traffic:
-        """Return what this ring has sent and received."""
+        """Return the bytes that this ring has sent and received."""
         return self._endpoint.traffic()
 
     def explain(self) -> str:

@@ -1,4 +1,4 @@
-"""A rank's part of a process group: how it is made, found and ended, with Gloo and with NCCL.
+"""A rank's part of a process group, made, found and ended with Gloo and with NCCL.
 
 These ways to end a blocked Gloo all-reduce were tried with torch 2.15:
 
@@ -88,7 +88,7 @@ class GlooGroup:
         self.place = "\n".join(f"{h} {p}" for h, p in set(_listening(host)) - before).encode()
 
     def knows(self, places: Sequence[bytes]) -> None:
-        """See `Group`; every connection of the group ends at one of these addresses."""
+        """Implement `Group.knows`; every connection of the group ends at one of these addresses."""
         for place in places:
             for line in place.decode(errors="replace").splitlines():
                 host, _, port = line.rpartition(" ")

@@ -111,7 +111,7 @@ class InProcessRing:
         Args:
             rank: that waits.
             here: whether it is.
-            explain: what it waits for, in words, if it never comes.
+            explain: returns what is waited for, in words, if it never comes.
 
         Raises:
             RingBroken: the ring is broken, or it took too long.
@@ -203,37 +203,37 @@ class InProcessCollective:
         return self.node.core.generation
 
     def check(self) -> None:
-        """Raise if the ring is broken; see `Collective.check`."""
+        """Raise if the ring is broken."""
         self._ring.check(self.rank)
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Begin a step; see `ExtendableCollective.open_step`."""
+        """Begin a step."""
         self._exposed_s = 0.0
         self._buckets.open_step(step, buckets, may_add)
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Add buckets to the open step; see `ExtendableCollective.add`."""
+        """Add buckets to the open step."""
         self._buckets.add(buckets)
 
     def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """Submit a full bucket; see `Collective.start`."""
+        """Submit a full bucket."""
         self._buckets.start(bucket, done)
 
     def wait(self, bucket: int) -> None:
-        """Block until the bucket is averaged; see `Collective.wait`."""
+        """Block until the bucket is averaged."""
         self._buckets.wait(bucket)
 
     def gather(self, word: bytes) -> list[bytes]:
-        """Exchange small words; see `Collective.gather`."""
+        """Exchange small words."""
         self._hand_over(self.node.offer, word)
         self._wait_for(lambda: bool(self._words))
         return self._words.popleft()
 
     def agreed(self) -> None:
-        """See `Collective.agreed`; nobody waits to hear it."""
+        """Do nothing: no end waits to hear it."""
 
     def on_broken(self, callback: Callable[[], None]) -> None:
-        """Call this when the ring breaks; see `BreakableCollective.on_broken`."""
+        """Call this when the ring breaks."""
         self._ring.on_broken(callback)
 
     def give_up(self, reason: str) -> None:
@@ -241,11 +241,11 @@ class InProcessCollective:
         self._ring.break_ring(f"rank {self.rank} gave up: {reason}")
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """See `BreakableCollective.waiting`; waits are not monitored here."""
+        """Implement `BreakableCollective.waiting`; waits are not monitored here."""
         return contextlib.nullcontext()
 
     def close_step(self) -> CommTiming:
-        """End the open step; see `Collective.close_step`."""
+        """End the open step."""
         return CommTiming(
             busy_s=self.node.busy_s(),
             exposed_s=self._exposed_s,

@@ -23,7 +23,7 @@ Links = dict[tuple[int, int], deque[tuple[Chunk, bytes]]]
 
 
 class ProcessRing(Protocol):
-    """What the ends of a star use of the ring in the same process."""
+    """The ring of the same process, as the ends of a star use it."""
 
     changed: threading.Condition
 

@@ -118,7 +118,7 @@ class ProcessGroupCollective:
         return self._ring.generation
 
     def check(self) -> None:
-        """Raise if the generation is over; see `Collective.check`."""
+        """Raise if the generation is over."""
         with self._leaving():
             self._ring.check()
             if self._failure:
@@ -138,7 +138,7 @@ class ProcessGroupCollective:
     # --- a step ------------------------------------------------------------------------------
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Begin a step; see `ExtendableCollective.open_step`."""
+        """Begin a step."""
         with self._changed:
             self._buckets, self._views, self._on_ring = [], {}, {}
             self._ready, self._done, self._unissued = set(), set(), []
@@ -150,7 +150,7 @@ class ProcessGroupCollective:
             self._form_if_needed()
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Add buckets to the open step; see `ExtendableCollective.add`."""
+        """Add buckets to the open step."""
         on_ring = self._lay_out(buckets)
         with self._leaving():
             self._ring.add(on_ring)
@@ -206,7 +206,7 @@ class ProcessGroupCollective:
             self._ring.start(self._on_ring[bucket], done)
 
     def wait(self, bucket: int) -> None:
-        """Block until the bucket holds the sum; see `Collective.wait`."""
+        """Block until the bucket holds the sum."""
         begun_s = time.monotonic()
         with self._leaving():
             if bucket in self._on_ring:
@@ -232,7 +232,7 @@ class ProcessGroupCollective:
             self._give_up()
 
     def gather(self, word: bytes) -> list[bytes]:
-        """Exchange small words on the ring; see `Collective.gather`."""
+        """Exchange small words on the ring."""
         begun_s = time.monotonic()
         with self._changed:
             self._busy.begin(begun_s)
@@ -245,11 +245,11 @@ class ProcessGroupCollective:
         return words
 
     def agreed(self) -> None:
-        """The initial state is equal on all ranks; see `Collective.agreed`."""
+        """Implement `Collective.agreed`."""
         self._ring.agreed()
 
     def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
-        """See `Recorded`: of the ring that the group rests on, which carries words."""
+        """Record the ring that the group rests on, which carries words."""
         if isinstance(self._ring, Recorded):
             self._ring.record(waits, ring)
 

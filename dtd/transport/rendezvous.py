@@ -200,7 +200,7 @@ def _encode(state: int, values: dict[str, bytes], why: str) -> bytes:
 
 
 def _decode(payload: bytes) -> tuple[int, dict[str, bytes], str]:
-    """Decode what `_encode` returned.
+    """Decode the bytes of `_encode`.
 
     Raises:
         ProtocolError: the payload is malformed.

@@ -201,7 +201,7 @@ class SharedMemory:
         self._neighbours.tell_previous(taken)
 
     def lost(self, error: ProtocolError) -> None:
-        """What the previous rank has lent cannot be read."""
+        """Report that the previous rank's shared memory cannot be read."""
         self._neighbours.unreadable(error)
 
     def close(self) -> None:

@@ -30,19 +30,19 @@ class StarPort(Protocol):
     """
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """As `ExtendableCollective.open_step`."""
+        """Open a step of the star."""
         ...
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """As `ExtendableCollective.add`."""
+        """Add buckets to the open step."""
         ...
 
     def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """As `Collective.start`."""
+        """Start a bucket; `done` is called once its result is here."""
         ...
 
     def wait(self, bucket: int) -> None:
-        """As `Collective.wait`."""
+        """Block until a bucket is done."""
         ...
 
     def sent_bytes(self) -> int:
@@ -89,13 +89,13 @@ class StarCollective:
         return self._ring.generation
 
     def check(self) -> None:
-        """Raise if the generation is over; see `Collective.check`."""
+        """Raise if the generation is over."""
         self._ring.check()
 
     # --- a step ------------------------------------------------------------------------------
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Begin a step; see `ExtendableCollective.open_step`."""
+        """Begin a step."""
         with self._timing:
             self._in_flight, self._busy, self._exposed_s = set(), BusyTime(), 0.0
         self._routes, self._counts = [], {True: 0, False: 0}
@@ -104,7 +104,7 @@ class StarCollective:
         self._star.open_step(step, by_star, may_add)
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Add buckets to the open step; see `ExtendableCollective.add`."""
+        """Add buckets to the open step."""
         by_star, by_ring = self._lay_out(buckets)
         self._ring.add(by_ring)
         self._star.add(by_star)
@@ -140,30 +140,30 @@ class StarCollective:
             done()
 
     def _landed(self, bucket: int) -> None:
-        """A bucket is not in flight any more; whoever notices first says so."""
+        """Note that a bucket is not in flight any more; repetitions are ignored."""
         with self._timing:
             if bucket in self._in_flight:
                 self._in_flight.remove(bucket)
                 self._busy.end(time.monotonic())
 
     def wait(self, bucket: int) -> None:
-        """Block until the bucket holds its result; see `Collective.wait`."""
+        """Block until the bucket holds its result."""
         route, index = self._routes[bucket]
         with self._exposed():
             route.wait(index)
         self._landed(bucket)
 
     def gather(self, word: bytes) -> list[bytes]:
-        """Exchange small words on the ring; see `Collective.gather`."""
+        """Exchange small words on the ring."""
         with self._exposed(), self._occupied():
             return self._ring.gather(word)
 
     def agreed(self) -> None:
-        """The initial state is equal on all ranks; see `Collective.agreed`."""
+        """Implement `Collective.agreed`."""
         self._ring.agreed()
 
     def close_step(self) -> CommTiming:
-        """End the open step; see `Collective.close_step`."""
+        """End the open step."""
         timing = self._ring.close_step()
         with self._timing:
             return CommTiming(
@@ -193,18 +193,18 @@ class StarCollective:
     # --- the ring below ------------------------------------------------------------------------
 
     def on_broken(self, callback: Callable[[], None]) -> None:
-        """Call this when the ring breaks; see `BreakableCollective.on_broken`."""
+        """Call this when the ring breaks."""
         self._ring.on_broken(callback)
 
     def give_up(self, reason: str) -> None:
-        """End ring and star; see `BreakableCollective.give_up`."""
+        """End ring and star."""
         self._ring.give_up(reason)
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """See `BreakableCollective.waiting`."""
+        """Implement `BreakableCollective.waiting`."""
         return self._ring.waiting()
 
     def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
-        """See `Recorded`: of the ring, which carries words and whose node records the star."""
+        """Record the ring, which carries words and whose node records the star."""
         if isinstance(self._ring, Recorded):
             self._ring.record(waits, ring)

@@ -305,7 +305,7 @@ class RingEndpoint:
     # --- NodeHandler: what the node asks for -------------------------------------------------
 
     def send(self, message: m.Chunk | m.SmallGather, payload: bytes | memoryview) -> None:
-        """To the next rank."""
+        """Send a message to the next rank."""
         assert self._out is not None
         self._out.send(message, payload)
 
@@ -333,12 +333,12 @@ class RingEndpoint:
         return self._out is not None and self._out.is_same_host
 
     def tell_next(self, message: m.ShmOffer) -> None:
-        """To the next rank."""
+        """Send an offer to the next rank."""
         assert self._out is not None
         self._out.send(message)
 
     def tell_previous(self, message: m.ShmRequest | m.ShmMapped | m.ShmReleased) -> None:
-        """To the previous rank."""
+        """Send an answer to the previous rank."""
         assert self._in is not None
         self._in.send(message)
 

@@ -1,4 +1,4 @@
-"""What the web page needs of the coordinator, and who asks there."""
+"""The web page's interface to the coordinator, and its callers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dtd.wire import messages as m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebCaller:
-    """A person who has logged in, or wants to; asks as a connection of dtdctl does.
+    """A person who has logged in, or wants to; its requests count like those of dtdctl.
 
     Attributes:
-        identity: as whom.
+        identity: the person's; None before the login.
         host: the browser's address.
     """
 
@@ -35,7 +35,7 @@ class WebBackend(Protocol):
     """The coordinator, as the page sees it: the same requests, checks and records as dtdctl's.
 
     Attributes:
-        shares: bounds everybody's connections, the page's as well.
+        shares: bounds all callers' connections, the page's as well.
         sessions: outlive the process.
     """
 
@@ -51,11 +51,11 @@ class WebBackend(Protocol):
         ...
 
     def standing(self, who: Identity) -> str:
-        """Why somebody who has logged in may not be here any more; empty when he may."""
+        """Return why a login is not valid any more; empty while it is."""
         ...
 
     async def holder_of_token(self, text: str, host: str) -> Identity:
-        """As whom somebody with a token logs in, which counts as one use of it.
+        """Return the identity of a login with a token, which counts as one use of it.
 
         Raises:
             DtdError: it is no valid token of an operator or a viewer.
@@ -63,19 +63,19 @@ class WebBackend(Protocol):
         ...
 
     def tls(self) -> ssl.SSLContext | None:
-        """For serving beyond this host; blocking.  None: there is no certificate."""
+        """Return the TLS for other hosts; blocking.  None: there is no certificate."""
         ...
 
     def host_names(self) -> frozenset[str]:
-        """Under which names other hosts know the coordinator."""
+        """Return the names by which other hosts know the coordinator."""
         ...
 
     def tells(self) -> Mapping[str, Any]:
-        """What the page says of the coordinator itself."""
+        """Return the page's information about the coordinator itself."""
         ...
 
     def public_host(self) -> str:
-        """Where a page that is served at all addresses of this host is opened."""
+        """Return the host in the URL of a page that is served at all addresses of this host."""
         ...
 
     def failed(self, error: Exception) -> None:

@@ -1,9 +1,9 @@
-"""What every request must pass: the name it was sent to, its origin, and the session it shows.
+"""Checks of every request: the name it was sent to, its origin, and the session it shows.
 
 A page of another site can make a browser send requests here, and can have its own name resolve to
-this host's address.  So the Host header must be an address or a name of this coordinator; what
-changes something must come from the page itself; and whoever asks for data shows two secrets, one
-of which no other page can read (`dtd.core.trust.web_sessions`).
+this host's address.  So the Host header must be an address or a name of this coordinator; a change
+must be requested by the page itself; and every request for data shows two secrets, one of which no
+other page can read (`dtd.core.trust.web_sessions`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def is_our_name(host: str, names: Collection[str]) -> bool:
     """Whether a Host header names this coordinator: by an address, as localhost, or by its name.
 
-    An address cannot be made to point elsewhere, as a name of somebody else's can.
+    An address cannot be made to point elsewhere, as another's name can.
 
     Args:
         host: the header, with or without a port.
@@ -95,7 +95,7 @@ def foreign(request: web.Request, *, secured: bool, names: Collection[str]) -> s
 
 
 def answer_headers(path: str) -> dict[str, str]:
-    """What stands on each answer; data is not kept by anybody."""
+    """Return the headers of an answer; data is not stored by anybody."""
     kept = {"Cache-Control": "no-store"} if path.startswith(API) else {}
     return {**HEADERS, **kept}
 
@@ -110,6 +110,6 @@ def refused(status: int, message: str, remedy: str = "") -> web.Response:
 
 
 def of_error(error: DtdError) -> web.Response:
-    """What the coordinator has refused."""
+    """Return the answer for a refusal by the coordinator."""
     forbidden = isinstance(error, ProtocolError)
     return refused(HTTP_FORBIDDEN if forbidden else HTTP_REFUSED, error.message, error.remedy)

@@ -16,7 +16,7 @@ from dtd.shown import escaped
 
 ROWS_AT_ONCE: Final = 24
 AT_ONCE_S: Final = 0.002
-"""How long the event loop is kept at a time."""
+"""Most seconds that the event loop is kept at a time."""
 
 
 async def encoded(value: Any) -> bytes:

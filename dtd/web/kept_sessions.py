@@ -1,6 +1,6 @@
-"""The sessions of the web page in a file, so that a coordinator which starts again logs nobody out.
+"""The sessions of the web page in a file, so that they outlive a restart of the coordinator.
 
-It has hashes of secrets, and is its owner's alone; to read it gives nobody a session.  It is of one
+It has hashes of secrets, and is its owner's alone; to read it gives no session.  It is of one
 host, so that Unix time counts.  What cannot be read is no session: people log in again.
 """
 
@@ -38,7 +38,7 @@ class KeptSessions:
         self._local = local
 
     def read(self, clock_s: float) -> list[Session[Identity]]:
-        """Return what has not ended.
+        """Return the sessions that have not ended.
 
         Args:
             clock_s: the monotonic clock by which sessions end in this process.

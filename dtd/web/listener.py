@@ -1,8 +1,8 @@
 """Accepts browsers' connections within bounds and hands them to aiohttp.
 
-Until somebody has shown a session on a connection, it is bounded as any unknown caller's is
+Until a session is shown on a connection, it is bounded as any unknown caller's is
 (`dtd.core.limits.connection_limiter`): in number, rate and time.  After that it counts as a
-connection of whoever is logged in, beside those to the other ports (`dtd.core.limits.shares`).  One
+connection of the session's holder, like those to the other ports (`dtd.core.limits.shares`).  One
 on which nothing is read for a while is cut.
 """
 
@@ -27,11 +27,11 @@ from dtd.net.server import ACCEPT_PAUSE_S, BACKLOG, Place, listening_sockets
 from dtd.security.identity import Identity
 
 PATIENCE_S: Final = 10.0
-"""For logging in, or loading the page, on one connection."""
+"""Seconds for logging in, or loading the page, on one connection."""
 
 UNREAD_S: Final = 30.0
 SEND_BUFFER_BYTES: Final = 256 * 1024
-"""In the kernel, for one connection."""
+"""Size of the kernel's buffer for one connection."""
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 LOOK_EVERY_S: Final = 1.0
 SHUTDOWN_S: Final = 2.0
@@ -142,7 +142,7 @@ class Listener:
             self._drop(key)
 
     def proven(self, protocol: object, who: Identity) -> str:
-        """Somebody is known on a connection; returns why it may not stay, empty if it may."""
+        """Note a connection's identity; return why it may not stay, empty if it may."""
         for key, one in self._open.items():
             if one.watched is not None and one.watched.inner is protocol:
                 if one.holder == (who.role, who.name):
@@ -228,7 +228,7 @@ class Listener:
         return one is not None
 
     async def _watch(self) -> None:
-        """Cut whoever has not shown a session in time, or does not read what was asked for."""
+        """Cut connections without a session in time, or that do not read their answers."""
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(LOOK_EVERY_S)

@@ -1,8 +1,8 @@
-"""Live data: one look at the coordinator a second for everybody who watches, as server-sent events.
+"""Live data: one look at the coordinator a second for all watchers, as server-sent events.
 
-What is shown is a state, not a sequence, so a browser that is slow gets the newest of each topic
-and misses those between; nothing piles up.  One that takes nothing for a while is dropped.  While
-nobody watches, nothing is looked at.
+The page shows a state, not a sequence, so a browser that is slow gets the newest of each topic
+and misses those between; nothing piles up.  One that takes nothing for a while is dropped.  Without
+watchers there is no look.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dtd.wire import messages as m
 EVERY_S: Final = 1.0
 MAX_WATCHERS: Final = 64
 MAX_WATCHERS_OF_ONE: Final = 8
-"""Of one credential or token, however often it is logged in."""
+"""Most watchers of one credential or token, however often it is logged in."""
 MAX_VIEWERS: Final = 48
 """The rest is reserved for operators."""
 UNREAD_S: Final = 15.0
@@ -39,7 +39,7 @@ CURVES: Final = ("loss", "rates")
 
 
 class _Watcher:
-    """What one browser is to be sent next, the newest of each topic."""
+    """The messages to send to one browser next, the newest of each topic."""
 
     def __init__(self, session: Session[Identity]) -> None:
         self.session = session
@@ -57,11 +57,11 @@ class _Watcher:
 
 
 class Live:
-    """Everybody who watches.
+    """All browsers that watch.
 
     Args:
         backend: the coordinator.
-        house: as whom it is looked at.
+        house: the caller of these looks.
         is_open: whether a session still counts.
     """
 
@@ -79,7 +79,7 @@ class Live:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def watch(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
-        """Send a browser what is new, until it goes or its session ends."""
+        """Send a browser all news, until it goes or its session ends."""
         used = Counter(holder_of(one.session) for one in self._watchers)
         viewers = sum(one.session.holder.role == VIEWER for one in self._watchers)
         no_room = session.holder.role == VIEWER and viewers >= MAX_VIEWERS
@@ -138,7 +138,7 @@ class Live:
             self._tasks = tuple(asyncio.create_task(self._forever(look)) for look in looks)
 
     async def _forever(self, look: Callable[[], Awaitable[None]]) -> None:
-        """What cannot be read now, since a disk fails, is tried again."""
+        """Read again and again; a failed read, as of a disk, is tried again."""
         while True:
             try:
                 await look()
@@ -152,7 +152,7 @@ class Live:
         await self._put("figures", {k: v for k, v in figures.items() if k not in CURVES})
 
     async def _incidents(self) -> None:
-        """Tell the newest incident's number; who wants to know more asks."""
+        """Tell the newest incident's number; the page asks for the incident."""
         newest = 0
         while True:
             found = await self._backend.ask(

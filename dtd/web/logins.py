@@ -1,8 +1,8 @@
-"""Logs people in and out, and finds who has sent a request.
+"""Logins and logouts, and the sessions of requests.
 
-Somebody logs in with a code of `dtdctl web`, which is good once, or with a token of an operator or
+A person logs in with a code of `dtdctl web`, which is good once, or with a token of an operator or
 a viewer, which counts as one use of it.  The session acts as that credential, user or token, and
-ends with it.  A right code is always heard, so that nobody can be kept out by others' attempts; it
+ends with it.  A right code is always accepted, so that others' attempts keep no person out; it
 is found by its hash.  A token is looked up in the store, so an attempt with one counts before that,
 by address; wrong codes count, too.
 """
@@ -67,7 +67,7 @@ class Logins:
         self.secured = False
 
     def use_address(self, port: int, *, secured: bool) -> None:
-        """Where the page is served; a browser sends cookies of one port to others as well."""
+        """Set the page's address; a browser sends cookies of one port to others as well."""
         self.secured = secured
         self.cookie = f"{'__Host-' if secured else ''}dtd_session_{port}"
 
@@ -84,7 +84,7 @@ class Logins:
             await loop.run_in_executor(None, self._backend.sessions.write, every, clock_s)
 
     def offer(self, who: Identity) -> Offer:
-        """A code for somebody whom the coordinator knows."""
+        """Return a code for an identity that the coordinator knows."""
         code = secrets.token_urlsafe(SECRET_BYTES)
         now_s = self._clock()
         expires_s = self._sessions.offer(code, who, now_s)
@@ -139,10 +139,10 @@ class Logins:
         return found
 
     def caller_of(self, request: web.Request) -> Identity | None:
-        """By whom a request's connection is counted; None without a session.
+        """Return the identity for which a request's connection counts; None without a session.
 
-        A cookie alone may be stolen by whoever serves another port of this host: it is enough to be
-        given the room of a viewer, and for nothing else.
+        A cookie alone may be stolen by a server on another port of this host: it is enough for the
+        room of a viewer, and for nothing else.
         """
         cookie = request.cookies.get(self.cookie, "")
         found = self._sessions.of_cookie(cookie, self._clock())
@@ -161,7 +161,7 @@ class Logins:
         )
 
     def shown(self, session: Session[Identity]) -> dict[str, object]:
-        """What the page says of whoever is logged in."""
+        """Return the page's information about the person who is logged in."""
         who = session.holder
         return {
             "role": who.role,
@@ -180,11 +180,11 @@ class Logins:
 
 
 def holder_of(session: Session[Identity]) -> str:
-    """By whom a session's use is counted: of one token or credential there may be many."""
+    """Return the token or credential for which a session's use counts; it may have many."""
     who = session.holder
     return f"{who.role}/{who.credential or who.name}"
 
 
 def caller(session: Session[Identity], request: web.Request) -> WebCaller:
-    """Whoever sends a request, as the coordinator's handlers know callers."""
+    """Return a request's sender, as the coordinator's handlers know callers."""
     return WebCaller(identity=session.holder, host=request.remote or "?")

@@ -1,6 +1,6 @@
-"""The report of a job for the page: what `dtdctl report` writes, made in a thread.
+"""The report of a job for the page, as `dtdctl report` writes it, made in a thread.
 
-What is asked for is what everybody who may log in may read.
+It contains only data that every person who may log in may read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dtd.report.page import to_html
 from dtd.wire import messages as m
 
 POINTS: Final = 500
-"""Of each curve: more would not be seen."""
+"""Points of each curve: more would not be seen."""
 MOST_PAGES: Final = 400
-"""Of incidents or of curves; what is beyond that is left out."""
+"""Most pages of incidents or of curves; the rest is left out."""
 
 Look = Callable[[m.Message], Awaitable[dict[str, Any]]]
 

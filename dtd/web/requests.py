@@ -1,4 +1,4 @@
-"""Which request to the coordinator a URL stands for; what is not in here cannot be asked.
+"""Requests to the coordinator by URL; the page can make no others.
 
 Queries become the messages that `dtdctl` sends, and fields are checked as those are.
 """
@@ -15,7 +15,7 @@ from dtd.wire import messages as m
 MOST_POINTS: Final = 1000
 MOST_NAMES: Final = 32
 _LARGEST: Final = 2**53
-"""What a browser's numbers can count to."""
+"""The largest integer that a browser's numbers can count to."""
 
 _MOST_VERSIONS: Final = 2**32
 
@@ -43,7 +43,7 @@ def metrics(job: str, query: Query) -> m.GetMetrics:
 
 
 def comparison(query: Query) -> m.CompareJobs:
-    """In what jobs differ."""
+    """Return the request for the differences between jobs."""
     return m.CompareJobs(jobs=tuple(job for job in query.get("jobs", "").split(",") if job))
 
 
@@ -73,7 +73,7 @@ ACTIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], m.Message]]] = {
 
 
 def action(given: Any) -> m.Message:
-    """What somebody who may change something asks for.
+    """Read the action that a browser requests.
 
     Raises:
         RequestRefused: it is none of the actions, or lacks a field.

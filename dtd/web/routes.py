@@ -1,7 +1,7 @@
 """The page's URLs: files, logging in, data, actions.
 
 Data and actions go to the coordinator as the same messages that `dtdctl` sends, in the name of
-whoever is logged in.
+the person who is logged in.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REQUESTS_PER_S: Final = 20.0
 REQUESTS_AT_ONCE: Final = 80.0
 MAX_BODY_BYTES: Final = 64 * 1024
 ANSWERS_UNDER_WAY: Final = 8
-"""To one holder of a credential or token, however often logged in; more wait."""
+"""Most at a time for one credential or token, however often logged in; more wait."""
 
 LINES_AT_ONCE: Final = 500
 PAGES_AT_ONCE: Final = 20
@@ -45,11 +45,11 @@ OfSession = Callable[[web.Request, Session[Identity]], Awaitable[web.StreamRespo
 
 
 class Routes:
-    """What is answered at which URL.
+    """The handlers of the page's URLs.
 
     Args:
         backend: the coordinator.
-        logins: who is logged in.
+        logins: the sessions.
         live: live data.
         shared: answers for everybody.
         files: the page's files by name.
@@ -96,7 +96,7 @@ class Routes:
         app.router.add_post("/api/act", self._for_session(self._act))
         app.router.add_post("/api/logout", self._for_session(self._log_out))
 
-    # --- for everybody -------------------------------------------------------------------------
+    # --- without a session ---------------------------------------------------------------------
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         return await in_pieces(request, self._files[INDEX].answer(request))
@@ -114,10 +114,10 @@ class Routes:
             word = ""  # an attempt as any other that is wrong
         return await self._logins.log_in(word, request.remote or "?")
 
-    # --- for those who are logged in -------------------------------------------------------------
+    # --- with a session --------------------------------------------------------------------------
 
     def _for_session(self, answer: OfSession) -> Handler:
-        """Answer those who are logged in, each at a bounded rate."""
+        """Answer requests with a session, at a bounded rate for each holder."""
 
         @functools.wraps(answer)
         async def handler(request: web.Request) -> web.StreamResponse:
@@ -147,7 +147,7 @@ class Routes:
         return _body(await encoded({**self._logins.shown(session), **self._backend.tells()}))
 
     async def _events(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
-        """Looked up for each: whoever was just told of an incident must find it."""
+        """Look up afresh for each: a browser just told of an incident must find it."""
         message = m.ReadEvents(after=requests.number(request.query, "after", 0))
         return _body(await encoded(await self._backend.ask(caller(session, request), message)))
 

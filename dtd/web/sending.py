@@ -1,4 +1,4 @@
-"""What keeps one browser from costing the others: answers in pieces, and a log of one line.
+"""Answers in pieces, so that no browser costs the others, and a log of one line.
 
 A body is handed to a connection piece by piece, each when the one before has been taken, so that a
 browser which reads nothing holds a piece in memory and not the file.  (`dtd.web.listener` cuts it.)
@@ -32,7 +32,7 @@ async def in_pieces(request: web.Request, answer: web.StreamResponse) -> web.Str
 
 
 def quiet_log(note: Callable[[str, str], None]) -> None:
-    """Have aiohttp log what strangers send as refusals in one line, at a bounded rate.
+    """Have aiohttp log refused requests in one line, at a bounded rate.
 
     Args:
         note: told the address, as far as it is known, and the reason.

@@ -38,10 +38,10 @@ log = structlog.get_logger()
 MAX_LINE_BYTES: Final = 8190
 IDLE_S: Final = 60.0
 CERTIFICATE_EVERY_S: Final = 3600.0
-"""How often the certificate is read again: it is renewed long before it ends."""
+"""Seconds between readings of the certificate: it is renewed long before it ends."""
 
 HOUSE: Final = WebCaller(identity=Identity(role=LOCAL, name="the web page", where=""), host="-")
-"""As whom the page looks at what everybody who is logged in may see."""
+"""The caller for data that every logged-in person may see."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -70,7 +70,7 @@ class WebServer:
 
     @property
     def url(self) -> str:
-        """What to open in a browser of this host, or of another one."""
+        """The URL of the page for a browser of this host, or of another one."""
         host = self.address.host
         if self.address.is_wildcard:
             host = self._backend.public_host()
@@ -125,7 +125,7 @@ class WebServer:
             await self._runner.cleanup()
 
     def offer(self, who: Identity) -> Offer:
-        """A code with which somebody can log in once."""
+        """Return a code that is good for one login."""
         return self._logins.offer(who)
 
     async def _read_certificate(self) -> None:
@@ -150,7 +150,7 @@ class WebServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse what does not come from the page, and answer errors in words."""
+        """Refuse requests that do not come from the page, and answer errors in words."""
         assert self._listener is not None
         why = foreign(request, secured=self._logins.secured, names=self._names)
         if why:

@@ -1,7 +1,7 @@
 """Answers that several viewers ask for at once, looked up once for all of them.
 
-Everybody who may log in may read these (`dtd.core.permissions.VIEWER_MAY`), so an answer does not
-depend on who asks.  Twenty pages that draw the same curves cost the store one query.
+All who may log in may read these (`dtd.core.permissions.VIEWER_MAY`), so an answer does not
+depend on the caller.  Twenty pages that draw the same curves cost the store one query.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SharedAnswers:
     """Recent answers as JSON.
 
     Args:
-        look: asks the coordinator, as somebody who may read what everybody here may.
+        look: asks the coordinator with the rights that all callers here have.
     """
 
     def __init__(self, look: Look) -> None:
@@ -47,7 +47,7 @@ class SharedAnswers:
         return await self.made(repr(message), lambda: self._answer(message))
 
     async def made(self, key: str, make: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
-        """What was made for this key lately, or is made now.
+        """Return the recent answer for this key, or make one now.
 
         Raises:
             DtdError: it cannot be made.

@@ -72,7 +72,7 @@ def session_key(
 
 
 def ends_of(network: bytes, *, opener: str, acceptor: str) -> bytes:
-    """What both sides of one loopback connection compute alike, and those of two do not: 16 bytes.
+    """Return 16 bytes that both sides of a loopback connection, and of no other, compute alike.
 
     A proxy that ends on loopback on both sides makes two connections.
 

@@ -103,7 +103,7 @@ class FrameDecoder:
 
     Args:
         sink: provides the memory for each payload.
-        max_payload_bytes: what this side stated in its HELLO or WELCOME.
+        max_payload_bytes: the limit in this side's HELLO or WELCOME.
         staging_bytes: how much is read ahead; what a read brings of a payload beyond its header
             is copied, so links that carry large payloads keep this small.
 

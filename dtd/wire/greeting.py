@@ -28,7 +28,7 @@ def hello(
     """The first message of the side that opens the connection.
 
     Args:
-        role: what the connection is for.
+        role: purpose of the connection.
         name: the caller's name.
         max_payload_bytes: the largest payload that this side accepts.
         generation: with the next two, the roster to which the caller belongs; 0 for other roles.

@@ -61,7 +61,7 @@ class KeyedTag:
         """XXH3 over a salt that is known only to the two sides and that counts the frames.
 
         It detects damage, loss and confusion of frames, and stops no attacker: XXH3 is no MAC, and
-        whoever can change a frame can do so without knowing the salt.
+        an attacker who can change a frame needs no salt.
         """
         self._number += 1
         head = (self._salt + self._number).to_bytes(_SALT_BYTES) + head

@@ -94,7 +94,7 @@ class Session:
         state: its state.
         max_payload_bytes: the largest payload that the other side accepts; known once its HELLO or
             WELCOME has arrived.
-        knows_peer: what arrives is from an authenticated peer; until then anybody may have sent it.
+        knows_peer: the sender is an authenticated peer; until then it may be any process.
             (Both sides of a control connection check the other one before they send HELLO or
             WELCOME.)
     """
@@ -135,7 +135,7 @@ class Session:
                 are added.
             secret: on a data connection, the shared secret.
             ends: names this channel, which no third party can reach, as the other side does; empty:
-                somebody else may be between the sides.
+                a third party may be between the sides.
         """
         assert self.state is State.AWAIT_WELCOME
         self._decoder.max_payload_bytes = message.max_payload_bytes
@@ -214,7 +214,7 @@ class Session:
         return iter(()) if frames is NO_FRAMES else self._messages(frames)
 
     def feed(self, data: bytes) -> Iterator[Received]:
-        """As `received`, for bytes already in memory, none of which may be held."""
+        """Yield the messages in bytes already in memory, none of which may be held."""
         if self.state is not State.CLOSED:
             yield from self._messages(self._decoder.feed(data))
 
@@ -385,15 +385,15 @@ def error_of(error: m.Error) -> ProtocolError:
 
 
 def without_words(error: ProtocolError) -> ProtocolError:
-    """An error of a handshake for reports to operators: anybody may have caused or worded it."""
+    """Return a handshake's error for operators, without its words: a stranger may send them."""
     remedy = _REMEDY if error.code is ErrorCode.BAD_VERSION else ""
     return ProtocolError(error.code, f"the handshake failed: {error.code.name}", remedy=remedy)
 
 
 def answer_of(error: m.Error) -> DtdError:
-    """As `error_of`, but REFUSED becomes a refusal instead of a protocol error.
+    """Return the error of `error_of`, with REFUSED as a refusal instead of a protocol error.
 
-    So does INTERNAL: the other side understood the request and failed to perform it.
+    So is INTERNAL: the other side understood the request and failed to perform it.
     """
     told = error_of(error)
     if error.code in (ErrorCode.REFUSED, ErrorCode.INTERNAL):

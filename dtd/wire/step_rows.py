@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 MAX_STEP_ROWS: Final = 128
-"""In one message: a worker of 1000 steps a second that tells of them 10 times a second."""
+"""Most rows of one message: a worker of 1000 steps a second reports them 10 times a second."""
 
 _ROW: Final = struct.Struct("<5Q3dQ6dQ")
 STEP_ROW_BYTES: Final = _ROW.size

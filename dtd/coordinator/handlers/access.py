@@ -53,7 +53,7 @@ class AccessHandler:
         self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def answer(self, request: AccessRequest) -> dict[str, Any]:
-        """Do what is asked.
+        """Perform a request.
 
         Raises:
             RequestRefused: it cannot be done; without a TCP address nothing of this can.
@@ -102,14 +102,14 @@ class AccessHandler:
         }
 
     async def _revoke(self, authority: Authority, name: str) -> dict[str, Any]:
-        """Continues if the caller has disconnected: what is recorded must also be carried out."""
+        """Revoke a credential, to the end even if the caller has disconnected: it is recorded."""
         task = asyncio.create_task(self._take_back(authority, name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
     async def _take_back(self, authority: Authority, name: str) -> dict[str, Any]:
-        """Its connections end and its workers are evicted before anything else can happen."""
+        """Revoke, close its connections and evict its workers before anything else can happen."""
         revoked: list[IssuedRecord] = await self._in_store(
             lambda: authority.credentials.revoke(name, now_s=authority.now_s())
         )

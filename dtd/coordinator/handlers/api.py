@@ -81,7 +81,7 @@ class CoordinatorApi(Protocol):
         ...
 
     async def after_lines(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run one that reads what jobs printed."""
+        """Run a method that reads jobs' output."""
         ...
 
     def new_job_id(self, name: str) -> str:
@@ -89,7 +89,7 @@ class CoordinatorApi(Protocol):
         ...
 
     def counter(self, message: m.PutPackage | m.GetPackage) -> PackageCounter:
-        """Who keeps files of the kind that the message is about."""
+        """Return the counter for files of the message's kind."""
         ...
 
     def connected(self) -> frozenset[str]:
@@ -97,7 +97,7 @@ class CoordinatorApi(Protocol):
         ...
 
     def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
-        """Until when, and with which key, the worker's data port opens for `scope`."""
+        """Return the expiry and the key with which the worker's data port opens for `scope`."""
         ...
 
 

@@ -40,11 +40,11 @@ def origin_mode(asked: str, parent_state: str) -> str:
     """Whether everything is taken over, or the weights only.
 
     Args:
-        asked: by whoever submits; empty: the weights of a job that is done, everything of another.
+        asked: in the submission; empty: the weights of a job that is done, everything of another.
         parent_state: how the job that is started from stands.
 
     Raises:
-        RequestRefused: what is asked for is neither.
+        RequestRefused: the request is for neither.
     """
     if asked and asked not in MODES:
         raise RequestRefused(f"{asked!r} is not one of {', '.join(MODES)}")
@@ -97,7 +97,7 @@ class Commands:
             waiting.set_result({"job": ended.id, **result})
 
     async def carry_out(self, order: Order) -> dict[str, Any]:
-        """Do what is asked.
+        """Perform a request.
 
         Raises:
             DtdError: it cannot be done, or the job is not valid.
@@ -220,7 +220,7 @@ class Commands:
 
 
 def _can_be_sent(submitted: Job) -> None:
-    """A job that is written down and cannot be told to anybody would fail at its first worker."""
+    """Refuse a job that no message can carry: once stored it would fail at its first worker."""
     size = len(m.encode_header(what_to_prepare(submitted)))
     if size > MAX_HEADER_BYTES:
         raise RequestRefused(

@@ -1,4 +1,4 @@
-"""Ended jobs and their checkpoints are deleted: here from the store, by workers from their disks.
+"""Deletion of ended jobs and checkpoints: here from the store, by workers from their disks.
 
 Deletions are recorded first, so a disconnected worker deletes its copy when it reconnects, even if
 this process has restarted meanwhile.  A checkpoint that a job still starts from is not deleted.
@@ -24,7 +24,7 @@ from dtd.wire import messages as m
 log = structlog.get_logger()
 
 ANSWERS_WITHIN_S: Final = 3.0
-"""How long a request waits for the workers; they continue deleting after that."""
+"""Seconds that a request waits for the workers; they continue deleting after that."""
 
 Doomed = dict[str, Any]
 
@@ -124,7 +124,7 @@ class Deletions:
             log.error("store_failed", error=str(task.exception()))
 
     async def _drop(self, doomed: list[Doomed]) -> dict[str, Any]:
-        """Have those who are here delete it; returns what became of each checkpoint."""
+        """Have connected workers delete it; return the outcome of each checkpoint."""
         here = [one for one in doomed if self._links.link_to(one["worker"]) is not None]
         keys = [(str(one["worker"]), str(one["directory"])) for one in here]
         loop = asyncio.get_running_loop()
@@ -156,13 +156,13 @@ class Deletions:
 
 
 def _remove(state_dir: Path, job: str, identity: str) -> None:
-    """Curves are a convenience: what cannot be removed stays."""
+    """Curves are a convenience: those that cannot be removed stay."""
     for directory in curves_of(state_dir, job, identity):
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _outcome(one: Doomed, answers: dict[tuple[str, str], asyncio.Future[str]]) -> dict[str, Any]:
-    """What became of one checkpoint on one worker: deleted, later or failed."""
+    """Return the outcome for one checkpoint on one worker: deleted, later or failed."""
     answer = answers.get((one["worker"], one["directory"]))
     said = answer.result() if answer is not None and answer.done() else None
     outcome = "later" if said is None else "failed" if said else "deleted"

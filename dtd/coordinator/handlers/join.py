@@ -34,21 +34,21 @@ InStore = Callable[..., Awaitable[Any]]
 
 ANSWERS_PER_S: Final = 50.0
 ANSWERS_AT_ONCE: Final = 128.0
-"""To all strangers together."""
+"""Burst of answers to all unauthenticated callers together."""
 
 ENROLMENTS_PER_S: Final = 5.0
 ENROLMENTS_AT_ONCE: Final = 64.0
-"""Of one address; many hosts may join at the same moment, and from behind one router."""
+"""Burst of one address; many hosts may join at the same moment, and from behind one router."""
 
 SHOWN: Final = "it asked to join, and was refused"
 SHOWN_REMEDY: Final = (
     "it was told the reason, and so was the coordinator's log (`connection_refused`); a new token:"
     " `dtdctl token create`"
 )
-"""For `dtdctl status`, which repeats nothing that a stranger has asked for."""
+"""Texts of `dtdctl status`, which repeats no words of a stranger."""
 
 MAX_QUESTIONS: Final = 4
-"""On one connection; whoever joins asks one."""
+"""Most questions on one connection; a join takes one."""
 
 
 class JoinHandler:
@@ -87,7 +87,7 @@ class JoinHandler:
         """Answer when it is this caller's turn; one request at a time.
 
         Raises:
-            ProtocolError: REFUSED, nobody can join here, or not now.
+            ProtocolError: REFUSED, joining is not possible here, or not now.
         """
         authority = self._port.authority
         if authority is None:

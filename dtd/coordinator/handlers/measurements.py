@@ -26,7 +26,7 @@ from dtd.wire import messages as m
 
 CLOCK_READINGS: Final = 5
 TIMEOUTS_S: Final = {"host": 3.0, "latency": 15.0, "bandwidth": 30.0, "step": 150.0}
-"""How long a worker may take; its own bounds are tighter."""
+"""Seconds that a worker may take; its own bounds are tighter."""
 
 PROFILE: Final = "profile"
 LINK_MEASURES: Final = ("latency", "bandwidth")
@@ -37,7 +37,7 @@ class MeasurementBroker:
     """Answers EXAMINE.
 
     Args:
-        membership: who is there, and whether a job runs.
+        membership: the workers, and the jobs that run.
         links: the workers' connections.
         secrets: of the data ports.
         state_dir: the coordinator's.
@@ -59,7 +59,7 @@ class MeasurementBroker:
         self._one_transfer = asyncio.Lock()
 
     async def examine(self, request: m.Examine) -> dict[str, Any]:
-        """Figures of what was asked for.
+        """Return the requested figures.
 
         Raises:
             RequestRefused: it would disturb a job, a worker is not there, or it cannot be measured.
@@ -110,7 +110,7 @@ class MeasurementBroker:
         }
 
     async def _host(self, worker: Worker) -> dict[str, Any]:
-        """Its figures, and how far its clock is ahead: by the reading that took least time."""
+        """Return a worker's figures, and its clock's lead by the reading that took least time."""
         best: dict[str, Any] = {}
         request = m.Examine(what="host", worker=worker.name, spec={})
         for _ in range(CLOCK_READINGS):
@@ -203,7 +203,7 @@ class MeasurementBroker:
 
 
 def _clock_of(figures: dict[str, Any], name: str) -> float:
-    """What a worker's clock shows, in Unix seconds.
+    """Return the time of a worker's clock, in Unix seconds.
 
     Raises:
         RequestRefused: it says something else.

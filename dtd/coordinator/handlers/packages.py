@@ -79,7 +79,7 @@ class PackageCounter:
         return {"have": have}
 
     async def check(self, digest: str) -> None:
-        """Check that what a job needs is here; empty names none.
+        """Check that a job's package is here; an empty name is none.
 
         Raises:
             RequestRefused: it is not.

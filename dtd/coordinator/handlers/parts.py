@@ -41,7 +41,7 @@ class PartDirectory:
         Args:
             link: the connection of the worker that asks.
             worker: its name.
-            request: what it asks.
+            request: its request.
 
         Raises:
             ProtocolError: too many requests on this connection are not answered yet.

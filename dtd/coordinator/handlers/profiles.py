@@ -28,7 +28,7 @@ LONGEST_S: Final = 600.0
 ON_ITS_WAY_S: Final = 0.1
 """Longer than an order takes to all workers."""
 WRITE_S: Final = 60.0
-"""What a worker may take beyond the limit: for its last step, and to write its file."""
+"""Seconds for a worker beyond the limit: for its last step, and to write its file."""
 
 
 class Profiles:
@@ -44,7 +44,7 @@ class Profiles:
         self._last: dict[str, Any] = {}
 
     async def profile(self, request: m.Profile) -> dict[str, Any]:
-        """Have it recorded, and return who has what; or return that again, with new tickets.
+        """Have it recorded, and return the files' holders; or return those again, with new tickets.
 
         Raises:
             RequestRefused: the job does not run, another profile is under way, or no worker has
@@ -140,7 +140,7 @@ class Profiles:
     async def _one(
         self, name: str, rank: int, order: m.Measure, before: list[Reading] | BaseException
     ) -> dict[str, Any]:
-        """What one worker has recorded; `reason` says why nothing."""
+        """Return one worker's recording; `reason` says why there is none."""
         broker = self._coordinator.measurement_broker
         worker = self._coordinator.membership.cluster_of(name).workers.get(name)
         serves = worker is not None and worker.serves
@@ -173,7 +173,7 @@ class Profiles:
         return {**answer, "workers": workers}
 
     def _place(self, name: str, resource: str) -> dict[str, Any]:
-        """Where a worker's file is, and the key to it; none while it is away."""
+        """Return the address and the key of a worker's file; none while it is disconnected."""
         worker = self._coordinator.membership.cluster_of(name).workers.get(name)
         if worker is None or name not in self._coordinator.connected():
             return {"alive": False}
@@ -188,7 +188,7 @@ class Profiles:
 
 
 def _dropped(said: Any) -> dict[str, int]:
-    """How much a worker has left out, by kind."""
+    """Return the number of entries that a worker has left out, by kind."""
     given = said if isinstance(said, dict) else {}
     return {kind: _whole(given.get(kind)) for kind in ("spans", "operations")}
 

@@ -91,7 +91,7 @@ class Queries:
         return answer
 
     async def _show(self, job_id: str) -> dict[str, Any]:
-        """What is written down, with what only memory knows of a job that has not ended."""
+        """Return a job's stored details, with those that only memory has while it is active."""
         store, in_store = self._coordinator.store, self._coordinator.in_store
         await known_job(self._coordinator, job_id)
         details = await self._coordinator.after_lines(store.job_details, job_id)

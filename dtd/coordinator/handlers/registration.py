@@ -69,7 +69,7 @@ class RegistrationHandler:
         coordinator.handle(FromWorker(name=name, message=registered))
 
     def _data_host(self, link: Link, message: m.Register) -> str:
-        """Where other workers reach this one: at an address on which it listens.
+        """Return the address for other workers: one on which this worker listens.
 
         Raises:
             ProtocolError: REFUSED, it listens on IPv4 only and calls over IPv6.

@@ -29,14 +29,14 @@ from dtd.wire import messages as m
 log = structlog.get_logger()
 
 LOOK_S: Final = 2.0
-"""How late a connection may end after its certificate."""
+"""Most seconds that a connection may outlive its certificate."""
 TOLD_EVERY_S: Final = 600.0
 """A worker that does not renew its certificate is told again."""
 TIME_KEPT_EVERY_LOOKS: Final = 900
 
 RENEWALS_PER_S: Final = 2.0
 RENEWALS_AT_ONCE: Final = 64.0
-"""Of one credential, on all its connections; a host's workers may be told at the same moment."""
+"""Burst of one credential, on all its connections; a host's workers may be told at one moment."""
 
 
 class RenewalHandler:
@@ -97,7 +97,7 @@ class RenewalHandler:
         self._told.pop(link, None)
 
     async def keep(self) -> None:
-        """End what has ended, and renew what is this host's, until cancelled."""
+        """Close expired connections, and renew this host's credentials, until cancelled."""
         for looks in itertools.count():
             authority = self._port.authority
             if authority is not None:
@@ -135,7 +135,7 @@ class RenewalHandler:
                 link.send(m.Renewed())
 
     async def _answer(self, link: Link, request: m.Renew) -> None:
-        """That there is no new certificate yet is no reason to end a connection.
+        """Answer, and keep the connection even if there is no new certificate yet.
 
         The next is answered when this answer has been read.
         """

@@ -18,10 +18,10 @@ from dtd.core.limits.quotas import CHECKPOINTS, FIGURES, LINES, NOTICES, Quotas
 from dtd.wire import messages as m
 
 LINES_AT_ONCE: Final = 250
-"""In one transaction: whatever is urgent waits for one of these at most, a few milliseconds."""
+"""Most lines of one transaction: urgent calls wait for at most one, a few milliseconds."""
 
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
-"""Of lines that the disk has not taken yet."""
+"""Most bytes of lines that the disk has not taken yet."""
 
 _OF_A_LINE: Final = 100
 """Bytes that a line takes besides its text, roughly."""
@@ -99,7 +99,7 @@ class ReportHandler:
         self._watch()
 
     def dropped(self) -> Counter[tuple[str, str]]:
-        """How many reports were left out, by (worker, kind)."""
+        """Return the number of reports that were left out, by (worker, kind)."""
         return self._quotas.dropped
 
     def close(self) -> None:

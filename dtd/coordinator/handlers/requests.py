@@ -36,7 +36,7 @@ SweepRequest = m.BeginSweep | m.ShowSweep | m.CancelSweep | m.ListSweeps
 CTL_REQUESTS: Final = tuple(m.from_opener(m.Role.CTL) - {m.Error, m.Goodbye, m.Renew})
 MAX_PENDING_REQUESTS: Final = 64
 MAX_PENDING_BYTES: Final = 8 * 1024 * 1024
-"""Of what comes with them: pieces of packages, which are sent one after the other."""
+"""Most bytes of their payloads: pieces of packages, which are sent one after the other."""
 
 
 class RequestHandler:
@@ -99,7 +99,7 @@ class RequestHandler:
     async def carry_out(
         self, caller: Caller, request: m.Message, payload: bytes = b""
     ) -> dict[str, Any]:
-        """Do what somebody asks who may ask it, and enter it if it changes something.
+        """Perform a permitted request, and enter it if it changes something.
 
         Raises:
             DtdError: it cannot be done.
@@ -182,6 +182,6 @@ class RequestHandler:
 
 
 def _named(caller: Caller) -> str:
-    """Who asks, as the audit log calls them."""
+    """Return the caller's name in the audit log."""
     who = caller.identity
     return f"{who.role}/{who.name}" if who is not None else ""

@@ -1,4 +1,4 @@
-"""The effects of revoking credentials, and how workers remember revocations."""
+"""The effects of revoking credentials, and workers' lists of revocations."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Evictions:
 
 LISTS_PER_S: Final = 2.0
 LISTS_AT_ONCE: Final = 128.0
-"""Of one credential, on all its connections: each list is signed, or its signature looked at."""
+"""Burst of one credential, on all its connections: each list is signed or verified."""
 
 
 class RevocationHandler:
@@ -110,7 +110,7 @@ class RevocationHandler:
         self._pacing = Pacing(rate_per_s=LISTS_PER_S, burst=LISTS_AT_ONCE)
 
     def heard(self, link: Link, document: bytes) -> None:
-        """A worker says what it remembers.
+        """Take a worker's list of revoked credentials.
 
         Raises:
             ProtocolError: REFUSED, it does not wait for an answer.
@@ -126,7 +126,7 @@ class RevocationHandler:
             task.cancel()
 
     async def _answer(self, link: Link, authority: Authority, document: bytes) -> None:
-        """When it is this worker's turn; the next is heard when this answer has been read."""
+        """Answer in this worker's turn; its next list is taken when this answer has been read."""
         who = link.identity
         await go_on(self._pacing, (who.role, who.name) if who is not None else "")
         task = asyncio.current_task()

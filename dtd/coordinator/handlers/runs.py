@@ -1,4 +1,4 @@
-"""Answers requests about runs beside one another: comparisons, tags and notes."""
+"""Answers requests about runs: comparisons, tags and notes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def annotate_job(coordinator: CoordinatorApi, request: m.AnnotateJob) -> d
 
 
 def _annotate(coordinator: CoordinatorApi, request: m.AnnotateJob) -> dict[str, Any]:
-    """In the store's thread."""
+    """Change a job's tags and note; in the store's thread."""
     return coordinator.store.annotations.change(
         request.job,
         add=request.add,

@@ -1,1 +1,1 @@
-"""The metrics store: what jobs reported of their steps, and workers of themselves, in SQLite."""
+"""The metrics store: reports of jobs' steps and of workers, in SQLite."""

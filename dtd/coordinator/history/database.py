@@ -1,4 +1,4 @@
-"""The metrics store's SQLite file: its schema, its migration, and what happens to a damaged one.
+"""The metrics store's SQLite file: its schema, its migration, and the handling of damage.
 
 Beside the coordinator's state, and nothing depends on it: transactions are not synced, it is in no
 backup, and a file that cannot be read is set aside and replaced.
@@ -100,7 +100,7 @@ class Database:
             raise
 
     def used_bytes(self) -> int:
-        """What its pages take, without those that are free."""
+        """Return the bytes of its pages, without those that are free."""
         pages, free, page_bytes = (
             int(self.read(f"PRAGMA {name}")[0][0])
             for name in ("page_count", "freelist_count", "page_size")
@@ -114,7 +114,7 @@ class Database:
 
 @contextmanager
 def damage_told() -> Iterator[None]:
-    """Raise what SQLite says of a damaged file as `HistoryDamaged`; a full disk is no damage."""
+    """Raise SQLite's errors of a damaged file as `HistoryDamaged`; a full disk is no damage."""
     try:
         yield
     except sqlite3.DatabaseError as error:

@@ -47,7 +47,7 @@ class _Wanted(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What a plot draws at once: the positions from `begin` to `end`."""
+    """One point of a plot: the positions from `begin` to `end`."""
 
     begin: int
     end: int
@@ -176,7 +176,7 @@ def _drawn(
 
 
 def _first_row(database: Database, track: _Track) -> int:
-    """Where the track begins, as exactly as is known: plots begin where there is something."""
+    """Return the track's first row, as exactly as known: plots begin where there is something."""
     first = 0
     for level in reversed(range(LEVELS)):
         ((bucket,),) = database.read(

@@ -1,4 +1,4 @@
-"""Takes what workers report to the metrics store, off the event loop; training never waits for it.
+"""Takes workers' reports to the metrics store, off the event loop; training never waits for it.
 
 Rows are collected for a second and written in one transaction by a thread of their own.  What does
 not fit into the queue is dropped and counted, for each worker by itself.  While the disk fails,
@@ -34,7 +34,7 @@ MAX_WAITING_OF_ONE: Final = 5_000
 WRITE_AT_ONCE: Final = 4_000
 MAX_WORKERS: Final = 1024
 MAX_JOBS: Final = 64
-"""Whose last heartbeat is kept, for rates."""
+"""Most jobs with a heartbeat that is kept, for rates."""
 
 
 class Teller(Protocol):
@@ -190,7 +190,7 @@ class MetricsRecorder:
             )
 
     def _set_aside(self, why: str) -> None:
-        """In the store's thread."""
+        """Report a damaged file that was set aside; in the store's thread."""
         self._loop.call_soon_threadsafe(self._tell_set_aside, why)
 
     def _tell_set_aside(self, why: str) -> None:
@@ -213,7 +213,7 @@ class MetricsRecorder:
         return {**found, "stopped": self._stopped, "dropped": self.dropped}
 
     async def _write_all(self) -> None:
-        """Write what waits, unless the store has stopped."""
+        """Write waiting rows, unless the store has stopped."""
         for _ in range(MAX_WAITING // WRITE_AT_ONCE):
             if not self._waiting or self._stopped:
                 break
@@ -235,7 +235,7 @@ class MetricsRecorder:
             self._store.close()
 
     async def close(self) -> None:
-        """Write what waits, and close the file; what is reported from now on is not written."""
+        """Write waiting rows, and close the file; later reports are not written."""
         self._closes = True
         if self._timer is not None:
             self._timer.cancel()
@@ -244,4 +244,4 @@ class MetricsRecorder:
 
 
 def _nothing() -> None:
-    """Whoever waits for this waits for all that was asked of the thread before."""
+    """Do nothing: awaiting this means that all earlier requests of the thread are done."""

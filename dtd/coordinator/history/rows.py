@@ -1,4 +1,4 @@
-"""How rows and summaries are laid out in the store: little-endian 64-bit floats.
+"""Layout of rows and summaries in the store: little-endian 64-bit floats.
 
 A row of level 0 has one float for each column, a bucket above it four: count, sum, least, greatest.
 Columns that a track has got later are missing at the end of its earlier rows.

@@ -1,4 +1,4 @@
-"""What the metrics store does in its thread: write batches, make room, forget, answer.
+"""Work of the metrics store in its thread: write batches, make room, forget, answer.
 
 Everything here blocks and may raise sqlite3.Error or OSError; `dtd.coordinator.history.recorder`
 decides what happens then.

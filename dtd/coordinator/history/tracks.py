@@ -23,12 +23,12 @@ from dtd.core.history.retention import aligned
 from dtd.core.history.series import Entry, Kind, at
 
 _KEY_BYTES = 16
-"""What a row takes besides its data, roughly."""
+"""Bytes of a row besides its data, roughly."""
 
 
 @dataclass(slots=True)
 class StoredTrack:
-    """What a track's next row needs to know.
+    """The state of a track that its next row needs.
 
     Attributes:
         number: in the store.
@@ -118,7 +118,7 @@ def write_summaries(cursor: sqlite3.Cursor, track: StoredTrack) -> None:
 
 
 def row_bytes(level: int, columns: int) -> int:
-    """What a bucket takes, roughly."""
+    """Return the bytes of a bucket, roughly."""
     return _KEY_BYTES + columns * (CELL_BYTES if level else VALUE_BYTES)
 
 

@@ -1,1 +1,1 @@
-"""The coordinator's registry of models: versions, and where their copies are."""
+"""The coordinator's registry of models: versions, and the places of their copies."""

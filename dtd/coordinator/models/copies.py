@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 Version = Mapping[str, Any]
 MOST_NAMED: Final = 8
-"""Of the versions in one event."""
+"""Most versions in one event."""
 
 
 class Copies:

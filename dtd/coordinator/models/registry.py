@@ -49,11 +49,11 @@ class ModelRegistry:
         self._copies = copies
 
     async def carry_out(self, request: ModelRequest, by: str) -> dict[str, Any]:
-        """Do what is asked; answers with the version or versions that it is about.
+        """Perform a request; return the version or versions that it is about.
 
         Args:
-            request: what is asked.
-            by: who asks, ROLE/NAME.
+            request: the request.
+            by: its sender, ROLE/NAME.
 
         Raises:
             RequestRefused: it cannot be done, with the reason.
@@ -194,7 +194,7 @@ def _check_card(card: str) -> None:
 
 
 def _record(details: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a version says of its job and of the checkpoint that this group holds."""
+    """Return a version's record of its job and of the checkpoint that this group holds."""
     return {
         **{key: details[key] for key in _OF_THE_JOB},
         **{key: group[0][key] for key in ("job", "generation", "step", "digest", "metrics")},

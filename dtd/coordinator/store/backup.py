@@ -1,7 +1,7 @@
 """A coordinator's state in one file, taken while the daemon runs.
 
-What is in it: the store, the cluster's keys and the packages of tasks.  Whoever can read it can act
-for the cluster, so it has mode 0600 from its first byte on.  Checkpoints are with the workers, and
+Its content: the store, the cluster's keys and the packages of tasks.  A reader of it can act for
+the cluster, so it has mode 0600 from its first byte on.  Checkpoints are with the workers, and
 figures drawn for people (TensorBoard) are not state.
 """
 

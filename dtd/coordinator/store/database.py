@@ -1,4 +1,4 @@
-"""The coordinator's SQLite file: one process at a time, its schema, and what a commit promises.
+"""The coordinator's SQLite file: one process at a time, its schema, and the promise of a commit.
 
 Opened, locked and brought up to date here; what is in the tables is the business of
 `dtd.coordinator.store.store`.  A *synced* transaction survives the loss of power; any other
@@ -171,7 +171,7 @@ class Database:
             )
 
     def _damage(self) -> str:
-        """What is wrong with the file or its log; empty if nothing is."""
+        """Return the damage of the file or its log; empty if there is none."""
         found = str(self.read("PRAGMA quick_check(1)")[0][0])
         if found != "ok":
             return found

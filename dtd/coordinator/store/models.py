@@ -17,7 +17,7 @@ from dtd.core.observe.figures import finite
 from dtd.errors import RequestRefused
 
 MAX_VERSIONS: Final = 10_000
-"""Of all models together."""
+"""Most versions of all models together."""
 _ROWS: Final = "SELECT * FROM models WHERE deleted_s IS NULL AND ? IN ('', name)"
 
 
@@ -151,7 +151,7 @@ class Models:
     # --- copies ----------------------------------------------------------------------------------
 
     def set_files(self, version: str, files: Sequence[Mapping[str, Any]]) -> None:
-        """Write down what the files of a version are; the first to tell decides."""
+        """Store the files of a version; the first report decides."""
         with self._database.transaction(synced=True) as cursor:
             cursor.execute(
                 "UPDATE models SET files = ? WHERE id = ? AND files = '[]'",

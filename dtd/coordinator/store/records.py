@@ -16,7 +16,7 @@ from dtd.core.observe.figures import finite
 from dtd.errors import JobSpecError
 
 _STORED: Final = {field.name: field for field in fields(Job) if field.init}
-"""What is not read from the specification again."""
+"""Fields that are not read from the specification again."""
 
 
 def job_body(job: Job) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def job_from_body(body: dict[str, Any]) -> Job:
 def completed(job: Job) -> Job:
     """The job with every key of its spec that this dtd knows.
 
-    A spec that this dtd refuses stays as it is: whoever warms up for it says why.
+    A spec that this dtd refuses stays as it is: a worker that warms up for it says why.
     """
     try:
         spec = jobs.to_mapping(jobs.from_mapping(job.spec, source=job.id))
@@ -72,7 +72,7 @@ def job_row(
 
 
 def job_details(body: dict[str, Any]) -> dict[str, Any]:
-    """What `dtdctl show` tells of a job besides its row."""
+    """Return the details of `dtdctl show` besides a job's row."""
     job = job_from_body(body)
     return {
         "spec": completed(job).spec,

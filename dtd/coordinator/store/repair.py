@@ -28,7 +28,7 @@ _MOST_SKIPPED: Final = 2**40
 
 @dataclass(slots=True, kw_only=True)
 class Repaired:
-    """What has become of a store.
+    """The result of repairing a store.
 
     Attributes:
         aside: directory with the damaged files.

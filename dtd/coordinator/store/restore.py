@@ -41,7 +41,7 @@ def restore(source: Path, state_dir: Path) -> int:
     """Unpack a backup into an empty directory and begin an epoch.
 
     Args:
-        source: what `back_up` has written.
+        source: a file of `back_up`.
         state_dir: made if missing; what is unpacked belongs to its owner.
 
     Returns:

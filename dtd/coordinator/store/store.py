@@ -37,7 +37,7 @@ MAX_EVENTS: Final = 100_000
 MAX_LOG_LINES: Final = 200_000
 MAX_MESSAGE_CHARACTERS: Final = 4000
 LIST_BYTES: Final = 1024 * 1024
-"""Of lists that have no cursor; the newest entries are told."""
+"""Most bytes of lists that have no cursor; the newest entries are told."""
 _ONE_JOB: Final = (
     "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE id = ? AND deleted_s IS NULL"
 )
@@ -45,7 +45,7 @@ _ONE_JOB: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """What is written down of a job by which its checkpoints are judged."""
+    """The stored history of a job by which its checkpoints are judged."""
 
     branches: Sequence[Branch]
     confirmed: Sequence[vouching.Confirmed]
@@ -53,7 +53,7 @@ class _History:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        """That of the job with this body, which may be empty."""
+        """Read it from a job's body, which may be empty."""
         return cls(
             branches=remembered(body.get("branches", ())),
             confirmed=vouching.remembered(body.get("agreed", ())),
@@ -68,7 +68,7 @@ class Store:
         state_dir: created if missing, readable by its owner only.
 
     Attributes:
-        audit: who did what.
+        audit: the log of changes and their callers.
         sweeps: sweeps and their trials.
         annotations: tags and notes of jobs.
         models: registered models.
@@ -201,12 +201,12 @@ class Store:
         return None
 
     def _lines_of(self, job_id: str) -> int:
-        """How many printed lines are remembered."""
+        """Return the number of stored lines that the job printed."""
         ((count,),) = self._database.read("SELECT COUNT(*) FROM logs WHERE job = ?", job_id)
         return int(count)
 
     def _incidents_of(self, job_id: str) -> dict[str, int]:
-        """How many of each kind are remembered."""
+        """Return the number of stored incidents of each kind."""
         query = "SELECT kind, COUNT(*) FROM events WHERE job = ? GROUP BY kind ORDER BY MIN(seq)"
         return {str(kind): int(count) for kind, count in self._database.read(query, job_id)}
 
@@ -246,7 +246,7 @@ class Store:
         return found
 
     def add_lines(self, job: str, rank: int, worker: str, lines: Iterable[str]) -> None:
-        """Append what a job printed."""
+        """Append a job's output."""
         now = time.time()
         with self._database.transaction(synced=False) as cursor:
             cursor.executemany(
@@ -310,7 +310,7 @@ class Store:
         return found
 
     def _body(self, job_id: str) -> dict[str, Any]:
-        """What is written down of a job, whether it was deleted or not; nothing: empty.
+        """Return the stored body of a job, deleted or not; empty if there is none.
 
         A body of an older dtd may have NaN in it, which SQLite's own reader may refuse.
         """
@@ -321,7 +321,7 @@ class Store:
     # --- what is deleted -------------------------------------------------------------------------
 
     def delete_job(self, job_id: str) -> None:
-        """Forget what a job printed and list it no more.
+        """Forget a job's output and list it no more.
 
         Its row stays, so that neither its number nor those of its generations are given again.
         """
@@ -334,7 +334,7 @@ class Store:
         """Take a job's checkpoints, with `step` those of that step, from the known to the doomed.
 
         Returns:
-            All of these that are still on somebody's disk.
+            All of these that are still on a worker's disk.
         """
         those = (job_id, step)
         with self._database.transaction(synced=True) as cursor:

@@ -54,7 +54,7 @@ class SweepTables:
             )
 
     def sweep(self, number: int) -> dict[str, Any] | None:
-        """What is written down of a sweep, without its trials."""
+        """Return a stored sweep, without its trials."""
         for row in self._database.read("SELECT * FROM sweeps WHERE number = ?", number):
             return {**dict(row), "spec": json.loads(row["spec"])}
         return None

@@ -54,7 +54,7 @@ class StoreThread:
     """Runs functions in a thread of its own.
 
     Args:
-        failed: told of an error that is no disk's, by a call that nobody waits for; in any thread.
+        failed: told of an error that is no disk's, by a call that nothing waits for; in any thread.
 
     Attributes:
         failures: calls that the disk, or the file on it, has failed.
@@ -127,7 +127,7 @@ class StoreThread:
                     self.failures += 1
                     self.failure = str(error)
                     call.future.set_exception(error)
-                except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                except BaseException as error:  # noqa: BLE001 - it belongs to the caller
                     call.future.set_exception(error)
                 self._begun_s = None
             if call.rank == _LAST:

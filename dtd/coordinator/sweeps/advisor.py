@@ -1,4 +1,4 @@
-"""Optuna's part in a sweep: which settings a trial gets, whether it is pruned, what matters.
+"""Optuna's part in a sweep: trials' settings, pruning, and the importance of settings.
 
 Optuna is imported with this file's first use, in the sweep's own thread, where all of this runs.
 The study is in memory; after a restart it is made again of the trials that are written down.  Each
@@ -97,7 +97,7 @@ class Advisor:
             self._study.tell(asked, state=states.FAIL)
 
     def importance(self) -> dict[str, float]:
-        """How much each setting matters for the metric, in sum 1; empty if that is not known."""
+        """Return the importance of each setting for the metric, in sum 1; empty if not known."""
         done = [one for one in self._study.trials if one.state.name == "COMPLETE"]
         if len({one.value for one in done}) < 2:
             return {}

@@ -1,4 +1,4 @@
-"""Runs sweeps: begins trials, hears how they do and how they end, and writes all of it down.
+"""Runs sweeps: begins trials, follows their progress and end, and stores all of it.
 
     BEGIN_SWEEP -> a row -> a task: choose (Optuna, in a thread) -> a row -> a job in the queue
                      ^                                                          |
@@ -42,7 +42,7 @@ MAX_OPEN_SWEEPS: Final = 8
 RETRY_S: Final = 2.0
 """Pause before a submission that was refused, because the queue is full, is tried again."""
 NAME_CHARACTERS: Final = 40
-"""Of a job's name, in the names of its trials."""
+"""Most characters of a job's name in the names of its trials."""
 MAX_NEWS: Final = 1000
 """Evaluations that wait while Optuna thinks; beyond these they are dropped."""
 
@@ -94,7 +94,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Known:
-    """What pages ask of a sweep again and again, computed once.
+    """Facts of a sweep that pages request again and again, computed once.
 
     Attributes:
         spec: the sweep.
@@ -228,7 +228,7 @@ class Sweeps:
             run.news.put_nowait((number, job))
 
     def _known_of(self, row: Mapping[str, Any]) -> _Known:
-        """What is known of a sweep that is written down."""
+        """Return the facts of a stored sweep."""
         number = row["number"]
         found = self._known.get(number)
         if found is None:
@@ -438,7 +438,7 @@ async def _checked(mapping: object, source: str) -> SweepSpec:
 
 
 async def _importance_of(known: _Known, trials: Sequence[Trial]) -> dict[str, float]:
-    """How much each setting matters, computed again when a trial was completed."""
+    """Return the importance of each setting, computed again when a trial was completed."""
     done = sum(one.state is TrialState.DONE for one in trials)
     if known.done != done:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What a sink is told of jobs, and the lines in which it goes from process to process.  Pure."""
+"""Entries about jobs for a sink, and their lines from process to process.  Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Began:
         identity: tells it from another cluster's job of the same id.
         unix_s: when.
         settings: those of its job file, as text, by "table.key".
-        tags: what is known of its code, data and origin.
+        tags: facts of its code, data and origin.
     """
 
     job: str

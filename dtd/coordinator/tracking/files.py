@@ -1,4 +1,4 @@
-"""Which files on the coordinator's disk have a job's curves."""
+"""Files on the coordinator's disk that have a job's curves."""
 
 from __future__ import annotations
 

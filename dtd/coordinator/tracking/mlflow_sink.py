@@ -19,7 +19,7 @@ IDENTITY_TAG: Final = "dtd.identity"
 REQUEST_TIMEOUT_S: Final = 10
 _MAX_METRICS: Final = 1000
 _MAX_PARAMETERS: Final = 100
-"""In one request, as MLflow has it."""
+"""Most of one request, as MLflow has it."""
 
 _STATUS: Final[Mapping[str, str]] = {"done": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _UNFIT: Final = re.compile(r"[^\w\-. :/]", re.ASCII)

@@ -1,4 +1,4 @@
-"""A process beside the coordinator that passes figures on to a tracking library.
+"""A child process of the coordinator that passes figures on to a tracking library.
 
 Such libraries are large, start threads and processes, print, and wait for servers: the coordinator
 shall neither import them nor wait for them.  Entries come as lines on stdin, remarks go as lines to
@@ -36,7 +36,7 @@ LONGEST_PAUSE_S: Final = 60.0
 _CODE: Final = re.compile(r"[A-Z][A-Z_]{1,63}")
 _MOST_CAUSES: Final = 8
 LAST_WORDS_S: Final = 3.0
-"""How long the end of the process waits for what is still to be delivered."""
+"""Seconds that the end of the process waits for entries that are not delivered yet."""
 
 
 class Sink(Protocol):
@@ -59,7 +59,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Finish: no entry follows."""
         ...
 
 
@@ -99,7 +99,7 @@ class Delivery:
             self._changed.notify()
 
     def close(self, within_s: float = LAST_WORDS_S) -> None:
-        """Deliver what waits, for a limited time."""
+        """Deliver waiting entries, for a limited time."""
         self._closing.set()
         with self._changed:
             self._changed.notify()

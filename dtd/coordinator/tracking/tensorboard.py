@@ -39,7 +39,7 @@ log = structlog.get_logger()
 MAX_WAITING_POINTS: Final = 1000
 MAX_JOBS: Final = 256
 MAX_OPEN: Final = 64
-"""Jobs whose files are open: those that run beside each other."""
+"""Most jobs whose files are open: those that run at the same time."""
 MAX_SCALARS: Final = 64
 MAX_STEP: Final = 2**63 - 1
 PART_BYTES: Final = 8 * 1024 * 1024
@@ -48,7 +48,7 @@ FIRST_SPACING_S: Final = 0.1
 RETRY_S: Final = 10.0
 _HPARAMS: Final = "hparams"
 _STATUS: Final[Mapping[str, int]] = {"done": 1, "failed": 2}
-"""As in TensorBoard's `api.proto`; 0: neither."""
+"""Values of TensorBoard's `api.proto`; 0: neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +126,14 @@ class Curves:
             self._later(self._drain)
 
     def close(self) -> None:
-        """Write what waits and close the files; in the store's thread."""
+        """Write waiting points and close the files; in the store's thread."""
         self._drain()
         for file in self._files.values():
             file.close()
         self._files.clear()
 
     def _drain(self) -> None:
-        """Write what waits; in the store's thread."""
+        """Write waiting points; in the store's thread."""
         while self._waiting:
             self._write(self._waiting.popleft())
 
@@ -230,7 +230,7 @@ class _JobFile:
         self._append_session(begun.unix_s, "session_start_info", start)
 
     def end(self, ended: Ended) -> None:
-        """How the job has ended, with its final figures."""
+        """Write the end of the job, with its final figures."""
         step = min(int(ended.result.get("steps", 0)), MAX_STEP)
         last = {f"final/{one_line(name)}": value for name, value in ended.result.items()}
         self.write(Point(job=self.job, step=step, unix_s=ended.unix_s, scalars=last, regular=False))
@@ -295,7 +295,7 @@ def _without_torch() -> Iterator[None]:
 
 
 def _make_room(directory: Path, needed: Collection[str]) -> None:
-    """Remove the curves of the oldest jobs that nobody writes, if there would be too many."""
+    """Remove the oldest jobs' curves that are not written, if there would be too many."""
     with contextlib.suppress(FileNotFoundError):
         others = [one for one in directory.iterdir() if one.name not in needed]
         others.sort(key=lambda one: one.stat().st_mtime)

@@ -38,7 +38,7 @@ FIRST_SPACING_S: Final = 0.1
 THINNED_EVERY: Final = 20_000
 """Points after which those of a job come half as often."""
 MAX_FOLLOWED: Final = 64
-"""Jobs that run beside each other."""
+"""Most jobs that run at the same time."""
 _EXACT: Final = 2**53
 """Larger integers are told as text: a float would round them."""
 
@@ -46,11 +46,11 @@ PACKAGES: Final[Mapping[str, tuple[str, str]]] = {
     "mlflow": ("mlflow", "mlflow-skinny"),
     "wandb": ("wandb", "wandb"),
 }
-"""Of each sink the module that must be there, and the package that has it."""
+"""The module that each sink needs, and the package that has it."""
 
 
 def sinks_of(config: CoordinatorConfig) -> list[dict[str, Any]]:
-    """What each sink that is switched on has to know.
+    """Return the settings of each sink that is switched on.
 
     Raises:
         ConfigError: its package is not installed.
@@ -114,7 +114,7 @@ class Trackers:
             self._tell(_figures(point))
 
     def _follow(self, job: Job, unix_s: float) -> None:
-        """Say what a job is, before its first figures."""
+        """Describe a job, before its first figures."""
         if job.id in self._followed:
             return
         while len(self._followed) >= MAX_FOLLOWED:
@@ -141,7 +141,7 @@ class Trackers:
                 tasks.create_task(feed.run())
 
     def close(self) -> None:
-        """Write what waits for a file; in the store's thread."""
+        """Write waiting points to files; in the store's thread."""
         self._curves.close()
 
 

@@ -1,4 +1,4 @@
-"""Figures for Weights & Biases, offline: files that `wandb sync` uploads when somebody wants it.
+"""Figures for Weights & Biases, offline: files that `wandb sync` uploads on demand.
 
 A job is a run of one project, with an id of its own, so that the files of a coordinator that
 started again belong to the same run.  Nothing here connects to anything.
@@ -17,7 +17,7 @@ from dtd.coordinator.tracking.entries import Began, Ended, Figures
 from dtd.coordinator.tracking.files import WANDB, wandb_run_id
 
 MAX_RUNS: Final = 256
-"""On disk; the oldest make room."""
+"""Most runs on disk; the oldest make room."""
 
 
 def make(settings: Mapping[str, Any]) -> WandbSink:

@@ -1,1 +1,1 @@
-"""Decisions of a training thread: the live state, the prepared step, and what comes next."""
+"""Decisions of a training thread: the live state, the prepared step, and the next actions."""

@@ -72,7 +72,7 @@ class AfterStep:
 def after_commit(
     word: ControlWord, flags: Flags, *, checkpoint_due: bool, digest_due: bool, last: bool
 ) -> AfterStep:
-    """What is due after a commit.
+    """Return the actions that are due after a commit.
 
     Before a stop or a leave the state is saved and agreed on once more; a mere yield needs neither:
     the next generation begins with an agreement.  A generation does not end early after the job's

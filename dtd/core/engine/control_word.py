@@ -120,7 +120,7 @@ class ControlWord:
     majority: bool
 
     def ending(self, flags: Flags) -> Ending | None:
-        """How the generation ends after this step, if it does, for the rank with these `flags`.
+        """Return the generation's ending after this step, if any, for the rank with these `flags`.
 
         A stop takes precedence: the job is over for leaving ranks, too.
         """
@@ -219,7 +219,7 @@ def _bad(why: str) -> ProtocolError:
 
 
 def read_words(words: Sequence[bytes], read: Callable[[bytes], T]) -> list[T]:
-    """What all ranks' words say, given and returned in rank order.
+    """Read the words of all ranks, given and returned in rank order.
 
     Args:
         words: one of each rank.

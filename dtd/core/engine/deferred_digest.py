@@ -21,7 +21,7 @@ class PendingDigest:
     Attributes:
         step: number of committed steps of the state.
         digest: 16 bytes; empty until `combine`, if the state is sharded.
-        shards: what this rank has hashed of a sharded state; None for any other.
+        shards: this rank's hashes of a sharded state; None for any other.
         key: the state's key, if it is to be saved; None if it is only compared.
     """
 

@@ -1,4 +1,4 @@
-"""What moves between the ranks of a new generation so that each has its part of a sharded state.
+"""Transfers between ranks of a new generation, so that each has its part of a sharded state.
 
 After a change of membership the ranks hold the parts of an earlier division, and a joiner holds
 nothing.  From what all hold and want, every rank computes the same plan.  What a rank lacks comes
@@ -54,7 +54,7 @@ class RegroupWindow:
 
     Attributes:
         hops: how many ranks after its own each part reaches.
-        given: what each rank contributes.
+        given: the part that each rank contributes.
         taken: for each rank, from which ranks it takes which parts of what they contribute.
     """
 
@@ -78,7 +78,7 @@ class RegroupWindow:
         return tuple(accumulate(sizes, initial=0))
 
     def gives(self, rank: int, elements: int) -> list[Piece]:
-        """Return what a rank writes to the buffer before the all-gather.
+        """Return the pieces that a rank writes to the buffer before the all-gather.
 
         Args:
             rank: the rank.
@@ -92,7 +92,7 @@ class RegroupWindow:
         return pieces
 
     def takes(self, rank: int, elements: int) -> list[Piece]:
-        """Return what a rank reads from the buffer after the all-gather.
+        """Return the pieces that a rank reads from the buffer after the all-gather.
 
         Args:
             rank: the rank.
@@ -117,18 +117,18 @@ class RegroupWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegroupPlan:
-    """What moves.
+    """All transfers of a regrouping.
 
     Attributes:
         windows: in ascending order of their hops.
-        shared: what moves and several ranks hold, in one part for each group of holders.
+        shared: moving parts that several ranks hold, one part for each group of holders.
     """
 
     windows: tuple[RegroupWindow, ...]
     shared: tuple[Shared, ...]
 
     def taken(self, rank: int) -> ShardSet:
-        """Return what a rank receives in all windows together."""
+        """Return the part that a rank receives in all windows together."""
         return united(part for window in self.windows for _, part in window.taken[rank])
 
     def carried_elements(self, elements: int) -> int:
@@ -141,11 +141,11 @@ class RegroupPlan:
 
 
 def plan_regroup(held: Sequence[ShardSet], wanted: Sequence[ShardSet]) -> RegroupPlan:
-    """Plan who sends which parts of a state to whom.
+    """Plan the transfers of a state's parts between ranks.
 
     Args:
-        held: what each rank of the new ring holds.
-        wanted: what each of them is to hold; what it holds already is not sent.
+        held: the part that each rank of the new ring holds.
+        wanted: the part that each of them is to hold; only its missing part is sent.
 
     Raises:
         ShardsMissing: no rank holds a part that another one lacks.
@@ -212,7 +212,7 @@ def _shared(by_holders: dict[tuple[int, ...], list[Interval]]) -> tuple[Shared, 
 def _parts_of(
     rank: int, taken: dict[tuple[int, int], list[Interval]]
 ) -> tuple[tuple[int, ShardSet], ...]:
-    """What a rank takes from which ranks, of intervals by taker and origin."""
+    """Return the (origin, part) pairs that a rank takes, of intervals by taker and origin."""
     mine = sorted(origin for taker, origin in taken if taker == rank)
     return tuple((origin, ShardSet.of(taken[rank, origin])) for origin in mine)
 
@@ -222,7 +222,7 @@ def _elementary(
 ) -> Iterator[tuple[Interval, list[int], list[int]]]:
     """Yield the intervals that no set divides, with the ranks that hold and those that lack them.
 
-    Those that nobody lacks are left out.
+    Those that no rank lacks are left out.
     """
     every = (*held, *wanted)
     points = sorted({point for one in every for interval in one.intervals for point in interval})

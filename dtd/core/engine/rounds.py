@@ -84,7 +84,7 @@ class Rounds:
         return begin, end
 
     def _phase(self, step: int) -> int:
-        """How often the length has doubled."""
+        """Return the number of times that the length has doubled."""
         if not self.double_every:
             return 0
         return min((step - self.start_step) // self.double_every, self._last_phase)

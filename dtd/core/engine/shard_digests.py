@@ -84,7 +84,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What the hashes of all ranks come to.
+    """The result of comparing the hashes of all ranks.
 
     Attributes:
         digests: the digest of the state as each rank has to report it, in rank order.

@@ -1,4 +1,4 @@
-"""Which parts of a sharded state a process holds, as shares of [0, 1).
+"""Parts of a sharded state that a process holds, as shares of [0, 1).
 
 A strategy that shards the state cuts each of its flat buckets into one segment for each rank, as
 the ring does (`dtd.core.ring.chunks.Segments`): segment i of N has the elements from floor(E i / N)
@@ -75,7 +75,7 @@ class ShardSet:
         return ShardSet.of((*self.intervals, *other.intervals))
 
     def __sub__(self, other: ShardSet) -> ShardSet:
-        """Return what is in this set and not in the other."""
+        """Return the part of this set that is not in the other."""
         left = list(self.intervals)
         for start, stop in other.intervals:
             left = [
@@ -158,7 +158,7 @@ def united(sets: Iterable[ShardSet]) -> ShardSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Which rank of a generation holds which segments of the state.
+    """The division of a state's segments among the ranks of a generation.
 
     If all ranks own, rank r owns segment r + 1, whose sum the ring completes there, and mirrors
     those of the ranks before it, which it receives in the next hops.  Servers, if there are any,
@@ -188,11 +188,11 @@ class Division:
         return [(own - back) % count for back in range(min(self.mirrors + 1, count))]
 
     def shards(self, rank: int) -> ShardSet:
-        """Return what a rank holds."""
+        """Return the part that a rank holds."""
         return ShardSet.segments(self.held(rank), self.segments)
 
     def own(self, rank: int) -> ShardSet:
-        """Return what a rank owns."""
+        """Return the part that a rank owns."""
         return ShardSet.segments(self.held(rank)[:1], self.segments)
 
     def owner(self, segment: int) -> int:

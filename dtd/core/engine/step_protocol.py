@@ -1,4 +1,4 @@
-"""The step protocol: which state is live, which step is prepared, and what may be committed.
+"""The step protocol: the live state, the prepared step, and the conditions of a commit.
 
 One `StepProtocol` belongs to one job in one process.  It sees no tensor, no socket and no clock; a
 shell reports events to it and performs what it returns.  The product's shell is the training
@@ -30,7 +30,7 @@ How a shell drives it:
     #  else:   undo the step, protocol.discard(); raise
 
     protocol.interrupted()                           # the ring broke: is there something to undo?
-    protocol.report()                                # FROZEN: what is held, what is prepared
+    protocol.report()                                # FROZEN: the held and the prepared state
 
 A "step" here is what is voted on and redone as a whole: a round of several steps of the job where
 the strategy takes local ones (`dtd.core.engine.rounds`).  `dtd.core.engine.agenda` says what else
@@ -85,7 +85,7 @@ class Phase(Enum):
 
 
 class TakeOver(Enum):
-    """How a process obtains the state from which a generation starts."""
+    """The way in which a process obtains the state from which a generation starts."""
 
     COMMIT = "commit the prepared step"
     KEEP = "keep what is in memory"
@@ -97,7 +97,7 @@ class TakeOver(Enum):
 
 
 class Ruling(Enum):
-    """What all ranks do with a step after its control word."""
+    """The decision of all ranks on a step, after its control word."""
 
     COMMIT = "commit"
     REDO = "redo"
@@ -105,7 +105,7 @@ class Ruling(Enum):
 
 
 class Reaction(Enum):
-    """What a rank does with its state when replicas differ."""
+    """A rank's treatment of its state when replicas differ."""
 
     KEEP = "keep the state: it is the majority's"
     START_AFRESH = "restart: it is the minority's"
@@ -122,7 +122,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a freezing process reports of its memory.
+    """The states in the memory of a freezing process.
 
     Attributes:
         live: the state of the last committed step; None if memory holds no whole state.
@@ -351,7 +351,7 @@ class StepProtocol:
 
 
 def reaction(rank: int, *, dissenters: Collection[int], majority: bool) -> Reaction:
-    """What a rank does after digests have differed.
+    """Return the reaction of a rank to digests that differ.
 
     Args:
         rank: the rank.

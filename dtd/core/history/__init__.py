@@ -1,1 +1,1 @@
-"""What the coordinator remembers of a job's figures: decisions only, no file and no clock."""
+"""Decisions about the coordinator's history of jobs' figures; no file and no clock."""

@@ -1,4 +1,4 @@
-"""Which reported rows count, and where they go: behind the others, in place of some, or nowhere.
+"""Intake of reported rows: they go behind the others, in place of some, or nowhere.
 
 Steps that were lost are trained again by a later generation: its rows replace all from there on.
 What is reported twice of one generation counts once.  A peer's rows are input: those that the
@@ -20,11 +20,11 @@ MAX_TRACKS_OF_A_JOB: Final = 512
 """Workers and links together; what a job has beyond is not remembered."""
 
 MAX_COLUMNS: Final = 64
-"""Of one track; only evaluations have names of their own."""
+"""Most columns of one track; only evaluations have names of their own."""
 
 
 class Placement(enum.Enum):
-    """Where a row goes."""
+    """The place of a row in its track."""
 
     APPENDED = enum.auto()
     REPLACES = enum.auto()
@@ -34,7 +34,7 @@ class Placement(enum.Enum):
 def placement(
     kind: Kind, position: int, generation: int, *, newest: int, newest_generation: int
 ) -> Placement:
-    """Where a row goes in its track.
+    """Return the place of a row in its track.
 
     Args:
         kind: the track's.

@@ -1,4 +1,4 @@
-"""Which buckets a plot is made of, and how they become as many points as it wants.
+"""Buckets of a plot, and their reduction to as many points as it wants.
 
 A plot takes the coarsest level that still has at least as many buckets as points.  Where the rows
 of that level have been removed, coarser ones stand in for them.  Pure.
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from dtd.core.history.pyramid import LEVELS, width
 
 MOST_POINTS: Final = 20_000
-"""In one answer, of all its columns together: packing them must not hold the event loop up."""
+"""Most points of all columns of an answer: packing them must not hold the event loop up."""
 
 
 class Piece(NamedTuple):
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """What becomes one point: buckets side by side.
+    """Buckets side by side that become one point.
 
     Attributes:
         begin: the first position.
@@ -47,7 +47,7 @@ def level_for(begin: int, end: int, points: int) -> int:
 
 
 def pieces(begin: int, end: int, level: int, kept_from: Sequence[int]) -> list[Piece]:
-    """What to read, the oldest first, so that no position is read twice.
+    """Return the pieces to read, the oldest first, so that no position is read twice.
 
     Args:
         begin: the first position wanted.
@@ -69,7 +69,7 @@ def pieces(begin: int, end: int, level: int, kept_from: Sequence[int]) -> list[P
 
 
 def slots_of(buckets: Iterable[tuple[int, int]], begin: int, end: int, points: int) -> list[Slot]:
-    """At most `points` slots of buckets, which are given in order, by level and number."""
+    """Return at most `points` slots of buckets, which are given in order, by level and number."""
     span = max(1, end - begin + 1)
     made: list[Slot] = []
     newest = -1
@@ -86,5 +86,5 @@ def slots_of(buckets: Iterable[tuple[int, int]], begin: int, end: int, points: i
 
 
 def columns_at_once(points: int) -> int:
-    """How many columns one answer may have, with so many points each."""
+    """Return the most columns that one answer may have, with so many points each."""
     return max(1, MOST_POINTS // points)

@@ -68,7 +68,7 @@ class Pyramid:
 
 
 def _of_the_next(added: dict[int, list[Cell]]) -> dict[int, list[Cell]]:
-    """What was added to the buckets of the level above."""
+    """Merge the added cells into the buckets of the level above."""
     above: dict[int, list[Cell]] = {}
     for number, cells in added.items():
         above[number // FACTOR] = merged_rows(above.get(number // FACTOR, []), cells)

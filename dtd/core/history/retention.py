@@ -1,7 +1,7 @@
-"""Which buckets remain when: by age, and by the size that the operator allows.
+"""Retention of buckets: by age, and by the size that the operator allows.
 
 Age: the rows of every step are kept for a week, coarser buckets longer; the coarsest levels have no
-age.  Size: whoever holds most gives up its oldest rows of its finest level first, so that one job,
+age.  Size: the largest job gives up its oldest rows of its finest level first, so that one job,
 or one worker that floods its own, cannot push out the others.  Pure.
 """
 
@@ -14,17 +14,17 @@ from dtd.core.history.pyramid import LEVELS, width
 
 DAY_S: Final = 86_400.0
 KEPT_S: Final = (7 * DAY_S, 30 * DAY_S, 180 * DAY_S)
-"""How long the buckets of the finest levels are kept; those of the others as long as they fit."""
+"""Ages at which buckets of the finest levels are removed; others stay as long as they fit."""
 
 GROWING: Final = 64
 """Newest buckets of each level that are never removed: a job may have to go back over them."""
 
 SHARE: Final = 8
-"""What is given up at once: this part of the positions of a level."""
+"""One removal takes one part in so many of a level's positions."""
 
 
 class Extent(NamedTuple):
-    """What a track has of one level.
+    """The stored buckets of a track at one level.
 
     Attributes:
         track: its number.
@@ -58,7 +58,7 @@ def aligned(level: int, position: int) -> int:
 
 
 def outdated(extent: Extent, positions: Sequence[int]) -> Removal | None:
-    """What has become too old.
+    """Return the removal of the buckets that are too old; None if there are none.
 
     Args:
         extent: of one level.
@@ -72,7 +72,7 @@ def outdated(extent: Extent, positions: Sequence[int]) -> Removal | None:
 
 
 def to_shrink(extents: Sequence[Extent]) -> Removal | None:
-    """What to remove next when the store is too large; None if nothing can be spared."""
+    """Return the next removal when the store is too large; None if nothing can be spared."""
     sizes: dict[int, int] = {}
     for one in extents:
         sizes[one.job] = sizes.get(one.job, 0) + one.size_bytes

@@ -1,8 +1,8 @@
-"""The figures that are remembered, by name, and how they follow from what workers report.
+"""The figures that are stored, by name, and their computation from workers' reports.
 
-A *track* is what one source reports together: a job's steps, its evaluations, one worker, one link.
-Its columns are figures.  Positions of steps and evaluations are steps, those of workers and links
-are seconds of Unix time.  Figures that a report does not have are NaN.  Pure.
+A *track* is the series that one source reports together: a job's steps, its evaluations, one
+worker, one link.  Its columns are figures.  Positions of steps and evaluations are steps, those of
+workers and links are seconds of Unix time.  Figures that a report does not have are NaN.  Pure.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def step_entry(job: str, row: StepRow, unix_s: float) -> Entry:
 
 
 def row_of_progress(message: m.Progress) -> StepRow:
-    """What PROGRESS itself says of a step: all that workers of earlier releases report."""
+    """Return a step's row from PROGRESS alone: all that workers of earlier releases report."""
     return StepRow(
         step=message.step,
         generation=message.generation,

@@ -37,10 +37,10 @@ CHECKPOINTS_PER_S: Final = 10.0
 CHECKPOINTS_BURST: Final = 100.0
 MAX_REPORTERS: Final = 512
 TELL_EVERY_S: Final = 60.0
-"""How often an event reports a worker that continues to exceed its share."""
+"""Seconds between events about a worker that continues to exceed its share."""
 
 MARK_EVERY_S: Final = 1.0
-"""How often dropped lines are marked in the output."""
+"""Seconds between marks of dropped lines in the output."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import Final
 
 @dataclass(slots=True)
 class Allowance:
-    """What a caller may still do or send.
+    """A token bucket: the amount that a caller may still do or send.
 
     Attributes:
         rate_per_s: amount added per second.
@@ -79,7 +79,7 @@ class Pacing:
     _paced: OrderedDict[Hashable, Allowance] = field(default_factory=OrderedDict)
 
     def wait_s(self, who: Hashable, now: float, amount: float = 1.0) -> float:
-        """How long to wait before asking again; 0: continue, `amount` has been taken."""
+        """Return the seconds to wait before asking again; 0: continue, `amount` has been taken."""
         allowance = self._paced.pop(who, None) or Allowance(self.rate_per_s, self.burst)
         self._paced[who] = allowance
         while len(self._paced) > MAX_PACED:

@@ -54,7 +54,7 @@ class Shares(Generic[ConnectionT]):
 
     @property
     def unproven(self) -> int:
-        """How many of them may be unauthenticated."""
+        """The most of them that may be unauthenticated."""
         return min(MOST_UNPROVEN, self.in_all // 4)
 
     def opened(self, connection: ConnectionT) -> str:
@@ -77,7 +77,7 @@ class Shares(Generic[ConnectionT]):
         self._callers.pop(connection, None)
 
     def newest_idler(self) -> ConnectionT | None:
-        """What to close when the host has no room: the newest unauthenticated, else viewer's."""
+        """Return the one to close when the host is full: newest unauthenticated, else viewer's."""
         for idle in (None, VIEWER):
             for connection, key in reversed(self._callers.items()):
                 if (key and key[0]) == idle:

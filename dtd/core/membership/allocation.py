@@ -1,4 +1,4 @@
-"""Which workers belong to which of several jobs that run beside each other.
+"""Allocation of workers to several jobs that run at the same time.
 
 A job that names `elastic.workers` runs on a *pool*: its own part of the workers, with its own
 machine (`membership.machine`), which knows no others.  All other workers are *at home*, where they
@@ -31,7 +31,7 @@ from dtd.core.membership.transitions import (
 from dtd.wire import messages as m
 
 MOST_POOLS: Final = 32
-"""So many jobs run beside each other at most."""
+"""Most jobs that run at the same time."""
 
 SURPLUS: Final = "its job has as many workers as it takes"
 
@@ -54,7 +54,7 @@ def in_order(unfinished: Sequence[Job]) -> list[Job]:
 
 
 def lacking(pool: ClusterState) -> int:
-    """How many workers the pool's job lacks, not counting parameter servers.
+    """Return the number of workers that the pool's job lacks, without parameter servers.
 
     A job that starts from a checkpoint that none of its workers has gets one more at a time.
     """
@@ -97,7 +97,7 @@ def next_for(pool: ClusterState, home: ClusterState, now: float) -> Worker | Non
 
 
 def tried_again_at(pool: ClusterState, home: ClusterState, now: float) -> float | None:
-    """When the next idle worker may be tried again that was set aside for the pool's job."""
+    """Return when the next idle worker set aside for the pool's job may be tried again."""
     if not lacking(pool):
         return None
     times = (_set_aside_until(pool, one, now) for one in idle(home))

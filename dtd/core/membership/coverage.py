@@ -1,4 +1,4 @@
-"""Which shards of a state the workers hold, and whether together they hold all of it.
+"""Shards of a state that workers hold, and whether together they hold all of it.
 
 A worker holds all of a state, or, if the job's strategy shards it, a part (`engine.shards`).  A
 state can be continued from workers whose parts cover [0, 1).  Everything here applies to all jobs:
@@ -65,9 +65,9 @@ def has(worker: Worker, key: Key) -> bool:
 
 
 def part_at(worker: Worker, key: Key) -> ShardSet:
-    """What a worker has of the state with this key: in memory, prepared, or on its disk.
+    """Return a worker's part of the state with this key: in memory, prepared, or on its disk.
 
-    Of what it can make from its parameters it has all: the optimizer begins afresh.
+    It has the whole of a state that it can make from its parameters, with a fresh optimizer.
     """
     holdings = worker.holdings
     if key == holdings.makes:
@@ -78,7 +78,7 @@ def part_at(worker: Worker, key: Key) -> ShardSet:
 
 
 def assigned_part(job: Job, name: str) -> ShardSet:
-    """What a member of the job's newest generation holds once that runs; other workers nothing."""
+    """Return a member's part in the job's newest generation once that runs; nothing for others."""
     if name not in job.roster:
         return NOTHING
     if not job.terms.sharded:
@@ -87,7 +87,7 @@ def assigned_part(job: Job, name: str) -> ShardSet:
 
 
 def division(job: Job) -> Division:
-    """Which rank of the job's newest generation holds which segments of a sharded state."""
+    """Return the division of a sharded state among the job's newest generation."""
     mirrors = max(0, job.terms.mirrors)
     return Division(world_size=len(job.roster), mirrors=mirrors, servers=job.servers)
 
@@ -131,7 +131,7 @@ def size(part: ShardSet) -> float:
 
 
 def copies(parts: Iterable[ShardSet]) -> int:
-    """How many times the parts cover [0, 1): of each shard there are at least so many copies."""
+    """Return how many times the parts cover [0, 1): each shard has at least so many copies."""
     given = list(parts)
     edges = {bound for part in given for interval in part.intervals for bound in interval}
     starts = sorted({WHOLE.intervals[0][0], *edges} - {WHOLE.intervals[0][1]})
@@ -162,7 +162,7 @@ def can_spare(job: Job, *names: str) -> bool:
 
 
 def redundancy(job: Job, names: Iterable[str]) -> int | None:
-    """How many of these members any of which may be lost without losing a step; None if unknown.
+    """Return how many members may be lost, whichever, without losing a step; None if unknown.
 
     Args:
         job: the active one, with its newest generation.

@@ -26,7 +26,7 @@ from dtd.wire import messages as m
 FREEZE_PATIENCE_S = 5.0
 FREEZE_PATIENCE_STEPS = 10
 LEAVE_S: Final = 10.0
-"""How much longer a member may take to leave an aborted ring if its job is to end."""
+"""Extra seconds for a member to leave an aborted ring if its job is to end."""
 
 
 def freeze(cluster: ClusterState, *, at_boundary: bool, stop: bool, reason: str) -> None:
@@ -197,7 +197,7 @@ def was_stopped(cluster: ClusterState, job: Job) -> bool:
 
 
 def stops_unasked(cluster: ClusterState, job: Job) -> str:
-    """Who ends a job before its last step at a request that nobody has made, in words; or empty.
+    """Return the members that end a job early without any request, in words; or empty.
 
     Any rank can ask the others in the control word of a step, and a single worker can claim that
     one did.  The job goes on from the state that they hold.

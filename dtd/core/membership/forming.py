@@ -162,7 +162,7 @@ def count_prepared(cluster: ClusterState, job: Job) -> None:
 def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
     """The survivors, if together they remember all of the state; of a sharded one each has a part.
 
-    A job with such survivors continues at once, without waiting for anybody; not if one of them has
+    A job with such survivors continues at once, without waiting for others; not if one of them has
     a part of a newer state, of which the absent ones may have the rest.
     """
     survivors = cluster.survivors(job)
@@ -176,11 +176,11 @@ def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
 
 
 def why_incomplete(cluster: ClusterState, job: Job) -> str:
-    """Which shards of the newest state no present worker has, and whose they are; "" if none."""
+    """Return the newest state's shards that no present worker has, in words; "" if none."""
     present = cluster.available()
     key = choice.newest_key(job, present)
     missing = uncovered(present, key)
-    if not missing or missing.is_whole:  # nobody has a state yet
+    if not missing or missing.is_whole:  # no state exists yet
         return ""
     here = {worker.name for worker in present}
     had = [one for one in job.roster if one not in here and assigned_part(job, one) & missing]

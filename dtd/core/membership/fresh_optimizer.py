@@ -1,4 +1,4 @@
-"""A job goes on without its optimizer's state: from the parameters that workers hold.
+"""Continuation of a job without its optimizer's state, from the parameters that workers hold.
 
 If the last copy of a shard is lost, workers may still have all parameters: in stages 1 and 2 every
 trainer gathers them for a step.  The job would return to its newest checkpoint.  The operator may
@@ -68,7 +68,7 @@ def why_not(cluster: ClusterState, job: Job) -> str:
 
 
 def remedy(cluster: ClusterState, job: Job) -> str:
-    """How the operator may go on instead of waiting, to be appended to what the job waits for."""
+    """Return the operator's alternative to waiting, to append to what the job waits for."""
     reset = Reset.of(job)
     if reset is not None and not reset.is_start(job):
         return f"; it goes on from the parameters of step {reset.step}, with a fresh optimizer"

@@ -1,4 +1,4 @@
-"""The job's code failed on a worker: decides whether the job or that host is at fault.
+"""Failures of a job's code on a worker: decides whether the job or that host is at fault.
 
 A host without a driver, memory or the data set must not fail the job for all.  It is set aside and
 retried later, at growing intervals.  The job is at fault if the same work fails on two workers (the
@@ -200,7 +200,7 @@ def _judge_all(cluster: ClusterState, now: float) -> None:
 
 
 def next_deadline(cluster: ClusterState) -> float | None:
-    """When a worker is retried, or the job is judged."""
+    """Return when a worker is retried, or the job is judged."""
     times = [cluster.isolation.set_aside[worker.name].until for worker in _here(cluster)]
     if cluster.isolation.verdict_by is not None:
         times.append(cluster.isolation.verdict_by)

@@ -41,7 +41,7 @@ MAX_QUEUED_JOBS = 64
 RECENT = 0.1
 """Weight of the newest step in means."""
 BOUNDARY_S: Final = 600.0
-"""How long an ending job may take to reach its next step boundary."""
+"""Most seconds for an ending job to reach its next step boundary."""
 
 
 def submit(cluster: ClusterState, job: Job) -> None:

@@ -22,7 +22,7 @@ from dtd.core.membership.state_records import Lag
 from dtd.core.membership.transitions import GenerationState, WorkerState
 
 TELL_AFTER_S: Final = 10.0
-"""How long a word may be missing before status names the member and the remedy."""
+"""Seconds that a word is missing before status names the member and the remedy."""
 
 SURE: Final = 2
 """So many members must report a step before it proves anything about another member."""
@@ -59,7 +59,7 @@ def look(cluster: ClusterState, job: Job, now: float) -> None:
 
 
 def most_s(job: Job) -> float:
-    """How long a member's word may be missing in any case."""
+    """Return the most seconds that a member's word may be missing in any case."""
     return standstill.MOST_LIMITS * job.terms.longest_limit_s
 
 
@@ -73,7 +73,7 @@ def behind(cluster: ClusterState) -> tuple[str, list[str], list[str]]:
 
 
 def explain(cluster: ClusterState) -> str:
-    """Who has not said for some time what others have, and the remedy; empty if nobody."""
+    """Return the members whose word has been missing for long, and the remedy; empty if none."""
     word, said, late = behind(cluster)
     if not late:
         return ""

@@ -8,7 +8,7 @@ A generation is *forming* until every member runs, *running* until a member is l
 to be added, and *ending* until every living member has frozen.  Pure: events and a clock value in,
 effects out.  The coordinator never sees a gradient or a parameter.
 
-This file dispatches; what changes the cluster's state is in `admission`, `adoption`, `forming`,
+This file dispatches; changes of the cluster's state are in `admission`, `adoption`, `forming`,
 `running`, `ending`, `suspicion`, `standstill` and `jobs`.
 """
 
@@ -146,7 +146,7 @@ class Membership:
         return saving.awaits(self.cluster, name, message)
 
     def next_deadline(self, now: float) -> float | None:
-        """When `handle(Ticked(), ...)` must be called if nothing else happens before."""
+        """Return when `handle(Ticked(), ...)` must be called if nothing else happens before."""
         cluster = self.cluster
         waits = (
             cluster.detector.next_deadline(now),
@@ -445,7 +445,7 @@ class Membership:
         return waiting.explain(cluster, job)
 
     def _why_unfinished(self) -> str:
-        """Which members a job waits for that others have finished, in words; empty if none has."""
+        """Return the members that a finishing job waits for, in words; empty for any other."""
         members, job = self.cluster.members(), self.cluster.job
         done = ", ".join(w.name for w in members if w.state is WorkerState.FINISHED)
         if not done and not (job is not None and 0 < job.total_steps <= job.step):

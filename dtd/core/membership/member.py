@@ -129,7 +129,7 @@ class Member:
         return None
 
     def explain(self) -> str:
-        """What this worker waits for, in words; empty while it trains."""
+        """Return what this worker waits for, in words; empty while it trains."""
         if self.refused and self.state is MemberState.IDLE:
             return f"is refused: {self.refused}"
         return {

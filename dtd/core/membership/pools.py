@@ -147,19 +147,19 @@ class Pools:
             place.cluster.workers.setdefault(message.name, known)
         return place
 
-    # --- who is where ------------------------------------------------------------------------
+    # --- places of workers -------------------------------------------------------------------
 
     def machines(self) -> list[Membership]:
         """All machines: the home one, then those of pools in the order in which they began."""
         return [self.home, *self._pools]
 
     def clusters(self) -> list[ClusterState]:
-        """What all machines know, those with an active job first."""
+        """Return the states of all machines, those with an active job first."""
         all_of_them = [machine.cluster for machine in self.machines()]
         return sorted(all_of_them, key=lambda cluster: cluster.job is None)
 
     def beside(self) -> Beside:
-        """What there is besides the first job, for the status."""
+        """Return the jobs besides the first one, for the status."""
         return Beside(
             clusters=self.clusters()[1:],
             explanations=self.explanations(),
@@ -292,7 +292,7 @@ class Pools:
         return self._machine_of(name).awaits(name, message)
 
     def next_deadline(self, now: float) -> float | None:
-        """When `handle(Ticked(), ...)` must be called if nothing else happens before."""
+        """Return when `handle(Ticked(), ...)` must be called if nothing else happens before."""
         waits = [machine.next_deadline(now) for machine in self.machines()]
         waits += [
             allocation.tried_again_at(one.cluster, self.home.cluster, now) for one in self._pools

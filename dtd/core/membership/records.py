@@ -323,7 +323,7 @@ class Job:
 
     @property
     def rounds(self) -> Rounds:
-        """Which steps are committed together."""
+        """The steps that are committed together."""
         return Rounds.of(self.terms.strategy)
 
     @property

@@ -137,7 +137,7 @@ def name_holder(cluster: ClusterState, message: m.Register, now: float) -> Worke
     """The living worker that already has this name; None when the name is free.
 
     Args:
-        cluster: what the coordinator knows.
+        cluster: the coordinator's state.
         message: how a worker introduces itself.
         now: the clock, in seconds.
     """

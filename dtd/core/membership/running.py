@@ -19,7 +19,7 @@ MISSED_BEATS = 2.5
 _UNHEARD = GONE | {WorkerState.DISCONNECTED}
 
 ADMIT_PATIENCE_S = 0.5
-"""How long a ready worker waits for others that warm up, to join together with them."""
+"""Seconds that a ready worker waits for others that warm up, to join together with them."""
 
 
 def progressed(
@@ -118,12 +118,12 @@ def _fit_in(cluster: ClusterState, job: Job, ready: list[Worker]) -> bool:
 
 
 def ready_by(cluster: ClusterState, worker: Worker) -> float:
-    """When a ready worker joins even though others still warm up."""
+    """Return when a ready worker joins even though others still warm up."""
     return worker.ready_since + (ADMIT_PATIENCE_S if cluster.warming_since else 0.0)
 
 
 def admission_deadline(cluster: ClusterState) -> float | None:
-    """When the next ready worker will have waited long enough to join."""
+    """Return when the next ready worker will have waited long enough to join."""
     if cluster.run.phase is not GenerationState.RUNNING:
         return None
     return min((ready_by(cluster, worker) for worker in _ready(cluster)), default=None)

@@ -100,7 +100,7 @@ class SaveOrders:
         return [name for name, at in self.asked.items() if now - at < WRITING_S]
 
     def next_deadline(self, now: float) -> float | None:
-        """When the next request becomes overdue, or a retry or `hopes_until` is due."""
+        """Return when the next request becomes overdue, or a retry or `hopes_until` is due."""
         times = [at + WRITING_S for at in self.asked.values()]
         times += [failure.retry_at for failure in self.failures.values()]
         times.append(self.hopes_until)

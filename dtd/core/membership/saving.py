@@ -1,6 +1,6 @@
 """The end of a job: its state is written to disks before any holder is released.
 
-    all finished, cancelled, failed -> begin -SAVE-> those who hold the newest state -> finish
+    all finished, cancelled, failed -> begin -SAVE-> holders of the newest state -> finish
 
 Part of the membership machine; changes the cluster's state, adds effects.  A job is done only when
 its final state is durable on `checkpoint.copies` workers, or on all its holders; until then it is
@@ -153,7 +153,7 @@ def awaits(cluster: ClusterState, name: str, message: m.Message) -> bool:
 
 
 def next_deadline(cluster: ClusterState, now: float) -> float | None:
-    """When `advance` must be called if nothing else happens before."""
+    """Return when `advance` must be called if nothing else happens before."""
     orders = cluster.saving
     if orders is None:
         return None
@@ -178,7 +178,7 @@ def explain(cluster: ClusterState, job: Job) -> str:
 
 
 def _silent(orders: SaveOrders, now: float) -> str:
-    """Who has not answered for long, and the remedy; empty if nobody."""
+    """Return the members that have not answered yet, and the remedy; empty if none."""
     late = sorted(orders.asked.keys() - set(orders.writers(now)), key=choice.natural_key)
     if not late:
         return ""
@@ -214,9 +214,9 @@ def _holders(cluster: ClusterState, key: choice.Key) -> list[Worker]:
 
 
 def _written(job: Job, key: choice.Key) -> dict[str, ShardSet]:
-    """What workers have published of the state, or of a newer one, by worker.
+    """Return the parts of the state, or of a newer one, that workers have published, by worker.
 
-    A job that is done is not saved with an older state, even if nobody holds its last one any more.
+    A job that is done is not saved with an older state, even if its last one is lost.
     """
     saved = (job.checkpoint_generation, job.checkpoint_step)
     step = branches.saved_step(job) if saved >= key else key[1]
@@ -229,7 +229,7 @@ def _is_short(job: Job, step: int) -> bool:
 
 
 def _copies_of(job: Job, key: choice.Key) -> int:
-    """How many copies of the state, or of a newer one, workers have published."""
+    """Return how many copies of the state, or of a newer one, workers have published."""
     return coverage.copies(_written(job, key).values())
 
 
@@ -304,7 +304,7 @@ def _tell_what_is_missing(cluster: ClusterState, job: Job, key: choice.Key) -> N
     failures = cluster.saving.why() if cluster.saving is not None else ""
     step = max(key[1], job.step)
     saved = branches.saved_step(job)
-    absent = step > key[1]  # those who have it have not come back
+    absent = step > key[1]  # its holders have not come back
     if step > saved and (absent or not there):
         why = failures or "no worker has written it in time"
         if written and not absent:

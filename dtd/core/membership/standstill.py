@@ -27,7 +27,7 @@ ALIKE: Final = 0.5
 """Two workers are stuck alike if one is stuck for at least this part of the other's time."""
 
 ALIKE_PATIENCE_S: Final = 60.0
-"""How much longer several may be stuck alike where no state depends on them."""
+"""Extra seconds that several may be stuck alike where no state depends on them."""
 
 _HERE: Final = MEMBERS - {WorkerState.DISCONNECTED} | {WorkerState.FROZEN}
 
@@ -209,7 +209,7 @@ def _committed_step(cluster: ClusterState, job: Job) -> int:
 
 
 def _remembered_part(cluster: ClusterState, job: Job, worker: Worker) -> ShardSet:
-    """Which shards of the newest state it has in memory, as far as is known."""
+    """Return the shards of the newest state that it has in memory, as far as is known."""
     if worker.reconnection.returning or not remembers(cluster, job, worker):
         return NOTHING
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):

@@ -75,7 +75,7 @@ class ClusterState:
             queue becomes active here.
         run: the generation in which the job runs.
         setbacks: repeated failures that prevent the job's progress.
-        waiting: what the next generation waits for.
+        waiting: conditions of the next generation.
         ending: deadlines of a generation that is ending.
         isolation: workers and links that the job does not use for now.
         trust: workers' reports that are compared with those of others.

@@ -168,7 +168,7 @@ class Setbacks:
 
 @dataclass(slots=True, kw_only=True)
 class WaitingTimes:
-    """What the next generation waits for.
+    """Deadlines and conditions of the next generation.
 
     Attributes:
         settle_by: when the first generation may form without waiting for more workers.
@@ -198,12 +198,12 @@ class WaitingTimes:
 
 @dataclass(slots=True, kw_only=True)
 class EndingTimes:
-    """Deadlines of a generation that is ending, and what the job recovers from.
+    """Deadlines of a generation that is ending, and the loss that the job recovers from.
 
     Attributes:
         freeze_by: when members that have not reported FROZEN are considered lost.
         stop_by: when the generation of a job that is to end is aborted.
-        recovery: what the job is recovering from, until it commits again.
+        recovery: the loss that the job recovers from, until it commits again.
     """
 
     freeze_by: float | None = None

@@ -49,7 +49,7 @@ def may_form(cluster: ClusterState, job: Job, now: float) -> bool:
 
 
 def why_too_few(workers: Sequence[Worker], job: Job) -> str:
-    """Which workers are missing for a generation of the job, in words; empty if there are enough.
+    """Return the workers that a generation of the job lacks, in words; empty if there are enough.
 
     Parameter servers train no rows, so they do not count as workers.
     """
@@ -136,7 +136,7 @@ def _has_newest(cluster: ClusterState, job: Job, now: float) -> bool:
 
 
 def resume_by(cluster: ClusterState) -> float | None:
-    """When the job continues without waiting for absent workers that may hold newer state.
+    """Return when the job continues without waiting for absent workers that may hold newer state.
 
     The workers present may change during the wait, and with them the cost of continuing.
     """
@@ -146,7 +146,7 @@ def resume_by(cluster: ClusterState) -> float | None:
 
 
 def resume_wait_s(cluster: ClusterState, job: Job) -> float:
-    """How long to wait for steps instead of redoing them: as long as redoing would take."""
+    """Return how long to wait for steps instead of redoing them: as long as redoing would take."""
     here = choice.start_key(job, cluster.available())[1]
     cost_s = (max(job.step, branches.saved_step(job)) - here) * job.step_s
     return min(max(cost_s, RESUME_WAIT_S), MOST_RESUME_WAIT_S)
@@ -225,7 +225,7 @@ def explain(cluster: ClusterState, job: Job) -> str:
 
 
 def _explain_links(cluster: ClusterState) -> str:
-    """Which links are awaited, and of which of them the ends say different things."""
+    """Return the awaited links, and those whose ends disagree, in words."""
     links = cluster.isolation.links
     dead = "; ".join(f"{one} and {other}" for one, other in sorted(links.bad))
     disputed = "".join(

@@ -1,1 +1,1 @@
-"""Registered models: what a version is, where its copies are kept, what its card says."""
+"""Registered models: their versions, the holders of copies, and their cards."""

@@ -1,8 +1,8 @@
 """A version's model card, as Markdown.  Pure.
 
-The text that people write comes first, the record follows: what was trained, with which data and
-code, and how good it was.  The record is made anew each time from what was written down at
-registration, so nobody can edit it.
+The text that people write comes first, the record follows: the training, its data and code, and
+its results.  The record is made anew each time from that of the registration, so it cannot be
+edited.
 """
 
 from __future__ import annotations

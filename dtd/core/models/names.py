@@ -1,4 +1,4 @@
-"""How models, their versions and aliases are named.  Pure.
+"""Names of models, their versions and aliases.  Pure.
 
 A model's name and an alias follow the rule for names of jobs.  NAME@3 is its third version,
 NAME@production the one that the alias stands for, NAME alone the newest.
@@ -89,6 +89,6 @@ def resolved(name: str, which: str, numbers: Sequence[int], aliases: Mapping[str
 
 
 def version_id(store_id: str, epoch: int, name: str, number: int) -> str:
-    """What workers call a version: the same number of another store is another one."""
+    """Return a version's id on workers: the same number of another store has another id."""
     text = f"{store_id}.{epoch}.{name}.{number}"
     return f"{name}.v{number}.{hashlib.blake2b(text.encode()).hexdigest()[:_HASH_CHARACTERS]}"

@@ -1,4 +1,4 @@
-"""Which workers keep a copy of each registered model's version.  Pure.
+"""Copies of each registered model's version on workers.  Pure.
 
 The files of a version are kept on as many workers as were asked for, on different hosts if there
 are enough.  The first copy is made of the job's checkpoint, and decides the digests; the others are
@@ -106,13 +106,13 @@ class Pinning:
         holders: Iterable[str] = (),
         now: float,
     ) -> None:
-        """A version was registered, or is read from the store with those who kept it."""
+        """A version was registered, or is read from the store with its holders."""
         self._versions[version] = _Kept(copies=copies, origin=origin, holders=set(holders))
         for worker in self._versions[version].holders - self._hosts.keys():
             self._away_since.setdefault(worker, now)
 
     def forgotten(self, version: str) -> None:
-        """A version was deleted; who is away, or still copies it, deletes that copy later."""
+        """A version was deleted; a worker that is away, or still copies it, deletes it later."""
         self._deleted.add(version)
         kept = self._versions.pop(version, None)
         for worker in sorted(kept.holders if kept is not None else ()):
@@ -193,7 +193,7 @@ class Pinning:
         return orders
 
     def next_deadline(self, now: float) -> float | None:
-        """When `decide` must be called if nothing happens before."""
+        """Return when `decide` must be called if nothing happens before."""
         return min((moment for moment in self._moments() if moment > now), default=None)
 
     def holders(self, version: str) -> tuple[str, ...]:
@@ -210,7 +210,7 @@ class Pinning:
         return bool(self.holders(version))
 
     def explain(self, version: str) -> dict[str, Any]:
-        """Where copies are, are being made, and could not be made, and why."""
+        """Return where copies are, are being made, and could not be made, and why."""
         kept = self._versions.get(version) or _Kept(copies=0, origin={})
         return {
             "copies": kept.copies,

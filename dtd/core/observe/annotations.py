@@ -14,7 +14,7 @@ from dtd.rules import did_you_mean
 from dtd.shown import shown
 
 MAX_TAGS: Final = 32
-"""Of one job."""
+"""Most tags of one job."""
 MAX_TAG_CHARACTERS: Final = 64
 MAX_NOTE_CHARACTERS: Final = 4000
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+-]{0,63}")

@@ -1,4 +1,4 @@
-"""What distinguishes runs: settings, code, data, environment, figures.  Pure.
+"""Differences between runs: settings, code, data, environment, figures.  Pure.
 
 A run is a job as SHOW_JOB describes it, with its series as GET_METRICS draws them.  The answer has
 one value for each run, in the order in which the runs were named; None where a run has none.
@@ -18,9 +18,9 @@ from dtd.rules import did_you_mean
 from dtd.shown import shown
 
 MOST_RUNS: Final = 16
-"""In one comparison."""
+"""Most runs in one comparison."""
 MOST_POINTS: Final = 200
-"""Of one curve."""
+"""Most points of one curve."""
 _LOSS: Final = "loss"
 _NAME: Final = "job.name"
 _CODE: Final = ("package", "task_digest")
@@ -47,7 +47,7 @@ class Run:
 
 
 def compare(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
-    """In what the runs differ, and how they did.
+    """Return the differences between runs, and their results.
 
     Args:
         runs: in the order of the answer's values.
@@ -66,7 +66,7 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
 
 
 def differences(runs: Sequence[Details]) -> Iterator[dict[str, Any]]:
-    """Everything of which the runs do not all have the same: what it is of, its key, the values."""
+    """Yield the kind, the key and the values of everything in which the runs differ."""
     tables = [_described(run) for run in runs]
     for kind in tables[0]:
         keys = dict.fromkeys(key for table in tables for key in table[kind])
@@ -119,7 +119,7 @@ def _figure(runs: Sequence[Run], name: str) -> dict[str, Any]:
 
 
 def _prefers_low(runs: Sequence[Run], name: str) -> bool:
-    """As the first job says that keeps its best checkpoint by this metric."""
+    """Return whether low is better, by the first job that keeps its best checkpoint by this."""
     metric = name.removeprefix(EVALUATION)
     tables = [run.details["spec"].get("checkpoint", {}) for run in runs]
     modes = [table.get("best_mode", "") for table in tables if table.get("best_metric") == metric]

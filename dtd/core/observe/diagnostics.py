@@ -43,7 +43,7 @@ class Diagnostics:
         """Record one; returns whether it is new.
 
         Args:
-            diagnostic: what is wrong.
+            diagnostic: the diagnostic.
             now: the time.
             standing: it lasts until `stand` is called without it.
         """

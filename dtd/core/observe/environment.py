@@ -20,7 +20,7 @@ def told(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def heard(entries: Iterable[str]) -> dict[str, str]:
-    """What a worker says of its environment; what is no `KEY=VALUE` is left out."""
+    """Read a worker's report of its environment, without entries that are no `KEY=VALUE`."""
     found: dict[str, str] = {}
     for entry in entries:
         key, sign, value = entry.partition("=")

@@ -86,7 +86,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanged:
-    """What a strategy exchanges.
+    """The exchanges of a strategy.
 
     Attributes:
         coded: how buckets are encoded.
@@ -117,7 +117,7 @@ def forecast(
     Args:
         workers: one entry for each rank.
         links: from each rank to the next one, servers last; none for a world of one.
-        what: what is exchanged; free of cost in a world of one.
+        what: the exchanges; free of cost in a world of one.
         rows: rows of a global batch.
         overhead_s: fixed cost of an exchange, independent of its size and of the world size.
         star: the links with parameter servers; None without servers.

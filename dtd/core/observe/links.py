@@ -76,7 +76,7 @@ class _Healed:
 
 
 class Links:
-    """What is known about links between workers."""
+    """The state of the links between workers."""
 
     def __init__(self) -> None:
         self._accused: dict[Pair, str] = {}
@@ -115,7 +115,7 @@ class Links:
         return [(pair, next(iter(by.values()))) for pair, by in bad.items()]
 
     def _probing(self, pair: Pair, now: float) -> _Probing:
-        """At once, unless the last probes have passed and proved nothing."""
+        """Begin probing, at once unless the last probes have passed and proved nothing."""
         self._healed = {p: past for p, past in self._healed.items() if now - past.at < GOOD_FOR_S}
         past = self._healed.pop(pair, None)
         if past is None:
@@ -156,7 +156,7 @@ class Links:
         }
 
     def at_fault(self) -> dict[Pair, tuple[str, ...]]:
-        """For each bad link, the ends against which it counts.
+        """Return, for each bad link, the ends against which it counts.
 
         Both, if both say that it is bad.  If only one does, its word counts against itself, unless
         another worker says the same of the same end.
@@ -179,7 +179,7 @@ class Links:
         return self._bad[pair].narrow
 
     def probed_every_s(self, pair: Pair) -> float:
-        """How often this bad link is probed."""
+        """Return the seconds between two probes of this bad link."""
         return self._bad[pair].every_s
 
     # --- probing -----------------------------------------------------------------------------
@@ -226,5 +226,5 @@ class Links:
         return True
 
     def next_deadline(self) -> float | None:
-        """When a probe is due."""
+        """Return when a probe is due."""
         return min((probing.at for probing in self._bad.values()), default=None)

@@ -20,14 +20,14 @@ PARTS: Final[Mapping[str, str]] = {
     "process": "All of it at its peak: on a CPU the most resident memory of the process so far, on"
     " a GPU the most that torch had allocated in the step.",
 }
-"""Every part, in the order of tables, and what is measured of it."""
+"""Every part, in the order of tables, and its measurement."""
 
 PREDICTED: Final = frozenset({"parameters", "gradients", "optimizer", "snapshots"})
 """Parts that the strategy determines (`dtd.core.observe.state_memory`)."""
 
 
 class Said(Protocol):
-    """What a worker says of one part; see `dtd.wire.messages.control.MemoryPart`."""
+    """A worker's report of one part; see `dtd.wire.messages.control.MemoryPart`."""
 
     @property
     def name(self) -> str:
@@ -36,12 +36,12 @@ class Said(Protocol):
 
     @property
     def measured_bytes(self) -> int:
-        """As it was found."""
+        """Measured size."""
         ...
 
     @property
     def predicted_bytes(self) -> int:
-        """By the strategy; 0 where nothing is predicted."""
+        """Size predicted by the strategy; 0 where nothing is predicted."""
         ...
 
 

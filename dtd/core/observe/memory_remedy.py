@@ -1,4 +1,4 @@
-"""Which settings make a job fit the memory of a worker that is too small for it.  Pure.
+"""Settings that make a job fit the memory of a worker that is too small for it.  Pure.
 
 A measured step says what each part takes with the job's own settings; what another setting changes
 is reckoned from there:
@@ -25,11 +25,11 @@ MOST_REMEDIES: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What one worker needs, as measured there.
+    """The memory that one worker needs, as measured there.
 
     Attributes:
         parts: bytes of each part; "activations" and "snapshot" are two of them.
-        size: what the state consists of.
+        size: sizes of the state's parts.
         division: how the job divides it.
         world_size: workers of the job.
         accumulation: `train.grad_accumulation`.
@@ -46,7 +46,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Settings of a job file, and what a worker needs with them.
+    """Settings of a job file, and the memory that a worker needs with them.
 
     Attributes:
         setting: as a phrase.
@@ -79,7 +79,7 @@ def remedies(
 
     Args:
         need: of one of the workers, all alike.
-        available_bytes: what they share.
+        available_bytes: the memory that they share.
         workers_here: their number.
         stages: values of `strategy.stage` that the job may use.
     """

@@ -1,4 +1,4 @@
-"""Looks for signs of activity in a worker whose training thread has made no progress for a while.
+"""Signs of activity in a worker whose training thread has made no progress for a while.
 
 A thread that computes, compiles or reads is slow, not stuck. The observations of one moment are
 `Evidence`; `motion` compares two of them and describes the activity in words, if any. A glance is
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MOVING_SHARE: Final = 0.05
-"""Of one processor.  A loop that polls once a millisecond stays below it."""
+"""Share of one processor; a loop that polls once a millisecond stays below it."""
 
 READING_BYTES_PER_S: Final = 16 * 1024
 """A thread that occasionally reads a few small files stays below it."""
@@ -29,7 +29,7 @@ class Closely:
         read_bytes: bytes read by child processes and threads other than the event loop's.
         page_faults: pages for which the training thread waited.
         runnable: the thread would run if a processor were free.
-        waits_for: what a thread or a child waits for in the kernel, such as "a disk"; else empty.
+        waits_for: what a thread or child waits for in the kernel, such as "a disk"; else empty.
         compiles: a compiler is on its stack.
         gpu_use: share of time in which its GPU works; negative: unknown.
     """

@@ -34,15 +34,15 @@ from typing import Final
 from dtd.shown import shown_bytes
 
 REPLICATED: Final = 0
-"""In place of a stage: nothing is divided."""
+"""The stage of a state that is not divided."""
 
 TRAINING_BYTES: Final = 64 << 20
-"""What threads, libraries and connections take after a model was built: 50 MiB were measured."""
+"""Memory of threads, libraries and connections after a model was built: 50 MiB measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSize:
-    """What the state of a job consists of.
+    """Sizes of the parts of a job's state.
 
     Attributes:
         parameter_bytes: trained parameters.
@@ -66,7 +66,7 @@ class StateSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How a state is divided among the workers.
+    """The division of a state among the workers.
 
     Attributes:
         stage: `strategy.stage`; 0 (`REPLICATED`) = it is not.
@@ -154,8 +154,8 @@ class Room:
 
     Attributes:
         bytes: available for a state.
-        limit: what limits it, as a phrase.
-        used_bytes: what the worker's process has already, without a state.
+        limit: the memory's limit, as a phrase.
+        used_bytes: memory that the worker's process has already, without a state.
     """
 
     bytes: int

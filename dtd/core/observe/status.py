@@ -34,7 +34,7 @@ class EndedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What runs beside the first job (`dtd.core.membership.pools`).
+    """The jobs beside the first one (`dtd.core.membership.pools`).
 
     Attributes:
         clusters: the other jobs' clusters, and that of the workers without a job.
@@ -72,7 +72,7 @@ def status_of(
     diagnostics: Sequence[Mapping[str, Any]] = (),
     beside: Beside | None = None,
 ) -> dict[str, Any]:
-    """What `dtdctl status` shows; `cluster` is that of the first job."""
+    """Return the content of `dtdctl status`; `cluster` is that of the first job."""
     beside = beside or Beside(explanations={cluster.job.id: explain} if cluster.job else {})
     clusters = (cluster, *beside.clusters)
     places = places_of(clusters)
@@ -124,7 +124,7 @@ def _job(cluster: ClusterState, job: Job) -> dict[str, Any]:
 
 
 def _redundancy(cluster: ClusterState, job: Job) -> int | None:
-    """How many members may be lost, whichever they are; None unless a sharded job trains."""
+    """Return how many members may be lost, whichever; None unless a sharded job trains."""
     trains = cluster.run.phase in (GenerationState.RUNNING, GenerationState.ENDING)
     if not job.terms.sharded or not trains:
         return None
@@ -132,7 +132,7 @@ def _redundancy(cluster: ClusterState, job: Job) -> int | None:
 
 
 def _shards(cluster: ClusterState, worker: Worker) -> dict[str, Any] | None:
-    """What it holds of a sharded job's state; None if that is nothing, or not known."""
+    """Return a worker's shards of a sharded job's state; None if it has none, or not known."""
     job = cluster.job
     if job is None or not job.terms.sharded:
         return None

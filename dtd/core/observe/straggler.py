@@ -25,7 +25,7 @@ Beats = Mapping[str, m.Heartbeat]
 
 
 def cost_s(beats: Beats, name: str) -> float:
-    """How much longer this member works in a step than the median of the others, in seconds.
+    """Return a member's working time in a step beyond the median of the others, in seconds.
 
     Args:
         beats: the running members' last heartbeats by name.

@@ -1,4 +1,4 @@
-"""When a step's buckets are back, coded or as they are: the events of one rank, in order.
+"""Times at which a step's buckets are back, coded or not: the events of one rank, in order.
 
 A codec has one thread.  It encodes a bucket's first stage when the bucket is full, the next stage
 when the one before is through, and decodes when the last one is: first come, first served.  The
@@ -39,13 +39,13 @@ class Exchange:
     """One stage of a bucket, as it travels.
 
     Attributes:
-        bucket: whose; its stages are its exchanges, in their order.
+        bucket: its index; its stages are its exchanges, in their order.
         size_bytes: of the wire buffer.
         gathers: every rank gives its own part of the buffer; otherwise all give the whole, summed.
         scatters: the sum of a segment arrives at its owner and `copies` more ranks.
         copies: of what is gathered, ranks that have it beside its owner.
-        encode_s: what writing the buffer takes.
-        add_s: what one addition of a whole buffer takes.
+        encode_s: time for writing the buffer.
+        add_s: time for one addition of a whole buffer.
     """
 
     bucket: int
@@ -58,7 +58,7 @@ class Exchange:
 
     @property
     def operation(self) -> Operation:
-        """What the ring calls it."""
+        """The ring's operation for it."""
         if self.gathers:
             return Operation.ALL_GATHER
         return Operation.REDUCE_SCATTER if self.scatters else Operation.SUM
@@ -74,11 +74,11 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coded:
-    """How a step's buckets travel.
+    """The exchanges of a step's buckets.
 
     Attributes:
         exchanges: in their order of travel.
-        decode_s: for each bucket, what reading the last result takes.
+        decode_s: for each bucket, time for reading the last result.
     """
 
     exchanges: tuple[Exchange, ...]
@@ -95,14 +95,14 @@ class Coded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Star:
-    """What limits an exchange over parameter servers.
+    """The limits of an exchange over parameter servers.
 
     Attributes:
         servers: how many there are.
         latency_s: of a link between a worker and a server.
         up_bytes_per_s: at which every worker can send at once.
         down_bytes_per_s: at which every worker can receive at once.
-        narrowest: whose link limits both together, for people.
+        narrowest: the member whose link limits both, for people.
     """
 
     servers: int
@@ -114,7 +114,7 @@ class Star:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """What limits an exchange: the least of all links.
+    """The limits of an exchange: the least of all links.
 
     Attributes:
         latency_s: of a hop.
@@ -135,7 +135,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Travel:
-    """What became of a step's buckets.
+    """The times and bytes of a step's buckets on their way.
 
     Attributes:
         end_s: when the last one is read.
@@ -189,7 +189,7 @@ def _whole(coded: Coded, world_size: int) -> frozenset[int]:
 
 
 def _star_s(one: Exchange, ring: Ring, star: Star, world_size: int) -> float:
-    """From the first byte to the last, over the servers."""
+    """Return the time from the first byte to the last, over the servers."""
     if one.gathers:
         moved_s = one.size_bytes / star.down_bytes_per_s
     else:
@@ -199,7 +199,7 @@ def _star_s(one: Exchange, ring: Ring, star: Star, world_size: int) -> float:
 
 
 def _wire_s(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> float:
-    """From the first byte to the last."""
+    """Return the time from the first byte to the last."""
     if whole:
         hop_s = one.size_bytes / ring.bytes_per_s + one.add_s + ring.latency_s
         return (world_size - 1) * hop_s + ring.overhead_s
@@ -213,7 +213,7 @@ def _wire_s(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> float
 
 
 def _last_s(ready_s: Sequence[float], coded: Coded, wires_s: Sequence[float]) -> float:
-    """When the last bucket is read."""
+    """Return when the last bucket is read."""
     stages: list[list[int]] = [[] for _ in ready_s]
     for position, one in enumerate(coded.exchanges):
         stages[one.bucket].append(position)

@@ -91,7 +91,7 @@ class BucketShape:
     bounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what no operation has."""
+        """Refuse combinations that no operation has."""
         if not self.operation.is_half and (self.copies or self.bounds):
             raise self._impossible("travels to all ranks, in segments of equal size")
         if self.hops is not None and self.operation is not Operation.ALL_GATHER:

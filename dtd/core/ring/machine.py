@@ -1,4 +1,4 @@
-"""Ring all-reduce as a state machine: the route and order of chunks, and what to reject.
+"""Ring all-reduce as a state machine: the route and order of chunks, and their rejection.
 
 A bucket travels around the ring in one of two ways, chosen by its size and the world
 (`dtd.core.ring.chunks.exchanged`): a small one whole, in few hops (`dtd.core.ring.exchange`), any
@@ -239,7 +239,7 @@ class Ring:
     # --- explaining ------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """What this rank is waiting for, in words."""
+        """Return what this rank waits for, in words."""
         for index, bucket in enumerate(self._buckets):
             if bucket is None or not bucket.started:
                 return f"step {self.step}: bucket {index} waits for its own gradients"

@@ -88,7 +88,7 @@ class RingLoss:
 
 
 class Neighbours:
-    """What one rank knows of its neighbours in the ring, and in the star if there are servers.
+    """One rank's view of its neighbours in the ring, and in the star if there are servers.
 
     Args:
         roster: all members, by rank.

@@ -1,1 +1,1 @@
-"""The star of parameter servers: contributions go to servers, which return what they own."""
+"""The star of parameter servers: contributions go to servers, which return their segments."""

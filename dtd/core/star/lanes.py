@@ -1,4 +1,4 @@
-"""What one link still has to bring in one phase of a step: a strict cursor.
+"""Chunks that one link still has to bring in one phase of a step: a strict cursor.
 
 The chunks of one phase come over a link bucket by bucket in index order, and chunk by chunk.  So
 one position says which chunk is the only possible next one; every other is out of order, a

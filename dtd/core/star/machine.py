@@ -1,4 +1,4 @@
-"""The exchange with parameter servers as a state machine: who sends what to whom, what to reject.
+"""The exchange with parameter servers as a state machine: routes, order, and rejection.
 
 Owner-compute over a star (Li et al., "Scaling distributed machine learning with the parameter
 server", 2014; protocol.md, "Star").  With S servers a bucket is cut into S segments; server i owns
@@ -350,7 +350,7 @@ class Star:
     # --- explaining ------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """What this rank is waiting for, in words."""
+        """Return what this rank waits for, in words."""
         for index, bucket in enumerate(self._buckets):
             if bucket is None or not bucket.started:
                 return f"step {self.step}: star bucket {index} waits to be started here"

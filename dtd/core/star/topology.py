@@ -1,4 +1,4 @@
-"""Who is linked with whom in a star, and who opens the link.  Pure."""
+"""Links of a star: the ranks at their ends, and the one that opens each.  Pure."""
 
 from __future__ import annotations
 

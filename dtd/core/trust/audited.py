@@ -58,7 +58,7 @@ class Must(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """What the audit log records of one kind of call.
+    """The audit log's record of one kind of call.
 
     Attributes:
         about: fields of the request that are recorded.
@@ -170,7 +170,7 @@ UNCHANGING: Final[frozenset[type[Any]]] = frozenset(
 
 
 def audited(message: m.Message, payload_bytes: int = 0) -> Audited | None:
-    """How this call is recorded; None if it changes nothing."""
+    """Return the declared record of this call; None if it changes nothing."""
     declared = CHANGING.get(type(message))
     changes = declared is not None and declared.when(message, payload_bytes)
     return declared if changes else None

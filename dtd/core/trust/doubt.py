@@ -63,7 +63,7 @@ def is_exhausted(cluster: ClusterState) -> bool:
 
 
 def why_exhausted(cluster: ClusterState) -> str:
-    """What to do once no number is left, as a message for the operator."""
+    """Return the remedy once no number is left, as a message for the operator."""
     return (
         f"waiting for good: generation {_highest_known(cluster)} is the last that has a number, so"
         " this coordinator's store is damaged; restore a backup of it (`dtd-coordinator restore`),"
@@ -190,7 +190,7 @@ def end(cluster: ClusterState, job: Job) -> None:
 
 
 def explain(cluster: ClusterState, job: Job) -> str:
-    """What the job is waiting for, as a message for the operator."""
+    """Return what the job waits for, as a message for the operator."""
     why = (
         f"the coordinator's store has gone back (epoch {cluster.epoch}) and may not know what was"
         " decided last"

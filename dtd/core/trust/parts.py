@@ -29,7 +29,7 @@ from dtd.wire import messages as m
 def limited(
     cluster: ClusterState, job: Job, worker: Worker, held: m.Held, generation: int = 0
 ) -> m.Held:
-    """What of a worker's claim counts; what it claims beyond that is reported.
+    """Return the credible part of a worker's claim; report any claim beyond it.
 
     Args:
         cluster: what the coordinator knows.
@@ -61,7 +61,7 @@ def _credible(
         return claimed if claimed.is_whole else NOTHING
     if held.where != "memory" or generation != job.generation:
         return claimed
-    if not held.step:  # whoever provides the untrained state has all of it, and none of it is lost
+    if not held.step:  # the provider of the untrained state has all of it, and none is lost
         return claimed
     key, start = (held.generation, held.step), (job.start_generation, job.start_step)
     assigned = assigned_part(job, worker.name)

@@ -179,7 +179,7 @@ def parts_at(job: Job, key: branches.Key) -> dict[str, ShardSet]:
 
 
 def written(job: Job, key: branches.Key) -> dict[str, ShardSet]:
-    """What workers have published of the state with this key, or of a newer one, by worker."""
+    """Return published parts of the state with this key, or of a newer one, by worker."""
     saved = (job.checkpoint_generation, job.checkpoint_step)
     if saved >= key and branches.saved_step(job):
         if not job.terms.sharded:

@@ -1,7 +1,7 @@
-"""Who is logged in to the web page: codes that are good once, and the sessions they begin.
+"""Logins to the web page: codes that are good once, and the sessions they begin.
 
 A session has two secrets.  One is a cookie, which a browser sends to every port of a host, so that
-whoever serves another port there may get to know it.  The other, the key, stays in the page's own
+a server on another port there may get to know it.  The other, the key, stays in the page's own
 storage, which belongs to one port.  Both must be shown.  Only hashes are kept.  Pure: secrets and
 the clock are arguments.
 """
@@ -31,7 +31,7 @@ class Session(Generic[HolderT]):
 
     Attributes:
         id: hash of the cookie.
-        holder: whose it is.
+        holder: its owner.
         key_sha256: hash of the key.
         expires_s: when it ends.
     """
@@ -49,7 +49,7 @@ class _Code(Generic[HolderT]):
 
 
 class WebSessions(Generic[HolderT]):
-    """All codes and sessions, both bounded; the oldest of whoever has too many makes room."""
+    """All codes and sessions, both bounded; the oldest of a holder with too many makes room."""
 
     def __init__(self) -> None:
         self._codes: OrderedDict[str, _Code[HolderT]] = OrderedDict()
@@ -65,7 +65,7 @@ class WebSessions(Generic[HolderT]):
         return expires_s
 
     def redeem(self, code: str, now_s: float) -> HolderT | None:
-        """Whose code this is, which is used up by that; None: nobody's."""
+        """Use up a code and return its holder; None if it is not valid."""
         found = self._codes.pop(_sha256(code), None)
         return found.holder if found is not None and now_s < found.expires_s else None
 
@@ -126,5 +126,5 @@ def _make_room(held: OrderedDict[str, _Held], holder: object, most_of_one: int, 
 
 
 def _sha256(secret: str) -> str:
-    """Of a random, long secret, for which a plain hash will do."""
+    """Hash a random, long secret, for which a plain hash will do."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()

@@ -45,7 +45,7 @@ _LARGE: Final = LARGEST_MAX_PAYLOAD_BYTES
 
 
 class Kind(NamedTuple):
-    """What is fixed about one message.
+    """The fixed properties of one message.
 
     Attributes:
         module: the module of its class, below `dtd.wire.messages`.

@@ -1,4 +1,4 @@
-"""Worker and coordinator: membership of the ring, its starting state, and how it ends."""
+"""Worker and coordinator: membership of the ring, its starting state, and its end."""
 
 from __future__ import annotations
 

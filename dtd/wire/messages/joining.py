@@ -1,4 +1,4 @@
-"""How a host or a person gets a credential (protocol.md, "Security")."""
+"""Messages by which a host or a person gets a credential (protocol.md, "Security")."""
 
 from __future__ import annotations
 

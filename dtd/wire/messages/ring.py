@@ -1,4 +1,4 @@
-"""Rank and next rank (protocol.md, "Ring")."""
+"""Messages between a rank and the next one (protocol.md, "Ring")."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LinkHeartbeat(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShmRegion:
-    """Where one bucket is in shared memory: bytes from the file's beginning; 0: not shared."""
+    """Place of one bucket in shared memory: bytes from the file's beginning; 0: not shared."""
 
     offset: U64
 

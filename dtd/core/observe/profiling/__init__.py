@@ -1,1 +1,1 @@
-"""Profiles of a running job: spans of every worker on one clock, and what limits its step."""
+"""Profiles of a running job: spans of every worker on one clock, and the limit of its step."""

@@ -39,7 +39,7 @@ _TORCH_THREADS: Final = MAX_SPANS * (len(_TITLES) + 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """What torch recorded on one of its threads, or one stream of a GPU.
+    """Events that torch recorded on one of its threads, or one stream of a GPU.
 
     Attributes:
         name: for people.
@@ -52,7 +52,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTrace:
-    """What one worker recorded, on the coordinator's clock.
+    """The recording of one worker, on the coordinator's clock.
 
     Attributes:
         name: the worker's.

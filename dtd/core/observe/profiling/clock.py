@@ -1,4 +1,4 @@
-"""How far a host's clock is from the coordinator's, from round trips between them.  Pure.
+"""Offset of a host's clock from the coordinator's, from round trips between them.  Pure.
 
 As NTP does it: a reading is sent at s and back at r by the coordinator's clock, and says t.  The
 other clock was read between s and r, so its offset t - (s + r) / 2 is known to half the round trip.
@@ -17,7 +17,7 @@ class Reading(NamedTuple):
     Attributes:
         sent_s: when the question left, by the coordinator's clock.
         received_s: when the answer was there, by the same clock.
-        theirs_s: what the other clock showed.
+        theirs_s: time of the other clock.
     """
 
     sent_s: float
@@ -26,7 +26,7 @@ class Reading(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """How far another clock is ahead of the coordinator's.
+    """The offset of another clock from the coordinator's.
 
     Attributes:
         seconds: negative if it is behind.

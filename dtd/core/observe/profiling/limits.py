@@ -1,4 +1,4 @@
-"""What limits the step of a job, from the spans of a profile.  Pure.
+"""The limit of a job's step, from the spans of a profile.  Pure.
 
 Each worker's step is divided into what it does itself (data, compute, optimizer) and what it waits
 for the others (exposed).  The worker that does the most itself waits the least, and all others wait
@@ -40,9 +40,9 @@ from dtd.core.observe.profiling.spans import (
 
 _NS: Final = 1e-9
 _LIMITS: Final = ("compute", "communication", "data", "optimizer", "straggler")
-"""What may be named as the limit, in the order of preference among equals."""
+"""Possible limits, in the order of preference among equals."""
 _LEAST_SHARE: Final = 0.25
-"""Of the step; what takes less limits nothing."""
+"""Least share of the step that can limit it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +69,18 @@ class StepTimes:
 
     @property
     def own_s(self) -> float:
-        """What it does itself."""
+        """Time of the worker's own work."""
         return self.step_s - self.exposed_s
 
     @property
     def other_s(self) -> float:
-        """What is neither waiting nor any of the named parts."""
+        """Time that is neither waiting nor any of the named parts."""
         return max(0.0, self.own_s - self.data_s - self.compute_s - self.optimizer_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What limits a step.
+    """The limit of a step.
 
     Attributes:
         limit: "compute", "communication", "data", "optimizer" or "straggler"; empty if none of
@@ -151,7 +151,7 @@ def _times(spans: Sequence[Span], step: Span) -> StepTimes:
 
 
 def verdict(workers: Mapping[str, StepTimes]) -> Verdict:
-    """Return what limits the step.
+    """Return the limit of the step.
 
     Args:
         workers: times of those that train, by name; at least one.  What a parameter server does

@@ -1,6 +1,6 @@
-"""What the nodes of ring and star record while the job is profiled: buckets, words, chunks.  Pure.
+"""Spans of ring and star while the job is profiled: buckets, words, chunks.  Pure.
 
-Belongs to the thread of the nodes, which say what happens and when.
+Used in the thread of the nodes, which report each event with its time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dtd.core.observe.profiling.spans import (
 
 
 class ChunkFields(Protocol):
-    """What is read of a CHUNK."""
+    """The fields of a CHUNK that are read."""
 
     @property
     def step(self) -> int:
@@ -47,10 +47,10 @@ class ChunkFields(Protocol):
 
 
 class RingSpans:
-    """Turns what a ring's node says into spans.
+    """Turns the events of a ring's node into spans.
 
     Attributes:
-        log: has them; what began before the recording is left out.
+        log: their log; spans that began before the recording are left out.
         star: for the star of the same generation, if it has one; its spans are in the same log.
     """
 
@@ -66,7 +66,7 @@ class RingSpans:
         self._buckets[bucket] = now_ns
 
     def bucket_done(self, bucket: int, now_ns: int) -> None:
-        """It holds the result."""
+        """The bucket holds the result."""
         begun_ns = self._buckets.pop(bucket, None)
         if begun_ns is not None:
             self.log.add(BUCKET, begun_ns, now_ns, bucket)
@@ -86,7 +86,7 @@ class RingSpans:
         self._chunk_ns = now_ns
 
     def chunk_done(self, chunk: ChunkFields, now_ns: int) -> None:
-        """It is here, and added where it is to be."""
+        """The chunk is here, and added where it is to be."""
         if self._chunk_ns is not None:
             detail = (chunk.step, chunk.phase, chunk.hop)
             self.log.add(CHUNK, self._chunk_ns, now_ns, chunk.bucket, detail)
@@ -94,10 +94,10 @@ class RingSpans:
 
 
 class StarSpans:
-    """Turns what a star's node says into spans.
+    """Turns the events of a star's node into spans.
 
     Args:
-        log: gets them; what began before the recording is left out.
+        log: their log; spans that began before the recording are left out.
     """
 
     def __init__(self, log: SpanLog) -> None:
@@ -110,7 +110,7 @@ class StarSpans:
         self._buckets[bucket] = now_ns
 
     def bucket_done(self, bucket: int, now_ns: int) -> None:
-        """It holds what this rank gets of it."""
+        """The bucket holds this rank's part of the result."""
         begun_ns = self._buckets.pop(bucket, None)
         if begun_ns is not None:
             self._log.add(STAR_BUCKET, begun_ns, now_ns, bucket)
@@ -120,7 +120,7 @@ class StarSpans:
         self._chunks[source] = now_ns
 
     def chunk_done(self, chunk: ChunkFields, now_ns: int) -> None:
-        """It is here, and added where it is to be."""
+        """The chunk is here, and added where it is to be."""
         begun_ns = self._chunks.pop(chunk.source, None)
         if begun_ns is not None:
             detail = (chunk.step, chunk.phase, chunk.source)

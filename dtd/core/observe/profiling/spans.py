@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 MAX_SPANS: Final = 100_000
-"""Of one kind of track in one profile."""
+"""Most spans of one kind of track in one profile."""
 
 NS: Final = 1e9
 """Nanoseconds of a second."""

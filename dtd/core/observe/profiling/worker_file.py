@@ -1,4 +1,4 @@
-"""What a worker's file of a profile contains, and the check of one that was fetched.  Pure.
+"""Content of a worker's file of a profile, and the check of a fetched one.  Pure.
 
 A JSON object: `spans` of the training thread and the ring, `tracks` of torch, both with Unix times
 in nanoseconds by that worker's clock, and what was left out.  A worker may have written anything:
@@ -25,7 +25,7 @@ from dtd.errors import ProfileError
 FORMAT: Final = 1
 MAX_TRACKS: Final = 256
 MAX_ROWS: Final = 200_000
-"""Of all of torch's tracks together."""
+"""Most rows of all of torch's tracks together."""
 MAX_NAME_CHARACTERS: Final = 200
 MAX_JSON_BYTES: Final = 128 << 20
 _LATEST_NS: Final = 1 << 62
@@ -41,8 +41,8 @@ def encoded(
     Args:
         spans: by the monotonic clock.
         tracks: by the Unix clock.
-        ahead_ns: what the Unix clock shows, less what the monotonic clock shows.
-        dropped: what was left out, by kind.
+        ahead_ns: time of the Unix clock, less that of the monotonic clock.
+        dropped: numbers of entries left out, by kind.
     """
     return {
         "format": FORMAT,
@@ -62,7 +62,7 @@ def encoded(
 
 
 def decoded(contents: Any, *, name: str, rank: int, offset_ns: int) -> WorkerTrace:
-    """Return what a worker recorded, on the coordinator's clock.
+    """Return a worker's recording, on the coordinator's clock.
 
     Args:
         contents: of its file.

@@ -99,7 +99,7 @@ class _Travel:
 
 
 class CodedBuckets:
-    """See the module docstring.  Called from the training thread; `send` also from backward's.
+    """Buckets that are exchanged through a codec; backward's thread calls `send`, too.
 
     Args:
         layouts: layouts of the buckets.

@@ -1,4 +1,4 @@
-"""What an optimizer or a schedule keeps: numbers, text, tensors, and lists and dicts of them.
+"""JSON and tensors of an optimizer's or a schedule's state: numbers, text, tensors, lists, dicts.
 
 A state consists of named tensors and JSON (`dtd.train.state.tensors`).  `encoded` turns a value
 into JSON that refers to its tensors by name, and `decoded` turns it back: JSON has neither tuples,

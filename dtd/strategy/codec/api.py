@@ -160,7 +160,7 @@ class Codec(Protocol):
 
     @property
     def risk(self) -> str:
-        """What the codec may cost a job, as a phrase for its user; empty if nothing."""
+        """Return the codec's risk for a job, as a phrase for its user; empty if none."""
         ...
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> Coder | None:

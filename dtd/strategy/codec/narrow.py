@@ -55,7 +55,7 @@ class NarrowCodec:
 
 
 class NarrowCoder:
-    """See `dtd.strategy.codec.api.Coder`; keeps no state between steps.
+    """Implement `dtd.strategy.codec.api.Coder`; keeps no state between steps.
 
     On a CPU the ring adds in the bucket itself.  On a GPU it adds to the rounded values, and torch
     adds two narrow ones in float32, then rounds.
@@ -80,10 +80,10 @@ class NarrowCoder:
         ]
 
     def restart(self, world: World) -> None:
-        """See `Coder`; there is no state that must be equal on all ranks."""
+        """Implement `Coder`; there is no state that must be equal on all ranks."""
 
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """See `Coder`; one wire, of as many elements."""
+        """Implement `Coder`; one wire, of as many elements."""
         del world, step
         return self._wires
 

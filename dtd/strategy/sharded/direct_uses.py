@@ -87,7 +87,7 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.first = tensor
 
     def check_former(self, names: Sequence[str]) -> None:
-        """See that the pass has used no memory that its parameter has left.
+        """Check that the pass has used no memory that its parameter has left.
 
         Args:
             names: of all parameters.

@@ -101,22 +101,22 @@ class CopiedSums:
         self._held = held
 
     def part(self, bucket: int, start: int, stop: int) -> Tensor:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         return self._held.part(bucket, start, stop)
 
     def scale(self, factor: float) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         if factor != 1.0:
             self._held.scale(factor)
 
     def reset(self) -> None:
-        """See `ShardGradients`; there is no local state."""
+        """Implement `ShardGradients`; there is no local state."""
 
     def revoke(self) -> None:
-        """See `ShardGradients`; no other rank reads what was copied."""
+        """Implement `ShardGradients`; no other rank reads what was copied."""
 
     def commit(self) -> None:
-        """See `ShardGradients`; there is no local state."""
+        """Implement `ShardGradients`; there is no local state."""
 
     def rollback(self) -> None:
-        """See `ShardGradients`; there is no local state."""
+        """Implement `ShardGradients`; there is no local state."""

@@ -98,7 +98,7 @@ class FlatParameters:
         return sum(flat.nbytes for flat in self.flats)
 
     def watch(self, passes: Sequence[Callable[[], None]]) -> None:
-        """See in some passes whether the model asks for all parameters before it uses them.
+        """Check in some passes whether the model asks for all parameters before it uses them.
 
         Args:
             passes: forward over some rows each.

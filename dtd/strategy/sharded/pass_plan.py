@@ -70,7 +70,7 @@ class PassPlan:
 
 @dataclass(slots=True, kw_only=True)
 class PassOrder:
-    """How far one pass has come in its plan.
+    """Progress of one pass in its plan.
 
     Attributes:
         schedule: the pass that was recorded first.
@@ -164,7 +164,7 @@ class PassOrder:
 
 
 def follow(order: PassOrder, events: Sequence[Step]) -> None:
-    """See that another pass could be made in the order of the first one.
+    """Check that another pass could be made in the order of the first one.
 
     Args:
         order: the beginning of a pass.

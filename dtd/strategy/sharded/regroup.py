@@ -44,27 +44,27 @@ class RegroupRing(Protocol):
 
     @property
     def rank(self) -> int:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
     def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
     def wait(self, bucket: int) -> None:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
     def gather(self, word: bytes) -> list[bytes]:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
     def close_step(self) -> CommTiming:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
 
@@ -187,7 +187,7 @@ def _batches(transfers: Sequence[_Transfer]) -> Iterator[list[_Transfer]]:
 
 
 def _word(state: ShardedState) -> bytes:
-    """What this rank holds, and a hash of which entries the optimizer has."""
+    """Encode the shards that this rank holds, and a hash of the names of optimizer entries."""
     entries = json.dumps([f"{name} {dtype}" for name, dtype in state.entries().items()])
     content = hashlib.blake2b(entries.encode(), digest_size=_DIGEST_BYTES)
     return content.digest() + json.dumps(state.holds.to_wire()).encode()

@@ -51,7 +51,7 @@ class _Cut:
 
 
 class ShardedState:
-    """What this rank holds of the trained parameters and of the optimizer's state.
+    """The parts of the trained parameters and of the optimizer's state that this rank holds.
 
     Args:
         names: names of the trained parameters in a state.
@@ -206,7 +206,7 @@ class ShardedState:
                 one.values.grad = there if present[place] else None
 
     def check_entries(self) -> None:
-        """See that the optimizer keeps only what can be divided.
+        """Check that the optimizer keeps only entries that can be divided.
 
         Raises:
             TaskError: it keeps something of another shape than its parameter's.

@@ -126,7 +126,7 @@ class UnitPasses(CopiedSums):
 
     @property
     def size_bytes(self) -> int:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         return self._pool.size_bytes + self._held.size_bytes
 
     @property
@@ -160,7 +160,7 @@ class UnitPasses(CopiedSums):
             follow(self._new_order(), one.events)
 
     def regroup(self, world: World) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._trainers = world.trainers
         self._pool.regroup()
         self._held.hold(NOTHING)  # parts of the state are about to move, which takes memory
@@ -217,14 +217,14 @@ class UnitPasses(CopiedSums):
     # --- a step ----------------------------------------------------------------------------
 
     def exchanges(self, step: int) -> list[BucketMemory]:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._total = self._passes(step, self._trainers)
         return self._pool.exchanges([*self._whole, *list(self._plan.turns) * self._total])[
             len(self._whole) :
         ]
 
     def begin(self, check: Callable[[], None], scale: float, holds: ShardSet) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         del scale
         self.wait()
         self.drop()
@@ -236,7 +236,7 @@ class UnitPasses(CopiedSums):
     def compute(
         self, work: Computation, start: Submit, wait: Await, refreshed: Callable[[], None]
     ) -> LossSum:
-        """See `ShardGradients`; parameters and gradients use the exchanges of `start` above."""
+        """Implement `ShardGradients`; the exchanges are those of `start` above."""
         del start, wait, refreshed
         with self._uses.told_to(self):
             sums = work.backward("", 0, passed=self._end_pass)
@@ -246,19 +246,19 @@ class UnitPasses(CopiedSums):
         return sums
 
     def collect(self, wait: Await) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         del wait
         self._pool.finish(len(self._whole) + self._total * len(self._plan.turns) - 1)
 
     def release(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self.forget()
         self._check = _nothing
         for parameter in self._parameters:
             parameter.grad = None
 
     def close(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._uses.close()
         self._pool.close()
 
@@ -338,12 +338,12 @@ class UnitPasses(CopiedSums):
     # --- parameters ------------------------------------------------------------------------
 
     def end(self, unit: int) -> None:
-        """See `dtd.strategy.sharded.unit_uses.Listener`: release the unit, if it is not needed."""
+        """Implement `Listener`: release the unit, if it is not needed."""
         if self._now.order.end(unit):
             self._release(unit)
 
     def need(self, unit: int) -> None:
-        """See `dtd.strategy.sharded.unit_uses.Listener`: gather the unit, if it is not there."""
+        """Implement `Listener`: gather the unit, if it is not there."""
         now = self._now
         gather = now.order.need(unit)
         if gather is None:
@@ -368,7 +368,7 @@ class UnitPasses(CopiedSums):
     # --- gradients -------------------------------------------------------------------------
 
     def gradient(self, bucket: int, parameter: int) -> None:
-        """See `dtd.strategy.sharded.unit_uses.Listener`: pack it, and send what is complete."""
+        """Implement `Listener`: pack the gradient, and send complete buckets."""
         self._check()
         if self._parameters[parameter].grad is None:
             raise cleared(self._names[parameter])

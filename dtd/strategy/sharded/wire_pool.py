@@ -148,7 +148,7 @@ class WirePool:
 
     @property
     def started(self) -> int:
-        """How many exchanges of the step have been started; they are in order."""
+        """The number of exchanges of the step that have been started; they are in order."""
         return self._started
 
     def piece(self, index: int) -> Tensor | None:

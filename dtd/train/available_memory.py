@@ -22,7 +22,7 @@ _UNLIMITED_BYTES: Final = 1 << 60
 _UNIFIED: Final = ("memory.max", "memory.current", "")
 _VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 _RECLAIMABLE: Final = ("inactive_file", "active_file", "slab_reclaimable")
-"""What the kernel can give back, where it says so; shared memory is in none of them."""
+"""Memory that the kernel can give back, by field; shared memory is in none of them."""
 
 
 def available_memory(device: torch.device, root: Path = _ROOT) -> Room:

@@ -233,7 +233,7 @@ def division_of(spec: JobSpec, *, serves: bool = False) -> Division:
 
 
 class SavedBytes:
-    """What autograd holds for backward; a storage that several tensors share counts once."""
+    """Bytes that autograd holds for backward; a storage that several tensors share counts once."""
 
     def __init__(self, model: nn.Module) -> None:
         self.peak_bytes = 0

@@ -30,9 +30,9 @@ from dtd.train.data.rows import kept_random_state, seed_generators
 _FACTORS: Final = (-1.0, 2.0**-2, 2.0**10, 2.0**-10)
 """Powers of two, by which no element is rounded in another way."""
 _TOLERANCE: Final = 1e-2
-"""Of the largest element: a hook may compute in bfloat16."""
+"""Relative to the largest element: a hook may compute in bfloat16."""
 _SEED: Final = 0
-"""Of the draws of a hook, the same in each call."""
+"""Seed of the draws of a hook, the same in each call."""
 
 _TABLES: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a parameter in which torch keeps hooks by key."""

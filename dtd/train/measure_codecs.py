@@ -39,7 +39,7 @@ PASSES: Final = 3
 ROOM: Final = 8
 """Gradients' memory must be free so many times, for what a codec keeps."""
 MOST_FIGURES: Final = 1500
-"""Of one codec in the answer."""
+"""Most numbers of one codec in the answer."""
 _ADD_BYTES: Final = 1 << 20
 _GRADIENT: Final = 1e-3
 
@@ -161,7 +161,7 @@ def _probe(
     limit_s: float,
     codec: Codec,
 ) -> Values | str:
-    """See `measure_codecs`; medians over some passes, or why the codec is not measured."""
+    """Return a codec's medians over some passes, or why it is not measured."""
     until_s = time.perf_counter() + limit_s
     needed = ROOM * sum(layout.elements * layout.dtype.itemsize for layout in layouts)
     if needed > available_memory(device).bytes:
@@ -255,7 +255,7 @@ def _synchronise(device: torch.device) -> None:
 
 
 def _layout_figures(buckets: Sequence[_Bucket], memories: Sequence[BucketMemory]) -> Values:
-    """Whose each exchange is, and which of them are gathers."""
+    """Return the bucket of each exchange, and which exchanges are gathers."""
     owners = {position: index for index, one in enumerate(buckets) for position in one.encode_s}
     return {
         "buckets": [owners[position] for position in range(len(memories))],

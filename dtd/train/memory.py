@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dtd.train.state.replica import Replica
 
 MEASURED_STEP: Final = 2
-"""Of a generation."""
+"""Step of a generation whose memory is measured."""
 
 _COMPILED: Final = "OptimizedModule"
 _STATUS: Final = Path("/proc/self/status")

@@ -31,7 +31,7 @@ MAX_WAITING: Final = MAX_WAITING_STEPS + 200
 
 HANGS_AFTER_S: Final = 30.0
 FINISH_WITHIN_S: Final = 5.0
-"""How long the end of a job waits for its observers, all together."""
+"""Time that the end of a job waits for its observers, all together."""
 
 _LOOK_EVERY_S: Final = 0.25
 _MAX_TRACEBACK_CHARACTERS: Final = 12_000

@@ -42,11 +42,11 @@ Done = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOrder:
-    """What an operator asks for.
+    """An operator's request for a profile.
 
     Attributes:
-        steps: that are profiled, at most.
-        limit_s: after which no further step is.
+        steps: most steps to profile.
+        limit_s: time after which no further step is profiled.
         first_step: committed steps before the first one; at once if there are more.
         path: of the file.
         done: called on any thread when the file is there: {"steps", "dropped", "note"}; or with
@@ -61,7 +61,7 @@ class ProfileOrder:
 
 
 class NoMarks:
-    """Of a step that is not profiled."""
+    """Marks of a step that is not profiled."""
 
     def begin_step(self) -> None:
         """Nothing is recorded."""
@@ -80,7 +80,7 @@ NO_MARKS: Final = NoMarks()
 
 
 class StepProfiler:
-    """Of one job in one process.
+    """Profiler of one job in one process.
 
     Args:
         begins: called before torch's profiler starts or stops, with a kind of work that is new each

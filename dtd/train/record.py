@@ -197,7 +197,7 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupReport:
-    """What workers compare before they train together; everything but `parameters` must agree."""
+    """Values that workers compare before they train together; all but `parameters` must agree."""
 
     dataset_rows: int
     dataset_fingerprint: str

@@ -54,7 +54,7 @@ from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
 from dtd.transport.api import BucketMemory, Collective
 
 _MOST_RANKS: Final = 1024
-"""Where parameters are divided later, the model is tried before, for any number of ranks."""
+"""Most ranks for which a model is tried, where parameters are divided later."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -51,7 +51,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Task(Protocol):
-    """What is trained; docs/tasks.md has the methods that are optional."""
+    """The user's model, data and loss; docs/tasks.md has the optional methods."""
 
     def build_model(self) -> nn.Module:
         """A freshly initialised model on the CPU."""
@@ -103,10 +103,10 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
 
 
 def stand_in(task: Task) -> Task:
-    """A copy of a task, of the containers in its attributes and of a task that it is made around.
+    """Copy a task, the containers in its attributes, and a task that it is made around.
 
-    A method that is called once more for what it returns is called on this: the task goes on to
-    refer to what is in use, such as its model.
+    A method that is called once more for its result is called on the copy: the task keeps
+    referring to what is in use, such as its model.
     """
     return cast("Task", _copied(task, {}))
 

@@ -29,7 +29,7 @@ class Drafts:
         self._locks: dict[str, int] = {}
 
     def path(self, name: str) -> Path:
-        """Where the draft of the checkpoint of this name is."""
+        """Return the path of a checkpoint's draft."""
         return self._directory / f"{TEMPORARY}{name}-{self._suffix}"
 
     def make(self, name: str) -> Path:

@@ -53,7 +53,7 @@ from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import dtype_name, shard_digests, state_digest
 
 _PATIENCE_S = 1.0
-"""How long a checkpoint that may be left out waits for an earlier one to be written."""
+"""Time that a checkpoint which may be left out waits for an earlier one to be written."""
 
 _SPARE_BYTES = 64 << 20
 """Memory that a copy must leave to the process."""

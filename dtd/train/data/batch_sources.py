@@ -34,7 +34,7 @@ AHEAD = 2
 """Number of batches loaded ahead of the one being waited for (for each loader process)."""
 
 _PROCESS_ENDED = (RuntimeError, OSError, EOFError)
-"""What torch raises, or its queues do, when a loader process is gone."""
+"""Errors of torch, or of its queues, when a loader process is gone."""
 
 
 class BatchSource(Protocol):
@@ -55,10 +55,10 @@ class BatchSource(Protocol):
         ...
 
     def take(self) -> LoadedBatch:
-        """The next request's batch.
+        """Return the next request's batch.
 
         Raises:
-            LoaderLost: a loader process has ended; `restart` goes on with others.
+            LoaderLost: a loader process has ended; `restart` continues with others.
             TaskError: its rows cannot be loaded.
         """
         ...

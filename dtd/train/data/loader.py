@@ -27,7 +27,7 @@ Plan = Callable[[int], BatchRequest | None]
 
 
 MAX_LOSSES: Final = 3
-"""How many times in a row loader processes may end before a batch has been loaded."""
+"""Most losses of loader processes in a row before a batch has been loaded."""
 
 
 def warn_nobody(event: str, message: str) -> None:
@@ -177,7 +177,7 @@ class Loader:
         self._warn("loader_restarted", f"{error.message}; its batch is loaded again by others")
 
     def _requests_from(self, request: BatchRequest | None) -> Iterator[BatchRequest]:
-        """What the source works through; notes what it has taken on."""
+        """Yield the requests that the source works through, and note each as under way."""
         while request is not None:
             self._under_way.append(request)
             yield request

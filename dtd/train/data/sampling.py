@@ -122,7 +122,7 @@ class Shuffled:
         self.places = length
 
     def rows(self, seed: int, epoch: int, start: int, stop: int) -> Rows:
-        """As `dtd.core.data.sampler` has them."""
+        """Return the rows of `dtd.core.data.sampler`."""
         return ordered_rows(seed, epoch, start, stop, self.places)
 
 

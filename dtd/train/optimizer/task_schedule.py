@@ -49,13 +49,13 @@ class TaskSchedule:
             ) from error
 
     def state(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """What it keeps, fit for JSON; functions are no state.
+        """Return its state, fit for JSON; functions are no state.
 
         Args:
-            tensors: receives what it keeps as tensors.
+            tensors: receives its tensors.
 
         Raises:
-            TaskError: it keeps something else.
+            TaskError: it keeps values of another type.
         """
         return {
             name: encoded(

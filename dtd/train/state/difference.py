@@ -156,7 +156,7 @@ def _shard_entries(
 
 
 def _meaning(replica: Replica, entry: str, parameter: str = "") -> str:
-    """What an entry is; `parameter` names the one that sharded optimizer state is about."""
+    """Describe an entry; `parameter` names the one that sharded optimizer state is about."""
     if entry == _MORE:
         return "some ranks have optimizer state that others lack"
     if entry.startswith(MODEL):

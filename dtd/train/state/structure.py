@@ -51,7 +51,7 @@ class Structure:
         self._stay = stay
 
     def check(self, by: str) -> None:
-        """See that all is as it was.
+        """Check that the model's structure is unchanged.
 
         Args:
             by: what has just been called.

@@ -94,10 +94,10 @@ class OwnState:
 
     @contextlib.contextmanager
     def unchanged(self, by: str) -> Iterator[None]:
-        """See that the task keeps its state as it is.
+        """Check that the task leaves its state unchanged.
 
         Raises:
-            TaskError: it does not.
+            TaskError: it has changed.
         """
         before = self._fingerprint()
         yield
@@ -198,7 +198,7 @@ class ParameterWatch:
         return self._may_read and self._passes < PASSES_READ
 
     def check_structure(self, by: str) -> None:
-        """See that the model has the parameters and buffers that it began with.
+        """Check that the model has the parameters and buffers that it began with.
 
         Raises:
             TaskError: it has not.
@@ -207,7 +207,7 @@ class ParameterWatch:
 
     @contextlib.contextmanager
     def unchanged(self, by: str) -> Iterator[None]:
-        """See that parameters stay as they are, and that no others take their place.
+        """Check that parameters keep their values, and that no others take their place.
 
         Raises:
             TaskError: they do not, or the method computes gradients of them itself.

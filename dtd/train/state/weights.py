@@ -4,8 +4,8 @@ The tensors are the modules' own, by reference: a model's `state_dict()` may be 
 hooked, and leave out a parameter or hold copies.  Names are those of the model as it was written:
 torch.compile's wrapper adds `_orig_mod.` to names, and torch's checkpoint_wrapper a name of its
 own, which are taken away here, so that a wrapped and a plain model can load each other's weights.
-What is shared under several names (tied weights) counts once, under the first.
-`load_weights` is for whoever uses the weights after training: it needs no daemon.  States of a
+A tensor with several names (tied weights) counts once, under the first.
+`load_weights` is for use after training: it needs no daemon.  States of a
 running job are `dtd.train.state.tensors`.
 """
 
@@ -55,7 +55,7 @@ def named_state_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def extra_states(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """What `get_extra_state()` of the model's modules returns, under the names of a state_dict.
+    """Return the results of the modules' `get_extra_state()`, under the names of a state_dict.
 
     Raises:
         TaskError: one of them is no tensor.

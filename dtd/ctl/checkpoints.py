@@ -233,7 +233,7 @@ def reachable(holders: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 
 def connect_for(settings: Settings, job: str, spec: Mapping[str, Any]) -> Connect:
-    """How to connect to a worker: encrypted if the job's workers encrypt their traffic."""
+    """Return the function that connects to a worker: encrypted if the job's traffic is."""
     if spec.get("sync", {}).get("encryption") != "tls":
         return connect_tcp
     from dtd.net.tls_connect import tls_connect  # seldom needed, and slow to load

@@ -34,7 +34,7 @@ from dtd.wire.greeting import DataCredential
 
 SUFFIX: Final = ".trace.json.gz"
 LATE_S: Final = 90.0
-"""What the answer may take beyond the limit: workers finish a step, and write their files."""
+"""Time of the answer beyond the limit: workers finish a step, and write their files."""
 
 HEADINGS: Final = ("WORKER", "STEP", "COMPUTE", "WAITS", "DATA", "OPTIMIZER", "OVERLAP", "CLOCK")
 _WORDS: Final = {
@@ -211,7 +211,7 @@ def _report(
 
 
 def _says(found: Verdict | None) -> str:
-    """What limits the step, in one sentence."""
+    """Describe what limits the step, in one sentence."""
     if found is None:
         return "no step was recorded as a whole by all workers: record more steps, or for longer"
     if not found.limit:

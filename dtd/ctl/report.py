@@ -20,7 +20,7 @@ from dtd.report.words import never_trained
 from dtd.wire import messages as m
 
 POINTS: Final = 500
-"""Of each curve: more would not be seen."""
+"""Points of each curve: more would not be seen."""
 STDOUT: Final = Path("-")
 
 

@@ -92,10 +92,10 @@ EVERYWHERE: Final = Address(ANY_IPV6, 0)
 
 
 def places(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where a worker's credential is looked for.
+    """Return the files in which a worker's credential is looked for.
 
-    Not in the home directory where a service manager hands credentials over: the unit's is a
-    directory to which jobs write.
+    The home directory is not searched if a service manager passes credentials: the unit's home
+    is a directory to which jobs write.
     """
     managed = environ.get("CREDENTIALS_DIRECTORY")
     if managed:

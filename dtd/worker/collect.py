@@ -229,7 +229,7 @@ class _Gathering:
         return not read_manifest(self._parts[name].path).digest, self._order.index(name)
 
     def _gathered(self, without: frozenset[str]) -> list[FoundPart]:
-        """As few parts as make the whole, all on this disk; holders that fail are passed over."""
+        """Return the fewest parts that make the whole, all on this disk; skip failed holders."""
         while True:
             held = self._mine | {one.name: _part(one) for one in self._left}
             held = {name: part for name, part in held.items() if name not in without}

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
 LONGEST_REFUSED_PAUSE_S: Final = 5.0
-"""Who is refused calls more seldom; it may come once what stands against it is over."""
+"""Longest pause between attempts of a worker that was refused: the reason may pass."""
 TLS_HANDSHAKE_S: Final = 5.0
 CONNECT_S: Final = 5.0
 SILENT_TIMEOUTS: Final = 2
@@ -92,7 +92,7 @@ class ControlConnection:
         self.diagnostic: Diagnostic | None = None
 
     def use(self, targets: Callable[[], Sequence[Target]]) -> None:
-        """Call so from now on; the connection that stands goes on."""
+        """Use these targets from the next attempt on; an open connection stays."""
         self._targets = targets
 
     @property

@@ -220,7 +220,7 @@ class Worker:
                 )
 
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Return the daemon's status in one line."""
         absent = "" if self._control.is_open else ", ".join(map(str, self._coordinators()))
         diagnostic = self._control.diagnostic or self._peers.first
         if diagnostic is None and self._training is not None and self._training.disk_failure:
@@ -378,7 +378,7 @@ class Worker:
         self._control.send(message)
 
     def _open_on_disk(self, resource: str) -> Resource:
-        """What others fetch from files; in a thread."""
+        """Open a resource that other workers fetch from files; in a thread."""
         if resource.startswith(PREFIX):
             return self._models.open(resource)
         if resource.startswith(PROFILES):
@@ -392,7 +392,7 @@ class Worker:
         return directories
 
     def _connect_to_workers(self, encrypted: bool) -> Connect:
-        """How other workers are called for copies of models; in their thread.
+        """Return the function that connects to other workers for copies of models; in their thread.
 
         Raises:
             CheckpointError: they have to be encrypted, and this worker has no credential.

@@ -81,7 +81,7 @@ class EvidenceHandler:
         return Evidence(at_s=glance.at_s, cpu_s=glance.cpu_s, closely=seen)
 
     def _waits_for(self) -> str:
-        """What a thread of Python's waits for in the kernel, other than another thread."""
+        """Return what a Python thread waits for in the kernel, other than another thread."""
         tasks = [one.native_id for one in threading.enumerate()][:MOST_TASKS]
         for task in tasks:
             if task is not None and task != self._loop_task:
@@ -94,7 +94,7 @@ class EvidenceHandler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stat:
-    """Of /proc/PID/stat what is needed here."""
+    """The needed fields of /proc/PID/stat."""
 
     pid: int = 0
     state: str = ""

@@ -142,9 +142,9 @@ def _c_stdout() -> ctypes.c_void_p:
 class JobLines:
     """Sends lines to the coordinator and logs them; belongs to the event loop.
 
-    They are sent together, at once, so that whoever waits for a job's end finds all that was
-    printed before it; this daemon's own log gets them a slice at a time, so that a job that prints
-    a lot holds up neither heartbeats nor the ring.
+    They are sent together, at once, so that a client that waits for a job's end finds all that
+    was printed before it; this daemon's own log gets them a slice at a time, so that much output
+    holds up neither heartbeats nor the ring.
 
     Args:
         send: sends a message and its payload to the coordinator.

@@ -126,9 +126,9 @@ class TaskPackages:
     # --- in a thread that may wait ---------------------------------------------------------------
 
     def fetch(self, digest: str) -> Path:
-        """Where the package lies, after it was fetched if it had to be.
+        """Return the package's path, fetched if it had to be.
 
-        There is no bound on the wait for a coordinator that is away: one that is there drops a
+        There is no bound on the wait for a disconnected coordinator: a connected one drops a
         worker that warms up for too long.
 
         Raises:
@@ -139,7 +139,7 @@ class TaskPackages:
             return place if place is not None else self._fetch(digest)
 
     def fetch_weights(self, digest: str) -> Path:
-        """Where the file of weights lies, after it was fetched if it had to be; as `fetch`."""
+        """Return the path of the file of weights, fetched if it had to be; see `fetch`."""
         with self._fetching:
             whole = self._weights / f"{checked_digest(digest)}{ENDING}"
             try:

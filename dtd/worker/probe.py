@@ -56,7 +56,7 @@ class PeerDiagnostics:
             )
 
     def forget(self) -> None:
-        """A ring stands: whoever matters is reached."""
+        """A ring stands: all its workers are reached."""
         self._unreached.clear()
 
 
@@ -105,7 +105,7 @@ async def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
     """Call the worker that `message` names, and fetch something from it.
 
     Args:
-        message: whom.
+        message: names the worker.
         by: this worker's name.
         timeout_s: bound on connecting and on its WELCOME together, and then on every pause.
     """

@@ -31,12 +31,12 @@ class Cuttable(Protocol):
     """A link that another thread can end."""
 
     def abort(self) -> None:
-        """Whoever blocks on it gets an error at once."""
+        """Raise an error in all threads that block on it."""
         ...
 
 
 class RangeScheduler:
-    """What is shared by the thread that wants a state and those that fetch it.
+    """Shared state of the thread that wants a state and those that fetch it.
 
     Attributes:
         views: memory of every blob, once it has been named.

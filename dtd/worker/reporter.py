@@ -34,7 +34,7 @@ TIMES: Final = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s", "optimiz
 _COMPILER: Final = "torch._dynamo"
 """Imported by torch.compile, and by torch's optimizers where a task makes one itself."""
 OWN_TIMES: Final = ("data_s", "compute_s", "optimizer_s")
-"""What a worker itself takes for a step; the rest is waiting for others."""
+"""Times of a step that a worker spends itself; the rest is waiting for others."""
 
 
 class JobReporter:
@@ -45,7 +45,7 @@ class JobReporter:
         tell: hands a message to the event loop, for the coordinator.
         tell_steps: hands the progress and the steps since the last one to the event loop, where
             `progress_message` makes one message of them.
-        watch: is told that the training thread gets on.
+        watch: told of progress of the training thread.
         on_gpu: the job trains on one, whose libraries try out kernels for each shape.
     """
 
@@ -204,7 +204,7 @@ class JobReporter:
         self._tell(m.Notice(job=self._job, event=event, message=cut(message)))
 
     def _tell_progress(self, record: StepRecord) -> None:
-        """Of a round of steps what comes to each of them."""
+        """Send progress with a round's figures per step, and up to MAX_STEP_ROWS untold steps."""
         self._told_step = record.step
         count = min(len(self._untold), MAX_STEP_ROWS)
         steps = [self._untold.popleft() for _ in range(count)]

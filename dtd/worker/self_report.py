@@ -1,4 +1,4 @@
-"""What a worker reports of itself: its status line, its traffic, and the memory it holds."""
+"""A worker's reports about itself: its status line, its traffic, and the memory it holds."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TrafficMeter:
         self._before = NO_TRAFFIC
 
     def heartbeat_fields(self, ring: Ring | None) -> dict[str, Any]:
-        """What a heartbeat says, since the process started.
+        """Return the fields of a heartbeat, since the process started.
 
         Args:
             ring: the present one.

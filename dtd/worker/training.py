@@ -148,7 +148,7 @@ class TrainingThreadOwner:
         self._bridge.post(self._feed, event)
 
     def _connect_data(self) -> Connect:
-        """What makes connections to other workers: encrypted if the job is."""
+        """Return the function that connects to other workers: encrypted if the job is."""
         return connect_tcp if self._context is None else tls_connect(self._context, WORKER)
 
     @property

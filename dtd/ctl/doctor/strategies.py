@@ -1,8 +1,8 @@
-"""What a job's step would take with every strategy and codec, and which one to choose.  Pure.
+"""Times of a job's step with every strategy and codec, and which one to choose.  Pure.
 
-Workers say what would travel and what each codec costs there (`dtd.train.measure_codecs`); nothing
-here knows any of them by name.  What keeps all numbers the same is recommended as it is.  What does
-not is recommended for a trial, with what it risks, and only if nothing of the other kind helps.
+Workers report each codec's bytes and cost (`dtd.train.measure_codecs`); nothing here knows any of
+them by name.  A choice that keeps all numbers the same is recommended as it is.  Another one is
+recommended for a trial, with its risk, and only if none of the first kind helps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAST_GAIN: Final = 0.05
 """A step that is shorter by less is not worth a change."""
 
 LEAST_LOSSY_SPEEDUP: Final = 1.25
-"""What may change the numbers has to be worth the risk."""
+"""A choice that changes the numbers has to be worth the risk."""
 
 STAGE_OF_PARAMETERS: Final = 3
 SAME_NUMBERS: Final = "same numbers"
@@ -60,7 +60,7 @@ class Choice:
 
 
 def exchanged(steps: Sequence[Values], candidate: Values) -> Exchanged | None:
-    """What would travel in the world of these workers; None if one did not say so.
+    """Return the exchanges of a step of these workers; None if one did not report them.
 
     Args:
         steps: what each rank measured.

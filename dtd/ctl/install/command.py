@@ -47,7 +47,7 @@ class Installation:
     done: list[str] = field(default_factory=list)
 
     def place(self, path: Path) -> Path:
-        """Where a path of the host is in the tree that is written to."""
+        """Return a host path's place in the tree that is written to."""
         return path if self.prefix is None else self.prefix / path.relative_to("/")
 
     def say(self, verb: str, past: str, what: object, note: str = "") -> None:
@@ -209,7 +209,7 @@ def _other_part_remains(made: Installation) -> bool:
 
 
 def _all_files(parts: Parts) -> list[ServiceFile]:
-    """Whatever install may have written; where the daemons are does not matter here."""
+    """Return all files that install may have written; the daemons' place does not matter here."""
     return service_files(parts, daemons=Path("/"), systemd_version=NEWEST_SYSTEMD)
 
 

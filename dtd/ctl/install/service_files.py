@@ -18,7 +18,7 @@ import dtd
 from dtd.errors import UsageError
 
 SOURCE_BIN: Final = "/opt/dtd/bin/"
-"""Where the units' own text has the daemons; replaced by where they are."""
+"""Directory of the daemons in the units' own text; replaced by the real one."""
 
 _SEAL: Final = "# written by dtdctl install, unchanged while this is "
 _SYSTEM_UNITS: Final = Path("/usr/local/lib/systemd/system")
@@ -35,7 +35,7 @@ _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What is installed, and for whom.
+    """The units to install, and for the host or a user.
 
     Attributes:
         coordinator: the coordinator's unit and settings.

@@ -24,12 +24,12 @@ MODES: Final = ("", "max", "min")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be registered.
+    """A model version to be registered.
 
     Attributes:
         job: JOB or JOB@STEP.
         name: the model.
-        best: by which metric the checkpoint is the best; empty for the newest.
+        best: the metric that chooses the best checkpoint; empty for the newest.
         mode: "max", "min", or empty as the job says.
         copies: how many workers keep it.
         card: a file with text for the card.

@@ -60,7 +60,7 @@ def submit_like(settings: Settings, job: str, options: Submission) -> int:
 
 
 def origin_of(known: Answer) -> Origin:
-    """Where a job started, with the step that was the newest then if none was named."""
+    """Return a job's origin, with the step that was the newest then if none was named."""
     if not known["from_job"]:
         return Origin(mode=WEIGHTS if known["weights"] else "", strict=known["strict"])
     return Origin(

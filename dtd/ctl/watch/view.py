@@ -49,7 +49,7 @@ _STYLES: Final = {
 
 
 class Scene(NamedTuple):
-    """What there is to show.
+    """The content of a view.
 
     Attributes:
         status: the answer to GET_STATUS.

@@ -249,7 +249,7 @@ class WorkerConfig:
     log_level: LogLevel = field(default="info", metadata=_LOG_LEVEL)
 
     def advertised(self, bound: Address) -> Address:
-        """Where other workers reach the data port that is bound to `bound`."""
+        """Return the address at which other workers reach the data port bound to `bound`."""
         if not self.advertise:
             return bound
         if is_host(self.advertise):

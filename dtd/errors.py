@@ -217,7 +217,7 @@ class ImpossibleTransition(DtdError):
 
 
 class UnreadableWord(ProtocolError):
-    """What a rank has said in an exchange of words cannot be read; `rank`: whose word it is."""
+    """A rank's data in a small gather cannot be read; `rank`: that rank."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(ErrorCode.BAD_PAYLOAD, f"rank {rank}: {message}")
@@ -246,7 +246,7 @@ class ProcessGroupFailed(DtdError):
 
 
 class HistoryDamaged(DtdError):
-    """The coordinator's store of figures cannot be used; it is set aside, training goes on."""
+    """The coordinator's store of figures cannot be used; it is quarantined, training continues."""
 
     blame = "disk"
 

@@ -1,4 +1,4 @@
-"""The settings in which jobs differ, and which must not where one goes on from another's state.
+"""The settings in which jobs differ, and which must not where one continues another's state.
 
 Pure; on specs as maps of tables, as `to_mapping` makes them.
 """
@@ -24,7 +24,7 @@ _STRATEGY: Final = "strategy.name"
 _SAME_STATE: Final = frozenset({"replicated", "sharded"})
 """Strategies whose states have the same content, wherever its parts are."""
 _OF_EACH_STEP: Final = frozenset({"optimizer.lr"})
-"""Of the optimizer's settings those that the job's schedule sets anew before each step."""
+"""Settings of the optimizer that the job's schedule sets anew before each step."""
 
 
 class Difference(NamedTuple):

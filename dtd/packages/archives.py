@@ -36,7 +36,7 @@ InUse = Callable[[], Collection[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What is kept: its name in messages, its files' ending, its bounds, and how it is verified."""
+    """A kind of file: its name in messages, its ending, its bounds, and how it is verified."""
 
     noun: str
     ending: str
@@ -82,7 +82,7 @@ class Archives:
 
     @property
     def noun(self) -> str:
-        """What is kept, in messages."""
+        """The kind of file, in messages."""
         return self._kind.noun
 
     def has(self, digest: str) -> bool:

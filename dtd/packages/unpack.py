@@ -142,7 +142,7 @@ def _unfit(why: str) -> TaskError:
 
 
 def installed(directory: Path, digest: str) -> Path | None:
-    """Where the package lies; None when it must be fetched.  It counts as the newest from now on.
+    """Return the package's path, and mark it as the newest; None when it must be fetched.
 
     Raises:
         TaskError: this is no digest.

@@ -19,7 +19,7 @@ Checkpoint = Mapping[str, Any]
 
 
 def confirmation_of(group: Sequence[Checkpoint]) -> str:
-    """Of a checkpoint: confirmed if parts with a confirmed digest hold all that is there."""
+    """Return a checkpoint's confirmation: confirmed if parts with a confirmed digest hold all."""
     confirmed = united(part_of(one) for one in group if one["confirmation"] == VERIFIED)
     if confirmed.covers(united(map(part_of, group))):
         return VERIFIED

@@ -35,7 +35,7 @@ def fewest(parts: Sequence[ShardSet]) -> list[int]:
 
 
 def missing(parts: Sequence[ShardSet]) -> ShardSet:
-    """What no part holds."""
+    """Return the shards that no part holds."""
     return WHOLE - united(parts)
 
 
@@ -67,7 +67,7 @@ def by_checkpoint(listed: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def part_of(entry: Mapping[str, Any]) -> ShardSet:
-    """What the worker of an entry has of the state.
+    """Return the shards that the worker of an entry has.
 
     Raises:
         ProtocolError: the entry names no shards.

@@ -154,7 +154,7 @@ class FileMerge:
     # --- what there is -------------------------------------------------------------------------
 
     def _ranges(self, number: int, name: str) -> tuple[Range, ...]:
-        """What a part has of a tensor, by its name in the file."""
+        """Return the ranges of a tensor that a part has, by its name in the file."""
         part, file = self._parts[number], self._files[number]
         held = part.part.tensors.get(self._listed[name])
         return held.ranges if held is not None else ((0, file.tensors[name].elements),)
@@ -195,7 +195,7 @@ class FileMerge:
 
 
 def _offset(ranges: Sequence[Range], element: int) -> int | None:
-    """Where a part has an element of the flattened tensor; None if it does not have it."""
+    """Return a part's offset of an element of the flattened tensor; None if it does not have it."""
     before = 0
     for start, stop in ranges:
         if start <= element < stop:

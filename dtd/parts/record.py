@@ -1,4 +1,4 @@
-"""What a part of a checkpoint says of itself: the shards it has, and the ranges of each tensor.
+"""The record of a part of a checkpoint: the shards it has, and the ranges of each tensor.
 
 Where the state is sharded, each rank writes a part: the ranges of elements that it holds of the
 sharded tensors, its own ones and mirrors of others', and all tensors of the common part.  A part

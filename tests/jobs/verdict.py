@@ -30,12 +30,12 @@ SAME_BITS: Final = frozenset({"cut start", "cut wait", "cut gather", "yield", "s
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a recipe.
+    """Result of a recipe.
 
     Attributes:
         kind: agrees; told, for a task that trains otherwise each time and whose user is told so;
             refused; or fails.
-        why: the sentence of what is told or refused, or of the failure.
+        why: the warning, the refusal or the failure.
     """
 
     kind: Literal["agrees", "told", "refused", "fails"]

@@ -46,7 +46,7 @@ class Moment:
     Args:
         cluster: the cluster to whose plan the fault is added.
         verb: the fault, from `tests.sim.faults`.
-        whom: the processes that it strikes; empty for the worker that triggers it.
+        whom: processes that it strikes; empty for the worker that triggers it.
         name: name of the worker that triggers it; empty for any worker with the rank.
         rank: rank of the worker that triggers it; None for any.
         back_after_s: delay after which the worker's process is started again; None for never.

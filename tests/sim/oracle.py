@@ -336,7 +336,7 @@ class Oracle:
         require(stands, "a cancel is answered before it is written down", job, state)
 
     def _excused(self, job: Job, connected: Collection[str]) -> Callable[[str], bool]:
-        """Whose memory need not count: shards of a liar are worth what its death would leave."""
+        """Return the test for workers whose memory need not count, such as liars with shards."""
         waited_for = self.beliefs.waited_for(job.id, connected)
         doubted = self.liars if job.terms.sharded else ()
         return lambda name: name in doubted or waited_for(name)
@@ -465,7 +465,7 @@ class Oracle:
             self.causes.require(concerned, "a link is called bad", incident.message)
 
     def _stands_alone(self, incident: Incident) -> bool:
-        """Whether shards are with a worker and a liar only: nobody can tell whose word is true."""
+        """Whether shards are with a worker and a liar only: nobody can tell which one is right."""
         honest = [m for m in self._remembered(incident.job) if m.name not in self.liars]
         rest = [memory for memory in honest if memory.name != incident.worker]
         most = max((memory.state.step for memory in honest), default=0)

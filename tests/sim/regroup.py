@@ -27,7 +27,7 @@ Exchange = Callable[[RingEndpoint, bytes, Word], Generator[Request, None, list[b
 
 
 def common(session: JobSession, state: State) -> State:
-    """What a joiner gets of a donor's state: of a sharded one only what all ranks have."""
+    """Return a joiner's copy of a donor's state: of a sharded one only the common part."""
     if session.mirrors is None:
         return state
     session.lacks_part = True
@@ -94,7 +94,7 @@ def _take(atoms: list[str], window: RegroupWindow, rank: int, words: list[bytes]
 
 
 def hashed(session: JobSession, ring: RingEndpoint, state: State) -> ShardDigests:
-    """What this rank hashes of a state: its part in this division, not what it had before."""
+    """Return the digests of this rank's part of a state in this division."""
     division = division_of(session, ring)
     mine = shards.cut(state.atoms, division.shards(ring.assign.rank))
     return shards.digests(mine, state.content, division.segments)

@@ -74,7 +74,7 @@ def digest(atoms: Atoms, part: ShardSet) -> bytes:
 
 
 def digests(atoms: Atoms, content: str, cut_into: int) -> ShardDigests:
-    """What a rank hashes of a state: what all have, and the segments that it holds."""
+    """Return a rank's digests of a state: the common part's, and those of its segments."""
     held, segments = part_of(atoms), {}
     for index in range(cut_into):
         one = ShardSet.segments([index], cut_into)

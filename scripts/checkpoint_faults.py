@@ -134,7 +134,7 @@ def no_space(job: Path, rng: random.Random) -> Path:
 
 
 def read_only(job: Path, rng: random.Random) -> Path:
-    """Whoever saves has no right to."""
+    """Save without the right to write."""
     del rng
     job.chmod(0o555)
     added = _save_again(job, "--unprivileged")

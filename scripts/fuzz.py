@@ -31,7 +31,7 @@ MAX_INPUT_BYTES: Final = 2048
 FIRST_INPUTS: Final = 64
 COORDINATOR: Final = "coordinator"
 STEPS: Final = 50
-"""Of a story at most."""
+"""Most steps of a story."""
 
 
 def mutations(target: Target, *, seed: int, runs: int) -> Iterator[bytes]:
@@ -134,7 +134,7 @@ def _report(name: str, counter: Counter, seconds: float) -> None:
 
 
 def _tell_stories(runs: int) -> int:
-    """What those who got in may do to a real coordinator."""
+    """Play stories of authenticated callers against a real coordinator."""
     from scripts.fuzz_authenticated import Authenticated
     from scripts.fuzz_member import OneFieldOff
     from scripts.fuzz_stories import play

@@ -42,7 +42,7 @@ HINTED: Final = 7
 
 LIAR: Final = "liar"
 DESTRUCTIVE: Final = frozenset({m.CancelJob, m.KillWorker, m.DrainWorker, m.ResumeJob, m.Delete})
-"""What an operator may well do to the honest: he names others here."""
+"""Requests by which an operator may rightly end honest workers: here they name others."""
 
 
 def integers(limit: int, *more: int) -> st.SearchStrategy[int]:
@@ -73,7 +73,7 @@ MAPS: Final[Sequence[dict[str, Any]]] = (
 
 
 def values(kind: str, hints: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """What fits a field of this kind."""
+    """Return values that fit a field of this kind."""
     if kind.startswith("list<="):
         limit, _, record = kind.removeprefix("list<=").partition(" of ")
         items = built(getattr(m, record), hints)
@@ -151,12 +151,12 @@ class Authenticated(RuleBasedStateMachine):
 
     @property
     def cluster_state(self) -> Any:
-        """What the coordinator believes."""
+        """The coordinator's state of the cluster."""
         return self.cluster.coordinator.membership.cluster
 
     @property
     def step(self) -> int:
-        """How far the job is."""
+        """The job's committed steps."""
         job = self.cluster_state.job
         return job.step if job is not None else 0
 
@@ -208,7 +208,7 @@ class Authenticated(RuleBasedStateMachine):
 
     @rule()
     def a_worker_warms_up(self) -> None:
-        """As it was told to."""
+        """Register a worker and report WARMED."""
         if not self.is_registered():
             self.say("worker", registration(LIAR))
         nothing = m.Held(job=self.cluster.job, generation=0, step=0, digest="", where="none")
@@ -222,7 +222,7 @@ class Authenticated(RuleBasedStateMachine):
 
     @rule(data=st.data(), who=st.sampled_from(["operator", "viewer", "stranger"]))
     def somebody_asks(self, data: Any, who: str) -> None:
-        """Anything that an operator or a viewer can ask, or whoever wants to join."""
+        """Send anything that an operator, a viewer or a joining caller can ask."""
         self.anything(who, m.Role.JOIN if who == "stranger" else m.Role.CTL, data)
 
     @rule(who=st.sampled_from(["worker", "operator", "viewer", "stranger"]))
@@ -257,7 +257,7 @@ class Authenticated(RuleBasedStateMachine):
         return bool(named & {self.cluster.job, "honest-0", "honest-1"})
 
     def say(self, who: str, message: m.Message, payload: bytes = b"") -> None:
-        """On the connection that he has, or a new one."""
+        """Send on the caller's connection, or on a new one."""
         caller = self.callers.get(who)
         if caller is None or not caller.is_open:
             role = {"worker": m.Role.WORKER, "stranger": m.Role.JOIN}.get(who, m.Role.CTL)
@@ -281,7 +281,7 @@ class Authenticated(RuleBasedStateMachine):
 
     @invariant()
     def it_can_be_asked_anything(self) -> None:
-        """Whatever has been said, none of an operator's questions fails of it."""
+        """Ask all of an operator's questions, none of which may fail."""
         job = self.cluster.job
         questions = (
             m.GetFigures(),
@@ -308,7 +308,7 @@ class Authenticated(RuleBasedStateMachine):
         assert self.step == before + 1
 
     def errors(self) -> list[str]:
-        """What was told of errors of its own."""
+        """Return the internal errors that the coordinator reported."""
         events = self.cluster.ask(m.ReadEvents())["events"]
         return [one["message"] for one in events if one["kind"] == "internal_error"]
 

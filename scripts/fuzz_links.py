@@ -177,7 +177,7 @@ _PLAIN: Final[dict[str, Callable[[Reader], Any]]] = {
 SECRET: Final = b"k" * 32
 CONTROL_ROLES: Final = frozenset({m.Role.WORKER, m.Role.CTL, m.Role.JOIN})
 MAX_ANSWER_BYTES: Final = 64 * 1024
-"""What a link may say to whatever it hears in one run; it only greets, and complains once."""
+"""Most bytes that a link may answer in one run; it only greets, and complains once."""
 
 
 class _Socket:
@@ -198,7 +198,7 @@ class Wire(asyncio.Transport):
         return self.closed
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Of a plain connection on this machine."""
+        """Return the values of a plain connection on this machine."""
         known = {"peername": ("127.0.0.1", 9), "socket": _Socket()}
         return known.get(name, default)
 
@@ -224,10 +224,10 @@ class Wire(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        """The run goes on reading only while nothing is held."""
+        """The run continues reading only while nothing is held."""
 
     def resume_reading(self) -> None:
-        """As above."""
+        """The run continues reading only while nothing is held."""
 
 
 class Witness:

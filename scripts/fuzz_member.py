@@ -32,7 +32,7 @@ PATIENCE_S: Final = 60.0
 EVIDENCE: Final = ("diverged", "ended", "diverged", "ended", "reset", "silent", "")
 SAID: Final = (m.Heartbeat, m.Frozen, m.Running, m.Warmed, m.Register)
 KEPT: Final = frozenset({"name", "incarnation", "instance", "version", "proof", "pid"})
-"""Who it is, which others look after (`scripts.fuzz_authenticated`)."""
+"""Fields of its identity, which `scripts.fuzz_authenticated` covers."""
 
 
 class Liar(Honest):
@@ -97,12 +97,12 @@ class OneFieldOff(RuleBasedStateMachine):
         self.newest = 0
 
     def connections_lost(self) -> list[int]:
-        """How often each of the two had to call again."""
+        """Return the number of reconnections of each of the two."""
         return [one.lost_connections for one in self.two]
 
     @property
     def cluster_state(self) -> Any:
-        """What the coordinator believes."""
+        """The coordinator's state of the cluster."""
         return self.cluster.coordinator.membership.cluster
 
     @rule(
@@ -159,7 +159,7 @@ class OneFieldOff(RuleBasedStateMachine):
 
     @rule()
     def the_liar_begins_again(self) -> None:
-        """As a new process."""
+        """Start the liar again, as a new process."""
         self.cluster.call(self.liar.caller.wire.close)
         self.cluster.call(self.liar.begin_again)
         self.cluster.pass_time(1.0)  # a step that ends a process again and again fails the job

@@ -1,4 +1,4 @@
-"""What is fuzzed: a name, a function of the fuzzer's bytes, and inputs to begin with.
+"""Targets of the fuzzer: a name, a function of its bytes, and inputs to begin with.
 
 A function returns how many frames (or files, or words) its input stood for.  It raises only for a
 defect: dtd's own errors are the right answer to most inputs.

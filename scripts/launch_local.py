@@ -355,7 +355,7 @@ def _await_interrupt() -> None:
 
 
 def _served(web: Address | None, display: Display) -> Address | None:
-    """Where the page is served, if its packages are installed."""
+    """Return the web page's address, if its packages are installed."""
     missing = [name for name in ("aiohttp", "plotly") if find_spec(name) is None]
     if web is None or not missing:
         return web
@@ -386,13 +386,13 @@ class Followed:
     web: str = ""
 
     def weights(self) -> Path | None:
-        """Of the newest checkpoint that stays."""
+        """Return the weights of the newest checkpoint that stays."""
         if self.kept is None or not self.job:
             return None
         return newest_weights(self.kept, self.spec, folder_of(self.job, self.identity))
 
     def interrupted_lines(self) -> list[str]:
-        """What is left of a job that was interrupted, and how it goes on."""
+        """Describe the remains of a job that was interrupted, and how to resume it."""
         if self.kept is None:
             return ["interrupted: the daemons are stopped, and nothing is kept (--discard)"]
         if not self.job:

@@ -1,4 +1,4 @@
-"""What fault tolerance costs when nothing goes wrong: product against product without it.
+"""Cost of fault tolerance when nothing goes wrong: product against product without it.
 
     python -m scripts.overhead --data DIRECTORY --worlds 2,4 --groups 6
 

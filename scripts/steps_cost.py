@@ -1,4 +1,4 @@
-"""What remembering and showing figures costs a step of 10 ms: wall time, side by side.
+"""Cost of recording and showing figures, for a step of 10 ms: wall time, side by side.
 
     python -m scripts.steps_cost [BLOCKS]
 

@@ -139,7 +139,7 @@ def _idle(unit: Unit) -> Unit:
 
 
 def audit(cluster: Cluster, job: Mapping[str, Any]) -> list[str]:
-    """What does not fit together of all that was written down, in words."""
+    """Describe the contradictions between all records of the run."""
     result = job["result"]
     digests = set(result.get("replica_digests", {}).values())
     return [

@@ -52,12 +52,12 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What became of one test, all of its parameters together.
+    """Outcome of one test, all of its parameters together.
 
     Attributes:
-        passed, failed, skipped: how many of them.
+        passed, failed, skipped: their numbers.
         took_s: all of them together, without fixtures that others had set up.
-        seen: what it recorded.
+        seen: its records.
     """
 
     passed: int = 0

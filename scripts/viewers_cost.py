@@ -1,4 +1,4 @@
-"""What viewers of the web page cost an operator who asks for the status, and the coordinator.
+"""Cost of viewers of the web page, for an operator who asks for the status and the coordinator.
 
     python -m scripts.viewers_cost [ROUNDS]
     python -m scripts.viewers_cost --callbacks [SECONDS]

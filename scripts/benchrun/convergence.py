@@ -110,7 +110,7 @@ def _plain(task: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _data_overrides(task: str, directory: Path) -> Iterator[list[str] | None]:
-    """What names a task's data; None when it is not there."""
+    """Yield the overrides that name a task's data; None when it is not there."""
     text = directory / "tinyshakespeare.txt"
     if task == "chargpt":
         yield [f'task.text="{text}"', "task.dropout=0.0"] if text.is_file() else None

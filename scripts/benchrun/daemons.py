@@ -129,7 +129,7 @@ class DaemonRun:
         return self._cluster.request(message)
 
     def dtdctl(self, *arguments: str) -> str:
-        """What a command prints.
+        """Return the output of a command.
 
         Raises:
             DtdError: it fails.

@@ -38,13 +38,13 @@ LAYERS: Final = 384
 """Each about as large as a bucket; with larger ones the wire's memory takes a larger share."""
 STEPS: Final = 4
 _REPLICATED_BYTES: Final = 16
-"""Of a float32 parameter with Adam."""
+"""Bytes of a float32 parameter with Adam."""
 _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What to measure.
+    """A case to measure.
 
     Attributes:
         division: how the job divides its state.

@@ -32,7 +32,7 @@ _TIMEOUT_S: Final = 600.0
 
 
 class Images(Cifar10):
-    """See `Cifar10`."""
+    """`Cifar10` with datasets that are read once."""
 
     train_dataset = functools.cache(Cifar10.train_dataset)
     eval_dataset = functools.cache(Cifar10.eval_dataset)

@@ -225,7 +225,7 @@ class AllReduceSide(Protocol):
     """One rank of something that can sum a bucket over all ranks."""
 
     def listen(self) -> list[Any]:
-        """Where the others reach it: [host, port]."""
+        """Return its address: [host, port]."""
         ...
 
     def join(self, addresses: list[list[Any]], secret: str) -> None:
@@ -259,7 +259,7 @@ def measure(side: AllReduceSide, iterations: int) -> dict[str, float]:
 
 
 def all_reduce_calls(side: AllReduceSide) -> dict[str, Call]:
-    """What such a rank can be asked for."""
+    """Return the functions that a rank can be asked for."""
     return {
         "listen": side.listen,
         "join": side.join,

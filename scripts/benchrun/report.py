@@ -54,7 +54,7 @@ def write(kind: str, directory: Path, document: Path) -> None:
 
 
 def section(kind: str, records: Sequence[Record], make: Callable[[Sequence[Record]], str]) -> str:
-    """What stands between the markers of a subcommand."""
+    """Return the text between the markers of a subcommand."""
     if not records:
         return f"Not measured yet: `scripts/bench {kind}`."
     return f"{header(records)}\n\n![{kind}](benchmarks/{kind}.svg)\n\n{make(records)}"

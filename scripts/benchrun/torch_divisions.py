@@ -7,4 +7,4 @@ from typing import Final
 ZERO: Final = "zero"
 FSDP: Final = "fsdp"
 FSDP_KEEPS: Final = "fsdp-keeps"
-"""As `FSDP`, but parameters stay gathered between forward and backward."""
+"""`FSDP` whose parameters stay gathered between forward and backward."""

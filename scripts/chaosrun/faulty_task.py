@@ -37,7 +37,7 @@ class FaultyTask:
         self._task = load_task(task, arguments)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever the real task has, and what it has not is missing here too."""
+        """Return the real task's attribute, which may be missing."""
         return getattr(self._task, name)
 
     def build_model(self) -> Any:

@@ -1,7 +1,7 @@
-"""One chaos run in motion: daemons tended, logs read, faults healed when they are due.
+"""One chaos run: tends the daemons, reads their logs, and heals faults when they are due.
 
 Everything happens in the calling thread.  A caller that waits for something calls `until`, and the
-run goes on meanwhile.
+run continues meanwhile.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ class Harness:
 
     @property
     def unread(self) -> list[tuple[str, str]]:
-        """What daemons printed beside their logs, with who did."""
+        """The daemons' output beside their logs, with their names."""
         return self._tail.unread
 
     def close(self) -> None:

@@ -122,12 +122,12 @@ def job_of(
 
 
 def plan(scenario: Scenario, kinds: Sequence[str]) -> list[str]:
-    """As many of each kind as of the others, in turn."""
+    """Return the kinds of faults in turn, as many of each."""
     return [kinds[index % len(kinds)] for index in range(scenario.faults)]
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -137,7 +137,7 @@ def processors() -> int:
 FINISH_S: Final = 120.0
 SETTLE_S: Final = 120.0
 QUIET_SHARE: Final = 0.35
-"""Of the time that there is for each fault, so much is not spent on waiting for recovery."""
+"""Share of the time for each fault that is not spent on waiting for recovery."""
 
 Say = Callable[[str], None]
 

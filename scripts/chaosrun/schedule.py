@@ -1,7 +1,7 @@
-"""When the next fault is injected, and into whom.
+"""Schedules of faults: their times and victims.
 
 Two schedules.  `one_by_one` lets the cluster settle before each fault, so that what follows has one
-cause; `mixed` goes on while victims of earlier faults are still on their way back, as long as
+cause; `mixed` continues while victims of earlier faults are still on their way back, as long as
 enough healthy workers train.
 """
 
@@ -145,7 +145,7 @@ def await_recovery(harness: Harness, injection: Injection) -> None:
 
 
 def tell(harness: Harness, injection: Injection) -> None:
-    """One line for whoever watches."""
+    """Print one line about a fault."""
     note = f" ({injection.note})" if injection.note else ""
     harness.say(
         f"{len(harness.injections):4d} {injection.kind} of {', '.join(injection.victims)}{note},"

@@ -75,11 +75,11 @@ class Cluster:
     # --- daemons -----------------------------------------------------------------------------
 
     def state_dir(self, name: str) -> Path:
-        """Where a daemon keeps what must survive."""
+        """Return the directory of a daemon's lasting state."""
         return self.directory / name
 
     def log_path(self, name: str) -> Path:
-        """Where a daemon's log is appended."""
+        """Return the path of a daemon's log."""
         return self.directory / f"{name}.log"
 
     def add(
@@ -215,7 +215,7 @@ class Cluster:
                 self.restarts[name] += 1
 
     def restart_after_s(self, child: Child, exit_code: int, lived_s: float) -> float:
-        """How long after its end a daemon is started again; infinite is never."""
+        """Return the delay before a daemon is started again; infinite is never."""
         del child, exit_code, lived_s
         return math.inf
 
@@ -237,7 +237,7 @@ class Cluster:
     # --- credentials -------------------------------------------------------------------------
 
     def credential_path(self, name: str) -> Path:
-        """Where the credential of a caller is kept."""
+        """Return the path of a caller's credential."""
         return self.directory / f"{name}.credential"
 
     def enrol(self, callers: Sequence[tuple[str, str]], address: Address | None = None) -> None:

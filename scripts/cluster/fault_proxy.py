@@ -52,13 +52,13 @@ class Flip:
 
 @dataclass(slots=True, kw_only=True)
 class Weather:
-    """What happens just now to the bytes of one direction, on all connections.
+    """Faults of one direction at present, on all connections.
 
     Attributes:
-        silent_for: callers whose bytes are held; "" stands for everybody's.
+        silent_for: callers whose bytes are held; "" stands for all.
         cleared: set, and replaced, whenever silence ends.
-        delay_s: how much later each byte is delivered.
-        bytes_per_s: no faster than this; 0 is as fast as it goes.
+        delay_s: delay of each byte.
+        bytes_per_s: highest rate; 0 is unlimited.
         flip: the next bit to be turned over.
     """
 
@@ -69,7 +69,7 @@ class Weather:
     flip: Flip | None = None
 
     def clear(self) -> None:
-        """Fine weather again; what was held goes on its way."""
+        """End all faults; held bytes are sent."""
         self.delay_s = self.bytes_per_s = 0.0
         for caller in [*self.silent_for]:
             self.unsilence(caller)
@@ -281,7 +281,7 @@ class FaultProxy:
         return self._do(lambda: self._reset(caller))
 
     def callers(self) -> list[str]:
-        """Who is connected, by the name in its HELLO."""
+        """Return the connected callers, by the names in their HELLOs."""
         return self._do(lambda: sorted(pair.caller for pair in self._pairs))
 
     def _do(self, action: Callable[[], T]) -> T:

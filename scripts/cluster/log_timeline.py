@@ -218,7 +218,7 @@ def _median_step_s(commits: Iterable[Commit], otherwise_s: float) -> float:
 
 FORWARD_SHARE: Final = 1 / 3
 BOUNDARY_S: Final = 0.05
-"""So long after a step with a checkpoint or an evaluation, that is what goes on."""
+"""So long after a step with a checkpoint or an evaluation, that is still under way."""
 
 _BEFORE_TRAINING: Final = {
     "worker_started": "registering",

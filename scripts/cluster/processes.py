@@ -26,7 +26,7 @@ GRACE_S: Final = 3.0
 
 
 class Process(Protocol):
-    """What is needed of a `subprocess.Popen`."""
+    """The needed part of a `subprocess.Popen`."""
 
     @property
     def pid(self) -> int:
@@ -120,7 +120,7 @@ class Child:
 
 
 def exit_words(exit_code: int) -> str:
-    """How a process ended, in words."""
+    """Describe the end of a process."""
     if exit_code >= 0:
         return f"exited with code {exit_code}"
     return f"was killed by {signal.Signals(-exit_code).name}"

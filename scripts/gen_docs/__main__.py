@@ -34,7 +34,7 @@ class Page:
 
     @property
     def path(self) -> Path:
-        """Where the page is."""
+        """The page's path."""
         return _ROOT / self.place
 
     def is_current(self) -> bool:

@@ -27,9 +27,9 @@ _LEVELS: Final = {
 }
 _LOGGERS: Final = frozenset({"log", "_log", "get_logger"})
 _REPORTERS: Final = frozenset({"reporter", "_reporter"})
-"""What they are warned of becomes a NOTICE, and that an incident."""
+"""Names of reporters: their warnings become a NOTICE, and that an incident."""
 _WARNERS: Final = frozenset({"warn", "_warn"})
-"""What a `dtd.train.record.WarningThrottle` is called where it is kept."""
+"""Names of a `dtd.train.record.WarningThrottle` where it is kept."""
 _INCIDENT_PARAMETERS: Final = frozenset({"worker", "step", "job"})
 
 _INTRODUCTION: Final = """\

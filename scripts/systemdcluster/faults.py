@@ -1,4 +1,4 @@
-"""What is done to a daemon or a host, and what systemd and the coordinator must then say of it."""
+"""Faults of a daemon or a host, and the reports of systemd and the coordinator that must follow."""
 
 from __future__ import annotations
 
@@ -197,18 +197,18 @@ FAULTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a fault.
+    """Outcome of a fault.
 
     Attributes:
         fault: in words.
-        host: where it happened.
+        host: its host.
         detected_after_s: as `dtdctl events` tells it; None: there was nothing to detect.
         recovered_after_s: until a step was committed again, as `dtdctl events` tells it; None:
             training did not stop.
         whole_after_s: until all workers trained together again.
         steps_redone: begun and given up.
         steps_lost: committed and gone.
-        disagreements: who has not told what happened, in words.
+        disagreements: the reports that lack it, in words.
     """
 
     fault: str
@@ -253,7 +253,7 @@ def inflict(cluster: Cluster, fault: Fault, host: Host) -> Outcome:
 
 
 def _costs(told: Sequence[dict[str, Any]], worker: str) -> dict[str, Any]:
-    """Of the first recovery: from the fault itself; a later one is somebody's return."""
+    """Return the costs of the first recovery: a later one is another worker's return."""
     recoveries = [event for event in told if event["kind"] == "recovered"]
     of_worker = [event for event in recoveries if event["worker"] == worker]
     return dict((of_worker or recoveries)[0]["details"]) if recoveries else {}

@@ -127,7 +127,7 @@ class ControlGroups:
 
 
 def hierarchies() -> list[Path]:
-    """Where the control groups that systemd uses are mounted; empty: nowhere."""
+    """Return the mount points of systemd's control groups; empty if there are none."""
     found = []
     for line in _MOUNTS.read_text("utf-8").splitlines():
         _, place, kind, options, *_ = line.split()
@@ -172,7 +172,7 @@ _DOWN_S: Final = 120.0
 _COMMAND_S: Final = 180.0
 _LOOK_EVERY_S: Final = 0.05
 _ASKS_FOR_REBOOT: Final = 133
-"""How systemd-nspawn says to its caller, who is to boot the host again, that it has gone down."""
+"""Exit status by which systemd-nspawn asks its caller to boot the host again."""
 
 _PATH: Final = "/opt/dtd/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NSPAWN: Final = Path("/run/systemd/nspawn")

@@ -72,7 +72,7 @@ class Line:
 
 
 def lines(calm: Measured, attacked: Measured) -> list[Line]:
-    """What is told, with whether its aim is met."""
+    """Return the measurements, and whether they meet their aims."""
     ratios = [
         under / before for before, under in zip(calm.steps_per_s, attacked.steps_per_s, strict=True)
     ]

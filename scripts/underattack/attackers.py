@@ -1,4 +1,4 @@
-"""Those who attack, each a process of its own that goes on until it is killed.
+"""Attackers, each a process of its own that runs until it is killed.
 
     python -m scripts.underattack.attackers half-open HOST:PORT
     python -m scripts.underattack.attackers member HOST:PORT CREDENTIAL NAME

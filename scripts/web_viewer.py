@@ -15,7 +15,7 @@ from dtd.errors import DtdError
 PAGE_EVERY_S: Final = 3.0
 
 Page = Sequence[str]
-"""What a page asks for; `{job}` stands for the job."""
+"""Requests of a page; `{job}` stands for the job."""
 
 CURVES: Final[Page] = ("jobs/{job}/metrics?names=loss,rows_per_s&points=300",)
 PAGES: Final[Sequence[Page]] = (

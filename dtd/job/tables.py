@@ -123,7 +123,7 @@ class SyncTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticTable:
-    """The number of workers that the job takes, and its time-outs while it waits for them."""
+    """The number of workers that the job takes, and how long it waits for them."""
 
     min_workers: int = field(
         default=1,

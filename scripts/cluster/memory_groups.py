@@ -80,7 +80,7 @@ class MemoryGroups:
         return int(counted.get("rss", counted.get("anon", "0"))) + int(counted["shmem"])
 
     def killed(self, name: str) -> int:
-        """Return the number of a group's processes that the kernel has killed for lack of memory."""
+        """Return the number of a group's processes that the kernel has killed when it was full."""
         for file in ("memory.oom_control", "memory.events"):
             path = self._groups[name] / file
             if path.exists():

@@ -181,7 +181,7 @@ class PartsDiffer(CheckpointError):
 
 
 class ProfileError(DtdError):
-    """A worker's part of a profile is not what a worker records."""
+    """A worker's part of a profile is no recording of a worker."""
 
     blame = "peer"
 
@@ -240,7 +240,7 @@ class RingBroken(DtdError):
 
 
 class ProcessGroupFailed(DtdError):
-    """A rank could not make its part of a generation's process group; the text says why."""
+    """A rank could not make its part of a generation's process group; the text has the reason."""
 
     blame = "network or peer"
 

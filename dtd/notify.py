@@ -72,7 +72,7 @@ class Notifier:
         Both are done by the event loop that does the daemon's work: if it hangs, they end.
 
         Args:
-            describe: what the daemon does, in one line.
+            describe: returns the daemon's status, in one line.
         """
         if self._address:
             async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""Platform check and default paths; dtd runs on Linux only, and says so in one sentence."""
+"""Platform check and default paths; dtd runs on Linux only."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def show(settings: Settings, answer: Answer, in_words: Callable[[Answer], object
 def ask_and_show(
     settings: Settings, request: m.Message, in_words: Callable[[Answer], object]
 ) -> Answer:
-    """Ask, print, and return what was answered; raises as `ask`."""
+    """Ask, print, and return the answer; raises as `ask`."""
     answer = ask(settings, request)
     show(settings, answer, in_words)
     return answer

@@ -29,7 +29,7 @@ WEIGHTS: Final = "weights"
 
 
 def packed_task(reference: str, job_file: Path) -> Archive | None:
-    """The package of a job's task, with what it imports from its folder.
+    """The package of a job's task, with its imports from its folder.
 
     None when the workers have it: built in, or installed.
 

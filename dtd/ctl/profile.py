@@ -91,7 +91,7 @@ def profile_job(
 
 
 def _fetch_all(settings: Settings, answer: Answer, missing: dict[str, str]) -> list[WorkerTrace]:
-    """Fetch and check every file; who is away, because its process restarts, is asked again."""
+    """Fetch and check every file; a worker that restarts is asked again."""
     traces: dict[str, WorkerTrace] = {}
     spec = {"sync": {"encryption": "tls" if answer["encrypted"] else ""}}
     connect = connect_for(settings, answer["job"], spec)
@@ -119,9 +119,9 @@ def _fetch(one: Values, file: str, scratch: Path, connect: Connect) -> WorkerTra
     """Fetch one worker's file.
 
     Raises:
-        HolderUnreachable: it is away.
+        HolderUnreachable: it is not connected.
         CheckpointError: it refuses.
-        ProfileError: the file is not what a worker records.
+        ProfileError: the file is no recording of a worker.
     """
     if not one["alive"]:
         raise HolderUnreachable("it is not connected any more")
@@ -141,7 +141,7 @@ def _fetch(one: Values, file: str, scratch: Path, connect: Connect) -> WorkerTra
 
 
 def _read(path: Path, name: str) -> Any:
-    """The contents of a fetched file; what it unpacks to is bounded."""
+    """The contents of a fetched file; its unpacked size is bounded."""
     try:
         with gzip.open(path) as file:
             text = file.read(MAX_JSON_BYTES + 1)

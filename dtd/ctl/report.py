@@ -1,4 +1,4 @@
-"""`dtdctl report JOB`: asks the coordinator for all that it knows of a job, and writes one file."""
+"""`dtdctl report JOB`: asks the coordinator for all records of a job, and writes one file."""
 
 from __future__ import annotations
 

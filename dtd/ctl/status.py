@@ -33,7 +33,7 @@ _FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE
 
 
 def show_status(settings: Settings, *, memory: bool = False) -> int:
-    """Print the status once; the exit code says whether it is healthy.
+    """Print the status once; the exit code tells whether it is healthy.
 
     Args:
         settings: of dtdctl.
@@ -50,7 +50,7 @@ def show_status(settings: Settings, *, memory: bool = False) -> int:
 
 
 def degraded_because(status: Status) -> str:
-    """Why the system is not healthy, in words; empty when it is."""
+    """The reason for an unhealthy system, in words; empty when it is healthy."""
     job = status["job"]
     active = [{**job, "explain": status.get("explain", "")}] if job is not None else []
     for one in (*active, *status.get("jobs", ())[1:]):

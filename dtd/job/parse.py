@@ -31,7 +31,7 @@ _RIVALS: Final = {("job", "epochs"): "steps", ("job", "steps"): "epochs"}
 def apply_overrides(
     raw: dict[str, Any], overrides: Sequence[str]
 ) -> tuple[set[KeyPath], list[str]]:
-    """Change `raw` in place; returns which keys were set, and what is wrong with the overrides."""
+    """Change `raw` in place; returns the keys that were set, and faults of the overrides."""
     assigned: set[KeyPath] = set()
     faults: list[str] = []
     for override in overrides:
@@ -235,7 +235,7 @@ def _label(problem: _Problem) -> str:
 
 
 def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[_Problem]]:
-    """The spec and what is wrong with it; where a field is wrong, a default stands in for it."""
+    """The spec and its faults; where a field is wrong, a default stands in for it."""
     unknown = {name: value for name, value in raw.items() if name not in (*_TABLES, _TASK)}
     problems = [
         _Problem(path=(name,), text=_unknown_at_top(name, value))

@@ -293,7 +293,7 @@ def _flat(given: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 def _read_setting(name: str, given: object) -> tuple[Setting, str]:
-    """The setting, and what is wrong with it."""
+    """The setting, and its faults."""
     none = Setting(name=name)
     if not isinstance(given, Mapping):
         return none, "must be { low = ..., high = ... } or { choices = [...] }"

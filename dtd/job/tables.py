@@ -269,7 +269,7 @@ class JobSpec:
 
     @property
     def codec(self) -> str:
-        """`strategy.codec`, or what the earlier `sync.wire_dtype` says; "none" for no codec."""
+        """`strategy.codec`, or the earlier `sync.wire_dtype`; "none" for no codec."""
         if self.strategy.codec == "none" and self.sync.wire_dtype:
             return self.sync.wire_dtype
         return self.strategy.codec

@@ -73,7 +73,7 @@ class Archives:
 
     Args:
         directory: made when the first one comes.
-        kind: what they are.
+        kind: their kind.
     """
 
     def __init__(self, directory: Path, kind: Kind = PACKAGE) -> None:
@@ -94,7 +94,7 @@ class Archives:
         return True
 
     def put(self, digest: str, *, size: int, offset: int, piece: bytes, in_use: InUse) -> int:
-        """Take a piece in; a piece that does not follow what is here is passed over.
+        """Take a piece in; a piece that does not follow the stored ones is ignored.
 
         Args:
             digest: sha256 of the whole archive, in hex.

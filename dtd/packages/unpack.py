@@ -159,7 +159,7 @@ def install(directory: Path, digest: str, content: bytes | bytearray) -> Path:
 
     Args:
         directory: of all packages; made if missing.
-        digest: what the package is named by.
+        digest: the package's name.
         content: its archive.
 
     Raises:

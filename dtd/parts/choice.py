@@ -34,7 +34,7 @@ def holders_of(
     A checkpoint that all ranks agreed on is preferred to unconfirmed ones.
 
     Args:
-        known: what the coordinator lists.
+        known: the coordinator's list.
         job: for messages.
         step: this step's; 0 for any.
         best_metric: the best by this metric instead of the newest.
@@ -75,7 +75,7 @@ def _with_metric(
 
 
 def _values(group: Sequence[Checkpoint], metric: str) -> list[float]:
-    """A checkpoint's value of a metric, from all who have saved it."""
+    """A checkpoint's value of a metric, from all workers that have saved it."""
     return [one["metrics"][metric] for one in group if one["metrics"].get(metric) is not None]
 
 

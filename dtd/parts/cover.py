@@ -17,13 +17,13 @@ Entry = TypeVar("Entry", bound=Mapping[str, Any])
 
 
 def fewest(parts: Sequence[ShardSet]) -> list[int]:
-    """Indices of parts that hold together what all of them hold, in the order to take them.
+    """Indices of parts that hold together as much as all, in the order to take them.
 
     The part that adds most comes first, of equal ones the first.  With parts of a ring's ranks
     these are as few as can be, or one more.
 
     Args:
-        parts: what each of them holds.
+        parts: their shards.
     """
     chosen: list[int] = []
     covered, wanted = NOTHING, united(parts)

@@ -35,7 +35,7 @@ class PartFiles:
         holder: the worker that wrote it, for messages.
         directory: where its files are.
         tensors: names of all tensors of the state, in the manifest's order.
-        part: what it has of them.
+        part: its ranges of the tensors.
     """
 
     holder: str
@@ -88,7 +88,7 @@ class FileMerge:
 
         Args:
             target: must not exist; removed again if this fails.
-            on_block: hears of each block.
+            on_block: called after each block.
 
         Raises:
             CheckpointError: no part has some of the elements.

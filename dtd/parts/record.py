@@ -37,7 +37,7 @@ class HeldTensor:
     Attributes:
         dtype: its element type, as safetensors names it.
         shape: of the whole tensor.
-        ranges: what the part has of the flattened tensor, ascending and disjoint.
+        ranges: the part's ranges of the flattened tensor, ascending and disjoint.
     """
 
     dtype: str
@@ -64,7 +64,7 @@ class Part:
     """The entry `part` of a manifest.
 
     Attributes:
-        shards: what the part has of the sharded tensors.
+        shards: the part's shards of the sharded tensors.
         mirrors: further holders of each shard in the generation that wrote it.
         tensors: the sharded tensors by their name in the manifest; others are there as a whole.
     """

@@ -96,7 +96,7 @@ class TensorFile:
         path: the file.
 
     Attributes:
-        tensors: what it holds, by name.
+        tensors: its tensors, by name.
 
     Raises:
         CheckpointError: it cannot be read, or is no such file.

@@ -264,7 +264,7 @@ class Strategy(Protocol):
         ...
 
     def undo_redistribution(self) -> None:
-        """The generation is over before that: hold what was held before, if anything changed."""
+        """The generation is over before that: restore the shards held before, if they changed."""
         ...
 
     def replaced(self) -> None:
@@ -299,7 +299,7 @@ class Strategy(Protocol):
         ...
 
     def refreshed(self) -> None:
-        """Block until this rank has the whole model, as of the last committed step."""
+        """Block until this rank has the whole model of the last committed step."""
         ...
 
     @property

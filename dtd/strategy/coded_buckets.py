@@ -176,7 +176,7 @@ class CodedBuckets:
         return self.memories
 
     def _lay_out(self, plans: Sequence[Sequence[Wire]]) -> None:
-        """Allocate wire buffers for these plans; the previous ones are no longer lent."""
+        """Allocate wire buffers for these plans; the previous ones are no longer offered."""
         order = _order([len(plan) for plan in plans])
         buffers, memories = self._buffers([plans[bucket][stage] for bucket, stage in order])
         self._laid_out = list(zip(order, buffers, memories, strict=True))

@@ -30,7 +30,7 @@ class Nesterov:
         momentum: outer momentum.
 
     Attributes:
-        risk: what the strategy may cost a job, as a phrase for its user.
+        risk: the strategy's risk for a job, as a phrase for its user.
         leaves_mean: whether the weights become others than the mean of the ranks' weights.
     """
 

@@ -67,7 +67,7 @@ class Average:
     """The weights become the mean of all ranks' weights.
 
     Attributes:
-        risk: what the strategy may cost a job, as a phrase for its user.
+        risk: the strategy's risk for a job, as a phrase for its user.
     """
 
     risk = "ranks' weights differ between exchanges; check the loss"
@@ -275,7 +275,7 @@ def measure_ahead(
     Args:
         work: the round; it has kept batches.
         outer: takes the outer step.
-        parameters: what it changes.
+        parameters: changed in place.
         changes: their changes, which have arrived; nothing is done if they are not finite.
     """
     if not math.isfinite(changes.norm()):

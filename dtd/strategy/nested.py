@@ -61,7 +61,7 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor], *, keeps: str) ->
     """Return JSON for a value.
 
     Args:
-        value: what is kept.
+        value: the value to encode.
         name: name of its tensor, or the beginning of the names of those in it.
         tensors: receives them.
         keeps: the owner and the entry, as in "the optimizer keeps step", for the message.

@@ -35,7 +35,7 @@ class Replicated(WholeState):
         first_bucket_bytes: size of the first bucket.
 
     Attributes:
-        risk: what the strategy may cost a job, as a phrase for its user; empty, since it costs
+        risk: the strategy's risk for a job, as a phrase for its user; empty, since it costs
             nothing.
     """
 

@@ -92,7 +92,7 @@ class StreamingDiloco(WholeState):
         bucket_bytes: size of a bucket of changes.
 
     Attributes:
-        risk: what the strategy may cost a job, as a phrase for its user.
+        risk: the strategy's risk for a job, as a phrase for its user.
     """
 
     risk = "ranks' weights differ between exchanges, which come late; check the loss"

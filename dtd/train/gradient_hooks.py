@@ -70,7 +70,7 @@ class _Hook:
         return f"{getattr(hook, '__qualname__', type(hook).__name__)}{place}"
 
     def result(self, gradient: Tensor) -> Tensor | None:
-        """Return what the hook makes of a gradient; None if it clears it.
+        """Return the hook's result for a gradient; None if it clears it.
 
         Raises:
             TaskError: it changes the parameter.  Whatever else it raises passes through.
@@ -148,7 +148,7 @@ def _try(hook: _Hook, gradient: Tensor, *, alone: bool) -> str:
 
 
 def _result(hook: _Hook, gradient: Tensor) -> Tensor | None:
-    """Return what the hook makes of it; None if that says nothing.
+    """Return the hook's result; None if it returns nothing.
 
     A hook may refuse what it has not expected, so its exceptions are left to the training.
     """

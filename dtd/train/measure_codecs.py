@@ -60,7 +60,7 @@ def measure_codecs(
         spec: the job, as SUBMIT_JOB carries it.
         layouts: of its gradients' buckets.
         device: where these are.
-        worlds: sizes to say for what would travel.
+        worlds: world sizes for which bytes are computed.
         step: in which; wire sizes may follow a schedule.
 
     Returns:
@@ -127,7 +127,7 @@ def _every_steps(spec: JobSpec, step: int) -> int:
 
 
 def with_strategy(spec: Mapping[str, Any], strategy: str, codec: str) -> Values:
-    """The job with another strategy; keys of what it uses already stay as they are."""
+    """The job with another strategy; keys that it uses already stay as they are."""
     parsed = job.from_mapping(dict(spec), source="job to be measured")
     kept = {parsed.strategy.name, parsed.codec} & {strategy, codec}
     kind: type = StrategyTable

@@ -48,7 +48,7 @@ class MemoryMeter:
         size: of the whole state.
 
     Attributes:
-        parts: what was measured in this generation; empty before it.
+        parts: measured in this generation; empty before it.
     """
 
     def __init__(self, size: StateSize) -> None:

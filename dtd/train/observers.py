@@ -106,7 +106,7 @@ class Observers:
                 one.tell(hook, moment)
 
     def finish(self, got_on: GotOn, *, within_s: float | None = None) -> None:
-        """The job is over: let the observers hear what waits, for a limited time.
+        """The job is over: deliver waiting moments to the observers, for a limited time.
 
         Args:
             got_on: called while this waits.

@@ -106,7 +106,7 @@ class StepProfiler:
         self._writer: threading.Thread | None = None
 
     def advance(self, ring: Collective, step: int) -> None:
-        """Between two steps: begin what is asked for, or end it.
+        """Between two steps: begin or end a requested profile.
 
         Args:
             ring: the ring.
@@ -122,7 +122,7 @@ class StepProfiler:
             self._end(order, marks, ring)
 
     def end_generation(self, ring: Collective, *, waits: bool) -> None:
-        """No step follows on this ring: end the profile with what it has.
+        """No step follows on this ring: end the profile with the recorded steps.
 
         Args:
             ring: the ring.
@@ -171,7 +171,7 @@ class StepProfiler:
     def _write(
         self, order: ProfileOrder, marks: StepMarks, ring: RingSpans, profiler: Any, note: str
     ) -> None:
-        """Write the file, and say that it is there, or why not."""
+        """Write the file, and report it, or why there is none."""
         try:
             tracks, left_out = _tracks(profiler)
             dropped = {

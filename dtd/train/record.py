@@ -95,7 +95,7 @@ class StepRecord:
         comm_s: time during which anything was being exchanged.
         exposed_s: the part of `comm_s` during which training was blocked.
         optimizer_s: time of scaling, clipping, optimizer and buffers.
-        sent_bytes: bytes of gradients passed to the next rank, sent or lent.
+        sent_bytes: bytes of gradients passed to the next rank, sent or in shared memory.
         skipped: gradients were not finite, so nothing was updated.
         skipped_steps: committed steps of the whole job so far that were skipped.
         steps: number of steps in the round; 1 if each step is committed separately.
@@ -188,7 +188,7 @@ class MemoryRecord:
 
     Attributes:
         measured: in a step.
-        predicted: what the strategy needs by calculation.
+        predicted: the strategy's memory by calculation.
     """
 
     measured: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""The user's side of a job: what a task provides, and how a job file's name resolves to one.
+"""The user's side of a job: the task's methods, and the resolution of its name in a job file.
 
 A task is any object with the three methods of `Task`; optional ones are looked up by
 `eval_dataset_of`, or by `getattr` where they are used.  Every mistake in a task raises a
@@ -112,7 +112,7 @@ def stand_in(task: Task) -> Task:
 
 
 def _copied(task: Any, copies: dict[int, Any]) -> Any:
-    """A copy by attributes: what a task does for copies or pickles is not asked."""
+    """Copy by attributes: the task's own methods for copies or pickles are not called."""
     if id(task) in copies:
         return copies[id(task)]
     try:

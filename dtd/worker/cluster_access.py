@@ -55,7 +55,7 @@ def registration(
     """REGISTER of this process, with an incarnation of its own (protocol.md, REGISTER).
 
     Args:
-        config: who it is.
+        config: the worker's settings.
         bound: where its data port listens.
         last_end: how the process before this one ended; empty: in good order.
         instance: of its state directory.
@@ -126,7 +126,7 @@ def load_credential(
 
 
 def settled(config: WorkerConfig, credential: Credential | None) -> WorkerConfig:
-    """The settings, with what the credential means for them.
+    """The settings, completed from the credential.
 
     Raises:
         ConfigError: the worker would accept any connection, or its credential does not permit its

@@ -106,7 +106,7 @@ class ControlConnection:
             self._link.send(message, payload)
 
     def close(self, reason: str) -> None:
-        """Say goodbye."""
+        """Send GOODBYE and close."""
         if self._link is not None:
             self._link.send(m.Goodbye(reason=reason))
             self._link.close()
@@ -173,7 +173,7 @@ class ControlConnection:
             log.warning("coordinator_unreachable", **said)
 
     async def _connect(self, target: Target) -> _Trouble | None:
-        """Call; says what went wrong."""
+        """Connect; returns the failure."""
         loop, address = asyncio.get_running_loop(), target.address
         if isinstance(address, SocketPath):
             return await self._connect_here(address)
@@ -192,7 +192,7 @@ class ControlConnection:
         return None
 
     async def _connect_here(self, at: SocketPath) -> _Trouble | None:
-        """Call on this host; says what went wrong."""
+        """Connect on this host; returns the failure."""
         loop = asyncio.get_running_loop()
         try:
             made = await loop.run_in_executor(None, call, at, CONNECT_S)
@@ -232,7 +232,7 @@ class ControlConnection:
         return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """The coordinator says something: it lives."""
+        """Handle a message of the coordinator: it lives."""
         now = asyncio.get_running_loop().time()
         if isinstance(message, m.Registered) and not self._may_follow(link, message):
             return

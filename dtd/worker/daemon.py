@@ -68,9 +68,9 @@ class Worker:
     """One worker on the running event loop.
 
     Args:
-        config: who it is.
+        config: the worker's settings.
         coordinators: tells where and how the coordinator is called.
-        credential: proves to other workers who this one is, for jobs that are encrypted.
+        credential: the worker's identity for other workers, for jobs that are encrypted.
         last_end: how the process before this one ended, if not in good order.
         instance: of its state directory.
 
@@ -231,7 +231,7 @@ class Worker:
         )
 
     def _on_message(self, message: m.Message, payload: memoryview) -> None:
-        """The coordinator says what to do."""
+        """Handle a message of the coordinator."""
         if isinstance(message, m.Package):
             self._packages.received(message, bytes(payload))
             return

@@ -62,7 +62,7 @@ class EvidenceHandler:
         """A glance, and what /proc and the stack show besides.
 
         Args:
-            glance: what was seen a moment ago.
+            glance: the observation of a moment ago.
             gpu_use: share of time in which this worker's GPU works; negative: unknown.
         """
         own = _stat("/proc/self/stat")
@@ -193,7 +193,7 @@ _COMPILERS: Final = (
     ("_inductor/compile_fx.py", "compile"),  # has wrappers too, which stay while its code runs
     ("triton/compiler/compiler.py", ""),
 )
-"""Files that are on a stack while a compiler works, and what the function's name holds."""
+"""Files on a stack while a compiler works, and parts of its functions' names."""
 
 
 def where_stalled(thread_ident: int | None, stalled_s: float) -> str:

@@ -64,7 +64,7 @@ class Breakable(Protocol):
         ...
 
     def broken(self) -> RingBroken:
-        """The error that says how the ring has ended."""
+        """The error with which the ring has ended."""
         ...
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -96,7 +96,7 @@ def fetch_state(
 
     Args:
         run: receives it.
-        donors: who holds it, at least one.
+        donors: its holders, at least one.
         resource: "state/GENERATION".
         by: this worker's name.
         entry: what opens the donors' data ports.
@@ -141,7 +141,7 @@ class _Lane:
 
 
 class _Fetch:
-    """One fetch: its donors, its threads, and who failed how."""
+    """One fetch: its donors, its threads, and its failures."""
 
     def __init__(
         self,

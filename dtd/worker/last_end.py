@@ -78,7 +78,7 @@ class Traces:
     Attributes:
         pid: its process id.
         began: when it started.
-        fault: what the fault handler wrote.
+        fault: output of the fault handler.
         service: systemd's SERVICE_RESULT, EXIT_CODE and EXIT_STATUS; empty if it was no service.
     """
 
@@ -152,7 +152,7 @@ class LastEnd:
         self.told = ""
 
     def begin(self) -> None:
-        """Read what the last process left, then leave this one's traces."""
+        """Read the last process's traces, then begin this one's."""
         now = _moment()
         traces = self._read()
         if traces is not None:

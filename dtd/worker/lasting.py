@@ -28,6 +28,6 @@ def made_to_last() -> Iterator[None]:
 
 
 def leave_out_what_is_there() -> None:
-    """Collect what is garbage by now; what is left is never looked at again."""
+    """Collect all garbage; the objects that remain are never scanned again."""
     gc.collect()
     gc.freeze()

@@ -112,7 +112,7 @@ class OutputPipe:
             time.sleep(REST_FACTOR * (time.monotonic() - begun_s))
 
     def _read(self) -> bytes | None:
-        """Take what is in the pipe: None for nothing yet, empty once nobody can write any more."""
+        """Read the pipe: None for nothing yet, empty once all writers have closed it."""
         try:
             data = os.read(self._reader, READ_BYTES)
         except BlockingIOError:
@@ -128,7 +128,7 @@ class OutputPipe:
 
 
 def flush_output() -> None:
-    """Pass on what the buffers of Python and C hold; not on the event loop, since it may wait."""
+    """Flush the buffers of Python and C; not on the event loop, since it may wait."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # an object of the job's own, or one that is closed
             stream.flush()

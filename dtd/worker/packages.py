@@ -64,7 +64,7 @@ def _check_not_imported(place: Path) -> None:
 
 
 def task_digest(reference: str, place: Path | None) -> str:
-    """Hash of the source of a task and of what it imports from its folder.
+    """Hash of the source of a task and of its imports from its folder.
 
     Empty for a built-in task, or without source.
 
@@ -155,7 +155,7 @@ class TaskPackages:
             return whole
 
     def remove_abandoned(self) -> None:
-        """Remove what a process that was killed more than a day ago had fetched of a file."""
+        """Remove partly fetched files of a process that was killed more than a day ago."""
         before_s = time.time() - ABANDONED_S
         with contextlib.suppress(OSError):
             for part in self._weights.glob(f"*{PART}"):

@@ -90,7 +90,7 @@ class Probes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, message: m.Probe, *, timeout_s: float) -> None:
-        """Try to reach another worker; who asks for too much at once is not answered."""
+        """Try to reach another worker; too many requests at once are not answered."""
         if len(self._tasks) >= MAX_PROBES:
             return
         task = asyncio.create_task(self._answer(message, timeout_s))
@@ -151,10 +151,10 @@ async def _come(call: _Call, timeout_s: float) -> None:
 
 
 class _Call:
-    """One connection, until what was asked for has come.
+    """One connection, until the requested bytes have come.
 
     Attributes:
-        welcomed: the name of who answers.
+        welcomed: the answering worker's name.
         fetched: the payload is here.
     """
 
@@ -190,7 +190,7 @@ class _Call:
     # --- LinkHandler -------------------------------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """Somebody answered."""
+        """The connection is open."""
         link.send(m.FetchOpen(resource=PROBE_SCOPE))
         if not self.welcomed.done():
             self.welcomed.set_result(message.name)
@@ -198,14 +198,14 @@ class _Call:
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """Room for what was asked for."""
+        """Memory for the requested bytes."""
         if not isinstance(message, m.FetchData) or payload_bytes != PROBE_BYTES:
             return None
         self._payload = bytearray(payload_bytes)
         return memoryview(self._payload)
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """The resource is open, or what was asked of it is here."""
+        """The resource is open, or its requested bytes are here."""
         if isinstance(message, m.FetchInfo) and not message.more:
             link.send(m.FetchRange(blob=0, offset=0, length=PROBE_BYTES))
         elif isinstance(message, m.FetchData) and not self.fetched.done():

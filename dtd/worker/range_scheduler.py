@@ -76,7 +76,7 @@ class RangeScheduler:
             return not self._lacking
 
     def stop(self) -> None:
-        """Let nobody begin anything more, and cut who is under way; from any thread."""
+        """Let no thread begin another range, and cut its links; from any thread."""
         with self._changed:
             self._over = True
             links = tuple(self._links)

@@ -90,7 +90,7 @@ class Revocations:
     """The list that was received last.
 
     Args:
-        path: the file; one that is missing or damaged knows nothing.
+        path: the file; a missing or damaged one is empty.
 
     Attributes:
         document: the list, empty when nothing is known.

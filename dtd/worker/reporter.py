@@ -107,11 +107,11 @@ class JobReporter:
         )
 
     def progress(self) -> None:
-        """The training thread got on."""
+        """Record progress of the training thread."""
         self._watch.mark(time.monotonic())
 
     def begins(self, kind: str, shape: Hashable = None) -> None:
-        """Work of a kind begins: what was never done before may take its time."""
+        """Work of a kind begins: the first of a kind may take long."""
         specialises = self._on_gpu or _COMPILER in sys.modules
         self._watch.begins(kind, shape, specialises=specialises)
 
@@ -140,7 +140,7 @@ class JobReporter:
         self._rows += record.rows
 
     def flush(self) -> None:
-        """Tell what was held back."""
+        """Send the progress that was held back."""
         if self._rank != 0 or self._step is None:
             return
         if self._step.step != self._told_step:

@@ -15,13 +15,13 @@ from dtd.wire import messages as m
 def status_line(
     beat: m.Heartbeat, assign: m.Assign | None, *, coordinator: str, diagnostic: str = ""
 ) -> str:
-    """Job, step, loss and peers, or what is waited for.
+    """Job, step, loss and peers, or the reason for waiting.
 
     Args:
-        beat: what the coordinator would be told now.
+        beat: the present heartbeat.
         assign: the newest generation of this process.
         coordinator: its address while it cannot be reached, else empty.
-        diagnostic: what is wrong, and what to do; empty when nothing is.
+        diagnostic: the trouble and its remedy; empty when there is none.
     """
     words = [_doing(beat), *_peers(beat, assign)]
     if coordinator and not diagnostic:
@@ -52,7 +52,7 @@ def _peers(beat: m.Heartbeat, assign: m.Assign | None) -> list[str]:
 
 
 class Ring(Protocol):
-    """A ring that knows its traffic."""
+    """A ring that counts its traffic."""
 
     def traffic(self) -> Traffic:
         """Since it was made."""

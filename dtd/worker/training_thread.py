@@ -151,7 +151,7 @@ class TrainingThread(threading.Thread):
         self._orders.put(ring)
 
     def save(self, save: m.Save) -> None:
-        """Have the thread write what it holds, between generations; called on the event loop."""
+        """Have the thread write its state, between generations; called on the event loop."""
         self._orders.put(save)
 
     def run(self) -> None:
@@ -175,7 +175,7 @@ class TrainingThread(threading.Thread):
                 self._outlive_failure(run, order)
 
     def _outlive_failure(self, run: JobSessionRunner, ring: RingCollective) -> None:
-        """The state of the last committed step is whole: hold it for what the coordinator decides.
+        """The state of the last committed step is whole: keep it for the coordinator's decision.
 
         It has the state saved, or, if a joiner was to blame, trains on without that one.  The
         neighbours are let go after both reports: their word of a lost link shall come second.
@@ -374,7 +374,7 @@ class TrainingThread(threading.Thread):
             self._offer(name, Resource(manifest=image.manifest, blobs=blobs))
 
     def _adopt(self, run: JobSessionRunner, ring: RingCollective) -> None:
-        """Make what this worker has offered the live state.
+        """Load the state that this worker has offered.
 
         A checkpoint may have been damaged since: then it is offered no more, and the next
         generation takes another worker's.  One that is sound and does not fit is the job's fault.

@@ -38,7 +38,7 @@ class Choice:
         strategy: `strategy.name` in a job file.
         codec: `strategy.codec`.
         every_steps: between two exchanges.
-        own: whether the job says so.
+        own: whether it is the job's own.
         bytes_per_step: that one worker sends; None if it cannot be said.
         step_s: expected, in the largest world; None likewise.
         speedup: the job's own step over this one; None likewise.
@@ -63,7 +63,7 @@ def exchanged(steps: Sequence[Values], candidate: Values) -> Exchanged | None:
     """Return the exchanges of a step of these workers; None if one did not report them.
 
     Args:
-        steps: what each rank measured.
+        steps: each rank's measurements.
         candidate: as a worker lists it: "codec", "every_steps", "overlaps", and of a state that is
             divided "stage" and "mirrors".
     """
@@ -132,13 +132,13 @@ def choices(
     step_s: Mapping[tuple[str, str], float],
     star: Star | None = None,
 ) -> list[Choice]:
-    """Everything that the job could say in [strategy], the fastest first.
+    """All choices for [strategy], the fastest first.
 
     Args:
         spec: the job.
-        steps: what each rank measured.
+        steps: each rank's measurements.
         step_s: expected steps, by strategy and codec.
-        star: the parameter servers that hold what is divided; None without.
+        star: the parameter servers of a divided state; None without.
     """
     own = (spec.strategy.name, spec.codec)
     listed: list[Choice] = []

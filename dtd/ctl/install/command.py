@@ -32,13 +32,13 @@ _OWN_DIRECTORIES: Final = ("dtd", "dtd-coordinator.service.d", "dtd-worker@.serv
 
 @dataclass(slots=True, kw_only=True)
 class Installation:
-    """One call of install or uninstall, and what it did.
+    """One call of install or uninstall, and its actions.
 
     Attributes:
-        parts: what it is about.
+        parts: the units to install or remove.
         prefix: root of the tree that is written to; None: this host itself.
-        dry_run: only say what would be done.
-        done: what was done, a line each.
+        dry_run: only print the actions.
+        done: the actions, a line each.
     """
 
     parts: Parts
@@ -51,7 +51,7 @@ class Installation:
         return path if self.prefix is None else self.prefix / path.relative_to("/")
 
     def say(self, verb: str, past: str, what: object, note: str = "") -> None:
-        """Write down what was done, or would be."""
+        """Note an action that was done, or would be."""
         words = f"would {verb}" if self.dry_run else past
         self.done.append(f"{words} {what}{note and f': {note}'}")
 

@@ -71,7 +71,7 @@ def service_files(parts: Parts, *, daemons: Path, systemd_version: int) -> list[
     """All files of these parts.
 
     Args:
-        parts: what is wanted.
+        parts: the units to install.
         daemons: the directory of dtd-coordinator and dtd-worker.
         systemd_version: drop-ins for newer ones are left out.
 

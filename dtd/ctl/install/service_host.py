@@ -77,7 +77,7 @@ def _manager(*, for_user: bool) -> Path:
 
 
 def run(command: Sequence[str]) -> str:
-    """Run a command of systemd's and return what it printed.
+    """Run a command of systemd's and return its output.
 
     Raises:
         DtdError: it failed.

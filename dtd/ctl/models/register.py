@@ -30,7 +30,7 @@ class Wanted:
         job: JOB or JOB@STEP.
         name: the model.
         best: the metric that chooses the best checkpoint; empty for the newest.
-        mode: "max", "min", or empty as the job says.
+        mode: "max", "min", or empty for the job's own.
         copies: how many workers keep it.
         card: a file with text for the card.
         export: a directory for a further copy.

@@ -120,7 +120,7 @@ class Coder(Protocol):
     Attributes:
         local: the local state kept from step to step.  The owner of the coder commits, rolls back
             and resets it (`dtd.strategy.codec.local_state`).
-        residual: the element of `local` that holds what has not been sent yet, in the flat's layout
+        residual: the element of `local` that holds the unsent gradients, in the flat's layout
             and units, so that a leaving rank can transfer it; None without error feedback.
     """
 

@@ -147,7 +147,7 @@ class Int8Coder:
 
 
 def _items(received: memoryview) -> Tensor:
-    """Received blocks as a copy: lent memory is read-only, and torch's tensors are writable."""
+    """Received blocks as a copy: mapped memory is read-only, and torch's tensors are writable."""
     return torch.frombuffer(bytearray(received), dtype=torch.int8).view(-1, ITEM_BYTES)
 
 

@@ -25,8 +25,8 @@ from dtd.strategy.codec.local_state import LocalState
 from dtd.transport.api import BucketMemory
 
 Widen = Callable[[memoryview], npt.NDArray[np.float32]]
-"""Converts received elements to float32, with numpy: lent memory is read-only, and torch would make
-a writable tensor of it."""
+"""Converts received elements to float32, with numpy: they may be read-only, and torch would make
+a writable tensor of them."""
 
 
 class NarrowCodec:
@@ -38,7 +38,7 @@ class NarrowCodec:
     Args:
         dtype: the type in which float32 is sent.
         widen: converts received elements to float32.
-        risk: what the codec may cost a job, as a phrase for its user.
+        risk: the codec's risk for a job, as a phrase for its user.
     """
 
     start_step = 0

@@ -65,7 +65,7 @@ class PowerSGD:
         rank: number of columns of a factor.
         start_step: committed steps before which nothing is compressed.
         warm_start: factors start from those of the previous step.
-        error_feedback: what is not sent is added to the next gradients.
+        error_feedback: the unsent rest is added to the next gradients.
         min_compression: a matrix is compressed if that reduces its elements by this factor.
         seed: the job's seed.
     """

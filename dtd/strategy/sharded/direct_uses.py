@@ -63,7 +63,7 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def message(self, buckets: Sequence[Sequence[Place]], names: Sequence[str]) -> str:
-        """Say which parameter it was.
+        """Describe the use of the parameter.
 
         Args:
             buckets: the parameters of each bucket.

@@ -17,7 +17,7 @@ from dtd.strategy.sharded.storages import identity
 
 
 class FormerMemory:
-    """Knows where parameters lie that are about to be moved.
+    """The places of parameters that are about to be moved.
 
     Args:
         parameters: where they lie now.

@@ -1,4 +1,4 @@
-"""The gradients of what this rank holds: its own segments and those that it mirrors.
+"""Gradients of this rank's segments: its own and those that it mirrors.
 
 Of each bucket only these elements are kept, (1 + mirrors) / N of all; the sums of several
 micro-batches are added up here.  As in ZeRO-2 (Rajbhandari et al. 2020, section 5.2).
@@ -67,7 +67,7 @@ class HeldGradients:
 
         Args:
             bucket: its number.
-            sums: all of the bucket; correct in what this rank holds.
+            sums: all of the bucket; correct in this rank's segments.
             first: replace earlier sums rather than add to them.
         """
         for one in self._ranges[bucket]:
@@ -113,7 +113,7 @@ class CopiedSums:
         """Implement `ShardGradients`; there is no local state."""
 
     def revoke(self) -> None:
-        """Implement `ShardGradients`; no other rank reads what was copied."""
+        """Implement `ShardGradients`; no other rank reads the copies."""
 
     def commit(self) -> None:
         """Implement `ShardGradients`; there is no local state."""

@@ -29,7 +29,7 @@ class PassPlan:
         reduces: the exchange of each bucket's gradients.
         ends: for each gather, the exchange after its last one.
         before: for each gather, the exchange after all that are started before it is awaited.
-        paces: by exchange: what is complete before it is started, all before this one.
+        paces: by exchange: when it is started, all before this one are complete.
     """
 
     turns: Sequence[Turn]

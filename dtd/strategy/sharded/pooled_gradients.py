@@ -133,7 +133,7 @@ class PooledGradients(CopiedSums):
         self._fill = [Filling() for _ in self._places]
 
     def _end_pass(self) -> None:
-        """Backward has ended: submit what is left, with zeros for missing gradients."""
+        """Backward has ended: submit the remaining buckets, with zeros for missing gradients."""
         while self._next < len(self._places):
             assert self._has_piece(self._next), "an earlier bucket was not submitted"
             self._submit()

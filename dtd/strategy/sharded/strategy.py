@@ -54,7 +54,7 @@ class Sharded:
         model: the model.
         device: its device, a CPU.
         scalars: the last bucket of a step but one.
-        stage: what is divided: 1 = optimizer state, 2 = gradients as well, 3 = all.
+        stage: the divided state: 1 = optimizer state, 2 = gradients as well, 3 = all.
         mirrors: ranks that hold each part of the state beside its owner.
         codec: rounds gradients when they leave a rank; None sends them unchanged.
         passes: returns the most micro-batches of any rank in the step after so many committed
@@ -63,7 +63,7 @@ class Sharded:
         first_bucket_bytes: size of the first bucket.
 
     Attributes:
-        risk: what the strategy may cost a job, as a phrase for its user.
+        risk: the strategy's risk for a job, as a phrase for its user.
         state: the part of the state that this rank holds.
     """
 
@@ -319,7 +319,7 @@ class Sharded:
         )
 
     def _check_entries(self) -> None:
-        """Look once in a generation at what the optimizer keeps; it decides at its first update."""
+        """Check the optimizer's entries once in a generation; they appear at its first update."""
         if not self._entries_checked:
             self.state.check_entries()
             self._entries_checked = True

@@ -143,7 +143,7 @@ class UnitPasses(CopiedSums):
         return self._schedule.digest()
 
     def watch(self, passes: Sequence[Callable[[], None]]) -> None:
-        """Record passes, and see that all of them can be made in the order of the first one.
+        """Record passes, and check that all of them can be made in the order of the first one.
 
         Args:
             passes: forward and backward over some rows each; all parameters are in memory.
@@ -166,7 +166,7 @@ class UnitPasses(CopiedSums):
         self._held.hold(NOTHING)  # parts of the state are about to move, which takes memory
 
     def forget(self) -> None:
-        """The step is over: release what is gathered."""
+        """The step is over: release the gathered units."""
         self._pool.end()
         self._whole_awaited = False
         self.drop()
@@ -282,7 +282,7 @@ class UnitPasses(CopiedSums):
         return len(self._whole) + self._number * len(self._plan.turns)
 
     def _end_pass(self) -> None:
-        """Backward has ended, or this rank has no rows: take part in what is left."""
+        """Backward has ended, or this rank has no rows: take part in the remaining exchanges."""
         self._now.over = True
         self._advance(len(self._plan.turns))
         self._keep_pace()
@@ -316,7 +316,7 @@ class UnitPasses(CopiedSums):
             self._pool.finish(self._first + end - 1)
 
     def _give(self, bucket: int, flat: Tensor) -> None:
-        """Write what this rank holds of a bucket of parameters."""
+        """Write this rank's elements of a bucket of parameters."""
         assert self._state is not None, "bind() comes first"
         for first, values in self._state.values(bucket):
             flat[first : first + values.numel()].copy_(values)

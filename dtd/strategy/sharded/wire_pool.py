@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True)
 class _Prepared:
-    """One exchange in its piece; `flat` is what the caller fills and gets."""
+    """One exchange in its piece; the caller fills and reads `flat`."""
 
     turn: Turn
     piece: int

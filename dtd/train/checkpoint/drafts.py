@@ -51,7 +51,7 @@ class Drafts:
         self.path(name).rename(target)
 
     def clear(self, name: str, target: Path) -> None:
-        """Remove what is at the draft's target, unless another writer has just done so."""
+        """Remove the draft's target, unless another writer has just done so."""
         aside = target.with_name(f"{TEMPORARY}{name}-{self._suffix}.damaged")
         with contextlib.suppress(FileNotFoundError):
             target.rename(aside)

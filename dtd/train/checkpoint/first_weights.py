@@ -30,7 +30,7 @@ class FirstWeights:
     Args:
         path: a safetensors file.
         strict: every weight in it and in the model must fit.
-        reporter: hears what was left out.
+        reporter: told of what was left out.
     """
 
     def __init__(self, path: Path, *, strict: bool, reporter: Reporter) -> None:
@@ -71,9 +71,9 @@ def take_weights(
     Args:
         replica: the state; changes only if all is well.
         tensors: "model.<name>" -> value; other names are ignored.
-        source: what they are called in messages.
+        source: their name in messages.
         strict: a mismatch is an error; otherwise it is left out and reported.
-        reporter: hears what was left out.
+        reporter: told of what was left out.
         got_on: called as the copy progresses.
 
     Raises:

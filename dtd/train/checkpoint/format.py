@@ -69,7 +69,7 @@ class Manifest:
         format: of the directory's layout.
         job: id of the job.
         job_name: the job's name.
-        task: what was trained.
+        task: the task's name.
         generation: in which it was taken.
         step: committed steps.
         epoch: epoch of the next row.
@@ -120,7 +120,7 @@ class Found:
 
     Attributes:
         path: its directory; None if none verified.
-        manifest: what it says of itself.
+        manifest: its manifest.
         passed_over: (path, why) of newer ones.
     """
 

@@ -49,7 +49,7 @@ class Origin:
         identity: tells it from others of the same id.
         init_from: another job's checkpoint; None if it begins fresh.
         directory: where all jobs' checkpoints are.
-        reporter: hears once of each checkpoint that is passed over.
+        reporter: told once of each checkpoint that is skipped.
         strict: weights that are taken over alone must all fit.
     """
 
@@ -112,7 +112,7 @@ class Origin:
         return tuple(held)
 
     def load(self, session: JobSession, generation: int, step: int) -> None:
-        """Make what `held` said the live state.
+        """Load the state that `held` returned.
 
         Raises:
             CheckpointError: this worker does not hold it, or it does not fit the job.

@@ -74,7 +74,7 @@ def retain(
         directory: the job's directory.
         rules: what stays.
         now_unix_s: from which ages count.
-        branches: what the job has left behind.
+        branches: steps that the job has abandoned.
     """
     known = list_checkpoints(directory.parent, directory.name)
     left = {path for path in known if is_left(parse_name(path.name) or (0, 0), branches)}

@@ -51,7 +51,7 @@ class Snapshot:
             were one tensor of one dimension.
         about: the part of the state that is not tensors.
         digest: of the whole state; empty if this rank cannot know it.
-        part: what is held of a sharded state; None for a whole one.
+        part: the held part of a sharded state; None for a whole one.
     """
 
     names: tuple[str, ...]
@@ -77,7 +77,7 @@ def whole_snapshot(replica: Replica, got_on: GotOn) -> Snapshot:
 
 
 def part_bytes(replica: Replica, shards: ShardedState) -> int:
-    """Return the memory that a copy of what this rank holds takes."""
+    """Return the memory of a copy of this rank's part."""
     held = sum(piece.values.nbytes for one in shards.tensors() for piece in one.pieces)
     return held + sum(tensor.nbytes for tensor in named_tensors(replica).values())
 

@@ -123,7 +123,7 @@ class ThreadSource:
             future.cancel()
 
     def take(self) -> LoadedBatch:
-        """Keep the thread busy with what comes next, then wait for this one."""
+        """Keep the thread busy with the next batches, then wait for this one."""
         self._fill({})
         return self._under_way.popleft()[1].result()
 
@@ -134,7 +134,7 @@ class ThreadSource:
             self._under_way.append((wanted, future))
 
     def close(self) -> None:
-        """Cancel what has not begun and join the thread."""
+        """Cancel batches that have not begun and join the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _load(self, wanted: BatchRequest) -> LoadedBatch:
@@ -225,7 +225,7 @@ class ProcessSource:
 
 
 class _RequestStream:
-    """The sampler of a DataLoader: what it iterates over can be exchanged."""
+    """The sampler of a DataLoader: its requests can be exchanged."""
 
     def __init__(self) -> None:
         self.current: Iterator[BatchRequest] = iter(())

@@ -43,7 +43,7 @@ class Loader:
         seed: the job's; with epoch and row it keys augmentation.
         loader_workers: number of loader processes; 0 loads in a thread of this process.
         device: where batches are needed, such as "cpu" or "cuda:0".
-        warn: hears of rows that were tried again and of loader processes that were replaced.
+        warn: told of rows that were tried again and of loader processes that were replaced.
     """
 
     def __init__(

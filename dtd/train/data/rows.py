@@ -67,7 +67,7 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedBatch:
-    """A batch, and what the dataset was asked for to make it.
+    """A batch, and the requests to the dataset that made it.
 
     Attributes:
         batch: None if it has no rows.

@@ -109,7 +109,7 @@ class StreamRows:
     nearest position that is known.  When a pass is over the next one begins.
 
     Args:
-        source: what the task returned.
+        source: the task's dataset.
         batch_rows: rows of a step: where positions are noted.
 
     Attributes:
@@ -137,7 +137,7 @@ class StreamRows:
         self._check_quiet()
 
     def __len__(self) -> int:
-        """Nobody knows."""
+        """Raise: the length is unknown."""
         return 0
 
     def __getitem__(self, row: int) -> Any:
@@ -244,7 +244,7 @@ def stream_rows(task: Any, spec: JobSpec, dataset: Any) -> StreamRows | None:
     """Return the numbered rows of a dataset that is a stream; None for other datasets.
 
     Raises:
-        TaskError: the task or the job asks for what a stream cannot give.
+        TaskError: the task or the job asks for more than a stream can give.
     """
     kind = type(dataset)
     numbered = hasattr(kind, "__getitem__") and not issubclass(kind, IterableDataset)
@@ -282,7 +282,7 @@ class InSequence:
         self.places = EPOCH_STEPS * batch_rows
 
     def rows(self, seed: int, epoch: int, start: int, stop: int) -> Rows:
-        """Row numbers go on from epoch to epoch."""
+        """Row numbers continue from epoch to epoch."""
         del seed
         first = epoch * self.places
         return np.arange(first + start, first + stop, dtype=np.uint64)

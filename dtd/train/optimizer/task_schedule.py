@@ -69,7 +69,7 @@ class TaskSchedule:
         }
 
     def load(self, state: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Go on where another one was.
+        """Continue where another one was.
 
         Args:
             state: JSON of that one.
@@ -103,7 +103,7 @@ def schedule_of(
         total_steps: steps of the whole job.
 
     Raises:
-        TaskError: what it built is no schedule of this optimizer that can be stepped.
+        TaskError: its result is no schedule of this optimizer that can be stepped.
     """
     build = getattr(task, "build_schedule", None)
     if build is None:

@@ -62,7 +62,7 @@ class Replica:
         skipped_in_row: committed steps since the last update, all of them skipped.
         epoch: epoch of the next row.
         offset: rows used in that epoch.
-        own: what the task keeps itself.
+        own: the task's own state.
         early_stop: what evaluations have shown.
         ended_of: steps of the job that ended early with the last step; 0 if it continues.
         stream: position of the next row, where rows come from a stream; None at its beginning.
@@ -111,7 +111,7 @@ class Replica:
 
     @property
     def has_its_part(self) -> bool:
-        """Whether it has the shards that it is to hold, not only what all ranks have in common."""
+        """Whether it has the shards of its rank, not only the common part."""
         return self.shards is None or self.shards.is_complete
 
     @property

@@ -54,7 +54,7 @@ class Structure:
         """Check that the model's structure is unchanged.
 
         Args:
-            by: what has just been called.
+            by: the method that was called.
 
         Raises:
             TaskError: it is not.

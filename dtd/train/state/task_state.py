@@ -73,7 +73,7 @@ class OwnState:
             self._load({**tensors, **values})
 
     def reset(self) -> None:
-        """Go back to what it was when the task was made."""
+        """Restore the state with which the task was made."""
         self._put(self._fresh)
 
     # --- a step ----------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class OwnState:
         return {**{name: tensor.clone() for name, tensor in tensors.items()}, **values}
 
     def _put(self, state: Mapping[str, Any]) -> None:
-        """A copy of a copy: the task may change what it is given."""
+        """Load a copy of a copy: the task may change its argument."""
         if self._load is not None:
             copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
             values = {k: v for k, v in copied.items() if not isinstance(v, Tensor)}

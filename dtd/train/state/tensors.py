@@ -249,7 +249,7 @@ def shard_digests(replica: Replica, got_on: GotOn = nobody) -> ShardDigests:
 
 
 def shards_digest(shards: ShardedState, part: ShardSet, got_on: GotOn = nobody) -> bytes:
-    """16 bytes over what a part of the state consists of; this rank holds all of that part."""
+    """16 bytes over a part of the state; this rank holds all of that part."""
     content = xxhash.xxh3_128()
     for bucket, elements in enumerate(shards.buckets()):
         for name, column in shards.columns(bucket).items():
@@ -466,7 +466,7 @@ def _load_optimizer(
 
 
 def _saved_entries(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the saved optimizer kept, by `index.key`."""
+    """Return the saved optimizer's entries, by `index.key`."""
     scalars: Mapping[str, Any] = about["optimizer_scalars"]
     inner = set(tensor_names(list(scalars.values())))
     whole = {

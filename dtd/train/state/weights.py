@@ -128,7 +128,7 @@ def load_weights(model: nn.Module, *files: str | Path) -> None:
 
 
 def differs_from_fixed(name: str, given: Tensor, tensor: Tensor) -> str:
-    """That extra state is given with another value than the module's, in words; "" if not.
+    """Describe extra state that differs from the module's; "" if none does.
 
     It stays as `build_model()` makes it (`dtd.train.state.structure`), so nothing loads it.
     """
@@ -139,7 +139,7 @@ def differs_from_fixed(name: str, given: Tensor, tensor: Tensor) -> str:
 
 
 def contradiction(names: Sequence[str], given: Mapping[str, Tensor], tensor: Tensor) -> str:
-    """That several names of one tensor are given with different values, in words; "" if not.
+    """Describe different values for several names of one tensor; "" if there are none.
 
     Extra state must be given as it is in the model.
 
@@ -192,7 +192,7 @@ def named_groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
 def live_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters, persistent buffers and extra state as `nn.Module.state_dict()` does.
 
-    Names and order are those; what is shared comes under each of its names.
+    Names and order are those; a shared tensor comes under each of its names.
 
     Raises:
         TaskError: the extra state of a module is no tensor.

@@ -208,7 +208,7 @@ def _chosen(options: argparse.Namespace) -> list[str]:
 
 
 def _scenario(options: argparse.Namespace) -> Scenario:
-    """The named one, with what was given on the command line."""
+    """The named one, with the settings of the command line."""
     given = {
         key: value
         for key in ("workers", "minutes", "faults", "network", "load", "steps")

@@ -65,7 +65,7 @@ class Counter:
     """Runs a target on a loop of its own, and counts.
 
     Args:
-        target: what is fuzzed.
+        target: the fuzzed function.
     """
 
     def __init__(self, target: Target) -> None:

@@ -135,7 +135,7 @@ class Authenticated(RuleBasedStateMachine):
 
     @initialize(lies_as_member=st.booleans())
     def start(self, lies_as_member: bool) -> None:
-        """Two train; with a third one who is a member, and lies from then on."""
+        """Two train, and a third one is a member and lies from then on."""
         self.lies_as_member = lies_as_member
         self.cluster = Cluster(workers=3 if lies_as_member else 2)
         if lies_as_member:
@@ -200,7 +200,7 @@ class Authenticated(RuleBasedStateMachine):
 
     @rule(data=st.data(), times=st.integers(1, 8), unannounced=st.integers(0, 9))
     def a_worker_says(self, data: Any, times: int, unannounced: int) -> None:
-        """Anything that a worker may ever say, now and then before it has registered."""
+        """Send anything that a worker may ever send, now and then before it has registered."""
         for _ in range(times):
             if unannounced and not self.is_registered():
                 self.say("worker", registration(LIAR))
@@ -227,7 +227,7 @@ class Authenticated(RuleBasedStateMachine):
 
     @rule(who=st.sampled_from(["worker", "operator", "viewer", "stranger"]))
     def somebody_hangs_up(self, who: str) -> None:
-        """Without a word."""
+        """Close the connection without GOODBYE."""
         caller = self.callers.pop(who, None)
         if caller is not None:
             self.cluster.call(caller.wire.close)
@@ -238,7 +238,7 @@ class Authenticated(RuleBasedStateMachine):
         self.cluster.pass_time(seconds)
 
     def anything(self, who: str, role: m.Role, data: Any) -> None:
-        """Draw a message and say it."""
+        """Draw a message and send it."""
         kinds = sorted(m.from_opener(role), key=m.message_name)
         kind = data.draw(st.sampled_from(kinds), label=who)
         hints = self.hints
@@ -298,7 +298,7 @@ class Authenticated(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: not self.lies_as_member)
     def the_honest_are_not_disturbed(self) -> None:
-        """Their generation is the same, their connections stand, and they get on."""
+        """Their generation is the same, their connections stand, and they make progress."""
         assert self.cluster_state.run.generation == self.generation
         assert [one.lost_connections for one in self.cluster.honest] == [0, 0]
         assert self.cluster_state.job is not None

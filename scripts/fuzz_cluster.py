@@ -62,7 +62,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class Wire(asyncio.Transport):
-    """The other end of a link of the coordinator: hears what that says."""
+    """The other end of a link of the coordinator; records its messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Wire(asyncio.Transport):
         return self.closed
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Nothing: as of a Unix socket."""
+        """Nothing, as for a Unix socket."""
         return default
 
     def writelines(self, list_of_data: Any) -> None:
@@ -86,7 +86,7 @@ class Wire(asyncio.Transport):
                 self.heard.append((m.decode_message(frame.header), bytes(frame.payload)))
 
     def close(self) -> None:
-        """The link hears of it soon, as of every loss."""
+        """The link is told soon, as of every loss."""
         if not self.closed and self.link is not None:
             self.closed = True
             asyncio.get_running_loop().call_soon(self.link.connection_lost, None)
@@ -144,7 +144,7 @@ _incarnations = itertools.count(1000)
 
 
 class Honest:
-    """A worker that does as the protocol says.
+    """A worker that follows the protocol.
 
     Args:
         cluster: where it works.
@@ -381,7 +381,7 @@ class Cluster:
     # --- what happens ------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let everybody say what is to be said, until all are quiet."""
+        """Deliver all messages until nobody sends any."""
         self.run(self.settled())
 
     async def settled(self) -> None:
@@ -437,7 +437,7 @@ class Cluster:
                     one.finish() if stop else one.freeze("end at a step boundary")
 
     def ask(self, request: m.Message, who: Identity | None = None) -> dict[str, Any]:
-        """An operator's request and its answer; an empty one says that it was refused."""
+        """An operator's request and its answer; an empty one means that it was refused."""
         answer: dict[str, Any] = self.run(self._ask(request, who))
         return answer
 

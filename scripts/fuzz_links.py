@@ -186,7 +186,7 @@ class _Socket:
 
 
 class Wire(asyncio.Transport):
-    """Remembers what was sent."""
+    """Records the bytes that were sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,13 +245,13 @@ class Witness:
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """Memory is set aside for what the state allows only."""
+        """Memory is allocated only as the state allows."""
         assert link.session.state is State.OPEN
         assert payload_bytes <= LARGEST_MAX_PAYLOAD_BYTES
         return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """It is whole, and the other side may say it."""
+        """It is complete, and the other side may send it."""
         assert link.session.state is State.OPEN or isinstance(message, m.Prove)
         role = link.session.role
         assert role is not None
@@ -303,7 +303,7 @@ def put(link: Link, data: bytes) -> None:
 
 
 def prove_to(link: Link, wire: Wire, role: m.Role) -> Tag:
-    """Make the opener's half of the handshake; returns the tag of what it says from then on."""
+    """Make the opener's half of the handshake; returns the tag of its later frames."""
     session = Session(role=role, random_bytes=bytes)
     secret = SECRET if role in DATA_ROLES else b""
     said = hello(role, "w-0", generation=1, roster_id=1)
@@ -315,7 +315,7 @@ def prove_to(link: Link, wire: Wire, role: m.Role) -> Tag:
 
 
 def welcome_to(link: Link, wire: Wire, role: m.Role) -> Tag:
-    """Make the acceptor's half of the handshake; returns the tag of what it says from then on."""
+    """Make the acceptor's half of the handshake; returns the tag of its later frames."""
     session = Session(accepts=frozenset({role}), random_bytes=bytes)
     assert len(list(session.feed(bytes(wire.sent)))) == 1
     secret = SECRET if role in DATA_ROLES else b""
@@ -325,7 +325,7 @@ def welcome_to(link: Link, wire: Wire, role: m.Role) -> Tag:
 
 
 def attack(link: Link, data: bytes, tag: Tag = CHECKSUM) -> int:
-    """Say what a fuzzer's bytes stand for, then hang up; returns the number of frames."""
+    """Send the messages of a fuzzer's bytes, then close; returns the number of frames."""
     made = frames(data, tag)
     for frame in made:
         put(link, frame)

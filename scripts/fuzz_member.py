@@ -36,7 +36,7 @@ KEPT: Final = frozenset({"name", "incarnation", "instance", "version", "proof", 
 
 
 class Liar(Honest):
-    """It trains as the others do, and what it says can be changed on the way."""
+    """It trains as the others do, and its messages can be changed on the way."""
 
     change: Callable[[m.Message], m.Message | None] | None = None
 
@@ -138,7 +138,7 @@ class OneFieldOff(RuleBasedStateMachine):
         by=st.sampled_from((0, 0, -1, 1, 50)),
     )
     def it_accuses(self, suspect: str, evidence: str, digest: str, by: int) -> None:
-        """It leaves its generation, and says that another one is to blame."""
+        """It leaves its generation, and blames another member."""
 
         def change(message: m.Message) -> m.Message | None:
             if not isinstance(message, m.Frozen):
@@ -166,7 +166,7 @@ class OneFieldOff(RuleBasedStateMachine):
 
     @rule()
     def the_coordinator_begins_again(self) -> None:
-        """And takes up what it finds."""
+        """The coordinator restarts, with its store."""
         self.cluster.restart()
         self.cluster.settle()
         self.lost = self.connections_lost()

@@ -67,7 +67,7 @@ class Target:
     Attributes:
         run: raises for a defect only; returns how much the input stood for.
         seeds: inputs to begin with.
-        authenticated: whether the other side has proved who it is before the input comes.
+        authenticated: whether the other side has proved its identity before the input.
     """
 
     run: Callable[[bytes], int]
@@ -120,7 +120,7 @@ def _answer_after(role: m.Role) -> Callable[[bytes], int]:
 
 
 def _members(data: bytes) -> int:
-    """Two workers with good credentials say anything that fits the protocol, in any order."""
+    """Two workers with good credentials send anything that fits the protocol, in any order."""
     reader, core = Reader(data), Membership()
     spec = to_mapping(parse_job(_JOB, source="fuzz"))
     core.handle(Submitted(job=Job(id="j-1", spec=spec)), 0.0)
@@ -271,7 +271,7 @@ LINKS: Final[Mapping[str, Target]] = {
         for role in m.Role
     },
 }
-"""Frames on connections, before and after the other side has proved who it is."""
+"""Frames on connections, before and after the other side has proved its identity."""
 
 TARGETS: Final[Mapping[str, Target]] = {
     **LINKS,

@@ -370,7 +370,7 @@ class Followed:
     """The job of this run.
 
     Attributes:
-        spec: what it was submitted with.
+        spec: its specification.
         kept: the directory that stays; None when nothing does.
         job: its id; empty before it has one.
         identity: its identity, which names the directory of its checkpoints.

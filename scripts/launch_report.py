@@ -49,7 +49,7 @@ def progress_words(status: Status) -> str:
 class LineDisplay:
     """A line every few seconds, and at once when the state or the roster changes.
 
-    What it said last is not said again.
+    A line that equals the last one is left out.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class LocalRun:
 
 
 def summary_object(run: LocalRun) -> dict[str, Any]:
-    """The one object that `--json` prints; what is not known is null."""
+    """The one object that `--json` prints; unknown values are null."""
     last, result = run.last, run.result
     of_workers = {name: times for name, times in run.restarts.items() if name != COORDINATOR}
     return {

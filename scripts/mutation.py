@@ -56,7 +56,7 @@ class Result:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the module says."""
+    """Plant faults; see the module."""
     parser = argparse.ArgumentParser(prog="scripts/mutate", description="Plant faults.")
     parser.add_argument("names", nargs="*", metavar="WORDS", help="only mutants with these words")
     parser.add_argument("--list", action="store_true", help="name the mutants")

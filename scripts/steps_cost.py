@@ -39,7 +39,7 @@ def measure(blocks: int, step: Workload = STEP) -> dict[str, Any]:
 
     Args:
         blocks: of each, besides a first one that does not count.
-        step: what is trained, and how many steps a block has.
+        step: the trained workload.
     """
     with contextlib.ExitStack() as stack:
 

@@ -48,7 +48,7 @@ class Result:
     Attributes:
         outcomes: a fault each.
         job: the job as `dtdctl jobs` has it.
-        gaps: what does not fit together of all that was written down, in words.
+        gaps: contradictions between all records, in words.
     """
 
     outcomes: Sequence[Outcome]
@@ -69,7 +69,7 @@ class Result:
 
 
 def lines(result: Result) -> list[str]:
-    """A line a fault; then the job, then what is not as it must be."""
+    """A line a fault; then the job, then the failures."""
     rows = [
         (
             outcome.fault,

@@ -149,7 +149,7 @@ def callbacks(
 
 
 def _callbacks(run: DaemonRun) -> dict[str, list[float]]:
-    """Processor seconds of each callback since the last time, by what it belongs to."""
+    """Processor seconds of each callback since the last time, by its owner."""
     pid, state = run.coordinator
     file = state / CALLBACKS
     file.unlink(missing_ok=True)
@@ -177,7 +177,7 @@ def _long(found: dict[str, list[float]], counted_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure what is asked for, and print it as JSON."""
+    """Run the measurement of the command line, and print it as JSON."""
     given = sys.argv[1:]
     if given[:1] == ["--callbacks"]:
         print(json.dumps(callbacks(float(given[1]) if given[1:] else SECONDS)))

@@ -1,4 +1,4 @@
-"""Somebody who watches the web page, without a browser: live data, and a page now and then."""
+"""A viewer of the web page, without a browser: live data, and a page now and then."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Viewer:
 
     Attributes:
         read_bytes: of live data.
-        refused: what the page answered to anything else; empty if it never did.
+        refused: the page's answer to other requests; empty if there was none.
 
     Raises:
         DtdError: the page refuses.

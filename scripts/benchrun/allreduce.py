@@ -34,7 +34,7 @@ _TRIAL_SHARE: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """Somebody who takes part.
+    """One side of the comparison.
 
     Attributes:
         kind: which program (`scripts.benchrun.ranks`).

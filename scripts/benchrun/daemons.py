@@ -53,7 +53,7 @@ class DaemonRun:
     """A coordinator, its workers and one job that waits at its first gate.
 
     Args:
-        workload: what is trained.
+        workload: model, rows and optimizer.
         workers: their names.
         network: how they reach each other.
         blocks: how many there will be.

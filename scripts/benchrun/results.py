@@ -180,7 +180,7 @@ def keep(
 
 
 def rounded(value: Any) -> Any:
-    """The same with numbers cut to what they are good for."""
+    """The same with numbers rounded to their precision."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, dict):

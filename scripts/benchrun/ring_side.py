@@ -42,7 +42,7 @@ class RingSide:
     """Implement `AllReduceSide`.
 
     Args:
-        setup: rank, world, host, whether its memory can be lent to neighbours, and the path of a
+        setup: rank, world, host, whether neighbours can map its memory, and the path of a
             credential if it talks TLS.
     """
 

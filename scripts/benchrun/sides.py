@@ -125,7 +125,7 @@ def run_all(
     measure: Callable[[SidesCase], Record],
     options: argparse.Namespace,
 ) -> None:
-    """Measure case by case, and keep what was found.
+    """Measure case by case, and keep the results.
 
     Raises:
         UsageError: links of a known rate cannot be made here.

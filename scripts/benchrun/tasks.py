@@ -42,7 +42,7 @@ class RandomImages:
         return ResNet18(classes=_CLASSES, width=self._width)
 
     def train_dataset(self) -> ImageRows:
-        """Not augmented: reading rows is not what is measured."""
+        """Not augmented: reading rows is not measured."""
         draw = np.random.default_rng(0)
         shape = (_ROWS, _PIXELS, _PIXELS, 3)
         return ImageRows(

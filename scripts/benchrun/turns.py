@@ -22,7 +22,7 @@ class Case:
 
     Attributes:
         name: of the workload.
-        workload: what is trained.
+        workload: model, rows and optimizer.
         link: the workers' network.
         world: number of workers.
         rounds: how often each side has its turn, after one to warm up.

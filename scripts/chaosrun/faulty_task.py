@@ -53,7 +53,7 @@ class FaultyTask:
         return getattr(self._task, "eval_dataset", self._task.train_dataset)()
 
     def loss(self, model: Any, batch: Any) -> Any:
-        """The real task's, after what was commanded."""
+        """The real task's, after the commanded fault."""
         gil_s = self._commanded(HOLD_GIL)
         if gil_s is not None:
             # Called through PyDLL, a C function keeps the interpreter's lock.

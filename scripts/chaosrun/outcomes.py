@@ -23,7 +23,7 @@ class Injection:
         over_s: when its cause was removed; infinite while it lasts.
         back_s: when its victims had all recovered; infinite until then.
         generation: newest generation with one of the victims in it at that time; 0 is none.
-        phase: what the victim was doing, as far as its log tells.
+        phase: the victim's phase, as far as its log tells.
         note: anything else worth telling.
         pids: processes that end because of it.
     """

@@ -60,10 +60,10 @@ class Scenario:
         kinds: faults to choose from, or to go through.
         faults: how many.
         schedule: how they follow each other.
-        network: what the daemons are joined by; "auto" is the best that there is.
+        network: the daemons' network; "auto" is the best that there is.
         load: busy processes beside the daemons, as a multiple of the processors.
         steps: of each job.
-        away_s: how long the coordinator stays away; 0 is as chance has it.
+        away_s: outage of the coordinator; 0 is random.
     """
 
     kinds: tuple[str, ...]
@@ -147,7 +147,7 @@ class Result:
     """Everything that a run has shown.
 
     Attributes:
-        outcomes: what came of each fault.
+        outcomes: of each fault.
         checks: what had to hold.
         growths: what daemons held over time.
         rejoins: how workers came back.
@@ -201,7 +201,7 @@ def cluster_for(
 
 
 def usable(kinds: Sequence[str], cluster: NetworkedCluster) -> tuple[list[str], list[str]]:
-    """Kinds that this cluster can be hurt with, and the others with what they lack."""
+    """Kinds of faults that this cluster offers, and the others with their missing features."""
     offers = {
         "": True,
         "cut": isinstance(cluster.network, CuttableNetwork),

@@ -84,7 +84,7 @@ def _kill_returning(harness: Harness, before: Injection) -> None:
 def mixed(
     harness: Harness, kinds: Sequence[str], count: int, *, quiet_s: float, until_s: float
 ) -> None:
-    """Inject so many by chance, as weights say, spread over the time that there is."""
+    """Inject so many at random, by weights, spread over the run's time."""
     while len(harness.injections) < count and time.time() < until_s:
         harness.until(lambda: len(harness.fit()) > FEWEST_FIT, SETTLE_S)
         kind = _choose(harness, kinds)
@@ -127,7 +127,7 @@ def await_moment(harness: Harness, victim: str) -> None:
 
 
 def await_recovery(harness: Harness, injection: Injection) -> None:
-    """Until somebody commits again, in a newer generation if there must be one."""
+    """Wait until a worker commits again, in a newer generation if there must be one."""
     ends = KINDS[injection.kind].ends_generation and injection.generation > 0
 
     def recovered() -> bool:

@@ -75,7 +75,7 @@ class Weather:
             self.unsilence(caller)
 
     def unsilence(self, caller: str) -> None:
-        """Those who were held because of this caller's silence look again."""
+        """Callers that were held because of this one's silence check again."""
         self.silent_for.discard(caller)
         self.cleared.set()
         self.cleared = asyncio.Event()
@@ -188,7 +188,7 @@ class _Pair:
     caller: str = ""
 
     async def close(self) -> None:
-        """Deliver what is left, then close both sides."""
+        """Deliver the rest, then close both sides."""
         for writer in self.sockets:
             writer.close()
             await writer.wait_closed()
@@ -251,7 +251,7 @@ class FaultProxy:
         self._do(lambda: self._silence(directions or BOTH, caller))
 
     def unsilence(self, *directions: Direction, caller: str = "") -> None:
-        """Undo `silence` with the same arguments; what was held is delivered."""
+        """Undo `silence` with the same arguments; held bytes are delivered."""
         self._do(lambda: self._unsilence(directions or BOTH, caller))
 
     def restore(self) -> None:

@@ -33,7 +33,7 @@ class LocalCluster(Cluster):
         workers: how many.
         device: theirs.
         servers: how many parameter servers.
-        say: told what happens to the daemons.
+        say: called with lines about the daemons.
     """
 
     def __init__(

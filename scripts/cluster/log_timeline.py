@@ -1,4 +1,4 @@
-"""The daemons' JSON logs, read while they grow, and what they show.
+"""The daemons' JSON logs, read while they grow, and a timeline of them.
 
 `LogTail` makes one stream of lines with times of one clock.  `LogTimeline` keeps who is in which
 generation, who has committed which step, and when: what figures and checks need afterwards.
@@ -36,7 +36,7 @@ class Line:
 
 
 class LogTail:
-    """Reads what is new in some logs.
+    """Reads new lines of some logs.
 
     Args:
         paths: the logs, by daemon; they exist.

@@ -62,7 +62,7 @@ class MemoryGroups:
         return ["/bin/sh", "-c", _JOIN, str(group / "cgroup.procs"), *command]
 
     def join(self, name: str, pid: int) -> None:
-        """Put a process into a group; what it has already is not counted there."""
+        """Put a process into a group; its earlier memory is not counted there."""
         (self._groups[name] / "cgroup.procs").write_text(str(pid))
 
     def peak_bytes(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Write the parts of the documentation that the code knows; a test keeps the two equal.
+"""Write the generated parts of the documentation; a test keeps them equal to the code.
 
 python -m scripts.gen_docs              # all pages
 python -m scripts.gen_docs events       # some of them

@@ -61,7 +61,7 @@ class Cluster:
     Args:
         hosts: how many.
         directory: empty; for what this machine keeps.
-        say: what to do with a line about progress.
+        say: called with lines about progress.
 
     Raises:
         DtdError: a host does not boot or a command fails.
@@ -206,12 +206,12 @@ class Cluster:
         """Until all workers train together, beyond that step.
 
         Raises:
-            DtdError: time ran out, with what the coordinator says.
+            DtdError: time ran out, with the coordinator's status.
         """
         self.until(lambda: self.is_whole(after_step=after_step), "the workers do not all train")
 
     def await_changed(self, host: Host, unit: str, before: Unit) -> None:
-        """Until systemd has started a unit again, and says that it is ready."""
+        """Wait until systemd has started a unit again, and it is ready."""
 
         def changed() -> bool:
             now = show(host, unit)

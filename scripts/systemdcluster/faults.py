@@ -26,7 +26,7 @@ class Fault:
         restarts: how often systemd starts the unit again of its own accord.
         systemd_says: pattern of a line in the unit's journal.
         incident: what `dtdctl events` must tell of the worker, or of nobody.
-        no_incident: what it must not tell.
+        no_incident: an incident that must not be reported.
         last_end: pattern of how the next process says that the last one ended; empty: in good
             order, or nobody knows.
         in_band: it happens between two steps, so none is begun again.
@@ -55,7 +55,7 @@ def _freeze(_cluster: Cluster, host: Host) -> None:
 
 
 def _stop_worker(cluster: Cluster, host: Host) -> None:
-    """Stopped for good; the others train on, until somebody starts it again."""
+    """Stopped for good; the others continue to train, until it is started again."""
     host.run("systemctl", "stop", WORKER)
     _await_others(cluster)
     host.run("systemctl", "start", WORKER)
@@ -66,7 +66,7 @@ def _reboot(_cluster: Cluster, host: Host) -> None:
 
 
 def _cut_power(cluster: Cluster, host: Host) -> None:
-    """Nor does a kernel say goodbye for the processes that end: the cable is out meanwhile."""
+    """No kernel says goodbye for the processes that end, either: the cable is out meanwhile."""
     cluster.lan.pull_out(host.name)
     host.cut_power()
     _await_others(cluster)
@@ -75,7 +75,7 @@ def _cut_power(cluster: Cluster, host: Host) -> None:
 
 
 def _stop_coordinator(cluster: Cluster, host: Host) -> None:
-    """Nobody can ask it meanwhile, so it is a worker's own words that tell of steps."""
+    """The coordinator cannot be asked meanwhile, so a worker's journal gives the steps."""
     host.run("systemctl", "stop", COORDINATOR)
     before = cluster.committed(host)
     cluster.until(

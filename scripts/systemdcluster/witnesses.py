@@ -35,7 +35,7 @@ class Entry:
         pid: of the process that wrote it.
         by_manager: it was systemd that wrote it.
         text: the line.
-        event: what the daemon calls it; empty for what is no event.
+        event: the daemon's name of it; empty if it is no event.
         fields: its other fields.
     """
 

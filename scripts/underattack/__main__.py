@@ -1,4 +1,4 @@
-"""Attack a coordinator that a job runs on, and measure what the job and its operator notice of it.
+"""Attack a coordinator while a job runs on it, and measure the effect on job and operator.
 
     scripts/under_attack                 # measure, print the table
     scripts/under_attack --write         # and put it into docs/evaluation.md

@@ -136,7 +136,7 @@ class Machines:
         self.store.go_back()
 
     def has_heard_of(self, job: str) -> bool:
-        """Whether the running coordinator knows a job."""
+        """Whether the running coordinator has a job."""
         if self.coordinator is None:
             return False
         pools = self.coordinator.membership

@@ -234,7 +234,7 @@ class Oracle:
         self.lineage.adopted(assign, state)
 
     def joined(self, assign: m.Assign, incarnation: int) -> None:
-        """A rank knows that all ranks have joined with the same state."""
+        """A rank has learnt that all ranks have joined with the same state."""
         newest = (assign.generation, assign.held_step)
         self._running[assign.job] = max(self._running.get(assign.job, (0, 0)), newest)
         self.beliefs.joined(assign)
@@ -401,7 +401,7 @@ class Oracle:
         require(left, "a generation begins and nobody has left the last one", known.roster)
 
     def resumes(self, job: str) -> bool:
-        """The operator says that no worker trains the job any more; returns whether that is new."""
+        """The operator declares that no worker trains the job; returns whether that is new."""
         known = job in self._resumed
         self._resumed.add(job)
         self._waived.add(job)

@@ -44,7 +44,7 @@ def leave(session: JobSession) -> None:
 def gather(
     session: JobSession, ring: RingEndpoint, exchange: Exchange
 ) -> Generator[Request, None, list[bytes]]:
-    """Obtain this rank's part of the state, beside what it has.
+    """Obtain this rank's part of the state, beside its own shards.
 
     Returns:
         the digests of all ranks, if holders of a shard differ: then nothing moves.
@@ -87,7 +87,7 @@ def gather(
 
 
 def _take(atoms: list[str], window: RegroupWindow, rank: int, words: list[bytes]) -> None:
-    """Take from what all ranks contribute to a window; rank r contributes segment r + 1."""
+    """Take from all ranks' contributions to a window; rank r contributes segment r + 1."""
     buffer = [atom for index in range(len(words)) for atom in shards.received(words[index - 1])]
     for piece in window.takes(rank, shards.ATOMS):
         atoms[piece.start : piece.stop] = buffer[piece.at : piece.at + piece.stop - piece.start]
@@ -101,7 +101,7 @@ def hashed(session: JobSession, ring: RingEndpoint, state: State) -> ShardDigest
 
 
 def agreed(session: JobSession, ring: RingEndpoint, state: State) -> None:
-    """All ranks have the same digest of a state, or of what they had of it when they hashed it."""
+    """All ranks have the same digest of a state, or of their former parts of it."""
     division = division_of(session, ring)
     session.shell.surroundings.oracle.shards.agreed(
         ring.assign,

@@ -31,7 +31,7 @@ def whole(content: str) -> Atoms:
 
 
 def none() -> Atoms:
-    """The atoms of a worker that has only what is common to all."""
+    """The atoms of a worker that has only the common part."""
     return ("",) * ATOMS
 
 
@@ -66,7 +66,7 @@ def changed(atoms: Atoms, change: Callable[[str], str]) -> Atoms:
 
 
 def digest(atoms: Atoms, part: ShardSet) -> bytes:
-    """Hash of what a part consists of."""
+    """Hash of a part."""
     content = hashlib.blake2b(digest_size=BYTES)
     for start, stop in part.ranges(ATOMS):
         content.update(sent(atoms[start:stop]))
@@ -88,7 +88,7 @@ def said(tally: Tally, contents: Sequence[str]) -> list[bytes]:
 
     Args:
         tally: of the shards.
-        contents: what each rank has of the rest.
+        contents: each rank's digest of the common part.
     """
     times = Counter(tally.digests)
     return [

@@ -140,7 +140,7 @@ class SimulatedStore:
         ]
 
     def has_ended(self, job: str) -> bool:
-        """Whether the stored record says that the job has ended."""
+        """Whether the stored record of the job has an end."""
         return job in self._bodies and self._bodies[job]["state"] in ENDED
 
     def fill(self) -> None:

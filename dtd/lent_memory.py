@@ -1,4 +1,4 @@
-"""Memory that other processes on this host can be permitted to read, and how they read it.
+"""Memory that other processes on this host may map and read.
 
 A ring neighbour on the same host need not receive gradients through sockets: the sender names the
 memory that holds them, and the neighbour reads them there (protocol.md, "Loans").  The owner

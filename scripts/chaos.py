@@ -1,4 +1,4 @@
-"""Hurt a cluster of real daemons, then see whether anything was lost.
+"""Inject faults into a cluster of real daemons, then check whether anything was lost.
 
     python -m scripts.chaos --scenario soak --seed 7
     python -m scripts.chaos --workers 4 --minutes 5 --faults 40 --kinds kill,stop,coordinator

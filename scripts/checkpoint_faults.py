@@ -1,4 +1,4 @@
-"""Damage real checkpoints at random and see what is loaded: table of faults and what came of them.
+"""Damage real checkpoints at random and load them: a table of faults and outcomes.
 
     python -m scripts.checkpoint_faults --count 200 --seed 1
 

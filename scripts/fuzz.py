@@ -1,4 +1,4 @@
-"""Fuzz what reads the input of others: python -m scripts.fuzz TARGET|all [--runs N] [--seed N].
+"""Fuzz the readers of foreign input: python -m scripts.fuzz TARGET|all [--runs N] [--seed N].
 
 With atheris the inputs follow coverage; with --plain they are seeded mutations, the same ones each
 time, as the tests make them.  The last line of each target says how many inputs and frames it had.

@@ -1,4 +1,4 @@
-"""Anybody who got in says anything at any time: a state machine against a real coordinator.
+"""Authenticated callers send anything at any time: a state machine against a real coordinator.
 
 What is said is made of the messages' own declarations, so a new message or field is tried without a
 line here.  The cluster (`scripts.fuzz_cluster`) trains meanwhile.  Where nobody who lies is a

@@ -1,4 +1,4 @@
-"""Both ends of every connection, without a socket: what a hostile other side can say to them.
+"""Both ends of every connection, without a socket: under any messages of a hostile other side.
 
 A `Link` gets a transport that only remembers.  Before authentication the fuzzer's frames are the
 first that come; after it, the handshake has been made with the right key, as somebody with a stolen

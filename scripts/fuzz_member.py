@@ -1,4 +1,4 @@
-"""A member that really trains says everything as it should, but for one field now and then.
+"""A member that really trains sends all messages as it should, but for one field now and then.
 
 `scripts.fuzz_authenticated` says anything; most of it is refused at the door, so what a member may
 say while its generation runs, freezes or forms is seldom reached.  Here three workers train, and

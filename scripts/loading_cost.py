@@ -1,4 +1,4 @@
-"""Cost of where the rows of an ordinary folder of images are read: which thread, which process.
+"""Cost of reading rows of an ordinary folder of images, by thread and by process.
 
     python -m scripts.loading_cost --rounds 10
 

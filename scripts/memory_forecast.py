@@ -1,4 +1,4 @@
-r"""Does the forecast of a state's memory hold for models of other shapes than equal layers?
+r"""The forecast of a state's memory against models of other shapes than equal layers.
 
     python -m scripts.memory_forecast [--shapes even embedding tied few] [--parameters 24000000]
 

@@ -1,4 +1,4 @@
-"""A daemon that leaves out, in every other block of steps, what fault tolerance costs.
+"""A daemon that leaves out fault tolerance in every other block of steps.
 
     python -m scripts.overhead_daemon coordinator|worker OPTIONS...
 

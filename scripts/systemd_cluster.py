@@ -1,4 +1,4 @@
-"""Install dtd on hosts that each have a systemd of their own, train, and hurt daemons and hosts.
+"""Install dtd on hosts with a systemd each, train, and inject faults into daemons and hosts.
 
     python -m scripts.systemd_cluster --hosts 3
     python -m scripts.systemd_cluster --faults kill,reboot --json

@@ -1,4 +1,4 @@
-"""Try dtd as a new user, an operator and an enemy would, and write down what happened.
+"""Try dtd as a new user, an operator and an enemy would, and record the results.
 
     scripts/tryout                    # run everything, print the table
     scripts/tryout --write            # and put it into docs/evaluation.md

@@ -1,4 +1,4 @@
-"""`dtdctl profile`: records steps of a running job, merges them into a trace, says what limits it.
+"""`dtdctl profile`: records steps of a running job, merges them into a trace, names its limit.
 
 The coordinator has all workers record; their files are fetched from their data ports, put on the
 coordinator's clock and merged, without torch.  A worker that recorded nothing, or whose file cannot

@@ -1,4 +1,4 @@
-"""Whether a smaller or a greater value of a metric is better."""
+"""The tables of a job file for optimizer, schedule and training; the direction of a metric."""
 
 from __future__ import annotations
 

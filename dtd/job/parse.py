@@ -1,8 +1,9 @@
-"""`--set table.key=value`: changes to a job file's values before they are checked.
+"""Reading of a job file or a map into a `JobSpec`, or into all of its problems.
 
-The value is read as TOML (`0.1`, `true`, `[1, 2]`, `"text"`), and as a plain string where that
-fails.  The last of several overrides counts, and setting one of `job.epochs` and
-`job.steps` takes the other one away, so that a job written in epochs can be tried for a few steps.
+`--set table.key=value` changes a value before it is checked.  It is read as TOML (`0.1`, `true`,
+`[1, 2]`, `"text"`), and as a plain string where that fails.  The last of several overrides counts,
+and setting one of `job.epochs` and `job.steps` takes the other one away, so that a job written in
+epochs can be tried for a few steps.
 """
 
 from __future__ import annotations

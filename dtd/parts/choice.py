@@ -1,4 +1,4 @@
-"""Which of a job's checkpoints is meant: of a step, the newest, or the best by a metric.  Pure.
+"""The choice of a job's checkpoint: of a step, the newest, or the best by a metric.  Pure.
 
 On the coordinator's list of checkpoints, which has an entry for each worker that has one or a part.
 """

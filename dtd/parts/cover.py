@@ -1,4 +1,4 @@
-"""Which of the parts of a checkpoint make a whole one.  Pure.
+"""The choice of parts that make a whole checkpoint.  Pure.
 
 The coordinator lists an entry for each worker that has a checkpoint, or a part of it.  Entries with
 the same generation, step and digest are of one checkpoint.  A part that was saved when no ring was

@@ -1,6 +1,7 @@
-"""Throttling of repeated warnings: the first one is logged, then a count at intervals.
+"""The records, reports and requests between training and the rest of the worker.
 
-A full disk makes every checkpoint fail; an operator should see this once, and later that it lasts.
+Repeated warnings are throttled: a full disk makes every checkpoint fail; an operator should see
+this once, and later that it lasts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`scripts/bench convergence`: does it learn the same, and how soon, with 1, 2 and 4 workers?
+"""`scripts/bench convergence`: results and times of training with 1, 2 and 4 workers.
 
 Real daemons train the example jobs to their end, and a plain loop of one process does as well
 (`scripts.benchrun.torch_side`), with the same model, batch, optimizer and schedule.

@@ -1,4 +1,4 @@
-"""`scripts/bench memory`: what the state of a job takes in each worker, beside the formula.
+"""`scripts/bench memory`: the memory of a job's state in each worker, beside the formula.
 
 Real daemons train a stack of layers with AdamW for a few steps and stop at a gate between two;
 then the kernel says what each worker has (proportional set size: pages that neighbours share count

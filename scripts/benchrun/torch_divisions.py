@@ -1,4 +1,4 @@
-"""In which ways torch divides a state among ranks; for processes that do without torch, too."""
+"""Names of torch's divisions of a state among ranks; for processes without torch, too."""
 
 from __future__ import annotations
 

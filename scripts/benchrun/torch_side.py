@@ -1,4 +1,4 @@
-"""Plain torch in one rank: alone, beside others without a word, in DDP, or only Gloo's all-reduce.
+"""Plain torch in one rank: alone, beside silent ones, in DDP, or only Gloo's all-reduce.
 
 Batches are made before the clock starts, so reading rows costs nothing.
 """

@@ -1,4 +1,4 @@
-"""Faults that were injected and what came of them, told by the daemons' logs alone.  Pure."""
+"""Injected faults and their outcomes, from the daemons' logs alone.  Pure."""
 
 from __future__ import annotations
 

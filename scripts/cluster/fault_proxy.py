@@ -1,4 +1,4 @@
-"""A proxy that does to a connection what bad networks do: hold, delay, narrow, flip, reset.
+"""A proxy with the faults of bad networks: bytes are held, delayed, limited, flipped, reset.
 
     with FaultProxy(listen, target) as proxy:
         proxy.silence(TO_TARGET)            # accepted, and never delivered; nobody is told

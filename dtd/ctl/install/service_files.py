@@ -1,4 +1,4 @@
-"""Which files a dtd service consists of, where they belong, and whose they are.
+"""The files of a dtd service, their places, and the mark of an unchanged file.
 
 The units and the example settings come with the package.  Each is written with a last line that
 holds a hash of the rest: a file whose hash still matches can be replaced and removed, any other has

@@ -1,4 +1,4 @@
-"""Which optimizers, with their hooks, update a part of a parameter as they would all of it."""
+"""Check that an optimizer, with its hooks, updates a part of a parameter as it would all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices of parameters, and what an optimizer keeps for them."""
+"""Slices of parameters, and an optimizer's entries for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sees when a model uses the parameters of a unit, and when their gradients are there.
+"""Observes a model's uses of each unit's parameters, and the arrival of their gradients.
 
 A unit is used when its forward begins, when a module's parameter is read as an attribute, and when
 autograd unpacks a tensor that shares a parameter's memory.  So recomputed blocks, tied weights and

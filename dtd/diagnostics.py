@@ -212,7 +212,7 @@ def refused(where: str, why: str, remedy: str) -> Diagnostic:
     )
 
 
-# --- as the coordinator sees it ----------------------------------------------------------------
+# --- faults that the coordinator sees ----------------------------------------------------------
 
 
 def turned_away(host: str, why: str, remedy: str = "", times: str = "") -> Diagnostic:

@@ -177,7 +177,7 @@ class Authenticated(RuleBasedStateMachine):
             "spec": self.cluster.spec,
         }
 
-    # --- who says what -----------------------------------------------------------------------
+    # --- messages of callers -----------------------------------------------------------------
 
     @rule(data=st.data())
     def a_worker_registers(self, data: Any) -> None:
@@ -268,7 +268,7 @@ class Authenticated(RuleBasedStateMachine):
             self.cluster.call(caller.say, message, payload)
         self.cluster.settle()
 
-    # --- what must hold ----------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------
 
     @invariant()
     def it_answers(self) -> None:

@@ -378,7 +378,7 @@ class Cluster:
         self.loop.close()
         shutil.rmtree(self.directory)
 
-    # --- what happens ------------------------------------------------------------------------
+    # --- actions -----------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Deliver all messages until nobody sends any."""

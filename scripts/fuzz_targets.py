@@ -116,7 +116,7 @@ def _answer_after(role: m.Role) -> Callable[[bytes], int]:
     return run
 
 
-# --- what a coordinator makes of a hostile worker ----------------------------------------------
+# --- a coordinator with a hostile worker -------------------------------------------------------
 
 
 def _members(data: bytes) -> int:

@@ -47,7 +47,7 @@ from scripts.cluster.networks import COORDINATOR
 from scripts.cluster.processes import TAIL_LINES, exit_on_stop_signals, ignore_stop_signals
 from scripts.launch_report import Display, LocalRun, open_display, summary_lines, summary_object
 
-# --- where logs and checkpoints are kept: what was trained outlives the command -------------------
+# --- place of logs and checkpoints, which outlive the command -------------------------------------
 
 
 _MANY: Final = 1000

@@ -120,7 +120,7 @@ def open_display() -> Iterator[Display]:
         yield BarDisplay(progress)
 
 
-# --- what it came to ------------------------------------------------------------------------------
+# --- result ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ _LONG_S: Final = 0.005
 _PATIENCE_S: Final = 30.0
 
 
-# --- how long an operator waits -----------------------------------------------------------------
+# --- waiting time of an operator ----------------------------------------------------------------
 
 
 def measure(rounds: int, *, viewers: int = VIEWERS, commands: int = COMMANDS) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _spread(found_s: Sequence[float]) -> dict[str, float]:
     return {"median_s": statistics.median(found_s), "slowest_s": max(found_s), "of": len(found_s)}
 
 
-# --- how long a callback keeps the event loop ---------------------------------------------------
+# --- time of a callback in the event loop -------------------------------------------------------
 
 
 def callbacks(

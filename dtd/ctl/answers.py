@@ -67,7 +67,7 @@ def ask_and_show(
     return answer
 
 
-# --- how long a waiting command tolerates an unreachable coordinator ----------------------------
+# --- patience of a waiting command with an unreachable coordinator ------------------------------
 # Training does not notice a restart of the coordinator, so commands that wait for a job or follow
 # events do not, either; only a coordinator that never answered is reported at once.
 

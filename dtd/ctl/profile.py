@@ -168,7 +168,7 @@ def _write(path: Path, traces: Sequence[WorkerTrace]) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-# --- what limits the step ------------------------------------------------------------------------
+# --- the limit of the step -----------------------------------------------------------------------
 
 
 def _report(

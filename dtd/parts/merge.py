@@ -151,7 +151,7 @@ class FileMerge:
             )
         return first[1]
 
-    # --- what there is -------------------------------------------------------------------------
+    # --- content of the parts ------------------------------------------------------------------
 
     def _ranges(self, number: int, name: str) -> tuple[Range, ...]:
         """Return the ranges of a tensor that a part has, by its name in the file."""

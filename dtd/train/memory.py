@@ -135,7 +135,7 @@ def process_bytes(device: torch.device) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-# --- what is allocated in a step ---------------------------------------------------------------
+# --- memory that a step allocates --------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class WarningThrottle:
         self._warn(event, message + more)
 
 
-# --- what training tells the rest of the worker, and what it asks of it ------------------------
+# --- reports of training, and its requests to the rest of the worker ---------------------------
 #
 # Plain values and two Protocols, without torch: the worker's event loop, its wire messages and
 # tests use them in processes that never import it.

@@ -176,7 +176,7 @@ def _read(path: str) -> str:
         os.close(descriptor)
 
 
-# --- where a thread is, and whether something compiles: read off the stacks of Python ------------
+# --- place of a thread, and compilers at work: from the stacks of Python -------------------------
 
 
 MAX_WHERE_CHARACTERS: Final = 200

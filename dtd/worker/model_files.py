@@ -142,7 +142,7 @@ def pin_model(
         shutil.rmtree(draft, ignore_errors=True)
 
 
-# --- where the files come from -------------------------------------------------------------------
+# --- sources of the files ------------------------------------------------------------------------
 
 
 def _attempts(

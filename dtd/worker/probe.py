@@ -62,7 +62,7 @@ class PeerDiagnostics:
 
 # --- answer PROBEs: whether another worker's data port can be reached from here ----------------
 #
-# Opens a connection as whoever fetches would, waits for the WELCOME of the worker that is meant,
+# Opens a connection as for a fetch, waits for the WELCOME of the worker that is meant,
 # and fetches as many zeros as a chunk of a bucket may have: there are paths that pass small packets
 # and lose large ones, and a WELCOME would come through those.  Both ends of a link probe, so both
 # directions carry a payload.  What a broken link is worth is decided by the coordinator.

@@ -76,7 +76,7 @@ def _read_epochs(path: Path) -> dict[str, int]:
     return {str(key): value for key, value in seen.items() if type(value) is int}
 
 
-# --- what the coordinator has revoked, in its own words ------------------------------------------
+# --- the coordinator's list of revocations -------------------------------------------------------
 #
 # A coordinator that is restored from a backup has forgotten what was revoked after that, and asks
 # the workers.  Nothing here is verified: only the coordinator has to believe it, and it has signed

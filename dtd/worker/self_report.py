@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from dtd.net.link import NO_TRAFFIC, Traffic
 from dtd.wire import messages as m
 
-# --- what it does, in the one line that `systemctl status` shows -------------------------------
+# --- status, in the one line that `systemctl status` shows -------------------------------------
 
 
 def status_line(
@@ -48,7 +48,7 @@ def _peers(beat: m.Heartbeat, assign: m.Assign | None) -> list[str]:
     return [f"rank {assign.rank} of {len(names)} between {before} and {after}"]
 
 
-# --- what it has sent and received on its rings, one after the other -----------------------------
+# --- traffic of its rings, one after the other ---------------------------------------------------
 
 
 class Ring(Protocol):
@@ -90,7 +90,7 @@ class TrafficMeter:
         )
 
 
-# --- how much memory it holds, from the kernel ---------------------------------------------------
+# --- memory, from the kernel ---------------------------------------------------------------------
 
 
 _STATM: Final = Path("/proc/self/statm")

@@ -25,7 +25,7 @@ from scripts.cluster.log_timeline import LogTimeline, phase_at
 from scripts.cluster.networked import NetworkedCluster
 from scripts.cluster.networks import COORDINATOR
 
-# --- what the daemons hold over time --------------------------------------------------------------
+# --- memory of the daemons over time --------------------------------------------------------------
 
 
 PAGE_BYTES: Final = 4096

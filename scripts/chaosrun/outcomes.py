@@ -155,7 +155,7 @@ def spread(values: Iterable[float | None]) -> tuple[float, float, float] | None:
     return statistics.median(known), known[at], known[-1]
 
 
-# --- how workers came back ------------------------------------------------------------------------
+# --- returns of workers ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -301,7 +301,7 @@ def _conclude(harness: Harness) -> Result:
     )
 
 
-# --- what the daemons themselves say of the incidents ---------------------------------------------
+# --- the daemons' own events of the incidents -----------------------------------------------------
 
 
 _COMPARED = ("worker_lost", "generation_ending", "generation_running", "recovered", "steps_lost")

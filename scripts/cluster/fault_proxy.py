@@ -244,7 +244,7 @@ class FaultProxy:
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
 
-    # --- what may be done to it --------------------------------------------------------------
+    # --- faults ------------------------------------------------------------------------------
 
     def silence(self, *directions: Direction, caller: str = "") -> None:
         """Deliver nothing any more, without telling anybody; of one caller or of all."""

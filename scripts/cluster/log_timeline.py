@@ -213,7 +213,7 @@ def _median_step_s(commits: Iterable[Commit], otherwise_s: float) -> float:
     return statistics.median(measured) if measured else otherwise_s
 
 
-# --- what a worker was doing at some moment -------------------------------------------------------
+# --- phase of a worker at some moment -------------------------------------------------------------
 
 
 FORWARD_SHARE: Final = 1 / 3

@@ -30,7 +30,7 @@ from scripts.cluster.cluster import Cluster, with_log
 from scripts.cluster.networks import COORDINATOR
 from scripts.cluster.processes import Child, stop_all
 
-# --- what was measured, with the aims beside it ---------------------------------------------------
+# --- measurements, with the aims beside them ------------------------------------------------------
 
 
 SLOWER_AT_MOST: Final = 0.05

@@ -69,7 +69,7 @@ class Beliefs:
         self._decided: dict[str, int] = {}
         self._waits_no_longer: dict[str, bool] = {}
 
-    # --- what happens ----------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------
 
     def started(self, now: float) -> None:
         """A coordinator starts, and no worker is connected to it."""
@@ -115,7 +115,7 @@ class Beliefs:
         here = set(connected)
         return lambda name: self._waits_no_longer.get(job, False) and name not in here
 
-    # --- what the coordinator makes of it ----------------------------------------------------
+    # --- decisions of the coordinator --------------------------------------------------------
 
     def check(self, core: Membership, now: float, connected: Collection[str]) -> None:
         """The coordinator has handled an event.

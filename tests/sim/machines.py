@@ -170,7 +170,7 @@ class Machines:
             if isinstance(event, ResumeRequested) and resumes:
                 self.oracle.does_not_resume(event.job)
 
-    # --- what the oracle looks at ----------------------------------------------------------
+    # --- views for the oracle --------------------------------------------------------------
 
     def _remembered(self, job: str) -> Iterator[Memory]:
         for name, process in self.running().items():

@@ -55,7 +55,7 @@ class SimulatedStore:
         self._backup: tuple[dict[str, dict[str, Any]], dict[str, int], Any, int] | None = None
         self.full = False
 
-    # --- as the coordinator uses it ------------------------------------------------------------
+    # --- for the coordinator -------------------------------------------------------------------
 
     def open(self) -> list[Job]:
         """Open the store for a new coordinator; returns its unfinished jobs, oldest first."""
@@ -117,7 +117,7 @@ class SimulatedStore:
         """(id, epoch)."""
         return self._opened().identity()
 
-    # --- as the plan and the oracle use it -----------------------------------------------------
+    # --- for the plan and the oracle -----------------------------------------------------------
 
     def knows(self, job: str) -> bool:
         """Whether the job has been stored."""

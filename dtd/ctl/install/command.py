@@ -191,7 +191,7 @@ def _remove_empty_directories(made: Installation, directories: Iterable[Path]) -
             _delete(made, path)
 
 
-# --- what stays ------------------------------------------------------------------------------
+# --- files that stay -------------------------------------------------------------------------
 
 
 def _is_shared(file: ServiceFile) -> bool:
@@ -213,7 +213,7 @@ def _all_files(parts: Parts) -> list[ServiceFile]:
     return service_files(parts, daemons=Path("/"), systemd_version=NEWEST_SYSTEMD)
 
 
-# --- who may, and what next ------------------------------------------------------------------
+# --- permission, and the next commands -------------------------------------------------------
 
 
 def _require_rights(made: Installation, command: str) -> None:

@@ -228,7 +228,7 @@ def _links(history: Values) -> Iterator[Text]:
     yield _line("")
 
 
-# --- what happened -----------------------------------------------------------------------------
+# --- events ------------------------------------------------------------------------------------
 
 
 def _troubles(scene: Scene) -> Iterator[Text]:

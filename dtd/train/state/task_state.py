@@ -17,7 +17,7 @@ from dtd.train.record import GotOn, nobody
 from dtd.train.state.structure import Structure
 from dtd.train.state.weights import plain_name
 
-# --- what a task keeps itself, as a part of the state: `state_dict()` and `load_state_dict()` ---
+# --- a task's own state: `state_dict()` and `load_state_dict()` ---------------------------------
 #
 # Tensors and JSON values by name.  It goes into digests, checkpoints and to joining workers with
 # the rest (`dtd.train.state.tensors`).  It may change in `on_step` and `on_evaluation`, which

@@ -23,12 +23,12 @@ ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 - the name of it
 ANY_IPV6: Final = "::"
 """All addresses of a host; the second one serves IPv4 as well."""
 SCHEME: Final = "unix:"
-"""What the address of a Unix-domain socket begins with."""
+"""Prefix of the address of a Unix-domain socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where something listens; port 0 lets the kernel choose. IPv6 hosts carry no brackets here."""
+    """Address of a listener; port 0 lets the kernel choose. IPv6 hosts carry no brackets here."""
 
     host: str
     port: int

@@ -249,7 +249,7 @@ class WorkerConfig:
     log_level: LogLevel = field(default="info", metadata=_LOG_LEVEL)
 
     def advertised(self, bound: Address) -> Address:
-        """Where other workers reach the data port that is bound to `bound`."""
+        """Return the address at which other workers reach the data port bound to `bound`."""
         if not self.advertise:
             return bound
         if is_host(self.advertise):
@@ -318,7 +318,7 @@ def load_worker_config(
         flags: by field name, plus "config"; None stands for a flag that was not given.
         environ: the environment.
         default_file: read when it exists and no other file is named.
-        hostname: what the default name begins with; None: this machine's.
+        hostname: prefix of the default name; None: this machine's.
 
     Raises:
         ConfigError: with everything that is wrong.
@@ -342,7 +342,7 @@ def load_worker_config(
 def _gather(
     settings: type, flags: Mapping[str, object], environ: Mapping[str, str], default_file: Path
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values that were given, converted, and what is wrong with the others, by key."""
+    """The values that were given, converted, and the faults of the others, by key."""
     known = fields_of(settings)
     from_file, problems = _from_file(flags, environ, default_file, known)
     values: dict[str, Any] = {}

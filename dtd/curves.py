@@ -96,7 +96,7 @@ def _columns(points: Sequence[Sequence[float]], width: int) -> list[float | None
 
 
 def shares(parts: Sequence[float], *, whole: float, width: int) -> list[int]:
-    """How many characters each part of a whole gets; together never more than `width`."""
+    """Return the characters that each part of a whole gets; together never more than `width`."""
     if whole <= 0:
         return [0] * len(parts)
     ends, total = [], 0.0
@@ -107,6 +107,6 @@ def shares(parts: Sequence[float], *, whole: float, width: int) -> list[int]:
 
 
 def progress_bar(share: float, *, width: int) -> str:
-    """How much is done, 0 to 1."""
+    """Draw the share that is done, 0 to 1."""
     full = round(min(1.0, max(0.0, share)) * width)
     return "█" * full + "░" * (width - full)

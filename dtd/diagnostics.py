@@ -164,7 +164,7 @@ def no_tls(where: str, cause: str, times: str = "") -> Diagnostic:
 
     Args:
         where: its address.
-        cause: as `dtd.security.tls_faults` says.
+        cause: from `dtd.security.tls_faults`.
         times: see `Diagnostic`.
     """
     kind, remedy = _WHEN_CALLING.get(cause, ("tls", "read the log of the coordinator"))
@@ -212,7 +212,7 @@ def refused(where: str, why: str, remedy: str) -> Diagnostic:
     )
 
 
-# --- as the coordinator sees it ----------------------------------------------------------------
+# --- faults that the coordinator sees ----------------------------------------------------------
 
 
 def turned_away(host: str, why: str, remedy: str = "", times: str = "") -> Diagnostic:
@@ -243,7 +243,7 @@ def versions_differ(
 
 
 def protocol_differs(host: str) -> Diagnostic:
-    """A peer uses another version of the protocol; nothing it says of itself is shown."""
+    """A peer uses another version of the protocol; none of its own text is shown."""
     return Diagnostic(
         kind="protocol",
         where=host,
@@ -264,7 +264,7 @@ def unfit(name: str, host: str, why: str) -> Diagnostic:
 
 
 def set_aside(name: str, host: str, why: str) -> Diagnostic:
-    """The job's code has failed on one worker, or since it joined; the others go on."""
+    """The job's code has failed on one worker, or since it joined; the others continue."""
     return Diagnostic(
         kind="set-aside",
         where=name,

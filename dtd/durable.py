@@ -20,7 +20,7 @@ def make_directory(path: Path, *, mode: int = 0o777) -> None:
     them.
 
     Args:
-        path: nothing happens to what is in it.
+        path: its content stays as it is.
         mode: of this directory; its parents have the usual one.
 
     Raises:

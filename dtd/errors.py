@@ -181,7 +181,7 @@ class PartsDiffer(CheckpointError):
 
 
 class ProfileError(DtdError):
-    """A worker's part of a profile is not what a worker records."""
+    """A worker's part of a profile is no recording of a worker."""
 
     blame = "peer"
 
@@ -217,7 +217,7 @@ class ImpossibleTransition(DtdError):
 
 
 class UnreadableWord(ProtocolError):
-    """What a rank has said in an exchange of words cannot be read; `rank`: whose word it is."""
+    """A rank's data in a small gather cannot be read; `rank`: that rank."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(ErrorCode.BAD_PAYLOAD, f"rank {rank}: {message}")
@@ -240,13 +240,13 @@ class RingBroken(DtdError):
 
 
 class ProcessGroupFailed(DtdError):
-    """A rank could not make its part of a generation's process group; the text says why."""
+    """A rank could not make its part of a generation's process group; the text has the reason."""
 
     blame = "network or peer"
 
 
 class HistoryDamaged(DtdError):
-    """The coordinator's store of figures cannot be used; it is set aside, training goes on."""
+    """The coordinator's store of figures cannot be used; it is quarantined, training continues."""
 
     blame = "disk"
 

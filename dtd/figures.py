@@ -96,7 +96,7 @@ def metrics(values: dict[str, Any] | None) -> str:
 
 
 def bandwidth(bytes_per_s: float | None) -> str:
-    """As network people say it: 940 Mbit/s, 7.2 Gbit/s."""
+    """Format bits per second: 940 Mbit/s, 7.2 Gbit/s."""
     if not bytes_per_s:
         return NOTHING
     value = bytes_per_s * 8 / 1000

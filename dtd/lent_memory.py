@@ -1,4 +1,4 @@
-"""Memory that other processes on this host can be permitted to read, and how they read it.
+"""Memory that other processes on this host may map and read.
 
 A ring neighbour on the same host need not receive gradients through sockets: the sender names the
 memory that holds them, and the neighbour reads them there (protocol.md, "Loans").  The owner
@@ -51,9 +51,9 @@ class LentMemory:
 
     Attributes:
         descriptor: of the file.
-        nonce: by which a reader knows that it has the right file.
+        nonce: by which a reader recognises the right file.
         size_bytes: of the file, with its head.
-        loan: the number under which its contents may be read now.
+        loan: the present number of its contents.
         lendable: others can be let read it, and no more than that.
 
     Raises:
@@ -82,7 +82,7 @@ class LentMemory:
         return memoryview(self._map)[offset_bytes : offset_bytes + size_bytes]
 
     def revoke(self) -> None:
-        """Invalidate everything that is read under the current loan."""
+        """Invalidate everything that is read under the current number."""
         self.loan += 1
         _LOAN.pack_into(self._map, 0, self.loan)
         if self.lendable:
@@ -124,9 +124,9 @@ class BorrowedMemory:
 
 
 def borrow(descriptor: int, *, nonce: bytes, size_bytes: int) -> BorrowedMemory | None:
-    """Map memory that another process lends; None when the file is not what was named.
+    """Map memory that another process offers; None when the file is another one.
 
-    Where this system has no memory barriers, nothing can be borrowed, either.
+    Where this system has no memory barriers, nothing can be mapped, either.
 
     The descriptor stays the caller's.  Its seals are asked for first: a file that has some is in
     memory, and no other question can keep this process waiting.

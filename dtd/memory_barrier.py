@@ -9,7 +9,7 @@ a full barrier in between.  So a reader that has seen the second change sees the
 any load that its program does later, and pays nothing itself.
 
 What is ordered by messages needs none of this: what was written before a frame was sent is seen by
-whoever has received it, since the kernel passes it on under locks.
+its receiver, since the kernel passes it on under locks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMBERS: Final = {
     "ppc64le": 365,
     "s390x": 356,
 }
-"""Of the system call, for which C libraries have no function."""
+"""Numbers of the system call, for which C libraries have no function."""
 
 
 @functools.lru_cache(maxsize=1)

@@ -39,7 +39,7 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Notifier:
-        """As NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID say; the last names who is watched."""
+        """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, the process that is watched."""
         address = environ.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
             return cls()
@@ -53,7 +53,7 @@ class Notifier:
         self._tell("READY=1")
 
     def status(self, text: str) -> None:
-        """What the daemon does, for `systemctl status`; said only when it has changed."""
+        """Set the daemon's status for `systemctl status`; sent only when it has changed."""
         line = one_line(" ".join(text.split()), MAX_STATUS_CHARACTERS)
         if line != self._status and self._tell(f"STATUS={line}"):
             self._status = line
@@ -72,7 +72,7 @@ class Notifier:
         Both are done by the event loop that does the daemon's work: if it hangs, they end.
 
         Args:
-            describe: what the daemon does, in one line.
+            describe: returns the daemon's status, in one line.
         """
         if self._address:
             async with asyncio.TaskGroup() as tasks:

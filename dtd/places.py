@@ -1,4 +1,4 @@
-"""Platform check and default paths; dtd runs on Linux only, and says so in one sentence."""
+"""Platform check and default paths; dtd runs on Linux only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def require_linux(system: str = sys.platform) -> None:
         raise ConfigError(msg, remedy="run it on a Linux host or in a Linux container")
 
 
-# --- where daemons keep their state, and where the coordinator's socket is found on this host ---
+# --- state directories of daemons, and the coordinator's socket on this host --------------------
 # A coordinator on the same host needs no configuration: its socket is in the runtime directory that
 # systemd gives it, or in its state directory.
 

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from dtd.shown import INTEGER_LIMIT, SHOWN_CHARACTERS, shown
 
 MAX_KEYS: Final = 64
-"""Of one table; each unknown one is compared with all known ones."""
+"""Most keys of one table; each unknown one is compared with all known ones."""
 _RULE: Final = "rule"
 _WORDS: Final[Mapping[type, str]] = {
     bool: "true or false",
@@ -36,7 +36,7 @@ _WORDS: Final[Mapping[type, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What one field means and allows.
+    """Meaning and limits of one field.
 
     Attributes:
         meaning: one sentence for the reference.
@@ -116,7 +116,7 @@ def without_none(hint: Any) -> Any:
 
 
 def allowed(hint: Any, limits: Rule) -> str:
-    """What a field takes, in words that follow "must be": "an integer, at least 1"."""
+    """Describe a field's values, to follow "must be": "an integer, at least 1"."""
     kind = without_none(hint)
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(json.dumps(choice) for choice in get_args(kind))

@@ -1,4 +1,4 @@
-"""Converts a setting's value to the type of its field, or says what is wrong with it.  Pure."""
+"""Conversion of a setting's value to the type of its field.  Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES: Final = tuple[str, ...]
 
 
 def converted(info: FieldInfo, value: object, *, is_text: bool) -> tuple[Any, str]:
-    """The value, or None and what is wrong with it.
+    """The value, or None and the fault.
 
     Args:
         info: the field.

@@ -42,7 +42,7 @@ def is_unicode(stream: TextIO) -> bool:
 
 
 def own_streams() -> tuple[TextIO, TextIO]:
-    """Standard output for the log alone, and standard error for the last words of this process.
+    """Standard output for the log alone, and standard error for the last output of this process.
 
     What others write to descriptor 1 goes to stderr; in a worker those others are the job's own
     libraries and processes, and a job replaces both descriptors.  `hand_over_streams` undoes it for

@@ -1,4 +1,4 @@
-"""Positions in TOML text: what is wrong with it, and on which line a key is.
+"""Positions in TOML text: its faults, and the lines of keys.
 
 `tomllib` gives values without their places.  `key_lines` finds the places afterwards, by cutting a
 valid document into statements (each line is joined with the next until it parses alone) and
@@ -74,7 +74,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 def _statements(text: str) -> Iterator[tuple[int, bool, dict[str, Any]]]:
     """Cut a valid document into the smallest runs of lines that are valid alone.
 
-    Yields the first line's number, whether it is a table header, and what it says.
+    Yields the first line's number, whether it is a table header, and its content.
     """
     pending = ""
     first = 1

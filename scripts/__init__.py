@@ -1,1 +1,1 @@
-"""Commands of the repository: the local launcher and what it is made of."""
+"""Commands of the repository: the local launcher and its parts."""

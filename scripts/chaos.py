@@ -1,4 +1,4 @@
-"""Hurt a cluster of real daemons, then see whether anything was lost.
+"""Inject faults into a cluster of real daemons, then check whether anything was lost.
 
     python -m scripts.chaos --scenario soak --seed 7
     python -m scripts.chaos --workers 4 --minutes 5 --faults 40 --kinds kill,stop,coordinator
@@ -60,7 +60,7 @@ def fault_table(found: Sequence[Outcome]) -> list[str]:
 
 
 def phase_table(found: Sequence[Outcome], kind: str) -> list[str]:
-    """What the victims of one kind of fault were doing, and how long the others then paused."""
+    """Return the victims' phases for one kind of fault, and the others' pauses after it."""
     own = [outcome for outcome in found if outcome.injection.kind == kind]
     rows = []
     for phase, count in Counter(outcome.injection.phase for outcome in own).most_common():
@@ -70,7 +70,7 @@ def phase_table(found: Sequence[Outcome], kind: str) -> list[str]:
 
 
 def growth_table(growths: Sequence[Growth]) -> list[str]:
-    """What daemons held, first against last third."""
+    """Return the memory, descriptors and threads of daemons, first against last third."""
     rows = []
     for one in growths:
         memory = f"{one.resident_bytes[0] / 1e6:.0f} -> {one.resident_bytes[1] / 1e6:.0f}"
@@ -80,7 +80,7 @@ def growth_table(growths: Sequence[Growth]) -> list[str]:
 
 
 def rejoin_lines(found: Sequence[Rejoin]) -> list[str]:
-    """How workers came back."""
+    """Return the times and bytes of workers that came back."""
     largest = max(one.received_bytes for one in found) / 1e6
     rows = [
         ["how often", str(len(found))],
@@ -208,7 +208,7 @@ def _chosen(options: argparse.Namespace) -> list[str]:
 
 
 def _scenario(options: argparse.Namespace) -> Scenario:
-    """The named one, with what was given on the command line."""
+    """The named one, with the settings of the command line."""
     given = {
         key: value
         for key in ("workers", "minutes", "faults", "network", "load", "steps")

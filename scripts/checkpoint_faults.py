@@ -1,4 +1,4 @@
-"""Damage real checkpoints at random and see what is loaded: table of faults and what came of them.
+"""Damage real checkpoints at random and load them: a table of faults and outcomes.
 
     python -m scripts.checkpoint_faults --count 200 --seed 1
 
@@ -134,7 +134,7 @@ def no_space(job: Path, rng: random.Random) -> Path:
 
 
 def read_only(job: Path, rng: random.Random) -> Path:
-    """Whoever saves has no right to."""
+    """Save without the right to write."""
     del rng
     job.chmod(0o555)
     added = _save_again(job, "--unprivileged")
@@ -198,14 +198,14 @@ class Recorder:
         """Not of interest."""
 
     def checkpoint_saved(self, record: CheckpointRecord) -> None:
-        """Note what was saved under which key."""
+        """Note the saved checkpoint and its key."""
         self.digests[record.generation, record.step] = record.digest
 
     def memory_measured(self, record: MemoryRecord) -> None:
         """Not of interest."""
 
     def warning(self, event: str, message: str) -> None:
-        """Note that somebody was told."""
+        """Note the warning."""
         self.warnings.append(f"{event}: {message}")
 
     def flags(self) -> Flags:
@@ -257,7 +257,7 @@ class Trials:
         self._run.close()
 
     def trial(self, seed: int) -> tuple[list[str], str]:
-        """(faults that were done, "" or what is wrong)."""
+        """(the faults, "" or the failure)."""
         rng = random.Random(seed)  # noqa: S311 - a seeded trial
         shutil.rmtree(self._live)
         shutil.copytree(self._original, self._live)
@@ -276,7 +276,7 @@ class Trials:
             truth[generation, step] = truth.get((generation - 1, step), "")
 
     def _load(self, truth: dict[Key, str]) -> str:
-        """Load what is held; returns what is wrong with it, or ""."""
+        """Load the held checkpoint; returns the failure, or ""."""
         intact = [path for path in self._originals() if _same_files(path, self._live / JOB)]
         newest = max((parse_name(path.name) or (0, 0) for path in intact), default=(0, 0))
         self._run.forget()
@@ -296,7 +296,7 @@ class Trials:
 
 
 def _same_files(original: Path, job: Path) -> bool:
-    """Whether a checkpoint is byte for byte what it was, without asking what is tested."""
+    """Whether a checkpoint's bytes are unchanged, without asking the tested code."""
     copy = job / original.name
     return copy.is_dir() and all(
         (copy / file.name).exists() and (copy / file.name).read_bytes() == file.read_bytes()

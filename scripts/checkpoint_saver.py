@@ -1,4 +1,4 @@
-"""Save a checkpoint again under another generation, in a process that something may happen to.
+"""Save a checkpoint again under another generation, in a process that may be killed meanwhile.
 
     python -m scripts.checkpoint_saver SOURCE DIRECTORY GENERATION
         [--die-at EVENT] [--file-limit BYTES] [--unprivileged]

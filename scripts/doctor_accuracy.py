@@ -1,4 +1,4 @@
-r"""Does `dtdctl doctor` forecast the step that training then takes?  Two workers on a shaped link.
+r"""The forecast of `dtdctl doctor` against the step that training takes, on a shaped link.
 
     python -m scripts.doctor_accuracy [--rates 1gbit 100mbit] [--parameters 4000000] [--steps 60]
     python -m scripts.doctor_accuracy --rates 100mbit --parameters 1000000 --steps 25 \

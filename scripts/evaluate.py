@@ -197,7 +197,7 @@ def _worlds(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the measurements of the command line."""
     parser = argparse.ArgumentParser(prog="python -m scripts.evaluate", description=__doc__)
     commands = parser.add_subparsers(required=True)
     for function in (curves, speedup, twice, kill):

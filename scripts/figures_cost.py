@@ -1,4 +1,4 @@
-"""What remembering and passing on figures costs: processor time, measured side by side.
+"""Processor time of recording and passing on figures, measured side by side.
 
     python -m scripts.figures_cost observers|worker|store|sinks|process|query
 
@@ -40,7 +40,7 @@ MILLION: Final = 1_000_000
 
 
 def observers() -> dict[str, Any]:
-    """Of one observer that counts, told of every 10 ms step."""
+    """Measure one observer that counts, told of every 10 ms step."""
     from dtd.train.callbacks import Callbacks
     from dtd.train.observers import Observers
     from dtd.train.state.replica import Replica
@@ -73,7 +73,7 @@ class _Nobody:
 
 
 def store() -> dict[str, Any]:
-    """Of a job of 64 workers with 100 steps a second: share of one processor of the coordinator."""
+    """Measure the coordinator with 64 workers and 100 steps a second: share of one processor."""
     return asyncio.run(_store())
 
 
@@ -158,7 +158,7 @@ def _beat(step: int) -> m.Heartbeat:
 
 
 def sinks() -> dict[str, Any]:
-    """Of one point that the coordinator hands to a sink's process: its line alone."""
+    """Measure one point that the coordinator sends to a sink's process: its line alone."""
     message = _progress(0)
 
     def block() -> float:
@@ -175,7 +175,7 @@ def sinks() -> dict[str, Any]:
 
 
 def query() -> dict[str, Any]:
-    """Of a plot of three curves with 1000 points each over a million steps."""
+    """Measure a plot of three curves with 1000 points each over a million steps."""
     from dtd.coordinator.history import query as history_query
     from dtd.coordinator.history.store import Batch, MetricsStore
     from dtd.core.history import series
@@ -204,7 +204,7 @@ def query() -> dict[str, Any]:
 
 
 def worker() -> dict[str, Any]:
-    """Of a step in a worker: the rows that rank 0 adds to its progress, ten steps at a time."""
+    """Measure a step in a worker: rows that rank 0 adds to its progress, ten steps at a time."""
     rows = list(unpack_step_rows(_progress(0).steps))
 
     def block() -> float:
@@ -217,7 +217,7 @@ def worker() -> dict[str, Any]:
 
 
 def process() -> dict[str, Any]:
-    """Of the process that writes for W&B, at ten points a second: share of one processor."""
+    """Measure the process that writes for W&B, at ten points a second: share of one processor."""
     return _told("processors", [_process(BLOCK_S * 4) - _process(0.0) for _ in range(2)], of=1.0)
 
 
@@ -248,7 +248,7 @@ def _process(run_s: float) -> float:
 
 
 def _differences(with_it: Callable[[], float], without: Callable[[], float]) -> list[float]:
-    """Of neighbouring blocks, ABBA."""
+    """Return the differences of neighbouring blocks, ABBA."""
     found = []
     for pair in range(PAIRS):
         if pair % 2:

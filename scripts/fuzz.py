@@ -1,4 +1,4 @@
-"""Fuzz what reads the input of others: python -m scripts.fuzz TARGET|all [--runs N] [--seed N].
+"""Fuzz the readers of foreign input: python -m scripts.fuzz TARGET|all [--runs N] [--seed N].
 
 With atheris the inputs follow coverage; with --plain they are seeded mutations, the same ones each
 time, as the tests make them.  The last line of each target says how many inputs and frames it had.
@@ -31,7 +31,7 @@ MAX_INPUT_BYTES: Final = 2048
 FIRST_INPUTS: Final = 64
 COORDINATOR: Final = "coordinator"
 STEPS: Final = 50
-"""Of a story at most."""
+"""Most steps of a story."""
 
 
 def mutations(target: Target, *, seed: int, runs: int) -> Iterator[bytes]:
@@ -65,7 +65,7 @@ class Counter:
     """Runs a target on a loop of its own, and counts.
 
     Args:
-        target: what is fuzzed.
+        target: the fuzzed function.
     """
 
     def __init__(self, target: Target) -> None:
@@ -134,7 +134,7 @@ def _report(name: str, counter: Counter, seconds: float) -> None:
 
 
 def _tell_stories(runs: int) -> int:
-    """What those who got in may do to a real coordinator."""
+    """Play stories of authenticated callers against a real coordinator."""
     from scripts.fuzz_authenticated import Authenticated
     from scripts.fuzz_member import OneFieldOff
     from scripts.fuzz_stories import play

@@ -1,4 +1,4 @@
-"""Anybody who got in says anything at any time: a state machine against a real coordinator.
+"""Authenticated callers send anything at any time: a state machine against a real coordinator.
 
 What is said is made of the messages' own declarations, so a new message or field is tried without a
 line here.  The cluster (`scripts.fuzz_cluster`) trains meanwhile.  Where nobody who lies is a
@@ -42,7 +42,7 @@ HINTED: Final = 7
 
 LIAR: Final = "liar"
 DESTRUCTIVE: Final = frozenset({m.CancelJob, m.KillWorker, m.DrainWorker, m.ResumeJob, m.Delete})
-"""What an operator may well do to the honest: he names others here."""
+"""Requests by which an operator may rightly end honest workers: here they name others."""
 
 
 def integers(limit: int, *more: int) -> st.SearchStrategy[int]:
@@ -73,7 +73,7 @@ MAPS: Final[Sequence[dict[str, Any]]] = (
 
 
 def values(kind: str, hints: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """What fits a field of this kind."""
+    """Return values that fit a field of this kind."""
     if kind.startswith("list<="):
         limit, _, record = kind.removeprefix("list<=").partition(" of ")
         items = built(getattr(m, record), hints)
@@ -135,7 +135,7 @@ class Authenticated(RuleBasedStateMachine):
 
     @initialize(lies_as_member=st.booleans())
     def start(self, lies_as_member: bool) -> None:
-        """Two train; with a third one who is a member, and lies from then on."""
+        """Two train, and a third one is a member and lies from then on."""
         self.lies_as_member = lies_as_member
         self.cluster = Cluster(workers=3 if lies_as_member else 2)
         if lies_as_member:
@@ -151,12 +151,12 @@ class Authenticated(RuleBasedStateMachine):
 
     @property
     def cluster_state(self) -> Any:
-        """What the coordinator believes."""
+        """The coordinator's state of the cluster."""
         return self.cluster.coordinator.membership.cluster
 
     @property
     def step(self) -> int:
-        """How far the job is."""
+        """The job's committed steps."""
         job = self.cluster_state.job
         return job.step if job is not None else 0
 
@@ -177,7 +177,7 @@ class Authenticated(RuleBasedStateMachine):
             "spec": self.cluster.spec,
         }
 
-    # --- who says what -----------------------------------------------------------------------
+    # --- messages of callers -----------------------------------------------------------------
 
     @rule(data=st.data())
     def a_worker_registers(self, data: Any) -> None:
@@ -200,7 +200,7 @@ class Authenticated(RuleBasedStateMachine):
 
     @rule(data=st.data(), times=st.integers(1, 8), unannounced=st.integers(0, 9))
     def a_worker_says(self, data: Any, times: int, unannounced: int) -> None:
-        """Anything that a worker may ever say, now and then before it has registered."""
+        """Send anything that a worker may ever send, now and then before it has registered."""
         for _ in range(times):
             if unannounced and not self.is_registered():
                 self.say("worker", registration(LIAR))
@@ -208,7 +208,7 @@ class Authenticated(RuleBasedStateMachine):
 
     @rule()
     def a_worker_warms_up(self) -> None:
-        """As it was told to."""
+        """Register a worker and report WARMED."""
         if not self.is_registered():
             self.say("worker", registration(LIAR))
         nothing = m.Held(job=self.cluster.job, generation=0, step=0, digest="", where="none")
@@ -222,12 +222,12 @@ class Authenticated(RuleBasedStateMachine):
 
     @rule(data=st.data(), who=st.sampled_from(["operator", "viewer", "stranger"]))
     def somebody_asks(self, data: Any, who: str) -> None:
-        """Anything that an operator or a viewer can ask, or whoever wants to join."""
+        """Send anything that an operator, a viewer or a joining caller can ask."""
         self.anything(who, m.Role.JOIN if who == "stranger" else m.Role.CTL, data)
 
     @rule(who=st.sampled_from(["worker", "operator", "viewer", "stranger"]))
     def somebody_hangs_up(self, who: str) -> None:
-        """Without a word."""
+        """Close the connection without GOODBYE."""
         caller = self.callers.pop(who, None)
         if caller is not None:
             self.cluster.call(caller.wire.close)
@@ -238,7 +238,7 @@ class Authenticated(RuleBasedStateMachine):
         self.cluster.pass_time(seconds)
 
     def anything(self, who: str, role: m.Role, data: Any) -> None:
-        """Draw a message and say it."""
+        """Draw a message and send it."""
         kinds = sorted(m.from_opener(role), key=m.message_name)
         kind = data.draw(st.sampled_from(kinds), label=who)
         hints = self.hints
@@ -257,7 +257,7 @@ class Authenticated(RuleBasedStateMachine):
         return bool(named & {self.cluster.job, "honest-0", "honest-1"})
 
     def say(self, who: str, message: m.Message, payload: bytes = b"") -> None:
-        """On the connection that he has, or a new one."""
+        """Send on the caller's connection, or on a new one."""
         caller = self.callers.get(who)
         if caller is None or not caller.is_open:
             role = {"worker": m.Role.WORKER, "stranger": m.Role.JOIN}.get(who, m.Role.CTL)
@@ -268,7 +268,7 @@ class Authenticated(RuleBasedStateMachine):
             self.cluster.call(caller.say, message, payload)
         self.cluster.settle()
 
-    # --- what must hold ----------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------
 
     @invariant()
     def it_answers(self) -> None:
@@ -281,7 +281,7 @@ class Authenticated(RuleBasedStateMachine):
 
     @invariant()
     def it_can_be_asked_anything(self) -> None:
-        """Whatever has been said, none of an operator's questions fails of it."""
+        """Ask all of an operator's questions, none of which may fail."""
         job = self.cluster.job
         questions = (
             m.GetFigures(),
@@ -298,7 +298,7 @@ class Authenticated(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: not self.lies_as_member)
     def the_honest_are_not_disturbed(self) -> None:
-        """Their generation is the same, their connections stand, and they get on."""
+        """Their generation is the same, their connections stand, and they make progress."""
         assert self.cluster_state.run.generation == self.generation
         assert [one.lost_connections for one in self.cluster.honest] == [0, 0]
         assert self.cluster_state.job is not None
@@ -308,7 +308,7 @@ class Authenticated(RuleBasedStateMachine):
         assert self.step == before + 1
 
     def errors(self) -> list[str]:
-        """What was told of errors of its own."""
+        """Return the internal errors that the coordinator reported."""
         events = self.cluster.ask(m.ReadEvents())["events"]
         return [one["message"] for one in events if one["kind"] == "internal_error"]
 

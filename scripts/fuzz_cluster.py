@@ -1,7 +1,7 @@
 """A real coordinator within this process, honest workers that train with it, and room for others.
 
-Connections are links of the coordinator itself over transports that only remember; whoever sits at
-the other end says what it likes.  The honest workers run `dtd.core.membership.member`, as real ones
+Connections are links of the coordinator itself over transports that only record; the caller at the
+other end sends what it likes.  The honest workers run `dtd.core.membership.member`, as real ones
 do, with a trainer that commits a step whenever it is told to.  Time is the loop's and is moved by
 hand.
 """
@@ -41,7 +41,7 @@ T = TypeVar("T")
 TICK_S: Final = 0.25
 MOST_ROUNDS: Final = 200
 ANSWERED_S: Final = 60.0
-"""Of this machine's time: answers come from other threads, which it may keep waiting."""
+"""Time limit of answers: they come from other threads, which this machine may keep waiting."""
 
 JOB: Final = (
     '[job]\nname="digits"\ntask="digits"\nsteps=1000000\nglobal_batch_size=64\n'
@@ -62,7 +62,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class Wire(asyncio.Transport):
-    """The other end of a link of the coordinator: hears what that says."""
+    """The other end of a link of the coordinator; records its messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Wire(asyncio.Transport):
         return self.closed
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Nothing: as of a Unix socket."""
+        """Nothing, as for a Unix socket."""
         return default
 
     def writelines(self, list_of_data: Any) -> None:
@@ -86,7 +86,7 @@ class Wire(asyncio.Transport):
                 self.heard.append((m.decode_message(frame.header), bytes(frame.payload)))
 
     def close(self) -> None:
-        """The link hears of it soon, as of every loss."""
+        """The link is told soon, as of every loss."""
         if not self.closed and self.link is not None:
             self.closed = True
             asyncio.get_running_loop().call_soon(self.link.connection_lost, None)
@@ -101,18 +101,18 @@ class Wire(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        """Whoever speaks here waits for nothing."""
+        """Ignored: a caller here waits for nothing."""
 
     def resume_reading(self) -> None:
-        """As above."""
+        """Ignored: a caller here waits for nothing."""
 
 
 class Caller:
-    """Somebody with a connection to the coordinator.
+    """A caller with a connection to the coordinator.
 
     Args:
-        cluster: whose coordinator is called.
-        who: as whom the caller is known.
+        cluster: the coordinator's cluster.
+        who: the caller's identity.
         role: what the connection is for.
     """
 
@@ -135,7 +135,7 @@ class Caller:
             put(self.link, frame_bytes(m.encode_header(message), payload))
 
     def heard(self) -> Iterator[tuple[m.Message, bytes]]:
-        """What was said here since it was last asked."""
+        """Yield the messages received here since the last call."""
         heard, self.wire.heard = self.wire.heard, []
         yield from heard
 
@@ -144,7 +144,7 @@ _incarnations = itertools.count(1000)
 
 
 class Honest:
-    """A worker that does as the protocol says.
+    """A worker that follows the protocol.
 
     Args:
         cluster: where it works.
@@ -185,7 +185,7 @@ class Honest:
         return busy
 
     def returning(self) -> m.Register:
-        """What the same process says when it connects again."""
+        """Return the same process's REGISTER when it connects again."""
         (told,) = self.core.handle(member.ControlOpened(), 0.0)
         assert isinstance(told, member.Tell)
         assert isinstance(told.message, m.Register)
@@ -378,10 +378,10 @@ class Cluster:
         self.loop.close()
         shutil.rmtree(self.directory)
 
-    # --- what happens ------------------------------------------------------------------------
+    # --- actions -----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let everybody say what is to be said, until all are quiet."""
+        """Deliver all messages until nobody sends any."""
         self.run(self.settled())
 
     async def settled(self) -> None:
@@ -437,7 +437,7 @@ class Cluster:
                     one.finish() if stop else one.freeze("end at a step boundary")
 
     def ask(self, request: m.Message, who: Identity | None = None) -> dict[str, Any]:
-        """An operator's request and its answer; an empty one says that it was refused."""
+        """An operator's request and its answer; an empty one means that it was refused."""
         answer: dict[str, Any] = self.run(self._ask(request, who))
         return answer
 

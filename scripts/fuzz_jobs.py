@@ -32,7 +32,7 @@ KINDS: Final = ("agrees", "told", "refused", "fails")
 NAMES: Final = re.compile(
     r"(layers|first|head|weights)(\.\w+)+|\d+(\.\d+)?(e-\d+)?| \(.*", re.DOTALL
 )
-"""What differs between sentences of one kind."""
+"""Parts that differ between sentences of one kind."""
 
 Judged = list[tuple[Recipe, Verdict]]
 

@@ -1,4 +1,4 @@
-"""Both ends of every connection, without a socket: what a hostile other side can say to them.
+"""Both ends of every connection, without a socket: under any messages of a hostile other side.
 
 A `Link` gets a transport that only remembers.  Before authentication the fuzzer's frames are the
 first that come; after it, the handshake has been made with the right key, as somebody with a stolen
@@ -177,7 +177,7 @@ _PLAIN: Final[dict[str, Callable[[Reader], Any]]] = {
 SECRET: Final = b"k" * 32
 CONTROL_ROLES: Final = frozenset({m.Role.WORKER, m.Role.CTL, m.Role.JOIN})
 MAX_ANSWER_BYTES: Final = 64 * 1024
-"""What a link may say to whatever it hears in one run; it only greets, and complains once."""
+"""Most bytes that a link may answer in one run; it only greets, and complains once."""
 
 
 class _Socket:
@@ -186,7 +186,7 @@ class _Socket:
 
 
 class Wire(asyncio.Transport):
-    """Remembers what was sent."""
+    """Records the bytes that were sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Wire(asyncio.Transport):
         return self.closed
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Of a plain connection on this machine."""
+        """Return the values of a plain connection on this machine."""
         known = {"peername": ("127.0.0.1", 9), "socket": _Socket()}
         return known.get(name, default)
 
@@ -224,10 +224,10 @@ class Wire(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        """The run goes on reading only while nothing is held."""
+        """The run continues reading only while nothing is held."""
 
     def resume_reading(self) -> None:
-        """As above."""
+        """The run continues reading only while nothing is held."""
 
 
 class Witness:
@@ -245,13 +245,13 @@ class Witness:
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """Memory is set aside for what the state allows only."""
+        """Memory is allocated only as the state allows."""
         assert link.session.state is State.OPEN
         assert payload_bytes <= LARGEST_MAX_PAYLOAD_BYTES
         return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """It is whole, and the other side may say it."""
+        """It is complete, and the other side may send it."""
         assert link.session.state is State.OPEN or isinstance(message, m.Prove)
         role = link.session.role
         assert role is not None
@@ -303,7 +303,7 @@ def put(link: Link, data: bytes) -> None:
 
 
 def prove_to(link: Link, wire: Wire, role: m.Role) -> Tag:
-    """Make the opener's half of the handshake; returns the tag of what it says from then on."""
+    """Make the opener's half of the handshake; returns the tag of its later frames."""
     session = Session(role=role, random_bytes=bytes)
     secret = SECRET if role in DATA_ROLES else b""
     said = hello(role, "w-0", generation=1, roster_id=1)
@@ -315,7 +315,7 @@ def prove_to(link: Link, wire: Wire, role: m.Role) -> Tag:
 
 
 def welcome_to(link: Link, wire: Wire, role: m.Role) -> Tag:
-    """Make the acceptor's half of the handshake; returns the tag of what it says from then on."""
+    """Make the acceptor's half of the handshake; returns the tag of its later frames."""
     session = Session(accepts=frozenset({role}), random_bytes=bytes)
     assert len(list(session.feed(bytes(wire.sent)))) == 1
     secret = SECRET if role in DATA_ROLES else b""
@@ -325,7 +325,7 @@ def welcome_to(link: Link, wire: Wire, role: m.Role) -> Tag:
 
 
 def attack(link: Link, data: bytes, tag: Tag = CHECKSUM) -> int:
-    """Say what a fuzzer's bytes stand for, then hang up; returns the number of frames."""
+    """Send the messages of a fuzzer's bytes, then close; returns the number of frames."""
     made = frames(data, tag)
     for frame in made:
         put(link, frame)

@@ -1,4 +1,4 @@
-"""A member that really trains says everything as it should, but for one field now and then.
+"""A member that really trains sends all messages as it should, but for one field now and then.
 
 `scripts.fuzz_authenticated` says anything; most of it is refused at the door, so what a member may
 say while its generation runs, freezes or forms is seldom reached.  Here three workers train, and
@@ -32,11 +32,11 @@ PATIENCE_S: Final = 60.0
 EVIDENCE: Final = ("diverged", "ended", "diverged", "ended", "reset", "silent", "")
 SAID: Final = (m.Heartbeat, m.Frozen, m.Running, m.Warmed, m.Register)
 KEPT: Final = frozenset({"name", "incarnation", "instance", "version", "proof", "pid"})
-"""Who it is, which others look after (`scripts.fuzz_authenticated`)."""
+"""Fields of its identity, which `scripts.fuzz_authenticated` covers."""
 
 
 class Liar(Honest):
-    """It trains as the others do, and what it says can be changed on the way."""
+    """It trains as the others do, and its messages can be changed on the way."""
 
     change: Callable[[m.Message], m.Message | None] | None = None
 
@@ -97,12 +97,12 @@ class OneFieldOff(RuleBasedStateMachine):
         self.newest = 0
 
     def connections_lost(self) -> list[int]:
-        """How often each of the two had to call again."""
+        """Return the number of reconnections of each of the two."""
         return [one.lost_connections for one in self.two]
 
     @property
     def cluster_state(self) -> Any:
-        """What the coordinator believes."""
+        """The coordinator's state of the cluster."""
         return self.cluster.coordinator.membership.cluster
 
     @rule(
@@ -138,7 +138,7 @@ class OneFieldOff(RuleBasedStateMachine):
         by=st.sampled_from((0, 0, -1, 1, 50)),
     )
     def it_accuses(self, suspect: str, evidence: str, digest: str, by: int) -> None:
-        """It leaves its generation, and says that another one is to blame."""
+        """It leaves its generation, and blames another member."""
 
         def change(message: m.Message) -> m.Message | None:
             if not isinstance(message, m.Frozen):
@@ -159,14 +159,14 @@ class OneFieldOff(RuleBasedStateMachine):
 
     @rule()
     def the_liar_begins_again(self) -> None:
-        """As a new process."""
+        """Start the liar again, as a new process."""
         self.cluster.call(self.liar.caller.wire.close)
         self.cluster.call(self.liar.begin_again)
         self.cluster.pass_time(1.0)  # a step that ends a process again and again fails the job
 
     @rule()
     def the_coordinator_begins_again(self) -> None:
-        """And takes up what it finds."""
+        """The coordinator restarts, with its store."""
         self.cluster.restart()
         self.cluster.settle()
         self.lost = self.connections_lost()

@@ -1,4 +1,4 @@
-"""What a parameter server, and a trainer, make of members that send any chunk at any time.
+"""Fuzzer of a parameter server and a trainer: members send any chunk at any time.
 
 A node gets chunks made of the fuzzer's bytes over all its links, between steps of its own that it
 opens, starts and closes as it can.  Whatever comes is refused, waits, or goes where the node says:
@@ -52,7 +52,7 @@ class _Node:
         assert bucket >= 0
 
     def act(self, reader: Reader) -> None:
-        """What a training thread does, if it is possible now."""
+        """Act as a training thread, if that is possible now."""
         with contextlib.suppress(LocalProtocolError):
             if reader.number(3):
                 self.node.start(reader.number(4))

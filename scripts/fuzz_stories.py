@@ -1,4 +1,4 @@
-"""Has hypothesis write stories of what a caller says, and play them."""
+"""Stories of a caller's messages, written by hypothesis, and played."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is fuzzed: a name, a function of the fuzzer's bytes, and inputs to begin with.
+"""Targets of the fuzzer: a name, a function of its bytes, and inputs to begin with.
 
 A function returns how many frames (or files, or words) its input stood for.  It raises only for a
 defect: dtd's own errors are the right answer to most inputs.
@@ -67,7 +67,7 @@ class Target:
     Attributes:
         run: raises for a defect only; returns how much the input stood for.
         seeds: inputs to begin with.
-        authenticated: whether the other side has proved who it is before the input comes.
+        authenticated: whether the other side has proved its identity before the input.
     """
 
     run: Callable[[bytes], int]
@@ -116,11 +116,11 @@ def _answer_after(role: m.Role) -> Callable[[bytes], int]:
     return run
 
 
-# --- what a coordinator makes of a hostile worker ----------------------------------------------
+# --- a coordinator with a hostile worker -------------------------------------------------------
 
 
 def _members(data: bytes) -> int:
-    """Two workers with good credentials say anything that fits the protocol, in any order."""
+    """Two workers with good credentials send anything that fits the protocol, in any order."""
     reader, core = Reader(data), Membership()
     spec = to_mapping(parse_job(_JOB, source="fuzz"))
     core.handle(Submitted(job=Job(id="j-1", spec=spec)), 0.0)
@@ -271,7 +271,7 @@ LINKS: Final[Mapping[str, Target]] = {
         for role in m.Role
     },
 }
-"""Frames on connections, before and after the other side has proved who it is."""
+"""Frames on connections, before and after the other side has proved its identity."""
 
 TARGETS: Final[Mapping[str, Target]] = {
     **LINKS,

@@ -47,7 +47,7 @@ from scripts.cluster.networks import COORDINATOR
 from scripts.cluster.processes import TAIL_LINES, exit_on_stop_signals, ignore_stop_signals
 from scripts.launch_report import Display, LocalRun, open_display, summary_lines, summary_object
 
-# --- where logs and checkpoints are kept: what was trained outlives the command -------------------
+# --- place of logs and checkpoints, which outlive the command -------------------------------------
 
 
 _MANY: Final = 1000
@@ -355,7 +355,7 @@ def _await_interrupt() -> None:
 
 
 def _served(web: Address | None, display: Display) -> Address | None:
-    """Where the page is served, if its packages are installed."""
+    """Return the web page's address, if its packages are installed."""
     missing = [name for name in ("aiohttp", "plotly") if find_spec(name) is None]
     if web is None or not missing:
         return web
@@ -370,7 +370,7 @@ class Followed:
     """The job of this run.
 
     Attributes:
-        spec: what it was submitted with.
+        spec: its specification.
         kept: the directory that stays; None when nothing does.
         job: its id; empty before it has one.
         identity: its identity, which names the directory of its checkpoints.
@@ -386,13 +386,13 @@ class Followed:
     web: str = ""
 
     def weights(self) -> Path | None:
-        """Of the newest checkpoint that stays."""
+        """Return the weights of the newest checkpoint that stays."""
         if self.kept is None or not self.job:
             return None
         return newest_weights(self.kept, self.spec, folder_of(self.job, self.identity))
 
     def interrupted_lines(self) -> list[str]:
-        """What is left of a job that was interrupted, and how it goes on."""
+        """Describe the remains of a job that was interrupted, and how to resume it."""
         if self.kept is None:
             return ["interrupted: the daemons are stopped, and nothing is kept (--discard)"]
         if not self.job:

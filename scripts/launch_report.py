@@ -1,4 +1,4 @@
-"""What a local run shows: progress on stderr while it lasts, then a JSON object or a few lines."""
+"""Output of a local run: progress on stderr while it lasts, then a JSON object or a few lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Status = Mapping[str, Any]
 
 
 class Display(Protocol):
-    """Where progress is shown."""
+    """The display of progress."""
 
     def update(self, status: Status) -> None:
         """Show a new status."""
@@ -49,7 +49,7 @@ def progress_words(status: Status) -> str:
 class LineDisplay:
     """A line every few seconds, and at once when the state or the roster changes.
 
-    What it said last is not said again.
+    A line that equals the last one is left out.
     """
 
     def __init__(self) -> None:
@@ -120,12 +120,12 @@ def open_display() -> Iterator[Display]:
         yield BarDisplay(progress)
 
 
-# --- what it came to ------------------------------------------------------------------------------
+# --- result ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """How a local run ended.
+    """Result of a local run.
 
     Attributes:
         job: its id.
@@ -133,11 +133,11 @@ class LocalRun:
         reason: why, when it is not done.
         result: the coordinator's record of a done job; may be empty otherwise.
         last: the job part of the last status seen; may be empty.
-        restarts: how often each daemon was started again, by name; those that never were may lack.
+        restarts: restarts of each daemon, by name; those without any may lack.
         took_s: from submission to the end.
         directory: where logs and checkpoints are kept; None when nothing is.
         weights: those of the newest checkpoint; None when there is none.
-        web: where the web page was while the run lasted; empty when there was none.
+        web: URL of the web page while the run lasted; empty when there was none.
     """
 
     job: str
@@ -153,7 +153,7 @@ class LocalRun:
 
 
 def summary_object(run: LocalRun) -> dict[str, Any]:
-    """The one object that `--json` prints; what is not known is null."""
+    """The one object that `--json` prints; unknown values are null."""
     last, result = run.last, run.result
     of_workers = {name: times for name, times in run.restarts.items() if name != COORDINATOR}
     return {

@@ -1,4 +1,4 @@
-"""Cost of where the rows of an ordinary folder of images are read: which thread, which process.
+"""Cost of reading rows of an ordinary folder of images, by thread and by process.
 
     python -m scripts.loading_cost --rounds 10
 
@@ -41,7 +41,7 @@ USUAL: Final = "training thread"
 
 Step = Callable[[Any], None]
 Seconds = dict[str, dict[str, list[float]]]
-"""Of a step, of each case and source, one of each a round."""
+"""Times of a step, for each case and source, one a round."""
 
 
 def _folder(directory: Path) -> Any:
@@ -75,7 +75,7 @@ def _sources(rows: Any) -> dict[str, BatchSource]:
 
 
 def _cases(sources: Mapping[str, BatchSource]) -> dict[str, Step]:
-    """What a step does with its batch; a GPU computes for as long as reading takes."""
+    """Return the uses of a step's batch; a GPU computes for as long as reading takes."""
     read_s = statistics.median(_step_s(sources[USUAL], _nothing) for _ in range(5))
     model = models.resnet18(num_classes=2)
 

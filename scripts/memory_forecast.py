@@ -1,4 +1,4 @@
-r"""Does the forecast of a state's memory hold for models of other shapes than equal layers?
+r"""The forecast of a state's memory against models of other shapes than equal layers.
 
     python -m scripts.memory_forecast [--shapes even embedding tied few] [--parameters 24000000]
 
@@ -56,7 +56,7 @@ class CountedRun(DaemonRun):
 
 
 def peaks(shape: str, parameters: int, strategy: Mapping[str, Any]) -> list[int]:
-    """Return the most memory that each worker has had beside what it had before the job."""
+    """Return each worker's peak of memory, beside its memory before the job."""
     with contextlib.ExitStack() as stack:
         groups = stack.enter_context(
             contextlib.closing(MemoryGroups(dict.fromkeys(NAMES, NO_LIMIT_BYTES)))
@@ -69,7 +69,7 @@ def peaks(shape: str, parameters: int, strategy: Mapping[str, Any]) -> list[int]
 
 
 def forecast(shape: str, parameters: int, strategy: Mapping[str, Any]) -> int:
-    """Return what a worker says that it needs."""
+    """Return the memory that a worker forecasts."""
     workload = _workload(shape, parameters)
     spec = job.from_mapping(
         job_of(workload, steps=STEPS, gates="", holds=[], strategy=strategy), source="forecast"

@@ -1,4 +1,4 @@
-"""What would notice a fault?  Plants one at a time in a copy of the tree, and plays the simulation.
+"""Mutation tests of the simulation: one fault at a time is planted in a copy of the tree.
 
 `scripts/mutate` plants every fault of `scripts.mutants`, or those named, and says which rule of the
 simulation finds each; `--unit` runs the unit tests, too, for those that no rule finds, and
@@ -28,15 +28,15 @@ from scripts.mutants import ROOT, Mutant, mutants, plant
 PAGE: Final = ROOT / "docs" / "evaluation.md"
 MARK: Final = "mutants"
 MOST_S: Final = 120.0
-"""Of processor time, for all plans of one mutant."""
+"""Most processor time, for all plans of one mutant."""
 HANGS_S: Final = 1800.0
-"""Of wall time: then nothing is found; a plan that has no end in sight is a failure by itself."""
+"""Most wall time: then nothing is found; a plan that never ends is a failure by itself."""
 COPIED: Final = ("dtd", "tests", "scripts", "docs", "systemd", "pyproject.toml", "README.md")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What noticed a fault.
+    """The test that noticed a fault.
 
     Attributes:
         mutant: the fault.
@@ -56,7 +56,7 @@ class Result:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the module says."""
+    """Plant faults; see the module."""
     parser = argparse.ArgumentParser(prog="scripts/mutate", description="Plant faults.")
     parser.add_argument("names", nargs="*", metavar="WORDS", help="only mutants with these words")
     parser.add_argument("--list", action="store_true", help="name the mutants")
@@ -165,7 +165,7 @@ def _fails(tree: Path) -> bool:
 
 
 def _read(results: Path | None) -> dict[str, dict[str, Any]]:
-    """What is known from earlier: of the file, else of the table in the document."""
+    """Read earlier results: those of the file, else of the table in the document."""
     if results is not None and results.exists():
         return dict(json.loads(results.read_text()))
     rows = re.findall(r"^\| [^|]* \| ([^|]*) \| [^|]* \| `([^|`]*)` \|", PAGE.read_text(), re.M)

@@ -1,4 +1,4 @@
-"""What fault tolerance costs when nothing goes wrong: product against product without it.
+"""Cost of fault tolerance when nothing goes wrong: product against product without it.
 
     python -m scripts.overhead --data DIRECTORY --worlds 2,4 --groups 6
 
@@ -39,7 +39,7 @@ GROUP_BLOCKS: Final = 4
 DRAWS: Final = 5000
 TURN_S: Final = 0.1
 NEVER: Final = 1_000_000
-# Twice as often as usual, which can only cost more; and nobody is evicted while he is silent.
+# Twice as often as usual, which can only cost more; and no silent worker is evicted.
 SETTINGS: Final = "heartbeat_interval_s = 0.125\nheartbeat_timeout_s = 3600.0\n"
 DEFAULT_DATA: Final = REPOSITORY.parent / "shared" / "data" / "cifar10-subset.tar"
 

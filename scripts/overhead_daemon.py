@@ -1,4 +1,4 @@
-"""A daemon that leaves out, in every other block of steps, what fault tolerance costs.
+"""A daemon that leaves out fault tolerance in every other block of steps.
 
     python -m scripts.overhead_daemon coordinator|worker OPTIONS...
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BLOCK_VARIABLE: Final = "DTD_OVERHEAD_BLOCK"
 BARE_PLACES: Final = (1, 2)
-"""Of every four blocks these are bare: complete, bare, bare, complete."""
+"""Bare blocks of every four: complete, bare, bare, complete."""
 
 
 def is_bare(step: int, block_steps: int) -> bool:
@@ -38,7 +38,7 @@ def is_bare(step: int, block_steps: int) -> bool:
 
 
 class _Mode:
-    """What this process does just now."""
+    """The mode of this process."""
 
     def __init__(self) -> None:
         self.bare = False

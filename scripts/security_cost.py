@@ -1,4 +1,4 @@
-"""What the data plane's security costs: keyed checksums, keyed MACs and TLS against one another.
+"""Cost of the data plane's security: keyed checksums, keyed MACs and TLS against one another.
 
     python -m scripts.security_cost --rounds 20
 
@@ -41,7 +41,7 @@ STEPS: Final = 3
 WORLD: Final = 2
 
 Seconds = dict[str, dict[str, list[float]]]
-"""Of each case and kind, one of each a round."""
+"""Times of each case and kind, one a round."""
 
 
 def _credential(directory: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What remembering and showing figures costs a step of 10 ms: wall time, side by side.
+"""Cost of recording and showing figures, for a step of 10 ms: wall time, side by side.
 
     python -m scripts.steps_cost [BLOCKS]
 
@@ -39,7 +39,7 @@ def measure(blocks: int, step: Workload = STEP) -> dict[str, Any]:
 
     Args:
         blocks: of each, besides a first one that does not count.
-        step: what is trained, and how many steps a block has.
+        step: the trained workload.
     """
     with contextlib.ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""Install dtd on hosts that each have a systemd of their own, train, and hurt daemons and hosts.
+"""Install dtd on hosts with a systemd each, train, and inject faults into daemons and hosts.
 
     python -m scripts.systemd_cluster --hosts 3
     python -m scripts.systemd_cluster --faults kill,reboot --json
@@ -48,7 +48,7 @@ class Result:
     Attributes:
         outcomes: a fault each.
         job: the job as `dtdctl jobs` has it.
-        gaps: what does not fit together of all that was written down, in words.
+        gaps: contradictions between all records, in words.
     """
 
     outcomes: Sequence[Outcome]
@@ -69,7 +69,7 @@ class Result:
 
 
 def lines(result: Result) -> list[str]:
-    """A line a fault; then the job, then what is not as it must be."""
+    """A line a fault; then the job, then the failures."""
     rows = [
         (
             outcome.fault,
@@ -139,7 +139,7 @@ def _idle(unit: Unit) -> Unit:
 
 
 def audit(cluster: Cluster, job: Mapping[str, Any]) -> list[str]:
-    """What does not fit together of all that was written down, in words."""
+    """Describe the contradictions between all records of the run."""
     result = job["result"]
     digests = set(result.get("replica_digests", {}).values())
     return [

@@ -21,7 +21,7 @@ import uvloop
 from dtd.coordinator.main import main
 
 CALLBACKS: Final = "callbacks.json"
-"""Processor seconds of each callback since the last time, by what it belongs to."""
+"""Processor seconds of each callback since the last time, by its owner."""
 
 
 def timed(file: Path) -> None:

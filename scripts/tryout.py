@@ -1,4 +1,4 @@
-"""Try dtd as a new user, an operator and an enemy would, and write down what happened.
+"""Try dtd as a new user, an operator and an enemy would, and record the results.
 
     scripts/tryout                    # run everything, print the table
     scripts/tryout --write            # and put it into docs/evaluation.md
@@ -38,8 +38,8 @@ class Row:
     """One thing that was tried.
 
     Attributes:
-        tried: what somebody did.
-        first: what the first release made of it.
+        tried: the attempt.
+        first: the result in the first release.
         now: what happens now.
         tests: node ids of pytest; without a parameter, all of a test's parameters count.
     """
@@ -52,12 +52,12 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What became of one test, all of its parameters together.
+    """Outcome of one test, all of its parameters together.
 
     Attributes:
-        passed, failed, skipped: how many of them.
+        passed, failed, skipped: their numbers.
         took_s: all of them together, without fixtures that others had set up.
-        seen: what it recorded.
+        seen: its records.
     """
 
     passed: int = 0
@@ -88,7 +88,7 @@ def read_rows(path: Path = ROWS) -> list[Row]:
 
 
 def chosen(rows: Sequence[Row], words: Sequence[str]) -> list[Row]:
-    """Rows that contain one of the words; all without any.
+    """Rows that contain one of the words; all rows without any.
 
     Raises:
         UsageError: no row does.
@@ -154,7 +154,7 @@ def table(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> str:
 
 
 def verdict(seen: Sequence[Outcome]) -> str:
-    """Whether a row holds, and how many tests say so."""
+    """Whether a row holds, and the number of tests that show it."""
     failed = sum(one.failed for one in seen)
     passed = sum(one.passed for one in seen)
     if failed or any(one.passed + one.failed + one.skipped == 0 for one in seen):

@@ -1,4 +1,4 @@
-"""What viewers of the web page cost an operator who asks for the status, and the coordinator.
+"""Cost of viewers of the web page, for an operator who asks for the status and the coordinator.
 
     python -m scripts.viewers_cost [ROUNDS]
     python -m scripts.viewers_cost --callbacks [SECONDS]
@@ -59,7 +59,7 @@ _LONG_S: Final = 0.005
 _PATIENCE_S: Final = 30.0
 
 
-# --- how long an operator waits -----------------------------------------------------------------
+# --- waiting time of an operator ----------------------------------------------------------------
 
 
 def measure(rounds: int, *, viewers: int = VIEWERS, commands: int = COMMANDS) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _spread(found_s: Sequence[float]) -> dict[str, float]:
     return {"median_s": statistics.median(found_s), "slowest_s": max(found_s), "of": len(found_s)}
 
 
-# --- how long a callback keeps the event loop ---------------------------------------------------
+# --- time of a callback in the event loop -------------------------------------------------------
 
 
 def callbacks(
@@ -149,7 +149,7 @@ def callbacks(
 
 
 def _callbacks(run: DaemonRun) -> dict[str, list[float]]:
-    """Processor seconds of each callback since the last time, by what it belongs to."""
+    """Processor seconds of each callback since the last time, by its owner."""
     pid, state = run.coordinator
     file = state / CALLBACKS
     file.unlink(missing_ok=True)
@@ -177,7 +177,7 @@ def _long(found: dict[str, list[float]], counted_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure what is asked for, and print it as JSON."""
+    """Run the measurement of the command line, and print it as JSON."""
     given = sys.argv[1:]
     if given[:1] == ["--callbacks"]:
         print(json.dumps(callbacks(float(given[1]) if given[1:] else SECONDS)))

@@ -1,4 +1,4 @@
-"""Somebody who watches the web page, without a browser: live data, and a page now and then."""
+"""A viewer of the web page, without a browser: live data, and a page now and then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dtd.errors import DtdError
 PAGE_EVERY_S: Final = 3.0
 
 Page = Sequence[str]
-"""What a page asks for; `{job}` stands for the job."""
+"""Requests of a page; `{job}` stands for the job."""
 
 CURVES: Final[Page] = ("jobs/{job}/metrics?names=loss,rows_per_s&points=300",)
 PAGES: Final[Sequence[Page]] = (
@@ -65,7 +65,7 @@ class Viewer:
 
     Attributes:
         read_bytes: of live data.
-        refused: what the page answered to anything else; empty if it never did.
+        refused: the page's answer to other requests; empty if there was none.
 
     Raises:
         DtdError: the page refuses.

@@ -61,13 +61,13 @@ def show(settings: Settings, answer: Answer, in_words: Callable[[Answer], object
 def ask_and_show(
     settings: Settings, request: m.Message, in_words: Callable[[Answer], object]
 ) -> Answer:
-    """Ask, print, and return what was answered; raises as `ask`."""
+    """Ask, print, and return the answer; raises as `ask`."""
     answer = ask(settings, request)
     show(settings, answer, in_words)
     return answer
 
 
-# --- how long a waiting command tolerates an unreachable coordinator ----------------------------
+# --- patience of a waiting command with an unreachable coordinator ------------------------------
 # Training does not notice a restart of the coordinator, so commands that wait for a job or follow
 # events do not, either; only a coordinator that never answered is reported at once.
 

@@ -61,7 +61,7 @@ Overrides = Annotated[
 
 
 class SignalName(enum.StrEnum):
-    """What kill-worker can send."""
+    """Signals that kill-worker can send."""
 
     KILL = "KILL"
     TERM = "TERM"
@@ -69,7 +69,7 @@ class SignalName(enum.StrEnum):
 
 
 class ReportForm(enum.StrEnum):
-    """What a report is written as."""
+    """Formats of a report."""
 
     HTML = "html"
     MD = "md"

@@ -51,7 +51,7 @@ _HEADINGS: Final = (
 
 
 def list_checkpoints(settings: Settings, job: str) -> int:
-    """Print what is known of a job's checkpoints, or of all."""
+    """Print the known checkpoints of a job, or of all jobs."""
     ask_and_show(settings, m.ListCheckpoints(job=job), _print_checkpoints)
     return 0
 
@@ -233,7 +233,7 @@ def reachable(holders: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 
 def connect_for(settings: Settings, job: str, spec: Mapping[str, Any]) -> Connect:
-    """How to connect to a worker: encrypted if the job's workers encrypt their traffic."""
+    """Return the function that connects to a worker: encrypted if the job's traffic is."""
     if spec.get("sync", {}).get("encryption") != "tls":
         return connect_tcp
     from dtd.net.tls_connect import tls_connect  # seldom needed, and slow to load
@@ -256,7 +256,7 @@ def _fetch_from_any(
         holders: at least one.
         directory: to put them in.
         connect: makes connections.
-        said: failures that the user was told of; each is told once.
+        said: failures already shown to the user; each is shown once.
 
     Raises:
         HolderUnreachable: none of them has answered.

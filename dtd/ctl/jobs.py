@@ -44,7 +44,7 @@ def validate(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """How a job is submitted.
+    """The options of submitting a job.
 
     Attributes:
         overrides: settings that are to be others, as `A.B=V`.
@@ -142,7 +142,7 @@ def _say_it_goes_on(job: str) -> None:
 
 
 def _held_up(settings: Settings, job: str) -> str:
-    """What delays the job, if the coordinator can be asked; begins with a colon."""
+    """Return the reason for a job's delay, if the coordinator can be asked; begins with a colon."""
     try:
         status = ask(settings, m.GetStatus())
     except DtdError:

@@ -1,4 +1,4 @@
-"""Jobs that start from another job's state: which state, what is taken from it, what is printed.
+"""Jobs that start from another job's state: the options that name it, and the printed summary.
 
 `submit` starts a job of a file; `extend` and `resume` submit the other job's own settings again, so
 its file need not be at hand.  The coordinator decides whether the two jobs are compatible.
@@ -37,7 +37,7 @@ class Origin:
     Attributes:
         job: whose checkpoint.
         step: of it; 0 the newest.
-        mode: what is taken over; empty: as the coordinator chooses.
+        mode: the part to take over; empty: the coordinator chooses.
         file: a file of weights instead of a job's.
         strict: all weights that are taken over alone must fit the model.
     """
@@ -52,10 +52,10 @@ class Origin:
 def read_origin(
     *, resume_from: str, weights_from: str, either_from: str, strict: bool = True
 ) -> Origin:
-    """The origin that the options name; `--from` alone does not say what is taken over.
+    """The origin that the options name; `--from` alone leaves the part to take over open.
 
     Raises:
-        UsageError: several are given, or what is given names no state.
+        UsageError: several are given, or the option names no state.
     """
     given = {
         "--resume-from": (resume_from, RESUME),
@@ -93,7 +93,7 @@ def parse_job_at_step(text: str, *, source: str) -> tuple[str, int]:
 
 
 def say_origin(origin: Origin, answer: Answer) -> None:
-    """Tell what is taken over, and in which settings the two jobs differ."""
+    """Print the parts that are taken over, and the settings in which the two jobs differ."""
     if origin.file is not None:
         output.say(f"takes only the weights from {origin.file}")
     mode = answer.get("from_mode", "")

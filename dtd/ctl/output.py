@@ -97,7 +97,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_document(text: str) -> None:
-    """Print a report to stdout as it is, in UTF-8; who made it has escaped what others said."""
+    """Print a report to stdout as it is, in UTF-8; its maker has escaped foreign text."""
     sys.stdout.buffer.write(text.encode())
 
 
@@ -107,7 +107,7 @@ def print_json(value: Any) -> None:
 
 
 def _json_text(value: Any, stream: TextIO) -> str:
-    """JSON that the stream can take, and that spells what it cannot as JSON does."""
+    """JSON that the stream can take; other characters are escaped."""
     ascii_only = not is_unicode(stream)
     return json_safe(json.dumps(value, ensure_ascii=ascii_only, default=_json_bytes))
 

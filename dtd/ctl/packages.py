@@ -1,4 +1,4 @@
-"""What `dtdctl submit` ships with a job: the package of a task that is not built in.
+"""The package of a task that is not built in, which `dtdctl submit` ships with a job.
 
 The package is searched for beside the job file, in the current directory, then on Python's path.
 With it goes what it imports from the folder in which it is.  Nothing is imported here.
@@ -25,11 +25,11 @@ from dtd.shown import counted
 from dtd.wire import messages as m
 
 WEIGHTS: Final = "weights"
-"""What PUT_PACKAGE calls a file of weights."""
+"""Name of a file of weights in PUT_PACKAGE."""
 
 
 def packed_task(reference: str, job_file: Path) -> Archive | None:
-    """The package of a job's task, with what it imports from its folder.
+    """The package of a job's task, with its imports from its folder.
 
     None when the workers have it: built in, or installed.
 
@@ -67,7 +67,7 @@ def packed_task(reference: str, job_file: Path) -> Archive | None:
 
 
 def _check_name(reference: str, source: Source) -> None:
-    """See that a module can be imported by its name on a worker.
+    """Check that a module can be imported by its name on a worker.
 
     Raises:
         TaskError: the worker would import another one.

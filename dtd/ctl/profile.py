@@ -1,4 +1,4 @@
-"""`dtdctl profile`: records steps of a running job, merges them into a trace, says what limits it.
+"""`dtdctl profile`: records steps of a running job, merges them into a trace, names its limit.
 
 The coordinator has all workers record; their files are fetched from their data ports, put on the
 coordinator's clock and merged, without torch.  A worker that recorded nothing, or whose file cannot
@@ -34,7 +34,7 @@ from dtd.wire.greeting import DataCredential
 
 SUFFIX: Final = ".trace.json.gz"
 LATE_S: Final = 90.0
-"""What the answer may take beyond the limit: workers finish a step, and write their files."""
+"""Time of the answer beyond the limit: workers finish a step, and write their files."""
 
 HEADINGS: Final = ("WORKER", "STEP", "COMPUTE", "WAITS", "DATA", "OPTIMIZER", "OVERLAP", "CLOCK")
 _WORDS: Final = {
@@ -91,7 +91,7 @@ def profile_job(
 
 
 def _fetch_all(settings: Settings, answer: Answer, missing: dict[str, str]) -> list[WorkerTrace]:
-    """Fetch and check every file; who is away, because its process restarts, is asked again."""
+    """Fetch and check every file; a worker that restarts is asked again."""
     traces: dict[str, WorkerTrace] = {}
     spec = {"sync": {"encryption": "tls" if answer["encrypted"] else ""}}
     connect = connect_for(settings, answer["job"], spec)
@@ -119,9 +119,9 @@ def _fetch(one: Values, file: str, scratch: Path, connect: Connect) -> WorkerTra
     """Fetch one worker's file.
 
     Raises:
-        HolderUnreachable: it is away.
+        HolderUnreachable: it is not connected.
         CheckpointError: it refuses.
-        ProfileError: the file is not what a worker records.
+        ProfileError: the file is no recording of a worker.
     """
     if not one["alive"]:
         raise HolderUnreachable("it is not connected any more")
@@ -141,7 +141,7 @@ def _fetch(one: Values, file: str, scratch: Path, connect: Connect) -> WorkerTra
 
 
 def _read(path: Path, name: str) -> Any:
-    """The contents of a fetched file; what it unpacks to is bounded."""
+    """The contents of a fetched file; its unpacked size is bounded."""
     try:
         with gzip.open(path) as file:
             text = file.read(MAX_JSON_BYTES + 1)
@@ -168,7 +168,7 @@ def _write(path: Path, traces: Sequence[WorkerTrace]) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-# --- what limits the step ------------------------------------------------------------------------
+# --- the limit of the step -----------------------------------------------------------------------
 
 
 def _report(
@@ -211,7 +211,7 @@ def _report(
 
 
 def _says(found: Verdict | None) -> str:
-    """What limits the step, in one sentence."""
+    """Describe what limits the step, in one sentence."""
     if found is None:
         return "no step was recorded as a whole by all workers: record more steps, or for longer"
     if not found.limit:

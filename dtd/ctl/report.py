@@ -1,4 +1,4 @@
-"""`dtdctl report JOB`: asks the coordinator for all that it knows of a job, and writes one file."""
+"""`dtdctl report JOB`: asks the coordinator for all records of a job, and writes one file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dtd.report.words import never_trained
 from dtd.wire import messages as m
 
 POINTS: Final = 500
-"""Of each curve: more would not be seen."""
+"""Points of each curve: more would not be seen."""
 STDOUT: Final = Path("-")
 
 

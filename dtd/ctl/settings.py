@@ -31,7 +31,7 @@ ADDRESS_VARIABLE: Final = "DTD_COORDINATOR"
 EXAMPLE_ADDRESS: Final = "10.0.0.1:7117"
 FORMS: Final = ("table", "json")
 FORMS_OF: Final = {"metrics": (*FORMS, "csv", "parquet")}
-"""Of commands that have more."""
+"""Output formats of commands that have more of them."""
 CREDENTIAL_VARIABLE: Final = "DTD_CREDENTIAL"
 CREDENTIAL_FILE: Final = "ctl.credential"
 SYSTEM_FILE: Final = Path("/etc/dtd") / CREDENTIAL_FILE
@@ -91,7 +91,7 @@ class Settings:
         return client
 
     def targets(self) -> tuple[Target, ...]:
-        """Where and how the coordinator is called.
+        """Return the coordinator's addresses, with the credentials for them.
 
         Raises:
             UsageError: it is called over TCP, and there is no credential; or it is invalid.
@@ -192,7 +192,7 @@ def make_settings(values: dict[str, str], command: str = "") -> Settings:
 
 
 def read_endpoint(text: str, *, source: str) -> Endpoint:
-    """Where a coordinator is called, as typed; the error names the flag or variable.
+    """Return the coordinator's address as typed; the error names the flag or variable.
 
     Raises:
         UsageError: it is no address and no socket.

@@ -1,4 +1,4 @@
-"""`dtdctl show JOB`: what was trained, with which code and data, and the results.
+"""`dtdctl show JOB`: a job's code, data and results.
 
 Settings that have their default are left out of the table; JSON has everything, as it came.
 """
@@ -26,7 +26,7 @@ _MODES: Final = {"resume": "everything", "weights": "only the weights"}
 
 
 def show_job(settings: Settings, job: str) -> int:
-    """Print everything that the coordinator knows of a job."""
+    """Print all records of a job."""
     ask_and_show(settings, m.ShowJob(job=job), lambda answer: output.print_lines(job_lines(answer)))
     return 0
 

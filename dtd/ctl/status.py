@@ -33,7 +33,7 @@ _FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE
 
 
 def show_status(settings: Settings, *, memory: bool = False) -> int:
-    """Print the status once; the exit code says whether it is healthy.
+    """Print the status once; the exit code tells whether it is healthy.
 
     Args:
         settings: of dtdctl.
@@ -50,7 +50,7 @@ def show_status(settings: Settings, *, memory: bool = False) -> int:
 
 
 def degraded_because(status: Status) -> str:
-    """Why the system is not healthy, in words; empty when it is."""
+    """The reason for an unhealthy system, in words; empty when it is healthy."""
     job = status["job"]
     active = [{**job, "explain": status.get("explain", "")}] if job is not None else []
     for one in (*active, *status.get("jobs", ())[1:]):
@@ -83,7 +83,7 @@ def status_lines(status: Status, *, colour: bool) -> list[str]:
 
 
 def _diagnostic_lines(diagnostics: Sequence[Status]) -> list[str]:
-    """What is wrong, for how long, and what to do."""
+    """Describe each trouble, its duration and its remedy."""
     lines = ["", "troubles"] if diagnostics else []
     for one in diagnostics:
         lines.append(f"  {figures.duration(one['since_s'])}  {one['message']}")
@@ -130,7 +130,7 @@ def _straggler_lines(job: Status) -> list[str]:
 
 
 def _last_job_lines(job: Status | None, *, colour: bool) -> list[str]:
-    """How the last job ended, why, and which commands show more."""
+    """Describe the last job's end, its reason, and the commands that show more."""
     if job is None:
         return []
     state = output.paint(job["state"], output.state_style(job["state"]), colour=colour)
@@ -186,7 +186,7 @@ def _worker_lines(workers: Sequence[Status], *, colour: bool) -> list[str]:
 
 
 def _stalled(worker: Status) -> str:
-    """Where a worker's training has stalled, and the limit for that."""
+    """Describe where a worker's training has stalled, and the limit for that."""
     stalled_s = worker.get("stalled_s", 0.0)
     if stalled_s < STALLED_S:
         return ""

@@ -1,4 +1,4 @@
-"""How far a job is, on stderr, while a command waits for its end: a bar, or a line a minute."""
+"""A job's progress on stderr while a command waits for its end: a bar, or a line a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dtdctl web`: where the web page is, and a code with which the caller logs in there once."""
+"""`dtdctl web`: the web page's URL, and a code with which the caller logs in there once."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Fetching weights from the workers that hold them, for whoever needs them."""
+"""Fetching weights from the workers that hold them."""

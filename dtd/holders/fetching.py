@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 WEIGHTS_FILE: Final = "model.safetensors"
 AVERAGES_FILE: Final = "ema.safetensors"
 _PARTS: Final = ".parts"
-"""A directory beside the target, with what has been fetched of parts that are not merged yet."""
+"""A directory beside the target, with fetched bytes of parts that are not merged yet."""
 
 
 def fetch_whole(one: Checkpoint, directory: Path, connect: Connect) -> list[Path]:
@@ -67,13 +67,13 @@ def fetch_parts(
 
     Args:
         holders: of parts that make the whole.
-        directory: for the weights; what was fetched before this failed is kept beside them.
+        directory: for the weights; bytes fetched before a failure are kept beside them.
         connect: makes connections.
-        said: failures that the user was told of; each is told once.
-        say: tells them.
+        said: failures already shown to the user; each is shown once.
+        say: shows them.
 
     Raises:
-        CheckpointError: what the workers deliver does not make the whole.
+        CheckpointError: the delivered parts do not make the whole.
         UsageError: the directory has others.
         OSError: it cannot be written to.
     """

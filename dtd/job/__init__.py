@@ -1,4 +1,4 @@
-"""The job file: what a user submits, validated as a whole.
+"""The job file that a user submits, validated as a whole.
 
 `tables` and `learning` declare every field, `checks` compares fields with one another; `parse`
 turns TOML text or a map from the wire into a `JobSpec`, or raises `JobSpecError` with all that is

@@ -1,4 +1,4 @@
-"""What fields of a job must be to one another: every check that needs more than one field.
+"""The checks of a job that need more than one field.
 
 A check never sees a field that is wrong by itself: a `Conflict` names all fields it looked at, and
 the parser drops it when one of them already has a problem of its own.
@@ -71,14 +71,14 @@ def _codec_fields(spec: JobSpec) -> Iterator[Conflict]:
 
 
 def _used(spec: JobSpec, only_for: tuple[str, ...]) -> str:
-    """What the job has where others would have an effect: a strategy or a codec."""
+    """Return the choice that makes a field useless: a strategy or a codec, as `key = value`."""
     if set(only_for) & {*LOCAL, *SHARDED}:
         return f"name = {shown(spec.strategy.name)}"
     return f"codec = {shown(spec.codec)}"
 
 
 def _sparse(spec: JobSpec) -> Iterator[Conflict]:
-    """What does not go together with sending few gradients of many."""
+    """Check settings that conflict with a codec that sends few gradients of many."""
     codec, optimizer, local_from = ("strategy", "codec"), spec.optimizer, spec.strategy.local_from
     if spec.codec in SPARSE and spec.train.clip_norm > 0 and local_from != 0:
         yield Conflict(
@@ -167,7 +167,7 @@ def _encryption(spec: JobSpec) -> Iterator[Conflict]:
 
 
 def _local_steps(spec: JobSpec) -> Iterator[Conflict]:
-    """What strategies with local steps need."""
+    """Check the settings of strategies with local steps."""
     strategy, name = spec.strategy, ("strategy", "name")
     if strategy.local_from is None:
         return
@@ -214,7 +214,7 @@ def _fragments(strategy: StrategyTable) -> Iterator[Conflict]:
 
 
 def _sharded(spec: JobSpec) -> Iterator[Conflict]:
-    """What a state that is divided among the workers needs."""
+    """Check the settings of a state that is divided among the workers."""
     strategy, name = spec.strategy, ("strategy", "name")
     if strategy.name not in SHARDED:
         return

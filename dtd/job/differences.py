@@ -1,4 +1,4 @@
-"""The settings in which jobs differ, and which must not where one goes on from another's state.
+"""The settings in which jobs differ, and which must not where one continues another's state.
 
 Pure; on specs as maps of tables, as `to_mapping` makes them.
 """
@@ -20,11 +20,11 @@ _IDENTITY: Final = frozenset({"job.name", _TASK})
 _PLAN: Final = frozenset({"job.global_batch_size", "job.seed"})
 """They decide which rows a step has, so the rows that are left would be others."""
 _STRATEGY: Final = "strategy.name"
-"""It decides what a state holds beside the model."""
+"""It decides which state there is beside the model."""
 _SAME_STATE: Final = frozenset({"replicated", "sharded"})
 """Strategies whose states have the same content, wherever its parts are."""
 _OF_EACH_STEP: Final = frozenset({"optimizer.lr"})
-"""Of the optimizer's settings those that the job's schedule sets anew before each step."""
+"""Settings of the optimizer that the job's schedule sets anew before each step."""
 
 
 class Difference(NamedTuple):
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 
 def completed(spec: Spec) -> Spec:
-    """The spec with every key that this dtd knows; as it is when this dtd refuses it."""
+    """The spec with every key of this dtd; unchanged when this dtd refuses it."""
     try:
         return to_mapping(from_mapping(spec, source="job"))
     except JobSpecError:
@@ -67,7 +67,7 @@ def differences(before: Spec, after: Spec) -> list[Difference]:
 def obstacles(found: Sequence[Difference]) -> list[Difference]:
     """Those of the differences with which no whole state can be taken over.
 
-    Rows would be missed or repeated, the optimizer would go on with the settings of its state
+    Rows would be missed or repeated, the optimizer would keep the settings of its state
     whatever the job says, or the state is of another kind.
     """
     return [

@@ -1,4 +1,4 @@
-"""What a job is called for good: its id says it to people, its identity to stores and disks.
+"""A job's identity, for stores and disks; its id is for people.
 
 Ids such as `digits-3` are counted by each coordinator's store, so two stores give the same ones.
 An identity also names the store, its epoch, and a hash of the settings that make a state what it

@@ -1,4 +1,4 @@
-"""Whether a smaller or a greater value of a metric is better."""
+"""The tables of a job file for optimizer, schedule and training; the direction of a metric."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerTable:
-    """How averaged gradients change the weights. A task with `build_optimizer` overrides this."""
+    """The update of weights by averaged gradients. A task with `build_optimizer` overrides it."""
 
     name: OptimizerName = field(default="sgd", metadata=rule("The optimizer."))
     lr: float = field(
@@ -74,7 +74,7 @@ class OptimizerTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTable:
-    """How the learning rate changes; a task with `build_schedule` overrides this."""
+    """The schedule of the learning rate; a task with `build_schedule` overrides it."""
 
     name: ScheduleName = field(
         default="constant",
@@ -108,7 +108,7 @@ class ScheduleTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTable:
-    """How one worker computes its share of a step."""
+    """The computation of one worker's share of a step."""
 
     precision: Precision = field(
         default="float32",

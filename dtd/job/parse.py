@@ -1,8 +1,9 @@
-"""`--set table.key=value`: changes to a job file's values before they are checked.
+"""Reading of a job file or a map into a `JobSpec`, or into all of its problems.
 
-The value is read as TOML (`0.1`, `true`, `[1, 2]`, `"text"`), and as a plain string where that
-fails.  The last of several overrides counts, and setting one of `job.epochs` and
-`job.steps` takes the other one away, so that a job written in epochs can be tried for a few steps.
+`--set table.key=value` changes a value before it is checked.  It is read as TOML (`0.1`, `true`,
+`[1, 2]`, `"text"`), and as a plain string where that fails.  The last of several overrides counts,
+and setting one of `job.epochs` and `job.steps` takes the other one away, so that a job written in
+epochs can be tried for a few steps.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _RIVALS: Final = {("job", "epochs"): "steps", ("job", "steps"): "epochs"}
 def apply_overrides(
     raw: dict[str, Any], overrides: Sequence[str]
 ) -> tuple[set[KeyPath], list[str]]:
-    """Change `raw` in place; returns which keys were set, and what is wrong with the overrides."""
+    """Change `raw` in place; returns the keys that were set, and faults of the overrides."""
     assigned: set[KeyPath] = set()
     faults: list[str] = []
     for override in overrides:
@@ -235,7 +236,7 @@ def _label(problem: _Problem) -> str:
 
 
 def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[_Problem]]:
-    """The spec and what is wrong with it; where a field is wrong, a default stands in for it."""
+    """The spec and its faults; where a field is wrong, a default stands in for it."""
     unknown = {name: value for name, value in raw.items() if name not in (*_TABLES, _TASK)}
     problems = [
         _Problem(path=(name,), text=_unknown_at_top(name, value))

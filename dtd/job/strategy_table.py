@@ -22,7 +22,7 @@ SHARDED_STAGES: Final[tuple[int, ...]] = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyTable:
-    """How a step's rows become an update."""
+    """The algorithm that turns a step's rows into an update."""
 
     name: Literal["replicated", "local_sgd", "diloco", "streaming_diloco", "sharded"] = field(
         default="replicated",

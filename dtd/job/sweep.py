@@ -39,7 +39,7 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepTable:
-    """How trials are chosen and judged."""
+    """The choice and comparison of trials."""
 
     metric: str = field(metadata=rule("The evaluation metric by which trials are judged."))
     direction: Literal["minimize", "maximize"] = field(
@@ -111,7 +111,7 @@ class Setting:
 
     @property
     def count(self) -> int:
-        """How many values there are; 0 for a range that has no step."""
+        """Return the number of values; 0 for a range that has no step."""
         if self.choices or not self.step:
             return len(self.choices)
         return math.floor((self.high - self.low) / self.step + 1e-9) + 1
@@ -141,7 +141,7 @@ class SweepSpec:
 
     @property
     def trials(self) -> int:
-        """How many trials there are at most."""
+        """Return the largest number of trials."""
         if self.sweep.method != "grid":
             return self.sweep.trials
         return min(self.sweep.trials, math.prod(one.count for one in self.space))
@@ -172,7 +172,7 @@ class SweepSpec:
         return from_mapping(raw, source=name)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As `read_sweep` takes it."""
+        """Return the mapping that `read_sweep` takes."""
         space = {one.name: _plain(one) for one in self.space}
         return {"sweep": asdict(self.sweep), "space": space, "base": self.base}
 
@@ -293,7 +293,7 @@ def _flat(given: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 def _read_setting(name: str, given: object) -> tuple[Setting, str]:
-    """The setting, and what is wrong with it."""
+    """The setting, and its faults."""
     none = Setting(name=name)
     if not isinstance(given, Mapping):
         return none, "must be { low = ..., high = ... } or { choices = [...] }"

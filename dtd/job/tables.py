@@ -24,7 +24,7 @@ _REFERENCE: Final = "|".join((*BUILT_IN_TASKS, REFERENCE))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTable:
-    """What is trained, and for how long. Exactly one of `epochs` and `steps` is given."""
+    """The task, and for how long it trains. Exactly one of `epochs` and `steps` is given."""
 
     name: str = field(
         metadata=rule(
@@ -76,7 +76,7 @@ class JobTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncTable:
-    """How gradients travel around the ring."""
+    """The exchange of gradients around the ring."""
 
     bucket_mib: float = field(
         default=1.0,
@@ -123,7 +123,7 @@ class SyncTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticTable:
-    """How many workers the job takes, and how long it waits for them."""
+    """The number of workers that the job takes, and how long it waits for them."""
 
     min_workers: int = field(
         default=1,
@@ -269,7 +269,7 @@ class JobSpec:
 
     @property
     def codec(self) -> str:
-        """`strategy.codec`, or what the earlier `sync.wire_dtype` says; "none" for no codec."""
+        """`strategy.codec`, or the earlier `sync.wire_dtype`; "none" for no codec."""
         if self.strategy.codec == "none" and self.sync.wire_dtype:
             return self.sync.wire_dtype
         return self.strategy.codec

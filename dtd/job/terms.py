@@ -1,4 +1,4 @@
-"""What the coordinator decides by of a job: a few settings of its specification, read once.
+"""A job's settings that the coordinator needs, read once from the specification.
 
 The coordinator trains nothing, so it checks no optimizer and no task: a job in its store may be of
 another release, whose specification this one would refuse, and must be listed and ended all the
@@ -97,7 +97,7 @@ def terms_of(spec: Mapping[str, Any]) -> JobTerms:
 
 
 def _strategy(given: object) -> StrategyTable:
-    """What of it would be valid here."""
+    """Return the strategy's table with those values that would be valid here."""
     values = given if isinstance(given, Mapping) else {}
     return StrategyTable(
         **{

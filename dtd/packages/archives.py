@@ -36,7 +36,7 @@ InUse = Callable[[], Collection[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What is kept: its name in messages, its files' ending, its bounds, and how it is verified."""
+    """A kind of file: its name in messages, its ending, its bounds, and how it is verified."""
 
     noun: str
     ending: str
@@ -73,7 +73,7 @@ class Archives:
 
     Args:
         directory: made when the first one comes.
-        kind: what they are.
+        kind: their kind.
     """
 
     def __init__(self, directory: Path, kind: Kind = PACKAGE) -> None:
@@ -82,7 +82,7 @@ class Archives:
 
     @property
     def noun(self) -> str:
-        """What is kept, in messages."""
+        """The kind of file, in messages."""
         return self._kind.noun
 
     def has(self, digest: str) -> bool:
@@ -94,7 +94,7 @@ class Archives:
         return True
 
     def put(self, digest: str, *, size: int, offset: int, piece: bytes, in_use: InUse) -> int:
-        """Take a piece in; a piece that does not follow what is here is passed over.
+        """Take a piece in; a piece that does not follow the stored ones is ignored.
 
         Args:
             digest: sha256 of the whole archive, in hex.

@@ -1,4 +1,4 @@
-"""How large a package or a file of weights may be, and its name (protocol.md, "Packages")."""
+"""Limits of a package or a file of weights, and its name (protocol.md, "Packages")."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def layout_fault(files: Iterable[tuple[str, ...]]) -> str:
 
 
 def short(digest: str) -> str:
-    """As much of a digest as people compare."""
+    """Return the prefix of a digest that people compare."""
     return digest[:12]

@@ -1,4 +1,4 @@
-"""Where the code of a task lies: its top-level package or module, found without importing it.
+"""The search for a task's code: its top-level package or module, without importing it.
 
 Finding executes nothing, not even a parent package, so that `dtdctl` needs none of what the task
 needs.  The same search tells a worker what its own import is going to find.

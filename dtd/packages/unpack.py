@@ -142,7 +142,7 @@ def _unfit(why: str) -> TaskError:
 
 
 def installed(directory: Path, digest: str) -> Path | None:
-    """Where the package lies; None when it must be fetched.  It counts as the newest from now on.
+    """Return the package's path, and mark it as the newest; None when it must be fetched.
 
     Raises:
         TaskError: this is no digest.
@@ -159,7 +159,7 @@ def install(directory: Path, digest: str, content: bytes | bytearray) -> Path:
 
     Args:
         directory: of all packages; made if missing.
-        digest: what the package is named by.
+        digest: the package's name.
         content: its archive.
 
     Raises:

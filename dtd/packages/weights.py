@@ -1,4 +1,4 @@
-"""A file of weights that somebody brings: what it must look like, and what it is called by.
+"""A file of weights from outside: its required form, and its name.
 
 A safetensors file, known by its sha256.  Nothing here needs torch; whether the weights fit a model
 is found out by the workers.  Blocking.

@@ -1,4 +1,4 @@
-"""Which of a job's checkpoints is meant: of a step, the newest, or the best by a metric.  Pure.
+"""The choice of a job's checkpoint: of a step, the newest, or the best by a metric.  Pure.
 
 On the coordinator's list of checkpoints, which has an entry for each worker that has one or a part.
 """
@@ -19,7 +19,7 @@ Checkpoint = Mapping[str, Any]
 
 
 def confirmation_of(group: Sequence[Checkpoint]) -> str:
-    """Of a checkpoint: confirmed if parts with a confirmed digest hold all that is there."""
+    """Return a checkpoint's confirmation: confirmed if parts with a confirmed digest hold all."""
     confirmed = united(part_of(one) for one in group if one["confirmation"] == VERIFIED)
     if confirmed.covers(united(map(part_of, group))):
         return VERIFIED
@@ -34,7 +34,7 @@ def holders_of(
     A checkpoint that all ranks agreed on is preferred to unconfirmed ones.
 
     Args:
-        known: what the coordinator lists.
+        known: the coordinator's list.
         job: for messages.
         step: this step's; 0 for any.
         best_metric: the best by this metric instead of the newest.
@@ -75,7 +75,7 @@ def _with_metric(
 
 
 def _values(group: Sequence[Checkpoint], metric: str) -> list[float]:
-    """A checkpoint's value of a metric, from all who have saved it."""
+    """A checkpoint's value of a metric, from all workers that have saved it."""
     return [one["metrics"][metric] for one in group if one["metrics"].get(metric) is not None]
 
 

@@ -1,4 +1,4 @@
-"""Which of the parts of a checkpoint make a whole one.  Pure.
+"""The choice of parts that make a whole checkpoint.  Pure.
 
 The coordinator lists an entry for each worker that has a checkpoint, or a part of it.  Entries with
 the same generation, step and digest are of one checkpoint.  A part that was saved when no ring was
@@ -17,13 +17,13 @@ Entry = TypeVar("Entry", bound=Mapping[str, Any])
 
 
 def fewest(parts: Sequence[ShardSet]) -> list[int]:
-    """Indices of parts that hold together what all of them hold, in the order to take them.
+    """Indices of parts that hold together as much as all, in the order to take them.
 
     The part that adds most comes first, of equal ones the first.  With parts of a ring's ranks
     these are as few as can be, or one more.
 
     Args:
-        parts: what each of them holds.
+        parts: their shards.
     """
     chosen: list[int] = []
     covered, wanted = NOTHING, united(parts)
@@ -35,7 +35,7 @@ def fewest(parts: Sequence[ShardSet]) -> list[int]:
 
 
 def missing(parts: Sequence[ShardSet]) -> ShardSet:
-    """What no part holds."""
+    """Return the shards that no part holds."""
     return WHOLE - united(parts)
 
 
@@ -67,7 +67,7 @@ def by_checkpoint(listed: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def part_of(entry: Mapping[str, Any]) -> ShardSet:
-    """What the worker of an entry has of the state.
+    """Return the shards that the worker of an entry has.
 
     Raises:
         ProtocolError: the entry names no shards.

@@ -35,7 +35,7 @@ class PartFiles:
         holder: the worker that wrote it, for messages.
         directory: where its files are.
         tensors: names of all tensors of the state, in the manifest's order.
-        part: what it has of them.
+        part: its ranges of the tensors.
     """
 
     holder: str
@@ -88,7 +88,7 @@ class FileMerge:
 
         Args:
             target: must not exist; removed again if this fails.
-            on_block: hears of each block.
+            on_block: called after each block.
 
         Raises:
             CheckpointError: no part has some of the elements.
@@ -151,10 +151,10 @@ class FileMerge:
             )
         return first[1]
 
-    # --- what there is -------------------------------------------------------------------------
+    # --- content of the parts ------------------------------------------------------------------
 
     def _ranges(self, number: int, name: str) -> tuple[Range, ...]:
-        """What a part has of a tensor, by its name in the file."""
+        """Return the ranges of a tensor that a part has, by its name in the file."""
         part, file = self._parts[number], self._files[number]
         held = part.part.tensors.get(self._listed[name])
         return held.ranges if held is not None else ((0, file.tensors[name].elements),)
@@ -195,7 +195,7 @@ class FileMerge:
 
 
 def _offset(ranges: Sequence[Range], element: int) -> int | None:
-    """Where a part has an element of the flattened tensor; None if it does not have it."""
+    """Return a part's offset of an element of the flattened tensor; None if it does not have it."""
     before = 0
     for start, stop in ranges:
         if start <= element < stop:

@@ -1,4 +1,4 @@
-"""What a part of a checkpoint says of itself: the shards it has, and the ranges of each tensor.
+"""The record of a part of a checkpoint: the shards it has, and the ranges of each tensor.
 
 Where the state is sharded, each rank writes a part: the ranges of elements that it holds of the
 sharded tensors, its own ones and mirrors of others', and all tensors of the common part.  A part
@@ -37,7 +37,7 @@ class HeldTensor:
     Attributes:
         dtype: its element type, as safetensors names it.
         shape: of the whole tensor.
-        ranges: what the part has of the flattened tensor, ascending and disjoint.
+        ranges: the part's ranges of the flattened tensor, ascending and disjoint.
     """
 
     dtype: str
@@ -64,7 +64,7 @@ class Part:
     """The entry `part` of a manifest.
 
     Attributes:
-        shards: what the part has of the sharded tensors.
+        shards: the part's shards of the sharded tensors.
         mirrors: further holders of each shard in the generation that wrote it.
         tensors: the sharded tensors by their name in the manifest; others are there as a whole.
     """

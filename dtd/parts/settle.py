@@ -29,7 +29,7 @@ def settled(
         distrust: how little a worker's part is trusted, as a key to sort by.
 
     Returns:
-        what was merged, and the workers whose parts were left out.
+        the merged result, and the workers whose parts were left out.
 
     Raises:
         PartsDiffer: nothing can be merged however they are chosen; tells of the first two.

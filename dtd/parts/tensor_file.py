@@ -38,7 +38,7 @@ _ALIGNMENT: Final = 8
 _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 16 << 20
 _MAX_DIMENSIONS: Final = 64
-"""As many as torch can compute with; the product of a shape costs the square of its length."""
+"""Most dimensions that torch can use; the product of a shape costs the square of its length."""
 _MOST: Final = 2**63 - 1
 _PREFIXES: Final = (("model.", MODEL_FILE), ("ema.", AVERAGES_FILE))
 
@@ -96,7 +96,7 @@ class TensorFile:
         path: the file.
 
     Attributes:
-        tensors: what it holds, by name.
+        tensors: its tensors, by name.
 
     Raises:
         CheckpointError: it cannot be read, or is no such file.

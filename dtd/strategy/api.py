@@ -118,17 +118,17 @@ class Computation(Protocol):
 
     @property
     def steps(self) -> int:
-        """See above."""
+        """The number of the job's steps that it covers."""
         ...
 
     @property
     def share(self) -> float:
-        """See above."""
+        """This rank's fraction of all their rows."""
         ...
 
     @property
     def clips(self) -> bool:
-        """See above."""
+        """Whether the job clips gradients."""
         ...
 
     def take_step(self, number: int) -> None:
@@ -217,7 +217,7 @@ class Computation(Protocol):
 
 
 class Strategy(Protocol):
-    """How a step's rows become an update, on one rank."""
+    """The algorithm that turns a step's rows into an update, on one rank."""
 
     @property
     def names(self) -> list[str]:
@@ -264,7 +264,7 @@ class Strategy(Protocol):
         ...
 
     def undo_redistribution(self) -> None:
-        """The generation is over before that: hold what was held before, if anything changed."""
+        """The generation is over before that: restore the shards held before, if they changed."""
         ...
 
     def replaced(self) -> None:
@@ -299,7 +299,7 @@ class Strategy(Protocol):
         ...
 
     def refreshed(self) -> None:
-        """Block until this rank has the whole model, as of the last committed step."""
+        """Block until this rank has the whole model of the last committed step."""
         ...
 
     @property

@@ -64,7 +64,7 @@ STRATEGY_RISKS: Final[Mapping[str, str]] = {
     "streaming_diloco": StreamingDiloco.risk,
     "sharded": Sharded.risk,
 }
-"""What each strategy may cost a job, independent of the codec, as a phrase; empty if nothing."""
+"""Risk of each strategy for a job, independent of the codec, as a phrase; empty if none."""
 
 OVERLAPPING: Final = frozenset({"streaming_diloco"})
 """Strategies whose changes are exchanged during the next local steps."""

@@ -99,7 +99,7 @@ class _Travel:
 
 
 class CodedBuckets:
-    """See the module docstring.  Called from the training thread; `send` also from backward's.
+    """Buckets that are exchanged through a codec; backward's thread calls `send`, too.
 
     Args:
         layouts: layouts of the buckets.
@@ -176,7 +176,7 @@ class CodedBuckets:
         return self.memories
 
     def _lay_out(self, plans: Sequence[Sequence[Wire]]) -> None:
-        """Allocate wire buffers for these plans; the previous ones are no longer lent."""
+        """Allocate wire buffers for these plans; the previous ones are no longer offered."""
         order = _order([len(plan) for plan in plans])
         buffers, memories = self._buffers([plans[bucket][stage] for bucket, stage in order])
         self._laid_out = list(zip(order, buffers, memories, strict=True))

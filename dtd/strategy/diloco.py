@@ -30,7 +30,7 @@ class Nesterov:
         momentum: outer momentum.
 
     Attributes:
-        risk: what the strategy may cost a job, as a phrase for its user.
+        risk: the strategy's risk for a job, as a phrase for its user.
         leaves_mean: whether the weights become others than the mean of the ranks' weights.
     """
 
@@ -50,7 +50,7 @@ class Nesterov:
         }
 
     def update(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        """See `Outer`."""
+        """Implement `Outer`."""
         velocities = list(self.shared.values())
         torch._foreach_mul_(velocities, self._momentum)
         torch._foreach_add_(velocities, list(means))
@@ -58,7 +58,7 @@ class Nesterov:
         torch._foreach_add_(list(parameters), velocities, alpha=-self._lr * self._momentum)
 
     def look_ahead(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        """See `Outer`; the two equations in one, x - a ((1 + m) d + m^2 v)."""
+        """Implement `Outer`; the two equations in one, x - a ((1 + m) d + m^2 v)."""
         velocities = list(self.shared.values())
         lr, momentum = self._lr, self._momentum
         torch._foreach_add_(list(parameters), list(means), alpha=-lr * (1.0 + momentum))

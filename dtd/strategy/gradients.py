@@ -36,7 +36,7 @@ from dtd.transport.api import BucketMemory
 
 
 def received_twice(name: str) -> TaskError:
-    """Return the error of a backward that goes on adding to a gradient that has left."""
+    """Return the error of a backward that adds to a gradient after it was sent."""
     return TaskError(
         f"{name} has received a gradient twice in one backward, after its bucket had been sent",
         remedy="use torch.utils.checkpoint with use_reentrant=False",

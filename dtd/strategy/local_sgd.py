@@ -67,7 +67,7 @@ class Average:
     """The weights become the mean of all ranks' weights.
 
     Attributes:
-        risk: what the strategy may cost a job, as a phrase for its user.
+        risk: the strategy's risk for a job, as a phrase for its user.
     """
 
     risk = "ranks' weights differ between exchanges; check the loss"
@@ -75,16 +75,16 @@ class Average:
     leaves_mean = False
 
     def update(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        """See `Outer`."""
+        """Implement `Outer`."""
         torch._foreach_sub_(list(parameters), list(means))
 
     def look_ahead(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        """See `Outer`."""
+        """Implement `Outer`."""
         self.update(parameters, means)
 
 
 class LocalSgd(WholeState):
-    """See `dtd.strategy.api.Strategy`.
+    """Implement `dtd.strategy.api.Strategy`.
 
     Args:
         part: the parameters of the one optimizer.
@@ -122,17 +122,17 @@ class LocalSgd(WholeState):
 
     @property
     def names(self) -> list[str]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return [self._name]
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return self._outer.shared
 
     @property
     def size_bytes(self) -> int:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return self._changes.size_bytes + len(self._scalars.memory.view)
 
     @property
@@ -141,23 +141,23 @@ class LocalSgd(WholeState):
         return self._changes.fits
 
     def plan(self) -> list[tuple[str, str]]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return [(self._name, self._plan.digest())]
 
     def regroup(self, world: World) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._changes.regroup(world)
 
     def replaced(self) -> None:
-        """See `Strategy`; the code that loads another state clears the optimizer's."""
+        """Implement `Strategy`; the code that loads another state clears the optimizer's."""
         self._changes.reset()
 
     def unsent(self, step: int) -> list[LocalState]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return self._changes.unsent(step)
 
     def close(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._changes.close()
 
     # --- a round ---------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class LocalSgd(WholeState):
         return [*memories, self._scalars.memory]
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._check, self._put_back, self._late = check, None, None
         self._changes.begin(scale)
 
@@ -195,7 +195,7 @@ class LocalSgd(WholeState):
         ring.start(self._scalars_bucket)
 
     def collect(self, ring: BucketExchange) -> None:
-        """See `Strategy`; sends the scalars now if statistics of the new weights go with them."""
+        """Implement `Strategy`; sends the scalars here if they hold the new weights' statistics."""
         self._changes.wait(ring.wait)
         if self._late is not None:
             (work, sums), self._late = self._late, None
@@ -216,12 +216,12 @@ class LocalSgd(WholeState):
         return StepStats(updates=[applied], finite=math.isfinite(norm), totals=totals)
 
     def commit(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._put_back = None
         self._changes.commit()
 
     def rollback(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._late = None
         if self._put_back is not None:
             self._put_back()
@@ -229,7 +229,7 @@ class LocalSgd(WholeState):
         self._changes.rollback()
 
     def release(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -275,7 +275,7 @@ def measure_ahead(
     Args:
         work: the round; it has kept batches.
         outer: takes the outer step.
-        parameters: what it changes.
+        parameters: changed in place.
         changes: their changes, which have arrived; nothing is done if they are not finite.
     """
     if not math.isfinite(changes.norm()):

@@ -1,4 +1,4 @@
-"""What an optimizer or a schedule keeps: numbers, text, tensors, and lists and dicts of them.
+"""JSON and tensors of an optimizer's or a schedule's state: numbers, text, tensors, lists, dicts.
 
 A state consists of named tensors and JSON (`dtd.train.state.tensors`).  `encoded` turns a value
 into JSON that refers to its tensors by name, and `decoded` turns it back: JSON has neither tuples,
@@ -61,7 +61,7 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor], *, keeps: str) ->
     """Return JSON for a value.
 
     Args:
-        value: what is kept.
+        value: the value to encode.
         name: name of its tensor, or the beginning of the names of those in it.
         tensors: receives them.
         keeps: the owner and the entry, as in "the optimizer keeps step", for the message.

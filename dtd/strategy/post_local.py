@@ -19,7 +19,7 @@ from dtd.transport.api import BucketMemory
 
 
 class PostLocal(WholeState):
-    """See `dtd.strategy.api.Strategy`.
+    """Implement `dtd.strategy.api.Strategy`.
 
     Args:
         early: builds the strategy of the first steps.  It is closed after them, since its hooks and
@@ -40,41 +40,41 @@ class PostLocal(WholeState):
 
     @property
     def names(self) -> list[str]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return self._late.names
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
-        """See `Strategy`; exists from the first step on, and is zero until the local steps."""
+        """Implement `Strategy`; exists from the first step, and is zero until the local steps."""
         return self._late.shared
 
     @property
     def size_bytes(self) -> int:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         early = self._early.size_bytes if self._early is not None else 0
         return self._late.size_bytes + early
 
     def plan(self) -> list[tuple[str, str]]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return self._late.plan()
 
     def regroup(self, world: World) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._world = world
         for strategy in self._built:
             strategy.regroup(world)
 
     def replaced(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for strategy in self._built:
             strategy.replaced()
 
     def unsent(self, step: int) -> list[LocalState]:
-        """See `Strategy`; the residual of the early strategy is dropped with it."""
+        """Implement `Strategy`; the residual of the early strategy is dropped with it."""
         return self._active.unsent(step)
 
     def close(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for strategy in self._built:
             strategy.close()
 
@@ -85,7 +85,7 @@ class PostLocal(WholeState):
     # --- a step ----------------------------------------------------------------------------
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
-        """See `Strategy`; also selects the strategy that runs the step."""
+        """Implement `Strategy`; also selects the strategy that runs the step."""
         if step >= self._start_step:
             if self._early is not None:
                 self._early.close()
@@ -98,29 +98,29 @@ class PostLocal(WholeState):
         return self._active.exchanges(step, updates)
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._active.begin(check, scale)
 
     def compute(self, work: Computation, ring: BucketExchange) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._active.compute(work, ring)
 
     def collect(self, ring: BucketExchange) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._active.collect(ring)
 
     def apply(self, work: Computation) -> StepStats:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return self._active.apply(work)
 
     def commit(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._active.commit()
 
     def rollback(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._active.rollback()
 
     def release(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._active.release()

@@ -24,7 +24,7 @@ from dtd.transport.api import BucketMemory
 
 
 class Replicated(WholeState):
-    """See `dtd.strategy.api.Strategy`.
+    """Implement `dtd.strategy.api.Strategy`.
 
     Args:
         parts: the optimizers' parameters, in the order of their updates.
@@ -35,7 +35,7 @@ class Replicated(WholeState):
         first_bucket_bytes: size of the first bucket.
 
     Attributes:
-        risk: what the strategy may cost a job, as a phrase for its user; empty, since it costs
+        risk: the strategy's risk for a job, as a phrase for its user; empty, since it costs
             nothing.
     """
 
@@ -72,17 +72,17 @@ class Replicated(WholeState):
 
     @property
     def names(self) -> list[str]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return [update.name for update in self._updates]
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
-        """See `Strategy`; there is none beside the optimizer's state."""
+        """Implement `Strategy`; there is none beside the optimizer's state."""
         return {}
 
     @property
     def size_bytes(self) -> int:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         buckets = sum(update.gradients.size_bytes for update in self._updates)
         return buckets + len(self._scalars.memory.view)
 
@@ -92,25 +92,25 @@ class Replicated(WholeState):
         return any(update.gradients.fits for update in self._updates)
 
     def plan(self) -> list[tuple[str, str]]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return [(update.name, update.plan.digest()) for update in self._updates]
 
     def regroup(self, world: World) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for update in self._updates:
             update.gradients.regroup(world)
 
     def replaced(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for update in self._updates:
             update.gradients.reset()
 
     def unsent(self, step: int) -> list[LocalState]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return [one for update in self._updates for one in update.gradients.unsent(step)]
 
     def close(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for update in self._updates:
             update.gradients.close()
 
@@ -127,12 +127,12 @@ class Replicated(WholeState):
         return [*memories[:-1], self._scalars.memory]
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for update in self._active:
             update.gradients.begin(check, scale)
 
     def compute(self, work: Computation, ring: BucketExchange) -> None:
-        """See `Strategy`; of several updates, all but the last are applied tentatively."""
+        """Implement `Strategy`; of several updates, all but the last are applied tentatively."""
         for number, update in enumerate(self._active):
             attend_to(update, self._updates)
             sums = self._backward(work, update, number, ring)
@@ -174,32 +174,32 @@ class Replicated(WholeState):
         return flags
 
     def collect(self, ring: BucketExchange) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._wait(self._active[-1], ring)
 
     def apply(self, work: Computation) -> StepStats:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         last, totals = self._active[-1], self._scalars.totals()
         present = [totals.present[place] for place in last.places]
         applied = [*self._applied, self._apply(work, last, totals, present, tentative=False)]
         return StepStats(updates=applied, finite=_are_finite(applied), totals=totals)
 
     def commit(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for update in self._active[:-1]:
             update.gradients.revoke()  # no rank still reads them: all have prepared the step
         for update in self._active:
             update.gradients.commit()
 
     def rollback(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         while self._undos:
             self._undos.pop().restore()
         for update in self._active:
             update.gradients.rollback()
 
     def release(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._applied, self._undos = [], []
         attend_to(None, self._updates)
         for update in self._updates:

@@ -185,7 +185,7 @@ class _Stateless:
         return norm_of(self.flats[index])
 
     def revoke(self) -> None:
-        """No memory is lent."""
+        """No memory is shared."""
 
 
 class HostStaging(_Stateless):
@@ -209,7 +209,7 @@ class HostStaging(_Stateless):
         """There is no pending work."""
 
     def revoke(self) -> None:
-        """Change the number of the loan."""
+        """Change the number of the shared memory's contents."""
         self._memory.revoke()
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ def cut(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 
 class StreamingDiloco(WholeState):
-    """See `dtd.strategy.api.Strategy`.
+    """Implement `dtd.strategy.api.Strategy`.
 
     Args:
         part: the parameters of the one optimizer; at least as many as fragments.
@@ -92,7 +92,7 @@ class StreamingDiloco(WholeState):
         bucket_bytes: size of a bucket of changes.
 
     Attributes:
-        risk: what the strategy may cost a job, as a phrase for its user.
+        risk: the strategy's risk for a job, as a phrase for its user.
     """
 
     risk = "ranks' weights differ between exchanges, which come late; check the loss"
@@ -136,17 +136,17 @@ class StreamingDiloco(WholeState):
 
     @property
     def names(self) -> list[str]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return [self._name]
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return {name: t for one in self._fragments for name, t in one.outer.shared.items()}
 
     @property
     def size_bytes(self) -> int:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         changes = sum(one.changes.size_bytes for one in self._fragments)
         drift = sum(tensor.nbytes for tensor in self._drift)
         return changes + 2 * drift + len(self._scalars.memory.view)
@@ -157,26 +157,26 @@ class StreamingDiloco(WholeState):
         return any(one.changes.fits for one in self._fragments)
 
     def plan(self) -> list[tuple[str, str]]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return [(self._name, one.plan.digest()) for one in self._fragments]
 
     def regroup(self, world: World) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for one in self._fragments:
             one.changes.regroup(world)
 
     def replaced(self) -> None:
-        """See `Strategy`; also sets the drift to zero."""
+        """Implement `Strategy`; also sets the drift to zero."""
         for one in self._fragments:
             one.changes.reset()
         torch._foreach_zero_(self._drift)
 
     def unsent(self, step: int) -> list[LocalState]:
-        """See `Strategy`; the codec's residuals only: drift is not transferred."""
+        """Implement `Strategy`; the codec's residuals only: drift is not transferred."""
         return [state for one in self._fragments for state in one.changes.unsent(step)]
 
     def close(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for one in self._fragments:
             one.changes.close()
 
@@ -191,7 +191,7 @@ class StreamingDiloco(WholeState):
         return [*memories, self._scalars.memory]
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._check, self._put_back, self._next_drift = check, None, None
         self._active.changes.begin(scale)
 
@@ -225,7 +225,7 @@ class StreamingDiloco(WholeState):
         return drift
 
     def collect(self, ring: BucketExchange) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._active.changes.wait(ring.wait)
         ring.wait(self._scalars_bucket)
 
@@ -248,14 +248,14 @@ class StreamingDiloco(WholeState):
         return StepStats(updates=[applied], finite=finite, totals=totals)
 
     def commit(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._put_back = None
         self._active.changes.commit()
         if self._next_drift is not None:
             self._drift, self._next_drift = self._next_drift, None
 
     def rollback(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         if self._put_back is not None:
             self._put_back()
             self._put_back = None
@@ -263,6 +263,6 @@ class StreamingDiloco(WholeState):
         self._active.changes.rollback()
 
     def release(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         for parameter in self._parameters:
             parameter.grad = None

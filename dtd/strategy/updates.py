@@ -115,7 +115,7 @@ class OptimizerSnapshot:
     """A copy of an optimizer's own state: that of its parameters, and the values of its groups.
 
     Args:
-        optimizer: what is copied; the parameters themselves are not.
+        optimizer: its state is copied, the parameters are not.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

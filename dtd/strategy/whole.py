@@ -1,4 +1,4 @@
-"""What a strategy does about parts of a state if every rank has all of it: nothing."""
+"""A strategy's methods for parts of a state, where every rank has all of it: they do nothing."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def bucket_memory(flat: Tensor, home: BufferLocation | None = None) -> BucketMemory:
-    """Return a one-dimensional contiguous CPU tensor as a bucket; `home` if it can be lent."""
+    """Return a one-dimensional contiguous CPU tensor as a bucket; `home` if it can be shared."""
     assert flat.dim() == 1
     assert flat.is_contiguous()
     assert flat.device.type == "cpu"
@@ -73,7 +73,7 @@ def _torch_add(flat: Tensor) -> Any:
 
 
 class RingMemory:
-    """Zeroed flat tensors that can be lent.
+    """Zeroed flat tensors that can be shared with neighbours.
 
     Args:
         sizes: (elements, dtype) of each tensor.

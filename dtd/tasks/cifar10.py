@@ -27,7 +27,7 @@ from dtd.tasks.resnet import ResNet18
 _SIZE = 32
 _MEAN = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
 _SPREAD = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
-"""Of CIFAR-10's training pixels by channel, on a scale of 0..1."""
+"""Standard deviation of CIFAR-10's training pixels by channel, on a scale of 0..1."""
 
 
 class Cifar10:

@@ -48,7 +48,7 @@ class MemoryRows:
     Attributes:
         inputs: first dimension is the row.
         labels: one entry a row.
-        prepare: turns fetched inputs into what the model takes; deterministic, row by row.
+        prepare: turns fetched inputs into the model's; deterministic, row by row.
     """
 
     inputs: Tensor

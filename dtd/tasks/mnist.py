@@ -12,7 +12,7 @@ from dtd.tasks.arguments import require_positive
 from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
 
 _MEAN, _SPREAD = 0.1307, 0.3081
-"""Of all training pixels, on a scale of 0..1."""
+"""Mean and standard deviation of all training pixels, on a scale of 0..1."""
 
 
 class Mnist:

@@ -38,7 +38,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer network at each place, each added to what came in."""
+    """Attention, then a two-layer network at each place, each added to its input."""
 
     def __init__(self, *, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Transformer(nn.Module):
 
     @staticmethod
     def _quieten(block: nn.Module, layers: int) -> None:
-        """Start what is added to the stream smaller, so that its size does not grow with depth."""
+        """Start the layers' outputs smaller, so that the stream's size does not grow with depth."""
         for name, weight in block.named_parameters():
             if name.endswith("project.weight"):
                 nn.init.normal_(weight, std=_INITIAL_SPREAD / math.sqrt(2 * layers))

@@ -29,7 +29,7 @@ def exchange(session: JobSession, ring: Collective, flags: Flags) -> ControlWord
 
     Raises:
         DivergenceError: the states before this step differ; nothing of it was applied.
-        UnreadableWord: a rank's word cannot be read, or vetoes the step.
+        UnreadableWord: a rank's data cannot be read, or it vetoes the step.
     """
     engine = session.engine
     disputed = _combine(session, ring)
@@ -131,7 +131,7 @@ def _digests(session: JobSession, ring: Collective, clock: Clock) -> Tally:
 
 
 def _combine(session: JobSession, ring: Collective) -> Shared | None:
-    """Compute the digest of a sharded state, if one is due, from what all ranks have hashed.
+    """Compute the digest of a sharded state, if one is due, from all ranks' hashes.
 
     Returns:
         the first shards in which their holders differ; None if there are none.
@@ -154,7 +154,7 @@ def got_on(session: JobSession, ring: Collective) -> None:
 
 
 def gather_aside(ring: Collective, clock: Clock, word: bytes) -> list[bytes]:
-    """Exchange words outside of training; the time does not count as its communication."""
+    """Gather outside of training; the time does not count as its communication."""
     begun_s = time.perf_counter()
     words = ring.gather(word)
     clock.aside_s += time.perf_counter() - begun_s

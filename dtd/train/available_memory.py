@@ -18,11 +18,11 @@ from dtd.core.observe.state_memory import Room
 
 _ROOT: Final = Path("/")
 _UNLIMITED_BYTES: Final = 1 << 60
-"""Version 1 says so by a number of this size."""
+"""Numbers of this size mean "unlimited" in version 1."""
 _UNIFIED: Final = ("memory.max", "memory.current", "")
 _VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 _RECLAIMABLE: Final = ("inactive_file", "active_file", "slab_reclaimable")
-"""What the kernel can give back, where it says so; shared memory is in none of them."""
+"""Memory that the kernel can give back, by field; shared memory is in none of them."""
 
 
 def available_memory(device: torch.device, root: Path = _ROOT) -> Room:
@@ -41,13 +41,13 @@ def available_memory(device: torch.device, root: Path = _ROOT) -> Room:
 
 
 def _host_bytes(root: Path) -> int:
-    """Free memory of the host, with what the kernel can give back."""
+    """Free memory of the host, with the memory that the kernel can give back."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def _groups(root: Path) -> Iterator[Room]:
-    """Yield what is left in each group that contains this process and has a limit."""
+    """Yield the free memory of each group that contains this process and has a limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except FileNotFoundError:  # a kernel without control groups
@@ -68,7 +68,7 @@ def _groups(root: Path) -> Iterator[Room]:
 
 
 def _left(directory: Path, files: tuple[str, str, str], group: str) -> Room | None:
-    """Return what is left in one group; None without a limit, or where it cannot be seen."""
+    """Return the free memory of one group; None without a limit, or where it cannot be seen."""
     limit_name, usage_name, prefix = files
     try:
         limit_text = (directory / limit_name).read_text().strip()

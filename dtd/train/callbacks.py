@@ -30,7 +30,7 @@ __all__ = ["Callbacks", "Moment"]
 
 NAMES: Final = ("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end")
 _HOOK_OF: Final = {"on_end": "on_finish"}
-"""What observers call it; the others have the same name."""
+"""Names of the observers' methods, where they differ from the callbacks'."""
 
 _MAY_CHANGE_OWN: Final = ("on_step", "on_evaluation")
 

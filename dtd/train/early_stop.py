@@ -51,7 +51,7 @@ def check_evaluated(table: TrainTable, *, has_evaluation: bool) -> None:
 def judge(table: TrainTable, seen: EarlyStop, metrics: Mapping[str, float]) -> EarlyStop:
     """Take one more evaluation into account.
 
-    A job may go on from the state of one that judged by another metric: then nothing is seen yet.
+    A job may continue from the state of one with another metric: then nothing is seen yet.
 
     Raises:
         TaskError: the metric is not among those of the evaluation.

@@ -15,7 +15,7 @@ _MODEL = "model name"
 
 
 def environment(name: str) -> dict[str, str]:
-    """What decides numbers and speed beside the job itself.
+    """Return versions and hardware that affect numbers and speed.
 
     Args:
         name: the device on which the worker trains, as torch names it.

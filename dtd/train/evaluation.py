@@ -83,13 +83,13 @@ class Evaluator:
             model: set to evaluation mode in the meantime.
             rank: index of this rank's slice of the rows; one beyond the slices has no rows.
             world_size: number of slices.
-            gather: exchanges a word with all ranks.
+            gather: gathers bytes from all ranks.
             progress: called after every batch; may raise to cancel the evaluation.
             begins: called with the kind of work that follows, and the shape of its batch.
 
         Raises:
             TaskError: the task's metrics are malformed.
-            UnreadableWord: another rank's word is malformed.
+            UnreadableWord: another rank's sums are malformed.
         """
         start, stop = slice_bounds(self.rows, world_size, rank) if rank < world_size else (0, 0)
         begins("evaluation", None)
@@ -155,7 +155,7 @@ def _unheard(kind: str, shape: Hashable) -> None:
 
 
 def pack_sums(sums: Mapping[str, tuple[float, float]]) -> bytes:
-    """Encode one rank's sums as a word.
+    """Encode one rank's sums.
 
     Raises:
         TaskError: there are too many.
@@ -173,10 +173,10 @@ def pack_sums(sums: Mapping[str, tuple[float, float]]) -> bytes:
 
 
 def unpack_sums(word: bytes) -> Sums:
-    """Decode the sums of a word.
+    """Decode one rank's sums.
 
     Raises:
-        ProtocolError: BAD_PAYLOAD if the word is malformed.
+        ProtocolError: BAD_PAYLOAD if they are malformed.
     """
     sums: Sums = {}
     at = 0

@@ -127,7 +127,7 @@ _CLIP_NORM = 0.5
 
 
 def numerics_fingerprint(table: OptimizerTable, device: torch.device) -> str:
-    """Hex hash of what this worker makes of a fixed clip and optimizer step."""
+    """Hex hash of this worker's result of a fixed clip and optimizer step."""
     numbers = torch.arange(_ELEMENTS, dtype=torch.float32, device=device)
     parameter = nn.Parameter((numbers % 1013) / 512 - 1)
     optimizer = build_optimizer(table, [parameter])

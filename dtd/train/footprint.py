@@ -63,7 +63,7 @@ GRADIENTS_IN_POOL: Final = 2
 _TIED: Final = 3
 """Gradients of a parameter with two uses: of the first one, of the second one, and their sum."""
 _KEPT: Final = 4
-"""Gradients for which the heap has room, as measured: what is freed there stays, in parts."""
+"""Gradients for which the heap has room, as measured: freed memory stays there, in parts."""
 
 
 def resident_bytes() -> int:
@@ -233,7 +233,7 @@ def division_of(spec: JobSpec, *, serves: bool = False) -> Division:
 
 
 class SavedBytes:
-    """What autograd holds for backward; a storage that several tensors share counts once."""
+    """Bytes that autograd holds for backward; a storage that several tensors share counts once."""
 
     def __init__(self, model: nn.Module) -> None:
         self.peak_bytes = 0
@@ -280,7 +280,7 @@ class _Saved:
 
 @contextlib.contextmanager
 def saved_for_backward(model: nn.Module) -> Iterator[SavedBytes]:
-    """Measure what the forwards inside keep for their backwards."""
+    """Measure the memory that the forwards inside keep for their backwards."""
     meter = SavedBytes(model)
     with torch.autograd.graph.saved_tensors_hooks(meter.save, lambda saved: saved.tensor):
         yield meter

@@ -30,9 +30,9 @@ from dtd.train.data.rows import kept_random_state, seed_generators
 _FACTORS: Final = (-1.0, 2.0**-2, 2.0**10, 2.0**-10)
 """Powers of two, by which no element is rounded in another way."""
 _TOLERANCE: Final = 1e-2
-"""Of the largest element: a hook may compute in bfloat16."""
+"""Relative to the largest element: a hook may compute in bfloat16."""
 _SEED: Final = 0
-"""Of the draws of a hook, the same in each call."""
+"""Seed of the draws of a hook, the same in each call."""
 
 _TABLES: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a parameter in which torch keeps hooks by key."""
@@ -70,7 +70,7 @@ class _Hook:
         return f"{getattr(hook, '__qualname__', type(hook).__name__)}{place}"
 
     def result(self, gradient: Tensor) -> Tensor | None:
-        """Return what the hook makes of a gradient; None if it clears it.
+        """Return the hook's result for a gradient; None if it clears it.
 
         Raises:
             TaskError: it changes the parameter.  Whatever else it raises passes through.
@@ -148,7 +148,7 @@ def _try(hook: _Hook, gradient: Tensor, *, alone: bool) -> str:
 
 
 def _result(hook: _Hook, gradient: Tensor) -> Tensor | None:
-    """Return what the hook makes of it; None if that says nothing.
+    """Return the hook's result; None if it returns nothing.
 
     A hook may refuse what it has not expected, so its exceptions are left to the training.
     """

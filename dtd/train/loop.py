@@ -118,7 +118,7 @@ def _begin(
 
 
 def _due(session: JobSession, *, met: bool, last: bool) -> BeforeStep:
-    """What comes before the step."""
+    """Return the actions that are due before the step."""
     step = session.replica.step
     return before_step(
         met=met,

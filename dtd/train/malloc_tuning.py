@@ -28,7 +28,7 @@ _LARGE_BYTES: Final = 128 << 10
 """glibc's own threshold at first."""
 
 _keeps = [False]
-"""Whether this process keeps what it frees."""
+"""Whether this process keeps freed memory."""
 
 
 def keep_freed_memory() -> None:
@@ -46,7 +46,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return what is free now to the kernel, once; does nothing without glibc.
+    """Return free memory to the kernel, once; does nothing without glibc.
 
     For a moment after which this process needs less than before: a model was built beside another
     one, or parts of a state have gone to other ranks.  See malloc_trim(3).

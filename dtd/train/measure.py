@@ -84,11 +84,11 @@ class HandOvers:
         """Nothing is under way."""
 
     def gather(self, word: bytes) -> list[bytes]:
-        """Everybody says the same."""
+        """Return the same bytes for every rank."""
         return [word] * self.world_size
 
     def agreed(self) -> None:
-        """Nobody waits to hear it."""
+        """Do nothing: no other rank waits for it."""
 
     def close_step(self) -> CommTiming:
         """Nothing was sent."""

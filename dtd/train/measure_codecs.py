@@ -39,7 +39,7 @@ PASSES: Final = 3
 ROOM: Final = 8
 """Gradients' memory must be free so many times, for what a codec keeps."""
 MOST_FIGURES: Final = 1500
-"""Of one codec in the answer."""
+"""Most numbers of one codec in the answer."""
 _ADD_BYTES: Final = 1 << 20
 _GRADIENT: Final = 1e-3
 
@@ -60,7 +60,7 @@ def measure_codecs(
         spec: the job, as SUBMIT_JOB carries it.
         layouts: of its gradients' buckets.
         device: where these are.
-        worlds: sizes to say for what would travel.
+        worlds: world sizes for which bytes are computed.
         step: in which; wire sizes may follow a schedule.
 
     Returns:
@@ -127,7 +127,7 @@ def _every_steps(spec: JobSpec, step: int) -> int:
 
 
 def with_strategy(spec: Mapping[str, Any], strategy: str, codec: str) -> Values:
-    """The job with another strategy; keys of what it uses already stay as they are."""
+    """The job with another strategy; keys that it uses already stay as they are."""
     parsed = job.from_mapping(dict(spec), source="job to be measured")
     kept = {parsed.strategy.name, parsed.codec} & {strategy, codec}
     kind: type = StrategyTable
@@ -161,7 +161,7 @@ def _probe(
     limit_s: float,
     codec: Codec,
 ) -> Values | str:
-    """See `measure_codecs`; medians over some passes, or why the codec is not measured."""
+    """Return a codec's medians over some passes, or why it is not measured."""
     until_s = time.perf_counter() + limit_s
     needed = ROOM * sum(layout.elements * layout.dtype.itemsize for layout in layouts)
     if needed > available_memory(device).bytes:
@@ -255,7 +255,7 @@ def _synchronise(device: torch.device) -> None:
 
 
 def _layout_figures(buckets: Sequence[_Bucket], memories: Sequence[BucketMemory]) -> Values:
-    """Whose each exchange is, and which of them are gathers."""
+    """Return the bucket of each exchange, and which exchanges are gathers."""
     owners = {position: index for index, one in enumerate(buckets) for position in one.encode_s}
     return {
         "buckets": [owners[position] for position in range(len(memories))],

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dtd.train.state.replica import Replica
 
 MEASURED_STEP: Final = 2
-"""Of a generation."""
+"""Step of a generation whose memory is measured."""
 
 _COMPILED: Final = "OptimizedModule"
 _STATUS: Final = Path("/proc/self/status")
@@ -48,7 +48,7 @@ class MemoryMeter:
         size: of the whole state.
 
     Attributes:
-        parts: what was measured in this generation; empty before it.
+        parts: measured in this generation; empty before it.
     """
 
     def __init__(self, size: StateSize) -> None:
@@ -135,7 +135,7 @@ def process_bytes(device: torch.device) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-# --- what is allocated in a step ---------------------------------------------------------------
+# --- memory that a step allocates --------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What a job cannot train with, found in the model before training begins, and named.
+"""Checks of a model before training begins; an error names what a job cannot train with.
 
 Every state has to hold the tensors of a model and to write them in place (`check_tensors`).  Where
 the state is divided, trained parameters also move to memory of their own (`check_memory`).

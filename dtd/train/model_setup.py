@@ -219,7 +219,7 @@ def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
 
 
 def _lazy(model: nn.Module) -> list[str]:
-    """Names of what has no shape yet."""
+    """Names of tensors that have no shape yet."""
     everything = [*model.named_parameters(), *model.named_buffers()]
     return [name for name, tensor in everything if is_lazy(tensor)]
 
@@ -246,7 +246,7 @@ class LossScaler:
 
     Attributes:
         enabled: whether the precision needs it.
-        scale: what the loss is multiplied by.
+        scale: factor of the loss.
         good_steps: finite steps since the scale last changed.
     """
 
@@ -273,7 +273,7 @@ def loss_scaler(precision: Precision) -> LossScaler:
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:
-    """Refuse what the device cannot do.
+    """Refuse a precision that the device lacks.
 
     Raises:
         TaskError: float16 on a CPU.

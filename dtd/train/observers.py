@@ -31,7 +31,7 @@ MAX_WAITING: Final = MAX_WAITING_STEPS + 200
 
 HANGS_AFTER_S: Final = 30.0
 FINISH_WITHIN_S: Final = 5.0
-"""How long the end of a job waits for its observers, all together."""
+"""Time that the end of a job waits for its observers, all together."""
 
 _LOOK_EVERY_S: Final = 0.25
 _MAX_TRACEBACK_CHARACTERS: Final = 12_000
@@ -106,7 +106,7 @@ class Observers:
                 one.tell(hook, moment)
 
     def finish(self, got_on: GotOn, *, within_s: float | None = None) -> None:
-        """The job is over: let the observers hear what waits, for a limited time.
+        """The job is over: deliver waiting moments to the observers, for a limited time.
 
         Args:
             got_on: called while this waits.

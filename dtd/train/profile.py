@@ -42,11 +42,11 @@ Done = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOrder:
-    """What an operator asks for.
+    """An operator's request for a profile.
 
     Attributes:
-        steps: that are profiled, at most.
-        limit_s: after which no further step is.
+        steps: most steps to profile.
+        limit_s: time after which no further step is profiled.
         first_step: committed steps before the first one; at once if there are more.
         path: of the file.
         done: called on any thread when the file is there: {"steps", "dropped", "note"}; or with
@@ -61,7 +61,7 @@ class ProfileOrder:
 
 
 class NoMarks:
-    """Of a step that is not profiled."""
+    """Marks of a step that is not profiled."""
 
     def begin_step(self) -> None:
         """Nothing is recorded."""
@@ -80,7 +80,7 @@ NO_MARKS: Final = NoMarks()
 
 
 class StepProfiler:
-    """Of one job in one process.
+    """Profiler of one job in one process.
 
     Args:
         begins: called before torch's profiler starts or stops, with a kind of work that is new each
@@ -106,7 +106,7 @@ class StepProfiler:
         self._writer: threading.Thread | None = None
 
     def advance(self, ring: Collective, step: int) -> None:
-        """Between two steps: begin what is asked for, or end it.
+        """Between two steps: begin or end a requested profile.
 
         Args:
             ring: the ring.
@@ -122,7 +122,7 @@ class StepProfiler:
             self._end(order, marks, ring)
 
     def end_generation(self, ring: Collective, *, waits: bool) -> None:
-        """No step follows on this ring: end the profile with what it has.
+        """No step follows on this ring: end the profile with the recorded steps.
 
         Args:
             ring: the ring.
@@ -171,7 +171,7 @@ class StepProfiler:
     def _write(
         self, order: ProfileOrder, marks: StepMarks, ring: RingSpans, profiler: Any, note: str
     ) -> None:
-        """Write the file, and say that it is there, or why not."""
+        """Write the file, and report it, or why there is none."""
         try:
             tracks, left_out = _tracks(profiler)
             dropped = {

@@ -1,6 +1,7 @@
-"""Throttling of repeated warnings: the first one is logged, then a count at intervals.
+"""The records, reports and requests between training and the rest of the worker.
 
-A full disk makes every checkpoint fail; an operator should see this once, and later that it lasts.
+Repeated warnings are throttled: a full disk makes every checkpoint fail; an operator should see
+this once, and later that it lasts.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class WarningThrottle:
         self._warn(event, message + more)
 
 
-# --- what training tells the rest of the worker, and what it asks of it ------------------------
+# --- reports of training, and its requests to the rest of the worker ---------------------------
 #
 # Plain values and two Protocols, without torch: the worker's event loop, its wire messages and
 # tests use them in processes that never import it.
@@ -95,7 +96,7 @@ class StepRecord:
         comm_s: time during which anything was being exchanged.
         exposed_s: the part of `comm_s` during which training was blocked.
         optimizer_s: time of scaling, clipping, optimizer and buffers.
-        sent_bytes: bytes of gradients passed to the next rank, sent or lent.
+        sent_bytes: bytes of gradients passed to the next rank, sent or in shared memory.
         skipped: gradients were not finite, so nothing was updated.
         skipped_steps: committed steps of the whole job so far that were skipped.
         steps: number of steps in the round; 1 if each step is committed separately.
@@ -188,7 +189,7 @@ class MemoryRecord:
 
     Attributes:
         measured: in a step.
-        predicted: what the strategy needs by calculation.
+        predicted: the strategy's memory by calculation.
     """
 
     measured: Mapping[str, int]
@@ -197,7 +198,7 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupReport:
-    """What workers compare before they train together; everything but `parameters` must agree."""
+    """Values that workers compare before they train together; all but `parameters` must agree."""
 
     dataset_rows: int
     dataset_fingerprint: str

@@ -51,7 +51,7 @@ class Rehearsal:
             number: of the pass, which keys its random draws.
 
         Raises:
-            TaskError: the loss changes what the model consists of.
+            TaskError: the loss changes the model's structure.
             Exception: whatever the task raises.
         """
         task: Any = self.task

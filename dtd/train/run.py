@@ -238,7 +238,7 @@ class JobSessionRunner:
         )
 
     def incomplete_origin(self) -> tuple[Path | None, Path] | None:
-        """Return what is here of another job's checkpoint, to be completed before `held`.
+        """Return the parts here of another job's checkpoint, to be completed before `held`.
 
         Returns:
             where this worker's part is, None if it has none, and the directory for the whole;
@@ -302,7 +302,7 @@ class JobSessionRunner:
         self._session.checkpoints.leave_behind(branches)
 
     def forget(self) -> None:
-        """Keep only what is on disk: replicas differ, and none can be proved right."""
+        """Keep only the state on disk: replicas differ, and none can be proved right."""
         session = self._session
         session.discard()
         session.checkpoints.drop()

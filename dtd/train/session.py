@@ -54,7 +54,7 @@ from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
 from dtd.transport.api import BucketMemory, Collective
 
 _MOST_RANKS: Final = 1024
-"""Where parameters are divided later, the model is tried before, for any number of ranks."""
+"""Most ranks for which a model is tried, where parameters are divided later."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,7 +177,7 @@ class JobSession:
         self.replica.own.begin()
 
     def begin(self, ring: Collective) -> None:
-        """A step on this ring begins: snapshot what it may change before its commit."""
+        """A step on this ring begins: snapshot all that it may change before its commit."""
         with mapped_blocks():  # what a generation allocates in its first step, and keeps
             self.strategy.begin(ring.check, self.replica.scaler.scale)
         self.buffers.take_snapshot()
@@ -422,7 +422,7 @@ def _tell_saved(callbacks: Callbacks, plan: JobPlan, record: CheckpointRecord) -
 
 
 def _local_state(spec: JobSpec, strategy: Strategy, replica: Replica) -> dict[str, str]:
-    """Return what each rank keeps alone, by name, and what it is in a rank that loads the state."""
+    """Return each rank's local state, by name, and its value in a rank that loads the state."""
     sparse = spec.codec in SPARSE and spec.strategy.momentum > 0
     local = replica.optimizer_is_local
     kept = {

@@ -34,7 +34,7 @@ from dtd.train.state.statistics import estimated_anew, layers_with_statistics
 from dtd.transport.api import Collective
 
 _CLIP_EPSILON = 1e-6
-"""As in torch.nn.utils.clip_grad_norm_."""
+"""Constant of torch.nn.utils.clip_grad_norm_."""
 
 _ROUND_PER_BATCH = 8
 """One micro-batch in so many of a round also goes through the weights that the round leads to."""
@@ -136,7 +136,7 @@ class Computation:
         last: Callable[[], None] = lambda: None,
         passed: Callable[[], None] = lambda: None,
     ) -> LossSum:
-        """See `Computation`; the first pass loads the batches, further passes reuse them.
+        """Implement `Computation`; the first pass loads the batches, further passes reuse them.
 
         Raises:
             TaskError: the task's `loss` does not return a loss.
@@ -207,25 +207,25 @@ class Computation:
 
     @property
     def steps(self) -> int:
-        """See `Computation`."""
+        """Implement `Computation`."""
         return len(self._shares)
 
     @property
     def share(self) -> float:
-        """See `Computation`."""
+        """Implement `Computation`."""
         rows = sum(share.rows for share in self._shares)
         return rows / sum(share.global_rows for share in self._shares)
 
     def take_step(self, number: int) -> None:
-        """See `Computation`."""
+        """Implement `Computation`."""
         self._number = number
 
     def remember_optimizer(self) -> Callable[[], None]:
-        """See `Computation`."""
+        """Implement `Computation`."""
         return LocalStepsUndo(self._session.replica).restore
 
     def local_update_made(self) -> None:
-        """See `Computation`."""
+        """Implement `Computation`."""
         schedule = self._session.replica.schedule
         if schedule is not None:
             schedule.step()
@@ -233,7 +233,7 @@ class Computation:
     # --- statistics ------------------------------------------------------------------------
 
     def keep_batches(self) -> bool:
-        """See `Computation`; the last ones of the round, of which a few are enough."""
+        """Implement `Computation`; the last ones of the round, of which a few are enough."""
         if not layers_with_statistics(self._session.replica.model):
             return False
         batches = sum(len(share.requests) for share in self._shares)
@@ -242,7 +242,7 @@ class Computation:
         return True
 
     def measure_statistics(self) -> None:
-        """See `Computation`; the rows count as used once, since no gradient is taken here.
+        """Implement `Computation`; the rows count as used once, since no gradient is taken here.
 
         Losses are computed as in training: a task's loss may need gradients to be enabled.
         """
@@ -260,7 +260,7 @@ class Computation:
     # --- scalars ---------------------------------------------------------------------------
 
     def write_scalars(self, scalars: StepScalars, sums: LossSum, present: Sequence[bool]) -> None:
-        """See `Computation`; also notes the stream's position after the step, for its commit."""
+        """Implement `Computation`; also notes the stream's next position, for the commit."""
         session = self._session
         self._note_position()
         scalars.write(
@@ -289,14 +289,14 @@ class Computation:
 
     @contextlib.contextmanager
     def tentative_update(self) -> Iterator[None]:
-        """See `Computation`; the time counts as the optimizer's."""
+        """Implement `Computation`; the time counts as the optimizer's."""
         begun_s = time.perf_counter()
         yield
         self._clock.optimizer_s += time.perf_counter() - begun_s
         self._session.reporter.progress()
 
     def begin_update(self, weight: float) -> float:
-        """See `Computation`; gradients are means over rows of a loss that was scaled."""
+        """Implement `Computation`; gradients are means over rows of a loss that was scaled."""
         session, replica = self._session, self._session.replica
         replica.set_learning_rates(session.spec, session.plan.steps_total, ahead=self._number)
         rows = session.plan.global_rows(self._step)
@@ -304,20 +304,20 @@ class Computation:
 
     @property
     def clips(self) -> bool:
-        """See `Computation`."""
+        """Implement `Computation`."""
         return self._session.spec.train.clip_norm > 0
 
     def clip(self, norm: float) -> float:
-        """As torch.nn.utils.clip_grad_norm_; 1 if the job does not clip."""
+        """Return the factor of torch.nn.utils.clip_grad_norm_; 1 if the job does not clip."""
         clip_norm = self._session.spec.train.clip_norm
         return min(1.0, clip_norm / (norm + _CLIP_EPSILON)) if clip_norm else 1.0
 
     def optimizer(self, update: str) -> torch.optim.Optimizer:
-        """See `Computation`."""
+        """Implement `Computation`."""
         return self._session.replica.part(update)
 
     def change_state(self, scalars: StepScalars) -> None:
-        """See `Computation`; buffers come before the optimizer, as in plain torch.
+        """Implement `Computation`; buffers come before the optimizer, as in plain torch.
 
         The optimizer's hooks may change them.
         """
@@ -325,7 +325,7 @@ class Computation:
         self._session.buffers.apply(scalars.buffer_elements, scalars.buffer_words)
 
     def update(self, update: str) -> None:
-        """See `Computation`."""
+        """Implement `Computation`."""
         self._session.replica.update(update)
 
 

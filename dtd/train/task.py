@@ -1,4 +1,4 @@
-"""The user's side of a job: what a task provides, and how a job file's name resolves to one.
+"""The user's side of a job: the task's methods, and the resolution of its name in a job file.
 
 A task is any object with the three methods of `Task`; optional ones are looked up by
 `eval_dataset_of`, or by `getattr` where they are used.  Every mistake in a task raises a
@@ -51,7 +51,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Task(Protocol):
-    """What is trained; docs/tasks.md has the methods that are optional."""
+    """The user's model, data and loss; docs/tasks.md has the optional methods."""
 
     def build_model(self) -> nn.Module:
         """A freshly initialised model on the CPU."""
@@ -103,16 +103,16 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
 
 
 def stand_in(task: Task) -> Task:
-    """A copy of a task, of the containers in its attributes and of a task that it is made around.
+    """Copy a task, the containers in its attributes, and a task that it is made around.
 
-    A method that is called once more for what it returns is called on this: the task goes on to
-    refer to what is in use, such as its model.
+    A method that is called once more for its result is called on the copy: the task keeps
+    referring to what is in use, such as its model.
     """
     return cast("Task", _copied(task, {}))
 
 
 def _copied(task: Any, copies: dict[int, Any]) -> Any:
-    """A copy by attributes: what a task does for copies or pickles is not asked."""
+    """Copy by attributes: the task's own methods for copies or pickles are not called."""
     if id(task) in copies:
         return copies[id(task)]
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints on this worker's disk: how others fetch them, and how they are deleted."""
+"""Checkpoints on this worker's disk: opened for other workers, and deleted."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def registration(
     """REGISTER of this process, with an incarnation of its own (protocol.md, REGISTER).
 
     Args:
-        config: who it is.
+        config: the worker's settings.
         bound: where its data port listens.
         last_end: how the process before this one ended; empty: in good order.
         instance: of its state directory.
@@ -92,10 +92,10 @@ EVERYWHERE: Final = Address(ANY_IPV6, 0)
 
 
 def places(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where a worker's credential is looked for.
+    """Return the files in which a worker's credential is looked for.
 
-    Not in the home directory where a service manager hands credentials over: the unit's is a
-    directory to which jobs write.
+    The home directory is not searched if a service manager passes credentials: the unit's home
+    is a directory to which jobs write.
     """
     managed = environ.get("CREDENTIALS_DIRECTORY")
     if managed:
@@ -126,7 +126,7 @@ def load_credential(
 
 
 def settled(config: WorkerConfig, credential: Credential | None) -> WorkerConfig:
-    """The settings, with what the credential means for them.
+    """The settings, completed from the credential.
 
     Raises:
         ConfigError: the worker would accept any connection, or its credential does not permit its

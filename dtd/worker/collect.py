@@ -48,7 +48,7 @@ _FETCHED: Final = ".fetched"
 
 
 class PartRequests:
-    """Asks the coordinator who has the parts of a checkpoint.
+    """Asks the coordinator for the holders of a checkpoint's parts.
 
     Args:
         send: sends to the coordinator, on the event loop; lost while there is no connection.
@@ -76,7 +76,7 @@ class PartRequests:
         self._answers: queue.SimpleQueue[m.Parts] = queue.SimpleQueue()
 
     def ask(self, job: str, step: int) -> m.Parts:
-        """Return the coordinator's answer; waits for one that is away, in a thread that may wait.
+        """Return the coordinator's answer; waits for a disconnected one, in a thread that may wait.
 
         Workers that have missing parts may be about to come back: it waits for them for a while.
 
@@ -134,7 +134,7 @@ def collect(
     """Assemble the checkpoint that the coordinator's answer is about.
 
     Args:
-        answer: who has which part.
+        answer: the holders of the parts.
         own: the part on this disk, with this worker's name; None if it has none.
         directory: gets the assembled checkpoint.
         connect: makes connections.
@@ -172,7 +172,7 @@ class _Gathering:
 
     Args:
         answer, own, connect, got_on: see `collect`.
-        place: gets what is fetched.
+        place: directory for fetched parts.
 
     Raises:
         CheckpointError: this worker's own part cannot be read.
@@ -229,7 +229,7 @@ class _Gathering:
         return not read_manifest(self._parts[name].path).digest, self._order.index(name)
 
     def _gathered(self, without: frozenset[str]) -> list[FoundPart]:
-        """As few parts as make the whole, all on this disk; holders that fail are passed over."""
+        """Return few parts that make the whole, all on this disk; failed holders are skipped."""
         while True:
             held = self._mine | {one.name: _part(one) for one in self._left}
             held = {name: part for name, part in held.items() if name not in without}
@@ -262,7 +262,7 @@ def _part(one: m.PartHolder) -> ShardSet:
 
 
 def _whole(parts: list[FoundPart], directory: Path, got_on: GotOn) -> Path:
-    """Assemble the parts; what a job without shards has saved is whole already."""
+    """Assemble the parts; a checkpoint of a job without shards is whole already."""
     path = parts[0].path
     if read_manifest(path).part is not None:
         return assemble(parts, directory, got_on)[0]

@@ -3,7 +3,7 @@
 A worker that is killed takes its state along, and a coordinator that dies with all workers knows
 only what it had stored.  So each commit leaves its number here, for the next process to report:
 only then is it known how many steps were lost.  The file survives the process, not a loss of power.
-A record that cannot be written or read is none: training goes on.
+A record that cannot be written or read is ignored: training continues.
 """
 
 from __future__ import annotations

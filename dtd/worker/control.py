@@ -36,7 +36,7 @@ log = structlog.get_logger()
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
 LONGEST_REFUSED_PAUSE_S: Final = 5.0
-"""Who is refused calls more seldom; it may come once what stands against it is over."""
+"""Longest pause between attempts of a worker that was refused: the reason may pass."""
 TLS_HANDSHAKE_S: Final = 5.0
 CONNECT_S: Final = 5.0
 SILENT_TIMEOUTS: Final = 2
@@ -92,7 +92,7 @@ class ControlConnection:
         self.diagnostic: Diagnostic | None = None
 
     def use(self, targets: Callable[[], Sequence[Target]]) -> None:
-        """Call so from now on; the connection that stands goes on."""
+        """Use these targets from the next attempt on; an open connection stays."""
         self._targets = targets
 
     @property
@@ -106,7 +106,7 @@ class ControlConnection:
             self._link.send(message, payload)
 
     def close(self, reason: str) -> None:
-        """Say goodbye."""
+        """Send GOODBYE and close."""
         if self._link is not None:
             self._link.send(m.Goodbye(reason=reason))
             self._link.close()
@@ -173,7 +173,7 @@ class ControlConnection:
             log.warning("coordinator_unreachable", **said)
 
     async def _connect(self, target: Target) -> _Trouble | None:
-        """Call; says what went wrong."""
+        """Connect; returns the failure."""
         loop, address = asyncio.get_running_loop(), target.address
         if isinstance(address, SocketPath):
             return await self._connect_here(address)
@@ -192,7 +192,7 @@ class ControlConnection:
         return None
 
     async def _connect_here(self, at: SocketPath) -> _Trouble | None:
-        """Call on this host; says what went wrong."""
+        """Connect on this host; returns the failure."""
         loop = asyncio.get_running_loop()
         try:
             made = await loop.run_in_executor(None, call, at, CONNECT_S)
@@ -232,7 +232,7 @@ class ControlConnection:
         return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """The coordinator says something: it lives."""
+        """Handle a message of the coordinator: it lives."""
         now = asyncio.get_running_loop().time()
         if isinstance(message, m.Registered) and not self._may_follow(link, message):
             return

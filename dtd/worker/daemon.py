@@ -68,9 +68,9 @@ class Worker:
     """One worker on the running event loop.
 
     Args:
-        config: who it is.
+        config: the worker's settings.
         coordinators: tells where and how the coordinator is called.
-        credential: proves to other workers who this one is, for jobs that are encrypted.
+        credential: the worker's identity for other workers, for jobs that are encrypted.
         last_end: how the process before this one ended, if not in good order.
         instance: of its state directory.
 
@@ -220,7 +220,7 @@ class Worker:
                 )
 
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Return the daemon's status in one line."""
         absent = "" if self._control.is_open else ", ".join(map(str, self._coordinators()))
         diagnostic = self._control.diagnostic or self._peers.first
         if diagnostic is None and self._training is not None and self._training.disk_failure:
@@ -231,7 +231,7 @@ class Worker:
         )
 
     def _on_message(self, message: m.Message, payload: memoryview) -> None:
-        """The coordinator says what to do."""
+        """Handle a message of the coordinator."""
         if isinstance(message, m.Package):
             self._packages.received(message, bytes(payload))
             return
@@ -378,7 +378,7 @@ class Worker:
         self._control.send(message)
 
     def _open_on_disk(self, resource: str) -> Resource:
-        """What others fetch from files; in a thread."""
+        """Open a resource that other workers fetch from files; in a thread."""
         if resource.startswith(PREFIX):
             return self._models.open(resource)
         if resource.startswith(PROFILES):
@@ -392,7 +392,7 @@ class Worker:
         return directories
 
     def _connect_to_workers(self, encrypted: bool) -> Connect:
-        """How other workers are called for copies of models; in their thread.
+        """Return the function that connects to other workers for copies of models; in their thread.
 
         Raises:
             CheckpointError: they have to be encrypted, and this worker has no credential.

@@ -32,7 +32,7 @@ print(code, count.value)
 
 
 class Driver(NamedTuple):
-    """What the CUDA driver says: its error code, 0 for none, and the number of its devices."""
+    """Answer of the CUDA driver: its error code, 0 for none, and the number of its devices."""
 
     code: int
     devices: int

@@ -62,7 +62,7 @@ class EvidenceHandler:
         """A glance, and what /proc and the stack show besides.
 
         Args:
-            glance: what was seen a moment ago.
+            glance: the observation of a moment ago.
             gpu_use: share of time in which this worker's GPU works; negative: unknown.
         """
         own = _stat("/proc/self/stat")
@@ -81,7 +81,7 @@ class EvidenceHandler:
         return Evidence(at_s=glance.at_s, cpu_s=glance.cpu_s, closely=seen)
 
     def _waits_for(self) -> str:
-        """What a thread of Python's waits for in the kernel, other than another thread."""
+        """Return what a Python thread waits for in the kernel, other than another thread."""
         tasks = [one.native_id for one in threading.enumerate()][:MOST_TASKS]
         for task in tasks:
             if task is not None and task != self._loop_task:
@@ -94,7 +94,7 @@ class EvidenceHandler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stat:
-    """Of /proc/PID/stat what is needed here."""
+    """The needed fields of /proc/PID/stat."""
 
     pid: int = 0
     state: str = ""
@@ -176,7 +176,7 @@ def _read(path: str) -> str:
         os.close(descriptor)
 
 
-# --- where a thread is, and whether something compiles: read off the stacks of Python ------------
+# --- place of a thread, and compilers at work: from the stacks of Python -------------------------
 
 
 MAX_WHERE_CHARACTERS: Final = 200
@@ -193,7 +193,7 @@ _COMPILERS: Final = (
     ("_inductor/compile_fx.py", "compile"),  # has wrappers too, which stay while its code runs
     ("triton/compiler/compiler.py", ""),
 )
-"""Files that are on a stack while a compiler works, and what the function's name holds."""
+"""Files on a stack while a compiler works, and parts of its functions' names."""
 
 
 def where_stalled(thread_ident: int | None, stalled_s: float) -> str:

@@ -34,7 +34,7 @@ BYTES_ASKED_AHEAD: Final = 4 * 1024 * 1024
 
 
 class StateImporter(Protocol):
-    """What receives a state: the training run."""
+    """The receiver of a state: the training run."""
 
     def import_state(self, manifest: bytes) -> list[memoryview]:
         """Name the memory of every blob of this manifest."""
@@ -64,7 +64,7 @@ class Breakable(Protocol):
         ...
 
     def broken(self) -> RingBroken:
-        """The error that says how the ring has ended."""
+        """The error with which the ring has ended."""
         ...
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -74,7 +74,7 @@ class Breakable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFigures:
-    """What a fetch cost; `donors` gave at least a part."""
+    """Figures of a fetch; `donors` gave at least a part."""
 
     bytes: int
     seconds: float
@@ -96,7 +96,7 @@ def fetch_state(
 
     Args:
         run: receives it.
-        donors: who holds it, at least one.
+        donors: its holders, at least one.
         resource: "state/GENERATION".
         by: this worker's name.
         entry: what opens the donors' data ports.
@@ -132,7 +132,7 @@ def fetch_state(
 
 @dataclass(slots=True)
 class _Lane:
-    """What one connection was asked for, in order: not answered yet, and on its way into memory."""
+    """Requests of one connection, in order: not answered yet, and on their way into memory."""
 
     asked: deque[Range] = field(default_factory=deque)
     coming: deque[Range] = field(default_factory=deque)
@@ -141,7 +141,7 @@ class _Lane:
 
 
 class _Fetch:
-    """One fetch: its donors, its threads, and who failed how."""
+    """One fetch: its donors, its threads, and its failures."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class _Fetch:
         return sum(map(len, views))
 
     def failure(self) -> RingBroken:
-        """How the first of them failed, when all donors did."""
+        """Return the first donor's failure, when all donors failed."""
         return self._failures[0] if self._failures else RingBroken("no donor delivered its state")
 
     # --- one thread for each donor at a time -------------------------------------------------
@@ -272,7 +272,7 @@ class _Fetch:
 
 
 def _failure(donor: str, error: OSError | DtdError, *, connected: bool) -> RingBroken:
-    """What a donor's failure says of the link to it; a plain no says nothing against it."""
+    """Return the evidence that a donor's failure gives about its link; a refusal gives none."""
     suspect = donor
     if isinstance(error, RequestRefused):
         suspect, evidence = "", ""

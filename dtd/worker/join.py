@@ -61,7 +61,7 @@ def run_join(arguments: Sequence[str]) -> int:
 
 
 def own_place() -> Path:
-    """Where a credential goes that this user makes."""
+    """Return the path for a credential that this user makes."""
     if os.geteuid() == 0:
         return SYSTEM_FILE
     remedy = "name the file with --credential FILE"

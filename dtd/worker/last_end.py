@@ -56,7 +56,7 @@ _TOP_FRAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What a process knows of its surroundings, when it starts and when it is looked back at.
+    """Surroundings of a process, at its start and when it is looked back at.
 
     Attributes:
         boot: the kernel's id of this boot; empty if it has none.
@@ -73,12 +73,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """What an earlier process has left.
+    """Traces that an earlier process has left.
 
     Attributes:
         pid: its process id.
         began: when it started.
-        fault: what the fault handler wrote.
+        fault: output of the fault handler.
         service: systemd's SERVICE_RESULT, EXIT_CODE and EXIT_STATUS; empty if it was no service.
     """
 
@@ -89,7 +89,7 @@ class Traces:
 
 
 def verdict(traces: Traces, now: Moment) -> str:
-    """How the process ended, to follow "its last process": one clause, never empty.
+    """Describe the end of a process, to follow "its last process": one clause, never empty.
 
     The strongest evidence speaks: the watchdog, a stack, the service manager, the kernel's counts.
     """
@@ -117,7 +117,7 @@ def verdict(traces: Traces, now: Moment) -> str:
 
 
 def _place(fault: str) -> str:
-    """Where the thread was that the signal hit."""
+    """Return the place of the thread that the signal hit; empty if unknown."""
     top = _TOP_FRAME.search(fault)
     return f" in {top['name']} ({Path(top['file']).name}:{top['line']})" if top else ""
 
@@ -152,7 +152,7 @@ class LastEnd:
         self.told = ""
 
     def begin(self) -> None:
-        """Read what the last process left, then leave this one's traces."""
+        """Read the last process's traces, then begin this one's."""
         now = _moment()
         traces = self._read()
         if traces is not None:
@@ -183,7 +183,7 @@ class LastEnd:
         self._forget()
 
     def _read(self) -> Traces | None:
-        """What is there; None if the last process ended in good order."""
+        """Return the traces that are there; None if the last process ended in good order."""
         try:
             record = json.loads(_text(self._directory / RUNNING_FILE))
             began = Moment(**record["began"])

@@ -1,9 +1,9 @@
-"""What is there for good is left out of the collection of garbage.
+"""Exclusion of long-lived objects from garbage collection.
 
 Importing torch makes half a million objects that live as long as the process.  Python's collector
 looks at all of them again and again while they are made, for a quarter of the import's processor
 time; and once they are there, each full collection looks at them for 0.3 s, in which it holds the
-interpreter and neither the event loop nor the training thread gets on.  A job's modules, model and
+interpreter and neither the event loop nor the training thread runs.  A job's modules, model and
 plan last as long: with several hundred layers each full collection took 20 ms.
 """
 
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def made_to_last() -> Iterator[None]:
-    """Nothing is collected inside; what is there at the end is never looked at again."""
+    """Disable collection inside; objects that exist at the end are never scanned again."""
     collected = gc.isenabled()
     gc.disable()
     try:
@@ -28,6 +28,6 @@ def made_to_last() -> Iterator[None]:
 
 
 def leave_out_what_is_there() -> None:
-    """Collect what is garbage by now; what is left is never looked at again."""
+    """Collect all garbage; the objects that remain are never scanned again."""
     gc.collect()
     gc.freeze()

@@ -247,12 +247,12 @@ def what_it_is(instance: str) -> dict[str, str]:
 def with_instance(
     flags: Mapping[str, object], environ: Mapping[str, str], host: str
 ) -> dict[str, object]:
-    """The flags, with what `--instance` says of device, role and name where nothing else does.
+    """The flags, with device, role and name from `--instance` where nothing else sets them.
 
     Args:
         flags: as given, by name.
         environ: the environment; DTD_DEVICE, DTD_ROLE and DTD_NAME win over the instance.
-        host: what a worker's name begins with.
+        host: prefix of a worker's name.
 
     Raises:
         ConfigError: the instance does not name a device.

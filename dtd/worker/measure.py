@@ -75,7 +75,7 @@ class Measurements:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, message: m.Measure, *, idle: bool) -> None:
-        """Measure beside everything else; who asks for too much at once is not answered."""
+        """Measure beside everything else; too many requests at once are not answered."""
         if len(self._tasks) >= MAX_MEASUREMENTS:
             return
         task = asyncio.create_task(self._answer(message, idle=idle))
@@ -231,7 +231,7 @@ async def _step_figures(
 
 
 async def _said(process: asyncio.subprocess.Process, asked: bytes) -> tuple[bytes, bytes]:
-    """The ends of stdout and stderr: a task prints what it likes, and this is a daemon's memory."""
+    """The ends of stdout and stderr: a task may print much, and this is a daemon's memory."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None

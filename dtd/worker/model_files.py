@@ -69,7 +69,7 @@ def held(place: Path) -> tuple[str, ...]:
 
 
 def remove_drafts(place: Path) -> None:
-    """Remove what a process before this one has left half made or half removed."""
+    """Remove files that an earlier process has left half made or half removed."""
     for path in place.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -111,14 +111,14 @@ def pin_model(
     """Make a copy of a version, durable when this returns; one that is here is left as it is.
 
     Args:
-        order: which version, and who has its files.
+        order: the version, and the holders of its files.
         place: the directory of all versions.
         worker: this worker's name.
         checkpoints: directories of this worker's checkpoints.
         connect: makes connections.
 
     Raises:
-        CheckpointError: no source has delivered what was registered, or there is no room.
+        CheckpointError: no source has delivered the registered files, or there is no room.
     """
     if not _VERSION.fullmatch(order.version):
         raise CheckpointError(f"{order.version[:100]!r} is not called as a version")
@@ -142,7 +142,7 @@ def pin_model(
         shutil.rmtree(draft, ignore_errors=True)
 
 
-# --- where the files come from -------------------------------------------------------------------
+# --- sources of the files ------------------------------------------------------------------------
 
 
 def _attempts(
@@ -271,7 +271,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _recorded(path: Path) -> tuple[m.ModelFile, ...]:
-    """The files as the record of a copy says.
+    """The files that the record of a copy lists.
 
     Raises:
         CheckpointError: it is damaged.

@@ -59,7 +59,7 @@ class PinnedModels:
         self._thread: threading.Thread | None = None
 
     def order(self, message: m.Registered | m.PinModel | m.UnpinModel) -> None:
-        """Do what the coordinator asks, soon; after REGISTERED tell what is here."""
+        """Carry out the coordinator's order, soon; after REGISTERED report the copies here."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="models", daemon=True)
             self._thread.start()

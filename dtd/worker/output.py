@@ -112,7 +112,7 @@ class OutputPipe:
             time.sleep(REST_FACTOR * (time.monotonic() - begun_s))
 
     def _read(self) -> bytes | None:
-        """Take what is in the pipe: None for nothing yet, empty once nobody can write any more."""
+        """Read the pipe: None for nothing yet, empty once all writers have closed it."""
         try:
             data = os.read(self._reader, READ_BYTES)
         except BlockingIOError:
@@ -128,7 +128,7 @@ class OutputPipe:
 
 
 def flush_output() -> None:
-    """Pass on what the buffers of Python and C hold; not on the event loop, since it may wait."""
+    """Flush the buffers of Python and C; not on the event loop, since it may wait."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # an object of the job's own, or one that is closed
             stream.flush()
@@ -142,9 +142,9 @@ def _c_stdout() -> ctypes.c_void_p:
 class JobLines:
     """Sends lines to the coordinator and logs them; belongs to the event loop.
 
-    They are sent together, at once, so that whoever waits for a job's end finds all that was
-    printed before it; this daemon's own log gets them a slice at a time, so that a job that prints
-    a lot holds up neither heartbeats nor the ring.
+    They are sent together, at once, so that a client that waits for a job's end finds all that
+    was printed before it; this daemon's own log gets them a slice at a time, so that much output
+    holds up neither heartbeats nor the ring.
 
     Args:
         send: sends a message and its payload to the coordinator.

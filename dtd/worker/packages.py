@@ -64,7 +64,7 @@ def _check_not_imported(place: Path) -> None:
 
 
 def task_digest(reference: str, place: Path | None) -> str:
-    """Hash of the source of a task and of what it imports from its folder.
+    """Hash of the source of a task and of its imports from its folder.
 
     Empty for a built-in task, or without source.
 
@@ -126,9 +126,9 @@ class TaskPackages:
     # --- in a thread that may wait ---------------------------------------------------------------
 
     def fetch(self, digest: str) -> Path:
-        """Where the package lies, after it was fetched if it had to be.
+        """Return the package's path, fetched if it had to be.
 
-        There is no bound on the wait for a coordinator that is away: one that is there drops a
+        There is no bound on the wait for a disconnected coordinator: a connected one drops a
         worker that warms up for too long.
 
         Raises:
@@ -139,7 +139,7 @@ class TaskPackages:
             return place if place is not None else self._fetch(digest)
 
     def fetch_weights(self, digest: str) -> Path:
-        """Where the file of weights lies, after it was fetched if it had to be; as `fetch`."""
+        """Return the path of the file of weights, fetched if it had to be; see `fetch`."""
         with self._fetching:
             whole = self._weights / f"{checked_digest(digest)}{ENDING}"
             try:
@@ -155,7 +155,7 @@ class TaskPackages:
             return whole
 
     def remove_abandoned(self) -> None:
-        """Remove what a process that was killed more than a day ago had fetched of a file."""
+        """Remove partly fetched files of a process that was killed more than a day ago."""
         before_s = time.time() - ABANDONED_S
         with contextlib.suppress(OSError):
             for part in self._weights.glob(f"*{PART}"):

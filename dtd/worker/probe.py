@@ -56,13 +56,13 @@ class PeerDiagnostics:
             )
 
     def forget(self) -> None:
-        """A ring stands: whoever matters is reached."""
+        """A ring stands: all its workers are reached."""
         self._unreached.clear()
 
 
 # --- answer PROBEs: whether another worker's data port can be reached from here ----------------
 #
-# Opens a connection as whoever fetches would, waits for the WELCOME of the worker that is meant,
+# Opens a connection as for a fetch, waits for the WELCOME of the worker that is meant,
 # and fetches as many zeros as a chunk of a bucket may have: there are paths that pass small packets
 # and lose large ones, and a WELCOME would come through those.  Both ends of a link probe, so both
 # directions carry a payload.  What a broken link is worth is decided by the coordinator.
@@ -90,7 +90,7 @@ class Probes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, message: m.Probe, *, timeout_s: float) -> None:
-        """Try to reach another worker; who asks for too much at once is not answered."""
+        """Try to reach another worker; too many requests at once are not answered."""
         if len(self._tasks) >= MAX_PROBES:
             return
         task = asyncio.create_task(self._answer(message, timeout_s))
@@ -105,7 +105,7 @@ async def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
     """Call the worker that `message` names, and fetch something from it.
 
     Args:
-        message: whom.
+        message: names the worker.
         by: this worker's name.
         timeout_s: bound on connecting and on its WELCOME together, and then on every pause.
     """
@@ -151,10 +151,10 @@ async def _come(call: _Call, timeout_s: float) -> None:
 
 
 class _Call:
-    """One connection, until what was asked for has come.
+    """One connection, until the requested bytes have come.
 
     Attributes:
-        welcomed: the name of who answers.
+        welcomed: the answering worker's name.
         fetched: the payload is here.
     """
 
@@ -190,7 +190,7 @@ class _Call:
     # --- LinkHandler -------------------------------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """Somebody answered."""
+        """The connection is open."""
         link.send(m.FetchOpen(resource=PROBE_SCOPE))
         if not self.welcomed.done():
             self.welcomed.set_result(message.name)
@@ -198,14 +198,14 @@ class _Call:
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """Room for what was asked for."""
+        """Memory for the requested bytes."""
         if not isinstance(message, m.FetchData) or payload_bytes != PROBE_BYTES:
             return None
         self._payload = bytearray(payload_bytes)
         return memoryview(self._payload)
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """The resource is open, or what was asked of it is here."""
+        """The resource is open, or its requested bytes are here."""
         if isinstance(message, m.FetchInfo) and not message.more:
             link.send(m.FetchRange(blob=0, offset=0, length=PROBE_BYTES))
         elif isinstance(message, m.FetchData) and not self.fetched.done():

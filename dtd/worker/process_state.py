@@ -84,8 +84,8 @@ def free_forked_children() -> None:
 
     Call it before the event loop installs its handlers.  A handler writes the signal's number to
     the event loop's wake-up descriptor, which a forked child shares, so the worker would take a
-    signal to the child for its own.  Signals are blocked until the child has none of that: whoever
-    forks may end the child at once.
+    signal to the child for its own.  Signals are blocked until the child has neither: the forking
+    code may end the child at once.
     """
     handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in _STOP_SIGNALS}
     thread = threading.local()

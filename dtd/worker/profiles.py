@@ -38,7 +38,7 @@ class Job(Protocol):
 
     @property
     def profiler(self) -> StepProfiler:
-        """Of its training thread."""
+        """The profiler of its training thread."""
         ...
 
 

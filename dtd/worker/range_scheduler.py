@@ -31,12 +31,12 @@ class Cuttable(Protocol):
     """A link that another thread can end."""
 
     def abort(self) -> None:
-        """Whoever blocks on it gets an error at once."""
+        """Raise an error in all threads that block on it."""
         ...
 
 
 class RangeScheduler:
-    """What is shared by the thread that wants a state and those that fetch it.
+    """Shared state of the thread that wants a state and those that fetch it.
 
     Attributes:
         views: memory of every blob, once it has been named.
@@ -76,7 +76,7 @@ class RangeScheduler:
             return not self._lacking
 
     def stop(self) -> None:
-        """Let nobody begin anything more, and cut who is under way; from any thread."""
+        """Let no thread begin another range, and cut its links; from any thread."""
         with self._changed:
             self._over = True
             links = tuple(self._links)

@@ -1,4 +1,4 @@
-"""What a worker stores on disk about its coordinators: epochs of stores, and revocations.
+"""A worker's records on disk about its coordinators: epochs of stores, and revocations.
 
 A store that was restored from a backup has a higher epoch than the one it was made of.  When the
 old coordinator returns after that, both claim to be in charge; workers compare the epochs, and stay
@@ -25,10 +25,10 @@ MAX_STORES: Final = 16
 
 
 class Epochs:
-    """What the file holds: the highest epoch by store.
+    """The highest epoch of each store, in a file.
 
     Args:
-        path: the file; one that is missing or damaged knows nothing.
+        path: the file; a missing or damaged one has no epochs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +36,7 @@ class Epochs:
         self._seen = _read_epochs(path)
 
     def outdated(self, store_id: str, epoch: int) -> str:
-        """Why a coordinator with this store is rejected; empty if it is accepted."""
+        """Return why a coordinator with this store is rejected; empty if accepted."""
         newest = self._seen.get(store_id, 0)
         if epoch >= newest:
             return ""
@@ -76,7 +76,7 @@ def _read_epochs(path: Path) -> dict[str, int]:
     return {str(key): value for key, value in seen.items() if type(value) is int}
 
 
-# --- what the coordinator has revoked, in its own words ------------------------------------------
+# --- the coordinator's list of revocations -------------------------------------------------------
 #
 # A coordinator that is restored from a backup has forgotten what was revoked after that, and asks
 # the workers.  Nothing here is verified: only the coordinator has to believe it, and it has signed
@@ -90,7 +90,7 @@ class Revocations:
     """The list that was received last.
 
     Args:
-        path: the file; one that is missing or damaged knows nothing.
+        path: the file; a missing or damaged one is empty.
 
     Attributes:
         document: the list, empty when nothing is known.
@@ -145,7 +145,7 @@ def _read_revocations(path: Path) -> bytes:
 
 
 def _content(document: bytes) -> tuple[str, list[RevokedRecord]]:
-    """Of which cluster a list is, and what it names.
+    """Return the cluster of a list, and the credentials that it revokes.
 
     Raises:
         ValueError: it is none.

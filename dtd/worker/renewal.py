@@ -30,7 +30,7 @@ class CredentialRenewal:
     """Renews one credential, again and again.
 
     Args:
-        credential: what the worker has.
+        credential: the worker's credential.
         state_dir: where the new one goes if the old one's file must not be written.
         send: sends a message to the coordinator.
         renewed: told of each new one.
@@ -52,7 +52,7 @@ class CredentialRenewal:
         self._task: asyncio.Task[None] | None = None
 
     def received(self, answer: m.Renewed) -> None:
-        """The coordinator says that it is time, or answers."""
+        """Handle the coordinator's request to renew, or its answer."""
         if answer.reason:
             log.info("credential_not_renewed", reason=answer.reason)
         elif not answer.certificate_pem:

@@ -34,7 +34,7 @@ TIMES: Final = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s", "optimiz
 _COMPILER: Final = "torch._dynamo"
 """Imported by torch.compile, and by torch's optimizers where a task makes one itself."""
 OWN_TIMES: Final = ("data_s", "compute_s", "optimizer_s")
-"""What a worker itself takes for a step; the rest is waiting for others."""
+"""Times of a step that a worker spends itself; the rest is waiting for others."""
 
 
 class JobReporter:
@@ -45,7 +45,7 @@ class JobReporter:
         tell: hands a message to the event loop, for the coordinator.
         tell_steps: hands the progress and the steps since the last one to the event loop, where
             `progress_message` makes one message of them.
-        watch: is told that the training thread gets on.
+        watch: told of progress of the training thread.
         on_gpu: the job trains on one, whose libraries try out kernels for each shape.
     """
 
@@ -107,11 +107,11 @@ class JobReporter:
         )
 
     def progress(self) -> None:
-        """The training thread got on."""
+        """Record progress of the training thread."""
         self._watch.mark(time.monotonic())
 
     def begins(self, kind: str, shape: Hashable = None) -> None:
-        """Work of a kind begins: what was never done before may take its time."""
+        """Work of a kind begins: the first of a kind may take long."""
         specialises = self._on_gpu or _COMPILER in sys.modules
         self._watch.begins(kind, shape, specialises=specialises)
 
@@ -140,7 +140,7 @@ class JobReporter:
         self._rows += record.rows
 
     def flush(self) -> None:
-        """Tell what was held back."""
+        """Send the progress that was held back."""
         if self._rank != 0 or self._step is None:
             return
         if self._step.step != self._told_step:
@@ -204,7 +204,7 @@ class JobReporter:
         self._tell(m.Notice(job=self._job, event=event, message=cut(message)))
 
     def _tell_progress(self, record: StepRecord) -> None:
-        """Of a round of steps what comes to each of them."""
+        """Send progress with a round's figures per step, and up to MAX_STEP_ROWS untold steps."""
         self._told_step = record.step
         count = min(len(self._untold), MAX_STEP_ROWS)
         steps = [self._untold.popleft() for _ in range(count)]

@@ -18,13 +18,13 @@ from dtd.errors import ConfigError
 
 READ_ONLY: Final = ("/", "/etc", "/home", "/mnt", "/opt", "/root", "/run", "/srv", "/usr", "/var")
 STRANGERS: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses for documentation, which nobody has: what is sent there goes to the next router."""
+"""Addresses for documentation, unused: packets to them go to the next router."""
 
 _DISCARD: Final = 9
 
 
 def check_sandbox(sandbox: Sandbox) -> None:
-    """See that jobs cannot do here what the setting promises that they cannot.
+    """Check that jobs cannot do here what the setting promises that they cannot.
 
     Raises:
         ConfigError: they can, with all that was found.
@@ -39,7 +39,7 @@ def check_sandbox(sandbox: Sandbox) -> None:
 
 
 def refuse_if_laxer(own: Sandbox, wanted: str) -> None:
-    """See that this worker may run a job's code.
+    """Check that this worker may run a job's code.
 
     Args:
         own: the worker's sandbox.
@@ -57,7 +57,7 @@ def refuse_if_laxer(own: Sandbox, wanted: str) -> None:
 
 
 def _holes(places: Sequence[str], strangers: Sequence[tuple[int, str]]) -> list[str]:
-    """What a job could do, in words."""
+    """Describe the possible actions of a job."""
     writable = [place for place in places if _is_writable(place)]
     reached = [host for family, host in strangers if _can_send(family, host)]
     holes = [f"{', '.join(writable)} can be written to"] if writable else []

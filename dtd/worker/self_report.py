@@ -1,4 +1,4 @@
-"""What a worker reports of itself: its status line, its traffic, and the memory it holds."""
+"""A worker's reports about itself: its status line, its traffic, and the memory it holds."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Final, Protocol
 from dtd.net.link import NO_TRAFFIC, Traffic
 from dtd.wire import messages as m
 
-# --- what it does, in the one line that `systemctl status` shows -------------------------------
+# --- status, in the one line that `systemctl status` shows -------------------------------------
 
 
 def status_line(
     beat: m.Heartbeat, assign: m.Assign | None, *, coordinator: str, diagnostic: str = ""
 ) -> str:
-    """Job, step, loss and peers, or what is waited for.
+    """Job, step, loss and peers, or the reason for waiting.
 
     Args:
-        beat: what the coordinator would be told now.
+        beat: the present heartbeat.
         assign: the newest generation of this process.
         coordinator: its address while it cannot be reached, else empty.
-        diagnostic: what is wrong, and what to do; empty when nothing is.
+        diagnostic: the trouble and its remedy; empty when there is none.
     """
     words = [_doing(beat), *_peers(beat, assign)]
     if coordinator and not diagnostic:
@@ -48,11 +48,11 @@ def _peers(beat: m.Heartbeat, assign: m.Assign | None) -> list[str]:
     return [f"rank {assign.rank} of {len(names)} between {before} and {after}"]
 
 
-# --- what it has sent and received on its rings, one after the other -----------------------------
+# --- traffic of its rings, one after the other ---------------------------------------------------
 
 
 class Ring(Protocol):
-    """A ring that knows its traffic."""
+    """A ring that counts its traffic."""
 
     def traffic(self) -> Traffic:
         """Since it was made."""
@@ -67,7 +67,7 @@ class TrafficMeter:
         self._before = NO_TRAFFIC
 
     def heartbeat_fields(self, ring: Ring | None) -> dict[str, Any]:
-        """What a heartbeat says, since the process started.
+        """Return the fields of a heartbeat, since the process started.
 
         Args:
             ring: the present one.
@@ -90,7 +90,7 @@ class TrafficMeter:
         )
 
 
-# --- how much memory it holds, from the kernel ---------------------------------------------------
+# --- memory, from the kernel ---------------------------------------------------------------------
 
 
 _STATM: Final = Path("/proc/self/statm")

@@ -46,7 +46,7 @@ class StateDirectory:
 
     Args:
         path: made if missing, readable by its owner only.
-        environ: says which lock this process has from the one that it replaces.
+        environ: names the lock inherited from the process that this one replaces.
         sleep: waits for so many seconds.
 
     Attributes:

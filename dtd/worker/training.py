@@ -63,7 +63,7 @@ class TrainingThreadOwner:
         feed: hands an event to the member core, on the loop.
         fetch_package: blocks until a shipped package lies on this worker's disk.
         fetch_weights: the same for a file of weights.
-        find_parts: blocks until the coordinator has said who has the parts of a checkpoint.
+        find_parts: blocks until the coordinator has named the holders of a checkpoint's parts.
 
     Attributes:
         job: its id.
@@ -143,12 +143,12 @@ class TrainingThreadOwner:
         self._thread.start()
 
     def _report(self, event: member.Event) -> None:
-        """Hand over an event of the training thread, behind what the job has printed before it."""
+        """Hand over an event of the training thread, after the job's earlier output."""
         flush_output()
         self._bridge.post(self._feed, event)
 
     def _connect_data(self) -> Connect:
-        """What makes connections to other workers: encrypted if the job is."""
+        """Return the function that connects to other workers: encrypted if the job is."""
         return connect_tcp if self._context is None else tls_connect(self._context, WORKER)
 
     @property

@@ -79,22 +79,22 @@ class TrainingThread(threading.Thread):
         prepare: the job.
         spec: its specification.
         device: "cpu" or "cuda:N".
-        threads: CPU threads; 0 means what the job says.
-        sandbox: what this worker keeps a job's code in.
+        threads: CPU threads; 0 for the job's own number.
+        sandbox: the sandbox of this worker's jobs.
         state_dir: where this worker keeps checkpoints unless the job names a directory.
         silence_s: after which a donor that sends nothing is given up.
         can_encrypt: this worker has a credential to encrypt with.
-        reporter: hears of steps, evaluations and checkpoints.
+        reporter: told of steps, evaluations and checkpoints.
         committed: (generation, step) of the last commit by an earlier process of this worker.
-        watch: whether the thread gets on.
+        watch: watches the thread's progress.
         post: hands an event to the member core, from any thread.
         offer: lets other workers fetch a resource, from any thread.
         fetch_package: blocks until a shipped package lies on this worker's disk.
         fetch_weights: the same for a file of weights.
         name: this worker's.
-        find_parts: blocks until the coordinator has said who has the parts of a checkpoint, of
-            this job and step.
-        connect: returns what makes connections to other workers' data ports.
+        find_parts: blocks until the coordinator has named the holders of the parts of a checkpoint
+            of this job and step.
+        connect: returns the function that connects to other workers' data ports.
         serves: this worker is a parameter server.
         profiler: profiles steps when it is asked to.
     """
@@ -151,7 +151,7 @@ class TrainingThread(threading.Thread):
         self._orders.put(ring)
 
     def save(self, save: m.Save) -> None:
-        """Have the thread write what it holds, between generations; called on the event loop."""
+        """Have the thread write its state, between generations; called on the event loop."""
         self._orders.put(save)
 
     def run(self) -> None:
@@ -175,7 +175,7 @@ class TrainingThread(threading.Thread):
                 self._outlive_failure(run, order)
 
     def _outlive_failure(self, run: JobSessionRunner, ring: RingCollective) -> None:
-        """The state of the last committed step is whole: hold it for what the coordinator decides.
+        """The state of the last committed step is whole: keep it for the coordinator's decision.
 
         It has the state saved, or, if a joiner was to blame, trains on without that one.  The
         neighbours are let go after both reports: their word of a lost link shall come second.
@@ -374,7 +374,7 @@ class TrainingThread(threading.Thread):
             self._offer(name, Resource(manifest=image.manifest, blobs=blobs))
 
     def _adopt(self, run: JobSessionRunner, ring: RingCollective) -> None:
-        """Make what this worker has offered the live state.
+        """Load the state that this worker has offered.
 
         A checkpoint may have been damaged since: then it is offered no more, and the next
         generation takes another worker's.  One that is sound and does not fit is the job's fault.

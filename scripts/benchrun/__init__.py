@@ -1,4 +1,4 @@
-"""Benchmarks: dtd against torch.distributed with Gloo, and both against what the machine can do.
+"""Benchmarks: dtd against torch.distributed with Gloo, and both against the machine's limit.
 
 `allreduce`, `train` and `convergence` measure and keep JSON in docs/benchmarks; `report` makes the
 tables and plots of docs/benchmarks.md from it.  Whoever measures runs in processes of its own,

@@ -1,4 +1,4 @@
-"""`scripts/bench`: measure, or make the report of what was measured."""
+"""`scripts/bench`: measure, or make the report of the measurements."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _TRIAL_SHARE: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """Somebody who takes part.
+    """One side of the comparison.
 
     Attributes:
         kind: which program (`scripts.benchrun.ranks`).
@@ -67,7 +67,7 @@ def bus_factor(world: int) -> float:
 
 
 def iterations_for(time_s: float, target_s: float) -> int:
-    """How often to repeat what takes so long, to fill the target."""
+    """Return the repetitions of a measurement of this time that fill the target."""
     return max(1, min(_MOST_ITERATIONS, math.ceil(target_s / max(time_s, 1e-9))))
 
 
@@ -144,9 +144,9 @@ def _measure(
 
 @contextlib.contextmanager
 def _bucket(world: World, size_bytes: int, dtype: str) -> Iterator[None]:
-    """All ranks have a bucket, summed once; put away afterwards: all sides stand at once.
+    """Let all ranks hold a bucket, summed once, inside: all sides stand at once.
 
-    The small one in its place is summed, too: whoever was lent the large one lets go of it then.
+    The small one in its place is summed, too: a neighbour unmaps the large one then.
     """
     _prepare(world, size_bytes, dtype)
     yield
@@ -159,7 +159,7 @@ def _prepare(world: World, size_bytes: int, dtype: str) -> None:
 
 
 def fitting_iterations(world: World, target_s: float) -> int:
-    """How many fill the target, by two trials: the first one is cold."""
+    """Return the iterations that fill the target, by two trials: the first one is cold."""
     first_s, _ = measure_once(world, 1)
     trial_s, _ = measure_once(world, iterations_for(first_s, _TRIAL_SHARE * target_s))
     return iterations_for(trial_s, target_s)
@@ -173,7 +173,7 @@ def measure_once(world: World, iterations: int) -> tuple[float, float]:
 
 
 def _line(records: Sequence[Record]) -> str:
-    """That it gets on, and what came out."""
+    """Return a line of progress and results."""
     first = records[0]
     factor = bus_factor(first["world"]) * first["bytes"] / 1e9
     rates = [

@@ -1,4 +1,4 @@
-"""`scripts/bench convergence`: does it learn the same, and how soon, with 1, 2 and 4 workers?
+"""`scripts/bench convergence`: results and times of training with 1, 2 and 4 workers.
 
 Real daemons train the example jobs to their end, and a plain loop of one process does as well
 (`scripts.benchrun.torch_side`), with the same model, batch, optimizer and schedule.
@@ -110,7 +110,7 @@ def _plain(task: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _data_overrides(task: str, directory: Path) -> Iterator[list[str] | None]:
-    """What names a task's data; None when it is not there."""
+    """Yield the overrides that name a task's data; None when it is not there."""
     text = directory / "tinyshakespeare.txt"
     if task == "chargpt":
         yield [f'task.text="{text}"', "task.dropout=0.0"] if text.is_file() else None

@@ -53,7 +53,7 @@ class DaemonRun:
     """A coordinator, its workers and one job that waits at its first gate.
 
     Args:
-        workload: what is trained.
+        workload: model, rows and optimizer.
         workers: their names.
         network: how they reach each other.
         blocks: how many there will be.
@@ -129,7 +129,7 @@ class DaemonRun:
         return self._cluster.request(message)
 
     def dtdctl(self, *arguments: str) -> str:
-        """What a command prints.
+        """Return the output of a command.
 
         Raises:
             DtdError: it fails.

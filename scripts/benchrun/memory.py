@@ -1,4 +1,4 @@
-"""`scripts/bench memory`: what the state of a job takes in each worker, beside the formula.
+"""`scripts/bench memory`: the memory of a job's state in each worker, beside the formula.
 
 Real daemons train a stack of layers with AdamW for a few steps and stop at a gate between two;
 then the kernel says what each worker has (proportional set size: pages that neighbours share count
@@ -38,13 +38,13 @@ LAYERS: Final = 384
 """Each about as large as a bucket; with larger ones the wire's memory takes a larger share."""
 STEPS: Final = 4
 _REPLICATED_BYTES: Final = 16
-"""Of a float32 parameter with Adam."""
+"""Bytes of a float32 parameter with Adam."""
 _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What to measure.
+    """A case to measure.
 
     Attributes:
         division: how the job divides its state.
@@ -69,7 +69,7 @@ class Case:
 
 
 def measure(case: Case) -> Record:
-    """Return what a case takes, and what the formula says."""
+    """Return the memory of a case, and the formula's."""
     held, few = (_held_bytes(case, parameters) for parameters in (case.parameters, FEW_PARAMETERS))
     base, count = statistics.fmean(few), _count(case.parameters)
     size = StateSize(parameter_bytes=4 * count, common_bytes=0, optimizer_bytes=8 * count)
@@ -96,7 +96,7 @@ def _count(parameters: int) -> int:
 
 
 def _held_bytes(case: Case, parameters: int) -> list[int]:
-    """Return what each worker has between two steps."""
+    """Return each worker's memory between two steps."""
     workload = Workload(
         what="linear layers",
         model="layers",
@@ -134,8 +134,8 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 def memory_table(records: Sequence[Record]) -> str:
     """Return a row for each case: bytes a parameter, and the share of replicated training.
 
-    The share is that of what replicated training takes by the formula, and in the last column of
-    what it was measured to take.
+    The share is that of replicated training by the formula, and in the last column of
+    its measured memory.
     """
     head = [
         *("workers", "strategy", "mirrors", "state of a worker", "± MAD"),

@@ -1,4 +1,4 @@
-"""Where the ranks of a benchmark run: on one host, or on a host each behind a link of known rate.
+"""Hosts of a benchmark's ranks: one for all, or one each behind a link of known rate.
 
 `own_network` puts this process into a network namespace of its own first.  There it chooses the
 congestion control of all that it starts, and neither touches the machine's settings nor meets its
@@ -25,7 +25,7 @@ _PUBLIC: Final = ip_interface("10.77.0.1/24")
 
 
 class Place(Protocol):
-    """Where ranks run.
+    """A place for ranks.
 
     Attributes:
         interface: the network interface over which a rank reaches the others.
@@ -48,12 +48,12 @@ class OneHost:
     interface = "lo"
 
     def host(self, rank: int) -> str:
-        """See `Place`."""
+        """Implement `Place`."""
         del rank
         return LOOPBACK_HOST
 
     def wrapped(self, rank: int, command: Sequence[str]) -> list[str]:
-        """See `Place`."""
+        """Implement `Place`."""
         return [*command]
 
 
@@ -61,7 +61,7 @@ class OtherHosts(OneHost):
     """All ranks here, but as far as addresses tell, each is on a host of its own."""
 
     def host(self, rank: int) -> str:
-        """See `Place`."""
+        """Implement `Place`."""
         return str(_PUBLIC.ip + rank)
 
 
@@ -104,11 +104,11 @@ class ShapedHosts(Hosts):
             self.ethernet.spaces[name].inside(choose_congestion_control)
 
     def host(self, rank: int) -> str:
-        """See `Place`."""
+        """Implement `Place`."""
         return self.ethernet.ip(self._names[rank])
 
     def wrapped(self, who: int | str, command: Sequence[str]) -> list[str]:
-        """See `Place` and `Network`."""
+        """Implement `Place` and `Network`."""
         return super().wrapped(who if isinstance(who, str) else self._names[who], command)
 
 

@@ -27,7 +27,7 @@ _KEY_BYTES: Final = 16
 
 
 class ProbeSide:
-    """See `AllReduceSide`.
+    """Implement `AllReduceSide`.
 
     Args:
         setup: rank, world, host, and the tag: "none", "xxh3" or "gcm".
@@ -48,11 +48,11 @@ class ProbeSide:
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def listen(self) -> list[Any]:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         return [*self._listener.getsockname()[:2]]
 
     def join(self, addresses: list[list[Any]], secret: str) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         host, port = addresses[(self._rank + 1) % self._world]
         self._next = socket.create_connection((host, port))
         self._previous, _ = self._listener.accept()
@@ -60,7 +60,7 @@ class ProbeSide:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def prepare(self, size_bytes: int, dtype: str) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         item_bytes = _ITEM_BYTES[dtype]
         shape = BucketShape(elements=size_bytes // item_bytes, item_bytes=item_bytes)
         segments = cut(shape, world_size=self._world, chunk_bytes=SyncTable().chunk_kib * 1024)
@@ -77,7 +77,7 @@ class ProbeSide:
         self._at_once = size_bytes // self._world <= SENT_AT_ONCE_BYTES
 
     def verify(self) -> None:
-        """See `AllReduceSide`; nothing is summed, so all that can be wrong is a tag."""
+        """Implement `AllReduceSide`; nothing is summed, so all that can be wrong is a tag."""
         self.all_reduce()
 
     def barrier(self) -> None:

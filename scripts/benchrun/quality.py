@@ -1,4 +1,4 @@
-"""`scripts/bench quality`: what a strategy does to what is learned, after equally many rows.
+"""`scripts/bench quality`: the effect of a strategy on results, after equally many rows.
 
 Four ranks train in one process over the in-process ring, with the strategies, codecs and engine of
 the product and without its daemons: the numbers are those that daemons would get, as it is bytes

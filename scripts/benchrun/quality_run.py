@@ -32,7 +32,7 @@ _TIMEOUT_S: Final = 600.0
 
 
 class Images(Cifar10):
-    """See `Cifar10`."""
+    """`Cifar10` with datasets that are read once."""
 
     train_dataset = functools.cache(Cifar10.train_dataset)
     eval_dataset = functools.cache(Cifar10.eval_dataset)
@@ -135,7 +135,7 @@ def _late_bytes(steps: Sequence[StepRecord], total: int) -> float:
 
 
 def _train(runs: Sequence[JobSessionRunner]) -> list[Outcome]:
-    """One generation, a thread a rank; raises what a rank raised first."""
+    """One generation, a thread a rank; raises the first rank's error."""
     ring = InProcessRing(len(runs), chunk_bytes=_CHUNK_BYTES, timeout_s=_TIMEOUT_S)
     outcomes: dict[int, Outcome] = {}
     failures: list[BaseException] = []

@@ -48,7 +48,7 @@ class World:
         kind: which program (`scripts.benchrun.ranks`).
         size: how many.
         place: where they run.
-        setup: what they are told beside rank, world and host.
+        setup: their settings beside rank, world and host.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class AllReduceSide(Protocol):
     """One rank of something that can sum a bucket over all ranks."""
 
     def listen(self) -> list[Any]:
-        """Where the others reach it: [host, port]."""
+        """Return its address: [host, port]."""
         ...
 
     def join(self, addresses: list[list[Any]], secret: str) -> None:
@@ -237,7 +237,7 @@ class AllReduceSide(Protocol):
         ...
 
     def verify(self) -> None:
-        """Sum once, and see that the sum is right; leaves a bucket of zeros."""
+        """Sum once, and check the sum; leaves a bucket of zeros."""
         ...
 
     def barrier(self) -> None:
@@ -259,7 +259,7 @@ def measure(side: AllReduceSide, iterations: int) -> dict[str, float]:
 
 
 def all_reduce_calls(side: AllReduceSide) -> dict[str, Call]:
-    """What such a rank can be asked for."""
+    """Return the functions that a rank can be asked for."""
     return {
         "listen": side.listen,
         "join": side.join,
@@ -275,7 +275,7 @@ def _cpu_s() -> float:
 
 
 def calls_of(kind: str, setup: Mapping[str, Any]) -> dict[str, Call]:
-    """Make the side and say what it can be asked for."""
+    """Make the side and return its functions."""
     module, _, name = KINDS[kind].partition(":")
     side = getattr(importlib.import_module(module), name)(setup)
     return side.calls() if hasattr(side, "calls") else all_reduce_calls(side)

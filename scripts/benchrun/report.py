@@ -1,4 +1,4 @@
-"""`scripts/bench report`: the tables and plots of docs/benchmarks.md, from what was measured.
+"""`scripts/bench report`: the tables and plots of docs/benchmarks.md, from the measurements.
 
 What is between two marks is written here; the prose around them is written by people and kept.
 """
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def write(kind: str, directory: Path, document: Path) -> None:
-    """Draw the plot of one subcommand, and rewrite what the document says of it."""
+    """Draw the plot of one subcommand, and rewrite its part of the document."""
     records = load(kind, directory)
     content = f"\n{section(kind, records, TABLES[kind])}\n"
     markdown.put_into(document, kind, WRITTEN_BY, content)
@@ -54,7 +54,7 @@ def write(kind: str, directory: Path, document: Path) -> None:
 
 
 def section(kind: str, records: Sequence[Record], make: Callable[[Sequence[Record]], str]) -> str:
-    """What stands between the markers of a subcommand."""
+    """Return the text between the markers of a subcommand."""
     if not records:
         return f"Not measured yet: `scripts/bench {kind}`."
     return f"{header(records)}\n\n![{kind}](benchmarks/{kind}.svg)\n\n{make(records)}"

@@ -64,7 +64,7 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def in_turn(names: Sequence[str], turn: int) -> list[str]:
-    """Who is measured when: A B, B A, A B ... so that a drift hurts all alike."""
+    """Return the order of measurements: A B, B A, A B ... so that a drift affects all alike."""
     return [*names] if turn % 2 == 0 else [*reversed(names)]
 
 
@@ -108,7 +108,7 @@ def machine() -> dict[str, str | int]:
 
 
 def congestion_control() -> str:
-    """What TCP connections use that are opened here and now."""
+    """Return the congestion control of TCP connections that are opened here and now."""
     try:
         return CONGESTION_FILE.read_text().strip()
     except OSError:
@@ -180,7 +180,7 @@ def keep(
 
 
 def rounded(value: Any) -> Any:
-    """The same with numbers cut to what they are good for."""
+    """The same with numbers rounded to their precision."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, dict):

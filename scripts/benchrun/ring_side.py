@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 
 class RingSide:
-    """See `AllReduceSide`.
+    """Implement `AllReduceSide`.
 
     Args:
-        setup: rank, world, host, whether its memory can be lent to neighbours, and the path of a
+        setup: rank, world, host, whether neighbours can map its memory, and the path of a
             credential if it talks TLS.
     """
 
@@ -63,12 +63,12 @@ class RingSide:
         self._step = 0
 
     def listen(self) -> list[Any]:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         address = self._on_loop(self._server.listen(Address(self._host, 0), context=self._serves))
         return [address.host, address.port]
 
     def join(self, addresses: list[list[Any]], secret: str) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         roster = tuple(
             m.Member(name=f"rank-{rank}", incarnation=1, host=host, port=port, holds=True)
             for rank, (host, port) in enumerate(addresses)
@@ -102,7 +102,7 @@ class RingSide:
         return ring
 
     def prepare(self, size_bytes: int, dtype: str) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         elements, kind = layout(size_bytes, dtype)
         if self._lent is not None:
             self._lent.close()
@@ -114,18 +114,18 @@ class RingSide:
             self._memory = bucket_memory(self._bucket.flat)
 
     def verify(self) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         self._bucket.verify(self._rank, self._world, self.all_reduce)
 
     def barrier(self) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         self._ring.open_step(self._step, [])
         self._ring.gather(b"")
         self._ring.close_step()
         self._step += 1
 
     def all_reduce(self) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         self._ring.open_step(self._step, [self._memory])
         all_reduce(self._ring, 0)
         self._ring.close_step()
@@ -157,7 +157,7 @@ class RingSide:
         return (time.perf_counter() - begun_s) / count
 
     def calls(self) -> dict[str, Call]:
-        """What it can be asked for."""
+        """The functions that it can be asked for."""
         return {**all_reduce_calls(self), "steps": self.steps}
 
     def _on_loop(self, what: Coroutine[Any, Any, T]) -> T:

@@ -43,7 +43,7 @@ class Shaped:
         return MadeUpRows(features=torch.randn(_ROWS, 32, generator=generator), width=32)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Of no use but to be lowered."""
+        """Return a loss of no meaning, to be lowered."""
         inputs, _ = batch
         loss: Tensor = model(inputs).square().mean()
         return loss

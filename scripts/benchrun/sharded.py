@@ -39,7 +39,7 @@ TORCH: Final[Mapping[str, str]] = {
     "FSDP2": FSDP,
     "FSDP2, parameters kept": FSDP_KEEPS,
 }
-"""See `scripts.benchrun.torch_sharded`."""
+"""Divisions of `scripts.benchrun.torch_sharded`, by name of the side."""
 SERVED: Final[Mapping[str, int]] = {"dtd, 1 server": 1, "dtd, 2 servers": 2}
 """Sides with so many parameter servers, on hosts of their own."""
 SLOW: Final = "100mbit"

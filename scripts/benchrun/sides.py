@@ -26,7 +26,7 @@ APART: Final = "apart"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidesCase(Case):
-    """What to measure.
+    """A case to measure.
 
     Attributes:
         sides: those that are compared.
@@ -50,7 +50,7 @@ class Sides:
     choices: Mapping[str, dict[str, Any]]
 
     def step_bytes(self) -> dict[str, float]:
-        """What rank 0 of each job sent in a step."""
+        """Bytes that rank 0 of each job sent in a step."""
         return {
             side: statistics.fmean(block.sent_bytes for block in run.blocks[1:])
             for side, run in self.runs.items()
@@ -125,7 +125,7 @@ def run_all(
     measure: Callable[[SidesCase], Record],
     options: argparse.Namespace,
 ) -> None:
-    """Measure case by case, and keep what was found.
+    """Measure case by case, and keep the results.
 
     Raises:
         UsageError: links of a known rate cannot be made here.

@@ -47,7 +47,7 @@ STRATEGIES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Their `[strategy]` tables."""
 HOOKS: Final[Mapping[str, str]] = {"DDP": "", "DDP bf16": "bfloat16", "DDP PowerSGD": "powersgd"}
-"""See `scripts.benchrun.torch_side`."""
+"""Communication hooks of `scripts.benchrun.torch_side`, by name of the side."""
 SIDES: Final = (*STRATEGIES, *HOOKS)
 _LONG_STEPS: Final = 3
 _ROUNDS_A_BLOCK: Final = 5
@@ -96,7 +96,7 @@ def _usual_steps(case: SidesCase, side: str) -> int:
 
 
 def _parts_s(run: DaemonRun) -> dict[str, float]:
-    """Where rank 0's steps go, medians over blocks."""
+    """Return the parts of rank 0's steps, as medians over blocks."""
     return {
         part: statistics.median(block.parts_s[part] for block in run.blocks[1:]) for part in PARTS
     }
@@ -122,7 +122,7 @@ def _tuned(world: World, hook: str) -> dict[str, Any]:
 
 
 def _sent_bytes(world: World) -> float:
-    """What a rank of DDP gives its neighbour in a step, if the ring is as good as rings can be."""
+    """Return the bytes that a rank of DDP sends in a step, over an ideal ring."""
     payload_bytes: float = world.ask("payload_bytes")[0]
     return 2 * (world.size - 1) / world.size * payload_bytes
 
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def cases(options: argparse.Namespace) -> Iterator[SidesCase]:
-    """What to measure.
+    """Yield the cases to measure.
 
     Raises:
         UsageError: there is no such workload, link or side.

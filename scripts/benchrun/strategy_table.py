@@ -29,7 +29,7 @@ def strategies_tables(records: Sequence[Record]) -> str:
 
 
 def exposed_s(record: Record, side: str) -> Spread:
-    """What a step of a side takes beyond compute alone, round by round."""
+    """Return a step's time beyond compute alone, round by round."""
     alone = record["steps_s"][_APART]
     return spread([a - b for a, b in zip(record["steps_s"][side], alone, strict=True)])
 

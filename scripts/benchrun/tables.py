@@ -32,7 +32,7 @@ def time_text(seconds: float) -> str:
 
 
 def header(records: Sequence[Record]) -> str:
-    """What the figures were measured on; more than one line when it was not one machine."""
+    """Describe the machines of the measurements, one a line."""
     loads: dict[str, list[float]] = {}
     for record in records:
         about = record["machine"]
@@ -105,7 +105,7 @@ def _bus(record: Record | None) -> list[str]:
 
 
 def _ratio(numerator: Record | None, denominator: Record | None) -> str:
-    """Of times, so of bandwidths the other way round."""
+    """Return the ratio of times, so of bandwidths the other way round."""
     if numerator is None or denominator is None:
         return NOTHING
     if len(numerator["times_s"]) != len(denominator["times_s"]):
@@ -250,7 +250,7 @@ def _mebibytes(size_bytes: float) -> str:
 
 
 def convergence_table(records: Sequence[Record]) -> str:
-    """Where each run ended, and when."""
+    """Return a table of the runs' final losses and times."""
     head = ["task", "workers", "steps", "seconds", "last training loss", "evaluation", "seeds"]
     order = sorted(records, key=lambda record: (record["task"], record["workers"]))
     return table(head, [_convergence_row(record) for record in order])

@@ -1,8 +1,8 @@
-"""What the training benchmarks train: made-up data, so that nothing has to be at hand.
+"""Tasks of the training benchmarks, with made-up data, so that nothing has to be at hand.
 
 A task of the daemons is imported by its workers, so this file is only about tasks; `train` and
 `torch_side` use the same models, rows and losses.  Gates let a benchmark hold a running job between
-two blocks of steps: whoever locks the file of a gate keeps every worker in front of it.
+two blocks of steps: the process that locks a gate's file keeps every worker in front of it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RandomImages:
         return ResNet18(classes=_CLASSES, width=self._width)
 
     def train_dataset(self) -> ImageRows:
-        """Not augmented: reading rows is not what is measured."""
+        """Not augmented: reading rows is not measured."""
         draw = np.random.default_rng(0)
         shape = (_ROWS, _PIXELS, _PIXELS, 3)
         return ImageRows(

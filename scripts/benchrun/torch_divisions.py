@@ -1,4 +1,4 @@
-"""In which ways torch divides a state among ranks; for processes that do without torch, too."""
+"""Names of torch's divisions of a state among ranks; for processes without torch, too."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from typing import Final
 ZERO: Final = "zero"
 FSDP: Final = "fsdp"
 FSDP_KEEPS: Final = "fsdp-keeps"
-"""As `FSDP`, but parameters stay gathered between forward and backward."""
+"""`FSDP` whose parameters stay gathered between forward and backward."""

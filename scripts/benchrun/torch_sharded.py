@@ -68,5 +68,5 @@ def _zero(
 
 
 def _units(model: nn.Module) -> Sequence[nn.Module]:
-    """What is gathered at a time: the blocks of a stack, or what it consists of."""
+    """Return the modules that are gathered at a time: the blocks of a stack, or its children."""
     return [child for child in model.children() if any(True for _ in child.parameters())]

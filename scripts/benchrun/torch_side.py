@@ -1,4 +1,4 @@
-"""Plain torch in one rank: alone, beside others without a word, in DDP, or only Gloo's all-reduce.
+"""Plain torch in one rank: alone, beside silent ones, in DDP, or only Gloo's all-reduce.
 
 Batches are made before the clock starts, so reading rows costs nothing.
 """
@@ -38,7 +38,7 @@ TIMEOUT: Final = timedelta(minutes=10)
 
 
 class GlooSide:
-    """See `AllReduceSide`.
+    """Implement `AllReduceSide`.
 
     Args:
         setup: rank, world, interface, directory.
@@ -49,28 +49,28 @@ class GlooSide:
         self._setup = setup
 
     def listen(self) -> list[Any]:
-        """See `AllReduceSide`; they find each other by a file."""
+        """Implement `AllReduceSide`; they find each other by a file."""
         return [self._setup["host"], 0]
 
     def join(self, addresses: list[list[Any]], secret: str) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         join_gloo(self._setup)
 
     def prepare(self, size_bytes: int, dtype: str) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         elements, kind = layout(size_bytes, dtype)
         self._bucket = Bucket(torch.zeros(elements, dtype=kind))
 
     def verify(self) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         self._bucket.verify(self._setup["rank"], self._setup["world"], self.all_reduce)
 
     def barrier(self) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         dist.barrier()
 
     def all_reduce(self) -> None:
-        """See `AllReduceSide`."""
+        """Implement `AllReduceSide`."""
         dist.all_reduce(self._bucket.flat)
 
 
@@ -157,7 +157,7 @@ MIB: Final = 2**20
 
 
 class TorchSide:
-    """See `calls`.
+    """A side of plain torch or DDP; `calls` are its functions.
 
     Args:
         setup: rank, world, interface, directory, and whether it keeps freed memory as dtd does.
@@ -172,7 +172,7 @@ class TorchSide:
         self._hook, self._powersgd = "", _powersgd()
 
     def calls(self) -> dict[str, Callable[..., Any]]:
-        """What it can be asked for."""
+        """The functions that it can be asked for."""
         return {
             "build": self.build,
             "synchronise": self.synchronise,
@@ -245,7 +245,7 @@ class TorchSide:
         return times_s
 
     def payload_bytes(self) -> float:
-        """What the hook gives to all-reduce in a step."""
+        """Return the bytes that the hook gives to all-reduce in a step."""
         elements = sum(parameter.numel() for parameter in self._plain.parameters())
         if self._hook == "powersgd":
             elements /= self._powersgd.compression_stats()[0]  # type: ignore[no-untyped-call]

@@ -49,7 +49,7 @@ _KEEP: Final = {"ddp-heap": True, "apart": True}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainCase(Case):
-    """What to measure.
+    """A case to measure.
 
     Attributes:
         buckets_mib: sizes of buckets that are tried for DDP.
@@ -61,7 +61,7 @@ class TrainCase(Case):
 
     @property
     def wires(self) -> dict[str, str]:
-        """What is appended to the name of a side for each `strategy.codec`."""
+        """Suffix of a side's name for each `strategy.codec`."""
         return {"": "", "-bf16": "bfloat16"} if self.bf16 else {"": ""}
 
 
@@ -98,7 +98,7 @@ def measure(case: TrainCase) -> Record:
 
 
 def _environment(case: TrainCase, stack: contextlib.ExitStack) -> tuple[Place, Network]:
-    """Where ranks run and where daemons do: the same hosts."""
+    """Return the hosts of ranks and of daemons: the same ones."""
     if case.link == LOOPBACK:
         return OneHost(), stack.enter_context(contextlib.closing(Loopback()))
     hosts = stack.enter_context(contextlib.closing(ShapedHosts(case.workers, case.link)))
@@ -169,7 +169,7 @@ def _floor(place: Place, apart: World, steps: int) -> dict[str, Any]:
 
 
 def _wires_s(place: Place, size: int, sizes: Sequence[int]) -> list[float]:
-    """How long raw sockets take for buckets of these sizes at their best.
+    """Return the best times of raw sockets for buckets of these sizes.
 
     Each by itself, or as a part of many bytes: buckets that follow one another hide their hops.
     """
@@ -196,9 +196,9 @@ ROUNDS: Final = 5
 BUCKETS_MIB: Final = (1, 4, 10, 25, 100)
 QUICK_BUCKETS_MIB: Final = (25,)
 MOST_STEPS: Final = {LOOPBACK: 1000, GIGABIT: 21, "100mbit": 3}
-"""Of a block: a step over a slow link takes seconds."""
+"""Most steps of a block: a step over a slow link takes seconds."""
 BF16_LINKS: Final = ("100mbit",)
-"""Where fewer bytes are worth what they lose."""
+"""Links where fewer bytes are worth their loss."""
 
 
 def run(options: argparse.Namespace) -> None:
@@ -214,7 +214,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def cases(options: argparse.Namespace, *, namespaces: bool) -> Iterator[TrainCase]:
-    """What to measure; a quick run takes a link if it can, because that covers more.
+    """Yield the cases to measure; a quick run takes a link if it can, because that covers more.
 
     Raises:
         UsageError: there is no such workload or link.

@@ -1,4 +1,4 @@
-"""What is compared in a case, and how its sides take turns: in blocks of steps, A B ... B A."""
+"""The sides of a case, which take turns in blocks of steps: A B ... B A."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from scripts.benchrun.workloads import Workload, job_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What to measure.
+    """A case to measure.
 
     Attributes:
         name: of the workload.
-        workload: what is trained.
-        link: how the workers are joined.
+        workload: model, rows and optimizer.
+        link: the workers' network.
         world: number of workers.
         rounds: how often each side has its turn, after one to warm up.
     """
@@ -46,7 +46,7 @@ class Case:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What its record begins with."""
+        """Return the first fields of its record."""
         return {
             "workload": self.name,
             "what": self.workload.what,

@@ -123,7 +123,7 @@ def job_of(
     """The job that trains it, defaults otherwise; nothing but training happens before its end.
 
     Args:
-        workload: what is trained.
+        workload: model, rows and optimizer.
         steps: of the whole job.
         gates: see `scripts.benchrun.tasks.Gated`.
         holds: likewise.

@@ -1,1 +1,1 @@
-"""Faults for real daemons: a cluster that can be hurt, a plan of how, and what came of it."""
+"""Faults for real daemons: a cluster that faults can be injected into, plans, and outcomes."""

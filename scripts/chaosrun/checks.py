@@ -1,4 +1,4 @@
-"""What must hold after a chaos run, and whether it does.  Pure: it judges what was recorded."""
+"""Checks of a chaos run's records.  Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scripts.cluster.networked import Death
 
 LONGEST_STALL_S: Final = 10.0
 PLANNED_OUTAGES: Final = ("all", "orphan")
-"""Nobody can train: either there is nobody, or nobody who says with whom."""
+"""Faults during which nobody can train, for lack of workers or of a coordinator."""
 EXCUSE_S: Final = 20.0
 """So long after a fault is over, what happens to its victims is still because of it."""
 BEFORE_S: Final = 0.2
@@ -229,7 +229,7 @@ def nothing_left(pids: Sequence[int]) -> Check:
 
 
 def no_errors(errors: Sequence[Line], unread: Sequence[tuple[str, str]]) -> Check:
-    """What daemons log as errors, and tracebacks that they print beside their log."""
+    """Check the errors that daemons log, and tracebacks that they print beside their log."""
 
     def failures() -> Iterator[str]:
         for line in errors:

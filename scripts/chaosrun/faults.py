@@ -308,7 +308,7 @@ class Kind:
 
     Attributes:
         inject: does it to a worker (or to nobody in particular); None when it could not be done.
-        needs: what the run must offer.
+        needs: features that the run must offer.
         ends_generation: whether the ring must be formed again because of it.
         weight: how often it is chosen in a mix.
     """

@@ -37,7 +37,7 @@ class FaultyTask:
         self._task = load_task(task, arguments)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever the real task has, and what it has not is missing here too."""
+        """Return the real task's attribute, which may be missing."""
         return getattr(self._task, name)
 
     def build_model(self) -> Any:
@@ -53,7 +53,7 @@ class FaultyTask:
         return getattr(self._task, "eval_dataset", self._task.train_dataset)()
 
     def loss(self, model: Any, batch: Any) -> Any:
-        """The real task's, after what was commanded."""
+        """The real task's, after the commanded fault."""
         gil_s = self._commanded(HOLD_GIL)
         if gil_s is not None:
             # Called through PyDLL, a C function keeps the interpreter's lock.

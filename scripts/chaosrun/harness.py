@@ -1,7 +1,7 @@
-"""One chaos run in motion: daemons tended, logs read, faults healed when they are due.
+"""One chaos run: tends the daemons, reads their logs, and heals faults when they are due.
 
 Everything happens in the calling thread.  A caller that waits for something calls `until`, and the
-run goes on meanwhile.
+run continues meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scripts.cluster.log_timeline import LogTimeline, phase_at
 from scripts.cluster.networked import NetworkedCluster
 from scripts.cluster.networks import COORDINATOR
 
-# --- what the daemons hold over time --------------------------------------------------------------
+# --- memory of the daemons over time --------------------------------------------------------------
 
 
 PAGE_BYTES: Final = 4096
@@ -121,15 +121,15 @@ class Harness:
         spec: the job to be trained, again and again.
         spare: name of one that may join later; "" is nobody.
         seed: of everything that is random.
-        say: told what happens.
+        say: called with lines of progress.
 
     Attributes:
         chance: the source of all that is random.
-        injections: what was done so far, oldest first.
-        samples: what the daemons held.
+        injections: the faults so far, oldest first.
+        samples: the daemons' memory, descriptors and threads.
         jobs: ids of all jobs submitted.
         job_wanted: whether to submit a job whenever there is none.
-        away_s: how long the coordinator stays away; 0 is as chance has it.
+        away_s: outage of the coordinator; 0 is random.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Harness:
     # --- time --------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Do what is due now."""
+        """Take the actions that are due."""
         self.cluster.tend()
         for line in self._tail.poll():
             self.timeline.see(line)
@@ -179,7 +179,7 @@ class Harness:
             self._submit()
 
     def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Go on until something is so; False when it took too long."""
+        """Run until a condition holds; False when it took too long."""
         deadline_s = time.time() + timeout_s
         while True:
             self.turn()
@@ -190,7 +190,7 @@ class Harness:
             time.sleep(TURN_S)
 
     def go_on(self, seconds: float) -> None:
-        """Go on for a while."""
+        """Run for a while."""
         self.until(lambda: False, seconds)
 
     def later(self, after_s: float, action: Callable[[], None]) -> None:
@@ -329,7 +329,7 @@ class Harness:
 
     @property
     def unread(self) -> list[tuple[str, str]]:
-        """What daemons printed beside their logs, with who did."""
+        """The daemons' output beside their logs, with their names."""
         return self._tail.unread
 
     def close(self) -> None:
@@ -339,7 +339,7 @@ class Harness:
         self._tail.close()
 
     def turn_logs(self) -> None:
-        """Read what is left in the logs."""
+        """Read the rest of the logs."""
         for line in self._tail.poll():
             self.timeline.see(line)
 

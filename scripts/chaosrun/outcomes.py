@@ -1,4 +1,4 @@
-"""Faults that were injected and what came of them, told by the daemons' logs alone.  Pure."""
+"""Injected faults and their outcomes, from the daemons' logs alone.  Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Injection:
 
     Attributes:
         kind: its name among `scripts.chaosrun.faults.KINDS`.
-        victims: daemons to whom something may happen because of it.
+        victims: daemons that it may affect.
         at_s: when it began (seconds since the epoch).
         over_s: when its cause was removed; infinite while it lasts.
-        back_s: when its victims had all got over it; infinite until then.
+        back_s: when its victims had all recovered; infinite until then.
         generation: newest generation with one of the victims in it at that time; 0 is none.
-        phase: what the victim was doing, as far as its log tells.
+        phase: the victim's phase, as far as its log tells.
         note: anything else worth telling.
         pids: processes that end because of it.
     """
@@ -40,7 +40,7 @@ class Injection:
 
 
 LATE_S: Final = 60.0
-"""What happens later than this has another cause."""
+"""Later events have another cause."""
 P99: Final = 0.99
 _EVICTIONS: Final = frozenset({"worker_lost", "worker_barred"})
 _EVIDENCE: Final = frozenset({*_EVICTIONS, "ring_broken", "link_bad", "worker_away"})
@@ -50,12 +50,12 @@ _JOINS: Final = " joins"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one fault; None is never, or does not apply.
+    """Outcome of one fault; None is never, or does not apply.
 
     Attributes:
         injection: the fault.
         detected_s: until the coordinator knew, or ended the generation.
-        evicted_s: until a victim was lost, barred, or known to have a dead link.
+        evicted_s: until a victim was lost, unreachable, or known to have a dead link.
         reason: the coordinator's words for that.
         recovered_s: until the others' next committed step, less one median step.
         steps_lost: committed steps that nobody held any more afterwards.
@@ -76,7 +76,7 @@ def outcomes(
     *,
     quiet: Collection[str],
 ) -> list[Outcome]:
-    """What came of each fault.
+    """Return the outcome of each fault.
 
     Args:
         injections: oldest first.
@@ -155,7 +155,7 @@ def spread(values: Iterable[float | None]) -> tuple[float, float, float] | None:
     return statistics.median(known), known[at], known[-1]
 
 
-# --- how workers came back ------------------------------------------------------------------------
+# --- returns of workers ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

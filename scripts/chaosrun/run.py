@@ -60,10 +60,10 @@ class Scenario:
         kinds: faults to choose from, or to go through.
         faults: how many.
         schedule: how they follow each other.
-        network: what the daemons are joined by; "auto" is the best that there is.
+        network: the daemons' network; "auto" is the best that there is.
         load: busy processes beside the daemons, as a multiple of the processors.
         steps: of each job.
-        away_s: how long the coordinator stays away; 0 is as chance has it.
+        away_s: outage of the coordinator; 0 is random.
     """
 
     kinds: tuple[str, ...]
@@ -122,12 +122,12 @@ def job_of(
 
 
 def plan(scenario: Scenario, kinds: Sequence[str]) -> list[str]:
-    """As many of each kind as of the others, in turn."""
+    """Return the kinds of faults in turn, as many of each."""
     return [kinds[index % len(kinds)] for index in range(scenario.faults)]
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -137,7 +137,7 @@ def processors() -> int:
 FINISH_S: Final = 120.0
 SETTLE_S: Final = 120.0
 QUIET_SHARE: Final = 0.35
-"""Of the time that there is for each fault, so much is not spent on waiting for recovery."""
+"""Share of the time for each fault that is not spent on waiting for recovery."""
 
 Say = Callable[[str], None]
 
@@ -147,7 +147,7 @@ class Result:
     """Everything that a run has shown.
 
     Attributes:
-        outcomes: what came of each fault.
+        outcomes: of each fault.
         checks: what had to hold.
         growths: what daemons held over time.
         rejoins: how workers came back.
@@ -201,7 +201,7 @@ def cluster_for(
 
 
 def usable(kinds: Sequence[str], cluster: NetworkedCluster) -> tuple[list[str], list[str]]:
-    """Kinds that this cluster can be hurt with, and the others with what they lack."""
+    """Kinds of faults that this cluster offers, and the others with their missing features."""
     offers = {
         "": True,
         "cut": isinstance(cluster.network, CuttableNetwork),
@@ -301,7 +301,7 @@ def _conclude(harness: Harness) -> Result:
     )
 
 
-# --- what the daemons themselves say of the incidents ---------------------------------------------
+# --- the daemons' own events of the incidents -----------------------------------------------------
 
 
 _COMPARED = ("worker_lost", "generation_ending", "generation_running", "recovered", "steps_lost")

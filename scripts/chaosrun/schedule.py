@@ -1,7 +1,7 @@
-"""When the next fault is injected, and into whom.
+"""Schedules of faults: their times and victims.
 
 Two schedules.  `one_by_one` lets the cluster settle before each fault, so that what follows has one
-cause; `mixed` goes on while victims of earlier faults are still on their way back, as long as
+cause; `mixed` continues while victims of earlier faults are still on their way back, as long as
 enough healthy workers train.
 """
 
@@ -84,7 +84,7 @@ def _kill_returning(harness: Harness, before: Injection) -> None:
 def mixed(
     harness: Harness, kinds: Sequence[str], count: int, *, quiet_s: float, until_s: float
 ) -> None:
-    """Inject so many by chance, as weights say, spread over the time that there is."""
+    """Inject so many at random, by weights, spread over the run's time."""
     while len(harness.injections) < count and time.time() < until_s:
         harness.until(lambda: len(harness.fit()) > FEWEST_FIT, SETTLE_S)
         kind = _choose(harness, kinds)
@@ -127,7 +127,7 @@ def await_moment(harness: Harness, victim: str) -> None:
 
 
 def await_recovery(harness: Harness, injection: Injection) -> None:
-    """Until somebody commits again, in a newer generation if there must be one."""
+    """Wait until a worker commits again, in a newer generation if there must be one."""
     ends = KINDS[injection.kind].ends_generation and injection.generation > 0
 
     def recovered() -> bool:
@@ -145,7 +145,7 @@ def await_recovery(harness: Harness, injection: Injection) -> None:
 
 
 def tell(harness: Harness, injection: Injection) -> None:
-    """One line for whoever watches."""
+    """Print one line about a fault."""
     note = f" ({injection.note})" if injection.note else ""
     harness.say(
         f"{len(harness.injections):4d} {injection.kind} of {', '.join(injection.victims)}{note},"

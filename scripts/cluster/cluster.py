@@ -42,7 +42,7 @@ _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what these clusters are for
 
 
 class Cluster:
-    """A coordinator, its workers, and those who ask them.
+    """A coordinator, its workers, and its clients.
 
     Each daemon has a state directory and a log of its own name in the cluster's directory.
 
@@ -75,11 +75,11 @@ class Cluster:
     # --- daemons -----------------------------------------------------------------------------
 
     def state_dir(self, name: str) -> Path:
-        """Where a daemon keeps what must survive."""
+        """Return the directory of a daemon's lasting state."""
         return self.directory / name
 
     def log_path(self, name: str) -> Path:
-        """Where a daemon's log is appended."""
+        """Return the path of a daemon's log."""
         return self.directory / f"{name}.log"
 
     def add(
@@ -177,7 +177,7 @@ class Cluster:
         """Look again and again until something is so.
 
         Args:
-            condition: what is waited for.
+            condition: to wait for.
             otherwise: what its daemon then has not done, in words.
             watched: daemons that must not end meanwhile; empty: all that were started.
             timeout_s: how long.
@@ -198,10 +198,10 @@ class Cluster:
             living[-1].wait(LOOK_EVERY_S)
 
     def tend(self) -> None:
-        """Notice which daemons have ended, and start again what is due.
+        """Notice the daemons that have ended, and start those again that are due.
 
         Raises:
-            DtdError: what has ended cannot be done without (see `restart_after_s`).
+            DtdError: a daemon that is needed has ended (see `restart_after_s`).
         """
         for name, child in self.children.items():
             exit_code, now_s = child.exit_code(), time.monotonic()
@@ -215,7 +215,7 @@ class Cluster:
                 self.restarts[name] += 1
 
     def restart_after_s(self, child: Child, exit_code: int, lived_s: float) -> float:
-        """How long after its end a daemon is started again; infinite is never."""
+        """Return the delay before a daemon is started again; infinite is never."""
         del child, exit_code, lived_s
         return math.inf
 
@@ -237,7 +237,7 @@ class Cluster:
     # --- credentials -------------------------------------------------------------------------
 
     def credential_path(self, name: str) -> Path:
-        """Where the credential of a caller is kept."""
+        """Return the path of a caller's credential."""
         return self.directory / f"{name}.credential"
 
     def enrol(self, callers: Sequence[tuple[str, str]], address: Address | None = None) -> None:
@@ -257,7 +257,7 @@ class Cluster:
         self.operator = Credential.load(state / DIRECTORY / OPERATOR_FILE)
 
     def token(self, role: str = "worker", **more: Any) -> Token:
-        """A token with which somebody may join."""
+        """A token for joining."""
         request = m.CreateToken(role=role, **{"life_s": TOKEN_LIFE_S, **more})
         return Token.parse(self.ask(request)["token"])
 
@@ -270,7 +270,7 @@ class Cluster:
         file: str = "",
         **more: Any,
     ) -> Credential:
-        """Somebody's credential, for a new token unless one is given; kept in a file of its name.
+        """A credential, for a new token unless one is given; kept in a file of its name.
 
         Args:
             name: whose.

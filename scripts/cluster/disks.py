@@ -1,4 +1,4 @@
-"""The workers' state directories, and what disks do to them: fill up, turn read-only, rot.
+"""The workers' state directories, and their disks' faults: full, read-only, rotten.
 
 With privileges each directory is a small file system of its own, in a mount namespace that only the
 daemons see and that vanishes with this process.  Without, a directory can be made read-only.

@@ -1,4 +1,4 @@
-"""A proxy that does to a connection what bad networks do: hold, delay, narrow, flip, reset.
+"""A proxy with the faults of bad networks: bytes are held, delayed, limited, flipped, reset.
 
     with FaultProxy(listen, target) as proxy:
         proxy.silence(TO_TARGET)            # accepted, and never delivered; nobody is told
@@ -52,13 +52,13 @@ class Flip:
 
 @dataclass(slots=True, kw_only=True)
 class Weather:
-    """What happens just now to the bytes of one direction, on all connections.
+    """Faults of one direction at present, on all connections.
 
     Attributes:
-        silent_for: callers whose bytes are held; "" stands for everybody's.
+        silent_for: callers whose bytes are held; "" stands for all.
         cleared: set, and replaced, whenever silence ends.
-        delay_s: how much later each byte is delivered.
-        bytes_per_s: no faster than this; 0 is as fast as it goes.
+        delay_s: delay of each byte.
+        bytes_per_s: highest rate; 0 is unlimited.
         flip: the next bit to be turned over.
     """
 
@@ -69,13 +69,13 @@ class Weather:
     flip: Flip | None = None
 
     def clear(self) -> None:
-        """Fine weather again; what was held goes on its way."""
+        """End all faults; held bytes are sent."""
         self.delay_s = self.bytes_per_s = 0.0
         for caller in [*self.silent_for]:
             self.unsilence(caller)
 
     def unsilence(self, caller: str) -> None:
-        """Those who were held because of this caller's silence look again."""
+        """Callers that were held because of this one's silence check again."""
         self.silent_for.discard(caller)
         self.cleared.set()
         self.cleared = asyncio.Event()
@@ -188,7 +188,7 @@ class _Pair:
     caller: str = ""
 
     async def close(self) -> None:
-        """Deliver what is left, then close both sides."""
+        """Deliver the rest, then close both sides."""
         for writer in self.sockets:
             writer.close()
             await writer.wait_closed()
@@ -244,14 +244,14 @@ class FaultProxy:
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
 
-    # --- what may be done to it --------------------------------------------------------------
+    # --- faults ------------------------------------------------------------------------------
 
     def silence(self, *directions: Direction, caller: str = "") -> None:
         """Deliver nothing any more, without telling anybody; of one caller or of all."""
         self._do(lambda: self._silence(directions or BOTH, caller))
 
     def unsilence(self, *directions: Direction, caller: str = "") -> None:
-        """Undo `silence` with the same arguments; what was held is delivered."""
+        """Undo `silence` with the same arguments; held bytes are delivered."""
         self._do(lambda: self._unsilence(directions or BOTH, caller))
 
     def restore(self) -> None:
@@ -281,7 +281,7 @@ class FaultProxy:
         return self._do(lambda: self._reset(caller))
 
     def callers(self) -> list[str]:
-        """Who is connected, by the name in its HELLO."""
+        """Return the connected callers, by the names in their HELLOs."""
         return self._do(lambda: sorted(pair.caller for pair in self._pairs))
 
     def _do(self, action: Callable[[], T]) -> T:

@@ -33,7 +33,7 @@ class LocalCluster(Cluster):
         workers: how many.
         device: theirs.
         servers: how many parameter servers.
-        say: told what happens to the daemons.
+        say: called with lines about the daemons.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LocalCluster(Cluster):
             raise with_log(coordinator, error.message) from None
 
     def restart_after_s(self, child: Child, exit_code: int, lived_s: float) -> float:
-        """As the policy says.
+        """Return the delay of the restart policy.
 
         Raises:
             DtdError: the coordinator or the last worker is gone for good.
@@ -102,7 +102,7 @@ class LocalCluster(Cluster):
         return math.inf
 
     def web_page(self) -> tuple[str, str]:
-        """Where the web page is, and the same with a code to log in once; empty without one."""
+        """Return the web page's URL, and the same with a code to log in once; empty without one."""
         if self._web is None:
             return "", ""
         answer = self.ask(m.OpenWeb())
@@ -154,7 +154,7 @@ class LocalCluster(Cluster):
                 time.sleep(TEND_S)
 
     def printed_lines(self, job: str) -> list[str]:
-        """What the job's own code printed, each line with its rank."""
+        """Return the lines that the job's own code printed, each with its rank."""
         with self.client() as client:
             answers = pages(client.request, lambda after: m.ReadLogs(job=job, after=after), "lines")
             lines = [line for answer in answers for line in answer["lines"]]

@@ -1,4 +1,4 @@
-"""The daemons' JSON logs, read while they grow, and what they show.
+"""The daemons' JSON logs, read while they grow, and a timeline of them.
 
 `LogTail` makes one stream of lines with times of one clock.  `LogTimeline` keeps who is in which
 generation, who has committed which step, and when: what figures and checks need afterwards.
@@ -36,7 +36,7 @@ class Line:
 
 
 class LogTail:
-    """Reads what is new in some logs.
+    """Reads new lines of some logs.
 
     Args:
         paths: the logs, by daemon; they exist.
@@ -213,12 +213,12 @@ def _median_step_s(commits: Iterable[Commit], otherwise_s: float) -> float:
     return statistics.median(measured) if measured else otherwise_s
 
 
-# --- what a worker was doing at some moment -------------------------------------------------------
+# --- phase of a worker at some moment -------------------------------------------------------------
 
 
 FORWARD_SHARE: Final = 1 / 3
 BOUNDARY_S: Final = 0.05
-"""So long after a step with a checkpoint or an evaluation, that is what goes on."""
+"""So long after a step with a checkpoint or an evaluation, that is still under way."""
 
 _BEFORE_TRAINING: Final = {
     "worker_started": "registering",

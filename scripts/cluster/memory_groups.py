@@ -18,7 +18,7 @@ _JOIN: Final = 'echo $$ >"$0" && exec "$@"'
 
 
 def _root() -> Path:
-    """Where groups are made: below this process's own one in version 1, or the unified root."""
+    """Return the parent of groups: this process's own one in version 1, or the unified root."""
     return _VERSION_1 if _VERSION_1.is_dir() else _UNIFIED
 
 
@@ -62,7 +62,7 @@ class MemoryGroups:
         return ["/bin/sh", "-c", _JOIN, str(group / "cgroup.procs"), *command]
 
     def join(self, name: str, pid: int) -> None:
-        """Put a process into a group; what it has already is not counted there."""
+        """Put a process into a group; its earlier memory is not counted there."""
         (self._groups[name] / "cgroup.procs").write_text(str(pid))
 
     def peak_bytes(self, name: str) -> int:
@@ -74,13 +74,13 @@ class MemoryGroups:
         raise FileNotFoundError(group / "memory.peak")
 
     def anonymous_bytes(self, name: str) -> int:
-        """What a group has now that has to stay in memory."""
+        """Return the bytes of a group that have to stay in memory."""
         lines = (self._groups[name] / "memory.stat").read_text().splitlines()
         counted = dict(line.split() for line in lines)
         return int(counted.get("rss", counted.get("anon", "0"))) + int(counted["shmem"])
 
     def killed(self, name: str) -> int:
-        """How many processes of a group the kernel has ended because it was full."""
+        """Return the number of a group's processes that the kernel has killed when it was full."""
         for file in ("memory.oom_control", "memory.events"):
             path = self._groups[name] / file
             if path.exists():

@@ -44,7 +44,7 @@ class Namespace:
         return ["/usr/bin/nsenter", f"{option}={self.path}", *command]
 
     def run(self, *command: str) -> None:
-        """Run a program inside to its end; raises CalledProcessError with what it said."""
+        """Run a program inside to its end; raises CalledProcessError with its output."""
         subprocess.run(self.wrapped(command), check=True, capture_output=True)
 
     def enter(self) -> None:

@@ -48,7 +48,7 @@ class NetworkedCluster(Cluster):
         directory: where state and logs go; exists.
         workers: names of all workers that there may ever be.
         network: how they reach each other.
-        disks: what they write to.
+        disks: the daemons' disks.
         coordinator: the coordinator's module, and options beside the usual ones.
         worker: the same for workers.
 
@@ -134,14 +134,14 @@ class NetworkedCluster(Cluster):
         return self.children[name].pid
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to a daemon and to what it has started."""
+        """Send a signal to a daemon and to its child processes."""
         self.children[name].signal_group(number)
 
     def request(self, message: m.Message) -> dict[str, Any]:
         """One request to the coordinator.
 
         Raises:
-            CoordinatorUnreachable: it is away.
+            CoordinatorUnreachable: it does not answer.
             RequestRefused: by the coordinator.
         """
 
@@ -152,7 +152,7 @@ class NetworkedCluster(Cluster):
         return self.network.inside(ask)
 
     def try_ask(self, message: m.Message) -> dict[str, Any] | None:
-        """One request to the coordinator; None when it is away or refuses."""
+        """One request to the coordinator; None when it is unreachable or refuses."""
         try:
             return self.request(message)
         except (CoordinatorUnreachable, RequestRefused):

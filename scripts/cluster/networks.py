@@ -1,4 +1,4 @@
-"""How daemons reach each other, and how they are kept from it.
+"""Networks between daemons, and the cutting of their links.
 
 `Loopback` is plain: nothing can be cut.  `Proxied` puts a `FaultProxy` before every data port and
 one between each worker and the coordinator's socket; it needs no privileges.  `Hosts` are kernel
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Network(Protocol):
-    """Where daemons listen, and how they are reached.
+    """Addresses of daemons, and the connections between them.
 
     Attributes:
         proxies: one before the data port of each worker; may be empty.
@@ -63,7 +63,7 @@ class Network(Protocol):
 
 @runtime_checkable
 class CuttableNetwork(Network, Protocol):
-    """One that also decides who hears whom."""
+    """A network whose links can be cut, one direction at a time."""
 
     def cut(self, sender: str, receiver: str) -> None:
         """From now on nothing that one daemon sends arrives at the other one."""
@@ -83,19 +83,19 @@ class Loopback:
         self.proxies: dict[str, FaultProxy] = {}
 
     def arguments(self, name: str) -> list[str]:
-        """See `Network`."""
+        """Implement `Network`."""
         return ["--coordinator", str(self.address)]
 
     def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
-        """See `Network`."""
+        """Implement `Network`."""
         return [*command]
 
     def inside(self, function: Callable[[], T]) -> T:
-        """See `Network`."""
+        """Implement `Network`."""
         return function()
 
     def close(self) -> None:
-        """See `Network`."""
+        """Implement `Network`."""
         self._home.cleanup()
 
     def _socket(self, name: str) -> SocketPath:
@@ -121,7 +121,7 @@ class Proxied(Loopback):
             self._control[name].start()
 
     def arguments(self, name: str) -> list[str]:
-        """See `Network`."""
+        """Implement `Network`."""
         return [
             *("--coordinator", str(self._control[name].address)),
             *("--listen", str(self._listen[name])),
@@ -129,7 +129,7 @@ class Proxied(Loopback):
         ]
 
     def cut(self, sender: str, receiver: str) -> None:
-        """See `CuttableNetwork`."""
+        """Implement `CuttableNetwork`."""
         if receiver == COORDINATOR:
             self._control[sender].silence(TO_TARGET)
         elif sender == COORDINATOR:
@@ -139,7 +139,7 @@ class Proxied(Loopback):
             self.proxies[sender].silence(TO_CALLER, caller=receiver)
 
     def restore(self, sender: str, receiver: str) -> None:
-        """See `CuttableNetwork`."""
+        """Implement `CuttableNetwork`."""
         if receiver == COORDINATOR:
             self._control[sender].unsilence(TO_TARGET)
         elif sender == COORDINATOR:
@@ -149,7 +149,7 @@ class Proxied(Loopback):
             self.proxies[sender].unsilence(TO_CALLER, caller=receiver)
 
     def close(self) -> None:
-        """See `Network`."""
+        """Implement `Network`."""
         for proxy in (*self.proxies.values(), *self._control.values()):
             proxy.close()
         super().close()
@@ -187,7 +187,7 @@ class Hosts:
             self.proxies[name].start()
 
     def arguments(self, name: str) -> list[str]:
-        """See `Network`."""
+        """Implement `Network`."""
         ip = self.ethernet.ip(name)
         port = _PROXY_PORT if name in self.proxies else _DATA_PORT
         return [
@@ -197,23 +197,23 @@ class Hosts:
         ]
 
     def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
-        """See `Network`."""
+        """Implement `Network`."""
         return self.ethernet.spaces[_host(name)].wrapped(command)
 
     def inside(self, function: Callable[[], T]) -> T:
-        """See `Network`."""
+        """Implement `Network`."""
         return self.ethernet.spaces[HUB].inside(function)
 
     def cut(self, sender: str, receiver: str) -> None:
-        """See `CuttableNetwork`."""
+        """Implement `CuttableNetwork`."""
         self.ethernet.cut(_host(sender), _host(receiver))
 
     def restore(self, sender: str, receiver: str) -> None:
-        """See `CuttableNetwork`."""
+        """Implement `CuttableNetwork`."""
         self.ethernet.restore(_host(sender), _host(receiver))
 
     def close(self) -> None:
-        """See `Network`."""
+        """Implement `Network`."""
         for proxy in self.proxies.values():
             proxy.close()
         self.ethernet.close()

@@ -26,7 +26,7 @@ GRACE_S: Final = 3.0
 
 
 class Process(Protocol):
-    """What is needed of a `subprocess.Popen`."""
+    """The needed part of a `subprocess.Popen`."""
 
     @property
     def pid(self) -> int:
@@ -58,7 +58,7 @@ class Child:
     Args:
         name: what people call it.
         command: program and arguments; the program as an absolute path.
-        log_path: what it prints is appended here.
+        log_path: its output is appended here.
         environment: variables on top of ours.
     """
 
@@ -120,7 +120,7 @@ class Child:
 
 
 def exit_words(exit_code: int) -> str:
-    """How a process ended, in words."""
+    """Describe the end of a process."""
     if exit_code >= 0:
         return f"exited with code {exit_code}"
     return f"was killed by {signal.Signals(-exit_code).name}"
@@ -141,9 +141,9 @@ def stop_all(children: Iterable[Child], *, grace_s: float = GRACE_S) -> None:
 
 
 def proc_bytes(pid: int, field: str, *, file: str = "status") -> int:
-    """Memory of a process: its field `VmRSS` is what it has now, `VmHWM` the most it has had.
+    """Memory of a process: its field `VmRSS` is the present one, `VmHWM` the peak.
 
-    In the file `smaps_rollup`, `Pss` is what it has now, a page of k processes as 1/k of one.
+    In the file `smaps_rollup`, `Pss` is the present one, with a page of k processes as 1/k.
     """
     lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
@@ -200,7 +200,7 @@ def exit_on_stop_signals() -> None:
 
 
 def ignore_stop_signals() -> None:
-    """From now on stop signals do nothing: what is being cleaned up is cleaned up."""
+    """From now on stop signals do nothing, so that the clean-up ends."""
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,4 +1,4 @@
-"""Write the parts of the documentation that the code knows; a test keeps the two equal.
+"""Write the generated parts of the documentation; a test keeps them equal to the code.
 
 python -m scripts.gen_docs              # all pages
 python -m scripts.gen_docs events       # some of them
@@ -34,7 +34,7 @@ class Page:
 
     @property
     def path(self) -> Path:
-        """Where the page is."""
+        """The page's path."""
         return _ROOT / self.place
 
     def is_current(self) -> bool:

@@ -27,9 +27,9 @@ _LEVELS: Final = {
 }
 _LOGGERS: Final = frozenset({"log", "_log", "get_logger"})
 _REPORTERS: Final = frozenset({"reporter", "_reporter"})
-"""What they are warned of becomes a NOTICE, and that an incident."""
+"""Names of reporters: their warnings become a NOTICE, and that an incident."""
 _WARNERS: Final = frozenset({"warn", "_warn"})
-"""What a `dtd.train.record.WarningThrottle` is called where it is kept."""
+"""Names of a `dtd.train.record.WarningThrottle` where it is kept."""
 _INCIDENT_PARAMETERS: Final = frozenset({"worker", "step", "job"})
 
 _INTRODUCTION: Final = """\
@@ -99,7 +99,7 @@ def _uses_of(call: ast.Call, called: ast.Attribute, where: str) -> Iterator[Use]
 
 
 def _owner(node: ast.expr) -> str:
-    """The last name of what a method is called on."""
+    """The last name of a method's object."""
     if isinstance(node, ast.Call):
         return _owner(node.func)
     if isinstance(node, ast.Attribute):

@@ -43,7 +43,7 @@ _EXAMPLE: Final = re.compile(
 
 
 def renewed(text: str) -> str:
-    """The document with what the code knows as it is now."""
+    """The document, with its generated parts renewed."""
     text = _replace_table(text, "| number | name |", _frames_table())
     for record in (*TYPES.values(), m.Member, m.Held, m.Branch, m.BlobInfo, m.ShmRegion):
         text = _replace_fields(text, record)

@@ -1,1 +1,1 @@
-"""Hosts with a systemd each and a network between them, dtd on all, and what is done to it."""
+"""Hosts with a systemd each and a network between them, dtd on all, and their faults."""

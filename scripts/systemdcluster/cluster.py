@@ -61,7 +61,7 @@ class Cluster:
     Args:
         hosts: how many.
         directory: empty; for what this machine keeps.
-        say: what to do with a line about progress.
+        say: called with lines about progress.
 
     Raises:
         DtdError: a host does not boot or a command fails.
@@ -170,18 +170,18 @@ class Cluster:
     # --- asking --------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What `dtdctl status` says; empty while there is no coordinator."""
+        """Return the answer of `dtdctl status`; empty while there is no coordinator."""
         done = self._ask("status", "-o", "json")
         return dict(json.loads(done.stdout)) if done.stdout.startswith("{") else {"workers": []}
 
     def events(self, *, after: int = 0) -> list[dict[str, Any]]:
-        """What `dtdctl events` tells, from one number on; empty while there is no coordinator."""
+        """Return the events from one number on; empty while there is no coordinator."""
         said = self._ask("events", "-o", "json").stdout
         found = [json.loads(line) for line in said.splitlines()]
         return [event for event in found if event["seq"] > after]
 
     def committed(self, host: Host) -> int:
-        """The newest step that a host's worker says it has committed, whoever else can be asked."""
+        """Return the newest step that a host's worker has logged as committed."""
         steps = [
             int(entry.fields["step"])
             for entry in journal(host, WORKER, since_s=time.time() - _RECENT_S)
@@ -206,12 +206,12 @@ class Cluster:
         """Until all workers train together, beyond that step.
 
         Raises:
-            DtdError: time ran out, with what the coordinator says.
+            DtdError: time ran out, with the coordinator's status.
         """
         self.until(lambda: self.is_whole(after_step=after_step), "the workers do not all train")
 
     def await_changed(self, host: Host, unit: str, before: Unit) -> None:
-        """Until systemd has started a unit again, and says that it is ready."""
+        """Wait until systemd has started a unit again, and it is ready."""
 
         def changed() -> bool:
             now = show(host, unit)
@@ -237,7 +237,7 @@ class Cluster:
         return host.attempt("dtdctl", *arguments)
 
     def _latest_lines(self) -> Iterator[str]:
-        """Of every unit, for a person who wonders what is wrong."""
+        """Yield the newest lines of every unit, to find the cause of a failure."""
         for host in self.hosts:
             with contextlib.suppress(DtdError):
                 options = ("--no-pager", "--output=cat", "--lines=25", "--unit=dtd-*")

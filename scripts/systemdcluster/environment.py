@@ -65,7 +65,7 @@ class Environment:
         }
 
     def _make_interpreter(self, version: str) -> None:
-        """What `python -m venv` makes, for where it will lie."""
+        """Make the files of `python -m venv`, for their final place."""
         programs = self._home / "bin"
         programs.mkdir()
         for name in ("python", "python3", version):

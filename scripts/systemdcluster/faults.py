@@ -1,4 +1,4 @@
-"""What is done to a daemon or a host, and what systemd and the coordinator must then say of it."""
+"""Faults of a daemon or a host, and the reports of systemd and the coordinator that must follow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fault:
         restarts: how often systemd starts the unit again of its own accord.
         systemd_says: pattern of a line in the unit's journal.
         incident: what `dtdctl events` must tell of the worker, or of nobody.
-        no_incident: what it must not tell.
+        no_incident: an incident that must not be reported.
         last_end: pattern of how the next process says that the last one ended; empty: in good
             order, or nobody knows.
         in_band: it happens between two steps, so none is begun again.
@@ -55,7 +55,7 @@ def _freeze(_cluster: Cluster, host: Host) -> None:
 
 
 def _stop_worker(cluster: Cluster, host: Host) -> None:
-    """Stopped for good; the others train on, until somebody starts it again."""
+    """Stopped for good; the others continue to train, until it is started again."""
     host.run("systemctl", "stop", WORKER)
     _await_others(cluster)
     host.run("systemctl", "start", WORKER)
@@ -66,7 +66,7 @@ def _reboot(_cluster: Cluster, host: Host) -> None:
 
 
 def _cut_power(cluster: Cluster, host: Host) -> None:
-    """Nor does a kernel say goodbye for the processes that end: the cable is out meanwhile."""
+    """No kernel says goodbye for the processes that end, either: the cable is out meanwhile."""
     cluster.lan.pull_out(host.name)
     host.cut_power()
     _await_others(cluster)
@@ -75,7 +75,7 @@ def _cut_power(cluster: Cluster, host: Host) -> None:
 
 
 def _stop_coordinator(cluster: Cluster, host: Host) -> None:
-    """Nobody can ask it meanwhile, so it is a worker's own words that tell of steps."""
+    """The coordinator cannot be asked meanwhile, so a worker's journal gives the steps."""
     host.run("systemctl", "stop", COORDINATOR)
     before = cluster.committed(host)
     cluster.until(
@@ -197,18 +197,18 @@ FAULTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a fault.
+    """Outcome of a fault.
 
     Attributes:
         fault: in words.
-        host: where it happened.
+        host: its host.
         detected_after_s: as `dtdctl events` tells it; None: there was nothing to detect.
         recovered_after_s: until a step was committed again, as `dtdctl events` tells it; None:
             training did not stop.
         whole_after_s: until all workers trained together again.
         steps_redone: begun and given up.
         steps_lost: committed and gone.
-        disagreements: who has not told what happened, in words.
+        disagreements: the reports that lack it, in words.
     """
 
     fault: str
@@ -253,7 +253,7 @@ def inflict(cluster: Cluster, fault: Fault, host: Host) -> Outcome:
 
 
 def _costs(told: Sequence[dict[str, Any]], worker: str) -> dict[str, Any]:
-    """Of the first recovery: from the fault itself; a later one is somebody's return."""
+    """Return the costs of the first recovery: a later one is another worker's return."""
     recoveries = [event for event in told if event["kind"] == "recovered"]
     of_worker = [event for event in recoveries if event["worker"] == worker]
     return dict((of_worker or recoveries)[0]["details"]) if recoveries else {}

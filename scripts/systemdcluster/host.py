@@ -41,7 +41,7 @@ _SYSTEMD: Final = Path("/usr/lib/systemd/systemd")
 
 
 def why_not() -> str:
-    """Why no host can be booted here, in words; empty: it can be tried."""
+    """The reason why no host can be booted here; empty: it can be tried."""
     if os.geteuid() != 0:
         return "only root can boot hosts"
     for program, package in _PROGRAMS.items():
@@ -57,7 +57,7 @@ def why_not() -> str:
 
 
 def _cannot_mount() -> str:
-    """Try what a host's disk is made of."""
+    """Try the parts of a host's disk."""
     space = Namespace("mnt")
     try:
         with tempfile.TemporaryDirectory(prefix="dtd-systemd-") as directory:
@@ -75,7 +75,7 @@ def _cannot_mount() -> str:
 
 
 def _cannot_shape() -> str:
-    """Try what a cable is made of."""
+    """Try the parts of a cable."""
     space = Namespace("net")
     try:
         space.run("ip", "link", "add", "name", "a", "type", "veth", "peer", "name", "b")
@@ -127,7 +127,7 @@ class ControlGroups:
 
 
 def hierarchies() -> list[Path]:
-    """Where the control groups that systemd uses are mounted; empty: nowhere."""
+    """Return the mount points of systemd's control groups; empty if there are none."""
     found = []
     for line in _MOUNTS.read_text("utf-8").splitlines():
         _, place, kind, options, *_ = line.split()
@@ -172,7 +172,7 @@ _DOWN_S: Final = 120.0
 _COMMAND_S: Final = 180.0
 _LOOK_EVERY_S: Final = 0.05
 _ASKS_FOR_REBOOT: Final = 133
-"""How systemd-nspawn says to its caller, who is to boot the host again, that it has gone down."""
+"""Exit status by which systemd-nspawn asks its caller to boot the host again."""
 
 _PATH: Final = "/opt/dtd/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NSPAWN: Final = Path("/run/systemd/nspawn")
@@ -268,7 +268,7 @@ class Host:
         timeout_s: float = _COMMAND_S,
         environment: Mapping[str, str] | None = None,
     ) -> str:
-        """Run a program on it, as root, and return what it printed.
+        """Run a program on it, as root, and return its output.
 
         Args:
             command: program and arguments.
@@ -277,7 +277,7 @@ class Host:
             environment: its variables beside PATH and HOME.
 
         Raises:
-            DtdError: it failed, with what it said; or the host is off, or time ran out.
+            DtdError: it failed, with its output; or the host is off, or time ran out.
         """
         done = self.attempt(*command, timeout_s=timeout_s, environment=environment)
         if check and done.returncode != 0:

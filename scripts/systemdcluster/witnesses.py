@@ -1,4 +1,4 @@
-"""What systemd and the journal of a host say of a unit."""
+"""Reports of systemd and of a host's journal about a unit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Entry:
         pid: of the process that wrote it.
         by_manager: it was systemd that wrote it.
         text: the line.
-        event: what the daemon calls it; empty for what is no event.
+        event: the daemon's name of it; empty if it is no event.
         fields: its other fields.
     """
 
@@ -48,7 +48,7 @@ class Entry:
 
 
 def show(host: Host, unit: str) -> Unit:
-    """What systemd knows of a unit."""
+    """Return systemd's properties of a unit."""
     said = host.run("systemctl", "show", unit, f"--property={','.join(_PROPERTIES)}")
     found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
     return Unit(
@@ -62,7 +62,7 @@ def show(host: Host, unit: str) -> Unit:
 
 
 def journal(host: Host, unit: str, *, since_s: float = 0.0) -> list[Entry]:
-    """What a unit and systemd have written about it, on all boots, oldest first."""
+    """Return the journal of a unit, and of systemd about it, on all boots, oldest first."""
     options = (
         "--output=json",
         "--no-pager",

@@ -1,1 +1,1 @@
-"""How a job, an operator and the coordinator's memory fare under attack: `scripts/under_attack`."""
+"""A job, an operator and the coordinator's memory under attack: `scripts/under_attack`."""

@@ -1,4 +1,4 @@
-"""Attack a coordinator that a job runs on, and measure what the job and its operator notice of it.
+"""Attack a coordinator while a job runs on it, and measure the effect on job and operator.
 
     scripts/under_attack                 # measure, print the table
     scripts/under_attack --write         # and put it into docs/evaluation.md
@@ -30,7 +30,7 @@ from scripts.cluster.cluster import Cluster, with_log
 from scripts.cluster.networks import COORDINATOR
 from scripts.cluster.processes import Child, stop_all
 
-# --- what was measured, with the aims beside it ---------------------------------------------------
+# --- measurements, with the aims beside them ------------------------------------------------------
 
 
 SLOWER_AT_MOST: Final = 0.05
@@ -72,7 +72,7 @@ class Line:
 
 
 def lines(calm: Measured, attacked: Measured) -> list[Line]:
-    """What is told, with whether its aim is met."""
+    """Return the measurements, and whether they meet their aims."""
     ratios = [
         under / before for before, under in zip(calm.steps_per_s, attacked.steps_per_s, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Those who attack, each a process of its own that goes on until it is killed.
+"""Attackers, each a process of its own that runs until it is killed.
 
     python -m scripts.underattack.attackers half-open HOST:PORT
     python -m scripts.underattack.attackers member HOST:PORT CREDENTIAL NAME
@@ -76,7 +76,7 @@ def _closed(connection: object) -> None:
 
 
 def member(address: Address, credential: Credential, name: str) -> None:
-    """Register, and then say as much as is taken; again whenever the connection is ended."""
+    """Register, and then send as much as is taken; again whenever the connection is ended."""
     while True:
         with contextlib.suppress(OSError, DtdError):
             _flood(_link(address, credential, m.Role.WORKER, "127.0.0.2"), name)

@@ -27,9 +27,9 @@ class Slice:
 
     Attributes:
         rank: the rank that has them.
-        epoch: keys what the dataset draws.
+        epoch: keys the dataset's draws.
         rows: their numbers.
-        first_row: the place of the first in its batch, which keys what the loss draws.
+        first_row: the place of the first in its batch, which keys the loss's draws.
     """
 
     rank: int

@@ -182,7 +182,7 @@ class Job:
         self._start(1)
 
     def _stop(self, _: Rank) -> None:
-        """All processes end, and as many others go on from their checkpoints."""
+        """All processes end, and as many others continue from their checkpoints."""
         names = [rank.name for rank in self.ranks]
         for rank in self.ranks:
             rank.run.close()

@@ -108,7 +108,7 @@ class Event:
     Attributes:
         step: committed steps before it.
         kind: one of EVENTS; a cut is in the step that follows.
-        rank: of whom, modulo the number of ranks.
+        rank: its rank, modulo the number of ranks.
     """
 
     step: int

@@ -17,7 +17,7 @@ from tests.jobs.recipe import ROWS, STEPS, Recipe
 
 WIDTH: Final = 6
 EPS: Final = 1e-3
-"""Of the optimizers: what is zero but for rounding must not become a step of full size."""
+"""Epsilon of the optimizers: rounding around zero must not become a step of full size."""
 RATE: Final = 0.02
 
 # --- rows --------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class _TurnRing(InProcessRing):
         self._turns = turns
 
     def wait_for(self, rank: int, here: Callable[[], bool], explain: Callable[[], str]) -> None:
-        """As of the ring, without the turn; called with the ring's lock and the turn held."""
+        """Wait as the ring does, without the turn; called with its lock and the turn held."""
         if here() or self.broken:
             return super().wait_for(rank, here, explain)
         state = torch.default_generator.get_state(), np.random.get_state(), random.getstate()

@@ -25,17 +25,17 @@ BY_SLICES: Final = frozenset(
 """Layers whose losses or buffers depend on which rows go through the model together."""
 
 SAME_BITS: Final = frozenset({"cut start", "cut wait", "cut gather", "yield", "stop"})
-"""Events after which as many ranks go on as before."""
+"""Events after which as many ranks continue as before."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a recipe.
+    """Result of a recipe.
 
     Attributes:
         kind: agrees; told, for a task that trains otherwise each time and whose user is told so;
             refused; or fails.
-        why: the sentence of what is told or refused, or of the failure.
+        why: the warning, the refusal or the failure.
     """
 
     kind: Literal["agrees", "told", "refused", "fails"]
@@ -67,7 +67,7 @@ def judge(recipe: Recipe) -> Verdict:
 
 
 def _told(job: Job) -> Verdict:
-    """Nobody can key a generator of the dataset's own; but its user must hear of it."""
+    """A dataset's own generator cannot be keyed; its user must be told."""
     for rank in job.arena.started:
         for event, message in rank.recorder.warnings:
             if event == "task_doubtful":

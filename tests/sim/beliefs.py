@@ -46,7 +46,7 @@ class Beliefs:
     Args:
         remembered: the states of a job that living workers have in memory.
         trains: the generation in whose ring each worker is; 0 for none.
-        resumed: jobs that, as the operator has said, no worker trains any more.
+        resumed: jobs that no worker trains any more, according to the operator.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Beliefs:
         self._decided: dict[str, int] = {}
         self._waits_no_longer: dict[str, bool] = {}
 
-    # --- what happens ----------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------
 
     def started(self, now: float) -> None:
         """A coordinator starts, and no worker is connected to it."""
@@ -104,7 +104,7 @@ class Beliefs:
             self._told[name] = message
 
     def joined(self, assign: m.Assign) -> None:
-        """A rank knows that all ranks have joined with the same state."""
+        """A rank has learnt that all ranks have joined with the same state."""
         self._joined.setdefault((assign.job, assign.generation), set()).add(assign.rank)
 
     def waited_for(self, job: str, connected: Collection[str]) -> Callable[[str], bool]:
@@ -115,7 +115,7 @@ class Beliefs:
         here = set(connected)
         return lambda name: self._waits_no_longer.get(job, False) and name not in here
 
-    # --- what the coordinator makes of it ----------------------------------------------------
+    # --- decisions of the coordinator --------------------------------------------------------
 
     def check(self, core: Membership, now: float, connected: Collection[str]) -> None:
         """The coordinator has handled an event.

@@ -15,7 +15,7 @@ COORDINATOR = "coordinator"
 
 
 class Causes:
-    """What has been done to a cluster by faults and by its operator.
+    """Faults of a cluster, and requests of its operator.
 
     Attributes:
         touched: processes that a fault has affected.

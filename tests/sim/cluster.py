@@ -32,7 +32,7 @@ from tests.sim.surroundings import COORDINATOR, Pace
 
 LINGER_S = 2.0
 LOOKS = 4
-"""So often somebody looks at the status of jobs that do not end."""
+"""Times that the operator looks at the status of jobs that do not end."""
 SUBMIT_AGAIN_S = 0.5
 
 
@@ -46,7 +46,7 @@ class Moment:
     Args:
         cluster: the cluster to whose plan the fault is added.
         verb: the fault, from `tests.sim.faults`.
-        whom: the processes that it strikes; empty for the worker that triggers it.
+        whom: processes that it strikes; empty for the worker that triggers it.
         name: name of the worker that triggers it; empty for any worker with the rank.
         rank: rank of the worker that triggers it; None for any.
         back_after_s: delay after which the worker's process is started again; None for never.
@@ -296,7 +296,7 @@ class Cluster:
         return self
 
     def _heeds_the_status(self) -> bool:
-        """Do as the status says, as an operator would: resume a job in doubt, or wait on.
+        """Follow the status, as an operator would: resume a job in doubt, or wait on.
 
         A worker that does not say what others have said is given up.
 
@@ -381,7 +381,7 @@ class Cluster:
         return self.job(number).state is JobState.DONE
 
     def rightly_waits(self) -> bool:
-        """Whether the first job that has not ended is left without anybody who could go on."""
+        """Whether the first job that has not ended has nobody left that could continue."""
         left = [job for _, job in self._jobs if job.id not in self.oracle.ended_jobs]
         return rightly_waits(self.machines, left[0])
 

@@ -76,7 +76,7 @@ class CoordinatorProcess:
         surroundings.network.listen(COORDINATOR, self)
 
     def crash(self) -> None:
-        """Die immediately; what is not stored is lost."""
+        """Crash immediately; unsaved state is lost."""
         self.alive = False
         self.store.close()
         self.surroundings.network.vanish(COORDINATOR)

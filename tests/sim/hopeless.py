@@ -1,4 +1,4 @@
-"""Plans that leave nobody who could go on: then a job rightly waits for people.
+"""Plans that leave nobody who could continue: then a job rightly waits for people.
 
 After the last fault every worker is started again, but some can never train: their data or their
 task's code is faulty, or an administrator has stopped them for good.  What the coordinator says
@@ -12,7 +12,7 @@ from tests.sim.machines import Machines
 
 
 def rightly_waits(machines: Machines, job: Job) -> bool:
-    """Whether those that are left cannot train a job, and the coordinator says what it lacks."""
+    """Whether those that are left cannot train a job, and the coordinator names the lack."""
     if machines.coordinator is None:
         return False
     said = machines.coordinator.membership.explanations().get(job.id, "")

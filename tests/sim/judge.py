@@ -23,7 +23,7 @@ class Verdict:
     """The result of all plans until a rule was broken or the time was up.
 
     Attributes:
-        rule: the first broken rule, in the oracle's words; empty if none was broken.
+        rule: the first broken rule, as the oracle names it; empty if none was broken.
         by: the story or the seed that broke it.
         told_otherwise: a story that kept the rules but whose text changed.
         plans: number of plans that were run.

@@ -36,7 +36,7 @@ FAR: Final = (3, 40, 5_000, 10**9)
 
 
 class Word(StrEnum):
-    """What a rank says in an exchange of words."""
+    """Data of a rank in a small gather."""
 
     OTHER = "other"
     ENTRY = "entry"

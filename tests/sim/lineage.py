@@ -145,7 +145,7 @@ class Lineage:
         (line.lineages[start[1]],) = made
 
     def _kept(self, job: str, start: Key) -> int:
-        """How many steps of the line a generation keeps that begins with this state.
+        """Return the number of the line's steps that a generation from this state keeps.
 
         One on a branch that was left keeps those before the fork, however many steps it has itself.
         """

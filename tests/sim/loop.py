@@ -175,7 +175,7 @@ def _agree(
 def _tallied(
     session: JobSession, ring: RingEndpoint, hashed: ShardDigests
 ) -> Generator[Request, None, list[bytes]]:
-    """The digests of a sharded state on all ranks, from what each has hashed."""
+    """The digests of a sharded state on all ranks, from each one's hashes."""
     words = yield from _exchange(ring, hashed.encode(), Word.SHARDS)
     tally = combined(words, regroup.division_of(session, ring))
     return shards.said(tally, [ShardDigests.decode(one).common.hex() for one in words])

@@ -136,7 +136,7 @@ class Machines:
         self.store.go_back()
 
     def has_heard_of(self, job: str) -> bool:
-        """Whether the running coordinator knows a job."""
+        """Whether the running coordinator has a job."""
         if self.coordinator is None:
             return False
         pools = self.coordinator.membership
@@ -170,7 +170,7 @@ class Machines:
             if isinstance(event, ResumeRequested) and resumes:
                 self.oracle.does_not_resume(event.job)
 
-    # --- what the oracle looks at ----------------------------------------------------------
+    # --- views for the oracle --------------------------------------------------------------
 
     def _remembered(self, job: str) -> Iterator[Memory]:
         for name, process in self.running().items():

@@ -298,7 +298,7 @@ class Network:
         self._stalled.setdefault((source, target), [])
 
     def release(self, source: str, target: str) -> None:
-        """Deliver what was stalled, and end the stall."""
+        """Deliver stalled messages, and end the stall."""
         for port, content in self._stalled.pop((source, target), []):
             self._arrive(port, content)
 
@@ -324,7 +324,7 @@ class Network:
         self._narrow.add((source, target))
 
     def widen(self, source: str, target: str) -> None:
-        """End `narrow`, and deliver what was stuck."""
+        """End `narrow`, and deliver waiting messages."""
         self._narrow.discard((source, target))
         for port in [p for p in self._ports if (p.remote, p.local) == (source, target)]:
             stuck, port.clogged = port.clogged, None

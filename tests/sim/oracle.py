@@ -234,7 +234,7 @@ class Oracle:
         self.lineage.adopted(assign, state)
 
     def joined(self, assign: m.Assign, incarnation: int) -> None:
-        """A rank knows that all ranks have joined with the same state."""
+        """A rank has learnt that all ranks have joined with the same state."""
         newest = (assign.generation, assign.held_step)
         self._running[assign.job] = max(self._running.get(assign.job, (0, 0)), newest)
         self.beliefs.joined(assign)
@@ -336,7 +336,7 @@ class Oracle:
         require(stands, "a cancel is answered before it is written down", job, state)
 
     def _excused(self, job: Job, connected: Collection[str]) -> Callable[[str], bool]:
-        """Whose memory need not count: shards of a liar are worth what its death would leave."""
+        """Return the test for workers whose memory need not count, such as liars with shards."""
         waited_for = self.beliefs.waited_for(job.id, connected)
         doubted = self.liars if job.terms.sharded else ()
         return lambda name: name in doubted or waited_for(name)
@@ -401,7 +401,7 @@ class Oracle:
         require(left, "a generation begins and nobody has left the last one", known.roster)
 
     def resumes(self, job: str) -> bool:
-        """The operator says that no worker trains the job any more; returns whether that is new."""
+        """The operator declares that no worker trains the job; returns whether that is new."""
         known = job in self._resumed
         self._resumed.add(job)
         self._waived.add(job)
@@ -465,7 +465,7 @@ class Oracle:
             self.causes.require(concerned, "a link is called bad", incident.message)
 
     def _stands_alone(self, incident: Incident) -> bool:
-        """Whether shards are with a worker and a liar only: nobody can tell whose word is true."""
+        """Whether shards are with a worker and a liar only: nobody can tell which one is right."""
         honest = [m for m in self._remembered(incident.job) if m.name not in self.liars]
         rest = [memory for memory in honest if memory.name != incident.worker]
         most = max((memory.state.step for memory in honest), default=0)

@@ -110,7 +110,7 @@ SERVED_BESIDE: Final = 0.6
 DAMAGED: Final = 0.25
 """Share of plans with damaged shards."""
 ONE_IN_LIES: Final = 8
-"""Of so many plans with shards one has a worker that lies about what it holds."""
+"""One of so many plans with shards has a worker that lies about its shards."""
 BESIDE: Final = (
     *(USUAL, AIMED, RELAY, ENDING, USUAL, GONE_BACK, BLACKOUT, CUT, SLOW_STORE, DEPARTURES),
     *(USUAL, AIMED, EXILE, USUAL),

@@ -27,7 +27,7 @@ Exchange = Callable[[RingEndpoint, bytes, Word], Generator[Request, None, list[b
 
 
 def common(session: JobSession, state: State) -> State:
-    """What a joiner gets of a donor's state: of a sharded one only what all ranks have."""
+    """Return a joiner's copy of a donor's state: of a sharded one only the common part."""
     if session.mirrors is None:
         return state
     session.lacks_part = True
@@ -44,7 +44,7 @@ def leave(session: JobSession) -> None:
 def gather(
     session: JobSession, ring: RingEndpoint, exchange: Exchange
 ) -> Generator[Request, None, list[bytes]]:
-    """Obtain this rank's part of the state, beside what it has.
+    """Obtain this rank's part of the state, beside its own shards.
 
     Returns:
         the digests of all ranks, if holders of a shard differ: then nothing moves.
@@ -87,21 +87,21 @@ def gather(
 
 
 def _take(atoms: list[str], window: RegroupWindow, rank: int, words: list[bytes]) -> None:
-    """Take from what all ranks contribute to a window; rank r contributes segment r + 1."""
+    """Take from all ranks' contributions to a window; rank r contributes segment r + 1."""
     buffer = [atom for index in range(len(words)) for atom in shards.received(words[index - 1])]
     for piece in window.takes(rank, shards.ATOMS):
         atoms[piece.start : piece.stop] = buffer[piece.at : piece.at + piece.stop - piece.start]
 
 
 def hashed(session: JobSession, ring: RingEndpoint, state: State) -> ShardDigests:
-    """What this rank hashes of a state: its part in this division, not what it had before."""
+    """Return the digests of this rank's part of a state in this division."""
     division = division_of(session, ring)
     mine = shards.cut(state.atoms, division.shards(ring.assign.rank))
     return shards.digests(mine, state.content, division.segments)
 
 
 def agreed(session: JobSession, ring: RingEndpoint, state: State) -> None:
-    """All ranks have the same digest of a state, or of what they had of it when they hashed it."""
+    """All ranks have the same digest of a state, or of their former parts of it."""
     division = division_of(session, ring)
     session.shell.surroundings.oracle.shards.agreed(
         ring.assign,

@@ -47,7 +47,7 @@ class State:
         ledger: the ledger of its rows, as JSON.
         corrupt: its content was changed by flipped bits; known only to the oracle.
         changed: the entries that were changed in this way.
-        atoms: of a sharded state, what this worker holds of it (`tests.sim.shards`).
+        atoms: this worker's atoms of a sharded state (`tests.sim.shards`).
         resets: after which steps the optimizer began afresh.
     """
 

@@ -71,7 +71,7 @@ def taken(hand_on: HandOn, sums: list[int]) -> None:
 
 @dataclass(slots=True)
 class Account:
-    """What is known of one rank: its state, and the value that its residual must have."""
+    """Account of one rank: its state, and the value that its residual must have."""
 
     key: Key | None = None
     value: float = 0.0

@@ -61,7 +61,7 @@ class RingNode:
         oracle: is told of every accepted frame and every sum.
         send: sends a frame of the given size to the next rank.
         resume: offers the held frame again.
-        changed: called when a bucket or an exchange of words is complete.
+        changed: called when a bucket or a small gather is complete.
         reached: called with phase and step of every chunk that arrives; returns False if the
             process has ended.
     """
@@ -113,7 +113,7 @@ class RingNode:
         self._handle(BucketStarted(bucket=bucket))
 
     def offer(self, word: bytes) -> None:
-        """Provide this rank's control word for the next exchange."""
+        """Provide this rank's control word for the next gather."""
         self._exchanged = None
         self._words[self.core.rank].append(word)
         self._handle(WordOffered())

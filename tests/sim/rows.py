@@ -97,7 +97,7 @@ def steps_in(data: Data, epochs: int) -> int:
     return epochs * steps_per_epoch(data.length, data.batch)
 
 
-# --- what the judge expects ----------------------------------------------------------------------
+# --- values that the judge expects ---------------------------------------------------------------
 
 
 @cache

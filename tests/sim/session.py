@@ -150,7 +150,7 @@ class JobSession:
         return replace(unborn, generation=weights.generation)
 
     def saved(self) -> tuple[m.Held, ...]:
-        """Its parts of checkpoints of a sharded job, besides what `held` says."""
+        """Its parts of checkpoints of a sharded job, besides that of `held`."""
         if self.mirrors is None:
             return ()
         first = self.held()

@@ -60,7 +60,7 @@ class ShardRules:
             require(whole, "a shard is dropped before all have agreed", name, kept.part, state.part)
 
     def regrouped(self, assign: m.Assign, state: State, part: ShardSet) -> None:
-        """A rank has agreed with all others, and dropped what is not its part."""
+        """A rank has agreed with all others, and dropped all that is not its part."""
         self.regroups += 1
         name = assign.roster[assign.rank].name
         self._kept[name] = state
@@ -70,7 +70,7 @@ class ShardRules:
         self.honest(state)
 
     def compares(self, assign: m.Assign, state: State) -> None:
-        """A rank has hashed what it holds, before shards move."""
+        """A rank has hashed its shards, before shards move."""
         name = assign.roster[assign.rank].name
         self._regrouping.add(name)
         self._brought.setdefault((assign.job, assign.generation), {})[name] = state

@@ -31,7 +31,7 @@ def whole(content: str) -> Atoms:
 
 
 def none() -> Atoms:
-    """The atoms of a worker that has only what is common to all."""
+    """The atoms of a worker that has only the common part."""
     return ("",) * ATOMS
 
 
@@ -66,7 +66,7 @@ def changed(atoms: Atoms, change: Callable[[str], str]) -> Atoms:
 
 
 def digest(atoms: Atoms, part: ShardSet) -> bytes:
-    """Hash of what a part consists of."""
+    """Hash of a part."""
     content = hashlib.blake2b(digest_size=BYTES)
     for start, stop in part.ranges(ATOMS):
         content.update(sent(atoms[start:stop]))
@@ -74,7 +74,7 @@ def digest(atoms: Atoms, part: ShardSet) -> bytes:
 
 
 def digests(atoms: Atoms, content: str, cut_into: int) -> ShardDigests:
-    """What a rank hashes of a state: what all have, and the segments that it holds."""
+    """Return a rank's digests of a state: the common part's, and those of its segments."""
     held, segments = part_of(atoms), {}
     for index in range(cut_into):
         one = ShardSet.segments([index], cut_into)
@@ -88,7 +88,7 @@ def said(tally: Tally, contents: Sequence[str]) -> list[bytes]:
 
     Args:
         tally: of the shards.
-        contents: what each rank has of the rest.
+        contents: each rank's digest of the common part.
     """
     times = Counter(tally.digests)
     return [

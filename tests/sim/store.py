@@ -55,7 +55,7 @@ class SimulatedStore:
         self._backup: tuple[dict[str, dict[str, Any]], dict[str, int], Any, int] | None = None
         self.full = False
 
-    # --- as the coordinator uses it ------------------------------------------------------------
+    # --- for the coordinator -------------------------------------------------------------------
 
     def open(self) -> list[Job]:
         """Open the store for a new coordinator; returns its unfinished jobs, oldest first."""
@@ -117,7 +117,7 @@ class SimulatedStore:
         """(id, epoch)."""
         return self._opened().identity()
 
-    # --- as the plan and the oracle use it -----------------------------------------------------
+    # --- for the plan and the oracle -----------------------------------------------------------
 
     def knows(self, job: str) -> bool:
         """Whether the job has been stored."""
@@ -140,7 +140,7 @@ class SimulatedStore:
         ]
 
     def has_ended(self, job: str) -> bool:
-        """Whether the stored record says that the job has ended."""
+        """Whether the stored record of the job has an end."""
         return job in self._bodies and self._bodies[job]["state"] in ENDED
 
     def fill(self) -> None:

@@ -129,7 +129,7 @@ class TrainingThread:
         return outcome
 
     def _unreadable(self, ring: RingEndpoint, error: UnreadableWord) -> None:
-        """A rank has said what it cannot say: it is named, and the generation ends."""
+        """A rank's data cannot be read: it is named, and the generation ends."""
         suspect = ring.assign.roster[error.rank].name
         oracle = self._shell.surroundings.oracle
         require(suspect in oracle.forgers, "an honest word is not understood", error.message)

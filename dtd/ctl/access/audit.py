@@ -1,4 +1,4 @@
-"""`dtdctl audit`: who did what, to what, with what result; `--verify` checks for completeness.
+"""`dtdctl audit`: actions, their callers and results; `--verify` checks for completeness.
 
 In JSON every entry is one object on a line of its own.  The chain is verified here, not by the
 coordinator: anyone who keeps a copy of the entries, or of one hash, can do the same.
@@ -120,7 +120,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _words(values: Mapping[str, Any]) -> str:
-    """A map in words; a certificate or a name in a list is shown by what it says."""
+    """A map in words; a certificate or a name in a list is shown by its content."""
     return " ".join(f"{key}={_word(value)}" for key, value in values.items())
 
 

@@ -53,7 +53,7 @@ class _Job(NamedTuple):
 
 
 def doctor(settings: Settings, job_file: Path | None, *, force: bool) -> int:
-    """Examine, print, and say by the exit code whether anything failed.
+    """Examine and print; the exit code tells whether anything failed.
 
     Raises:
         JobSpecError: the job file is invalid.

@@ -42,7 +42,7 @@ def forecasts(
     A job that wants parameter servers has none without them.
 
     Args:
-        steps: what each worker measured, by name, in the order of ranks.
+        steps: each worker's measurements, by name, in the order of ranks.
         links: {"from", "to", "rtt_s", "bytes_per_s"} of each direction.
         most: the largest world.
         spec: the job.
@@ -87,7 +87,7 @@ def choices_of(
 ) -> list[Choice]:
     """Every strategy and codec that the job could name, in the world of all who measured steps.
 
-    What is divided goes over the parameter servers if the job wants them.
+    A divided state goes over the parameter servers if the job wants them.
     """
     ranks, ring = list(steps.values()), _ring(list(steps), links)
     wants = has_servers(spec)

@@ -34,7 +34,7 @@ def check_memory(
 
     Args:
         needs: {"worker", "place", "parts", "available_bytes"} of each worker.
-        steps: what each of them measured.
+        steps: the measurements of each.
         spec: the job.
     """
     places: dict[str, list[Values]] = {}

@@ -23,7 +23,7 @@ def has_servers(spec: JobSpec) -> bool:
 
 
 def check_servers(spec: JobSpec, servers: int) -> Iterator[Finding]:
-    """Say whether there are parameter servers for a job that wants them, and enough.
+    """Check that there are enough parameter servers for a job that wants them.
 
     Args:
         spec: the job.

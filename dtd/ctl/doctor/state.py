@@ -36,7 +36,7 @@ class Divided:
     Attributes:
         stage: `strategy.stage`; 0: replicated.
         mirrors: `strategy.mirrors`; 0 if replicated.
-        own: whether the job says so.
+        own: whether it is the job's own.
         parameters, gradients, optimizer: bytes in one worker.
         least_workers: the smallest world in which it fits every one of these workers; None if no
             world that the job allows is large enough.
@@ -56,7 +56,7 @@ def divided(spec: JobSpec, steps: Sequence[Values]) -> list[Divided]:
 
     Args:
         spec: the job.
-        steps: what each rank measured.
+        steps: each rank's measurements.
     """
     if not steps or "state" not in steps[0]:  # from an older worker
         return []
@@ -89,7 +89,7 @@ def divided(spec: JobSpec, steps: Sequence[Values]) -> list[Divided]:
 
 
 def check_division(listed: Sequence[Divided], spec: JobSpec, workers: int) -> Iterator[Finding]:
-    """Say what the division costs or fails to save with so many workers.
+    """Yield the cost, or the missing gain, of the division with so many workers.
 
     Args:
         listed: of `divided`.

@@ -1,8 +1,8 @@
-"""What a job's step would take with every strategy and codec, and which one to choose.  Pure.
+"""Times of a job's step with every strategy and codec, and which one to choose.  Pure.
 
-Workers say what would travel and what each codec costs there (`dtd.train.measure_codecs`); nothing
-here knows any of them by name.  What keeps all numbers the same is recommended as it is.  What does
-not is recommended for a trial, with what it risks, and only if nothing of the other kind helps.
+Workers report each codec's bytes and cost (`dtd.train.measure_codecs`); nothing here knows any of
+them by name.  A choice that keeps all numbers the same is recommended as it is.  Another one is
+recommended for a trial, with its risk, and only if none of the first kind helps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAST_GAIN: Final = 0.05
 """A step that is shorter by less is not worth a change."""
 
 LEAST_LOSSY_SPEEDUP: Final = 1.25
-"""What may change the numbers has to be worth the risk."""
+"""A choice that changes the numbers has to be worth the risk."""
 
 STAGE_OF_PARAMETERS: Final = 3
 SAME_NUMBERS: Final = "same numbers"
@@ -38,7 +38,7 @@ class Choice:
         strategy: `strategy.name` in a job file.
         codec: `strategy.codec`.
         every_steps: between two exchanges.
-        own: whether the job says so.
+        own: whether it is the job's own.
         bytes_per_step: that one worker sends; None if it cannot be said.
         step_s: expected, in the largest world; None likewise.
         speedup: the job's own step over this one; None likewise.
@@ -60,10 +60,10 @@ class Choice:
 
 
 def exchanged(steps: Sequence[Values], candidate: Values) -> Exchanged | None:
-    """What would travel in the world of these workers; None if one did not say so.
+    """Return the exchanges of a step of these workers; None if one did not report them.
 
     Args:
-        steps: what each rank measured.
+        steps: each rank's measurements.
         candidate: as a worker lists it: "codec", "every_steps", "overlaps", and of a state that is
             divided "stage" and "mirrors".
     """
@@ -132,13 +132,13 @@ def choices(
     step_s: Mapping[tuple[str, str], float],
     star: Star | None = None,
 ) -> list[Choice]:
-    """Everything that the job could say in [strategy], the fastest first.
+    """All choices for [strategy], the fastest first.
 
     Args:
         spec: the job.
-        steps: what each rank measured.
+        steps: each rank's measurements.
         step_s: expected steps, by strategy and codec.
-        star: the parameter servers that hold what is divided; None without.
+        star: the parameter servers of a divided state; None without.
     """
     own = (spec.strategy.name, spec.codec)
     listed: list[Choice] = []

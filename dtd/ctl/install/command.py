@@ -32,13 +32,13 @@ _OWN_DIRECTORIES: Final = ("dtd", "dtd-coordinator.service.d", "dtd-worker@.serv
 
 @dataclass(slots=True, kw_only=True)
 class Installation:
-    """One call of install or uninstall, and what it did.
+    """One call of install or uninstall, and its actions.
 
     Attributes:
-        parts: what it is about.
+        parts: the units to install or remove.
         prefix: root of the tree that is written to; None: this host itself.
-        dry_run: only say what would be done.
-        done: what was done, a line each.
+        dry_run: only print the actions.
+        done: the actions, a line each.
     """
 
     parts: Parts
@@ -47,11 +47,11 @@ class Installation:
     done: list[str] = field(default_factory=list)
 
     def place(self, path: Path) -> Path:
-        """Where a path of the host is in the tree that is written to."""
+        """Return a host path's place in the tree that is written to."""
         return path if self.prefix is None else self.prefix / path.relative_to("/")
 
     def say(self, verb: str, past: str, what: object, note: str = "") -> None:
-        """Write down what was done, or would be."""
+        """Note an action that was done, or would be."""
         words = f"would {verb}" if self.dry_run else past
         self.done.append(f"{words} {what}{note and f': {note}'}")
 
@@ -191,7 +191,7 @@ def _remove_empty_directories(made: Installation, directories: Iterable[Path]) -
             _delete(made, path)
 
 
-# --- what stays ------------------------------------------------------------------------------
+# --- files that stay -------------------------------------------------------------------------
 
 
 def _is_shared(file: ServiceFile) -> bool:
@@ -209,11 +209,11 @@ def _other_part_remains(made: Installation) -> bool:
 
 
 def _all_files(parts: Parts) -> list[ServiceFile]:
-    """Whatever install may have written; where the daemons are does not matter here."""
+    """Return all files that install may have written; the daemons' place does not matter here."""
     return service_files(parts, daemons=Path("/"), systemd_version=NEWEST_SYSTEMD)
 
 
-# --- who may, and what next ------------------------------------------------------------------
+# --- permission, and the next commands -------------------------------------------------------
 
 
 def _require_rights(made: Installation, command: str) -> None:

@@ -1,4 +1,4 @@
-"""Which files a dtd service consists of, where they belong, and whose they are.
+"""The files of a dtd service, their places, and the mark of an unchanged file.
 
 The units and the example settings come with the package.  Each is written with a last line that
 holds a hash of the rest: a file whose hash still matches can be replaced and removed, any other has
@@ -18,7 +18,7 @@ import dtd
 from dtd.errors import UsageError
 
 SOURCE_BIN: Final = "/opt/dtd/bin/"
-"""Where the units' own text has the daemons; replaced by where they are."""
+"""Directory of the daemons in the units' own text; replaced by the real one."""
 
 _SEAL: Final = "# written by dtdctl install, unchanged while this is "
 _SYSTEM_UNITS: Final = Path("/usr/local/lib/systemd/system")
@@ -35,7 +35,7 @@ _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What is installed, and for whom.
+    """The units to install, and for the host or a user.
 
     Attributes:
         coordinator: the coordinator's unit and settings.
@@ -71,7 +71,7 @@ def service_files(parts: Parts, *, daemons: Path, systemd_version: int) -> list[
     """All files of these parts.
 
     Args:
-        parts: what is wanted.
+        parts: the units to install.
         daemons: the directory of dtd-coordinator and dtd-worker.
         systemd_version: drop-ins for newer ones are left out.
 

@@ -16,14 +16,14 @@ from dtd.errors import DtdError, UsageError
 
 DAEMONS: Final = ("dtd-coordinator", "dtd-worker")
 _HIDDEN: Final = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108
-"""What ProtectHome= and PrivateTmp= hide from a service."""
+"""Directories that ProtectHome= and PrivateTmp= hide from a service."""
 
 _RUNNING: Final = Path("/run/systemd/system")
 _PATIENCE_S: Final = 120.0
 
 
 def daemons_directory() -> Path:
-    """Where the daemons of the running environment lie.
+    """Return the directory of the running environment's daemons.
 
     Raises:
         UsageError: they do not lie beside dtdctl.
@@ -39,7 +39,7 @@ def daemons_directory() -> Path:
 
 
 def hidden_place(daemons: Path) -> str:
-    """What of dtd's environment a system service could not see; empty: it sees all of it."""
+    """Return a path of dtd's environment that a system service could not see; empty if none."""
     for place in (daemons, Path(sys.executable).resolve()):
         if any(place.is_relative_to(hidden) for hidden in _HIDDEN):
             return str(place)
@@ -70,14 +70,14 @@ def cannot_run(command: Sequence[str]) -> str:
 
 
 def _manager(*, for_user: bool) -> Path:
-    """What is there while systemd runs: on this host, or for this user."""
+    """Return a path that exists while systemd runs: on this host, or for this user."""
     if not for_user:
         return _RUNNING
     return Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent") / "systemd/private"
 
 
 def run(command: Sequence[str]) -> str:
-    """Run a command of systemd's and return what it printed.
+    """Run a command of systemd's and return its output.
 
     Raises:
         DtdError: it failed.

@@ -28,7 +28,7 @@ def fetch(settings: Settings, text: str, directory: Path | None) -> int:
 
     Raises:
         RequestRefused: there is no such version, or no worker that keeps it is connected.
-        CheckpointError: no worker delivers what was registered.
+        CheckpointError: no worker delivers the registered files.
         UsageError: the directory cannot be written to, or has other files.
     """
     version = one_version(settings, text, tickets=True)

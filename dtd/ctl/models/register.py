@@ -24,13 +24,13 @@ MODES: Final = ("", "max", "min")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be registered.
+    """A model version to be registered.
 
     Attributes:
         job: JOB or JOB@STEP.
         name: the model.
-        best: by which metric the checkpoint is the best; empty for the newest.
-        mode: "max", "min", or empty as the job says.
+        best: the metric that chooses the best checkpoint; empty for the newest.
+        mode: "max", "min", or empty for the job's own.
         copies: how many workers keep it.
         card: a file with text for the card.
         export: a directory for a further copy.

@@ -1,4 +1,4 @@
-"""`dtdctl models list` and `show`: what is registered, and where copies are."""
+"""`dtdctl models list` and `show`: the registered versions, and the places of copies."""
 
 from __future__ import annotations
 

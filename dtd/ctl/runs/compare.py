@@ -1,4 +1,4 @@
-"""`dtdctl compare JOB JOB...`: in what runs differ, and how they did, with curves of characters."""
+"""`dtdctl compare JOB JOB...`: the differences and results of runs, with curves of characters."""
 
 from __future__ import annotations
 

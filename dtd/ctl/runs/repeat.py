@@ -1,4 +1,4 @@
-"""`dtdctl submit --like JOB`: an earlier job once more, with everything that made it what it was.
+"""`dtdctl submit --like JOB`: an earlier job once more, with the same code, data and settings.
 
 Settings, the task's package and the origin come from the coordinator's record, so neither the job
 file nor the code has to be at hand.
@@ -28,7 +28,7 @@ def submit_like(settings: Settings, job: str, options: Submission) -> int:
             earlier job's package.
 
     Raises:
-        RequestRefused: the job is not known, or what it was made of is not there any more.
+        RequestRefused: the job is unknown, or its package or weights are not there any more.
         JobSpecError: the new settings do not fit together.
         UsageError: a file of weights is named.
     """
@@ -60,7 +60,7 @@ def submit_like(settings: Settings, job: str, options: Submission) -> int:
 
 
 def origin_of(known: Answer) -> Origin:
-    """Where a job started, with the step that was the newest then if none was named."""
+    """Return a job's origin, with the step that was the newest then if none was named."""
     if not known["from_job"]:
         return Origin(mode=WEIGHTS if known["weights"] else "", strict=known["strict"])
     return Origin(

@@ -52,7 +52,7 @@ def watch_status(settings: Settings) -> int:
 
 
 class Watcher:
-    """What the coordinator said last.
+    """The coordinator's last answers.
 
     Attributes:
         status: the answer to GET_STATUS.

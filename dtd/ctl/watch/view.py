@@ -49,7 +49,7 @@ _STYLES: Final = {
 
 
 class Scene(NamedTuple):
-    """What there is to show.
+    """The content of a view.
 
     Attributes:
         status: the answer to GET_STATUS.
@@ -228,7 +228,7 @@ def _links(history: Values) -> Iterator[Text]:
     yield _line("")
 
 
-# --- what happened -----------------------------------------------------------------------------
+# --- events ------------------------------------------------------------------------------------
 
 
 def _troubles(scene: Scene) -> Iterator[Text]:

@@ -120,7 +120,7 @@ class Coder(Protocol):
     Attributes:
         local: the local state kept from step to step.  The owner of the coder commits, rolls back
             and resets it (`dtd.strategy.codec.local_state`).
-        residual: the element of `local` that holds what has not been sent yet, in the flat's layout
+        residual: the element of `local` that holds the unsent gradients, in the flat's layout
             and units, so that a leaving rank can transfer it; None without error feedback.
     """
 
@@ -160,7 +160,7 @@ class Codec(Protocol):
 
     @property
     def risk(self) -> str:
-        """What the codec may cost a job, as a phrase for its user; empty if nothing."""
+        """Return the codec's risk for a job, as a phrase for its user; empty if none."""
         ...
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> Coder | None:

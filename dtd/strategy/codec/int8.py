@@ -45,7 +45,7 @@ _BLOCKS_AT_ONCE: Final = 512
 
 
 class Int8:
-    """See `dtd.strategy.codec.api.Codec`; applies to all float32 buckets."""
+    """Implement `dtd.strategy.codec.api.Codec`; applies to all float32 buckets."""
 
     risk = "rounds to 8 bits, in blocks of 256 with a scale each"
 
@@ -53,13 +53,13 @@ class Int8:
         self.start_step = 0
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> Int8Coder | None:
-        """See `Codec`; None for other types than float32."""
+        """Implement `Codec`; None for other types than float32."""
         del index
         return Int8Coder(layout.elements, device) if layout.dtype == torch.float32 else None
 
 
 class Int8Coder:
-    """See `dtd.strategy.codec.api.Coder`.
+    """Implement `dtd.strategy.codec.api.Coder`.
 
     If the gradients are on a GPU, they are quantised there, but the ring adds on the host.  It adds
     to this rank's contribution as quantised, and the error of its partial sums is added to the
@@ -89,10 +89,10 @@ class Int8Coder:
         self._summed = False
 
     def restart(self, world: World) -> None:
-        """See `Coder`; there is no state that must be equal on all ranks."""
+        """Implement `Coder`; there is no state that must be equal on all ranks."""
 
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """See `Coder`; one wire, of blocks."""
+        """Implement `Coder`; one wire, of blocks."""
         del world, step
         return self._wires
 
@@ -147,7 +147,7 @@ class Int8Coder:
 
 
 def _items(received: memoryview) -> Tensor:
-    """Received blocks as a copy: lent memory is read-only, and torch's tensors are writable."""
+    """Received blocks as a copy: mapped memory is read-only, and torch's tensors are writable."""
     return torch.frombuffer(bytearray(received), dtype=torch.int8).view(-1, ITEM_BYTES)
 
 

@@ -25,8 +25,8 @@ from dtd.strategy.codec.local_state import LocalState
 from dtd.transport.api import BucketMemory
 
 Widen = Callable[[memoryview], npt.NDArray[np.float32]]
-"""Converts received elements to float32, with numpy: lent memory is read-only, and torch would make
-a writable tensor of it."""
+"""Converts received elements to float32, with numpy: they may be read-only, and torch would make
+a writable tensor of them."""
 
 
 class NarrowCodec:
@@ -38,7 +38,7 @@ class NarrowCodec:
     Args:
         dtype: the type in which float32 is sent.
         widen: converts received elements to float32.
-        risk: what the codec may cost a job, as a phrase for its user.
+        risk: the codec's risk for a job, as a phrase for its user.
     """
 
     start_step = 0
@@ -55,7 +55,7 @@ class NarrowCodec:
 
 
 class NarrowCoder:
-    """See `dtd.strategy.codec.api.Coder`; keeps no state between steps.
+    """Implement `dtd.strategy.codec.api.Coder`; keeps no state between steps.
 
     On a CPU the ring adds in the bucket itself.  On a GPU it adds to the rounded values, and torch
     adds two narrow ones in float32, then rounds.
@@ -80,10 +80,10 @@ class NarrowCoder:
         ]
 
     def restart(self, world: World) -> None:
-        """See `Coder`; there is no state that must be equal on all ranks."""
+        """Implement `Coder`; there is no state that must be equal on all ranks."""
 
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """See `Coder`; one wire, of as many elements."""
+        """Implement `Coder`; one wire, of as many elements."""
         del world, step
         return self._wires
 

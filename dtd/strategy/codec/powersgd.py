@@ -59,13 +59,13 @@ _BLOCK_ELEMENTS: Final = 1 << 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSGD:
-    """See `dtd.strategy.codec.api.Codec`.
+    """Implement `dtd.strategy.codec.api.Codec`.
 
     Attributes:
         rank: number of columns of a factor.
         start_step: committed steps before which nothing is compressed.
         warm_start: factors start from those of the previous step.
-        error_feedback: what is not sent is added to the next gradients.
+        error_feedback: the unsent rest is added to the next gradients.
         min_compression: a matrix is compressed if that reduces its elements by this factor.
         seed: the job's seed.
     """
@@ -79,11 +79,11 @@ class PowerSGD:
 
     @property
     def risk(self) -> str:
-        """See `Codec`."""
+        """Implement `Codec`."""
         return f"matrices become approximations of rank {self.rank}; check the loss"
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> PowerSGDCoder | None:
-        """See `Codec`; None for a bucket without a matrix that can be compressed."""
+        """Implement `Codec`; None for a bucket without a matrix that can be compressed."""
         if layout.dtype != torch.float32:
             return None
         matrices, rest = self._divide(layout)
@@ -123,7 +123,7 @@ class _Matrix:
 
 
 class PowerSGDCoder:
-    """See `dtd.strategy.codec.api.Coder`."""
+    """Implement `dtd.strategy.codec.api.Coder`."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class PowerSGDCoder:
         self._factors: list[Tensor] = []
 
     def restart(self, world: World) -> None:
-        """See `Coder`; all ranks restart from the same factors, also those that are not new."""
+        """Implement `Coder`; all ranks, new or not, restart from the same factors."""
         self._restart(world.first_step)
 
     def _restart(self, step: int) -> None:
@@ -170,7 +170,7 @@ class PowerSGDCoder:
         return torch.from_numpy(draws.random(self._q_elements, dtype=np.float32) - np.float32(0.5))
 
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """See `Coder`; first factors and uncompressed elements, then second factors."""
+        """Implement `Coder`; first factors and uncompressed elements, then second factors."""
         del world
         if not self._codec.warm_start:
             self._restart(step)

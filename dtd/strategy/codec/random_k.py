@@ -32,7 +32,7 @@ from dtd.strategy.codec.sparse import (
 
 
 class RandomK:
-    """See `dtd.strategy.codec.api.Codec`.
+    """Implement `dtd.strategy.codec.api.Codec`.
 
     Args:
         density: fraction of a tensor's elements that is sent after the warm-up.
@@ -50,11 +50,11 @@ class RandomK:
 
     @property
     def risk(self) -> str:
-        """See `Codec`."""
+        """Implement `Codec`."""
         return f"sends a random {self._density:.2%} of a gradient in a step; check the loss"
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> RandomKCoder | None:
-        """See `Codec`; None for a bucket that is sent unchanged.
+        """Implement `Codec`; None for a bucket that is sent unchanged.
 
         Raises:
             TaskError: see `check_layout`.
@@ -73,7 +73,7 @@ class RandomK:
 
 
 class RandomKCoder:
-    """See `dtd.strategy.codec.api.Coder`.
+    """Implement `dtd.strategy.codec.api.Coder`.
 
     Args:
         layout: layout of the bucket.
@@ -100,10 +100,10 @@ class RandomKCoder:
         self._places = self._whole
 
     def restart(self, world: World) -> None:
-        """See `Coder`; draws depend on the step alone."""
+        """Implement `Coder`; draws depend on the step alone."""
 
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """See `Coder`; one wire, of values."""
+        """Implement `Coder`; one wire, of values."""
         del world
         drawn_ones = [self._draw(start, stop, step) for start, stop in self._tensors]
         self._places = torch.cat([*drawn_ones, self._whole]).to(self._device)

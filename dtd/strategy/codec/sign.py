@@ -32,7 +32,7 @@ Range = tuple[int, int]
 
 
 class Sign:
-    """See `dtd.strategy.codec.api.Codec`."""
+    """Implement `dtd.strategy.codec.api.Codec`."""
 
     risk = "leaves the sign of each element; check the loss"
 
@@ -40,7 +40,7 @@ class Sign:
         self.start_step = 0
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> SignCoder | None:
-        """See `Codec`; None for other types than float32, and if all tensors are sent whole."""
+        """Implement `Codec`; None unless float32, and if all tensors are sent whole."""
         del index
         if layout.dtype != torch.float32 or all(map(travels_whole, layout.tensors)):
             return None
@@ -48,7 +48,7 @@ class Sign:
 
 
 class SignCoder:
-    """See `dtd.strategy.codec.api.Coder`.
+    """Implement `dtd.strategy.codec.api.Coder`.
 
     A rank's segment has the scales and the elements of whole tensors as float32, then the bits of
     the bucket.
@@ -70,10 +70,10 @@ class SignCoder:
         self._world = World()
 
     def restart(self, world: World) -> None:
-        """See `Coder`; there is no state that must be equal on all ranks."""
+        """Implement `Coder`; there is no state that must be equal on all ranks."""
 
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """See `Coder`; one wire, with a segment for each rank."""
+        """Implement `Coder`; one wire, with a segment for each rank."""
         del step
         self._world = world
         elements = world.size * self._words

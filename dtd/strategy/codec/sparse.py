@@ -1,11 +1,11 @@
-"""Sparse gradients: how many elements are sent in a step, which ones, and what is kept.
+"""Sparse gradients: the number of elements sent in a step, their selection, and the unsent rest.
 
 Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, "Deep Gradient Compression: Reducing the Communication
 Bandwidth for Distributed Training", arXiv:1712.01887.  For each element of a rank's own gradient g,
 with momentum m:
 
     u <- m u + g            momentum correction: the velocity is local to the rank
-    v <- v + u              accumulates what has not been sent yet
+    v <- v + u              accumulates unsent elements
     send the selected elements of v;  for these  v <- 0  and  u <- 0        momentum factor masking
 
 The sum of what all ranks send is the step's update, without any further momentum.  With m = 0 this

@@ -30,7 +30,7 @@ from dtd.strategy.codec.sparse import (
 
 
 class TopK:
-    """See `dtd.strategy.codec.api.Codec`.
+    """Implement `dtd.strategy.codec.api.Codec`.
 
     Args:
         density: fraction of a tensor's elements that is sent after the warm-up.
@@ -46,11 +46,11 @@ class TopK:
 
     @property
     def risk(self) -> str:
-        """See `Codec`."""
+        """Implement `Codec`."""
         return f"sends the largest {self._density:.2%} of a gradient in a step; check the loss"
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> TopKCoder | None:
-        """See `Codec`; None for a bucket that is sent unchanged.
+        """Implement `Codec`; None for a bucket that is sent unchanged.
 
         Raises:
             TaskError: see `check_layout`.
@@ -68,7 +68,7 @@ class TopK:
 
 
 class TopKCoder:
-    """See `dtd.strategy.codec.api.Coder`.
+    """Implement `dtd.strategy.codec.api.Coder`.
 
     A rank's segment has the indices of the selected elements as int32, their values, and the values
     of whole tensors.
@@ -97,10 +97,10 @@ class TopKCoder:
         self._world = World()
 
     def restart(self, world: World) -> None:
-        """See `Coder`; there is no state that must be equal on all ranks."""
+        """Implement `Coder`; there is no state that must be equal on all ranks."""
 
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """See `Coder`; one wire, with a segment for each rank."""
+        """Implement `Coder`; one wire, with a segment for each rank."""
         self._world = world
         density = self._density_at(step)
         self._counts = [selected_count(stop - start, density) for start, stop in self._tensors]

@@ -63,7 +63,7 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def message(self, buckets: Sequence[Sequence[Place]], names: Sequence[str]) -> str:
-        """Say which parameter it was.
+        """Describe the use of the parameter.
 
         Args:
             buckets: the parameters of each bucket.
@@ -87,7 +87,7 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.first = tensor
 
     def check_former(self, names: Sequence[str]) -> None:
-        """See that the pass has used no memory that its parameter has left.
+        """Check that the pass has used no memory that its parameter has left.
 
         Args:
             names: of all parameters.
@@ -107,7 +107,7 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 # torch wraps this method so that its compiler steps around it.  The wrapper imports that compiler
 # and sympy in every worker: 1.4 s of processor time, and 150,000 objects at which each full
-# collection of garbage looks, while neither the event loop nor the training thread gets on.
+# collection of garbage looks, while neither the event loop nor the training thread runs.
 DirectUses.__torch_dispatch__ = inspect.unwrap(  # type: ignore[method-assign]
     DirectUses.__torch_dispatch__
 )

@@ -41,7 +41,7 @@ class Filling:
                 self.packed.add(place.parameter)
 
     def complete(self, places: Sequence[Place], parameters: Sequence[nn.Parameter]) -> None:
-        """Pack what has arrived, with zeros for missing gradients: the bucket leaves."""
+        """Pack the gradients that have arrived, with zeros for missing ones: the bucket leaves."""
         self.pack(places, parameters)
         assert self.flat is not None
         for place in places:

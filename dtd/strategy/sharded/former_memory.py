@@ -17,7 +17,7 @@ from dtd.strategy.sharded.storages import identity
 
 
 class FormerMemory:
-    """Knows where parameters lie that are about to be moved.
+    """The places of parameters that are about to be moved.
 
     Args:
         parameters: where they lie now.
@@ -32,7 +32,7 @@ class FormerMemory:
         self._left: dict[int, list[tuple[int, Region]]] = {}
 
     def look(self) -> None:
-        """See which of it still exists, for `owner`."""
+        """Find the former memory that still exists, for `owner`."""
         self._left = {}
         for storage, index, region in self._regions:
             if not storage.expired():

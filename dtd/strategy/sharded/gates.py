@@ -1,4 +1,4 @@
-"""What a model is given while its parameters are gathered: hooks, and gates in front of parameters.
+"""Hooks on modules, and gates in front of parameters, for a model whose parameters are gathered.
 
 A hook sees that a module's forward begins or ends; a gate, that one of its parameters is read as an
 attribute, as by a module that uses those of its submodules directly.
@@ -40,7 +40,7 @@ class Gates:
 
 
 class Gated(dict[str, Any]):
-    """A module's parameters by name; whoever reads one waits until it is current.
+    """A module's parameters by name; a read waits until the parameter is current.
 
     Args:
         given: the parameters.
@@ -57,16 +57,16 @@ class Gated(dict[str, Any]):
         return parameter
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of a dictionary."""
+        """Implement `dict`."""
         return super().get(name, default) if name not in self else self[name]
 
     def values(self) -> Any:
-        """As of a dictionary."""
+        """Implement `dict`."""
         self._before_all()
         return super().values()
 
     def items(self) -> Any:
-        """As of a dictionary."""
+        """Implement `dict`."""
         self._before_all()
         return super().items()
 

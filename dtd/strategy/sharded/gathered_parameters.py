@@ -79,7 +79,7 @@ class GatheredParameters:
                 parameter.data = view
 
     def hide(self) -> None:
-        """Let whoever reads parameters between steps find NaN: there is no memory behind them."""
+        """Show NaN as parameters between steps: there is no memory behind them."""
         if self._shown:
             self._shown = False
             for parameter, view in self._views:

@@ -1,4 +1,4 @@
-"""The gradients of what this rank holds: its own segments and those that it mirrors.
+"""Gradients of this rank's segments: its own and those that it mirrors.
 
 Of each bucket only these elements are kept, (1 + mirrors) / N of all; the sums of several
 micro-batches are added up here.  As in ZeRO-2 (Rajbhandari et al. 2020, section 5.2).
@@ -67,7 +67,7 @@ class HeldGradients:
 
         Args:
             bucket: its number.
-            sums: all of the bucket; correct in what this rank holds.
+            sums: all of the bucket; correct in this rank's segments.
             first: replace earlier sums rather than add to them.
         """
         for one in self._ranges[bucket]:
@@ -101,22 +101,22 @@ class CopiedSums:
         self._held = held
 
     def part(self, bucket: int, start: int, stop: int) -> Tensor:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         return self._held.part(bucket, start, stop)
 
     def scale(self, factor: float) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         if factor != 1.0:
             self._held.scale(factor)
 
     def reset(self) -> None:
-        """See `ShardGradients`; there is no local state."""
+        """Implement `ShardGradients`; there is no local state."""
 
     def revoke(self) -> None:
-        """See `ShardGradients`; no other rank reads what was copied."""
+        """Implement `ShardGradients`; no other rank reads the copies."""
 
     def commit(self) -> None:
-        """See `ShardGradients`; there is no local state."""
+        """Implement `ShardGradients`; there is no local state."""
 
     def rollback(self) -> None:
-        """See `ShardGradients`; there is no local state."""
+        """Implement `ShardGradients`; there is no local state."""

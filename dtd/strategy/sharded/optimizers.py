@@ -1,4 +1,4 @@
-"""Which optimizers, with their hooks, update a part of a parameter as they would all of it."""
+"""Check that an optimizer, with its hooks, updates a part of a parameter as it would all of it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_shardable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
 
 
 def check_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what a task adds to the optimizer's step, unless it is declared elementwise.
+    """Refuse a task's hooks on the optimizer's step, unless they are declared elementwise.
 
     It would be given one-dimensional parts of parameters, and a model whose parameters are those
     of the step before, or are not in memory.

@@ -38,7 +38,7 @@ _UNGATED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule")
 
 
 Start = Callable[[int, Callable[[], None]], None]
-"""Submits an exchange, given what is to be called when it is complete."""
+"""Submits an exchange, given a function to call when it is complete."""
 
 
 class FlatParameters:
@@ -98,7 +98,7 @@ class FlatParameters:
         return sum(flat.nbytes for flat in self.flats)
 
     def watch(self, passes: Sequence[Callable[[], None]]) -> None:
-        """See in some passes whether the model asks for all parameters before it uses them.
+        """Check in some passes whether the model asks for all parameters before it uses them.
 
         Args:
             passes: forward over some rows each.
@@ -117,7 +117,7 @@ class FlatParameters:
             self._waits_at_once = uses.first is not None
 
     def memories(self) -> list[BucketMemory]:
-        """Return the all-gathers, in the order of forward; ranks have what they mirror already."""
+        """Return the all-gathers, in the order of forward; mirrored segments are here already."""
         return self._memories
 
     @property

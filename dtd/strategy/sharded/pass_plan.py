@@ -29,7 +29,7 @@ class PassPlan:
         reduces: the exchange of each bucket's gradients.
         ends: for each gather, the exchange after its last one.
         before: for each gather, the exchange after all that are started before it is awaited.
-        paces: by exchange: what is complete before it is started, all before this one.
+        paces: by exchange: when it is started, all before this one are complete.
     """
 
     turns: Sequence[Turn]
@@ -70,7 +70,7 @@ class PassPlan:
 
 @dataclass(slots=True, kw_only=True)
 class PassOrder:
-    """How far one pass has come in its plan.
+    """Progress of one pass in its plan.
 
     Attributes:
         schedule: the pass that was recorded first.
@@ -164,7 +164,7 @@ class PassOrder:
 
 
 def follow(order: PassOrder, events: Sequence[Step]) -> None:
-    """See that another pass could be made in the order of the first one.
+    """Check that another pass could be made in the order of the first one.
 
     Args:
         order: the beginning of a pass.

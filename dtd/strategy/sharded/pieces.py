@@ -25,7 +25,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a trained parameter lies: elements [start, stop) of a bucket."""
+    """Place of a trained parameter: elements [start, stop) of a bucket."""
 
     bucket: int
     start: int
@@ -53,7 +53,7 @@ class ShardedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """What one bucket's elements have under one name, as far as this rank holds it.
+    """Values of one bucket's elements under one name, as far as this rank holds them.
 
     Attributes:
         dtype: the element type.
@@ -64,7 +64,7 @@ class Column:
     pieces: Sequence[tuple[int, Tensor]]
 
     def parts(self, start: int, stop: int) -> list[tuple[int, Tensor]]:
-        """Return what of elements [start, stop) is held: (first element, values)."""
+        """Return the held pieces of elements [start, stop): (first element, values)."""
         found = []
         for first, values in self.pieces:
             a, b = max(start, first), min(stop, first + values.numel())

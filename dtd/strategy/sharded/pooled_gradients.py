@@ -41,7 +41,7 @@ Passes = Callable[[int, int], int]
 
 
 class PooledGradients(CopiedSums):
-    """See `dtd.strategy.sharded.whole_gradients.ShardGradients`.
+    """Implement `dtd.strategy.sharded.whole_gradients.ShardGradients`.
 
     Args:
         parameters: the trained parameters, in the plan's order.
@@ -87,24 +87,24 @@ class PooledGradients(CopiedSums):
 
     @property
     def size_bytes(self) -> int:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         return self._pool.size_bytes + self._held.size_bytes
 
     def regroup(self, world: World) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._trainers = world.trainers
         self._pool.regroup()
         self._held.hold(NOTHING)  # parts of the state are about to move, which takes memory
 
     def exchanges(self, step: int) -> list[BucketMemory]:
-        """See `ShardGradients`; those of one micro-batch after the other."""
+        """Implement `ShardGradients`; those of one micro-batch after the other."""
         self._total = self._passes(step, self._trainers)
         buckets = range(len(self._places))
         turns = [Turn(Operation.REDUCE_SCATTER, bucket) for bucket in buckets]
         return self._pool.exchanges(turns * self._total)
 
     def begin(self, check: Callable[[], None], scale: float, holds: ShardSet) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         del scale
         self.release()
         self._held.hold(holds)
@@ -117,7 +117,7 @@ class PooledGradients(CopiedSums):
     def compute(
         self, work: Computation, start: Submit, wait: Await, refreshed: Callable[[], None]
     ) -> LossSum:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._pool.begin(start, wait, self._deliver)
         self._runs = True
         self._begin_pass()
@@ -133,7 +133,7 @@ class PooledGradients(CopiedSums):
         self._fill = [Filling() for _ in self._places]
 
     def _end_pass(self) -> None:
-        """Backward has ended: submit what is left, with zeros for missing gradients."""
+        """Backward has ended: submit the remaining buckets, with zeros for missing gradients."""
         while self._next < len(self._places):
             assert self._has_piece(self._next), "an earlier bucket was not submitted"
             self._submit()
@@ -181,12 +181,12 @@ class PooledGradients(CopiedSums):
     # --- sums ------------------------------------------------------------------------------
 
     def collect(self, wait: Await) -> None:
-        """See `ShardGradients`; `wait` is that of `compute`."""
+        """Implement `ShardGradients`; `wait` is that of `compute`."""
         del wait
         self._pool.finish(self._total * len(self._places) - 1)
 
     def release(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._pool.end()
         self._runs, self._check = False, _nothing
         self._begin_pass()
@@ -194,7 +194,7 @@ class PooledGradients(CopiedSums):
             parameter.grad = None
 
     def close(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         for hook in self._hooks:
             hook.remove()
         self.release()

@@ -44,27 +44,27 @@ class RegroupRing(Protocol):
 
     @property
     def rank(self) -> int:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
     def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
     def wait(self, bucket: int) -> None:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
     def gather(self, word: bytes) -> list[bytes]:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
     def close_step(self) -> CommTiming:
-        """See `Collective`."""
+        """Implement `Collective`."""
         ...
 
 
@@ -82,7 +82,7 @@ def regroup(
         ring: connects the ranks; no step is open.
         step: number of the next step of the ring.
         wanted: returns the segments that a rank is to hold, given its number and what it holds.
-        compare: has all ranks compare these parts of what they hold, within an open step.
+        compare: has all ranks compare these parts of their shards, within an open step.
 
     Returns:
         the number of the ring's next step after that.
@@ -156,7 +156,7 @@ class _Transfer:
         )
 
     def fill(self) -> None:
-        """Write what this rank gives; elements that have no such entry are zero."""
+        """Write the elements that this rank sends; elements that have no such entry are zero."""
         for piece in self.window.gives(self.rank, self.elements):
             target = self.buffer[piece.at : piece.at + piece.stop - piece.start].zero_()
             for first, values in self.old.parts(piece.start, piece.stop):
@@ -164,7 +164,7 @@ class _Transfer:
                 target[begin : begin + values.numel()].copy_(values)
 
     def deliver(self) -> None:
-        """Read what this rank takes into its new slices, and free the buffer."""
+        """Copy the elements that this rank receives to its new slices, and free the buffer."""
         for piece in self.window.takes(self.rank, self.elements):
             for first, values in self.new.parts(piece.start, piece.stop):
                 begin = piece.at + first - piece.start
@@ -187,18 +187,18 @@ def _batches(transfers: Sequence[_Transfer]) -> Iterator[list[_Transfer]]:
 
 
 def _word(state: ShardedState) -> bytes:
-    """What this rank holds, and a hash of which entries the optimizer has."""
+    """Encode the shards that this rank holds, and a hash of the names of optimizer entries."""
     entries = json.dumps([f"{name} {dtype}" for name, dtype in state.entries().items()])
     content = hashlib.blake2b(entries.encode(), digest_size=_DIGEST_BYTES)
     return content.digest() + json.dumps(state.holds.to_wire()).encode()
 
 
 def _read(words: Sequence[bytes]) -> list[ShardSet]:
-    """Return what each rank holds.
+    """Return the shards that each rank holds.
 
     Raises:
         RingBroken: ranks keep different entries of the optimizer, so their states differ.
-        UnreadableWord: a rank's word cannot be read, or its optimizer keeps other entries than
+        UnreadableWord: a rank's data cannot be read, or its optimizer keeps other entries than
             those of more than half of the ranks.
     """
     entries = [word[:_DIGEST_BYTES] for word in words]

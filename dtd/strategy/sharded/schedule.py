@@ -96,7 +96,7 @@ class Recorder:
         return counts
 
     def schedule(self) -> Schedule:
-        """Return what was seen; buckets without gradients are reduced at the end."""
+        """Return the recorded schedule; buckets without gradients are reduced at the end."""
         counts = self.gradients
         unreached = [(REDUCE, bucket) for bucket, count in enumerate(counts) if not count]
         keeps, steps = _without_kept([*self._happened(counts), *unreached])

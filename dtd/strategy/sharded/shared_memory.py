@@ -1,4 +1,4 @@
-"""Whether two tensors have memory in common."""
+"""The test whether two tensors have memory in common."""
 
 from __future__ import annotations
 

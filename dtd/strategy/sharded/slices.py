@@ -1,4 +1,4 @@
-"""Slices of parameters, and what an optimizer keeps for them."""
+"""Slices of parameters, and an optimizer's entries for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtd.errors import TaskError
 from dtd.strategy.nested import leaves
 
 _ONCE: Final = ("step", "eta", "mu", "mu_product")
-"""What torch's optimizers keep once for each parameter, whatever its shape."""
+"""Entries that torch's optimizers keep once for each parameter, whatever its shape."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ def flattened(key: str, value: Any, parameter: Tensor) -> Any:
 
 
 def check_shape(key: str, value: Any, parameter: Tensor) -> None:
-    """See that an entry which is to be divided has its parameter's shape.
+    """Check that an entry which is to be divided has its parameter's shape.
 
     Raises:
         TaskError: it has another one, or is one of several in a list or a dictionary.

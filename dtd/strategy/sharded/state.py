@@ -51,7 +51,7 @@ class _Cut:
 
 
 class ShardedState:
-    """What this rank holds of the trained parameters and of the optimizer's state.
+    """The parts of the trained parameters and of the optimizer's state that this rank holds.
 
     Args:
         names: names of the trained parameters in a state.
@@ -118,7 +118,7 @@ class ShardedState:
         return any(cut.lies_in_flats for cut in cuts if cut is not None)
 
     def values(self, bucket: int) -> Sequence[tuple[int, Tensor]]:
-        """Return what this rank holds of a bucket of parameters: (first element, values)."""
+        """Return this rank's values of a bucket of parameters: (first element, values)."""
         if bucket not in self._held_values:
             self._held_values[bucket] = self._pieces(bucket)
         return self._held_values[bucket]
@@ -206,7 +206,7 @@ class ShardedState:
                 one.values.grad = there if present[place] else None
 
     def check_entries(self) -> None:
-        """See that the optimizer keeps only what can be divided.
+        """Check that the optimizer keeps only entries that can be divided.
 
         Raises:
             TaskError: it keeps something of another shape than its parameter's.
@@ -216,7 +216,7 @@ class ShardedState:
                 check_shape(key, value, one.values)
 
     def release_gradients(self) -> None:
-        """Take all gradients away."""
+        """Clear all gradients."""
         for slices in self._cut.slices.values():
             for one in slices:
                 one.values.grad = None
@@ -246,7 +246,7 @@ class ShardedState:
         }
 
     def tensors(self) -> list[ShardedTensor]:
-        """Return the sharded tensors of the state with what this rank holds, parameters first."""
+        """Return the sharded tensors of the state with this rank's pieces, parameters first."""
         listed = []
         for place, name in enumerate(self._names):
             listed.append(
@@ -291,7 +291,7 @@ class ShardedState:
         return [flat.numel() for flat in self._flats]
 
     def columns(self, bucket: int) -> dict[str, Column]:
-        """Return what a bucket's elements have, as far as this rank holds it, live.
+        """Return the columns of a bucket, as far as this rank holds them, live.
 
         The parameters' values have the name "", optimizer state that of its key; the names are the
         same on all ranks.

@@ -1,4 +1,4 @@
-"""Tells of which bucket a tensor is a view."""
+"""The bucket that a tensor is a view of."""
 
 from __future__ import annotations
 

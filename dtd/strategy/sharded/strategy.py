@@ -43,18 +43,18 @@ from dtd.strategy.sharded.whole_gradients import ShardGradients, WholeGradients
 from dtd.transport.api import BucketMemory
 
 _COMPILED: Final = "_orig_mod."
-"""What torch.compile adds to names; in a state they are without it."""
+"""Prefix that torch.compile adds to names; a state has names without it."""
 
 
 class Sharded:
-    """See `dtd.strategy.api.Strategy`.
+    """Implement `dtd.strategy.api.Strategy`.
 
     Args:
         part: the trained parameters.
         model: the model.
         device: its device, a CPU.
         scalars: the last bucket of a step but one.
-        stage: what is divided: 1 = optimizer state, 2 = gradients as well, 3 = all.
+        stage: the divided state: 1 = optimizer state, 2 = gradients as well, 3 = all.
         mirrors: ranks that hold each part of the state beside its owner.
         codec: rounds gradients when they leave a rank; None sends them unchanged.
         passes: returns the most micro-batches of any rank in the step after so many committed
@@ -63,7 +63,7 @@ class Sharded:
         first_bucket_bytes: size of the first bucket.
 
     Attributes:
-        risk: what the strategy may cost a job, as a phrase for its user.
+        risk: the strategy's risk for a job, as a phrase for its user.
         state: the part of the state that this rank holds.
     """
 
@@ -130,17 +130,17 @@ class Sharded:
 
     @property
     def names(self) -> list[str]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return [""]
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
-        """See `Strategy`; there is none beside the optimizer's state."""
+        """Implement `Strategy`; there is none beside the optimizer's state."""
         return {}
 
     @property
     def size_bytes(self) -> int:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return self._gradients.size_bytes + len(self._scalars.memory.view)
 
     @property
@@ -152,12 +152,12 @@ class Sharded:
         return held + self._units.parameter_bytes
 
     def plan(self) -> list[tuple[str, str]]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         units = [] if self._units is None else [("units", self._units.digest())]
         return [("", self._plan.digest()), *units]
 
     def watch(self, passes: Sequence[Callable[[], None]]) -> None:
-        """See in some passes how the model uses its parameters.
+        """Check in some passes how the model uses its parameters.
 
         Args:
             passes: forward over some rows each, and backward if `divides_parameters`, with all
@@ -183,7 +183,7 @@ class Sharded:
         return self._units is not None
 
     def regroup(self, world: World) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._parameters.forget()
         self._gradients.regroup(world)
         division = Division(world_size=world.size, mirrors=self._mirrors, servers=world.servers)
@@ -194,7 +194,7 @@ class Sharded:
     def redistribute(
         self, ring: RegroupRing, step: int, compare: Callable[[Sequence[Shared]], None]
     ) -> int:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         division = self.state.division
 
         def wanted(rank: int, held: ShardSet) -> list[ShardSet]:
@@ -204,18 +204,18 @@ class Sharded:
         return regroup(self.state, ring, step, wanted, compare)
 
     def keep_redistributed(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self.state.keep()
         if self._units is not None:
             self._units.drop()
 
     def undo_redistribution(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._parameters.forget()
         self.state.put_back()
 
     def replaced(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._parameters.forget()
         self._replaced(whole=self.state.holds.is_whole)
         self._gradients.reset()
@@ -225,37 +225,37 @@ class Sharded:
             self._flat.replaced(whole=whole)
 
     def unsent(self, step: int) -> list[LocalState]:
-        """See `Strategy`; nothing is held back."""
+        """Implement `Strategy`; nothing is held back."""
         del step
         return []
 
     def close(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._parameters.close()
         self._gradients.close()
 
     # --- a step ----------------------------------------------------------------------------
 
     def wants_whole(self, wanted: bool) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         if self._units is not None:
             self._units.wants_whole = wanted
 
     def refreshes(self) -> list[BucketMemory]:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return self._parameters.memories()
 
     def refresh(self, ring: BucketExchange) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._parameters.start(ring.start, ring.wait)
 
     def refreshed(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._parameters.wait()
 
     @property
     def waited_s(self) -> float:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         return self._parameters.waited_s
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
@@ -267,11 +267,11 @@ class Sharded:
         return [*parameters, *gradients, self._scalars.memory, self._norm.memory]
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._gradients.begin(check, scale, self.state.sliced)
 
     def compute(self, work: Computation, ring: BucketExchange) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         sums = self._backward(work, ring)
         check_hooks(work.optimizer(""))  # those that a task has added since warm-up
         work.write_scalars(self._scalars, sums, self._gradients.present)
@@ -289,7 +289,7 @@ class Sharded:
         return self._gradients.compute(work, start, wait, self.refreshed)
 
     def collect(self, ring: BucketExchange) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         first = self._first
         self._gradients.collect(lambda bucket: ring.wait(first + bucket))
         self._norm.clear()
@@ -301,7 +301,7 @@ class Sharded:
         ring.wait(self._scalars_bucket + 1)
 
     def apply(self, work: Computation) -> StepStats:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         totals = self._scalars.totals()
         factor = work.begin_update(totals.weight)
         self._gradients.revoke()
@@ -319,22 +319,22 @@ class Sharded:
         )
 
     def _check_entries(self) -> None:
-        """Look once in a generation at what the optimizer keeps; it decides at its first update."""
+        """Check the optimizer's entries once in a generation; they appear at its first update."""
         if not self._entries_checked:
             self.state.check_entries()
             self._entries_checked = True
 
     def commit(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._gradients.commit()
 
     def rollback(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self._parameters.forget()
         self._gradients.rollback()
 
     def release(self) -> None:
-        """See `Strategy`."""
+        """Implement `Strategy`."""
         self.state.release_gradients()
         self._gradients.release()
 

@@ -126,7 +126,7 @@ class UnitPasses(CopiedSums):
 
     @property
     def size_bytes(self) -> int:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         return self._pool.size_bytes + self._held.size_bytes
 
     @property
@@ -143,7 +143,7 @@ class UnitPasses(CopiedSums):
         return self._schedule.digest()
 
     def watch(self, passes: Sequence[Callable[[], None]]) -> None:
-        """Record passes, and see that all of them can be made in the order of the first one.
+        """Record passes, and check that all of them can be made in the order of the first one.
 
         Args:
             passes: forward and backward over some rows each; all parameters are in memory.
@@ -160,13 +160,13 @@ class UnitPasses(CopiedSums):
             follow(self._new_order(), one.events)
 
     def regroup(self, world: World) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._trainers = world.trainers
         self._pool.regroup()
         self._held.hold(NOTHING)  # parts of the state are about to move, which takes memory
 
     def forget(self) -> None:
-        """The step is over: release what is gathered."""
+        """The step is over: release the gathered units."""
         self._pool.end()
         self._whole_awaited = False
         self.drop()
@@ -217,14 +217,14 @@ class UnitPasses(CopiedSums):
     # --- a step ----------------------------------------------------------------------------
 
     def exchanges(self, step: int) -> list[BucketMemory]:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._total = self._passes(step, self._trainers)
         return self._pool.exchanges([*self._whole, *list(self._plan.turns) * self._total])[
             len(self._whole) :
         ]
 
     def begin(self, check: Callable[[], None], scale: float, holds: ShardSet) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         del scale
         self.wait()
         self.drop()
@@ -236,7 +236,7 @@ class UnitPasses(CopiedSums):
     def compute(
         self, work: Computation, start: Submit, wait: Await, refreshed: Callable[[], None]
     ) -> LossSum:
-        """See `ShardGradients`; parameters and gradients use the exchanges of `start` above."""
+        """Implement `ShardGradients`; the exchanges are those of `start` above."""
         del start, wait, refreshed
         with self._uses.told_to(self):
             sums = work.backward("", 0, passed=self._end_pass)
@@ -246,19 +246,19 @@ class UnitPasses(CopiedSums):
         return sums
 
     def collect(self, wait: Await) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         del wait
         self._pool.finish(len(self._whole) + self._total * len(self._plan.turns) - 1)
 
     def release(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self.forget()
         self._check = _nothing
         for parameter in self._parameters:
             parameter.grad = None
 
     def close(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._uses.close()
         self._pool.close()
 
@@ -282,7 +282,7 @@ class UnitPasses(CopiedSums):
         return len(self._whole) + self._number * len(self._plan.turns)
 
     def _end_pass(self) -> None:
-        """Backward has ended, or this rank has no rows: take part in what is left."""
+        """Backward has ended, or this rank has no rows: take part in the remaining exchanges."""
         self._now.over = True
         self._advance(len(self._plan.turns))
         self._keep_pace()
@@ -316,7 +316,7 @@ class UnitPasses(CopiedSums):
             self._pool.finish(self._first + end - 1)
 
     def _give(self, bucket: int, flat: Tensor) -> None:
-        """Write what this rank holds of a bucket of parameters."""
+        """Write this rank's elements of a bucket of parameters."""
         assert self._state is not None, "bind() comes first"
         for first, values in self._state.values(bucket):
             flat[first : first + values.numel()].copy_(values)
@@ -338,12 +338,12 @@ class UnitPasses(CopiedSums):
     # --- parameters ------------------------------------------------------------------------
 
     def end(self, unit: int) -> None:
-        """See `dtd.strategy.sharded.unit_uses.Listener`: release the unit, if it is not needed."""
+        """Implement `Listener`: release the unit, if it is not needed."""
         if self._now.order.end(unit):
             self._release(unit)
 
     def need(self, unit: int) -> None:
-        """See `dtd.strategy.sharded.unit_uses.Listener`: gather the unit, if it is not there."""
+        """Implement `Listener`: gather the unit, if it is not there."""
         now = self._now
         gather = now.order.need(unit)
         if gather is None:
@@ -368,7 +368,7 @@ class UnitPasses(CopiedSums):
     # --- gradients -------------------------------------------------------------------------
 
     def gradient(self, bucket: int, parameter: int) -> None:
-        """See `dtd.strategy.sharded.unit_uses.Listener`: pack it, and send what is complete."""
+        """Implement `Listener`: pack the gradient, and send complete buckets."""
         self._check()
         if self._parameters[parameter].grad is None:
             raise cleared(self._names[parameter])

@@ -1,4 +1,4 @@
-"""Sees when a model uses the parameters of a unit, and when their gradients are there.
+"""Observes a model's uses of each unit's parameters, and the arrival of their gradients.
 
 A unit is used when its forward begins, when a module's parameter is read as an attribute, and when
 autograd unpacks a tensor that shares a parameter's memory.  So recomputed blocks, tied weights and
@@ -31,7 +31,7 @@ from dtd.strategy.sharded.units import Unit
 
 
 class Listener(Protocol):
-    """Who is told."""
+    """The receiver of a unit's uses."""
 
     def need(self, unit: int) -> None:
         """A unit's parameters are about to be used."""
@@ -45,7 +45,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What autograd has saved of a unit's parameters."""
+    """A tensor of a unit that autograd has saved."""
 
     unit: int
     tensor: Tensor
@@ -163,7 +163,7 @@ class UnitUses:
         return any(self._unit_behind(one) == unit for one in tensors)
 
     def _unit_behind(self, tensor: Tensor) -> int | None:
-        """Whose parameters a tensor is a view of."""
+        """Return the unit whose parameters a tensor is a view of; None if there is none."""
         bucket = self._bucket_of(tensor)
         return None if bucket is None else self._unit_of[bucket]
 

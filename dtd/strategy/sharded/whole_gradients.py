@@ -1,4 +1,4 @@
-"""How the strategy uses gradients, and stage 1's way: every rank has memory for all of them."""
+"""The interface to a step's gradients, and stage 1's: every rank has memory for all of them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ShardGradients(Protocol):
 
 
 class WholeGradients:
-    """See `ShardGradients`; buckets as for replicated training, and half of each all-reduce.
+    """Implement `ShardGradients`; buckets as for replicated training, and half of each all-reduce.
 
     Args:
         parameters: the trained parameters, in the plan's order.
@@ -130,38 +130,38 @@ class WholeGradients:
 
     @property
     def present(self) -> list[bool]:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         return self._buckets.present
 
     @property
     def size_bytes(self) -> int:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         return self._buckets.size_bytes
 
     def regroup(self, world: World) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._buckets.regroup(world)
 
     def reset(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._buckets.reset()
 
     def exchanges(self, step: int) -> list[BucketMemory]:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         return [
             dataclasses.replace(one, operation=Operation.REDUCE_SCATTER, copies=self._mirrors)
             for one in self._buckets.exchanges(step)
         ]
 
     def begin(self, check: Callable[[], None], scale: float, holds: ShardSet) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._holds = holds
         self._buckets.begin(check, scale)
 
     def compute(
         self, work: Computation, start: Submit, wait: Await, refreshed: Callable[[], None]
     ) -> LossSum:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         del wait
         sums = work.backward("", 0, last=lambda: self._buckets.hand_over_when_full(start))
         refreshed()  # a rank without rows has run no forward
@@ -169,36 +169,36 @@ class WholeGradients:
         return sums
 
     def collect(self, wait: Await) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         for index in range(len(self._buckets.flats)):
             self._buckets.receive(index, wait)
 
     def part(self, bucket: int, start: int, stop: int) -> Tensor:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         return self._buckets.flats[bucket][start:stop]
 
     def revoke(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._buckets.revoke()
 
     def scale(self, factor: float) -> None:
-        """See `ShardGradients`; the rest of the buckets is undefined."""
+        """Implement `ShardGradients`; the rest of the buckets is undefined."""
         for flat in self._buckets.flats:
             for start, stop in self._holds.ranges(flat.numel()):
                 flat[start:stop].mul_(factor)
 
     def commit(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._buckets.commit()
 
     def rollback(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._buckets.rollback()
 
     def release(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._buckets.release()
 
     def close(self) -> None:
-        """See `ShardGradients`."""
+        """Implement `ShardGradients`."""
         self._buckets.close()

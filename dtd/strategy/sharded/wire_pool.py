@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True)
 class _Prepared:
-    """One exchange in its piece; `flat` is what the caller fills and gets."""
+    """One exchange in its piece; the caller fills and reads `flat`."""
 
     turn: Turn
     piece: int
@@ -148,7 +148,7 @@ class WirePool:
 
     @property
     def started(self) -> int:
-        """How many exchanges of the step have been started; they are in order."""
+        """The number of exchanges of the step that have been started; they are in order."""
         return self._started
 
     def piece(self, index: int) -> Tensor | None:

@@ -1,1 +1,1 @@
-"""Checkpoints on a worker's disk: format, writing, retention, and what a state starts from."""
+"""Checkpoints on a worker's disk: format, writing, retention, and the state to start from."""

@@ -37,7 +37,7 @@ from dtd.train.record import GotOn, nobody
 from dtd.train.state.canonical import canonical_json
 
 SHARDED_ENTRIES: Final = "optimizer_shards"
-"""Of a sharded state's metadata: which optimizer entries are sharded.  A whole state has none."""
+"""Key in a sharded state's metadata: which optimizer entries are sharded; absent in a whole one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def assemble(
 
 
 def _agreed(read: Sequence[tuple[FoundPart, Manifest]]) -> Manifest:
-    """What all parts say of the state.
+    """Return the manifest that all parts agree on.
 
     Raises:
         PartsDiffer: two of them differ.

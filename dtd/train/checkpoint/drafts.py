@@ -29,7 +29,7 @@ class Drafts:
         self._locks: dict[str, int] = {}
 
     def path(self, name: str) -> Path:
-        """Where the draft of the checkpoint of this name is."""
+        """Return the path of a checkpoint's draft."""
         return self._directory / f"{TEMPORARY}{name}-{self._suffix}"
 
     def make(self, name: str) -> Path:
@@ -51,7 +51,7 @@ class Drafts:
         self.path(name).rename(target)
 
     def clear(self, name: str, target: Path) -> None:
-        """Remove what is at the draft's target, unless another writer has just done so."""
+        """Remove the draft's target, unless another writer has just done so."""
         aside = target.with_name(f"{TEMPORARY}{name}-{self._suffix}.damaged")
         with contextlib.suppress(FileNotFoundError):
             target.rename(aside)

@@ -30,7 +30,7 @@ class FirstWeights:
     Args:
         path: a safetensors file.
         strict: every weight in it and in the model must fit.
-        reporter: hears what was left out.
+        reporter: told of what was left out.
     """
 
     def __init__(self, path: Path, *, strict: bool, reporter: Reporter) -> None:
@@ -70,11 +70,11 @@ def take_weights(
 
     Args:
         replica: the state; changes only if all is well.
-        tensors: "model.<name>" -> value; what has another name is passed over.
-        source: what they are called in messages.
+        tensors: "model.<name>" -> value; other names are ignored.
+        source: their name in messages.
         strict: a mismatch is an error; otherwise it is left out and reported.
-        reporter: hears what was left out.
-        got_on: called as the copy gets on.
+        reporter: told of what was left out.
+        got_on: called as the copy progresses.
 
     Raises:
         CheckpointError: with everything that does not fit, named; or nothing fits.
@@ -152,7 +152,7 @@ def _prefix(longer: Sequence[str], shorter: Sequence[Sequence[str]]) -> str:
 def _matched(
     groups: Sequence[tuple[list[str], Tensor]], given: Mapping[str, Tensor], source: str
 ) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
-    """What is copied from where, and what does not fit, in words."""
+    """Return the copies to make, as (target, source), and descriptions of what does not fit."""
     known = {name for names, _ in groups for name in names}
     unfit = [f"{name} is only in {source}" for name in given if name not in known]
     copies: list[tuple[Tensor, Tensor]] = []

@@ -37,8 +37,8 @@ from dtd.train.record import GotOn, nobody
 FORMAT: Final = 2
 PART_FORMAT: Final = 3
 READABLE: Final = (1, 2, PART_FORMAT)
-"""What 0.1.0 wrote has format 1 and no identity; a part of a checkpoint has a format of its own,
-which a dtd that knows no parts refuses."""
+"""Formats that load.  0.1.0 wrote format 1, without identity; a part has a format of its own, which
+a dtd that knows no parts refuses."""
 
 MANIFEST_FILE: Final = "manifest.json"
 MODEL_FILE: Final = tensor_file.MODEL_FILE
@@ -69,7 +69,7 @@ class Manifest:
         format: of the directory's layout.
         job: id of the job.
         job_name: the job's name.
-        task: what was trained.
+        task: the task's name.
         generation: in which it was taken.
         step: committed steps.
         epoch: epoch of the next row.
@@ -79,14 +79,14 @@ class Manifest:
             to compare them.
         parent: name of the checkpoint before it, empty for the first.
         metrics: of the evaluation at this step; empty if there was none.
-        world_size: workers at the time; any number can go on from here.
+        world_size: workers at the time; any number can continue.
         files: size and hash of the other files.
         state: the part of the state that is not tensors.
         tensors: names of all tensors, in the digest's order.
         identity: the job's, which tells it from others of the same id (`dtd.job.identity`).
         local_state: state of each rank alone that is in no checkpoint, by name, and what it is
-            after loading: "zero".  None if whoever wrote the checkpoint did not say.
-        part: what is here of a sharded state; None for a whole checkpoint.
+            after loading: "zero".  None if the writer did not record it.
+        part: the part of a sharded state that is here; None for a whole checkpoint.
     """
 
     format: int
@@ -110,7 +110,7 @@ class Manifest:
 
     @property
     def shards(self) -> ShardSet:
-        """What is here of the state."""
+        """The shards of the state that are here."""
         return WHOLE if self.part is None else self.part.shards
 
 
@@ -120,7 +120,7 @@ class Found:
 
     Attributes:
         path: its directory; None if none verified.
-        manifest: what it says of itself.
+        manifest: its manifest.
         passed_over: (path, why) of newer ones.
     """
 

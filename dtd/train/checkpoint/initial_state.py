@@ -37,19 +37,19 @@ from dtd.train.session import JobSession
 
 
 def checkpoint_directory(spec: JobSpec, state_dir: Path) -> Path:
-    """Where a worker keeps the checkpoints of this job and looks for those it may start from."""
+    """Return a worker's directory of checkpoints for this job, also of those it may start from."""
     return Path(spec.checkpoint.directory or state_dir / "checkpoints")
 
 
 class Origin:
-    """The checkpoints that one job may begin or go on with.
+    """The checkpoints from which one job may start or continue.
 
     Args:
         job_id: the job.
         identity: tells it from others of the same id.
         init_from: another job's checkpoint; None if it begins fresh.
         directory: where all jobs' checkpoints are.
-        reporter: hears once of each checkpoint that is passed over.
+        reporter: told once of each checkpoint that is skipped.
         strict: weights that are taken over alone must all fit.
     """
 
@@ -73,7 +73,7 @@ class Origin:
         self._folder = directory / folder_of(job_id, identity)
 
     def held(self) -> HeldState:
-        """What is on this disk; step 0 where only weights are taken over."""
+        """Return the state on this disk; step 0 where only weights are taken over."""
         job_id, found = self._newest()
         if found.path is None or found.manifest is None:
             return HeldState(
@@ -112,7 +112,7 @@ class Origin:
         return tuple(held)
 
     def load(self, session: JobSession, generation: int, step: int) -> None:
-        """Make what `held` said the live state.
+        """Load the state that `held` returned.
 
         Raises:
             CheckpointError: this worker does not hold it, or it does not fit the job.
@@ -190,10 +190,10 @@ class Origin:
         return origin.job_id, found
 
     def incomplete(self) -> tuple[Path | None, Path] | None:
-        """What is here of the checkpoint from which the job is to start, if it is not all of it.
+        """Return where a checkpoint is that has to be assembled before the job starts from it.
 
         Returns:
-            where this worker's part is, None if it has none, and the directory for the whole
+            the path of this worker's part, None if it has none, and the directory for the whole
             checkpoint, assembled with the parts of other workers; None if nothing is to be
             assembled.
         """
@@ -222,7 +222,7 @@ class Origin:
 
 
 def check_position(session: JobSession) -> None:
-    """A state goes on only over the same rows in batches of the same size, and not past the end.
+    """Check that the live state continues with the same rows, in batches of the same size.
 
     Raises:
         CheckpointError: the live state is at another place than the job's plan has it.

@@ -28,12 +28,12 @@ Pieces = dict[str, list[tuple[int, int, Tensor]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What a checkpoint, or a part of one, holds.
+    """Content of a checkpoint, or of a part of one.
 
     Attributes:
-        manifest: what it says of itself.
-        tensors: what it has whole: all tensors, or the common part of a sharded state.
-        pieces: what a part has of the sharded tensors.
+        manifest: its manifest.
+        tensors: its whole tensors: all of them, or the common part of a sharded state.
+        pieces: a part's pieces of the sharded tensors.
     """
 
     manifest: Manifest

@@ -36,11 +36,11 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What stays on a worker of one job; the newest checkpoint and the best always do.
+    """Rules by which a worker keeps a job's checkpoints; the newest and the best always stay.
 
     Attributes:
         keep: how many of the newest.
-        best_metric: by which one is the best; empty for none.
+        best_metric: the metric that chooses the best; empty for none.
         best_mode: "min", "max", or empty for the rule by the metric's name.
         keep_days: those not older than this; 0 for any age.
         keep_bytes: the newest in so much room; 0 for any.
@@ -74,7 +74,7 @@ def retain(
         directory: the job's directory.
         rules: what stays.
         now_unix_s: from which ages count.
-        branches: what the job has left behind.
+        branches: steps that the job has abandoned.
     """
     known = list_checkpoints(directory.parent, directory.name)
     left = {path for path in known if is_left(parse_name(path.name) or (0, 0), branches)}

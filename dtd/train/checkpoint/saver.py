@@ -53,7 +53,7 @@ from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import dtype_name, shard_digests, state_digest
 
 _PATIENCE_S = 1.0
-"""How long a checkpoint that may be left out waits for an earlier one to be written."""
+"""Time that a checkpoint which may be left out waits for an earlier one to be written."""
 
 _SPARE_BYTES = 64 << 20
 """Memory that a copy must leave to the process."""
@@ -73,8 +73,8 @@ class Checkpoints:
         job_id: its id.
         identity: tells it from others of the same id.
         directory: where all jobs' checkpoints are.
-        reporter: hears of published ones and of failures.
-        saved: called with what was published.
+        reporter: told of published ones and of failures.
+        saved: called with the published ones.
         local_state: returns the live state's `Manifest.local_state`.
 
     Attributes:
@@ -144,7 +144,7 @@ class Checkpoints:
         waits: bool,
         agreed: bytes = b"",
     ) -> None:
-        """Take the digest of the state, and write a draft of it, or of what is held of it.
+        """Take the digest of the state, and write a draft of it, or of this rank's part.
 
         Args:
             replica: the state; may change as soon as this returns.
@@ -176,7 +176,7 @@ class Checkpoints:
             self._write_part(replica, key, world_size)
 
     def _write_part(self, replica: Replica, key: StateKey, world_size: int) -> None:
-        """Write what is held of a sharded state, and wait for it if there is no room for a copy."""
+        """Write this rank's part of a sharded state; waits if there is no room for a copy."""
         shards = replica.shards
         assert shards is not None, "the state is sharded"
         size_bytes, room = part_bytes(replica, shards), available_memory(torch.device("cpu"))
@@ -232,7 +232,7 @@ class Checkpoints:
         }
 
     def agreed(self) -> None:
-        """All ranks hold the pending digest: say so, and publish what this rank has written."""
+        """Publish this rank's draft: all ranks hold the pending digest."""
         pending = self.deferred.pending
         if pending is not None:
             self._known = (pending.step, pending.digest)
@@ -241,7 +241,7 @@ class Checkpoints:
         self._publish_draft()
 
     def _publish_draft(self) -> None:
-        """Publish what this rank has written, if it is what was pending."""
+        """Publish this rank's draft, if it is the pending one."""
         pending = self.deferred.settled()
         if pending is not None and pending.step == self._draft.step:
             step, metrics = self._metrics
@@ -278,7 +278,7 @@ class Checkpoints:
         Args:
             key: the key.
             parts_of: the number of ranks among which it was divided; 0: it was whole.
-            part: what it has of the state.
+            part: its part of the state.
         """
         self._part = part
         self._saved, self.parent, self._parts_of = key, checkpoint_name(*key), parts_of
@@ -301,13 +301,13 @@ class Checkpoints:
             raise CheckpointError(f"{failure.name} was not saved: {failure.reason}")
 
     def poll(self) -> None:
-        """Report what the writer has finished; does not wait."""
+        """Report finished writes; does not wait."""
         for failure in self._report():
             what = "is saved without its metrics" if failure.saved else "was not saved"
             self._warn("checkpoint_failed", f"{failure.name} {what}: {failure.reason}")
 
     def _report(self) -> list[Failure]:
-        """Report what was published since the last call; returns the failures."""
+        """Report publications since the last call; returns the failures."""
         failures: list[Failure] = []
         for result in self._writer.finished():
             if isinstance(result, Failure):
@@ -331,7 +331,7 @@ class Checkpoints:
         return failures
 
     def flush(self) -> None:
-        """Wait for what was agreed on, and report it."""
+        """Wait for agreed checkpoints, and report them."""
         self._idle_within(math.inf)
         self.poll()
 

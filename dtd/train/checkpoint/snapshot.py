@@ -1,7 +1,7 @@
-"""What is written as a checkpoint: copies of a state, or of the part of it that a rank holds.
+"""Copies of a state, or of the part of it that a rank holds, to be written as a checkpoint.
 
-Training goes on while a copy is written, so it has memory of its own: as much as the state, or the
-part, and no more.  Where a worker has no room for a copy of its part, the live memory is written,
+Training continues while a copy is written, so the copy has memory of its own, as much as the state
+or the part.  Where a worker has no room for a copy of its part, the live memory is written,
 and training waits until it has been read.
 """
 
@@ -51,7 +51,7 @@ class Snapshot:
             were one tensor of one dimension.
         about: the part of the state that is not tensors.
         digest: of the whole state; empty if this rank cannot know it.
-        part: what is held of a sharded state; None for a whole one.
+        part: the held part of a sharded state; None for a whole one.
     """
 
     names: tuple[str, ...]
@@ -77,7 +77,7 @@ def whole_snapshot(replica: Replica, got_on: GotOn) -> Snapshot:
 
 
 def part_bytes(replica: Replica, shards: ShardedState) -> int:
-    """Return the memory that a copy of what this rank holds takes."""
+    """Return the memory of a copy of this rank's part."""
     held = sum(piece.values.nbytes for one in shards.tensors() for piece in one.pieces)
     return held + sum(tensor.nbytes for tensor in named_tensors(replica).values())
 
@@ -85,14 +85,14 @@ def part_bytes(replica: Replica, shards: ShardedState) -> int:
 def part_snapshot(
     replica: Replica, shards: ShardedState, *, mirrors: int, copies: bool, got_on: GotOn
 ) -> Snapshot:
-    """Take the common part of a sharded state, and what this rank holds of the sharded tensors.
+    """Copy the common part of a sharded state, and this rank's pieces of the sharded tensors.
 
     Args:
         replica: the state.
-        shards: what it holds of the sharded tensors.
+        shards: its pieces of the sharded tensors.
         mirrors: of the job.
         copies: into memory of their own; else they are valid while the state does not change.
-        got_on: called as copying gets on.
+        got_on: called as copying progresses.
     """
 
     def taken(tensor: Tensor) -> Tensor:

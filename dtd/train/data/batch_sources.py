@@ -34,7 +34,7 @@ AHEAD = 2
 """Number of batches loaded ahead of the one being waited for (for each loader process)."""
 
 _PROCESS_ENDED = (RuntimeError, OSError, EOFError)
-"""What torch raises, or its queues do, when a loader process is gone."""
+"""Errors of torch, or of its queues, when a loader process is gone."""
 
 
 class BatchSource(Protocol):
@@ -55,10 +55,10 @@ class BatchSource(Protocol):
         ...
 
     def take(self) -> LoadedBatch:
-        """The next request's batch.
+        """Return the next request's batch.
 
         Raises:
-            LoaderLost: a loader process has ended; `restart` goes on with others.
+            LoaderLost: a loader process has ended; `restart` continues with others.
             TaskError: its rows cannot be loaded.
         """
         ...
@@ -123,7 +123,7 @@ class ThreadSource:
             future.cancel()
 
     def take(self) -> LoadedBatch:
-        """Keep the thread busy with what comes next, then wait for this one."""
+        """Keep the thread busy with the next batches, then wait for this one."""
         self._fill({})
         return self._under_way.popleft()[1].result()
 
@@ -134,7 +134,7 @@ class ThreadSource:
             self._under_way.append((wanted, future))
 
     def close(self) -> None:
-        """Cancel what has not begun and join the thread."""
+        """Cancel batches that have not begun and join the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _load(self, wanted: BatchRequest) -> LoadedBatch:
@@ -225,7 +225,7 @@ class ProcessSource:
 
 
 class _RequestStream:
-    """The sampler of a DataLoader: what it iterates over can be exchanged."""
+    """The sampler of a DataLoader: its requests can be exchanged."""
 
     def __init__(self) -> None:
         self.current: Iterator[BatchRequest] = iter(())

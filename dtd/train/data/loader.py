@@ -27,7 +27,7 @@ Plan = Callable[[int], BatchRequest | None]
 
 
 MAX_LOSSES: Final = 3
-"""How many times in a row loader processes may end before a batch has been loaded."""
+"""Most losses of loader processes in a row before a batch has been loaded."""
 
 
 def warn_nobody(event: str, message: str) -> None:
@@ -43,7 +43,7 @@ class Loader:
         seed: the job's; with epoch and row it keys augmentation.
         loader_workers: number of loader processes; 0 loads in a thread of this process.
         device: where batches are needed, such as "cpu" or "cuda:0".
-        warn: hears of rows that were tried again and of loader processes that were replaced.
+        warn: told of rows that were tried again and of loader processes that were replaced.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Loader:
         self._warn("loader_restarted", f"{error.message}; its batch is loaded again by others")
 
     def _requests_from(self, request: BatchRequest | None) -> Iterator[BatchRequest]:
-        """What the source works through; notes what it has taken on."""
+        """Yield the requests that the source works through, and note each as under way."""
         while request is not None:
             self._under_way.append(request)
             yield request

@@ -67,7 +67,7 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedBatch:
-    """A batch, and what the dataset was asked for to make it.
+    """A batch, and the requests to the dataset that made it.
 
     Attributes:
         batch: None if it has no rows.
@@ -143,7 +143,7 @@ def _row(dataset: MapDataset, row: int, key: int | None) -> Any:
 
 
 def _read(read: Callable[[], Any], what: str, retried: list[str]) -> Any:
-    """What `read` returns; notes every time that it could not."""
+    """Return the result of `read`, which is retried; notes every failure."""
     for pause_s in RETRY_PAUSES_S:
         try:
             return read()
@@ -181,7 +181,7 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 
 def _values(batch: Any) -> list[tuple[Any, Any]]:
-    """What is looked into, by index, key or name of a field."""
+    """Return the fields of a batch to look into, by index, key or name."""
     if isinstance(batch, dict):
         return list(batch.items())
     if isinstance(batch, list | tuple):

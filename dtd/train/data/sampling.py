@@ -122,7 +122,7 @@ class Shuffled:
         self.places = length
 
     def rows(self, seed: int, epoch: int, start: int, stop: int) -> Rows:
-        """As `dtd.core.data.sampler` has them."""
+        """Return the rows of `dtd.core.data.sampler`."""
         return ordered_rows(seed, epoch, start, stop, self.places)
 
 
@@ -230,7 +230,7 @@ class Given:
         self.digest = _digest("order", first)
 
     def rows(self, seed: int, epoch: int, start: int, stop: int) -> Rows:
-        """A part of what the task gave."""
+        """A part of the task's sampling."""
         rows: Rows = self._epoch(epoch, seed)
         if len(rows) != self.places:
             raise TaskError(
@@ -261,7 +261,7 @@ def order_of(task: Any, length: int, *, batch_rows: int, seed: int) -> Order:
         seed: of the job.
 
     Raises:
-        TaskError: it has two of them, or one does not give what it should.
+        TaskError: it has two of them, or one returns invalid values.
     """
     names = [name for name in HOOKS if hasattr(task, name)]
     if len(names) > 1:

@@ -4,13 +4,13 @@ A stream becomes rows by number: row n is the n-th that it gives, counted from t
 job.  A step takes the next `global_batch_size` of them and each rank a slice, as of any dataset, so
 the number of workers changes nothing.  Every rank reads the whole stream, and decodes its own rows.
 Where each step ends the position is noted; that of the last committed step is part of the state
-(`dtd.train.state.tensors`), and reading goes on from there after a break, a fall-back or a restart.
+(`dtd.train.state.tensors`), where reading continues after a break, a fall-back or a restart.
 
     rows(position) -> (item, position after it), ...     and decode(item) -> row, if there is one
     __iter__, state_dict, load_state_dict                as torch's and others' stateful data sets
     __iter__ alone                                       position is a count: rows are read again
 
-What this promises is as good as the source: from one position it must give the same items on every
+This holds if the source is deterministic: from one position it must give the same items on every
 worker, as often as it is asked.
 """
 
@@ -44,12 +44,12 @@ class _Reader(Protocol):
         ...
 
     def position(self) -> Any:
-        """Where the next item comes from, fit for JSON."""
+        """Position of the next item, fit for JSON."""
         ...
 
 
 class _Positioned:
-    """Of a source with `rows(position)`."""
+    """Items of a source with `rows(position)`."""
 
     def __init__(self, source: Any, position: Any) -> None:
         self._items = iter(source.rows(position))
@@ -70,7 +70,7 @@ class _Positioned:
 
 
 class _Stateful:
-    """Of a source with `state_dict` and `load_state_dict`, its own iterator or not."""
+    """Items of a source with `state_dict` and `load_state_dict`, its own iterator or not."""
 
     def __init__(self, source: Any, position: Any) -> None:
         source.load_state_dict(position)
@@ -85,7 +85,7 @@ class _Stateful:
 
 
 class _Counted:
-    """Of a source that can be read from its beginning only."""
+    """Items of a source that can be read from its beginning only."""
 
     def __init__(self, source: Any, position: Any) -> None:
         self._items = iter(source)
@@ -109,7 +109,7 @@ class StreamRows:
     nearest position that is known.  When a pass is over the next one begins.
 
     Args:
-        source: what the task returned.
+        source: the task's dataset.
         batch_rows: rows of a step: where positions are noted.
 
     Attributes:
@@ -137,7 +137,7 @@ class StreamRows:
         self._check_quiet()
 
     def __len__(self) -> int:
-        """Nobody knows."""
+        """Raise: the length is unknown."""
         return 0
 
     def __getitem__(self, row: int) -> Any:
@@ -168,15 +168,15 @@ class StreamRows:
         return self._known[row]
 
     def go_to(self, row: int, position: Any) -> None:
-        """The state at hand ends before this row: what was known before does not count.
+        """The current state ends before this row: positions known before do not count.
 
-        Does not wait for whoever reads: a source may be slow.
+        Does not wait for the reading thread: a source may be slow.
         """
         with self._noting:
             self._known, self._moved = {row: position}, True
 
     def committed(self, row: int) -> None:
-        """Nobody will go back before this row.  Does not wait for whoever reads."""
+        """No step before this row will be repeated.  Does not wait for the reading thread."""
         with self._noting:
             self._known = {at: where for at, where in self._known.items() if at >= row}
 
@@ -241,10 +241,10 @@ class StreamRows:
 
 
 def stream_rows(task: Any, spec: JobSpec, dataset: Any) -> StreamRows | None:
-    """What `train_dataset()` returned as numbered rows, if it is a stream.
+    """Return the numbered rows of a dataset that is a stream; None for other datasets.
 
     Raises:
-        TaskError: the task or the job asks for what a stream cannot give.
+        TaskError: the task or the job asks for more than a stream can give.
     """
     kind = type(dataset)
     numbered = hasattr(kind, "__getitem__") and not issubclass(kind, IterableDataset)
@@ -282,7 +282,7 @@ class InSequence:
         self.places = EPOCH_STEPS * batch_rows
 
     def rows(self, seed: int, epoch: int, start: int, stop: int) -> Rows:
-        """Row numbers go on from epoch to epoch."""
+        """Row numbers continue from epoch to epoch."""
         del seed
         first = epoch * self.places
         return np.arange(first + start, first + stop, dtype=np.uint64)

@@ -51,7 +51,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self.parts[name].step()
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch has it, with parameters numbered through."""
+        """Return torch's form of the state, with parameters numbered through."""
         state: dict[int, Any] = {}
         groups: list[dict[str, Any]] = []
         first = 0
@@ -140,7 +140,7 @@ def _plain(method: Callable[..., Any]) -> Any:
 
 
 class _Uncompiled(torch.optim.Optimizer):
-    """What all optimizers of torch have in common."""
+    """Uncompiled methods of all optimizers of torch."""
 
     add_param_group = _plain(torch.optim.Optimizer.add_param_group)
     zero_grad = _plain(torch.optim.Optimizer.zero_grad)
@@ -164,7 +164,7 @@ class _SGD(_Uncompiled, torch.optim.SGD):
     """
 
     def step(self, closure: Any = None) -> Any:
-        """As in torch."""
+        """Implement `Optimizer`; first zeroes momentum where the fused kernel needs it."""
         for group in self.param_groups:
             if not (group["fused"] and group["momentum"]):
                 continue
@@ -269,7 +269,7 @@ _UNUSABLE: Final[Mapping[str, str]] = {
 
 
 def checked_optimizer(method: str, optimizer: Any) -> torch.optim.Optimizer:
-    """What a method of the task returned, if it is an optimizer that can be used.
+    """Return the result of a task's method, if it is an optimizer that can be used.
 
     Raises:
         TaskError: it is not.

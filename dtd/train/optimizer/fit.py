@@ -24,7 +24,7 @@ _MOST_NAMED: Final = 4
 
 Groups = Sequence[Mapping[str, Any]]
 Names = Sequence[Sequence[str]]
-"""Of the parameters of each group, in the optimizer's order."""
+"""Names of the parameters of each group, in the optimizer's order."""
 
 
 def check_groups(own: Groups, saved: Groups, *, ours: Sequence[str]) -> None:

@@ -49,13 +49,13 @@ class TaskSchedule:
             ) from error
 
     def state(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """What it keeps, fit for JSON; functions are no state.
+        """Return its state, fit for JSON; functions are no state.
 
         Args:
-            tensors: receives what it keeps as tensors.
+            tensors: receives its tensors.
 
         Raises:
-            TaskError: it keeps something else.
+            TaskError: it keeps values of another type.
         """
         return {
             name: encoded(
@@ -69,7 +69,7 @@ class TaskSchedule:
         }
 
     def load(self, state: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Go on where another one was.
+        """Continue where another one was.
 
         Args:
             state: JSON of that one.
@@ -103,7 +103,7 @@ def schedule_of(
         total_steps: steps of the whole job.
 
     Raises:
-        TaskError: what it built is no schedule of this optimizer that can be stepped.
+        TaskError: its result is no schedule of this optimizer that can be stepped.
     """
     build = getattr(task, "build_schedule", None)
     if build is None:

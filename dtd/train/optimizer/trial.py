@@ -1,4 +1,4 @@
-"""A few updates by a copy of a task's own optimizer, to see what it keeps before training begins.
+"""A few updates by a copy of a task's own optimizer, to see its state before training begins.
 
 An optimizer makes its state in its first steps, and torch's own ones keep what a state can hold.
 Others are copied with the smallest parameters of each group, without hooks, so that a trial costs
@@ -27,7 +27,7 @@ _KNOWN: Final = ("torch.optim", "dtd.")
 
 
 def check_kept(replica: Replica, *, sharded: bool) -> None:
-    """Refuse an optimizer that keeps what a state cannot hold.
+    """Refuse an optimizer whose state cannot be stored.
 
     Args:
         replica: a fresh state; its optimizer has whole parameters.

@@ -104,7 +104,7 @@ class RunningBuffers:
             bits.copy_(wide)
 
     def apply(self, elements: Tensor, words: Tensor) -> None:
-        """Set every buffer to what all ranks' contributions come to."""
+        """Set every buffer to the combination of all ranks' contributions."""
         integers, bits, marks = self._parts(words)
         self._write(self._floats, self._float_sizes, elements)
         self._write(self._integers, self._integer_sizes, integers)

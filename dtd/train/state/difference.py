@@ -47,7 +47,7 @@ class Difference:
 
     Attributes:
         entry: its name; empty if it was not found.
-        meaning: what it is and what probably changed it, for a person; empty without an entry.
+        meaning: the entry and the probable cause, for a person; empty without an entry.
     """
 
     entry: str = ""
@@ -66,7 +66,7 @@ def first_difference(
 
     Args:
         replica: this rank's state.
-        gather: exchanges a word with all ranks, which all search as well.
+        gather: gathers bytes from all ranks, which all search as well.
         progress: called with every entry that is hashed.
         rank: this one.
         disputed: shards of the state in which their holders differ, which are searched if the
@@ -96,7 +96,7 @@ def _searched(
     Args:
         entries: names and hashes of this rank's entries.
         among: the ranks that have them; None for all.
-        gather: exchanges a word with all ranks.
+        gather: gathers bytes from all ranks.
         names: of all entries, where ranks may have none themselves.
     """
     looking = search([content for _, content in entries], among)
@@ -156,7 +156,7 @@ def _shard_entries(
 
 
 def _meaning(replica: Replica, entry: str, parameter: str = "") -> str:
-    """What an entry is; `parameter` names the one that sharded optimizer state is about."""
+    """Describe an entry; `parameter` names the one that sharded optimizer state is about."""
     if entry == _MORE:
         return "some ranks have optimizer state that others lack"
     if entry.startswith(MODEL):

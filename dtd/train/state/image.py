@@ -85,7 +85,7 @@ class IncomingImage:
         return [tensor_bytes(tensor) for tensor in self._tensors.values()]
 
     def check(self, got_on: GotOn = nobody) -> None:
-        """Compare what was received with its digest.
+        """Compare the received state with its digest.
 
         Raises:
             CheckpointError: bytes were damaged on the way.

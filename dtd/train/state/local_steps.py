@@ -1,4 +1,4 @@
-"""What local steps change on one rank besides its weights, and how that is restored.
+"""Undo of what local steps change on one rank besides its weights.
 
 With local steps (`dtd.strategy.local_sgd`) the optimizer's state belongs to one rank.  It advances
 when a round is committed.  When the round is redone or skipped, it is restored to what it was

@@ -62,16 +62,16 @@ class Replica:
         skipped_in_row: committed steps since the last update, all of them skipped.
         epoch: epoch of the next row.
         offset: rows used in that epoch.
-        own: what the task keeps itself.
+        own: the task's own state.
         early_stop: what evaluations have shown.
-        ended_of: steps of the job that ended early with the last step; 0 if it goes on.
+        ended_of: steps of the job that ended early with the last step; 0 if it continues.
         stream: position of the next row, where rows come from a stream; None at its beginning.
         schedule: the task's own; None where the job's [schedule] counts.
         averages: of the weights; None without `train.ema_decay`.
         strategy: of the job.
         local_from: from this step the optimizer's state is this rank's own; None: never.
         shared: tensors of the strategy that are a part of the state, by name.
-        shards: what this rank holds of trained parameters and optimizer state; None: all of it.
+        shards: this rank's part of trained parameters and optimizer state; None: all of it.
         recomputation: a context in which a step is computed, with `train.activation_checkpointing`.
         grouped: names of the parameters in each of the optimizer's groups, in its order.
     """
@@ -111,7 +111,7 @@ class Replica:
 
     @property
     def has_its_part(self) -> bool:
-        """Whether it has the shards that it is to hold, not only what all ranks have in common."""
+        """Whether it has the shards of its rank, not only the common part."""
         return self.shards is None or self.shards.is_complete
 
     @property
@@ -179,9 +179,9 @@ class Replica:
         return float(groups[0]["lr"])
 
     def updated(self, steps: int = 1) -> None:
-        """Count an update, or those of a round; the task's schedule goes on to the next one.
+        """Count an update, or those of a round, and advance the task's schedule.
 
-        Local steps have moved that on themselves (`dtd.train.state.local_steps`).
+        Local steps have advanced that themselves (`dtd.train.state.local_steps`).
         """
         if self.averages is not None:
             self.averages.update(first=self.updates == 0, steps=steps)
@@ -307,7 +307,7 @@ def build_replica(
 
 
 def _add_schedule(replica: Replica, task: Task, spec: JobSpec) -> None:
-    """What says how the rates of a new optimizer's groups change."""
+    """Note the learning rates of a new optimizer's groups, and build the task's schedule."""
     replica.base_lrs = [float(group["lr"]) for group in replica.optimizer.param_groups]
     total_steps = steps_of(spec, replica.ledger.length)
     replica.schedule = schedule_of(task, replica.optimizer, total_steps)

@@ -51,10 +51,10 @@ class Structure:
         self._stay = stay
 
     def check(self, by: str) -> None:
-        """See that all is as it was.
+        """Check that the model's structure is unchanged.
 
         Args:
-            by: what has just been called.
+            by: the method that was called.
 
         Raises:
             TaskError: it is not.

@@ -17,7 +17,7 @@ from dtd.train.record import GotOn, nobody
 from dtd.train.state.structure import Structure
 from dtd.train.state.weights import plain_name
 
-# --- what a task keeps itself, as a part of the state: `state_dict()` and `load_state_dict()` ---
+# --- a task's own state: `state_dict()` and `load_state_dict()` ---------------------------------
 #
 # Tensors and JSON values by name.  It goes into digests, checkpoints and to joining workers with
 # the rest (`dtd.train.state.tensors`).  It may change in `on_step` and `on_evaluation`, which
@@ -73,7 +73,7 @@ class OwnState:
             self._load({**tensors, **values})
 
     def reset(self) -> None:
-        """Go back to what it was when the task was made."""
+        """Restore the state with which the task was made."""
         self._put(self._fresh)
 
     # --- a step ----------------------------------------------------------------------------
@@ -94,10 +94,10 @@ class OwnState:
 
     @contextlib.contextmanager
     def unchanged(self, by: str) -> Iterator[None]:
-        """See that the task keeps its state as it is.
+        """Check that the task leaves its state unchanged.
 
         Raises:
-            TaskError: it does not.
+            TaskError: it has changed.
         """
         before = self._fingerprint()
         yield
@@ -122,7 +122,7 @@ class OwnState:
         return {**{name: tensor.clone() for name, tensor in tensors.items()}, **values}
 
     def _put(self, state: Mapping[str, Any]) -> None:
-        """A copy of a copy: the task may change what it is given."""
+        """Load a copy of a copy: the task may change its argument."""
         if self._load is not None:
             copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
             values = {k: v for k, v in copied.items() if not isinstance(v, Tensor)}
@@ -198,7 +198,7 @@ class ParameterWatch:
         return self._may_read and self._passes < PASSES_READ
 
     def check_structure(self, by: str) -> None:
-        """See that the model has the parameters and buffers that it began with.
+        """Check that the model has the parameters and buffers that it began with.
 
         Raises:
             TaskError: it has not.
@@ -207,7 +207,7 @@ class ParameterWatch:
 
     @contextlib.contextmanager
     def unchanged(self, by: str) -> Iterator[None]:
-        """See that parameters stay as they are, and that no others take their place.
+        """Check that parameters keep their values, and that no others take their place.
 
         Raises:
             TaskError: they do not, or the method computes gradients of them itself.

@@ -10,10 +10,9 @@
     task.<name>                 tensors that the task keeps itself
 
 Everything that is not a tensor is metadata: counters, loss scale, parameter groups, and the names
-of the parameters in them, by which whoever takes a state over finds its own numbers.  Equal states
+of the parameters in them, by which the receiver of a state finds its own numbers.  Equal states
 give equal names, bytes and metadata, hence equal digests, on whatever rank and after whatever
-history.  The same form serves digests, state transfer and checkpoints; what is done with it is
-their business.
+history.  The same form serves digests, state transfer and checkpoints.
 
 If the state is sharded (`dtd.strategy.sharded`), a rank has only a part of the trained parameters
 and of the optimizer state.  Then all this is about the *common* part, which every rank has: the
@@ -71,8 +70,8 @@ DTYPES: dict[str, torch.dtype] = {
 """Element types by the name that safetensors gives them."""
 
 _NOT_STATE = ("params", "param_names", "foreach", "fused")
-"""Of an optimizer's groups: which kernels update them is the choice of whoever holds the state, and
-the names that an optimizer keeps itself follow its own order."""
+"""Keys of an optimizer's groups that are no state: each rank chooses its kernels, and stored names
+follow the optimizer's own order."""
 
 _PARAMETERS = "optimizer_parameters"
 """In the metadata: names of the parameters of each group.  States of dtd 0.1.0 have none."""
@@ -250,7 +249,7 @@ def shard_digests(replica: Replica, got_on: GotOn = nobody) -> ShardDigests:
 
 
 def shards_digest(shards: ShardedState, part: ShardSet, got_on: GotOn = nobody) -> bytes:
-    """16 bytes over what a part of the state consists of; this rank holds all of that part."""
+    """16 bytes over a part of the state; this rank holds all of that part."""
     content = xxhash.xxh3_128()
     for bucket, elements in enumerate(shards.buckets()):
         for name, column in shards.columns(bucket).items():
@@ -392,7 +391,7 @@ def _load_weights(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], got
 
 
 def _unfit(live: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
-    """What is in one of the two models only, or has another shape or type there."""
+    """Describe tensors that are in one model only, or have another shape or type there."""
     found = [f"{_bare(name)} is only in the state" for name in given if name not in live]
     for name, tensor in live.items():
         if name not in given:
@@ -408,7 +407,7 @@ def _unfit(live: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]
 
 
 def _bare(name: str) -> str:
-    """As the model calls it."""
+    """Return a tensor's name in the model."""
     return name.removeprefix(MODEL)
 
 
@@ -467,7 +466,7 @@ def _load_optimizer(
 
 
 def _saved_entries(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the saved optimizer kept, by `index.key`."""
+    """Return the saved optimizer's entries, by `index.key`."""
     scalars: Mapping[str, Any] = about["optimizer_scalars"]
     inner = set(tensor_names(list(scalars.values())))
     whole = {

@@ -4,8 +4,8 @@ The tensors are the modules' own, by reference: a model's `state_dict()` may be 
 hooked, and leave out a parameter or hold copies.  Names are those of the model as it was written:
 torch.compile's wrapper adds `_orig_mod.` to names, and torch's checkpoint_wrapper a name of its
 own, which are taken away here, so that a wrapped and a plain model can load each other's weights.
-What is shared under several names (tied weights) counts once, under the first.
-`load_weights` is for whoever uses the weights after training: it needs no daemon.  States of a
+A tensor with several names (tied weights) counts once, under the first.
+`load_weights` is for use after training: it needs no daemon.  States of a
 running job are `dtd.train.state.tensors`.
 """
 
@@ -55,7 +55,7 @@ def named_state_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def extra_states(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """What `get_extra_state()` of the model's modules returns, under the names of a state_dict.
+    """Return the results of the modules' `get_extra_state()`, under the names of a state_dict.
 
     Raises:
         TaskError: one of them is no tensor.
@@ -128,7 +128,7 @@ def load_weights(model: nn.Module, *files: str | Path) -> None:
 
 
 def differs_from_fixed(name: str, given: Tensor, tensor: Tensor) -> str:
-    """That extra state is given with another value than the module's, in words; "" if not.
+    """Describe extra state that differs from the module's; "" if none does.
 
     It stays as `build_model()` makes it (`dtd.train.state.structure`), so nothing loads it.
     """
@@ -139,7 +139,7 @@ def differs_from_fixed(name: str, given: Tensor, tensor: Tensor) -> str:
 
 
 def contradiction(names: Sequence[str], given: Mapping[str, Tensor], tensor: Tensor) -> str:
-    """That several names of one tensor are given with different values, in words; "" if not.
+    """Describe different values for several names of one tensor; "" if there are none.
 
     Extra state must be given as it is in the model.
 
@@ -192,7 +192,7 @@ def named_groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
 def live_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters, persistent buffers and extra state as `nn.Module.state_dict()` does.
 
-    Names and order are those; what is shared comes under each of its names.
+    Names and order are those; a shared tensor comes under each of its names.
 
     Raises:
         TaskError: the extra state of a module is no tensor.

@@ -125,15 +125,6 @@ class CoordinatorConfig:
             maximum=100_000,
         ),
     )
-    replace_copies_after_s: float = field(
-        default=900.0,
-        metadata=rule(
-            "How long a worker that keeps copies of registered models may be away before they are"
-            " made elsewhere.",
-            above=0,
-            maximum=30 * 86400,
-        ),
-    )
     metrics_store_mib: int = field(
         default=1024,
         metadata=rule(

@@ -157,9 +157,7 @@ class Coordinator:
             config.metrics, self._metrics_context if only_members else None
         )
         self.deletions = Deletions(self, self._links, self._store_thread, config.state_dir)
-        self.copies = Copies(
-            self, self._links, self._store_thread, replace_after_s=config.replace_copies_after_s
-        )
+        self.copies = Copies(self, self._links, self._store_thread)
         self.models = ModelRegistry(self, self.copies)
         self._trackers = Trackers(
             config, functools.partial(self._store_thread.later, turn=Turn.PATIENT), self

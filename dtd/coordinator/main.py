@@ -57,11 +57,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--output-lines-per-s", metavar="N", help="lines kept of each worker's output"
     )
     parser.add_argument(
-        "--replace-copies-after-s",
-        metavar="S",
-        help="absence after which copies of models are made elsewhere",
-    )
-    parser.add_argument(
         "--metrics-store-mib", metavar="N", help="largest size of the store of figures"
     )
     parser.add_argument("--mlflow", metavar="URL", help="MLflow server that receives figures")

@@ -1,10 +1,10 @@
-"""Registered models on a real cluster: kept, fetched, loaded, copied again, deleted."""
+"""Registered models on a real cluster: kept, fetched, loaded, repaired, deleted."""
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,12 @@ settle_s = 0.0
 min_workers = 3
 """
 SHARDED = '[optimizer]\nname = "adamw"\n[strategy]\nname = "sharded"\nmirrors = 0\n'
-LOST_AFTER_S = "0.5"
 
 
 @pytest.fixture(scope="module")
-def daemons(start_daemons: Callable[[int], Daemons]) -> Iterator[Daemons]:
-    """Three workers; whoever is away for half a second has lost its copies."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DTD_REPLACE_COPIES_AFTER_S", LOST_AFTER_S)
-        yield start_daemons(3)
+def daemons(start_daemons: Callable[[int], Daemons]) -> Daemons:
+    """Three workers."""
+    return start_daemons(3)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +97,11 @@ def test_a_version_outlives_its_job_and_its_holder(
 
     lost = two[-1]
     daemons.child(lost).signal_group(signal.SIGKILL)
+    assert await_copies(daemons, "digits", lambda names: len(names) == 1) == two[:-1]
+    assert shown(daemons, "digits")["holders"] == two
+    code, out, err = dtdctl("models", "copy", "digits", "-o", "json")
+    assert code == 0, err
+    check_output(("models", "copy"), out)
     others = await_copies(daemons, "digits", lambda names: len({*names} - {lost}) == 2)
     daemons.start_worker(lost)
     assert len(await_copies(daemons, "digits", lambda names: len(names) == 2)) == 2

@@ -10,7 +10,6 @@ from dtd.core.models.pinning import LONGEST_RETRY_S, Pin, Pinning
 
 WORKERS = tuple(f"worker-{number}" for number in range(5))
 VERSIONS = ("a", "b", "c")
-AWAY_S = 50.0
 
 EVENTS = st.lists(
     st.one_of(
@@ -20,6 +19,7 @@ EVENTS = st.lists(
         st.tuples(st.just("go"), st.sampled_from(WORKERS), st.just(0)),
         st.tuples(st.just("wipe"), st.sampled_from(WORKERS), st.just(0)),
         st.tuples(st.just("answer"), st.sampled_from(WORKERS), st.integers(0, 1)),
+        st.tuples(st.just("repair"), st.sampled_from(VERSIONS), st.just(0)),
         st.tuples(st.just("wait"), st.just(""), st.integers(1, 80)),
     ),
     max_size=60,
@@ -30,7 +30,7 @@ class World:
     """Workers with disks that do what they are told, and a history of what was told."""
 
     def __init__(self) -> None:
-        self.pinning = Pinning(replace_after_s=AWAY_S)
+        self.pinning = Pinning()
         self.now = 0.0
         self.copies: dict[str, int] = {}
         self.disks: dict[str, set[str]] = {name: set() for name in WORKERS}
@@ -57,7 +57,7 @@ class World:
         if what == "register" and whom not in self.copies:
             self.copies[whom] = number
             origin = dict.fromkeys(WORKERS, WHOLE)
-            self.pinning.wanted(whom, copies=number, origin=origin, now=self.now)
+            self.pinning.wanted(whom, copies=number, origin=origin)
         elif what == "delete" and self.copies.pop(whom, None):
             self.pinning.forgotten(whom)
         elif what == "come":
@@ -70,13 +70,15 @@ class World:
             self.disks[whom].clear()
         elif what == "answer" and whom in self.ordered:
             self.answer(whom, succeeds=bool(number))
+        elif what == "repair":
+            self.pinning.repair(whom, self.now)
         elif what == "wait":
             self.now += number
 
     def leave(self, worker: str) -> None:
         self.ordered.pop(worker, None)
         self.connected.discard(worker)
-        self.pinning.left(worker, self.now)
+        self.pinning.left(worker)
 
     def answer(self, worker: str, *, succeeds: bool) -> None:
         version = self.ordered.pop(worker)

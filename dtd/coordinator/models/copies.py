@@ -37,21 +37,15 @@ class Copies:
         coordinator: the daemon.
         links: the workers' connections.
         thread: the store's.
-        replace_after_s: how long a worker may be away before its copies are made elsewhere.
     """
 
     def __init__(
-        self,
-        coordinator: CoordinatorApi,
-        links: WorkerLinks,
-        thread: StoreThread,
-        *,
-        replace_after_s: float,
+        self, coordinator: CoordinatorApi, links: WorkerLinks, thread: StoreThread
     ) -> None:
         self._coordinator = coordinator
         self._links = links
         self._thread = thread
-        self.pinning = Pinning(replace_after_s=replace_after_s)
+        self.pinning = Pinning()
         self._known: dict[str, Version] = {}
         self._expected: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -87,13 +81,17 @@ class Copies:
             copies=version["copies"],
             origin=origin,
             holders=holders,
-            now=time.monotonic(),
         )
 
     def forget(self, version: str) -> None:
         """A version was deleted."""
         self._known.pop(version, None)
         self.pinning.forgotten(version)
+
+    def repair(self, version: str) -> None:
+        """Have the copies of disconnected workers made elsewhere; `act` gives the orders."""
+        for worker in self.pinning.repair(version, time.monotonic()):
+            self._write_copies(worker)
 
     def depends_on(self, job: str, step: int) -> str:
         """A version that has to be copied from this job, or from its step; empty: none."""
@@ -108,13 +106,13 @@ class Copies:
 
     def registered(self, worker: str) -> None:
         """A worker has connected; it tells next what it keeps."""
-        self.pinning.left(worker, time.monotonic())
+        self.pinning.left(worker)
         self._expected.add(worker)
 
     def lost(self, worker: str) -> None:
         """A worker's connection has ended."""
         self._expected.discard(worker)
-        self.pinning.left(worker, time.monotonic())
+        self.pinning.left(worker)
         self.act()
 
     def heard(self, worker: str, message: m.ModelsHeld | m.ModelPinned) -> None:
@@ -160,9 +158,12 @@ class Copies:
             self._coordinator.incident("model_copied", what, worker=worker)
 
     def _write_down(self, worker: str, before: tuple[str, ...]) -> None:
-        now = self.pinning.held_by(worker)
-        if now != before:
-            self._thread.later(self._coordinator.store.models.set_copies, worker, now)
+        if self.pinning.held_by(worker) != before:
+            self._write_copies(worker)
+
+    def _write_copies(self, worker: str) -> None:
+        held = self.pinning.held_by(worker)
+        self._thread.later(self._coordinator.store.models.set_copies, worker, held)
 
     # --- orders ------------------------------------------------------------------------------
 
@@ -185,8 +186,7 @@ class Copies:
         link = self._links.link_to(order.worker)
         if link is not None:
             link.send(m.UnpinModel(version=order.version))
-        held = self.pinning.held_by(order.worker)
-        self._thread.later(self._coordinator.store.models.set_copies, order.worker, held)
+        self._write_copies(order.worker)
 
     async def _contained(self, order: Pin) -> None:
         with self._coordinator.containment.around("having a worker keep a model"):

@@ -28,7 +28,7 @@ from dtd.parts.choice import confirmation_of, holders_of
 from dtd.rules import did_you_mean
 from dtd.wire import messages as m
 
-ModelRequest = m.RegisterModel | m.AliasModel | m.DescribeModel | m.DeleteModel
+ModelRequest = m.RegisterModel | m.AliasModel | m.DescribeModel | m.CopyModel | m.DeleteModel
 LIST_BYTES: Final = 1024 * 1024
 _OF_THE_JOB: Final = (
     *("task", "spec", "package", "weights", "dataset_rows", "dataset_fingerprint"),
@@ -64,6 +64,8 @@ class ModelRegistry:
             return await self._alias(request)
         if isinstance(request, m.DescribeModel):
             return await self._describe(request)
+        if isinstance(request, m.CopyModel):
+            return await self._copy(request)
         return await self._delete(request)
 
     async def listed(self, request: m.ListModels) -> dict[str, Any]:
@@ -169,6 +171,23 @@ class ModelRegistry:
         change = (request.name, request.version, request.card)
         await self._coordinator.in_store(models.describe, *change)
         return await self.listed(m.ListModels(name=request.name, version=which))
+
+    async def _copy(self, request: m.CopyModel) -> dict[str, Any]:
+        versions = await self._versions(request.name)
+        if request.version:
+            versions = [_one(versions, str(request.version))]
+        for one in versions:
+            self._copies.repair(one["id"])
+        self._copies.act()
+        shown = [self._shown(one) for one in versions]
+        gone = [one for one in shown if one["holders"] and not one["connected"]]
+        if gone:
+            named = ", ".join(f"{one['name']}@{one['number']}" for one in gone)
+            raise RequestRefused(
+                f"no connected worker keeps a copy of {named}",
+                remedy=f"start one that does: dtdctl models show {named.split(', ')[0]}",
+            )
+        return {"models": page(shown, most_bytes=LIST_BYTES)}
 
     async def _delete(self, request: m.DeleteModel) -> dict[str, Any]:
         versions = await self._versions(request.name)

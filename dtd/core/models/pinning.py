@@ -2,12 +2,13 @@
 
 The files of a version are kept on as many workers as were asked for, on different hosts if there
 are enough.  The first copy is made of the job's checkpoint, and decides the digests; the others are
-copies of it.  A worker that is away for long counts as lost, and another one gets its copy; if it
-comes back with its files, a copy beyond those asked for is dropped.  Of versions that are not known
-here only those are dropped that were deleted: others were registered after the backup was taken
-from which this registry was restored, or elsewhere.  A worker counts from when it
-has told which versions it keeps, and has one order at a time.  What is not answered in time has
-failed, and what failed is tried again later, elsewhere first.
+copies of it.  A disconnected worker keeps its copies: nobody can tell whether it comes back, so an
+operator says with `repair` that they count no more.  If it comes back with its files after that, a
+copy beyond those asked for is dropped.  Of versions that are not known here only those are dropped
+that were deleted: others were registered after the backup was taken from which this registry was
+restored, or elsewhere.  A worker counts from when it has told which versions it keeps, and has one
+order at a time.  What is not answered in time has failed, and what failed is tried again later,
+elsewhere first.
 """
 
 from __future__ import annotations
@@ -80,17 +81,11 @@ class _Kept:
 
 
 class Pinning:
-    """The copies of all versions.
+    """The copies of all versions."""
 
-    Args:
-        replace_after_s: how long a worker may be away before its copies count as lost.
-    """
-
-    def __init__(self, *, replace_after_s: float) -> None:
-        self._replace_after_s = replace_after_s
+    def __init__(self) -> None:
         self._versions: dict[str, _Kept] = {}
         self._hosts: dict[str, str] = {}
-        self._away_since: dict[str, float] = {}
         self._strays: dict[tuple[str, str], None] = {}
         self._deleted: set[str] = set()
         self._making: dict[str, _Making] = {}
@@ -104,12 +99,9 @@ class Pinning:
         copies: int,
         origin: Mapping[str, ShardSet],
         holders: Iterable[str] = (),
-        now: float,
     ) -> None:
         """A version was registered, or is read from the store with its holders."""
         self._versions[version] = _Kept(copies=copies, origin=origin, holders=set(holders))
-        for worker in self._versions[version].holders - self._hosts.keys():
-            self._away_since.setdefault(worker, now)
 
     def forgotten(self, version: str) -> None:
         """A version was deleted; a worker that is away, or still copies it, deletes it later."""
@@ -126,7 +118,6 @@ class Pinning:
             Those that were never known here; they stay as they are.
         """
         self._hosts[worker] = host
-        self._away_since.pop(worker, None)
         self._making.pop(worker, None)
         there = set(held)
         for version, kept in self._versions.items():
@@ -138,13 +129,31 @@ class Pinning:
             self._strays[version, worker] = None
         return tuple(sorted(there - self._versions.keys() - self._deleted))
 
-    def left(self, worker: str, now: float) -> None:
+    def left(self, worker: str) -> None:
         """A worker's connection has ended."""
         if self._hosts.pop(worker, None) is None:
             return
-        self._away_since[worker] = now
         self._making.pop(worker, None)
         self._strays = {key: None for key in self._strays if key[1] != worker}
+
+    def repair(self, version: str, now: float) -> tuple[str, ...]:
+        """Have the copies of disconnected workers made elsewhere, and retry failed ones at once.
+
+        Copies are made of copies: without a connected worker that keeps one, nothing changes.
+
+        Returns:
+            The workers whose copies count no more.
+        """
+        kept = self._versions.get(version)
+        if kept is None:
+            return ()
+        for failure in kept.failed.values():
+            failure.until = min(failure.until, now)
+        lost = kept.holders - self._hosts.keys()
+        if lost == kept.holders:
+            return ()
+        kept.holders -= lost
+        return tuple(sorted(lost, key=natural_key))
 
     def pinned(self, version: str, worker: str) -> bool:
         """A worker has made a copy that it was to make; whether it was, and the copy counts."""
@@ -230,9 +239,8 @@ class Pinning:
         here = [part for name, part in kept.origin.items() if name in self._hosts]
         if not alive and not united(here).is_whole:
             return []
-        lost = {name for name in kept.holders - alive if self._is_lost(name, now)}
         copying = self._copying(version)
-        lacking = kept.copies - len(kept.holders - lost) - len(copying)
+        lacking = kept.copies - len(kept.holders) - len(copying)
         if not kept.holders:
             lacking = min(lacking, 1 - len(copying))
         near = kept.holders | copying
@@ -275,12 +283,7 @@ class Pinning:
             alive.remove(dropped[-1])
         return dropped
 
-    def _is_lost(self, worker: str, now: float) -> bool:
-        return now >= self._away_since[worker] + self._replace_after_s
-
     def _moments(self) -> Iterator[float]:
         yield from (one.until for one in self._making.values())
         for kept in self._versions.values():
             yield from (one.until for one in kept.failed.values())
-            for name in kept.holders - self._hosts.keys():
-                yield self._away_since[name] + self._replace_after_s

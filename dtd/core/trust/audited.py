@@ -127,6 +127,7 @@ CHANGING: Final[Mapping[type[Any], Audited]] = {
     ),
     m.AliasModel: Audited(about=("name", "alias", "version")),
     m.DescribeModel: Audited(about=("name", "version"), but=("card",)),
+    m.CopyModel: Audited(about=("name", "version")),
     m.DeleteModel: Audited(about=("name", "version"), must_be_entered=Must.BEFORE_IT_IS_DONE),
     m.CreateToken: Audited(
         about=("role", "life_s", "uses", "names", "replaces"),

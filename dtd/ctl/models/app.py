@@ -132,6 +132,20 @@ def fetch(
 
 
 @app.command()
+def copy(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(metavar="NAME[@VERSION|@ALIAS]", help="A version, or the whole model."),
+    ],
+) -> None:
+    """Have other workers make the copies that disconnected workers keep, or that failed."""
+    from dtd.ctl.models.change import copy
+
+    raise typer.Exit(copy(context.obj, model))
+
+
+@app.command()
 def delete(
     context: typer.Context,
     model: Annotated[

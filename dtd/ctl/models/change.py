@@ -1,4 +1,4 @@
-"""`dtdctl models alias`, `card` and `delete`."""
+"""`dtdctl models alias`, `card`, `copy` and `delete`."""
 
 from __future__ import annotations
 
@@ -68,6 +68,25 @@ def read_text(file: Path) -> str:
         return sys.stdin.read() if file == _STDIN else file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+def copy(settings: Settings, text: str) -> int:
+    """Have the copies made that a version lacks, or with a name alone all of the model.
+
+    Raises:
+        RequestRefused: there is none, or no connected worker keeps a copy of it.
+    """
+    name, which = parse_reference(text)
+    number = one_version(settings, text)["number"] if which else 0
+    ask_and_show(settings, m.CopyModel(name=name, version=number), _say_copies)
+    return 0
+
+
+def _say_copies(answer: Answer) -> None:
+    for one in answer["models"]:
+        there = f"{len(one['connected'])} of {one['copies']} copies are on connected workers"
+        making = f"; being made on {', '.join(one['copying'])}" if one["copying"] else ""
+        output.say(f"{one['name']}@{one['number']}: {there}{making}")
 
 
 def delete(settings: Settings, text: str, *, confirmed: bool) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dtd import figures
 from dtd.core.models.card import card as card_of
-from dtd.core.models.names import parse_reference
+from dtd.core.models.names import MARK, parse_reference
 from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask, ask_and_show, show
 from dtd.ctl.settings import Settings
@@ -103,7 +103,8 @@ def _described(version: Version) -> Iterator[tuple[str, str]]:
 
 def _copies(version: Version) -> Iterator[tuple[str, str]]:
     away = [name for name in version["holders"] if name not in version["connected"]]
-    yield "copies", f"{len(version['holders'])} of {version['copies']}"
+    there = len(version["connected"])
+    yield "copies", f"{there} of {version['copies']}"
     if version["connected"]:
         yield "", f"on {', '.join(version['connected'])}"
     if away:
@@ -112,3 +113,5 @@ def _copies(version: Version) -> Iterator[tuple[str, str]]:
         yield "", f"being made on {', '.join(version['copying'])}"
     for name, reason in version["failed"].items():
         yield "", f"none on {name}: {reason}"
+    if there < version["copies"] and not version["copying"]:
+        yield "", f"to repair: dtdctl models copy {version['name']}{MARK}{version['number']}"

@@ -57,6 +57,6 @@ function versions(found) {
     h("td", {}, jobLink(one.record.job), h("span", { class: "faint" }, ` step ${whole(one.record.step)}`)),
     h("td", { class: "num" }, one.files.length ? bytes(one.files.reduce((sum, file) => sum + file.size_bytes, 0)) : "–"),
     h("td", { class: "small" }, Object.entries(one.record.metrics ?? {}).map(([name, value]) => `${name} ${number(value)}`).join(", ") || "–"),
-    h("td", {}, one.holders.join(", ") || "–"),
+    h("td", {}, `${one.connected.length} of ${one.copies}`, one.holders.length ? `: ${one.holders.map((name) => one.connected.includes(name) ? name : `${name} (not connected)`).join(", ")}` : ""),
     h("td", { class: "num soft" }, clock(one.record.registered_s)))));
 }

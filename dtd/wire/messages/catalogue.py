@@ -171,6 +171,7 @@ KINDS: Final = (
     Kind("models", 0x68, "ModelPinned", _WORKER),
     Kind("models", 0x69, "UnpinModel", _NONE, _WORKER),
     Kind("models", 0x6A, "ModelsHeld", _WORKER),
+    Kind("models", 0x6B, "CopyModel", _CTL),
 )
 
 BY_NUMBER: Final[Mapping[int, Kind]] = {kind.number: kind for kind in KINDS}

@@ -99,6 +99,14 @@ class DescribeModel(Message):
 
 
 @message
+class CopyModel(Message):
+    """Have the copies that a version lacks made now; version 0: those of the whole model."""
+
+    name: Name
+    version: U32 = 0
+
+
+@message
 class DeleteModel(Message):
     """Delete a version with all of its copies; version 0: the whole model."""
 

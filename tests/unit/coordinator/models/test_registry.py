@@ -125,6 +125,34 @@ def test_the_next_copy_must_be_the_same(daemon, play, worker, job):
         pass
 
 
+def test_a_missing_copy_is_made_when_an_operator_asks(daemon, play, worker, job):
+    version = kept(daemon, worker, job, copies=2)
+    other = play(daemon, "worker-1", pid=99)
+    other.say(m.ModelsHeld())
+    other.say(m.ModelPinned(version=other.hear(m.PinModel).version, files=FILES))
+    await_model(daemon, lambda version: len(version["connected"]) == 2)
+    third = play(daemon, "worker-2", pid=100)
+    third.say(m.ModelsHeld())
+    other.close()
+    await_model(daemon, lambda version: version["connected"] == ["worker-0"])
+    known = shown(daemon)
+    assert (known["holders"], known["copying"]) == (["worker-0", "worker-1"], [])
+    assert "no version 2" in refused(daemon, m.CopyModel(name="digits", version=2))[0]
+    (answer,) = daemon.ask(m.CopyModel(name="digits"))["models"]
+    assert answer["holders"] == ["worker-0"]
+    order = third.hear(m.PinModel)
+    assert (order.version, order.files) == (version["id"], FILES)
+    third.say(m.ModelPinned(version=order.version, files=FILES))
+    await_model(daemon, lambda version: version["connected"] == ["worker-0", "worker-2"])
+    for one in (worker, third):
+        one.close()
+    await_model(daemon, lambda version: not version["connected"])
+    words, remedy = refused(daemon, m.CopyModel(name="digits"))
+    assert words == "no connected worker keeps a copy of digits@1"
+    assert remedy.endswith("dtdctl models show digits@1")
+    assert shown(daemon)["holders"] == ["worker-0", "worker-2"]
+
+
 def test_what_nobody_asked_for_changes_nothing(daemon, worker, job):
     version = kept(daemon, worker, job)
     worker.say(m.ModelsHeld())  # the first one on this connection counted

@@ -13,19 +13,17 @@ from dtd.core.models.pinning import (
     Unpin,
 )
 
-AWAY_S = 100.0
-
 
 def cluster(*workers: str, hosts: dict[str, str] | None = None) -> Pinning:
     """Connected workers without any copy, each on a host of its own unless said otherwise."""
-    made = Pinning(replace_after_s=AWAY_S)
+    made = Pinning()
     for name in workers:
         made.arrived(name, (hosts or {}).get(name, name), ())
     return made
 
 
 def want(pinning: Pinning, version: str = "v", copies: int = 2, origin: str = "abc") -> None:
-    pinning.wanted(version, copies=copies, origin=dict.fromkeys(origin, WHOLE), now=0.0)
+    pinning.wanted(version, copies=copies, origin=dict.fromkeys(origin, WHOLE))
 
 
 def pins(pinning: Pinning, now: float = 0.0) -> list[str]:
@@ -65,7 +63,7 @@ def test_the_first_copy_comes_alone_and_then_the_others() -> None:
 def test_nothing_can_be_made_of_nothing() -> None:
     pinning = cluster("a", "b")
     half = ShardSet.segments([0], 2)
-    pinning.wanted("v", copies=1, origin={"a": half, "z": WHOLE - half}, now=0.0)
+    pinning.wanted("v", copies=1, origin={"a": half, "z": WHOLE - half})
     assert pins(pinning) == []
     pinning.arrived("z", "z", ())
     assert pins(pinning) == ["a"]  # parts are fetched by whoever it is
@@ -92,10 +90,10 @@ def test_who_keeps_least_is_taken_first_and_has_one_order_at_a_time() -> None:
 
 
 def test_a_worker_that_is_full_is_given_nothing() -> None:
-    pinning = Pinning(replace_after_s=AWAY_S)
+    pinning = Pinning()
     names = [f"n{number}" for number in range(MOST_OF_A_WORKER)]
     for name in names:
-        pinning.wanted(name, copies=1, origin={}, now=0.0)
+        pinning.wanted(name, copies=1, origin={})
     pinning.arrived("a", "a", names)
     want(pinning, copies=1, origin="a")
     assert pins(pinning) == []
@@ -103,21 +101,47 @@ def test_a_worker_that_is_full_is_given_nothing() -> None:
     assert pins(pinning) == ["b"]
 
 
-def test_a_short_absence_changes_nothing_and_a_long_one_is_made_up_for() -> None:
+def test_a_disconnected_worker_keeps_its_copy_until_an_operator_repairs() -> None:
     pinning = cluster("a", "b", "c")
     kept(pinning, 2, "ab")
-    pinning.left("b", 10.0)
+    pinning.left("b")
+    assert pins(pinning) == []
+    assert pinning.next_deadline(0.0) is None
+    assert pinning.explain("v")["holders"] == ["a", "b"]
+    assert pinning.repair("v", 10.0) == ("b",)
+    assert pins(pinning, 10.0) == ["c"]
+    assert pinning.repair("v", 10.0) == ()
     assert pins(pinning, 10.0) == []
-    assert pinning.next_deadline(10.0) == 10.0 + AWAY_S
-    assert pins(pinning, 10.0 + AWAY_S - 1) == []
-    assert pins(pinning, 10.0 + AWAY_S) == ["c"]
     pinning.pinned("v", "c")
-    assert pinning.holders("v") == ("a", "b", "c")
-    assert pinning.explain("v")["connected"] == ["a", "c"]
+    assert pinning.holders("v") == ("a", "c")
     pinning.arrived("b", "b", ["v"])  # it is back, with its files
     assert pinning.decide(300.0) == [Unpin(version="v", worker="c")]
     assert pinning.holders("v") == ("a", "b")
     assert pinning.decide(300.0) == []
+
+
+def test_what_no_connected_worker_keeps_is_not_repaired() -> None:
+    pinning = cluster("a", "b", "c")
+    kept(pinning, 2, "ab")
+    pinning.left("a")
+    pinning.left("b")
+    assert pinning.repair("v", 0.0) == ()
+    assert pinning.holders("v") == ("a", "b")
+    assert pins(pinning) == []
+    assert pinning.repair("unknown", 0.0) == ()
+
+
+def test_a_repair_retries_failed_copies_at_once() -> None:
+    pinning = cluster("a", "b")
+    want(pinning, copies=1, origin="a")
+    assert pins(pinning) == ["a"]
+    pinning.failed("v", "a", "no room", 0.0)
+    assert pins(pinning) == ["b"]
+    pinning.failed("v", "b", "neither", 0.0)
+    assert pins(pinning) == []
+    assert pinning.repair("v", 1.0) == ()
+    assert pins(pinning, 1.0) == ["a"]
+    assert pinning.explain("v")["failed"] == {"a": "no room", "b": "neither"}
 
 
 def test_of_too_many_copies_those_on_a_common_host_go_first() -> None:
@@ -131,18 +155,19 @@ def test_of_too_many_copies_those_on_a_common_host_go_first() -> None:
 def test_nothing_is_dropped_while_a_copy_is_being_made() -> None:
     pinning = cluster("a", "b", "c")
     kept(pinning, 2, "ab")
-    pinning.left("b", 0.0)
-    assert pins(pinning, AWAY_S) == ["c"]
+    pinning.left("b")
+    pinning.repair("v", 0.0)
+    assert pins(pinning) == ["c"]
     pinning.arrived("b", "b", ["v"])
-    assert pinning.decide(AWAY_S) == []
-    pinning.failed("v", "c", "no room", AWAY_S)
-    assert pinning.decide(AWAY_S) == []  # there are enough
+    assert pinning.decide(0.0) == []
+    pinning.failed("v", "c", "no room", 0.0)
+    assert pinning.decide(0.0) == []  # there are enough
 
 
 def test_a_worker_that_has_lost_its_files_gets_them_again() -> None:
     pinning = cluster("a", "b")
     kept(pinning, 2, "ab")
-    pinning.left("b", 0.0)
+    pinning.left("b")
     pinning.arrived("b", "b", ())
     assert pinning.holders("v") == ("a",)
     assert pins(pinning) == ["b"]
@@ -188,7 +213,7 @@ def test_silence_is_a_failure_and_so_is_the_end_of_a_connection() -> None:
     assert pinning.next_deadline(0.0) == ANSWER_WITHIN_S
     assert pins(pinning, ANSWER_WITHIN_S) == ["b"]
     assert pinning.explain("v")["failed"] == {"a": "it did not answer in time"}
-    pinning.left("b", ANSWER_WITHIN_S)
+    pinning.left("b")
     assert not pinning.pinned("v", "b")
     assert pinning.explain("v")["copying"] == []
 
@@ -207,7 +232,7 @@ def test_what_was_not_ordered_does_not_count() -> None:
 def test_a_version_that_is_deleted_goes_from_all_who_are_or_come() -> None:
     pinning = cluster("a", "b", "c")
     kept(pinning, 2, "ab")
-    pinning.left("b", 0.0)
+    pinning.left("b")
     pinning.forgotten("v")
     assert pinning.decide(0.0) == [Unpin(version="v", worker="a")]
     assert pinning.decide(0.0) == []
@@ -240,18 +265,19 @@ def test_who_leaves_is_told_nothing_and_does_not_leave_twice() -> None:
     pinning = cluster("a")
     kept(pinning, 1, "a")
     pinning.forgotten("v")
-    pinning.left("a", 0.0)
-    pinning.left("a", 50.0)
-    pinning.left("nobody", 50.0)
+    pinning.left("a")
+    pinning.left("a")
+    pinning.left("nobody")
     assert pinning.decide(50.0) == []
 
 
-def test_after_a_restart_holders_have_time_to_come_back() -> None:
-    pinning = Pinning(replace_after_s=AWAY_S)
-    pinning.wanted("v", copies=2, origin={}, holders=["a", "b"], now=5.0)
-    pinning.wanted("w", copies=1, origin={}, holders=["a"], now=6.0)
+def test_after_a_restart_holders_are_known_before_they_come_back() -> None:
+    pinning = Pinning()
+    pinning.wanted("v", copies=2, origin={}, holders=["a", "b"])
+    pinning.wanted("w", copies=1, origin={}, holders=["a"])
     pinning.arrived("a", "a", ["v", "w"])
     pinning.arrived("c", "c", ())
     assert pinning.decide(5.0) == []
-    assert pinning.next_deadline(5.0) == 5.0 + AWAY_S
-    assert pins(pinning, 5.0 + AWAY_S) == ["c"]
+    assert pinning.next_deadline(5.0) is None
+    assert pinning.repair("v", 5.0) == ("b",)
+    assert pins(pinning, 5.0) == ["c"]

@@ -121,12 +121,15 @@ def test_everything_about_one(dtdctl, served, server, check_output):
     assert "model              own@2  ready  @production" in out
     assert f"model.safetensors  6.8 KiB  sha256 {SHA256}" in out
     assert out.splitlines()[-5:] == [
-        "copies             2 of 2",
+        "copies             1 of 2",
         "                   on w-0",
         "                   on w-1, not connected",
         "                   being made on w-2",
         "                   none on w-3: no room",
     ]
+    known["copying"] = []
+    _code, out, _err = dtdctl("models", "show", "own")
+    assert out.splitlines()[-1].split(maxsplit=2) == ["to", "repair:", "dtdctl models copy own@2"]
     code, out, _err = dtdctl("models", "show", "own", "--card")
     assert out.startswith("# own, version 2 (production)\n\nText.\n")
     del known["sources"]
@@ -236,6 +239,20 @@ def test_aliases_and_cards(dtdctl, served, server, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("New."))
     assert dtdctl("models", "card", "own@next", "-")[0] == 0
     assert server.received[-1] == m.DescribeModel(name="own", version=2, card="New.")
+
+
+def test_missing_copies_are_made_now(dtdctl, served, server, check_output):
+    known, _content = served
+    code, out, err = dtdctl("models", "copy", "own@production")
+    assert (code, out) == (0, "")
+    assert err == "own@2: 1 of 2 copies are on connected workers\n"
+    assert server.received[-1] == m.CopyModel(name="own", version=2)
+    known["copying"] = ["w-2"]
+    _code, _out, err = dtdctl("models", "copy", "own")
+    assert err == "own@2: 1 of 2 copies are on connected workers; being made on w-2\n"
+    assert server.received[-1] == m.CopyModel(name="own", version=0)
+    del known["sources"]
+    check_output(("models", "copy"), dtdctl("models", "copy", "own", "-o", "json")[1])
 
 
 def test_deletion_is_confirmed(dtdctl, served, server, monkeypatch):

@@ -147,8 +147,6 @@ INCIDENTS: Final = {
     "state_discarded": "A job ended without its last steps: no worker could save them in time.",
     "copies_missing": "A job's last state is on fewer disks than its job file asks for.",
     "job_resumed": "An operator lets a job continue without its absent workers.",
-    "optimizer_reset": "A job goes on from its workers' parameters with a fresh optimizer, as an"
-    " operator wished.",
     "sweep_ended": "A sweep has ended; with its best trial, if one was completed.",
     "job_done": "A job has trained all its steps.",
     "job_failed": "A job has failed, for the reason given.",

@@ -228,24 +228,13 @@ def resume(
     context: typer.Context,
     job: JobId,
     set_: Overrides = None,
-    without_optimizer: Annotated[
-        bool,
-        typer.Option(
-            "--without-optimizer",
-            help="Go on from the parameters that workers hold, with fresh optimizer state.",
-        ),
-    ] = False,
 ) -> None:
     """Continue a job that failed, was cancelled or is waiting.
 
     An ended job continues as a new one, from its newest checkpoint. A waiting one continues
     without waiting for absent workers that may hold newer state, which may lose steps.
     """
-    _finish(
-        origin_commands.resume(
-            context.obj, job, overrides=set_ or (), without_optimizer=without_optimizer
-        )
-    )
+    _finish(origin_commands.resume(context.obj, job, overrides=set_ or ()))
 
 
 @app.command()

@@ -191,7 +191,6 @@ def result_words(result: dict[str, Any]) -> str:
         "eval_loss": "eval loss",
         "eval_accuracy": "accuracy",
         "steps_lost": "steps lost",
-        "optimizer_resets": "optimizer resets",
     }
     known = [(label, result.get(key)) for key, label in labels.items()]
     words = [f"{label} {figures.number(value)}" for label, value in known if value is not None]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +23,6 @@ RESUME: Final = "resume"
 WEIGHTS: Final = "weights"
 _ENDED: Final = frozenset({"done", "failed", "cancelled"})
 _MOST_DIFFERENCES: Final = 20
-_PARAMETERS: Final = (
-    "the parameters that workers hold, with a fresh optimizer, as soon as all that it needs are"
-    " there"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +146,7 @@ def extend(
     return 0
 
 
-def resume(
-    settings: Settings, job: str, *, overrides: Sequence[str], without_optimizer: bool = False
-) -> int:
+def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> int:
     """Let a waiting job continue; submit the continuation of one that failed or was cancelled.
 
     Raises:
@@ -165,15 +158,8 @@ def resume(
     if known["state"] not in _ENDED:
         if overrides:
             raise UsageError(f"job {job} has not ended, so its settings cannot be changed")
-        request = m.ResumeJob(job=job, without_optimizer=without_optimizer)
-        from_what = _PARAMETERS if without_optimizer else "the newest available state"
-        ask_and_show(settings, request, partial(_say_resumed, from_what))
+        ask_and_show(settings, m.ResumeJob(job=job), _say_resumed)
         return 0
-    if without_optimizer:
-        raise UsageError(
-            f"job {job} has ended, and its workers hold nothing any more",
-            remedy="submit it with --weights-from to begin with the weights of a checkpoint",
-        )
     if known["state"] == "done":
         raise RequestRefused(
             f"job {job} is done: no steps are left",
@@ -184,9 +170,9 @@ def resume(
     return 0
 
 
-def _say_resumed(from_what: str, answer: Answer) -> None:
+def _say_resumed(answer: Answer) -> None:
     job, state = answer["job"], answer["state"]
-    output.say(f"job {job} continues from {from_what} ({state})")
+    output.say(f"job {job} continues from the newest available state ({state})")
 
 
 def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> Answer:

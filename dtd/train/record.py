@@ -221,7 +221,6 @@ class HeldState:
         where: in memory, in a checkpoint, or nowhere.
         label: a readable description.
         part: which part of it, if the state is sharded.
-        parameters: memory also has all of its trained parameters, without optimizer state.
     """
 
     job_id: str
@@ -231,7 +230,6 @@ class HeldState:
     where: Where
     label: str
     part: ShardSet = WHOLE
-    parameters: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

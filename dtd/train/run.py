@@ -233,7 +233,6 @@ class JobSessionRunner:
             digest="",
             where="memory",
             part=part,
-            parameters=self._session.has_parameters,
             label=f"step {step} of generation {generation} in memory",
         )
 
@@ -258,28 +257,25 @@ class JobSessionRunner:
         first = (held.generation, held.step) if held.where == "checkpoint" else None
         return tuple(one for one in self._origin.older() if (one.generation, one.step) != first)
 
-    def adopt_local(self, held_generation: int, held_step: int, *, reset_of: int = 0) -> None:
+    def adopt_local(self, held_generation: int, held_step: int) -> None:
         """Make a state that this worker holds the live one.
 
         Args:
             held_generation: the generation that committed its last step; 0 is the fresh state.
             held_step: its committed steps.  The key of the prepared step commits that step.
-            reset_of: if not 0, it has the parameters of the state (`reset_of`, `held_step`) and a
-                fresh optimizer.
 
         Raises:
             CheckpointError: this worker does not hold it.
             TaskError: the step that this commits is one skipped step too many.
         """
-        made_of = StateKey(reset_of, held_step) if reset_of else None
-        way = self._adopt(StateKey(held_generation, held_step), made_of)
+        way = self._adopt(StateKey(held_generation, held_step))
         if way is TakeOver.COMMIT:
             check_skips(self._session)
 
-    def _adopt(self, key: StateKey, made_of: StateKey | None = None) -> TakeOver:
+    def _adopt(self, key: StateKey) -> TakeOver:
         session = self._session
         self._forget_incomplete()
-        way = session.engine.take_over(key, holds=True, made_of=made_of)
+        way = session.engine.take_over(key, holds=True)
         if way is TakeOver.COMMIT:
             commit_at_take_over(session)
             return way
@@ -292,8 +288,6 @@ class JobSessionRunner:
                 self._origin.load(session, key.generation, key.step)
             elif way is TakeOver.RESET:
                 session.reset()
-            elif way is TakeOver.REMAKE:
-                session.begin_optimizer()
         session.replaced(key)
         return way
 

@@ -47,7 +47,7 @@ from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, Warning
 from dtd.train.rehearsal import Rehearsal
 from dtd.train.single_rows import SingleRow, smallest_rows
 from dtd.train.state.buffers import RunningBuffers
-from dtd.train.state.replica import Replica, begin_optimizer, build_replica, reset_replica
+from dtd.train.state.replica import Replica, build_replica, reset_replica
 from dtd.train.state.structure import Structure
 from dtd.train.state.task_state import ParameterWatch
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
@@ -218,17 +218,6 @@ class JobSession:
         if self.begins_with is not None:
             self.begins_with.give(self.replica)
         self._rewind()
-
-    @property
-    def has_parameters(self) -> bool:
-        """Whether memory has all trained parameters of the live state, if this rank has a part."""
-        strategy = self.strategy
-        return isinstance(strategy, Sharded) and strategy.has_parameters
-
-    def begin_optimizer(self) -> None:
-        """Give the live state a fresh optimizer; the parameters must be here (`has_parameters`)."""
-        assert self.has_parameters, "the parameters are not here"
-        begin_optimizer(self.replica, self.task, self.spec)
 
     def _rewind(self) -> None:
         if self.stream is not None:

@@ -381,7 +381,7 @@ class TrainingThread(threading.Thread):
         """
         start = ring.assign.held_generation, ring.assign.held_step
         try:
-            run.adopt_local(*start, reset_of=ring.assign.reset_of)
+            run.adopt_local(*start)
         except CheckpointError as error:
             held = run.held()
             if (held.generation, held.step) == start:
@@ -476,7 +476,6 @@ def _told(held: HeldState) -> m.Held:
         digest=held.digest,
         where=held.where,
         part=_numbers(held.part),
-        parameters=held.parameters,
     )
 
 

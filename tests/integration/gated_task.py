@@ -30,18 +30,11 @@ class Gated:
         gates: directory of the gates "0", "1", ...
         holds: number of losses computed by this process before it comes to each gate.
         fails_at: number of losses computed before it fails; 0 is never.
-        forwards_first: it comes to a gate after the forward pass, with all parameters there.
     """
 
     def __init__(
-        self,
-        *,
-        gates: str = "",
-        holds: list[int] | None = None,
-        fails_at: int = 0,
-        forwards_first: bool = False,
+        self, *, gates: str = "", holds: list[int] | None = None, fails_at: int = 0
     ) -> None:
-        self._forwards_first = forwards_first
         self._gates = {losses: Path(gates) / str(i) for i, losses in enumerate(holds or [])}
         self._fails_at = fails_at
         self._losses = 0
@@ -62,8 +55,6 @@ class Gated:
         self._losses += 1
         if self._losses == self._fails_at:
             raise ValueError("row 17 is odd")
-        if self._forwards_first:
-            classification_loss(model, batch)
         if self._losses in self._gates:
             with self._gates[self._losses].open() as gate:
                 fcntl.flock(gate, fcntl.LOCK_SH)

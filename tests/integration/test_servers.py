@@ -99,31 +99,6 @@ class OnlyServer:
         return daemons.ask(m.GetStatus())["explain"]
 
 
-class WithoutOptimizer:
-    """The only server is killed, and the operator goes on from what the workers have."""
-
-    def __init__(self, daemons):
-        gates = daemons.hold(31)  # four losses are computed before training
-        servers = ("strategy.name='sharded'", "strategy.owners='servers'")
-        task = ("task.forwards_first=true", "job.epochs=6")
-        self.job = daemons.submit(*servers, *task, gates=gates)
-        daemons.until(self.job, lambda: _has_saved(daemons, "server-0", 20))
-        daemons.until(self.job, lambda: _steps(daemons) == {26})
-        os.kill(daemons.pids()["server-0"], signal.SIGKILL)
-        gates.open(0)
-        daemons.child("server-0").wait(PATIENCE_S)
-        daemons.until(self.job, lambda: "parameter server" in _explained(daemons))
-        self.waits = _explained(daemons)
-
-
-def _steps(daemons):
-    return {one["step"] for one in daemons.ask(m.GetStatus())["workers"] if one["step"]}
-
-
-def _explained(daemons):
-    return str(daemons.ask(m.GetStatus())["explain"])
-
-
 def _has_saved(daemons, name, step):
     return any(
         (line["event"], line.get("step")) == ("checkpoint_saved", step)
@@ -164,21 +139,3 @@ def test_a_job_of_any_strategy_goes_on_from_what_the_server_has(only_server, str
     assert len(set(result["replica_digests"].values())) == 1
     steps = {one["step"] for one in daemons.ask(m.ListCheckpoints(job=job))["checkpoints"]}
     assert steps == {50, 56}
-
-
-def test_a_job_goes_on_from_its_workers_parameters_if_the_operator_asks(only_server):
-    daemons = only_server.daemons
-    daemons.await_idle()
-    held = WithoutOptimizer(daemons)
-    remedy = f"`dtdctl resume {held.job} --without-optimizer` goes on from the parameters of step"
-    assert f"{remedy} 26, held by worker-0, worker-1" in held.waits
-    daemons.ask(m.ResumeJob(job=held.job, without_optimizer=True))
-    assert "it goes on from the parameters of step 26" in _explained(daemons)
-    daemons.start_worker("server-0")
-    answer = daemons.wait(held.job)
-    result = answer["result"]
-    assert (answer["state"], result["steps"], result["steps_lost"]) == ("done", 48, 0)
-    assert result["optimizer_resets"] == 1
-    assert [one["step"] for one in daemons.events("optimizer_reset", held.job)] == [26]
-    assert (result["rows_missing"], result["rows_repeated"]) == (0, 0)
-    assert len(set(result["replica_digests"].values())) == 1

@@ -246,11 +246,6 @@ def _resume(target: Target, job: str) -> None:
     target.ask(ResumeRequested(job=job))
 
 
-def _make_do(target: Target, job: str) -> None:
-    """Let a job go on, as the operator, without the state of its optimizer, if it can."""
-    target.ask(ResumeRequested(job=job, without_optimizer=True))
-
-
 def _drain(target: Target, name: str) -> None:
     target.ask(DrainRequested(name=name))
 
@@ -324,7 +319,6 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "mend_store": _mend_store,
     "cancel": _cancel,
     "resume": _resume,
-    "make_do": _make_do,
     "drain": _drain,
     "kill": _kill,
     "lie": _lie,
@@ -337,7 +331,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
 HARMLESS: Final = frozenset(
     {
         *("restart", "unpause", "unstick", "clear", "release", "widen", "keep", "calm"),
-        *("cancel", "look_after", "make_do", "echo", "speak"),
+        *("cancel", "look_after", "echo", "speak"),
     }
 )
 """Faults that cause no harm to the processes they affect."""

@@ -121,7 +121,7 @@ class Keeping:
         data = data_of(job.spec)
         require(len(digests) == 1, "the replicas of a finished job differ", job.result)
         honest = {expected(job.id, job.step, data)}
-        if job.optimizer_resets or self._causes.went_back:  # a restored store may have forgotten
+        if self._causes.went_back:  # a restored store may have forgotten
             # Each of these was checked when it was committed.
             honest |= self._agreements.contents(job.id, job.step)
         require(

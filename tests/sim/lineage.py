@@ -21,7 +21,7 @@ from typing import Any
 
 from dtd.core.engine.shards import united
 from dtd.wire import messages as m
-from tests.sim.replica import Key, State, reset_lineage
+from tests.sim.replica import Key, State
 
 
 class Broken(AssertionError):
@@ -75,7 +75,6 @@ class Lineage:
         self._expelled: set[tuple[str, int]] = set()
         self._members: dict[str, Collection[str]] = {}
         self._given_up: set[str] = set()
-        self._made_of: set[str] = set()  # whose parameters live on in a state made of them
         self._fell_back: set[tuple[str, int]] = set()
         self._known: dict[tuple[str, Key], str] = {}  # the lineage of each committed state
         self._took_part: set[tuple[str, int, int]] = set()
@@ -99,13 +98,11 @@ class Lineage:
         living: Iterable[Memory],
         excused: Callable[[str], bool] = lambda _: False,
         on_disk: bool = True,
-        made_of: Key | None = None,
     ) -> None:
         """The coordinator has decided the members and the starting state of a generation.
 
         The decision may ignore the states of workers that are `excused`.  `on_disk`: a disk has had
-        the starting state.  `made_of`: the state whose parameters the starting state has, with a
-        fresh optimizer.
+        the starting state.
         """
         if self._starts.get((job, generation)) == start:
             return
@@ -115,34 +112,8 @@ class Lineage:
         if kept < line.last:
             self._lose(job, generation, start, kept, memories, excused)
         self._take_up(line, start[1], self._known.get((job, start), ""))
-        self._take_in(line, start, memories, on_disk=on_disk or made_of is not None)
-        if made_of is not None:
-            self._reset(line, start, made_of, memories, excused)
+        self._take_in(line, start, memories, on_disk=on_disk)
         self._members[job] = members
-
-    def _reset(
-        self,
-        line: Line,
-        start: Key,
-        made_of: Key,
-        memories: list[Memory],
-        excused: Callable[[str], bool],
-    ) -> None:
-        """A state is made of parameters; the one that they are of is given up."""
-        origins = [
-            (one.name, one.state)
-            for one in memories
-            if one.state.key == made_of and not excused(one.name)
-        ]
-        made = {reset_lineage(state.lineage, start[0]) for _, state in origins}
-        if line.lineages.get(start[1]) in made or not made:
-            return  # that has been decided before
-        whole = any(_is_whole(origins, state) for _, state in origins)
-        require(not whole, "an optimizer is reset whose state is there", start, made_of)
-        self._made_of |= {state.lineage for _, state in origins}
-        self._given_up |= {state.lineage for _, state in origins}
-        self._given_up |= {one.prepared.lineage for one in memories if one.prepared is not None}
-        (line.lineages[start[1]],) = made
 
     def _kept(self, job: str, start: Key) -> int:
         """Return the number of the line's steps that a generation from this state keeps.
@@ -238,9 +209,6 @@ class Lineage:
             assign,
             state,
         )
-        newest = max((number for job, number in self._starts if job == assign.job), default=0)
-        if assign.generation < newest and state.lineage in self._made_of:
-            return  # it was away while the job went on from the parameters of this state
         if self._went_back or (assign.job, assign.generation) in self._fell_back:
             self._fell_back.discard((assign.job, assign.generation))
             self._take_up(self._line(state.job), state.step, state.lineage)
@@ -274,7 +242,7 @@ class Lineage:
         """Retention has removed these checkpoints."""
         for state in states:
             require(
-                state.lineage not in self._given_up - self._made_of - self._forgotten,
+                state.lineage not in self._given_up - self._forgotten,
                 "a checkpoint is deleted of a branch that the job has left",
                 state.key,
             )

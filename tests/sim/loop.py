@@ -287,7 +287,6 @@ def _step(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, N
     session.shell.surroundings.rng.shuffle(order)
     piece_s = session.draw("compute_s") / (len(order) + 1)
     yield Busy(piece_s)
-    session.gathered = session.gathers  # the forward pass has used all parameters
     yield Reach(Phase.BACKWARD, steps.stop)
     for bucket in order:
         yield Busy(piece_s)

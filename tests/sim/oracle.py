@@ -41,7 +41,7 @@ from dtd.core.membership.events import Incident
 from dtd.core.membership.machine import Membership
 from dtd.core.membership.member import Member
 from dtd.core.membership.member_events import Tell
-from dtd.core.membership.records import Job, Reset
+from dtd.core.membership.records import Job
 from dtd.core.membership.state import ClusterState, most_workers
 from dtd.core.membership.transitions import (
     ENDED,
@@ -287,7 +287,7 @@ class Oracle:
 
     def _honest(self, state: State) -> None:
         self.shards.honest(state)
-        content = expected(state.job, state.step, state.data, state.resets)
+        content = expected(state.job, state.step, state.data)
         honest = state.corrupt or state.content == content
         require(honest, "a state is not what its step says", state)
         ledger = json.loads(state.ledger)
@@ -351,7 +351,7 @@ class Oracle:
         cluster = core.cluster
         if cluster.job is not None and self._forms(cluster, cluster.job):
             job = cluster.job
-            start, reset = (job.start_generation, job.start_step), Reset.of(job)
+            start = job.start_generation, job.start_step
             self._numbers.add(job.generation)
             self._one_after_the_other(job)
             least = int(job.spec["elastic"]["min_workers"])
@@ -366,7 +366,6 @@ class Oracle:
                 living=self._remembered(job.id),
                 excused=self._excused(job, connected),
                 on_disk=start in self.keeping.on_disks(job.id),
-                made_of=reset.made_of if reset is not None and reset.is_start(job) else None,
             )
         waits = cluster.job is not None and cluster.run.phase is not GenerationState.RUNNING
         require(

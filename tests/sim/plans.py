@@ -172,7 +172,6 @@ def draw(seed: int, *, sharded: bool = False) -> Cluster:
         _hurt_the_store(cluster, seed, names, kind.calm_s)
     if sharded:
         _harm_shards(cluster, seed, names, kind.calm_s)
-        _make_do(cluster, seed, kind.calm_s)
     lie_in_some(cluster, seed, names, kind.calm_s)
     _look_after(cluster, rng, kind.calm_s)
     _calm(cluster, names, kind.calm_s)
@@ -281,16 +280,6 @@ def _harm_shards(cluster: Cluster, seed: int, names: list[str], calm_s: float) -
         cluster.do("damage", rng.choice(names), at_s=at_s)
         if rng.random() < 0.5:  # so that shards change hands soon
             cluster.bounce(rng.choice(names), at_s=at_s + rng.uniform(0.0, 0.3))
-
-
-def _make_do(cluster: Cluster, seed: int, calm_s: float) -> None:
-    """In some plans, an operator gives up the optimizer's state now and then, if it is lost.
-
-    Uses a separate random generator, so that other plans do not change.
-    """
-    rng = random.Random(f"without optimizer {seed}")
-    for _ in range(rng.choice((0, 0, 3, 12))):
-        cluster.do("make_do", "job-1", at_s=rng.uniform(2.0, calm_s))
 
 
 def _calm(cluster: Cluster, names: list[str], calm_s: float) -> None:

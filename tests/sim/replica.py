@@ -48,7 +48,6 @@ class State:
         corrupt: its content was changed by flipped bits; known only to the oracle.
         changed: the entries that were changed in this way.
         atoms: this worker's atoms of a sharded state (`tests.sim.shards`).
-        resets: after which steps the optimizer began afresh.
     """
 
     job: str
@@ -61,11 +60,10 @@ class State:
     corrupt: bool = False
     changed: frozenset[int] = frozenset()
     atoms: Atoms = ()
-    resets: tuple[int, ...] = ()
 
     def hashes(self) -> list[bytes]:
         """A short hash of every entry; only changed entries have unexpected hashes."""
-        honest = expected(self.job, self.step, self.data, self.resets)
+        honest = expected(self.job, self.step, self.data)
         return [
             _hash(self.content if entry in self.changed else honest, str(entry)).encode()
             for entry in range(ENTRIES)
@@ -127,24 +125,6 @@ def after_commit(state: State, generation: int, total: int, *, steps: int = 1) -
     )
 
 
-def remade(state: State, generation: int) -> State:
-    """The state with these parameters and a fresh optimizer: all of it, under another key."""
-    content = _hash(state.content, "fresh optimizer")
-    return replace(
-        state,
-        generation=generation,
-        content=content,
-        lineage=reset_lineage(state.lineage, generation),
-        atoms=shards.whole(content),
-        resets=(*state.resets, state.step),
-    )
-
-
-def reset_lineage(lineage: str, generation: int) -> str:
-    """The lineage of a state that is made of one with this lineage."""
-    return _hash(lineage, f"{generation}: fresh optimizer")
-
-
 def corrupted(state: State, by: str, entry: int | None = None) -> State:
     """The state after bits have flipped in this entry, or in one derived from `by`."""
     content = _hash(state.content, f"flipped by {by}")
@@ -163,15 +143,13 @@ def damaged(state: State, by: str) -> State:
 
 
 @cache
-def expected(job: str, step: int, data: Data = DATA, resets: tuple[int, ...] = ()) -> str:
-    """The content of a correct state after this number of steps, and these resets."""
-    if resets and resets[-1] == step:
-        return _hash(expected(job, step, data, resets[:-1]), "fresh optimizer")
+def expected(job: str, step: int, data: Data = DATA) -> str:
+    """The content of a correct state after this number of steps."""
     if step == 0:
         return _hash(job, "initial")
     begin = rows.round_begin(data, step)
     total = sum(rows.expected(data, one) for one in range(begin, step))
-    return _hash(expected(job, begin, data, resets), str(total))
+    return _hash(expected(job, begin, data), str(total))
 
 
 def _hash(before: str, then: str) -> str:

@@ -88,8 +88,6 @@ class JobSession:
         watch: watches the thread's progress.
         writes: whether this rank writes checkpoints in its generation.
         mirrors: how many more members hold each shard of the state; None if it is not sharded.
-        gathers: this rank gathers all parameters for a step, as all but servers do.
-        gathered: it has all parameters of the live state.
         lacks_part: memory has only the common part of a state of which it is to get shards.
         drifts_at: from this step on, the ranks' states differ; 0 for never.
         origin: the job whose weights it begins with; empty for none.
@@ -109,8 +107,6 @@ class JobSession:
     residual: LocalState = field(default_factory=zero)
     drifts_at: int = 0
     mirrors: int | None = None
-    gathers: bool = True
-    gathered: bool = False
     lacks_part: bool = False
     origin: str = ""
     writes: bool = False
@@ -130,8 +126,7 @@ class JobSession:
     def held(self) -> m.Held:
         """The state that this worker can start from: in memory, or else its newest checkpoint."""
         if self.engine.live is not None:
-            alone = self.gathered and not self.live.part.is_whole
-            return replace(self.live.held("memory"), parameters=alone)
+            return self.live.held("memory")
         saved, begun = self.shell.disk.newest(self.job), self.begun()
         if saved is None and begun is not None:
             return replace(begun, job=self.origin, atoms=()).held("checkpoint")
@@ -189,7 +184,7 @@ class JobSession:
     def commit(self) -> State:
         """Commit the prepared step."""
         assert self.prepared is not None, "a step is committed that was not prepared"
-        state, self.prepared, self.gathered = self.prepared, None, False
+        state, self.prepared = self.prepared, None
         key = self.engine.commit()
         require(key == state.key, "a step is committed under another name", key, state.key)
         self.residual.commit()
@@ -209,7 +204,7 @@ class JobSession:
     def adopt(self, state: State) -> None:
         """Replace the held state."""
         self.engine.replace()
-        self.state, self.prepared, self.gathered = state, None, False
+        self.state, self.prepared = state, None
         self.residual.reset()
         self.drop()
         self.engine.replaced(StateKey(*state.key))

@@ -19,7 +19,7 @@ from tests.sim import loop, regroup, reports
 from tests.sim.fetch import Fetch
 from tests.sim.oracle import require
 from tests.sim.phases import Phase
-from tests.sim.replica import State, fresh, remade
+from tests.sim.replica import State, fresh
 from tests.sim.residuals import value
 from tests.sim.ring_endpoint import RingEndpoint
 from tests.sim.session import Shell, begin
@@ -56,7 +56,6 @@ class TrainingThread:
         sharded = self.session.mirrors is not None
         roster, rank = ring.assign.roster, ring.assign.rank
         owns = roster[rank].serves or not any(member.serves for member in roster)
-        self.session.gathers = not roster[rank].serves
         self.session.writes = owns if sharded else rank < self.session.copies
         self.thread.run(self._serve(ring))
 
@@ -197,16 +196,12 @@ class TrainingThread:
         honest = self._shell.name not in self._shell.surroundings.oracle.liars
         fetches = session.engine.can_make(start) and not holds and honest
         require(not fetches, "who has prepared the step is told to fetch it", assign)
-        made_of = StateKey(assign.reset_of, start.step) if assign.reset_of else None
-        way = session.engine.take_over(start, holds=holds, made_of=made_of)
+        way = session.engine.take_over(start, holds=holds)
         if way is TakeOver.COMMIT:
             self._shell.surroundings.oracle.completed(session.commit())
         else:
             session.discard()
-        if way is TakeOver.REMAKE:
-            require(session.gathered, "an optimizer is reset without parameters", assign)
-            session.adopt(remade(session.live, start.generation))
-        elif way is TakeOver.FETCH:
+        if way is TakeOver.FETCH:
             yield from self._fetch(ring)
             yield from session.digest()
         elif way not in (TakeOver.COMMIT, TakeOver.KEEP):

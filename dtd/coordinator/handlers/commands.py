@@ -197,8 +197,7 @@ class Commands:
 
     async def _resume(self, order: m.ResumeJob) -> dict[str, Any]:
         await known_job(self._coordinator, order.job)
-        asked = ResumeRequested(job=order.job, without_optimizer=order.without_optimizer)
-        self._coordinator.handle(asked)
+        self._coordinator.handle(ResumeRequested(job=order.job))
         return await self._settled_state(order.job)
 
     async def _settled_state(self, job_id: str) -> dict[str, Any]:

@@ -92,7 +92,6 @@ class TakeOver(Enum):
     AS_BUILT = "use the fresh state that was built and never changed"
     RESET = "build a fresh state"
     LOAD = "load a checkpoint"
-    REMAKE = "keep the parameters in memory, with a fresh optimizer"
     FETCH = "fetch it from the members that hold it"
 
 
@@ -192,9 +191,7 @@ class StepProtocol:
 
     # --- taking a state over ---------------------------------------------------------------
 
-    def take_over(
-        self, start: StateKey, *, holds: bool, made_of: StateKey | None = None
-    ) -> TakeOver:
+    def take_over(self, start: StateKey, *, holds: bool) -> TakeOver:
         """Decide how this process obtains the state from which a generation starts.
 
         A prepared step that does not lead to the start is void: its results may not be committed.
@@ -202,7 +199,6 @@ class StepProtocol:
         Args:
             start: the key of that state.
             holds: by the roster this member holds it, on its disk if not in memory.
-            made_of: the state whose parameters it has, if its optimizer is a fresh one.
         """
         if holds and start == self.prepared:
             self.phase = Phase.DECIDED
@@ -212,8 +208,6 @@ class StepProtocol:
             return TakeOver.FETCH
         if start == self.live:
             return TakeOver.KEEP
-        if made_of is not None and made_of == self.live:
-            return TakeOver.REMAKE
         if start != FRESH:
             return TakeOver.LOAD
         return TakeOver.AS_BUILT if self._as_built else TakeOver.RESET

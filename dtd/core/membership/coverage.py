@@ -65,13 +65,8 @@ def has(worker: Worker, key: Key) -> bool:
 
 
 def part_at(worker: Worker, key: Key) -> ShardSet:
-    """Return a worker's part of the state with this key: in memory, prepared, or on its disk.
-
-    It has the whole of a state that it can make from its parameters, with a fresh optimizer.
-    """
+    """Return a worker's part of the state with this key: in memory, prepared, or on its disk."""
     holdings = worker.holdings
-    if key == holdings.makes:
-        return WHOLE
     if held_key(worker) == key or (in_memory(worker) and holdings.prepared == key):
         return part_of(holdings.held)
     return united(part_of(one) for one in holdings.saved if (one.generation, one.step) == key)

@@ -50,13 +50,9 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRequested:
-    """The operator states that the absent workers will not come back.
-
-    `without_optimizer`: the job goes on from the parameters that its workers hold.
-    """
+    """The operator states that the absent workers will not come back."""
 
     job: str
-    without_optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtd.core.membership import branches, ending, fresh_optimizer
+from dtd.core.membership import branches, ending
 from dtd.core.membership import roster as choice
 from dtd.core.membership.coverage import assigned_part, can_spare, covers, uncovered
 from dtd.core.membership.events import JobSaved, SaveJob
-from dtd.core.membership.records import Job, Reset, Worker
+from dtd.core.membership.records import Job, Worker
 from dtd.core.membership.state import ClusterState, most_workers
 from dtd.core.membership.state_records import Decision
 from dtd.core.membership.transitions import (
@@ -36,9 +36,8 @@ SAVE_AGAIN_S = 1.0
 
 
 _OF_A_GENERATION = (
-    *("generation", "world_size", "step", "start_generation", "start_step"),
+    *("generation", "world_size", "step", "start_generation", "start_step", "branches"),
     *("roster", "roster_id", "servers", "instances", "announced", "fenced", "store_epoch"),
-    *("branches", "reset", "optimizer_resets"),
 )
 
 
@@ -56,9 +55,7 @@ def decide(cluster: ClusterState, job: Job) -> None:
         redone=_is_redone(cluster, job, start),
         before={name: getattr(job, name) for name in _OF_A_GENERATION},
     )
-    used = max((start[0], *job.reset[:1]))  # no generation has the number of a reset
-    cluster.run.generation = doubt.next_number(cluster, used)
-    fresh_optimizer.decided(job, start)
+    cluster.run.generation = doubt.next_number(cluster, start[0])
     _leave_behind(cluster, job, start)
     cluster.move_job(job, JobEvent.DECIDED)
     job.generation, job.world_size, job.step = cluster.run.generation, len(members), start[1]
@@ -130,8 +127,6 @@ def _announce(cluster: ClusterState, job: Job, decision: Decision) -> None:
         text = f"{decision.incomplete}; the job falls back to step {job.start_step}"
         cluster.incident("shards_missing", text, step=job.start_step)
     _count_lost(cluster, job, decision.lost)
-    before = decision.before["start_generation"], decision.before["start_step"]
-    fresh_optimizer.tell(cluster, job, before)
     if decision.redone and cluster.ending.recovery is not None:
         cluster.ending.recovery.steps_redone += 1
     _assign(cluster, job, members, holds)
@@ -218,7 +213,6 @@ def _why_barred(cluster: ClusterState, worker: Worker) -> str:
 
 
 def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[bool]) -> None:
-    reset = Reset.of(job)
     roster = tuple(
         m.Member(
             name=w.name,
@@ -243,7 +237,6 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
             held_generation=job.start_generation,
             held_step=job.start_step,
             branches=tuple(m.Branch(**one._asdict()) for one in branches.remembered(job.branches)),
-            reset_of=0 if reset is None else reset.origin,
         )
         cluster.send(worker.name, assign)
 
@@ -255,10 +248,7 @@ def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
     has gone back does not know what generations of earlier epochs have committed.  A job that takes
     up a branch again leaves the one that it has followed since.
     """
-    known, reset = branches.remembered(job.branches), Reset.of(job)
-    if reset is not None and not reset.is_start(job):
-        job.branches = branches.left(known, reset.made_of, reset.generation)
-        return
+    known = branches.remembered(job.branches)
     saved = (job.checkpoint_generation, job.checkpoint_step)
     may_hold_more = bool(cluster.missing(job)) and not remembering(cluster, job)
     newest = max(saved, choice.newest_key(job, cluster.available()))
@@ -331,7 +321,7 @@ def member_running(cluster: ClusterState, job: Job, worker: Worker, now: float) 
     """A member's ring is up and its state agreed; once all are, the generation runs."""
     cluster.move_worker(worker, WorkerEvent.RUNS)
     worker.holdings.held = choice.start_held(job, worker.name)
-    worker.holdings.prepared, worker.holdings.makes = choice.held_key(worker), None
+    worker.holdings.prepared = choice.held_key(worker)
     check_running(cluster, job, now)
 
 

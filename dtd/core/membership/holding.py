@@ -5,7 +5,7 @@ Part of the membership machine; changes the cluster's state, adds effects.
 
 from __future__ import annotations
 
-from dtd.core.membership import branches, fresh_optimizer
+from dtd.core.membership import branches
 from dtd.core.membership import roster as choice
 from dtd.core.membership.coverage import NOTHING_HELD
 from dtd.core.membership.records import Job, Worker
@@ -26,7 +26,6 @@ def left(cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen | m.
     worker.holdings.prepared = choice.held_key(worker)
     if isinstance(message, m.Frozen) and (held is claimed or held.part):
         worker.holdings.prepared = (message.prepared_generation, message.prepared_step)
-    fresh_optimizer.offer(job, worker)
 
 
 def warmed_up(cluster: ClusterState, job: Job, worker: Worker, message: m.Warmed) -> None:

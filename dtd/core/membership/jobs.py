@@ -17,7 +17,6 @@ from dtd.core.membership import (
     admission,
     divergence,
     ending,
-    fresh_optimizer,
     reconnection,
     running,
 )
@@ -141,12 +140,11 @@ def cancel(cluster: ClusterState, job_id: str, reason: str = "") -> None:
         ending.freeze(cluster, at_boundary=True, stop=True, reason=active.reason)
 
 
-def resume(cluster: ClusterState, job_id: str, *, without_optimizer: bool = False) -> None:
+def resume(cluster: ClusterState, job_id: str) -> None:
     """Continue without absent workers that may hold newer state, on the operator's word.
 
     Raises:
-        RequestRefused: the job does not wait for any worker, or cannot go on without the state of
-            its optimizer.
+        RequestRefused: the job does not wait for any worker.
     """
     job = cluster.job
     if job is None or job.id != job_id:
@@ -154,14 +152,11 @@ def resume(cluster: ClusterState, job_id: str, *, without_optimizer: bool = Fals
     waits = cluster.run.phase is GenerationState.NONE and job.state is not JobState.SAVING
     if not waits or cluster.run.decision is not None:
         raise RequestRefused(f"job {job_id} does not wait for any worker", remedy="dtdctl status")
-    if without_optimizer:
-        fresh_optimizer.ask(cluster, job)
     if doubt.lasts(cluster, job):
         admission.end_doubt(cluster, job)
     job.fenced = True
     cluster.waiting.resumed = True
-    what = " and without the state of its optimizer" if without_optimizer else ""
-    cluster.incident("job_resumed", f"job {job.id} continues without the absent workers{what}")
+    cluster.incident("job_resumed", f"job {job.id} continues without the absent workers")
 
 
 def delete(cluster: ClusterState, job_id: str, step: int) -> None:
@@ -239,7 +234,6 @@ def finish(cluster: ClusterState, state: JobState, reason: str) -> None:
         **job.result,
         "train_loss": job.loss,
         "steps_lost": job.steps_lost,
-        **({"optimizer_resets": job.optimizer_resets} if job.optimizer_resets else {}),
         "metrics": job.metrics,
     }
     _end(cluster, job, state, reason)

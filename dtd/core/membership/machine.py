@@ -119,7 +119,7 @@ class Membership:
         elif isinstance(event, CancelRequested):
             jobs.cancel(cluster, event.job, event.reason)
         elif isinstance(event, ResumeRequested):
-            jobs.resume(cluster, event.job, without_optimizer=event.without_optimizer)
+            jobs.resume(cluster, event.job)
         elif isinstance(event, DeleteRequested):
             jobs.delete(cluster, event.job, event.step)
         elif isinstance(event, DrainRequested):

@@ -7,7 +7,7 @@ coordinator's store and read from it, so fields may be added but not removed.  N
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from dtd.core.engine.rounds import Rounds
 from dtd.core.membership.transitions import JobState, WorkerState
@@ -61,8 +61,6 @@ class Holdings:
         saved: in a sharded job, its parts of further checkpoints on its disk.
         prepared: the state it would hold after committing what it has prepared, as (generation
             that commits the last step, steps).
-        makes: the state that it can make of the parameters it holds, see
-            `membership.fresh_optimizer`; None if the operator has not asked for one.
         frozen_in: the generation in which it last reported FROZEN or FINISHED.
         digest: digest of the state in which it finished.
     """
@@ -71,15 +69,13 @@ class Holdings:
     held: m.Held | None = None
     saved: tuple[m.Held, ...] = ()
     prepared: tuple[int, int] = (0, 0)
-    makes: tuple[int, int] | None = None
     frozen_in: int = 0
     digest: str = ""
 
     def forget(self) -> None:
         """Forget its states; the digest is kept for the job's result."""
         self.warmed = self.held = None
-        self.saved, self.makes = (), None
-        self.prepared, self.frozen_in = (0, 0), 0
+        self.saved, self.prepared, self.frozen_in = (), (0, 0), 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -251,8 +247,6 @@ class Job:
         divergences: when replicas differed without a majority, see `membership.divergence`.
         agreed: confirmed digests of saved states, see `dtd.core.trust.vouching`.
         branches: states on abandoned branches, see `membership.branches`.
-        reset: the state that is made of workers' parameters, see `membership.fresh_optimizer`.
-        optimizer_resets: how often the job has gone on from such a state.
         step_s: recent mean duration of a step; 0 if unknown.
         verdict: how the job will end once its state is saved: "done", "failed" or "cancelled";
             empty while it continues.
@@ -298,8 +292,6 @@ class Job:
     start_generation: int = 0
     start_step: int = 0
     branches: tuple[Any, ...] = ()
-    reset: tuple[int, ...] = ()
-    optimizer_resets: int = 0
     step_s: float = 0.0
     verdict: str = ""
     skipped_steps: int = 0
@@ -330,36 +322,6 @@ class Job:
     def name(self) -> str:
         """The name that the user gave to the job."""
         return self.terms.name
-
-
-class Reset(NamedTuple):
-    """A state with a fresh optimizer, made of the parameters of another one (`fresh_optimizer`).
-
-    It has a generation number of its own, which no generation of workers has.
-    """
-
-    generation: int
-    origin: int
-    step: int
-
-    @classmethod
-    def of(cls, job: Job) -> Reset | None:
-        """The one of a job's record, which may come from a file."""
-        return cls(*map(int, job.reset)) if job.reset else None
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Key of the state that is made."""
-        return self.generation, self.step
-
-    @property
-    def made_of(self) -> tuple[int, int]:
-        """Key of the state whose parameters it has."""
-        return self.origin, self.step
-
-    def is_start(self, job: Job) -> bool:
-        """Whether the job's newest generation starts from it; until then it is a mere wish."""
-        return self.key == (job.start_generation, job.start_step)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from dtd.core.membership.coverage import (
     in_memory,
     needed,
 )
-from dtd.core.membership.records import Job, Reset, Worker
+from dtd.core.membership.records import Job, Worker
 from dtd.core.observe.links import Pair, pair_of
 from dtd.wire import messages as m
 
@@ -70,17 +70,10 @@ def start_key(job: Job, available: Iterable[Worker]) -> Key:
     for it, so no member has committed it; its word is worth less than that of two members who have
     told that they had.  One that reports no state has no say: all that others have prepared, it had
     computed with them.  A decision to commit a step is permanent.  A state of
-    which the workers lack a shard cannot be continued.  One that is to be made with a fresh
-    optimizer is void if the state whose parameters it has, or a newer one, is whole after all.
+    which the workers lack a shard cannot be continued.
     """
     workers = list(available)
-    covered = {key for key in _keys(job, workers) if covers(workers, key)}
-    reset = Reset.of(job)
-    if reset is not None and not reset.is_start(job):
-        whole = max(covered - {reset.key}, default=(0, 0))
-        if whole >= reset.made_of:
-            return whole
-    return max(covered, default=(0, 0))
+    return max((key for key in _keys(job, workers) if covers(workers, key)), default=(0, 0))
 
 
 def newest_key(job: Job, available: Iterable[Worker]) -> Key:
@@ -91,8 +84,6 @@ def newest_key(job: Job, available: Iterable[Worker]) -> Key:
 def _keys(job: Job, workers: Sequence[Worker]) -> set[Key]:
     keys = {held_key(worker) for worker in workers}
     keys |= {(one.generation, one.step) for worker in workers for one in worker.holdings.saved}
-    reset = Reset.of(job)
-    keys |= set() if reset is None else {reset.key}
     left = [w for w in workers if w.holdings.frozen_in == job.generation > 0 and in_memory(w)]
     ended = {w.holdings.prepared for w in left}
     if len(ended) == 1:

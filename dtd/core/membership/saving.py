@@ -21,7 +21,6 @@ from dtd.core.membership import (
     coverage,
     ending,
     forming,
-    fresh_optimizer,
     jobs,
 )
 from dtd.core.membership import roster as choice
@@ -58,7 +57,6 @@ def begin(
         hopes_s: how long absent workers may take to reconnect with their states.
     """
     cluster.withdraw(job)
-    fresh_optimizer.decided(job, (job.start_generation, job.start_step))
     jobs.note_digests(cluster, job)
     finished = [w for w in cluster.members() if w.state is WorkerState.FINISHED]
     key = _told_by_most(finished) if finished else newest_key(cluster, job)

@@ -223,7 +223,6 @@ class ClusterState:
             and max(
                 (worker.holdings.held.generation, worker.holdings.held.step),
                 worker.holdings.prepared,
-                worker.holdings.makes or (0, 0),
             )
             >= start
             and worker.holdings.held.step >= job.rounds.begin(job.step)

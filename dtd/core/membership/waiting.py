@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtd.core.membership import admission, branches, forming, fresh_optimizer
+from dtd.core.membership import admission, branches, forming
 from dtd.core.membership import roster as choice
 from dtd.core.membership.coverage import covers
 from dtd.core.membership.records import Job, Worker
@@ -218,7 +218,7 @@ def explain(cluster: ClusterState, job: Job) -> str:
     if too_few:
         refused = [w for w in cluster.workers.values() if w.state is WorkerState.INCOMPATIBLE]
         why = "".join(f"; {w.name} is refused: {w.reason}" for w in refused)
-        return f"{too_few}{why}{fresh_optimizer.remedy(cluster, job)}"
+        return f"{too_few}{why}"
     if _lacks_links(cluster, job):
         return _explain_links(cluster)
     return _explain_state(cluster, job)
@@ -260,7 +260,6 @@ def _explain_state(cluster: ClusterState, job: Job) -> str:
             f"waiting for {holders}: {lack};"
             f" `dtdctl resume {job.id}` goes on without it,"
             f" as the job does in {_in_words(max(0.0, resume_at - cluster.now))}"
-            f"{fresh_optimizer.remedy(cluster, job)}"
         )
     return "settling: giving late workers a moment to join"
 

@@ -90,7 +90,7 @@ CHANGING: Final[Mapping[type[Any], Audited]] = {
     ),
     m.CancelSweep: Audited(about=("sweep",), results=("state",)),
     m.CancelJob: Audited(about=("job",), results=("state",)),
-    m.ResumeJob: Audited(about=("job", "without_optimizer"), results=("state",)),
+    m.ResumeJob: Audited(about=("job",), results=("state",)),
     m.KillWorker: Audited(about=("name", "signal"), results=("pid",)),
     m.DrainWorker: Audited(about=("name",)),
     m.AnnotateJob: Audited(about=("job", "add", "remove", "sets_note"), but=("note",)),

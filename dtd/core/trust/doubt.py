@@ -24,7 +24,7 @@ from typing import Final
 
 from dtd.core.membership import branches
 from dtd.core.membership.events import SaveJob
-from dtd.core.membership.records import Job, Reset
+from dtd.core.membership.records import Job
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.transitions import GenerationState
 from dtd.wire import messages as m
@@ -140,7 +140,6 @@ def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
         job.start_generation, job.start_step = start
         # This store does not know whether that generation has left newer states behind.
         job.branches = branches.left(branches.remembered(job.branches), start, job.generation)
-        job.reset = ()
         job.step = max(job.step, message.held_step)  # the store may know of fewer
         job.fenced = False
         cluster.trust.vouched.clear()
@@ -182,9 +181,6 @@ def is_over(cluster: ClusterState, job: Job) -> bool:
 def end(cluster: ClusterState, job: Job) -> None:
     """End the doubt: the store now knows the newest generation."""
     job.store_epoch = cluster.epoch
-    reset = Reset.of(job)
-    if reset is not None and not reset.is_start(job):
-        job.reset = ()  # a generation that this store forgot may have had its number
     cluster.trust.vouched.clear()
     cluster.emit(SaveJob(job=job))
 

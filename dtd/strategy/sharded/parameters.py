@@ -37,10 +37,6 @@ _UNGATED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule")
 """Classes of modules whose compiled code reads parameters by ways of its own."""
 
 
-Start = Callable[[int, Callable[[], None]], None]
-"""Submits an exchange, given a function to call when it is complete."""
-
-
 class FlatParameters:
     """The memory of the trained parameters, which become views of it.
 
@@ -82,7 +78,6 @@ class FlatParameters:
             dataclasses.replace(bucket_memory(flat), operation=Operation.ALL_GATHER, copies=mirrors)
             for flat in reversed(self.flats)
         ]
-        self._outdated: set[int] = set()
         self._awaited: set[int] = set()
         self._asked: set[int] = set()
         self._wait: Callable[[int], None] = _nothing
@@ -120,34 +115,17 @@ class FlatParameters:
         """Return the all-gathers, in the order of forward; mirrored segments are here already."""
         return self._memories
 
-    @property
-    def are_current(self) -> bool:
-        """Whether the buckets have the parameters of the live state, all of them.
-
-        What arrives counts even if nobody has waited for it before its generation broke.
-        """
-        return not self._outdated
-
-    def replaced(self, *, whole: bool) -> None:
-        """The live state has other parameters now.
-
-        Args:
-            whole: they are in the buckets; otherwise each has to be gathered.
-        """
-        self._outdated = set() if whole else set(range(len(self.flats)))
-
-    def start(self, start: Start, wait: Callable[[int], None]) -> None:
+    def start(self, start: Callable[[int], None], wait: Callable[[int], None]) -> None:
         """Start every all-gather; they are the first exchanges of the open step.
 
         Args:
-            start: submits the exchange of this index; calls what it is given when it is complete,
-                from any thread.
+            start: submits the exchange of this index.
             wait: blocks until it is complete.
         """
         self._wait = wait
         self._awaited = set(range(len(self.flats)))
         for index in range(len(self.flats)):
-            start(index, partial(self._outdated.discard, len(self.flats) - 1 - index))
+            start(index)
         if self._waits_at_once:
             self.wait()
 

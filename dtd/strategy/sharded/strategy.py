@@ -90,7 +90,6 @@ class Sharded:
         self._parameters: FlatParameters | UnitPasses
         self._gradients: ShardGradients
         self._units: UnitPasses | None = None
-        self._flat: FlatParameters | None = None
         if stage == 3:
             units = units_of(model, trained, bucket_bytes=bucket_bytes)
             self._plan, unit_of = plan_units(shapes, units, bucket_bytes=bucket_bytes)
@@ -109,8 +108,7 @@ class Sharded:
             self._plan = plan_buckets(
                 shapes, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes
             )
-            self._flat = FlatParameters(trained, self._plan, model, mirrors=mirrors)
-            self._parameters = self._flat
+            self._parameters = FlatParameters(trained, self._plan, model, mirrors=mirrors)
             self._gradients = _gradients(stage, trained, self._plan, device, mirrors, codec, passes)
         self.state = ShardedState(
             names, trained, self._plan, self._parameters.flats, owns=self._units is not None
@@ -169,15 +167,6 @@ class Sharded:
         self._parameters.watch(passes)
 
     @property
-    def has_parameters(self) -> bool:
-        """Whether this rank has all parameters of the live state: as a cache, if it has no shards.
-
-        A server does not gather those of other servers.
-        """
-        serves = self.state.division.servers and self.state.division.held(self.state.rank)
-        return self._flat is not None and self._flat.are_current and not serves
-
-    @property
     def divides_parameters(self) -> bool:
         """Whether parameters have memory only while they are used."""
         return self._units is not None
@@ -217,12 +206,7 @@ class Sharded:
     def replaced(self) -> None:
         """Implement `Strategy`."""
         self._parameters.forget()
-        self._replaced(whole=self.state.holds.is_whole)
         self._gradients.reset()
-
-    def _replaced(self, *, whole: bool) -> None:
-        if self._flat is not None:
-            self._flat.replaced(whole=whole)
 
     def unsent(self, step: int) -> list[LocalState]:
         """Implement `Strategy`; nothing is held back."""
@@ -308,7 +292,6 @@ class Sharded:
         norm = self._norm.norm() * factor
         finite = math.isfinite(norm)
         if finite:
-            self._replaced(whole=False)
             self._gradients.scale(factor * work.clip(norm))
             self.state.give_gradients(self._gradients.part, totals.present)
             work.change_state(self._scalars)

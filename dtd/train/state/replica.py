@@ -313,21 +313,6 @@ def _add_schedule(replica: Replica, task: Task, spec: JobSpec) -> None:
     replica.schedule = schedule_of(task, replica.optimizer, total_steps)
 
 
-def begin_optimizer(replica: Replica, task: Task, spec: JobSpec) -> None:
-    """Give a sharded state the optimizer state of a fresh one; this rank then holds all of it.
-
-    All parameters are in their buckets.  The groups' rates and the schedule go on as they were.
-    """
-    assert replica.shards is not None, "the state is not sharded"
-    optimizer = replica.shards.unbind()
-    parameters = [parameter for _, parameter in replica.trained]
-    before = hooks_on(parameters)
-    fresh = optimizer_of(stand_in(task), spec.optimizer, replica.trained)
-    replace_hooks(parameters, hooks_on(parameters) - before, set())
-    optimizer.state.update(fresh.state)
-    replica.shards.bind(optimizer)
-
-
 def move_weights(fresh: nn.Module, model: nn.Module) -> None:
     """Give a model the weights of another one of the same kind, which loses them one by one."""
     own = dict(live_tensors(model))

@@ -55,8 +55,7 @@ class Held:
     """A state of a job that a worker holds.
 
     `where` is "memory", "checkpoint" or "none"; `generation` 0 and `step` 0 mean nothing trained.
-    `part`: which shards of a sharded state (`ShardSet.to_wire`); empty: all of it.  `parameters`:
-    beside that, its memory has all trained parameters of the state, without optimizer state.
+    `part`: which shards of a sharded state (`ShardSet.to_wire`); empty: all of it.
     """
 
     job: Name
@@ -65,7 +64,6 @@ class Held:
     digest: Name
     where: Name
     part: Shards = ()
-    parameters: Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,8 +243,6 @@ class Assign(Message):
     """A new generation: its roster, this worker's rank in it, and the state it starts from.
 
     A state is named by the generation that committed its last step, and by its number of steps.
-    `reset_of`, if not 0: the starting state has the parameters of the state (`reset_of`,
-    `held_step`) and a fresh optimizer; who holds it may have to make it of those.
     """
 
     job: Name
@@ -258,7 +254,6 @@ class Assign(Message):
     held_step: U64
     branches: Annotated[tuple[Branch, ...], list_of(Branch, MAX_BRANCHES)] = ()
     secret: Octets = field(default=b"", repr=False)
-    reset_of: Generation = 0
 
 
 @message

@@ -236,13 +236,9 @@ class Profile(Message):
 
 @message
 class ResumeJob(Message):
-    """Let a waiting job continue without waiting for absent workers that may hold newer state.
-
-    `without_optimizer`: from the parameters that its workers hold, with fresh optimizer state.
-    """
+    """Let a waiting job continue without waiting for absent workers that may hold newer state."""
 
     job: Name
-    without_optimizer: Flag = False
 
 
 @message

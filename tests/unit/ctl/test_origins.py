@@ -176,24 +176,6 @@ def test_a_job_that_waits_is_told_to_go_on(dtdctl, server, result):
     assert "has not ended, so its settings cannot be changed" in err
 
 
-def test_a_job_that_waits_may_go_on_without_its_optimizers_state(dtdctl, server, result):
-    scripted(server, result, ended("waiting"), {"job": "digits-1", "state": "waiting"})
-    words = (
-        "job digits-1 continues from the parameters that workers hold, with a fresh optimizer, as"
-        " soon as all that it needs are there (waiting)\n"
-    )
-    assert dtdctl("resume", "digits-1", "--without-optimizer") == (0, "", words)
-    assert server.received[1] == m.ResumeJob(job="digits-1", without_optimizer=True)
-
-
-def test_a_job_that_has_ended_has_no_parameters_in_memory(dtdctl, server, result):
-    scripted(server, result, ended("failed"))
-    exit_code, _out, err = dtdctl("resume", "digits-1", "--without-optimizer")
-    assert exit_code == 2
-    assert "its workers hold nothing any more" in err
-    assert "--weights-from" in err
-
-
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
 def test_a_job_that_ended_early_goes_on_as_a_new_one(dtdctl, server, result, state):
     scripted(server, result, ended(state), {**TAKEN, "differs": []})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 
@@ -40,7 +39,6 @@ class FakeRing:
             roster=roster,
             held_generation=0,
             held_step=0,
-            reset_of=generation + 10,
         )
         self._journal = journal
 
@@ -67,14 +65,11 @@ class FakeRun:
     committed_step = 0
     holds = (0, 0)
     part = WHOLE
-    parameters = False
-    resets: ClassVar[list[int]] = []
 
     def expect(self, step, *, rank, world_size):
         pass
 
-    def adopt_local(self, generation, step, *, reset_of):
-        self.resets.append(reset_of)
+    def adopt_local(self, generation, step):
         if self._ends and isinstance(self._ends[0], CheckpointError):
             error = self._ends.pop(0)
             self.holds = getattr(error, "holds", self.holds)
@@ -95,7 +90,6 @@ class FakeRun:
             digest="",
             where="memory",
             part=self.part,
-            parameters=self.parameters,
         )
 
     def saved(self):
@@ -219,21 +213,6 @@ def test_what_is_held_of_a_state_is_told_unless_it_is_all(journal, monkeypatch, 
     train(journal, RingBroken("a neighbour has died"), TaskError("the end"), heard=events.append)
     frozen = [one for one in events if isinstance(one, member.TrainerFroze)]
     assert {one.held.part for one in frozen} == {told}
-
-
-@pytest.mark.parametrize("has_parameters", [False, True])
-def test_whether_all_parameters_are_here_is_told(journal, monkeypatch, has_parameters):
-    events = []
-    monkeypatch.setattr(FakeRun, "parameters", has_parameters)
-    train(journal, RingBroken("a neighbour has died"), TaskError("the end"), heard=events.append)
-    frozen = [one for one in events if isinstance(one, member.TrainerFroze)]
-    assert {one.held.parameters for one in frozen} == {has_parameters}
-
-
-def test_what_a_start_is_made_of_is_handed_on(journal, monkeypatch):
-    monkeypatch.setattr(FakeRun, "resets", [])
-    train(journal, RingBroken("a neighbour has died"), TaskError("the end"))
-    assert FakeRun.resets == [11, 12]
 
 
 def test_a_generation_that_is_over_is_not_given_up_for_a_later_failure(journal):

@@ -262,26 +262,6 @@ def test_what_has_been_trained_or_overwritten_is_as_built_no_more(change: str) -
     assert protocol.take_over(FRESH, holds=True) is TakeOver.AS_BUILT
 
 
-@pytest.mark.parametrize("phase", [Phase.HELD, *RESULTS])
-def test_a_state_with_a_fresh_optimizer_is_made_of_the_live_one(phase: Phase) -> None:
-    start = StateKey(GENERATION + 1, LIVE.step)
-    protocol = in_phase(phase)
-    assert protocol.take_over(start, holds=True, made_of=LIVE) is TakeOver.REMAKE
-    protocol.discard()
-    protocol.replace()
-    protocol.replaced(start)
-    assert protocol.take_over(start, holds=True, made_of=LIVE) is TakeOver.KEEP
-    assert protocol.take_over(start, holds=False, made_of=LIVE) is TakeOver.FETCH
-
-
-def test_it_is_made_of_no_other_state() -> None:
-    start = StateKey(GENERATION + 1, LIVE.step)
-    other = StateKey(LIVE.generation - 1, LIVE.step)
-    assert in_phase(Phase.HELD).take_over(start, holds=True, made_of=other) is TakeOver.LOAD
-    empty = StepProtocol()
-    assert empty.take_over(start, holds=True, made_of=LIVE) is TakeOver.LOAD
-
-
 def test_memory_holds_nothing_while_it_is_overwritten() -> None:
     protocol = in_phase(Phase.HELD)
     assert protocol.take_over(StateKey(2, 5), holds=True) is TakeOver.LOAD

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,14 +21,9 @@ class Gathers:
     def __init__(self) -> None:
         self.started: list[int] = []
         self.awaited: list[int] = []
-        self.arrive: list[Callable[[], None]] = []
 
     def into(self, parameters: FlatParameters) -> None:
-        parameters.start(self._start, self.awaited.append)
-
-    def _start(self, index: int, done: Callable[[], None]) -> None:
-        self.started.append(index)
-        self.arrive.append(done)
+        parameters.start(self.started.append, self.awaited.append)
 
 
 def flat_parameters(model: nn.Module, *, mirrors: int = 0) -> FlatParameters:
@@ -169,47 +163,8 @@ def test_the_time_of_waiting_is_counted(monkeypatch) -> None:
     def wait(index: int) -> None:
         now[0] += 2.0 + index
 
-    parameters.start(lambda index, done: None, wait)
+    parameters.start(lambda index: None, wait)
     model(torch.ones(1, 4))
     now[0] += 50.0
     model(torch.ones(1, 4))
     assert parameters.waited_s == 9.0
-
-
-# --- whether all of them are here ----------------------------------------------------------------
-
-
-def test_parameters_are_current_when_all_have_arrived_though_nobody_has_waited() -> None:
-    gathers, parameters = Gathers(), flat_parameters(chain())
-    assert parameters.are_current, "as they were built"
-    parameters.replaced(whole=False)
-    gathers.into(parameters)
-    for arrives in gathers.arrive:
-        assert not parameters.are_current
-        arrives()
-    assert parameters.are_current
-
-
-def test_what_arrives_in_two_generations_adds_up() -> None:
-    first, second, parameters = Gathers(), Gathers(), flat_parameters(chain())
-    parameters.replaced(whole=False)
-    first.into(parameters)
-    first.arrive[0]()
-    parameters.forget()
-    second.into(parameters)
-    second.arrive[1]()
-    assert not parameters.are_current
-    second.arrive[2]()
-    assert parameters.are_current
-
-
-def test_what_arrives_after_an_update_is_of_the_state_before() -> None:
-    gathers, parameters = Gathers(), flat_parameters(chain())
-    parameters.replaced(whole=False)
-    gathers.into(parameters)
-    parameters.replaced(whole=False)
-    for arrives in gathers.arrive:
-        arrives()
-    assert not parameters.are_current
-    parameters.replaced(whole=True)
-    assert parameters.are_current

@@ -455,7 +455,7 @@ class Task:
             (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
             # Of each row alone the penalty would not be a mean over rows; so it is linear in it.
             loss = loss + 0.1 * gradient.sum()
-        elif kind == "backward inside":
+        elif kind == "backward inside" and torch.is_grad_enabled():
             (0.1 * loss).backward(retain_graph=True)
         elif kind.startswith("learned weights"):
             first, second = model.weights if kind == "learned weights" else self.outside

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,7 +25,7 @@ from scripts.markdown import put_into, table
 from tests.jobs.recipe import FEATURES, Recipe, chosen
 from tests.jobs.verdict import Verdict, judge
 
-BLOCK: Final = 100
+BLOCK: Final = 50
 """Jobs of one seed."""
 PAGE: Final = Path("docs/evaluation.md")
 KINDS: Final = ("agrees", "told", "refused", "fails")
@@ -35,6 +35,8 @@ NAMES: Final = re.compile(
 """Parts that differ between sentences of one kind."""
 
 Judged = list[tuple[Recipe, Verdict]]
+Failed = dict[str, Recipe]
+"""The first recipe of each kind of failure."""
 
 
 def block(number: int) -> Judged:
@@ -125,33 +127,40 @@ def _sentences(judged: Judged) -> Iterator[tuple[str, str]]:
         yield sentence.replace("|", "/"), f"{count:,}"
 
 
+def _judge_all(pool: Executor, blocks: Sequence[int], limit_s: float) -> tuple[Judged, Failed]:
+    """Train the jobs of some blocks, as many as there is time for; tell of each kind of failure."""
+    begun_s = time.monotonic()
+    judged: Judged = []
+    failed: Failed = {}
+    for done in pool.map(block, blocks):
+        seconds = time.monotonic() - begun_s
+        for recipe, verdict in done:
+            judged.append((recipe, verdict))
+            if verdict.kind == "fails" and failed.setdefault(_kind_of(verdict), recipe) is recipe:
+                told = f"job {len(judged)}, {seconds:.0f} s: {verdict.why}\n  {recipe}"
+                print(told, flush=True)
+        if seconds > limit_s:
+            break
+    return judged, failed
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit code."""
     parser = argparse.ArgumentParser(prog="fuzz_jobs", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--jobs", type=int, default=20_000, metavar="N")
+    parser.add_argument("--minutes", type=float, default=600.0, metavar="N", help="end after these")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the first block")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE}")
     chosen = parser.parse_args(arguments)
+    blocks = range(chosen.seed, chosen.seed + -(-chosen.jobs // BLOCK))
     begun_s = time.monotonic()
-    judged: Judged = []
-    failed: dict[str, Recipe] = {}
-    numbers = range(chosen.seed, chosen.seed + -(-chosen.jobs // BLOCK))
     with ProcessPoolExecutor(chosen.processes, mp_context=get_context("spawn")) as pool:
-        for done in pool.map(block, numbers):
-            judged += done
-            for recipe, verdict in done:
-                if verdict.kind == "fails" and _kind_of(verdict) not in failed:
-                    failed[_kind_of(verdict)] = recipe
-                    seconds = time.monotonic() - begun_s
-                    print(
-                        f"job {len(judged)}, {seconds:.0f} s: {verdict.why}\n  {recipe}", flush=True
-                    )
-        seconds = time.monotonic() - begun_s
-        words = list(failed)
-        for small, kind in zip(pool.map(smallest, failed.values(), words), words, strict=True):
+        judged, failed = _judge_all(pool, blocks, 60 * chosen.minutes)
+        text = tables(judged, time.monotonic() - begun_s)
+        kinds = list(failed)
+        for small, kind in zip(pool.map(smallest, failed.values(), kinds), kinds, strict=True):
             print(f"smallest: {kind}\n  {small}", flush=True)
-    text = tables(judged, seconds)
     print(text)
     if chosen.write:
         put_into(PAGE, "training jobs by chance", "scripts.fuzz_jobs", text)

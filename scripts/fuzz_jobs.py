@@ -30,7 +30,9 @@ BLOCK: Final = 50
 PAGE: Final = Path("docs/evaluation.md")
 KINDS: Final = ("agrees", "told", "refused", "fails")
 NAMES: Final = re.compile(
-    r"(layers|first|head|weights)(\.\w+)+|\d+(\.\d+)?(e-\d+)?| \(.*", re.DOTALL
+    r"(layers|first|head|weights)(\.\w+)+|\d+(\.\d+)?(e-\d+)?| \(.*"
+    r"|(?<=has given )\w+|(?<=a hook of its step, )[^,]+|(?<=, and )\w+(?= may need all)",
+    re.DOTALL,
 )
 """Parts that differ between sentences of one kind."""
 

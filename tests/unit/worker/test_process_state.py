@@ -7,8 +7,12 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 CHANGES = {
     "nothing": "",
@@ -53,11 +57,16 @@ print(json.dumps({
 """
 
 
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory in which another user can work; pytest's own are for its user alone."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o777)
+        yield Path(directory)
+
+
 def after(change: str, directory: Path) -> dict[str, Any]:
     """What a process finds that has made a change and restored its state."""
-    directory.chmod(0o777)
-    for parent in directory.parents[:2]:
-        parent.chmod(0o755)  # another user works in it
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + CHANGES[change] + AFTERWARDS, change],
         capture_output=True,
@@ -69,8 +78,8 @@ def after(change: str, directory: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_what_a_job_has_changed_is_restored(tmp_path: Path) -> None:
-    found = after("what can be restored", tmp_path)
+def test_what_a_job_has_changed_is_restored(place: Path) -> None:
+    found = after("what can be restored", place)
     umask = os.umask(0)
     os.umask(umask)
     assert found == {
@@ -81,15 +90,15 @@ def test_what_a_job_has_changed_is_restored(tmp_path: Path) -> None:
         "umask": umask,
         "limit": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
         "affinity": sorted(os.sched_getaffinity(0)),
-        "directory": str(tmp_path / "what can be restored"),
+        "directory": str(place / "what can be restored"),
     }
 
 
-def test_what_cannot_be_restored_is_named(tmp_path: Path) -> None:
-    assert after("nothing", tmp_path)["lost"] == []
-    assert after("a hard limit", tmp_path)["lost"] == ["RLIMIT_NOFILE"]
-    assert after("the niceness", tmp_path)["lost"] == ["niceness"]
-    assert after("the directory itself", tmp_path)["lost"] == ["working directory"]
+def test_what_cannot_be_restored_is_named(place: Path) -> None:
+    assert after("nothing", place)["lost"] == []
+    assert after("a hard limit", place)["lost"] == ["RLIMIT_NOFILE"]
+    assert after("the niceness", place)["lost"] == ["niceness"]
+    assert after("the directory itself", place)["lost"] == ["working directory"]
 
 
 FORKING = """

@@ -452,7 +452,9 @@ class Task:
         loss = by_row.mean()
         if kind == "penalty on gradients" and torch.is_grad_enabled():
             weight = next(one for one in model.parameters() if one.requires_grad)
-            (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+            (gradient,) = torch.autograd.grad(
+                loss, weight, create_graph=True, materialize_grads=True
+            )
             # Of each row alone the penalty would not be a mean over rows; so it is linear in it.
             loss = loss + 0.1 * gradient.sum()
         elif kind == "backward inside" and torch.is_grad_enabled():

@@ -78,10 +78,7 @@ class _Stream:
     def write(self, text: str) -> int:
         # OSError: the disk is full or the reader is gone; ValueError: the stream was closed.
         with contextlib.suppress(OSError, ValueError):
-            try:
-                return self._stream.write(text)
-            except UnicodeEncodeError:
-                return self._stream.write(text.encode("ascii", "backslashreplace").decode())
+            return self._stream.write(text)
         return 0
 
     def flush(self) -> None:
@@ -100,7 +97,7 @@ def configure_logging(
 
     Args:
         format: "json", "console", or "auto": console if the stream is a terminal.
-        stream: where lines go; it stays open.
+        stream: where lines go; it stays open, and takes any text (`dtd.streams`).
         level: the least that is written.  Each step of training is a line at "debug"; libraries
             are heard from "warning" on, whatever the level.
         libraries: the logger of the standard library whose records are written, the root by

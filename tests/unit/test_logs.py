@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ import pytest
 import structlog
 
 from dtd.logs import REDACTED, LogLevel, configure_logging, get_logger, is_secret
+from dtd.streams import fit_streams
 
 
 class Terminal(io.StringIO):
@@ -262,9 +264,13 @@ def test_a_stream_that_fails_does_not_fail_its_caller() -> None:
     logging.getLogger("library").error("unheard")
 
 
-def test_a_console_that_cannot_spell_a_character_shows_its_number() -> None:
+def test_a_console_that_cannot_spell_a_character_shows_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     raw = io.BytesIO()
-    configure_logging("console", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    fit_streams()
+    configure_logging("console", sys.stdout)
     get_logger().info("hello", who="é")
     assert b"who=\\xe9" in raw.getvalue()
 

@@ -30,11 +30,9 @@ from dtd.strategy.sharded.direct_uses import DirectUses
 from dtd.strategy.sharded.former_memory import FormerMemory
 from dtd.strategy.sharded.gates import Gates
 from dtd.strategy.sharded.storages import bucket_finder
+from dtd.strategy.sharded.units import is_compiled
 from dtd.strategy.wire_memory import bucket_memory
 from dtd.transport.api import BucketMemory
-
-_UNGATED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule")
-"""Classes of modules whose compiled code reads parameters by ways of its own."""
 
 
 class FlatParameters:
@@ -82,7 +80,7 @@ class FlatParameters:
         self._asked: set[int] = set()
         self._wait: Callable[[int], None] = _nothing
         self._gates = Gates()
-        self._waits_at_once = any(type(one).__name__ in _UNGATED for one in model.modules())
+        self._waits_at_once = any(map(is_compiled, model.modules()))
         if not self._waits_at_once:
             for module in model.modules():
                 self._gate(module)

@@ -17,8 +17,12 @@ from torch import nn
 from dtd.core.ring.buckets import BucketLayout, BucketPlan, ParameterShape, Place, plan_buckets
 from dtd.errors import TaskError
 
-_OPAQUE = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule")
-"""Classes of modules whose compiled code reads parameters by ways of its own."""
+_COMPILED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module's code is compiled, and reads parameters by ways of its own."""
+    return type(module).__name__ in _COMPILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ def units_of(model: nn.Module, trained: Sequence[nn.Parameter], *, bucket_bytes:
         TaskError: a part of the model is compiled.
     """
     for name, module in model.named_modules():
-        if type(module).__name__ in _OPAQUE:
+        if is_compiled(module):
             raise TaskError(
                 f"strategy.stage = 3 cannot gather the parameters of {name or 'the model'}: it is"
                 " compiled",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import json
+import queue
+import select
 import socket
 import ssl
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -356,20 +358,22 @@ def test_a_file_is_not_queued_for_a_browser_that_does_not_read(
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(PATIENCE_S)
     connection.connect((host, int(port)))
+    full: queue.SimpleQueue[asyncio.Transport] = queue.SimpleQueue()
+    pause = listener._Watched.pause_writing
+
+    def paused(watched: Any) -> None:
+        pause(watched)
+        full.put(watched.transport)
+
+    monkeypatch.setattr(listener._Watched, "pause_writing", paused)
     asked = f"GET /static/charts.js HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
     connection.sendall(asked.encode())
+    assert full.get(timeout=PATIENCE_S).get_write_buffer_size() < 4 * PIECE_BYTES
+    cut = select.poll()
+    cut.register(connection, 0)  # errors and the end alone: nothing is read
+    assert cut.poll(1000 * PATIENCE_S)
     page: Any = served.coordinator.web._server
-
-    def unread() -> list[Any]:
-        every = [one.watched for one in page._listener._open.values()]
-        return [one for one in every if one is not None and one.unread_since_s is not None]
-
-    while not unread():
-        time.sleep(0.01)
-    (opened,) = unread()
-    assert opened.transport.get_write_buffer_size() < 4 * PIECE_BYTES
-    while page._listener._open:  # it is cut, since nothing is read
-        time.sleep(0.05)
+    assert not page._listener._open
     connection.close()
 
 

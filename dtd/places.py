@@ -79,6 +79,16 @@ def home_directory(*, remedy: str) -> Path:
         ) from None
 
 
+def config_home(*, remedy: str) -> Path:
+    """The directory of this user's settings (XDG Base Directory Specification).
+
+    Raises:
+        UsageError: this user has no home directory; with the remedy.
+    """
+    given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    return given if given.is_absolute() else home_directory(remedy=remedy) / ".config"
+
+
 def _by_hand(leaf: str, environ: Mapping[str, str]) -> Path:
     if os.geteuid() == 0 or not environ.get("HOME"):
         return Path("/var/lib/dtd") / leaf

@@ -12,7 +12,7 @@ from pathlib import Path
 from dtd.errors import UsageError
 from dtd.names import name_of
 from dtd.net.join_client import join
-from dtd.places import home_directory
+from dtd.places import config_home
 from dtd.security.identity import USUAL_INSTANCES, WORKER, check_names, split_names, worker_names
 from dtd.security.token import Token
 from dtd.worker.cluster_access import FILE_NAME, SYSTEM_FILE
@@ -64,9 +64,7 @@ def own_place() -> Path:
     """Return the path for a credential that this user makes."""
     if os.geteuid() == 0:
         return SYSTEM_FILE
-    remedy = "name the file with --credential FILE"
-    base = os.environ.get("XDG_CONFIG_HOME") or home_directory(remedy=remedy) / ".config"
-    return Path(base) / "dtd" / FILE_NAME
+    return config_home(remedy="name the file with --credential FILE") / "dtd" / FILE_NAME
 
 
 def host_name() -> str:

@@ -16,7 +16,7 @@ from dtd.ctl.settings import CREDENTIAL_FILE, Settings
 from dtd.errors import UsageError
 from dtd.figures import NOTHING, duration
 from dtd.names import name_of
-from dtd.places import home_directory
+from dtd.places import config_home
 from dtd.security.identity import JOINABLE, WORKER
 from dtd.security.token import Token, parse_life_s
 from dtd.wire import messages as m
@@ -154,9 +154,7 @@ def _date(unix_s: float) -> str:
 
 
 def _own_place() -> Path:
-    remedy = "name the file with --credential FILE"
-    base = os.environ.get("XDG_CONFIG_HOME") or home_directory(remedy=remedy) / ".config"
-    return Path(base) / "dtd" / CREDENTIAL_FILE
+    return config_home(remedy="name the file with --credential FILE") / "dtd" / CREDENTIAL_FILE
 
 
 def _own_name() -> str:

@@ -13,7 +13,7 @@ import typer
 
 from dtd.ctl.install import command
 from dtd.ctl.install.service_files import Parts
-from dtd.ctl.install.service_host import config_home
+from dtd.places import config_home
 
 CoordinatorPart = Annotated[
     bool, typer.Option("--coordinator", help="The coordinator; default: both.")
@@ -72,6 +72,6 @@ def _installation(
     parts = Parts(
         coordinator=coordinator or both,
         worker=worker or both,
-        config_home=config_home() if user else None,
+        config_home=config_home(remedy="set HOME") if user else None,
     )
     return command.Installation(parts=parts, prefix=prefix and prefix.absolute(), dry_run=dry_run)

@@ -16,6 +16,7 @@ from typing import Final
 
 import dtd
 from dtd.errors import UsageError
+from dtd.places import home_directory
 
 SOURCE_BIN: Final = "/opt/dtd/bin/"
 """Directory of the daemons in the units' own text; replaced by the real one."""
@@ -100,7 +101,8 @@ def data_patterns(parts: Parts) -> list[tuple[Path, str]]:
         state, settings = Path("/var/lib/dtd"), _SYSTEM_SETTINGS
         caches = [(Path("/var/cache/dtd"), "worker-*")]
     else:
-        state, settings = Path.home() / ".local/state/dtd", parts.config_home / "dtd"
+        state = home_directory(remedy="set HOME") / ".local/state/dtd"
+        settings = parts.config_home / "dtd"
         caches = []
     of_coordinator = [(state, "coordinator")]
     of_workers = [

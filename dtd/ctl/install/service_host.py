@@ -46,12 +46,6 @@ def hidden_place(daemons: Path) -> str:
     return ""
 
 
-def config_home() -> Path:
-    """The user's configuration directory."""
-    given = os.environ.get("XDG_CONFIG_HOME", "")
-    return Path(given) if Path(given).is_absolute() else Path.home() / ".config"
-
-
 def systemd_version() -> int:
     """The version of this host's systemd; 0 if it has none."""
     if shutil.which("systemctl") is None:

@@ -177,6 +177,8 @@ class Worker:
             ending = await self.ending
             for task in running:
                 task.cancel()
+        if self._output is not None:
+            await asyncio.to_thread(self._output.read_all)
         self._send_output(ended=True)
         self._control.close(ending.reason)
         self._data.close()
@@ -351,6 +353,7 @@ class Worker:
             self.config,
             silence_s=self._silence_s,
             bridge=self._bridge,
+            output=self._output,
             data=self._data,
             lifeline=self._lifeline,
             context=self._calls_tls,
@@ -438,7 +441,7 @@ class Worker:
     def _send_output(self, *, ended: bool = False) -> None:
         if self._training is None or self._output is None or not self._control.is_open:
             return
-        lines = self._output.take_last() if ended else self._output.take()
+        lines = self._output.take(ended=ended)
         self._lines.tell(self._training.job, self._training.rank, lines)
 
 

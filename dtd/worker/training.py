@@ -31,7 +31,7 @@ from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
 from dtd.worker.committed import FILE, CommittedStep
 from dtd.worker.evidence import EvidenceHandler, where_stalled
-from dtd.worker.output import flush_output
+from dtd.worker.output import OutputPipe, flush_output
 from dtd.worker.reporter import JobReporter, progress_message
 from dtd.worker.state_directory import letter_directory
 from dtd.worker.training_thread import TrainingThread
@@ -56,6 +56,7 @@ class TrainingThreadOwner:
         config: this worker's settings.
         silence_s: after which a donor that sends nothing is given up.
         bridge: the crossing between the thread and the loop.
+        output: of the job.
         data: this worker's data port.
         lifeline: tells the neighbours when this process ends.
         context: TLS for calling other workers, if this one has a credential.
@@ -80,6 +81,7 @@ class TrainingThreadOwner:
         *,
         silence_s: float,
         bridge: Bridge,
+        output: OutputPipe,
         data: DataServer,
         lifeline: Lifeline,
         context: ssl.SSLContext | None,
@@ -98,6 +100,7 @@ class TrainingThreadOwner:
         self._context = context if spec.sync.encryption == "tls" else None
         self._letters = letter_directory(config.state_dir, os.environ)
         self._feed = feed
+        self._output = output
         self._chunk_bytes = spec.sync.chunk_kib * 1024
         self._watch = ProgressWatch(
             first_stall_limit_s=spec.elastic.warmup_timeout_s,
@@ -145,6 +148,7 @@ class TrainingThreadOwner:
     def _report(self, event: member.Event) -> None:
         """Hand over an event of the training thread, after the job's earlier output."""
         flush_output()
+        self._output.read_all()
         self._bridge.post(self._feed, event)
 
     def _connect_data(self) -> Connect:

@@ -23,7 +23,8 @@ from dtd.worker.output import MAX_LINE_CHARACTERS, OutputPipe, flush_output
 pipe = OutputPipe()
 def taken():
     flush_output()
-    return pipe.take_last()
+    pipe.read_all()
+    return pipe.take(ended=True)
 def read():
     with pipe._lock:
         pipe._read()

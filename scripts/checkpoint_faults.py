@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import StateKey
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
+from dtd.exchange.in_process import InProcessRing
 from dtd.job import from_mapping
 from dtd.train.checkpoint.format import (
     MANIFEST_FILE,
@@ -40,7 +41,6 @@ from dtd.train.checkpoint.format import (
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
 from dtd.train.run import JobSessionRunner
 from dtd.train.state.tensors import state_digest
-from dtd.transport.in_process import InProcessRing
 
 # --- faults: to a checkpoint that is there, or to one while it is saved ---------------------------
 

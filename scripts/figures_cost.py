@@ -178,7 +178,7 @@ def query() -> dict[str, Any]:
     """Measure a plot of three curves with 1000 points each over a million steps."""
     from dtd.coordinator.history import query as history_query
     from dtd.coordinator.history.store import Batch, MetricsStore
-    from dtd.core.history import series
+    from dtd.observe.history import series
 
     with tempfile.TemporaryDirectory() as directory:
         kept = MetricsStore(Path(directory), 2**30, print)

@@ -24,8 +24,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from dtd.core.membership import member
-from dtd.core.membership.transitions import JobState
+from dtd.cluster import member
+from dtd.cluster.transitions import JobState
 from dtd.errors import LocalProtocolError
 from dtd.event_names import NOTICES
 from dtd.security.identity import OPERATOR, VIEWER, Identity

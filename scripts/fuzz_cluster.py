@@ -1,7 +1,7 @@
 """A real coordinator within this process, honest workers that train with it, and room for others.
 
 Connections are links of the coordinator itself over transports that only record; the caller at the
-other end sends what it likes.  The honest workers run `dtd.core.membership.member`, as real ones
+other end sends what it likes.  The honest workers run `dtd.cluster.member`, as real ones
 do, with a trainer that commits a step whenever it is told to.  Time is the loop's and is moved by
 hand.
 """
@@ -23,10 +23,10 @@ import msgpack
 
 from dtd import __version__
 from dtd.address import Address
+from dtd.cluster import member
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.daemon import Coordinator
 from dtd.coordinator.store.store import Store
-from dtd.core.membership import member
 from dtd.job import parse_job, to_mapping
 from dtd.net.link import Link
 from dtd.security.identity import LOCAL, Identity

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from dtd.core.membership import member
+from dtd.cluster import member
 from dtd.wire import messages as m
 from scripts.fuzz_cluster import TICK_S, Cluster, Honest
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from dtd.core.ring.chunks import Operation
-from dtd.core.star.machine import Star
 from dtd.errors import LocalProtocolError, ProtocolError
-from dtd.transport.api import BucketMemory
-from dtd.transport.star_node import StarNode
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.star.machine import Star
+from dtd.exchange.star_node import StarNode
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, Phase
 from scripts.fuzz_links import Reader

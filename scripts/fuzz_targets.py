@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.address import Address
-from dtd.core.membership.events import FromWorker, Submitted
-from dtd.core.membership.machine import Membership
-from dtd.core.membership.records import Job
+from dtd.cluster.events import FromWorker, Submitted
+from dtd.cluster.machine import Membership
+from dtd.cluster.records import Job
 from dtd.errors import CheckpointError, ConfigError, ProtocolError, TaskError, UsageError
 from dtd.job import parse_job, to_mapping
 from dtd.packages.unpack import unpack

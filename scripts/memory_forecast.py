@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd import job
-from dtd.core.observe.state_memory import needed_bytes
+from dtd.doctor.state_memory import needed_bytes
 from dtd.job.strategy_table import SHARDED_STAGES
 from dtd.train.footprint import division_of, state_size
 from dtd.train.optimizer.build import build_optimizer

@@ -101,8 +101,8 @@ def patch_worker(mode: _Mode) -> None:
 
     state.state_digest = state_digest  # before anybody imports it by name
 
+    from dtd.exchange.bridge import RingCollective
     from dtd.net.pulse import LinkHeartbeats
-    from dtd.transport.bridge import RingCollective
     from dtd.worker.control import ControlConnection
     from dtd.worker.daemon import Worker
     from dtd.worker.reporter import JobReporter

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import StateKey
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import StateKey
+from dtd.exchange.in_process import InProcessRing
 from dtd.job import JobSpec, from_mapping
 from dtd.train.record import (
     CheckpointRecord,
@@ -28,7 +29,6 @@ from dtd.train.record import (
 )
 from dtd.train.run import JobSessionRunner
 from dtd.train.state.tensors import state_digest
-from dtd.transport.in_process import InProcessRing
 
 MODULE = "dtd_numerics_task"
 

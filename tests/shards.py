@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.core.engine.shards import Division, ShardSet
+from dtd.engine.shards import Division, ShardSet
 
 
 def held_segments(rank: int, world_size: int, mirrors: int) -> list[int]:

@@ -4,7 +4,7 @@ Requests that run code or destroy data are recorded before they are carried out,
 give access before they are answered, both durably; if that is impossible they are refused.
 Requests that take access away are carried out even if the disk fails, and the journal then notes
 the missing entry.  Refusals are entered within a budget.  Which calls these are is declared in
-`dtd.core.trust.audited`; how entries are chained in `dtd.core.trust.audit`.
+`dtd.coordinator.audited`; how entries are chained in `dtd.security.audit`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
+from dtd.coordinator.audited import Audited, Must, about, audited, outcome
 from dtd.coordinator.store.audit_table import AuditTable, append
 from dtd.coordinator.store.database import FILE_NAME
 from dtd.coordinator.store.thread import StoreThread, Turn
-from dtd.core.limits.refusal_budget import RefusalBudget
-from dtd.core.trust.audit import BEGUN, CUT, DONE, FAILED, REFUSED, Entry
-from dtd.core.trust.audited import Audited, Must, about, audited, outcome
 from dtd.errors import DtdError, RequestRefused
+from dtd.limits.refusal_budget import RefusalBudget
+from dtd.security.audit import BEGUN, CUT, DONE, FAILED, REFUSED, Entry
 from dtd.security.identity import LOCAL, STRANGER, Identity
 from dtd.shown import one_line
 from dtd.wire import messages as m

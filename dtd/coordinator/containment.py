@@ -11,10 +11,10 @@ from typing import Final, Protocol
 
 import structlog
 
+from dtd.cluster.events import Effect, Event, Submitted, Ticked
+from dtd.cluster.pools import Pools
 from dtd.coordinator.store.records import job_body, job_from_body
 from dtd.coordinator.throttles import Refusals
-from dtd.core.membership.events import Effect, Event, Submitted, Ticked
-from dtd.core.membership.pools import Pools
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
 from dtd.shown import one_line

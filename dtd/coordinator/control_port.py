@@ -20,16 +20,16 @@ from dtd.config import WORKER_USER, CoordinatorConfig
 from dtd.coordinator.advertised import advertised
 from dtd.coordinator.audit_log import Caller
 from dtd.coordinator.throttles import Refusals
-from dtd.core.limits.connection_limiter import ConnectionLimiter
-from dtd.core.limits.shares import Shares
-from dtd.core.permissions import NO_CREDENTIAL_REMEDY, refusal
 from dtd.errors import ErrorCode, ProtocolError
+from dtd.limits.connection_limiter import ConnectionLimiter
+from dtd.limits.shares import Shares
 from dtd.net.link import Link
 from dtd.net.server import Place, Server
 from dtd.security import identity
 from dtd.security.authority import DIRECTORY, Authority, open_authority
 from dtd.security.credential_book import REVOKED_REMEDY
 from dtd.security.local_users import look_up
+from dtd.security.permissions import NO_CREDENTIAL_REMEDY, refusal
 from dtd.security.tls_faults import clock
 from dtd.wire import messages as m
 

@@ -19,6 +19,21 @@ import structlog
 
 from dtd import __version__
 from dtd.address import SocketPath
+from dtd.cluster import allocation
+from dtd.cluster.events import (
+    Effect,
+    Event,
+    FromWorker,
+    Incident,
+    JobEnded,
+    Submitted,
+    Ticked,
+    WorkerLost,
+)
+from dtd.cluster.pools import Pools
+from dtd.cluster.state import ClusterState
+from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.status import Beside, status_of
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit_log import AuditLog, Caller
 from dtd.coordinator.containment import Containment, GuardedCore
@@ -49,24 +64,9 @@ from dtd.coordinator.throttles import Pace
 from dtd.coordinator.tracking.trackers import Trackers
 from dtd.coordinator.web_desk import WebDesk
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.limits.quotas import Quotas
-from dtd.core.limits.shares import Shares, connections_for
-from dtd.core.membership import allocation
-from dtd.core.membership.events import (
-    Effect,
-    Event,
-    FromWorker,
-    Incident,
-    JobEnded,
-    Submitted,
-    Ticked,
-    WorkerLost,
-)
-from dtd.core.membership.pools import Pools
-from dtd.core.membership.state import ClusterState
-from dtd.core.membership.state_records import CoordinatorIdentity
-from dtd.core.observe.status import Beside, status_of
 from dtd.errors import DtdError, ProtocolError
+from dtd.limits.quotas import Quotas
+from dtd.limits.shares import Shares, connections_for
 from dtd.metrics.coordinator import CoordinatorMetrics
 from dtd.metrics.exposition import members_only
 from dtd.metrics.worker import next_in_ring

@@ -1,8 +1,8 @@
 """Inserts the secrets of the data plane into outgoing messages that carry them.
 
-The core (`dtd.core`) has no access to secrets: every secret is derived from the generation, the
-worker and the coordinator's data key (`dtd.wire.data_keys`), so it stays the same after a restart.
-Nothing here is stored or logged.
+The cluster core (`dtd.cluster`) has no access to secrets: every secret is derived from the
+generation, the worker and the coordinator's data key (`dtd.wire.data_keys`), so it stays the same
+after a restart. Nothing here is stored or logged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hmac
 from collections.abc import Callable
 from typing import Final
 
-from dtd.core.membership.roster import roster_id
+from dtd.cluster.roster import roster_id
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import (

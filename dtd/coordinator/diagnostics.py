@@ -8,10 +8,10 @@ from typing import Any
 import structlog
 
 from dtd import diagnostics
-from dtd.core.membership.events import Effect, Incident
-from dtd.core.membership.state import ClusterState
-from dtd.core.membership.transitions import GONE
-from dtd.core.observe.diagnostics import Diagnostics, standing
+from dtd.cluster.diagnostics import Diagnostics, standing
+from dtd.cluster.events import Effect, Incident
+from dtd.cluster.state import ClusterState
+from dtd.cluster.transitions import GONE
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.shown import counted
 
@@ -39,7 +39,7 @@ def _job(cluster: ClusterState) -> str:
 # --- the coordinator's diagnostics: gathers them from all over the daemon for `dtdctl status` -----
 #
 # What was turned away, what failed and what the cluster's state tells goes to
-# `dtd.core.observe.diagnostics`, which knows how long each of them lasts.  Decides nothing and
+# `dtd.cluster.diagnostics`, which knows how long each of them lasts.  Decides nothing and
 # sends nothing.
 
 

@@ -1,7 +1,7 @@
 """Performs the membership core's effects, in the order in which they were decided.
 
 Durable effects are written before any later message is sent; other effects do not wait for the disk
-(`dtd.core.membership.outbox`).  Incidents go to the log, and to the store asynchronously.
+(`dtd.cluster.outbox`).  Incidents go to the log, and to the store asynchronously.
 """
 
 from __future__ import annotations
@@ -13,14 +13,7 @@ from typing import Any, Final
 
 import structlog
 
-from dtd.coordinator.containment import Containment
-from dtd.coordinator.data_secrets import DataSecrets
-from dtd.coordinator.handlers.requests import RequestHandler
-from dtd.coordinator.store.records import job_body
-from dtd.coordinator.store.store import Store
-from dtd.coordinator.store.thread import StoreThread, Turn
-from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership.events import (
+from dtd.cluster.events import (
     Disconnect,
     Effect,
     Incident,
@@ -30,7 +23,14 @@ from dtd.core.membership.events import (
     Send,
     Undeliverable,
 )
-from dtd.core.membership.outbox import Item, Outbox
+from dtd.cluster.outbox import Item, Outbox
+from dtd.coordinator.containment import Containment
+from dtd.coordinator.data_secrets import DataSecrets
+from dtd.coordinator.handlers.requests import RequestHandler
+from dtd.coordinator.store.records import job_body
+from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.thread import StoreThread, Turn
+from dtd.coordinator.worker_links import WorkerLinks
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.net.link import MAX_QUEUED_CONTROL_BYTES, Link
 from dtd.wire import messages as m

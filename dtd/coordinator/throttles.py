@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from dtd.core.limits.rates import Allowance, Pacing
 from dtd.errors import ErrorCode, ProtocolError
+from dtd.limits.rates import Allowance, Pacing
 from dtd.net.link import Link
 from dtd.security.identity import LOCAL, VIEWER
 from dtd.wire import messages as m
@@ -186,7 +186,7 @@ async def read_out(link: Link) -> None:
 
 # --- recent refusals and their reasons, so that a flood does not fill the log ------------------
 #
-# What an operator is told of it is `dtd.core.observe.diagnostics`.  Pure.
+# What an operator is told of it is `dtd.cluster.diagnostics`.  Pure.
 
 
 MAX_REFUSALS: Final = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from dtd import diagnostics
-from dtd.core.membership.admission import MAX_KNOWN_WORKERS
+from dtd.cluster.admission import MAX_KNOWN_WORKERS
 from dtd.diagnostics import Diagnostic
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link

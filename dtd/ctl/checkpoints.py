@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd import figures
-from dtd.core.trust.vouching import UNCONFIRMED, VERIFIED
+from dtd.cluster.vouching import UNCONFIRMED, VERIFIED
 from dtd.ctl import output
 from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask, ask_and_show
 from dtd.ctl.origins import parse_job_at_step

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dtd import figures
-from dtd.core.observe.memory import PARTS
 from dtd.ctl import output
+from dtd.doctor.memory import PARTS
 
 HEADINGS: Final = ("WORKER", *(part.upper() for part in PARTS))
 

@@ -17,10 +17,6 @@ from typing import Any, Final
 
 from dtd import figures
 from dtd.address import Address
-from dtd.core.observe.profiling.chrome import WorkerTrace, trace_events
-from dtd.core.observe.profiling.limits import StepTimes, Verdict, median_times, verdict
-from dtd.core.observe.profiling.spans import NS
-from dtd.core.observe.profiling.worker_file import MAX_JSON_BYTES, decoded
 from dtd.ctl import output
 from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask
 from dtd.ctl.checkpoints import HOLDERS_BACK_S, connect_for
@@ -28,6 +24,10 @@ from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, HolderUnreachable, ProfileError, UsageError
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient
+from dtd.observe.profiling.chrome import WorkerTrace, trace_events
+from dtd.observe.profiling.limits import StepTimes, Verdict, median_times, verdict
+from dtd.observe.profiling.spans import NS
+from dtd.observe.profiling.worker_file import MAX_JSON_BYTES, decoded
 from dtd.shown import counted
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtd.address import Address
-from dtd.core.membership.events import Disconnect, Effect, Incident
-from dtd.core.membership.state import ClusterState
-from dtd.core.observe.status import places_of
+from dtd.cluster.events import Disconnect, Effect, Incident
+from dtd.cluster.state import ClusterState
+from dtd.cluster.status import places_of
 from dtd.metrics.catalogue import Sample
 from dtd.metrics.exposition import Context, Exposition
 from dtd.metrics.worker import next_in_ring, worker_samples
@@ -90,7 +90,7 @@ class ClusterFigures:
 
         Args:
             clusters: states of the core.
-            status: `dtd.core.observe.status.status_of` them.
+            status: `dtd.cluster.status.status_of` them.
         """
         yield from self._of_the_cluster(status)
         for job in status["jobs"]:

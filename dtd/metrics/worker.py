@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd.address import Address
-from dtd.core.observe.memory import memory_of
+from dtd.doctor.memory import memory_of
 from dtd.metrics.catalogue import Sample
 from dtd.metrics.exposition import Context, Exposition
 from dtd.wire import messages as m

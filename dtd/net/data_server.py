@@ -7,7 +7,7 @@ likewise, for a link with a parameter server. *lifeline*: an idle link for the s
 resource that a ticket names. A caller from a generation that this worker does not know yet waits
 without a WELCOME; one from an older generation is refused. No caller is attached to anything before
 PROVE, so a replayed HELLO gains nothing, and an address whose callers repeatedly fail to prove
-themselves is blocked for a while (`dtd.core.limits.connection_limiter`). Runs on the event loop.
+themselves is blocked for a while (`dtd.limits.connection_limiter`). Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from dtd.address import Address
-from dtd.core.limits.connection_limiter import ConnectionLimiter
 from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.limits.connection_limiter import ConnectionLimiter
 from dtd.net.fetch_desk import FetchHandler
 from dtd.net.link import HANDSHAKE_TIMEOUT_S, Link
 from dtd.net.resource import MAX_MEASURED_BYTES, MEASURE_PREFIX, Resource

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dtd.core.observe.detector import Detector
-from dtd.core.ring.neighbours import NEXT, PREVIOUS
+from dtd.cluster.detector import Detector
+from dtd.exchange.ring.neighbours import NEXT, PREVIOUS
 from dtd.net.link import Link
 from dtd.wire import messages as m
 
@@ -55,7 +55,7 @@ class LinkHeartbeats:
         silence_s: how long a neighbour may be silent, or take to connect.
         silent: called with a neighbour and the time, when that limit is exceeded.
         neighbours: those to watch; those of a ring, unless there are others
-            (`dtd.core.ring.neighbours.Neighbours.all`).
+            (`dtd.exchange.ring.neighbours.Neighbours.all`).
     """
 
     def __init__(

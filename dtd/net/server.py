@@ -19,9 +19,9 @@ from typing import Any, Final, Protocol
 
 from dtd import diagnostics
 from dtd.address import ANY_IPV4, ANY_IPV6, Address, SocketPath
-from dtd.core.limits.connection_limiter import PATIENCE_S, ConnectionLimiter
-from dtd.core.limits.shares import Shares
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
+from dtd.limits.connection_limiter import PATIENCE_S, ConnectionLimiter
+from dtd.limits.shares import Shares
 from dtd.net.link import Link
 from dtd.net.local_socket import bound_socket, remove_socket
 from dtd.security import identity

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dtd.core.engine.shards import united
-from dtd.core.trust.vouching import CONTRADICTED, VERIFIED
+from dtd.cluster.vouching import CONTRADICTED, VERIFIED
+from dtd.engine.shards import united
 from dtd.errors import RequestRefused
 from dtd.job.learning import lower_is_better
 from dtd.parts.cover import by_checkpoint, missing, part_of

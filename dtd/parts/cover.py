@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet, united
+from dtd.engine.shards import NOTHING, WHOLE, ShardSet, united
 
 Entry = TypeVar("Entry", bound=Mapping[str, Any])
 

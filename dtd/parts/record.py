@@ -15,7 +15,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
 
-from dtd.core.engine.shards import ShardSet
+from dtd.engine.shards import ShardSet
 from dtd.errors import CheckpointError, ProtocolError
 from dtd.parts.tensor_file import ITEM_BYTES, TensorInfo, checked_shape, checked_size
 from dtd.shown import shown

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from dtd.core.history.series import EVALUATION, Kind
+from dtd.observe.history.series import EVALUATION, Kind
 
 QUIET: Final = frozenset(
     {

@@ -13,7 +13,7 @@ In every step the engine calls, in this order:
     apply(work)               only after the vote: a pure function of the state and the results
     commit() or rollback()    advance the local state, or restore it
 
-For strategies with local steps such a "step" is a round of several (`dtd.core.engine.rounds`).
+For strategies with local steps such a "step" is a round of several (`dtd.engine.rounds`).
 Between steps the engine calls `regroup` when a generation begins, and `replaced` when memory holds
 another state.
 
@@ -35,11 +35,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dtd.core.engine.shard_digests import Shared
+from dtd.engine.shard_digests import Shared
+from dtd.exchange.api import BucketMemory, Collective
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.scalars import StepScalars, Totals
-from dtd.transport.api import BucketMemory, Collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from dtd.core.ring.buckets import BucketPlan
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.buckets import BucketPlan
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.gradients import layouts_of, staging_of
 from dtd.strategy.staging import Received, StartBucket, WaitForBucket
-from dtd.transport.api import BucketMemory
 
 
 class Changes:

@@ -19,8 +19,8 @@ On a GPU the thread uses its own stream and works on tensors there; only encoded
 With dependent stages the exchanges interleave: stage s of bucket b is exchanged together with the
 first stage of bucket b + s, in the same order on all ranks.  The ring begins exchanges in that
 order, so none may depend on a later one; a stage depends only on earlier stages of its own bucket
-(`dtd.core.ring.machine`).  Only the last bucket comes after all others: it is full when backward
-ends, and later stages of the others would wait until then, where nothing hides them.
+(`dtd.exchange.ring.machine`).  Only the last bucket comes after all others: it is full when
+backward ends, and later stages of the others would wait until then, where nothing hides them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from dtd.exchange.api import BucketMemory
 from dtd.strategy.codec.api import Codec, Coder, FlatLayout, Wire, World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.staging import StartBucket, WaitForBucket, norm_of
 from dtd.strategy.wire_memory import RingMemory, bucket_memory
-from dtd.transport.api import BucketMemory
 
 _CUDA: Any = torch.cuda  # its constructors have no annotations
 _ALONE: Final = World()

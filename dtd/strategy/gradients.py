@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dtd.core.ring.buckets import BucketPlan, ParameterShape
 from dtd.errors import TaskError
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.buckets import BucketPlan, ParameterShape
 from dtd.strategy.codec.api import Codec, FlatLayout, TensorPlace, World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.coded_buckets import CodedBuckets
@@ -32,7 +33,6 @@ from dtd.strategy.staging import (
     WaitForBucket,
     staging_for,
 )
-from dtd.transport.api import BucketMemory
 
 
 def received_twice(name: str) -> TaskError:

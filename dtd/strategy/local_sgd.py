@@ -32,7 +32,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dtd.core.ring.buckets import plan_buckets
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.buckets import plan_buckets
 from dtd.strategy.api import Applied, BucketExchange, Computation, LossSum, Part, StepStats
 from dtd.strategy.changes import Changes
 from dtd.strategy.codec.api import Codec, World
@@ -40,7 +41,6 @@ from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.scalars import StepScalars
 from dtd.strategy.whole import WholeState
-from dtd.transport.api import BucketMemory
 
 
 class Outer(Protocol):

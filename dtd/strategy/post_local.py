@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from dtd.exchange.api import BucketMemory
 from dtd.strategy.api import BucketExchange, Computation, StepStats, Strategy
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.whole import WholeState
-from dtd.transport.api import BucketMemory
 
 
 class PostLocal(WholeState):

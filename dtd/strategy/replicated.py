@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from dtd.exchange.api import BucketMemory
 from dtd.strategy.api import Applied, BucketExchange, Computation, LossSum, Part, StepStats
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.scalars import StepScalars, Totals
 from dtd.strategy.updates import Undo, Update, attend_to, build_update, number_buckets
 from dtd.strategy.whole import WholeState
-from dtd.transport.api import BucketMemory
 
 
 class Replicated(WholeState):

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dtd.exchange.api import BucketMemory
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.transport.api import BucketMemory
 
 USED_WORDS: Final = 4
 """Number of integers that describe the rows a rank has used (`dtd.train.data.used_rows`)."""

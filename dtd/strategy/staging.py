@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dtd.exchange.api import BucketMemory
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.wire_memory import RingMemory, bucket_memory
-from dtd.transport.api import BucketMemory
 
 _CUDA: Any = torch.cuda  # its constructors have no annotations
 _WIDE = (torch.float32, torch.float64)

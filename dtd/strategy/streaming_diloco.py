@@ -27,7 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dtd.core.ring.buckets import BucketPlan, plan_buckets
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.buckets import BucketPlan, plan_buckets
 from dtd.strategy.api import Applied, BucketExchange, Computation, LossSum, Part, StepStats
 from dtd.strategy.changes import Changes
 from dtd.strategy.codec.api import Codec, World
@@ -37,7 +38,6 @@ from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.local_sgd import take_local_steps
 from dtd.strategy.scalars import StepScalars
 from dtd.strategy.whole import WholeState
-from dtd.transport.api import BucketMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dtd.core.ring.buckets import BucketPlan, plan_buckets
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.buckets import BucketPlan, plan_buckets
 from dtd.strategy.api import Part
 from dtd.strategy.codec.api import Codec
 from dtd.strategy.gradients import Gradients, parameter_shapes
 from dtd.strategy.nested import copied
 from dtd.strategy.scalars import StepScalars
-from dtd.transport.api import BucketMemory
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dtd.core.engine.shard_digests import Shared
+from dtd.engine.shard_digests import Shared
+from dtd.exchange.api import BucketMemory, Collective
 from dtd.strategy.api import BucketExchange
-from dtd.transport.api import BucketMemory, Collective
 
 
 class WholeState:

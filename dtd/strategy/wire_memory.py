@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dtd.exchange.api import BucketMemory, BufferLocation
 from dtd.lent_memory import HEAD_BYTES, LentMemory
-from dtd.transport.api import BucketMemory, BufferLocation
 
 _LINE_BYTES = 64
 _NUMPY_ADDS = (torch.float32, torch.float64)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dtd.core.data.sampler import row_key
+from dtd.engine.sampler import row_key
 from dtd.tasks.archives import open_archive
 from dtd.tasks.arguments import require_positive
 from dtd.tasks.classification import classification_loss, classification_metrics

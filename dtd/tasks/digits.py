@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dtd.core.data.sampler import permuted_row
+from dtd.engine.sampler import permuted_row
 from dtd.errors import TaskError
 from dtd.tasks.arguments import require_positive
 from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics

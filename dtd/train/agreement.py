@@ -12,16 +12,16 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from dtd.core.engine.control_word import Comparison, ControlWord, Flags, compare
-from dtd.core.engine.regroup import check_claims
-from dtd.core.engine.shard_digests import Shared, Tally, combined, compared
-from dtd.core.engine.step_protocol import Ruling
+from dtd.engine.control_word import Comparison, ControlWord, Flags, compare
+from dtd.engine.regroup import check_claims
+from dtd.engine.shard_digests import Shared, Tally, combined, compared
+from dtd.engine.step_protocol import Ruling
 from dtd.errors import DivergenceError, UnreadableWord
+from dtd.exchange.api import Collective
 from dtd.train.session import JobSession
 from dtd.train.state.difference import first_difference
 from dtd.train.state.tensors import shard_digests, shards_digest, state_digest
 from dtd.train.step import Clock
-from dtd.transport.api import Collective
 
 
 def exchange(session: JobSession, ring: Collective, flags: Flags) -> ControlWord:

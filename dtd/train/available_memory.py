@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from dtd.core.observe.state_memory import Room
+from dtd.doctor.state_memory import Room
 
 _ROOT: Final = Path("/")
 _UNLIMITED_BYTES: Final = 1 << 60

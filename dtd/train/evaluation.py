@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtd.core.data.sampler import slice_bounds
-from dtd.core.engine.control_word import read_words
+from dtd.engine.control_word import read_words
+from dtd.engine.sampler import slice_bounds
 from dtd.errors import ErrorCode, ProtocolError, TaskError
 from dtd.job import JobSpec
 from dtd.names import METRIC_WORDS, is_metric

@@ -18,15 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from dtd.core.observe.state_memory import (
-    REPLICATED,
-    TRAINING_BYTES,
-    Division,
-    StateSize,
-    shortage,
-)
-from dtd.core.ring.buckets import plan_buckets
+from dtd.doctor.state_memory import REPLICATED, TRAINING_BYTES, Division, StateSize, shortage
 from dtd.errors import TaskError
+from dtd.exchange.ring.buckets import plan_buckets
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
 from dtd.strategy.gradients import parameter_shapes
@@ -77,7 +71,7 @@ RUNTIME_BYTES: Final = resident_bytes()
 
 
 def memory_parts(session: JobSession) -> dict[str, int]:
-    """Bytes of each part in a step, named as `dtd.core.observe.memory` names them."""
+    """Bytes of each part in a step, named as `dtd.doctor.memory` names them."""
     replica = session.replica
     names = _names(replica.model)
     size_bytes = session.strategy.size_bytes

@@ -5,11 +5,11 @@
 The evaluation of a state, and the agreement on its digest, belong to the step that follows this
 state.  So every step is opened once, in order, and whether these are due depends on the committed
 step alone.  The ring numbers the opened steps consecutively, beginning with the first step of the
-generation; if a round of local steps is opened as a whole (`dtd.core.engine.rounds`), the job's
+generation; if a round of local steps is opened as a whole (`dtd.engine.rounds`), the job's
 step count advances faster.  A checkpoint is agreed on and published before its state is evaluated,
 because a task's metrics may fail.  The loop returns an outcome or raises: RingBroken if the
 generation is over, DivergenceError if replicas differ, any other exception if the job is over.  See
-`dtd.core.ring.machine` for the ring, `dtd.train.step` for the parts of a step and
+`dtd.exchange.ring.machine` for the ring, `dtd.train.step` for the parts of a step and
 `dtd.train.agreement` for what is compared.
 """
 
@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 
-from dtd.core.engine.agenda import AfterStep, BeforeStep, after_commit, before_step
-from dtd.core.observe.profiling.spans import COLLECT, COMMIT, COMPUTE, VOTE
+from dtd.engine.agenda import AfterStep, BeforeStep, after_commit, before_step
+from dtd.exchange.api import Collective, CommTiming
+from dtd.observe.profiling.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.shown import counted
 from dtd.strategy.codec.api import World
 from dtd.strategy.hand_on import HandOn
@@ -32,7 +33,6 @@ from dtd.train.malloc_tuning import mapped_blocks, return_freed_memory
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
 from dtd.train.session import JobSession
 from dtd.train.step import Clock, Committed, check_skips, commit, contribute
-from dtd.transport.api import Collective, CommTiming
 
 _NOT_MEASURED = CommTiming(busy_s=0.0, exposed_s=0.0, sent_bytes=0)
 

@@ -5,7 +5,7 @@ to its process ends with it.  One JSON object comes on stdin (`spec`, `device`, 
 `limit_s`, `place` of a shipped package), one goes to stdout; what the task prints goes to stderr.
 For each world size it takes real steps over rank 0's slice (where steps are local, in rounds of one
 step), with a ring that only notes when each bucket was handed over.  Nothing is kept.  What the
-figures mean is `dtd.core.observe.forecast`.
+figures mean is `dtd.doctor.forecast`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from typing import Any, Final
 import torch
 
 from dtd import job
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import FRESH, StateKey
-from dtd.core.ring.buckets import plan_buckets
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import FRESH, StateKey
 from dtd.errors import DtdError
+from dtd.exchange.api import BucketMemory, CommTiming
+from dtd.exchange.ring.buckets import plan_buckets
 from dtd.job.strategy_table import SHARDED
 from dtd.shown import cut
 from dtd.strategy.codec.api import FlatLayout, World
@@ -45,7 +46,6 @@ from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRec
 from dtd.train.session import JobSession, build_session, parts_of, shows_model
 from dtd.train.step import Clock, commit, contribute
 from dtd.train.task import load_task
-from dtd.transport.api import BucketMemory, CommTiming
 
 MOST_STEPS: Final = 12
 LEAST_STEPS: Final = 3

@@ -1,6 +1,6 @@
 """The traffic of other strategies and codecs, and the cost of each codec on this host.
 
-For `dtdctl doctor`, which makes a forecast of it (`dtd.core.observe.forecast`).  Every codec that
+For `dtdctl doctor`, which makes a forecast of it (`dtd.doctor.forecast`).  Every codec that
 there is gets a job's real buckets with random gradients, one bucket after another, from `send` to
 `receive` as in a step, with a ring that gives everything back as it was.  So whatever a codec is
 like, what travels and what it takes are found alike.  Bounded in time and in the answer's size.
@@ -19,8 +19,9 @@ from typing import Any, Final, get_args, get_type_hints
 import torch
 
 from dtd import job
-from dtd.core.engine.rounds import Rounds
+from dtd.engine.rounds import Rounds
 from dtd.errors import DtdError, JobSpecError
+from dtd.exchange.api import BucketMemory
 from dtd.job import JobSpec, StrategyTable
 from dtd.job.strategy_table import SHARDED
 from dtd.rules import fields_of
@@ -29,7 +30,6 @@ from dtd.strategy.codec.api import Codec, FlatLayout, World
 from dtd.strategy.gradients import staging_of
 from dtd.strategy.staging import Staging
 from dtd.train.available_memory import available_memory
-from dtd.transport.api import BucketMemory
 
 LONGEST_S: Final = 3.0
 """For one codec; one that is not through its buckets by then is left out."""

@@ -8,7 +8,7 @@ torch's profiler would see every allocation, but it has to start in the thread t
 and processes with a process group crashed or hung when a generation ended while it ran.  So that
 one step takes longer, and no other step costs anything.
 
-The figures go to the coordinator with heartbeats (`dtd.core.observe.memory` names the parts).
+The figures go to the coordinator with heartbeats (`dtd.doctor.memory` names the parts).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor, nn
 
-from dtd.core.observe.state_memory import StateSize, state_parts
+from dtd.doctor.state_memory import StateSize, state_parts
 from dtd.strategy.nested import leaves
 from dtd.train.footprint import GRADIENTS_IN_POOL, division_of, memory_parts, saved_for_backward
 from dtd.train.record import MemoryRecord

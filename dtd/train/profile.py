@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.core.observe.profiling.chrome import Track
-from dtd.core.observe.profiling.ring_spans import RingSpans
-from dtd.core.observe.profiling.spans import DATA, NS, STEP, SpanLog
-from dtd.core.observe.profiling.worker_file import MAX_ROWS, MAX_TRACKS, encoded
-from dtd.transport.api import Collective, Recorded
+from dtd.exchange.api import Collective, Recorded
+from dtd.observe.profiling.chrome import Track
+from dtd.observe.profiling.ring_spans import RingSpans
+from dtd.observe.profiling.spans import DATA, NS, STEP, SpanLog
+from dtd.observe.profiling.worker_file import MAX_ROWS, MAX_TRACKS, encoded
 
 MOST_STEPS: Final = 100
 WRITE_S: Final = 30.0

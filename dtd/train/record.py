@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.shards import WHOLE, ShardSet
-from dtd.core.engine.step_protocol import StateKey
+from dtd.engine.control_word import Flags
+from dtd.engine.shards import WHOLE, ShardSet
+from dtd.engine.step_protocol import StateKey
 
 Warn = Callable[[str, str], None]
 """(event, message)."""
@@ -185,7 +185,7 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRecord:
-    """Memory by part, as `dtd.core.observe.memory` names them, in bytes.
+    """Memory by part, as `dtd.doctor.memory` names them, in bytes.
 
     Attributes:
         measured: in a step.

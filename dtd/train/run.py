@@ -17,9 +17,10 @@ from pathlib import Path
 
 import torch
 
-from dtd.core.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
-from dtd.core.membership.branches import Branch
+from dtd.cluster.branches import Branch
+from dtd.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
 from dtd.errors import CheckpointError
+from dtd.exchange.api import Collective
 from dtd.job import JobSpec
 from dtd.train.checkpoint.first_weights import FirstWeights
 from dtd.train.checkpoint.initial_state import Origin, check_position, checkpoint_directory
@@ -48,7 +49,6 @@ from dtd.train.state.image import IncomingImage, export_image
 from dtd.train.state.tensors import named_tensors
 from dtd.train.step import check_skips
 from dtd.train.task import load_task
-from dtd.transport.api import Collective
 
 _STATE_FACTOR = 16
 _STATE_SLACK_BYTES = 64 << 20

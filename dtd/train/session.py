@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import torch
 
-from dtd.core.engine.step_protocol import StateKey, StepProtocol
+from dtd.engine.step_protocol import StateKey, StepProtocol
 from dtd.errors import TaskError
+from dtd.exchange.api import BucketMemory, Collective
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES, SPARSE
 from dtd.strategy.api import Part, Strategy
@@ -51,7 +52,6 @@ from dtd.train.state.replica import Replica, build_replica, reset_replica
 from dtd.train.state.structure import Structure
 from dtd.train.state.task_state import ParameterWatch
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
-from dtd.transport.api import BucketMemory, Collective
 
 _MOST_RANKS: Final = 1024
 """Most ranks for which a model is tried, where parameters are divided later."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dtd.errors import TaskError
+from dtd.exchange.api import Collective
 from dtd.strategy.api import LossSum
 from dtd.strategy.scalars import StepScalars
 from dtd.train.data.rows import NO_ROW, BatchRequest, draw_key, seed_generators, shape_of
@@ -31,7 +32,6 @@ from dtd.train.plan import Share
 from dtd.train.session import JobSession
 from dtd.train.state.local_steps import LocalStepsUndo
 from dtd.train.state.statistics import estimated_anew, layers_with_statistics
-from dtd.transport.api import Collective
 
 _CLIP_EPSILON = 1e-6
 """Constant of torch.nn.utils.clip_grad_norm_."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dtd.core.limits.shares import Shares
+from dtd.limits.shares import Shares
 from dtd.net.server import Place
 from dtd.security.identity import Identity
 from dtd.web.kept_sessions import KeptSessions

@@ -3,7 +3,7 @@
 A page of another site can make a browser send requests here, and can have its own name resolve to
 this host's address.  So the Host header must be an address or a name of this coordinator; a change
 must be requested by the page itself; and every request for data shows two secrets, one of which no
-other page can read (`dtd.core.trust.web_sessions`).
+other page can read (`dtd.web.sessions`).
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import structlog
 
-from dtd.core.trust.web_sessions import SESSION_LIFE_S, Session
 from dtd.errors import ConfigError
 from dtd.security.identity import Identity
 from dtd.security.private_files import read_records, write_records
+from dtd.web.sessions import SESSION_LIFE_S, Session
 
 log = structlog.get_logger()
 

@@ -1,8 +1,8 @@
 """Accepts browsers' connections within bounds and hands them to aiohttp.
 
 Until a session is shown on a connection, it is bounded as any unknown caller's is
-(`dtd.core.limits.connection_limiter`): in number, rate and time.  After that it counts as a
-connection of the session's holder, like those to the other ports (`dtd.core.limits.shares`).  One
+(`dtd.limits.connection_limiter`): in number, rate and time.  After that it counts as a
+connection of the session's holder, like those to the other ports (`dtd.limits.shares`).  One
 on which nothing is read for a while is cut.
 """
 
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from dtd.address import Address
-from dtd.core.limits.connection_limiter import ConnectionLimiter
-from dtd.core.limits.shares import Shares
 from dtd.errors import ConfigError
+from dtd.limits.connection_limiter import ConnectionLimiter
+from dtd.limits.shares import Shares
 from dtd.net.server import ACCEPT_PAUSE_S, BACKLOG, Place, listening_sockets
 from dtd.security.identity import Identity
 

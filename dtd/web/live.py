@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from dtd.core.trust.web_sessions import Session
 from dtd.errors import DtdError
 from dtd.security.identity import VIEWER, Identity
 from dtd.web.api import WebBackend, WebCaller
 from dtd.web.guard import HTTP_TOO_MANY, refused
 from dtd.web.json_pieces import encoded
 from dtd.web.logins import holder_of
+from dtd.web.sessions import Session
 from dtd.wire import messages as m
 
 EVERY_S: Final = 1.0

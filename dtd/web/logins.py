@@ -19,14 +19,14 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from dtd.core.limits.connection_limiter import origin_of
-from dtd.core.limits.rates import Pacing
-from dtd.core.trust.web_sessions import SESSION_LIFE_S, Session, WebSessions
 from dtd.errors import DtdError
+from dtd.limits.connection_limiter import origin_of
+from dtd.limits.rates import Pacing
 from dtd.security.identity import VIEWER, Identity
 from dtd.security.token import VERSION
 from dtd.web.api import WebBackend, WebCaller
 from dtd.web.guard import HTTP_LOGIN, HTTP_TOO_MANY, KEY_HEADER, refused
+from dtd.web.sessions import SESSION_LIFE_S, Session, WebSessions
 
 log = structlog.get_logger()
 

@@ -14,9 +14,8 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from dtd.core.limits.rates import Pacing
-from dtd.core.trust.web_sessions import Session
 from dtd.json_reader import read_json
+from dtd.limits.rates import Pacing
 from dtd.security.identity import Identity
 from dtd.web import requests
 from dtd.web.api import WebBackend
@@ -27,6 +26,7 @@ from dtd.web.live import Live
 from dtd.web.logins import Logins, caller, holder_of
 from dtd.web.reports import report_of
 from dtd.web.sending import in_pieces
+from dtd.web.sessions import Session
 from dtd.web.shared import SharedAnswers
 from dtd.wire import messages as m
 

@@ -1,6 +1,6 @@
 """Answers that several viewers ask for at once, looked up once for all of them.
 
-All who may log in may read these (`dtd.core.permissions.VIEWER_MAY`), so an answer does not
+All who may log in may read these (`dtd.security.permissions.VIEWER_MAY`), so an answer does not
 depend on the caller.  Twenty pages that draw the same curves cost the store one query.
 """
 

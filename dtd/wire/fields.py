@@ -231,7 +231,7 @@ def _names(where: str, value: Any) -> tuple[str, ...]:
 
 
 def _shards(where: str, value: Any) -> tuple[int, ...]:
-    """Bounds of intervals; `dtd.core.engine.shards` says which sequences are a set of shards."""
+    """Bounds of intervals; `dtd.engine.shards` says which sequences are a set of shards."""
     if not isinstance(value, list):
         raise bad_field(where, f"expected a list, got {type(value).__name__}")
     if len(value) > SHARD_BOUNDS:

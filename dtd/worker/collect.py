@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from dtd.address import Address
-from dtd.core.engine.shards import WHOLE, ShardSet
+from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import CheckpointError, PartsDiffer
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient

@@ -18,7 +18,7 @@ import structlog
 
 from dtd import diagnostics
 from dtd.address import SocketPath
-from dtd.core.observe.detector import Detector
+from dtd.cluster.detector import Detector
 from dtd.diagnostics import REFUSED, Diagnostic
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link, attach

@@ -20,9 +20,10 @@ from typing import Any, Final
 import structlog
 
 from dtd import diagnostics
+from dtd.cluster import member
 from dtd.config import WorkerConfig
-from dtd.core.membership import member
 from dtd.errors import CheckpointError
+from dtd.exchange.bridge import Bridge
 from dtd.metrics.exposition import members_only
 from dtd.metrics.worker import WorkerMetrics
 from dtd.net.blocking_link import Connect, connect_tcp
@@ -36,7 +37,6 @@ from dtd.security.credential import Credential
 from dtd.security.identity import WORKER
 from dtd.security.targets import Target
 from dtd.shown import cut, cut_trace
-from dtd.transport.bridge import Bridge
 from dtd.wire import messages as m
 from dtd.wire.session import State
 from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint

@@ -1,4 +1,4 @@
-"""Detects activity in this process outside its event loop: the shell of `dtd.core.observe.motion`.
+"""Detects activity in this process outside its event loop: the shell of `dtd.cluster.motion`.
 
 A glance reads clocks only, which costs microseconds and never gives up the interpreter's lock: a
 thread that compiles in Python would not give it back for long.  A close look reads /proc, and is
@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Final
 
 import dtd
-from dtd.core.observe.motion import Closely, Evidence
+from dtd.cluster.motion import Closely, Evidence
 
 MOST_TASKS: Final = 256
 """Threads and processes that a close look visits at most: it is to take a few milliseconds."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dtd.address import Address
-from dtd.core.ring.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
+from dtd.exchange.ring.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.fetch_client import open_resource, unexpected
 from dtd.net.fetch_desk import MAX_REQUESTS_AHEAD

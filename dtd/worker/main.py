@@ -17,8 +17,8 @@ import structlog
 import uvloop
 
 from dtd import __version__
+from dtd.cluster import member
 from dtd.config import MetricsFor, Role, Sandbox, WorkerConfig, load_worker_config
-from dtd.core.membership import member
 from dtd.errors import ConfigError, DtdError
 from dtd.logs import LogFormat, LogLevel, configure_logging
 from dtd.names import name_of

@@ -25,7 +25,6 @@ from typing import Any, Final
 
 import structlog
 
-from dtd.core.models.pinning import MOST_OF_A_WORKER
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.holders.fetching import fetch_model, fetch_parts, fetch_whole, merge_parts
@@ -33,6 +32,7 @@ from dtd.json_reader import read_json
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import file_digest
 from dtd.net.resource import Resource, file_blob
+from dtd.registry.pinning import MOST_OF_A_WORKER
 from dtd.train.checkpoint.format import (
     AVERAGES_FILE,
     MODEL_FILE,

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import structlog
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import StateKey
-from dtd.core.progress import ProgressWatch
+from dtd.cluster.progress import ProgressWatch
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import StateKey
 from dtd.shown import cut
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
 from dtd.wire import messages as m

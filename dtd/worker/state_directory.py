@@ -4,7 +4,7 @@ The lock is a POSIX record lock: the kernel gives it up when the process ends, p
 data do not inherit it, and it outlives execve, so that a worker which replaces itself after a job
 never lets go of it.  The process that holds the lock knows that the previous process in this
 directory is dead; the coordinator concludes the same from an equal *instance*
-(`dtd.core.membership.registration`).
+(`dtd.cluster.registration`).
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from typing import Any
 
 import structlog
 
+from dtd.cluster import member
+from dtd.cluster.progress import LOOK_AFTER_S, ProgressWatch
 from dtd.config import WorkerConfig
-from dtd.core.membership import member
-from dtd.core.progress import LOOK_AFTER_S, ProgressWatch
 from dtd.errors import JobSpecError
+from dtd.exchange.bridge import Bridge, RingCollective
 from dtd.job import JobSpec, from_mapping
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer
@@ -27,7 +28,6 @@ from dtd.net.tls_connect import tls_connect
 from dtd.security.identity import WORKER
 from dtd.shown import cut
 from dtd.train.profile import StepProfiler
-from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
 from dtd.worker.committed import FILE, CommittedStep
 from dtd.worker.evidence import EvidenceHandler, where_stalled

@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from dtd.cluster import member
+from dtd.cluster.branches import told_by
+from dtd.cluster.environment import told
+from dtd.cluster.progress import ProgressWatch
 from dtd.config import Sandbox
-from dtd.core.engine.checkpoint_writers import checkpoint_writers
-from dtd.core.engine.shards import ShardSet
-from dtd.core.engine.step_protocol import Reaction, reaction
-from dtd.core.membership import member
-from dtd.core.membership.branches import told_by
-from dtd.core.observe.environment import told
-from dtd.core.progress import ProgressWatch
-from dtd.core.ring.neighbours import CORRUPT
+from dtd.engine.checkpoint_writers import checkpoint_writers
+from dtd.engine.shards import ShardSet
+from dtd.engine.step_protocol import Reaction, reaction
 from dtd.errors import (
     CheckpointError,
     ConfigError,
@@ -37,6 +36,7 @@ from dtd.errors import (
     RingBroken,
     UnreadableWord,
 )
+from dtd.exchange.ring.neighbours import CORRUPT
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
 from dtd.net.blocking_link import Connect
@@ -53,12 +53,12 @@ from dtd.worker.reporter import JobReporter
 from dtd.worker.sandbox import refuse_if_laxer
 
 if TYPE_CHECKING:
+    from dtd.exchange.api import Collective
+    from dtd.exchange.bridge import RingCollective
     from dtd.train.profile import StepProfiler
     from dtd.train.record import HeldState, Outcome
     from dtd.train.run import JobSessionRunner
-    from dtd.transport.api import Collective
-    from dtd.transport.bridge import RingCollective
-from dtd.transport.star import StarCollective
+from dtd.exchange.star_collective import StarCollective
 
 log = structlog.get_logger()
 
@@ -205,7 +205,7 @@ class TrainingThread(threading.Thread):
             from dtd.train.record import InitFrom
             from dtd.train.run import JobSessionRunner
         if spec.sync.transport != "ring":
-            from dtd.transport.group_backends import check_backend
+            from dtd.exchange.group_backends import check_backend
 
             check_backend(spec.sync.transport, self._device)
         place = self._fetch_package(prepare.package) if prepare.package else None
@@ -330,8 +330,8 @@ class TrainingThread(threading.Thread):
         transport = self._spec.sync.transport
         if transport == "ring":
             return ring
-        from dtd.transport.group_backends import group_of
-        from dtd.transport.process_group import ProcessGroupCollective
+        from dtd.exchange.group_backends import group_of
+        from dtd.exchange.process_group import ProcessGroupCollective
 
         return ProcessGroupCollective(
             ring,

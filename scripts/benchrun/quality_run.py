@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import StateKey
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import StateKey
+from dtd.exchange.in_process import InProcessRing
 from dtd.job import from_mapping
 from dtd.tasks.chargpt import CharGpt
 from dtd.tasks.cifar10 import Cifar10
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
 from dtd.train.run import JobSessionRunner
-from dtd.transport.in_process import InProcessRing
 from scripts.benchrun.convergence import thinned
 from scripts.benchrun.quality import KIND
 from scripts.benchrun.results import Record

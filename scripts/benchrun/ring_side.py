@@ -20,13 +20,13 @@ import uvloop
 
 from dtd.address import Address
 from dtd.errors import CheckpointError
+from dtd.exchange.api import BucketMemory, all_reduce
+from dtd.exchange.bridge import Bridge, RingCollective
 from dtd.job import SyncTable
 from dtd.net.data_server import DataServer
 from dtd.net.resource import Resource
 from dtd.security.credential import Credential
 from dtd.strategy.wire_memory import RingMemory, bucket_memory
-from dtd.transport.api import BucketMemory, all_reduce
-from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
 from dtd.worker.daemon import DEFAULT_HEARTBEAT_INTERVAL_S
 from dtd.worker.main import SWITCH_INTERVAL_S

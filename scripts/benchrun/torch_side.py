@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dtd.core.ring.buckets import plan_buckets
+from dtd.exchange.ring.buckets import plan_buckets
 from dtd.job import JobSpec, from_mapping
 from dtd.strategy.gradients import parameter_shapes
 from dtd.train.malloc_tuning import keep_freed_memory

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dtd.cluster.transitions import JobState
 from dtd.coordinator.effects import QUIET_INCIDENTS
-from dtd.core.membership.transitions import JobState
 from dtd.event_names import EVENTS, INCIDENTS, NOTICES
 from scripts import markdown
 

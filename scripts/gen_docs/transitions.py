@@ -1,4 +1,4 @@
-"""docs/transitions.md, from the tables of `dtd.core.membership.transitions`."""
+"""docs/transitions.md, from the tables of `dtd.cluster.transitions`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Final
 
-from dtd.core.membership.transitions import GENERATION, JOB, MEMBER, WORKER, Table
+from dtd.cluster.transitions import GENERATION, JOB, MEMBER, WORKER, Table
 from scripts import markdown
 
 _INTRODUCTION: Final = """\
 # States and transitions
 
-<!-- Written by scripts/gen_docs; change dtd/core/membership/transitions.py, not this page. -->
+<!-- Written by scripts/gen_docs; change dtd/cluster/transitions.py, not this page. -->
 
 Four things of the control plane have a state, and each has one table: which event may happen in
 which states, which state follows, and what goes with it. A state is assigned only with what its

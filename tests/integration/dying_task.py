@@ -16,10 +16,10 @@ from gated_task import FEATURES, ROWS, _rows
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from dtd.exchange.bridge import RingCollective
+from dtd.exchange.process_group import ProcessGroupCollective
 from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
 from dtd.train.checkpoint.saver import Checkpoints
-from dtd.transport.bridge import RingCollective
-from dtd.transport.process_group import ProcessGroupCollective
 
 WRITTEN_WITHIN_S = 60.0
 

@@ -20,9 +20,9 @@ import msgpack
 import pytest
 
 from dtd.address import Address
-from dtd.core.limits.connection_limiter import PATIENCE_S, PER_ADDRESS, RATE_PER_S
-from dtd.core.observe.diagnostics import MAX_DIAGNOSTICS
+from dtd.cluster.diagnostics import MAX_DIAGNOSTICS
 from dtd.errors import DtdError, RequestRefused
+from dtd.limits.connection_limiter import PATIENCE_S, PER_ADDRESS, RATE_PER_S
 from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
 from dtd.security.authority import Authority

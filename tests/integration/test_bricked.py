@@ -13,10 +13,10 @@ import msgpack
 import pytest
 
 from dtd import __version__
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import JobState
 from dtd.coordinator.store.records import job_body
 from dtd.coordinator.store.store import Store
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import JobState
 from dtd.errors import DtdError, ErrorCode, RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink

@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 
 from dtd import __version__
-from dtd.core.limits.refusal_budget import BURST, EVERY_S
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.event_names import EVENTS, INCIDENTS
 from dtd.job import parse_job, to_mapping
+from dtd.limits.refusal_budget import BURST, EVERY_S
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.join_client import join
 from dtd.security.credential import Credential

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import FRESH
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import FRESH
+from dtd.exchange.in_process import InProcessRing
 from dtd.job import parse_job
 from dtd.train.run import JobSessionRunner
-from dtd.transport.in_process import InProcessRing
 from tests.integration.conftest import GATED_JOB
 
 pytestmark = pytest.mark.integration

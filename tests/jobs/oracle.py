@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from dtd.core.data.sampler import row_key
+from dtd.engine.sampler import row_key
 from dtd.train.data.rows import NO_ROW, draw_key, seed_generators
 from tests.jobs.recipe import ROWS, STEPS, Recipe
 from tests.jobs.task import JOB_OPTIMIZERS, Rows, StreamedRows, Task

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.shards import united
-from dtd.core.engine.step_protocol import StateKey
+from dtd.engine.control_word import Flags
+from dtd.engine.shards import united
+from dtd.engine.step_protocol import StateKey
 from dtd.errors import RingBroken
 from dtd.job import JobSpec
 from tests.arena import Arena, Rank

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dtd.transport.in_process import InProcessRing
+from dtd.exchange.in_process import InProcessRing
 
 
 class Turns:

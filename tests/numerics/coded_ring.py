@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dtd.exchange.in_process import InProcessRing
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.coded_buckets import CodedBuckets
-from dtd.transport.in_process import InProcessRing
 
 SEGMENTED = 1 << 12
 """Chunks so small that test buckets go round in segments."""

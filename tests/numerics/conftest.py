@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.data.sampler import Position, advance
+from dtd.engine.sampler import Position, advance
 from dtd.errors import RingBroken
 from dtd.job import JobSpec
 from dtd.train.checkpoint import saver as checkpoints

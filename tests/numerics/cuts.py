@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dtd.core.data.sampler import Position
-from dtd.core.engine.step_protocol import FRESH
+from dtd.engine.sampler import Position
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
 from dtd.job import JobSpec
 from dtd.train.data.sampling import batch_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dtd.core.engine.shards import WHOLE, united
+from dtd.engine.shards import WHOLE, united
 
 STAGES = pytest.mark.parametrize("stage", [1, 2, 3])
 ADAM = {"name": "adam", "lr": 0.01}

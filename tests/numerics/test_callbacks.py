@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from dtd.core.engine.step_protocol import FRESH
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import RingBroken, TaskError
 from dtd.train.checkpoint.format import list_checkpoints
 from dtd.train.record import InitFrom

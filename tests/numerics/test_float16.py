@@ -13,10 +13,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dtd.exchange.in_process import InProcessRing
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.float16 import float16
 from dtd.strategy.gradients import staging_of
-from dtd.transport.in_process import InProcessRing
 from tests.unit.strategy.codec.narrowed import flat_of
 
 pytestmark = pytest.mark.numerics

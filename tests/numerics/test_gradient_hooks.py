@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dtd.core.engine.step_protocol import FRESH
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import TaskError
 
 pytestmark = pytest.mark.numerics

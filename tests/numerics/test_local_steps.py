@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.data.sampler import Position, advance, slice_bounds
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.rounds import Rounds
+from dtd.engine.control_word import Flags
+from dtd.engine.rounds import Rounds
+from dtd.engine.sampler import Position, advance, slice_bounds
 from dtd.errors import CheckpointError, RingBroken, TaskError
 from dtd.train.data.sampling import batch_rows
 from dtd.train.record import InitFrom

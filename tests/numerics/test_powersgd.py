@@ -16,13 +16,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import FRESH
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import TaskError
+from dtd.exchange.in_process import InProcessRing
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.codec.powersgd import PowerSGD
 from dtd.strategy.coded_buckets import CodedBuckets
-from dtd.transport.in_process import InProcessRing
 from tests.numerics.cuts import Cut, ranks_of
 
 pytestmark = pytest.mark.numerics

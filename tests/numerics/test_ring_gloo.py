@@ -14,8 +14,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dtd.exchange.in_process import InProcessRing
 from dtd.strategy.wire_memory import bucket_memory
-from dtd.transport.in_process import InProcessRing
 
 pytestmark = [
     pytest.mark.numerics,

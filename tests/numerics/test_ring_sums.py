@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtd.core.ring.chunks import Segments
+from dtd.exchange.in_process import InProcessRing
+from dtd.exchange.ring.chunks import Segments
 from dtd.strategy.wire_memory import bucket_memory
-from dtd.transport.in_process import InProcessRing
 
 pytestmark = pytest.mark.numerics
 

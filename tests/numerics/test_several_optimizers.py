@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.data.sampler import Position, advance
+from dtd.engine.sampler import Position, advance
 from dtd.errors import RingBroken, TaskError
 from dtd.train.data.sampling import batch_rows
 from tests.numerics.cuts import Cut, ranks_of

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.data.sampler import Position, advance, slice_bounds
-from dtd.core.engine.control_word import Flags
+from dtd.engine.control_word import Flags
+from dtd.engine.sampler import Position, advance, slice_bounds
 from dtd.errors import TaskError
 from dtd.strategy.streaming_diloco import cut
 from dtd.train.data.sampling import batch_rows

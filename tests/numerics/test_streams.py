@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from dtd.core.data.sampler import slice_bounds
+from dtd.engine.sampler import slice_bounds
 from dtd.errors import RingBroken, TaskError
 from dtd.train.data.rows import kept_random_state, load_rows
 from dtd.train.data.stream import StreamRows

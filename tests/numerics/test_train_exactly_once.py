@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from dtd.core.membership import roster
-from dtd.core.membership.records import Job, Registration, Worker
-from dtd.core.membership.transitions import WorkerState
+from dtd.cluster import roster
+from dtd.cluster.records import Job, Registration, Worker
+from dtd.cluster.transitions import WorkerState
 from dtd.errors import RingBroken
 from dtd.train.record import InitFrom
 from dtd.wire import messages as m

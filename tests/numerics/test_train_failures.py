@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.control_word import Flags
+from dtd.engine.control_word import Flags
 from dtd.errors import RingBroken, TaskError
 from dtd.train.checkpoint import saver as checkpoints
 from dtd.train.checkpoint.format import list_checkpoints

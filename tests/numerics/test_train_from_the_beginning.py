@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.step_protocol import FRESH
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import TaskError
 from tests.numerics.sharded_training import sharded
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.step_protocol import FRESH
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
 from dtd.strategy.choice import CODECS
 from dtd.train.checkpoint.format import list_checkpoints, read_manifest

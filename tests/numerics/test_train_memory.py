@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.observe.memory import PARTS
+from dtd.doctor.memory import PARTS
 from dtd.train.memory import MEASURED_STEP
 
 pytestmark = pytest.mark.numerics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dtd.core.engine.control_word import Flags
+from dtd.engine.control_word import Flags
 from tests.numerics.odd_models import Base
 
 pytestmark = pytest.mark.numerics

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import FRESH
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError
 from dtd.train.record import InitFrom
 

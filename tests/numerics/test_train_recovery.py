@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import FRESH
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
 from dtd.train.checkpoint.format import list_checkpoints
 from tests.numerics.cuts import poisonous

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.control_word import Flags
+from dtd.engine.control_word import Flags
 from dtd.errors import CheckpointError, DivergenceError, RingBroken
 from dtd.train.checkpoint.format import list_checkpoints, newest_verified
 from dtd.train.record import InitFrom

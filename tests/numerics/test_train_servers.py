@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.shards import NOTHING, WHOLE, Division, united
+from dtd.engine.shards import NOTHING, WHOLE, Division, united
 from dtd.train.model_setup import LossScaler
 from dtd.train.state import replica
 
@@ -87,7 +87,7 @@ def test_the_loss_of_a_worker_or_server_costs_no_step(arena, regression, dies, s
     def ask(step):
         if step == 4:
             raise Dies
-        from dtd.core.engine.control_word import Flags
+        from dtd.engine.control_word import Flags
 
         return Flags()
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.shards import united
-from dtd.core.engine.step_protocol import FRESH
-from dtd.core.observe.state_memory import Room
+from dtd.doctor.state_memory import Room
+from dtd.engine.control_word import Flags
+from dtd.engine.shards import united
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError
 from dtd.train.checkpoint import saver
 from dtd.train.checkpoint.assemble import FoundPart, assemble

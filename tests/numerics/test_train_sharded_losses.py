@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.shards import NOTHING, WHOLE, united
-from dtd.core.engine.step_protocol import FRESH
+from dtd.engine.control_word import Flags
+from dtd.engine.shards import NOTHING, WHOLE, united
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
 from tests.numerics.sharded_training import (
     ADAM,

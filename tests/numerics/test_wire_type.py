@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dtd.core.engine.step_protocol import FRESH
-from dtd.core.ring.chunks import Segments
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
+from dtd.exchange.in_process import InProcessRing
+from dtd.exchange.ring.chunks import Segments
 from dtd.strategy.choice import CODECS
 from dtd.strategy.codec.api import World
 from dtd.strategy.gradients import staging_of
-from dtd.transport.in_process import InProcessRing
 from tests.unit.strategy.codec.narrowed import flat_of
 
 pytestmark = pytest.mark.numerics

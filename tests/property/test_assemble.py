@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.engine.shards import united
+from dtd.engine.shards import united
 from dtd.errors import CheckpointError
 from dtd.train.checkpoint.assemble import FoundPart, assemble
 from dtd.train.checkpoint.format import verify

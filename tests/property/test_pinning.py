@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.engine.shards import WHOLE
-from dtd.core.models.pinning import LONGEST_RETRY_S, Pin, Pinning
+from dtd.engine.shards import WHOLE
+from dtd.registry.pinning import LONGEST_RETRY_S, Pin, Pinning
 
 WORKERS = tuple(f"worker-{number}" for number in range(5))
 VERSIONS = ("a", "b", "c")

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.ring.chunks import (
+from dtd.exchange.ring.chunks import (
     EXCHANGE_BYTES,
     MAX_EXCHANGED,
     BucketShape,
@@ -31,7 +31,7 @@ from dtd.core.ring.chunks import (
     cut,
     exchanged,
 )
-from dtd.core.ring.events import (
+from dtd.exchange.ring.events import (
     BucketDone,
     BucketsAdded,
     BucketStarted,
@@ -56,7 +56,7 @@ from dtd.core.ring.events import (
     WordReceived,
     WordsDone,
 )
-from dtd.core.ring.machine import Ring
+from dtd.exchange.ring.machine import Ring
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, ShmReleased, SmallGather
 from tests.shards import held_segments

@@ -10,8 +10,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.ring.chunks import BucketShape, Operation, cut
-from dtd.core.ring.events import (
+from dtd.errors import ProtocolError
+from dtd.exchange.ring.chunks import BucketShape, Operation, cut
+from dtd.exchange.ring.events import (
     BucketDone,
     BucketStarted,
     ChunkReceived,
@@ -20,8 +21,7 @@ from dtd.core.ring.events import (
     SendChunk,
     StepOpened,
 )
-from dtd.core.ring.machine import Ring
-from dtd.errors import ProtocolError
+from dtd.exchange.ring.machine import Ring
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, Phase
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.core.data.sampler import Position, advance, permuted_row, slice_bounds
+from dtd.engine.sampler import Position, advance, permuted_row, slice_bounds
 from dtd.train.data.sampling import batch_rows, ordered_rows
 
 seeds = st.integers(0, 2**64 - 1)

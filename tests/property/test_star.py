@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.engine.shards import Division
-from dtd.core.ring.chunks import BucketShape, Operation
-from dtd.core.ring.events import BucketDone, BucketsAdded, BucketStarted, StepOpened
-from dtd.core.star.events import AddFrom, ChunkArrived, Effect, InScratchOf, ResumeLink, SendTo
-from dtd.core.star.machine import Star
+from dtd.engine.shards import Division
 from dtd.errors import ProtocolError
+from dtd.exchange.ring.chunks import BucketShape, Operation
+from dtd.exchange.ring.events import BucketDone, BucketsAdded, BucketStarted, StepOpened
+from dtd.exchange.star.events import AddFrom, ChunkArrived, Effect, InScratchOf, ResumeLink, SendTo
+from dtd.exchange.star.machine import Star
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk
 

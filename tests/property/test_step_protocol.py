@@ -9,8 +9,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.core.engine.control_word import ControlEntry, Flags, encode_entry
-from dtd.core.engine.step_protocol import FRESH, Phase, Ruling, StateKey, StepProtocol, TakeOver
+from dtd.engine.control_word import ControlEntry, Flags, encode_entry
+from dtd.engine.step_protocol import FRESH, Phase, Ruling, StateKey, StepProtocol, TakeOver
 
 RANKS = 3
 

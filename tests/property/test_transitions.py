@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership import member
-from dtd.core.membership.events import (
+from dtd.cluster import member
+from dtd.cluster.events import (
     CancelRequested,
     Disconnect,
     DrainRequested,
@@ -34,10 +34,10 @@ from dtd.core.membership.events import (
     Undeliverable,
     WorkerLost,
 )
-from dtd.core.membership.machine import Membership
-from dtd.core.membership.records import Job
-from dtd.core.membership.state_records import CoordinatorIdentity
-from dtd.core.membership.transitions import MemberState
+from dtd.cluster.machine import Membership
+from dtd.cluster.records import Job
+from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.transitions import MemberState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -20,15 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from dtd.core.membership import branches
-from dtd.core.membership.machine import Membership
-from dtd.core.membership.records import Job
-from dtd.core.membership.state import ClusterState
-from dtd.core.membership.state_records import Decision
-from dtd.core.membership.transitions import GenerationState, JobState, WorkerState
-from dtd.core.membership.waiting import RESUME_WAIT_S
-from dtd.core.observe.links import pair_of
-from dtd.core.trust import doubt
+from dtd.cluster import branches, doubt
+from dtd.cluster.links import pair_of
+from dtd.cluster.machine import Membership
+from dtd.cluster.records import Job
+from dtd.cluster.state import ClusterState
+from dtd.cluster.state_records import Decision
+from dtd.cluster.transitions import GenerationState, JobState, WorkerState
+from dtd.cluster.waiting import RESUME_WAIT_S
 from dtd.wire import messages as m
 from tests.sim.lineage import Memory, require
 

@@ -17,10 +17,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self, overload
 
-from dtd.core.membership.events import Submitted
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import JobState
-from dtd.core.observe.diagnostics import standing
+from dtd.cluster.diagnostics import standing
+from dtd.cluster.events import Submitted
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import JobState
 from tests.sim import faults
 from tests.sim.coordinator import CoordinatorProcess
 from tests.sim.hopeless import rightly_waits

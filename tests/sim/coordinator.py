@@ -1,7 +1,7 @@
 """The simulated coordinator process: membership core, control connections and a durable store.
 
 The counterpart of `dtd.coordinator.daemon`: effects are performed in the order of
-`dtd.core.membership.outbox`, in which some wait for the store.  The store outlives the process.
+`dtd.cluster.outbox`, in which some wait for the store.  The store outlives the process.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import pickle
 from functools import partial
 
-from dtd.core.membership import allocation, registration
-from dtd.core.membership.events import (
+from dtd.cluster import allocation, registration
+from dtd.cluster.events import (
     CancelRequested,
     Disconnect,
     Effect,
@@ -25,9 +25,9 @@ from dtd.core.membership.events import (
     Ticked,
     WorkerLost,
 )
-from dtd.core.membership.outbox import Item, Outbox
-from dtd.core.membership.pools import Pools
-from dtd.core.membership.state_records import CoordinatorIdentity
+from dtd.cluster.outbox import Item, Outbox
+from dtd.cluster.pools import Pools
+from dtd.cluster.state_records import CoordinatorIdentity
 from dtd.wire import messages as m
 from tests.sim.network import Port
 from tests.sim.scheduler import Timer

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dtd.core.membership.events import (
+from dtd.cluster.events import (
     CancelRequested,
     DrainRequested,
     Event,

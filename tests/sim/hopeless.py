@@ -7,7 +7,7 @@ must then name what is lacking, and each worker that is present and cannot train
 
 from __future__ import annotations
 
-from dtd.core.membership.records import Job
+from dtd.cluster.records import Job
 from tests.sim.machines import Machines
 
 

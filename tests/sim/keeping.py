@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from dtd.core.engine.shards import NOTHING, ShardSet, united
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import JobState
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import JobState
+from dtd.engine.shards import NOTHING, ShardSet, united
 from tests.sim.agreements import Agreements
 from tests.sim.causes import COORDINATOR, Causes
 from tests.sim.lineage import Memory, require

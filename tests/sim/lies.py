@@ -13,9 +13,9 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
-from dtd.core.engine.control_word import DIGEST_BYTES, decode_entry, encode_entry
-from dtd.core.engine.shard_digests import ShardDigests
-from dtd.core.engine.shards import ShardSet
+from dtd.engine.control_word import DIGEST_BYTES, decode_entry, encode_entry
+from dtd.engine.shard_digests import ShardDigests
+from dtd.engine.shards import ShardSet
 from dtd.wire import messages as m
 
 TRUTHFUL: Final = 0.4

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtd.core.engine.shards import united
+from dtd.engine.shards import united
 from dtd.wire import messages as m
 from tests.sim.replica import Key, State
 

@@ -1,18 +1,18 @@
 """The modelled training loop: computes for a while, reduces integers, prepares, votes, commits.
 
-The counterpart of `dtd.train.loop`: both drive `dtd.core.engine`.
+The counterpart of `dtd.train.loop`: both drive `dtd.engine`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 
-from dtd.core.engine.agenda import after_commit, before_step
-from dtd.core.engine.control_word import Comparison, ControlWord, Flags, compare, decode_entry
-from dtd.core.engine.difference import search
-from dtd.core.engine.shard_digests import ShardDigests, combined
-from dtd.core.engine.step_protocol import Ruling
-from dtd.core.membership import member
+from dtd.cluster import member
+from dtd.engine.agenda import after_commit, before_step
+from dtd.engine.control_word import Comparison, ControlWord, Flags, compare, decode_entry
+from dtd.engine.difference import search
+from dtd.engine.shard_digests import ShardDigests, combined
+from dtd.engine.step_protocol import Ruling
 from dtd.errors import DivergenceError, RingBroken, TaskError, UnreadableWord
 from dtd.strategy.hand_on import HandOn
 from tests.sim import regroup, reports, shards

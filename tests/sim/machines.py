@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dtd.core.engine.shards import united
-from dtd.core.membership.events import Event, ResumeRequested
-from dtd.core.membership.transitions import GONE, GenerationState
+from dtd.cluster.events import Event, ResumeRequested
+from dtd.cluster.transitions import GONE, GenerationState
+from dtd.engine.shards import united
 from dtd.errors import RequestRefused
 from tests.sim.coordinator import CoordinatorProcess
 from tests.sim.lineage import Memory

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dtd.core.membership.machine import MAX_DEADLY_GENERATIONS
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import JobState
+from dtd.cluster.machine import MAX_DEADLY_GENERATIONS
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import JobState
 from tests.sim import plans
 from tests.sim.cluster import Cluster, NothingEnds
 

@@ -35,22 +35,16 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.membership.allocation import SURPLUS
-from dtd.core.membership.events import Incident
-from dtd.core.membership.machine import Membership
-from dtd.core.membership.member import Member
-from dtd.core.membership.member_events import Tell
-from dtd.core.membership.records import Job
-from dtd.core.membership.state import ClusterState, most_workers
-from dtd.core.membership.transitions import (
-    ENDED,
-    GenerationState,
-    JobState,
-    MemberState,
-    WorkerState,
-)
-from dtd.core.ring.machine import Ring
+from dtd.cluster.allocation import SURPLUS
+from dtd.cluster.events import Incident
+from dtd.cluster.machine import Membership
+from dtd.cluster.member import Member
+from dtd.cluster.member_events import Tell
+from dtd.cluster.records import Job
+from dtd.cluster.state import ClusterState, most_workers
+from dtd.cluster.transitions import ENDED, GenerationState, JobState, MemberState, WorkerState
+from dtd.engine.control_word import Flags
+from dtd.exchange.ring.machine import Ring
 from dtd.wire import messages as m
 from tests.sim.agreements import Agreements
 from tests.sim.beliefs import Beliefs

@@ -1,7 +1,7 @@
 """The ranks of a simulated generation exchange shards until each has its part of the state.
 
 They say what they hold, compare what is to move and has several holders, follow the product's plan
-(`dtd.core.engine.regroup`) window by window, and agree on the state; only then each drops what is
+(`dtd.engine.regroup`) window by window, and agree on the state; only then each drops what is
 not its part any more.  Whenever the ring breaks, a rank still holds what it held before.
 """
 
@@ -11,9 +11,9 @@ import json
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
-from dtd.core.engine.regroup import RegroupWindow, check_claims, plan_regroup
-from dtd.core.engine.shard_digests import ShardDigests, compared
-from dtd.core.engine.shards import Division, ShardSet
+from dtd.engine.regroup import RegroupWindow, check_claims, plan_regroup
+from dtd.engine.shard_digests import ShardDigests, compared
+from dtd.engine.shards import Division, ShardSet
 from dtd.errors import RingBroken, ShardsMissing
 from tests.sim import shards
 from tests.sim.lies import Word

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from dtd.core.data.ledger import Ledger
-from dtd.core.engine.shards import ShardSet
-from dtd.core.membership.branches import Branch
+from dtd.cluster.branches import Branch
+from dtd.engine.ledger import Ledger
+from dtd.engine.shards import ShardSet
 from dtd.train.checkpoint.format import checkpoint_name
 from dtd.train.checkpoint.retention import Rules, retain
 from dtd.wire import messages as m

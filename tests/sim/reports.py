@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.core.membership import member
+from dtd.cluster import member
 from dtd.train.checkpoint.format import checkpoint_name
 from dtd.wire import messages as m
 from tests.sim.replica import State

@@ -1,6 +1,6 @@
 """One generation's two links in the simulation: to the next rank and from the previous one.
 
-The counterpart of `dtd.transport.tcp_ring`: connects, retries while the neighbour is not ready,
+The counterpart of `dtd.exchange.tcp_ring`: connects, retries while the neighbour is not ready,
 passes frames to the node, sends and expects heartbeats, opens lifelines, and reports once that the
 ring is up and once that it is broken, with the evidence.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from dtd.core.observe.detector import Detector
-from dtd.core.observe.links import ENDED
-from dtd.core.ring.machine import Ring
+from dtd.cluster.detector import Detector
+from dtd.cluster.links import ENDED
 from dtd.errors import DtdError
+from dtd.exchange.ring.machine import Ring
 from dtd.wire import messages as m
 from tests.sim import lies
 from tests.sim.data_port import DataPort, LifelineHello, RingHello

@@ -2,7 +2,7 @@
 
 A rank sums a number for each row of its slice; the ring adds the sums of all ranks, and the result
 becomes part of the state.  A row that is omitted, or used twice, therefore changes the state.
-Workers determine their rows with the product's code (`dtd.core.data.sampler`,
+Workers determine their rows with the product's code (`dtd.engine.sampler`,
 `dtd.train.data.sampling`) and keep its ledger; the values that the oracle expects are computed here
 independently.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from dtd.core.data.sampler import advance, position_of_step, slice_bounds, steps_per_epoch
+from dtd.engine.sampler import advance, position_of_step, slice_bounds, steps_per_epoch
 from dtd.train.data.sampling import ordered_rows
 
 SEED: Final = 11

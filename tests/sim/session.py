@@ -1,6 +1,6 @@
 """The session of a modelled trainer: its state, its prepared step and the job's settings.
 
-The counterpart of `dtd.train.session`.  The product's own step protocol (`dtd.core.engine`) decides
+The counterpart of `dtd.train.session`.  The product's own step protocol (`dtd.engine`) decides
 which states may be reported, committed or taken over.  `Shell` is the trainer's interface to its
 process.
 """
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.deferred_digest import DeferredDigest
-from dtd.core.engine.rounds import Rounds
-from dtd.core.engine.step_protocol import StateKey, StepProtocol
-from dtd.core.membership import member
-from dtd.core.membership.branches import Branch
-from dtd.core.progress import ProgressWatch
+from dtd.cluster import member
+from dtd.cluster.branches import Branch
+from dtd.cluster.progress import ProgressWatch
+from dtd.engine.control_word import Flags
+from dtd.engine.deferred_digest import DeferredDigest
+from dtd.engine.rounds import Rounds
+from dtd.engine.step_protocol import StateKey, StepProtocol
 from dtd.job.terms import terms_of
 from dtd.strategy.codec.local_state import LocalState
 from dtd.wire import messages as m

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from dtd.core.engine.shards import ShardSet, united
+from dtd.engine.shards import ShardSet, united
 from dtd.wire import messages as m
 from tests.sim import shards
 from tests.sim.lineage import Memory, require

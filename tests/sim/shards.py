@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dtd.core.engine.shard_digests import ShardDigests, Tally
-from dtd.core.engine.shards import WHOLE, ShardSet
+from dtd.engine.shard_digests import ShardDigests, Tally
+from dtd.engine.shards import WHOLE, ShardSet
 
 ATOMS: Final = 60
 BYTES: Final = 16

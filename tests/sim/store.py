@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.store.database import FILE_NAME, NEWEST_NAME
 from dtd.coordinator.store.records import job_body
 from dtd.coordinator.store.store import Store
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import ENDED, JobState
 from dtd.wire import messages as m
 from tests.sim.lineage import require
 

@@ -2,7 +2,7 @@
 
 The generator yields a duration of computation (which cannot be interrupted, like a forward pass), a
 condition to wait for, or a phase that it reaches; a wait for a ring ends with RingBroken if the
-ring breaks.  Every yield is a mark of progress (`dtd.core.progress`); while the thread computes,
+ring breaks.  Every yield is a mark of progress (`dtd.cluster.progress`); while the thread computes,
 there is evidence of activity.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from dtd.core.observe.motion import Closely, Evidence
+from dtd.cluster.motion import Closely, Evidence
 from dtd.errors import RingBroken
 from tests.sim.phases import Phase
 from tests.sim.ring_endpoint import RingEndpoint

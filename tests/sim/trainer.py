@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import Reaction, StateKey, TakeOver, reaction
-from dtd.core.membership import member
-from dtd.core.membership.branches import told_by
+from dtd.cluster import member
+from dtd.cluster.branches import told_by
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import Reaction, StateKey, TakeOver, reaction
 from dtd.errors import DivergenceError, RingBroken, TaskError, UnreadableWord
 from dtd.wire import messages as m
 from tests.sim import loop, regroup, reports

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 
-from dtd.core.membership import member
-from dtd.core.membership.transitions import MemberState
-from dtd.core.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
+from dtd.cluster import member
+from dtd.cluster.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
+from dtd.cluster.transitions import MemberState
 from dtd.wire import messages as m
 from tests.sim import lies, reports
 from tests.sim.control import Control

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership.machine import Membership
-from dtd.core.membership.records import Job, Registration, Worker
-from dtd.core.membership.state_records import Decision
-from dtd.core.membership.transitions import GenerationState, JobState, WorkerState
-from dtd.core.observe.links import pair_of
+from dtd.cluster.links import pair_of
+from dtd.cluster.machine import Membership
+from dtd.cluster.records import Job, Registration, Worker
+from dtd.cluster.state_records import Decision
+from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 from tests.sim.beliefs import Beliefs
 from tests.sim.lineage import Broken, Memory

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.core.membership.transitions import JobState
+from dtd.cluster.transitions import JobState
 from tests.sim import __main__ as command
 from tests.sim.cluster import Cluster, NothingEnds
 from tests.sim.oracle import Broken

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dtd.core.membership.events import FromWorker
-from dtd.core.observe.links import ENDED
+from dtd.cluster.events import FromWorker
+from dtd.cluster.links import ENDED
 from dtd.wire import messages as m
 from tests.sim import lifeline
 from tests.sim.cluster import Cluster

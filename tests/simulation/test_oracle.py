@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dtd.core.engine.control_word import Flags
-from dtd.core.membership.events import Incident
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import GenerationState, JobState, MemberState
+from dtd.cluster.events import Incident
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import GenerationState, JobState, MemberState
+from dtd.engine.control_word import Flags
 from dtd.wire import messages as m
 from tests.sim import rows
 from tests.sim.lineage import Memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.core.membership import waiting
+from dtd.cluster import waiting
 from tests.sim.cluster import Cluster
 from tests.sim.oracle import Broken
 

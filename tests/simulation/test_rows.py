@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from dtd.core.engine.rounds import Rounds
+from dtd.engine.rounds import Rounds
 from tests.sim.rows import Data, round_begin
 
 STEPS = 70

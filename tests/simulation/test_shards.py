@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from dtd.core.engine.shard_digests import Shared, Tally
-from dtd.core.engine.shards import ShardSet
-from dtd.core.membership.records import Job
+from dtd.cluster.records import Job
+from dtd.engine.shard_digests import Shared, Tally
+from dtd.engine.shards import ShardSet
 from dtd.wire import messages as m
 from tests.sim import many, regroup, shard_rules, shards
 from tests.sim.cluster import Cluster

@@ -1,9 +1,9 @@
 """Imports point one way, pure folders stay pure, and torch stays where it belongs.
 
-    ctl | coordinator | worker -> transport -> net -> core -> wire -> job | errors
-                        worker -> train -> transport.api -> core
-             ctl | coordinator | train -> parts -> core
-                             ctl | web -> report -> core
+    ctl | coordinator | worker -> exchange -> net -> cluster -> engine -> wire -> job | errors
+                        worker -> train -> exchange.api -> engine
+             ctl | coordinator | train -> parts -> engine
+                             ctl | web -> report -> observe
 
 `tasks` is for train and worker.  Training sees the contract of the transports and nothing else of
 them; net and train never meet but in worker.  Importing dtd (anything but dtd.train and the modules
@@ -43,6 +43,10 @@ BASE = {
     *("places", "platform", "rules", "setting_values", "shown", "streams", "toml_source"),
     "diagnostics",
 }
+PURE_BELOW = {
+    *("engine", "errors", "exchange.ring", "exchange.star", "job", "names", "rules", "shown"),
+    "wire",
+}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
     "errors": set(),
@@ -52,45 +56,78 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shown": set(),
     "streams": set(),
     "wire": {"errors", "event_names", "job", "names", "shown"},
-    "core": {"errors", "job", "names", "rules", "shown", "diagnostics", "wire"},
+    "engine": {"errors", "job", "names", "rules", "shown", "wire"},
+    "exchange.ring": {"errors", "names", "shown", "wire"},
+    "exchange.star": {"engine", "errors", "exchange.ring", "names", "shown", "wire"},
+    "exchange.api": {"observe.profiling", *PURE_BELOW},
+    "observe.history": {"errors", "job", "rules", "shown", "wire"},
+    "observe.profiling": {"errors", "job", "shown", "wire"},
+    "observe": {"errors", "job", "observe.history", "rules", "shown", "wire"},
+    "doctor": PURE_BELOW,
+    "cluster": {"diagnostics", "doctor", *PURE_BELOW},
+    "registry": {"cluster", *PURE_BELOW},
+    "sweeps": {"cluster", *PURE_BELOW},
     "security": BASE | {"wire"},
+    "limits": BASE | {"security", "wire"},
     "packages": {"durable", "errors", "json_reader", "names"},
-    "net": BASE | {"core", "security", "wire"},
-    "transport.api": {"core"},
-    "transport": BASE | {"core", "net", "security", "transport.api", "wire"},
-    "parts": {"core", "errors", "job", "json_reader", "rules", "shown"},
-    "holders": BASE | {"core", "net", "parts", "wire"},
-    "tasks": BASE | {"core"},
-    "strategy": BASE | {"core", "transport.api"},
-    "train": BASE | {"core", "parts", "strategy", "tasks", "transport.api", "wire"},
-    "metrics": BASE | {"core", "wire"},
-    "report": BASE | {"core", "packages"},
-    "web": BASE | {"core", "net", "report", "security", "wire"},
+    "net": BASE | {"cluster", "exchange.ring", "limits", "security", "wire"},
+    "exchange": BASE | PURE_BELOW | {"exchange.api", "net", "observe.profiling", "security"},
+    "parts": {"cluster", "engine", "errors", "job", "json_reader", "rules", "shown"},
+    "holders": BASE | {"net", "parts", "wire"},
+    "tasks": BASE | {"engine"},
+    "strategy": BASE | PURE_BELOW | {"exchange.api"},
+    "train": BASE
+    | PURE_BELOW
+    | {"cluster", "doctor", "exchange.api", "observe.profiling", "parts", "strategy", "tasks"},
+    "metrics": BASE | {"cluster", "doctor", "limits", "wire"},
+    "report": BASE | {"observe", "observe.history", "observe.profiling", "packages"},
+    "web": BASE | {"limits", "net", "report", "security", "wire"},
     "coordinator": BASE
-    | {"core", "metrics", "net", "packages", "parts", "security", "web", "wire"},
+    | PURE_BELOW
+    | {"cluster", "limits", "metrics", "net", "observe", "observe.history", "observe.profiling"}
+    | {"packages", "parts", "registry", "security", "sweeps", "web"},
     "worker": BASE
-    | {"core", "holders", "metrics", "net", "packages", "parts", "security", "tasks", "train"}
-    | {"transport", "transport.api", "wire"},
-    "ctl": BASE | {"core", "holders", "net", "packages", "parts", "report", "security", "wire"},
+    | PURE_BELOW
+    | {"cluster", "exchange", "exchange.api", "holders", "metrics", "net", "observe.profiling"}
+    | {"packages", "parts", "registry", "security", "tasks", "train"},
+    "ctl": BASE
+    | {
+        "cluster",
+        "doctor",
+        "engine",
+        "holders",
+        "net",
+        "observe",
+        "observe.profiling",
+        "packages",
+        "parts",
+    }
+    | {"registry", "report", "security", "wire"},
 }
-PURE = {"wire", "core", "transport.api"}
+PURE = {
+    *("cluster", "doctor", "engine", "exchange.api", "exchange.ring", "exchange.star"),
+    *("observe", "observe.history", "observe.profiling", "registry", "sweeps", "wire"),
+}
 IMPURE = {
     *("asyncio", "socket", "threading", "time", "random", "os", "torch", "numpy"),
     *("selectors", "subprocess", "multiprocessing", "concurrent", "secrets", "uuid", "uvloop"),
 }
 HAS_TORCH = {"strategy", "tasks", "train"}
 NEEDS_TORCH = {
-    "dtd.transport.group_backends",
-    "dtd.transport.process_group",
-    "dtd.transport.rendezvous",
+    "dtd.exchange.group_backends",
+    "dtd.exchange.process_group",
+    "dtd.exchange.rendezvous",
 }
 """Modules of other folders that a worker imports when its job wants them, and nobody else."""
 
 LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
 
 
-CONTRACTS = {("transport", "api")}
-"""Modules that are a unit of their own: what others may know of the folder that they lie in."""
+CONTRACTS = {
+    *(("exchange", "api"), ("exchange", "ring"), ("exchange", "star")),
+    *(("observe", "history"), ("observe", "profiling")),
+}
+"""Modules and folders that are a unit of their own, which others may import without the rest."""
 
 
 def unit_of(path: Path) -> str:
@@ -242,7 +279,7 @@ def test_status_loads_only_what_it_needs() -> None:
 def test_imports_are_found_wherever_they_hide() -> None:
     source = """
 import os.path, dtd.net.link
-from dtd.transport.api import Collective
+from dtd.exchange.api import Collective
 from dtd import __version__, job
 from dtd.wire import messages as m
 if TYPE_CHECKING:
@@ -250,7 +287,7 @@ if TYPE_CHECKING:
 def late():
     import torch.nn as nn
 """
-    assert units_imported(source) == {"net", "transport.api", "job", "wire", "train"}
+    assert units_imported(source) == {"net", "exchange.api", "job", "wire", "train"}
     assert libraries_imported(source) == {"os", "dtd", "torch"}
     with pytest.raises(AssertionError, match="relative"):
         imported("from . import frames")

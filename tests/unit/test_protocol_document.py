@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import dtd.errors
-from dtd.core.engine import control_word
-from dtd.core.engine.control_word import DIGEST_BYTES, ControlEntry, reduce_entries
-from dtd.core.engine.shard_digests import ShardDigests
-from dtd.core.permissions import OPENS, VIEWER_MAY
-from dtd.core.ring.chunks import BucketShape, cut
+from dtd.engine import control_word
+from dtd.engine.control_word import DIGEST_BYTES, ControlEntry, reduce_entries
+from dtd.engine.shard_digests import ShardDigests
 from dtd.errors import DtdError, ErrorCode
+from dtd.exchange.ring.chunks import BucketShape, cut
+from dtd.security.permissions import OPENS, VIEWER_MAY
 from dtd.wire import fields, frames
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ACCEPTOR, KEY_BYTES, OPENER, session_key

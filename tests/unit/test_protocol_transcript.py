@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dtd.core.engine.control_word import reduce_entries
-from dtd.core.ring.machine import Ring
-from dtd.transport.api import BucketMemory
-from dtd.transport.ring_node import RingNode
+from dtd.engine.control_word import reduce_entries
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.machine import Ring
+from dtd.exchange.ring_node import RingNode
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
 from dtd.wire.session import DATA_ROLES, Session, State

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from dtd.cluster.events import Event
+from dtd.cluster.pools import Pools
 from dtd.coordinator.audit_log import AuditLog
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.diagnostics import DiagnosticsCollector
@@ -16,8 +18,6 @@ from dtd.coordinator.handlers.renewal import RenewalHandler
 from dtd.coordinator.history.recorder import MetricsRecorder
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.sweeps.controller import Sweeps
-from dtd.core.membership.events import Event
-from dtd.core.membership.pools import Pools
 from dtd.errors import RequestRefused
 from dtd.rules import did_you_mean
 from dtd.wire import messages as m

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dtd import job
-from dtd.coordinator.handlers.api import CoordinatorApi, known_job
-from dtd.core.membership.admission import what_to_prepare
-from dtd.core.membership.events import (
+from dtd.cluster.admission import what_to_prepare
+from dtd.cluster.events import (
     CancelRequested,
     DrainRequested,
     KillRequested,
     ResumeRequested,
     Submitted,
 )
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import JobState
-from dtd.core.trust.vouching import CONTRADICTED
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import JobState
+from dtd.cluster.vouching import CONTRADICTED
+from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.errors import RequestRefused
 from dtd.job.differences import Difference, differences, obstacles, shown_value
 from dtd.job.identity import identity_of

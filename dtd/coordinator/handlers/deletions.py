@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.cluster.events import DeleteRequested
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.coordinator.store.thread import StoreThread
 from dtd.coordinator.tracking.files import curves_of
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership.events import DeleteRequested
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -19,9 +19,9 @@ from dtd.coordinator.audit_log import AuditLog
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.handlers.revocation import Evictions
 from dtd.coordinator.throttles import Contain, go_on
-from dtd.core.limits.connection_limiter import origin_of
-from dtd.core.limits.rates import Pacing
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.limits.connection_limiter import origin_of
+from dtd.limits.rates import Pacing
 from dtd.net.link import Link
 from dtd.security.admission import Admitted, Enrolment
 from dtd.security.authority import Authority

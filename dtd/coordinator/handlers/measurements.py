@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd import __version__
+from dtd.cluster.pools import Pools
+from dtd.cluster.records import Worker
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership.pools import Pools
-from dtd.core.membership.records import Worker
-from dtd.core.observe.profiling.clock import Reading
 from dtd.errors import RequestRefused
+from dtd.observe.profiling.clock import Reading
 from dtd.wire import messages as m
 
 CLOCK_READINGS: Final = 5

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from dtd.cluster.transitions import JobState
+from dtd.cluster.vouching import CONTRADICTED, VERIFIED
 from dtd.coordinator.handlers.api import CoordinatorApi
-from dtd.core.membership.transitions import JobState
-from dtd.core.trust.vouching import CONTRADICTED, VERIFIED
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.parts.cover import complete, fewest, missing, part_of

@@ -13,12 +13,12 @@ import math
 import time
 from typing import Any, Final
 
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import GenerationState
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.coordinator.handlers.measurements import PROFILE
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import GenerationState
-from dtd.core.observe.profiling.clock import Reading, offset_of
 from dtd.errors import RequestRefused
+from dtd.observe.profiling.clock import Reading, offset_of
 from dtd.shown import one_line
 from dtd.wire import messages as m
 

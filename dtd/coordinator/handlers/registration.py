@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from dtd.address import ANY_IPV4
+from dtd.cluster import registration
+from dtd.cluster.doubt import must_be_proved
+from dtd.cluster.events import FromWorker
+from dtd.cluster.transitions import WorkerState
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.handlers.api import CoordinatorApi
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership import registration
-from dtd.core.membership.events import FromWorker
-from dtd.core.membership.transitions import WorkerState
-from dtd.core.trust.doubt import must_be_proved
 from dtd.diagnostics import Diagnostic, name_taken
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.metrics.coordinator import CoordinatorMetrics

@@ -19,8 +19,8 @@ import structlog
 
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.throttles import Contain, Refusals, SingleAnswers, go_on
-from dtd.core.limits.rates import Pacing
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.limits.rates import Pacing
 from dtd.net.link import Link
 from dtd.security.admission import Renewal
 from dtd.security.authority import Authority

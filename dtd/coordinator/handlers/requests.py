@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import msgpack
 
+from dtd.cluster.records import Job
+from dtd.cluster.status import EndedJob
 from dtd.coordinator.audit_log import Caller
 from dtd.coordinator.handlers.access import AccessRequest
 from dtd.coordinator.handlers.api import CoordinatorApi
@@ -24,8 +26,6 @@ from dtd.coordinator.handlers.queries import QUESTIONS, Queries
 from dtd.coordinator.handlers.runs import annotate_job
 from dtd.coordinator.models.registry import ModelRequest
 from dtd.coordinator.throttles import Turns, read_out
-from dtd.core.membership.records import Job
-from dtd.core.observe.status import EndedJob
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.wire import messages as m

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.cluster.events import Event, Revoked
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.throttles import Contain, SingleAnswers, go_on
-from dtd.core.limits.rates import Pacing
-from dtd.core.membership.events import Event, Revoked
 from dtd.errors import DtdError
+from dtd.limits.rates import Pacing
 from dtd.net.link import Link
 from dtd.security.authority import Authority
 from dtd.security.credential_book import IssuedRecord

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
-from dtd.core.observe.comparison import MOST_POINTS, MOST_RUNS, Run, compare
 from dtd.errors import RequestRefused
+from dtd.observe.comparison import MOST_POINTS, MOST_RUNS, Run, compare
 from dtd.wire import messages as m
 
 

@@ -11,17 +11,11 @@ from typing import Any, NamedTuple
 
 from dtd.coordinator.history.database import Database
 from dtd.coordinator.history.rows import unpack_column
-from dtd.core.history.cells import Cell, summary
-from dtd.core.history.plot import (
-    MOST_POINTS,
-    columns_at_once,
-    level_for,
-    pieces,
-    slots_of,
-)
-from dtd.core.history.pyramid import LEVELS, width
-from dtd.core.history.series import LINK_MARK, STEP_COLUMNS, Kind
 from dtd.errors import RequestRefused
+from dtd.observe.history.cells import Cell, summary
+from dtd.observe.history.plot import MOST_POINTS, columns_at_once, level_for, pieces, slots_of
+from dtd.observe.history.pyramid import LEVELS, width
+from dtd.observe.history.series import LINK_MARK, STEP_COLUMNS, Kind
 from dtd.rules import did_you_mean
 from dtd.shown import shown
 from dtd.wire import messages as m

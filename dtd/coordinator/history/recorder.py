@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from dtd.coordinator.history import query
 from dtd.coordinator.history.store import Batch, MetricsStore
 from dtd.coordinator.store.thread import StoreThread, Turn
-from dtd.core.history import series
-from dtd.core.history.intake import believable
+from dtd.observe.history import series
+from dtd.observe.history.intake import believable
 from dtd.wire import messages as m
 from dtd.wire.step_rows import unpack_step_rows
 

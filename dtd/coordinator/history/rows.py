@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from dtd.core.history.cells import EMPTY, Cell, cell_of
+from dtd.observe.history.cells import EMPTY, Cell, cell_of
 
 VALUE_BYTES: Final = 8
 CELL_BYTES: Final = 4 * VALUE_BYTES

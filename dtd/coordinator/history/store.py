@@ -13,18 +13,11 @@ from typing import Final, NamedTuple
 
 from dtd.coordinator.history import tracks
 from dtd.coordinator.history.database import Database, damage_told, set_aside
-from dtd.core.history.intake import MAX_TRACKS_OF_A_JOB
-from dtd.core.history.pyramid import width
-from dtd.core.history.retention import (
-    KEPT_S,
-    Extent,
-    Removal,
-    outdated,
-    to_forget,
-    to_shrink,
-)
-from dtd.core.history.series import Entry, Kind, Track
 from dtd.errors import HistoryDamaged
+from dtd.observe.history.intake import MAX_TRACKS_OF_A_JOB
+from dtd.observe.history.pyramid import width
+from dtd.observe.history.retention import KEPT_S, Extent, Removal, outdated, to_forget, to_shrink
+from dtd.observe.history.series import Entry, Kind, Track
 
 AGE_EVERY_S: Final = 600.0
 MARK_EVERY_S: Final = 3600

@@ -17,10 +17,10 @@ from dtd.coordinator.history.rows import (
     pack_values,
     unpack_cells,
 )
-from dtd.core.history.intake import Placement, placement, widened
-from dtd.core.history.pyramid import FACTOR, LEVELS, Bucket, Pyramid, summarised, width
-from dtd.core.history.retention import aligned
-from dtd.core.history.series import Entry, Kind, at
+from dtd.observe.history.intake import Placement, placement, widened
+from dtd.observe.history.pyramid import FACTOR, LEVELS, Bucket, Pyramid, summarised, width
+from dtd.observe.history.retention import aligned
+from dtd.observe.history.series import Entry, Kind, at
 
 _KEY_BYTES = 16
 """Bytes of a row besides its data, roughly."""

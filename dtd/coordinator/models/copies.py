@@ -1,4 +1,4 @@
-"""Has workers keep copies of registered versions, as `dtd.core.models.pinning` decides.
+"""Has workers keep copies of registered versions, as `dtd.registry.pinning` decides.
 
 The coordinator holds no weights: it tells a worker which version to keep and which others have its
 files, with tickets for those.  Who keeps a copy is written down, so it is known after a restart.
@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.cluster.vouching import CONTRADICTED
 from dtd.coordinator.handlers.api import CoordinatorApi
 from dtd.coordinator.store.thread import StoreThread
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.models.pinning import Pin, Pinning, Unpin
-from dtd.core.trust.vouching import CONTRADICTED
 from dtd.parts.cover import part_of
+from dtd.registry.pinning import Pin, Pinning, Unpin
 from dtd.wire import messages as m
 
 log = structlog.get_logger()

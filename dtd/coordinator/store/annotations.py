@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtd.coordinator.store.database import Database
-from dtd.core.observe.annotations import checked_note, tagged
+from dtd.observe.annotations import checked_note, tagged
 
 
 class Annotations:

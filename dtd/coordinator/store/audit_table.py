@@ -1,6 +1,6 @@
 """The audit log in the store's file: entries are appended, and the oldest removed beyond a limit.
 
-No entry is ever changed.  Each has the hash of the one before it (`dtd.core.trust.audit`), and what
+No entry is ever changed.  Each has the hash of the one before it (`dtd.security.audit`), and what
 is removed is said by an entry.  The newest entry is read anew each time, since `dtd-coordinator
 backup` adds one while the daemon runs.  Blocking; belongs in the store's thread.
 """
@@ -12,9 +12,9 @@ import json
 import sqlite3
 from typing import Any, Final
 
+from dtd.cluster.figures import page
 from dtd.coordinator.store.database import Database
-from dtd.core.observe.figures import page
-from dtd.core.trust.audit import BEGINNING, DONE, ENTERED, TRIMMED, Entry, canonical, hash_of
+from dtd.security.audit import BEGINNING, DONE, ENTERED, TRIMMED, Entry, canonical, hash_of
 
 MAX_ENTRIES: Final = 100_000
 TRIMMED_AT_ONCE: Final = 1000

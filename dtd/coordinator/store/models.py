@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from dtd.cluster.figures import finite
 from dtd.coordinator.store.database import Database
-from dtd.core.observe.figures import finite
 from dtd.errors import RequestRefused
 
 MAX_VERSIONS: Final = 10_000

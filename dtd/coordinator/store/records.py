@@ -10,9 +10,9 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from dtd import job as jobs
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import JobState
-from dtd.core.observe.figures import finite
+from dtd.cluster.figures import finite
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import JobState
 from dtd.errors import JobSpecError
 
 _STORED: Final = {field.name: field for field in fields(Job) if field.init}

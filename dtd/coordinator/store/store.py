@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from dtd.cluster import vouching
+from dtd.cluster.branches import Branch, is_left, remembered
+from dtd.cluster.events import Incident
+from dtd.cluster.figures import PAGE_ROWS, finite, page
+from dtd.cluster.records import Job
+from dtd.cluster.status import EndedJob
+from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.store.annotations import Annotations
 from dtd.coordinator.store.audit_table import AuditTable
 from dtd.coordinator.store.database import Database
 from dtd.coordinator.store.models import Models
 from dtd.coordinator.store.records import completed, job_details, job_from_body, job_row
 from dtd.coordinator.store.sweep_tables import SweepTables
-from dtd.core.membership.branches import Branch, is_left, remembered
-from dtd.core.membership.events import Incident
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import ENDED, JobState
-from dtd.core.observe.figures import PAGE_ROWS, finite, page
-from dtd.core.observe.status import EndedJob
-from dtd.core.trust import vouching
 from dtd.job.differences import differing
 from dtd.job.terms import terms_of
 from dtd.wire import messages as m

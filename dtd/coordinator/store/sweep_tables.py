@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from dtd.coordinator.store.database import Database
-from dtd.core.sweeps import Trial, TrialState
+from dtd.sweeps.course import Trial, TrialState
 
 MAX_LISTED: Final = 200
 

@@ -12,9 +12,9 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from dtd.core.sweeps import OPEN, Trial, TrialState
 from dtd.errors import RequestRefused
 from dtd.job.sweep import Scalar, Setting, SweepSpec
+from dtd.sweeps.course import OPEN, Trial, TrialState
 
 STARTUP_TRIALS: Final = 5
 """The median pruner compares with at least so many trials; TPE begins with as many random ones."""

@@ -4,7 +4,7 @@
                      ^                                                          |
                      +-- the trial's row <- evaluations, the job's end <--------+
 
-`dtd.core.sweeps` decides; what is chosen is asked of the advisor, never on the event loop.  After
+`dtd.sweeps.course` decides; what is chosen is asked of the advisor, never on the event loop.  After
 a restart every sweep that has not ended goes on from its rows.
 """
 
@@ -18,19 +18,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from dtd.cluster.events import CancelRequested, Event
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.sweep_tables import MAX_LISTED
 from dtd.coordinator.sweeps.advisor import Advisor, optuna_module
-from dtd.core import sweeps as course
-from dtd.core.membership.events import CancelRequested, Event
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import ENDED, JobState
-from dtd.core.sweeps import Begin, End, Submit, Trial, TrialState
 from dtd.errors import DtdError, JobSpecError, RequestRefused
 from dtd.job.parse import to_mapping
 from dtd.job.sweep import SweepSpec, read_sweep, stored_sweep
 from dtd.rules import did_you_mean
+from dtd.sweeps import course
+from dtd.sweeps.course import Begin, End, Submit, Trial, TrialState
 from dtd.wire import messages as m
 
 if TYPE_CHECKING:  # it is made of the coordinator, which makes this

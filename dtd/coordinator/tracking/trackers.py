@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dtd.cluster.records import Job
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.tracking.entries import (
     MAX_SETTINGS,
@@ -27,7 +28,6 @@ from dtd.coordinator.tracking.entries import (
 from dtd.coordinator.tracking.feed import Feed, Teller
 from dtd.coordinator.tracking.files import TENSORBOARD
 from dtd.coordinator.tracking.tensorboard import Begun, Curves, Point, point_of
-from dtd.core.membership.records import Job
 from dtd.errors import ConfigError
 from dtd.job.differences import settings, shown_value
 from dtd.logs import is_secret

@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from dtd import figures
-from dtd.core.trust.audit import Chain, Verdict
 from dtd.ctl import output
 from dtd.ctl.answers import pages
 from dtd.ctl.settings import Settings
 from dtd.errors import DtdError, UsageError
+from dtd.security.audit import Chain, Verdict
 from dtd.wire import messages as m
 
 Entry = Mapping[str, Any]

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dtd import __version__, figures
-from dtd.core.membership.roster import natural_key
-from dtd.core.observe.forecast import Forecast
+from dtd.cluster.roster import natural_key
 from dtd.ctl import output
 from dtd.ctl.answers import ask, show
 from dtd.ctl.doctor import checks
@@ -30,6 +29,7 @@ from dtd.ctl.doctor.state import check_division, divided, state_rows
 from dtd.ctl.doctor.strategies import HEADINGS, check_choice, choice_row
 from dtd.ctl.packages import packed_task
 from dtd.ctl.settings import Settings
+from dtd.doctor.forecast import Forecast
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.job import JobSpec, load_job, to_mapping
 from dtd.packages.pack import Archive

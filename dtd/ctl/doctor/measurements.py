@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
-from dtd.core.observe.forecast import Compute, Exchanged, Forecast, LinkSpeed, forecast
-from dtd.core.observe.travel import Coded, Star
 from dtd.ctl import output
 from dtd.ctl.doctor.servers import has_servers, star_of
 from dtd.ctl.doctor.strategies import Choice, choices, exchanged, plain
 from dtd.ctl.packages import ship
 from dtd.ctl.settings import Settings
+from dtd.doctor.forecast import Compute, Exchanged, Forecast, LinkSpeed, forecast
+from dtd.doctor.travel import Coded, Star
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.job import JobSpec
 from dtd.net.control_client import ControlClient
@@ -23,7 +23,7 @@ from dtd.wire import messages as m
 # ---
 # A job's step in worlds of every size, from the steps and links that `dtdctl doctor` measured.
 #
-# Puts measurements in the form that `dtd.core.observe.forecast` reckons with.  Pure.
+# Puts measurements in the form that `dtd.doctor.forecast` reckons with.  Pure.
 
 
 Values = Mapping[str, Any]

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from dtd import figures
-from dtd.core.observe.forecast import memory_bytes
-from dtd.core.observe.memory_remedy import Need, remedies
-from dtd.core.observe.state_memory import REPLICATED, Division, StateSize
 from dtd.ctl.doctor.checks import Finding
+from dtd.doctor.forecast import memory_bytes
+from dtd.doctor.memory_remedy import Need, remedies
+from dtd.doctor.state_memory import REPLICATED, Division, StateSize
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
 from dtd.shown import counted

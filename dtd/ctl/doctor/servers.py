@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dtd.core.observe.travel import Star
 from dtd.ctl.doctor.checks import Finding
+from dtd.doctor.travel import Star
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
 

@@ -1,6 +1,6 @@
 """The memory of a job's state in one worker, with each way to divide it.  Pure.
 
-The formula is `dtd.core.observe.state_memory`; workers say what the state consists of.
+The formula is `dtd.doctor.state_memory`; workers say what the state consists of.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd import figures
-from dtd.core.observe.state_memory import (
+from dtd.ctl.doctor.checks import Finding
+from dtd.ctl.doctor.servers import has_servers
+from dtd.doctor.state_memory import (
     REPLICATED,
     TRAINING_BYTES,
     Division,
@@ -18,8 +20,6 @@ from dtd.core.observe.state_memory import (
     least_workers,
     state_parts,
 )
-from dtd.ctl.doctor.checks import Finding
-from dtd.ctl.doctor.servers import has_servers
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
 from dtd.shown import counted

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dtd import figures
-from dtd.core.observe.forecast import Exchanged, sent_bytes
-from dtd.core.observe.travel import Coded, Exchange, Star
 from dtd.ctl.doctor.checks import Finding
+from dtd.doctor.forecast import Exchanged, sent_bytes
+from dtd.doctor.travel import Coded, Exchange, Star
 from dtd.job import JobSpec
 
 LEAST_GAIN: Final = 0.05

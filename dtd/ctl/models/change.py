@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from dtd import figures
-from dtd.core.models.names import MARK, parse_reference
 from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask, ask_and_show
 from dtd.ctl.models.show import one_version, size_of
 from dtd.ctl.settings import Settings
 from dtd.errors import RequestRefused, UsageError
+from dtd.registry.names import MARK, parse_reference
 from dtd.wire import messages as m
 
 _STDIN: Final = Path("-")

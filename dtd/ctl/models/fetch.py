@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.core.models.card import card
 from dtd.ctl import output
 from dtd.ctl.answers import show
 from dtd.ctl.checkpoints import connect_for
@@ -16,6 +15,7 @@ from dtd.ctl.models.show import Version, one_version
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, RequestRefused, UsageError
 from dtd.holders.fetching import fetch_model
+from dtd.registry.card import card
 
 CARD_FILE: Final = "README.md"
 RECORD_FILE: Final = "version.json"

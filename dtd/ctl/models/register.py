@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dtd.core.models.names import MARK
 from dtd.ctl import output
 from dtd.ctl.answers import ask, show
 from dtd.ctl.models.change import read_text
@@ -16,6 +15,7 @@ from dtd.ctl.models.show import Version, one_version
 from dtd.ctl.origins import parse_job_at_step
 from dtd.ctl.settings import Settings
 from dtd.errors import DtdError, UsageError
+from dtd.registry.names import MARK
 from dtd.wire import messages as m
 
 LOOK_AGAIN_S: Final = 0.2

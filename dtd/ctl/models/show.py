@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from dtd import figures
-from dtd.core.models.card import card as card_of
-from dtd.core.models.names import MARK, parse_reference
 from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask, ask_and_show, show
 from dtd.ctl.settings import Settings
 from dtd.packages.limits import short
+from dtd.registry.card import card as card_of
+from dtd.registry.names import MARK, parse_reference
 from dtd.wire import messages as m
 
 Version = dict[str, Any]

@@ -31,9 +31,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dtd.core.ring.chunks import Operation, Segments
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.chunks import Operation, Segments
 from dtd.strategy.codec.local_state import LocalState
-from dtd.transport.api import BucketMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

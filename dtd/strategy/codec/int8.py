@@ -28,9 +28,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from dtd.exchange.api import BucketMemory
 from dtd.strategy.codec.api import FlatLayout, Wire, World
 from dtd.strategy.codec.local_state import LocalState
-from dtd.transport.api import BucketMemory
 
 BLOCK: Final = 256
 """Number of elements that share a scale."""

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dtd.exchange.api import BucketMemory
 from dtd.strategy.codec.api import FlatLayout, Wire, World
 from dtd.strategy.codec.local_state import LocalState
-from dtd.transport.api import BucketMemory
 
 Widen = Callable[[memoryview], npt.NDArray[np.float32]]
 """Converts received elements to float32, with numpy: they may be read-only, and torch would make

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dtd.core.ring.chunks import Operation
 from dtd.errors import ErrorCode, ProtocolError
+from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.codec.api import FlatLayout, Wire, World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.codec.sparse import (

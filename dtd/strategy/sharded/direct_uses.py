@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dtd.core.ring.buckets import Place
 from dtd.errors import TaskError
+from dtd.exchange.ring.buckets import Place
 from dtd.strategy.sharded.former_memory import FormerMemory
 from dtd.strategy.sharded.storages import BucketOf
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from dtd.core.ring.buckets import Place
+from dtd.exchange.ring.buckets import Place
 
 
 @dataclass(slots=True)

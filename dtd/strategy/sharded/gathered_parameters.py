@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dtd.core.ring.buckets import BucketPlan
+from dtd.exchange.ring.buckets import BucketPlan
 from dtd.strategy.sharded.storages import BucketOf, bucket_finder
 
 

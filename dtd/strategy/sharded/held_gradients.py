@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dtd.core.engine.shards import NOTHING, ShardSet
+from dtd.engine.shards import NOTHING, ShardSet
 from dtd.strategy.codec.api import FlatLayout
 from dtd.strategy.wire_memory import laid_out, line_bytes
 

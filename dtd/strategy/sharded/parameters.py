@@ -24,15 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtd.core.ring.buckets import BucketPlan
-from dtd.core.ring.chunks import Operation
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.buckets import BucketPlan
+from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.sharded.direct_uses import DirectUses
 from dtd.strategy.sharded.former_memory import FormerMemory
 from dtd.strategy.sharded.gates import Gates
 from dtd.strategy.sharded.storages import bucket_finder
 from dtd.strategy.sharded.units import is_compiled
 from dtd.strategy.wire_memory import bucket_memory
-from dtd.transport.api import BucketMemory
 
 
 class FlatParameters:

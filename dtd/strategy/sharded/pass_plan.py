@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dtd.core.ring.chunks import Operation
 from dtd.errors import TaskError
+from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.sharded.schedule import END, GATHER, Schedule, Step
 from dtd.strategy.sharded.wire_pool import Turn
 

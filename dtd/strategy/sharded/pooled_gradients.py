@@ -24,9 +24,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dtd.core.engine.shards import NOTHING, ShardSet
-from dtd.core.ring.buckets import BucketPlan, Place
-from dtd.core.ring.chunks import Operation
+from dtd.engine.shards import NOTHING, ShardSet
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.buckets import BucketPlan, Place
+from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.gradients import cleared, layouts_of, received_twice
@@ -34,7 +35,6 @@ from dtd.strategy.sharded.filling import Filling
 from dtd.strategy.sharded.held_gradients import CopiedSums, HeldGradients
 from dtd.strategy.sharded.whole_gradients import Await, Submit
 from dtd.strategy.sharded.wire_pool import Turn, WirePool
-from dtd.transport.api import BucketMemory
 
 Passes = Callable[[int, int], int]
 """The most micro-batches of any rank in a step, given the committed steps before it and N."""

@@ -2,7 +2,7 @@
 
 Each rank holds the parts of an earlier division of the state; a rank that has just joined holds
 nothing but the common part.  The ranks exchange what they hold and plan from it what moves
-(`dtd.core.engine.regroup`).  Where several hold it, they compare it before; then they send it
+(`dtd.engine.regroup`).  Where several hold it, they compare it before; then they send it
 around the new ring.  It arrives in new slices; the old ones
 remain until all ranks have agreed on the state, so that whatever breaks in between, the members
 that are left can give what they could give before.
@@ -20,17 +20,17 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from dtd.core.engine.control_word import compare, read_words
-from dtd.core.engine.regroup import RegroupPlan, RegroupWindow, plan_regroup
-from dtd.core.engine.shard_digests import Shared
-from dtd.core.engine.shards import ShardSet, united
-from dtd.core.ring.chunks import Operation
+from dtd.engine.control_word import compare, read_words
+from dtd.engine.regroup import RegroupPlan, RegroupWindow, plan_regroup
+from dtd.engine.shard_digests import Shared
+from dtd.engine.shards import ShardSet, united
 from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing, UnreadableWord
+from dtd.exchange.api import BucketMemory, CommTiming
+from dtd.exchange.ring.chunks import Operation
 from dtd.json_reader import read_json
 from dtd.strategy.sharded.pieces import Column
 from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import bucket_memory
-from dtd.transport.api import BucketMemory, CommTiming
 
 BATCH_BYTES: Final = 64 << 20
 """Most bytes that travel at once: each rank has a buffer for them, whatever it takes of them."""
@@ -40,7 +40,7 @@ _MAX_SHARDS_BYTES: Final = 64 * 1024
 
 
 class RegroupRing(Protocol):
-    """The part of a generation's ring that is needed here; see `dtd.transport.api.Collective`."""
+    """The part of a generation's ring that is needed here; see `dtd.exchange.api.Collective`."""
 
     @property
     def rank(self) -> int:

@@ -1,6 +1,6 @@
 """The part of a state that this rank holds: slices of the parameters and of their optimizer state.
 
-Trained parameters lie in flat buckets.  A set of shards (`dtd.core.engine.shards`) is a set of
+Trained parameters lie in flat buckets.  A set of shards (`dtd.engine.shards`) is a set of
 element ranges of each bucket, hence of the parameters in it.  The optimizer gets these ranges as
 one-dimensional parameters, *slices*, in place of the parameters themselves, in the same groups: an
 optimizer that treats each element by itself computes for a slice what it would compute for the
@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtd.core.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
-from dtd.core.ring.buckets import BucketPlan
+from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
+from dtd.exchange.ring.buckets import BucketPlan
 from dtd.strategy.nested import copied
 from dtd.strategy.sharded.pieces import Column, Piece, Place, Received, ShardedTensor, fill
 from dtd.strategy.sharded.slices import Slice, check_shape, flattened, is_sharded, overlaid

@@ -23,9 +23,10 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from dtd.core.engine.shard_digests import Shared
-from dtd.core.engine.shards import Division, ShardSet
-from dtd.core.ring.buckets import BucketPlan, plan_buckets
+from dtd.engine.shard_digests import Shared
+from dtd.engine.shards import Division, ShardSet
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.buckets import BucketPlan, plan_buckets
 from dtd.strategy.api import Applied, BucketExchange, Computation, LossSum, Part, StepStats
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.codec.local_state import LocalState
@@ -40,7 +41,6 @@ from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.sharded.unit_passes import UnitPasses
 from dtd.strategy.sharded.units import plan_units, units_of
 from dtd.strategy.sharded.whole_gradients import ShardGradients, WholeGradients
-from dtd.transport.api import BucketMemory
 
 _COMPILED: Final = "_orig_mod."
 """Prefix that torch.compile adds to names; a state has names without it."""

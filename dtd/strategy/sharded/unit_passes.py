@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from dtd.core.engine.shards import NOTHING, ShardSet
-from dtd.core.ring.buckets import BucketPlan, Place
-from dtd.core.ring.chunks import Operation
+from dtd.engine.shards import NOTHING, ShardSet
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.buckets import BucketPlan, Place
+from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.gradients import cleared, layouts_of, received_twice
@@ -42,7 +43,6 @@ from dtd.strategy.sharded.unit_uses import UnitUses
 from dtd.strategy.sharded.units import Unit
 from dtd.strategy.sharded.whole_gradients import Await, Submit
 from dtd.strategy.sharded.wire_pool import Turn, WirePool
-from dtd.transport.api import BucketMemory
 
 
 @dataclass(slots=True)
@@ -309,7 +309,7 @@ class UnitPasses(CopiedSums):
     def _keep_pace(self) -> None:
         """Wait for a gather where ranks with rows do, before later exchanges crowd the link.
 
-        The next rank may wait for it and not have started these (`dtd.core.ring.machine`).
+        The next rank may wait for it and not have started these (`dtd.exchange.ring.machine`).
         """
         end = self._plan.paces.get(self._now.order.sent)
         if end is not None:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from dtd.core.ring.buckets import BucketPlan
 from dtd.errors import TaskError
+from dtd.exchange.ring.buckets import BucketPlan
 from dtd.strategy.sharded.direct_uses import DirectUses
 from dtd.strategy.sharded.former_memory import FormerMemory
 from dtd.strategy.sharded.gates import Gates

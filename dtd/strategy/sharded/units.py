@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from dtd.core.ring.buckets import BucketLayout, BucketPlan, ParameterShape, Place, plan_buckets
 from dtd.errors import TaskError
+from dtd.exchange.ring.buckets import BucketLayout, BucketPlan, ParameterShape, Place, plan_buckets
 
 _COMPILED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule")
 

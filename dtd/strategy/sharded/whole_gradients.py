@@ -9,13 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dtd.core.engine.shards import NOTHING, ShardSet
-from dtd.core.ring.buckets import BucketPlan
-from dtd.core.ring.chunks import Operation
+from dtd.engine.shards import NOTHING, ShardSet
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.buckets import BucketPlan
+from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.gradients import Gradients
-from dtd.transport.api import BucketMemory
 
 Submit = Callable[..., None]
 """Submits the exchange of this index; the optional argument is that of `Collective.start`."""

@@ -27,10 +27,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from dtd.core.ring.chunks import Operation
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.codec.api import Codec, Coder, FlatLayout, World
 from dtd.strategy.wire_memory import RingMemory, bucket_memory, laid_out
-from dtd.transport.api import BucketMemory
 
 PIECES: Final = 4
 """For most buckets: one is filled while others are on their way; more would hide more of a slow

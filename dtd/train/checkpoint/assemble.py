@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import xxhash
 
-from dtd.core.engine.shards import ShardSet
 from dtd.durable import make_directory, sync_directory
+from dtd.engine.shards import ShardSet
 from dtd.errors import CheckpointError, PartsDiffer
 from dtd.parts.cover import missing
 from dtd.parts.merge import FileMerge, PartFiles

@@ -15,8 +15,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from dtd.core.data.sampler import Position
-from dtd.core.engine.step_protocol import StateKey
+from dtd.engine.sampler import Position
+from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.identity import folder_of

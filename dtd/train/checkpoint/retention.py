@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtd.core.membership.branches import Branch, is_left
+from dtd.cluster.branches import Branch, is_left
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.learning import lower_is_better

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from dtd.core.engine.deferred_digest import DeferredDigest
-from dtd.core.engine.shards import WHOLE, ShardSet
-from dtd.core.engine.step_protocol import StateKey
-from dtd.core.membership.branches import Branch
+from dtd.cluster.branches import Branch
+from dtd.engine.deferred_digest import DeferredDigest
+from dtd.engine.shards import WHOLE, ShardSet
+from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.identity import folder_of

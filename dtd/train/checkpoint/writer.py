@@ -25,7 +25,7 @@ from typing import Final
 
 import xxhash
 
-from dtd.core.membership.branches import Branch
+from dtd.cluster.branches import Branch
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError
 from dtd.parts.tensor_file import TensorInfo, encode_header

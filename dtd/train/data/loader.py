@@ -3,7 +3,7 @@
 The loop supplies a plan, which maps a number to a request, and then asks for one request after the
 other.  As long as it follows the plan, batches are prepared in advance.  If it does not (a step is
 redone, the world size has changed), loading restarts at the new request, so a wrong batch is never
-returned; only prepared batches that the new plan also needs are kept.  `dtd.core.data.sampler`
+returned; only prepared batches that the new plan also needs are kept.  `dtd.engine.sampler`
 determines the rows.
 """
 

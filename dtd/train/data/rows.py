@@ -27,7 +27,7 @@ import xxhash
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import default_collate
 
-from dtd.core.data.sampler import probe_rows, row_key
+from dtd.engine.sampler import probe_rows, row_key
 from dtd.errors import TaskError
 from dtd.train.task import CollatedRows, MapDataset
 

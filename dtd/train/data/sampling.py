@@ -9,11 +9,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dtd.core.data.sampler import Position, cipher_sides, round_keys, row_key
+from dtd.engine.sampler import Position, cipher_sides, round_keys, row_key
 from dtd.errors import TaskError
 
 # ---
-# The order of an epoch for many places at once: `permuted_row` of `dtd.core.data.sampler` in numpy.
+# The order of an epoch for many places at once: `permuted_row` of `dtd.engine.sampler` in numpy.
 #
 # Every rank needs the rows of the whole global batch, its own to load them and all of them to check
 # what was loaded (`dtd.train.data.used_rows`).  Entry by entry that would take milliseconds of a
@@ -122,7 +122,7 @@ class Shuffled:
         self.places = length
 
     def rows(self, seed: int, epoch: int, start: int, stop: int) -> Rows:
-        """Return the rows of `dtd.core.data.sampler`."""
+        """Return the rows of `dtd.engine.sampler`."""
         return ordered_rows(seed, epoch, start, stop, self.places)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dtd.core.data.sampler import row_key
+from dtd.engine.sampler import row_key
 from dtd.train.data.rows import BatchRequest, LoadedBatch
 from dtd.train.data.sampling import mixed
 

@@ -1,7 +1,7 @@
 """Finds the first entry of the state in which ranks differ, and its probable cause.
 
 Called when digests differ, on all ranks alike: each hashes its entries one by one, and the ranks
-search the list together (`dtd.core.engine.difference`).  What becomes of the job is decided by the
+search the list together (`dtd.engine.difference`).  What becomes of the job is decided by the
 coordinator; nothing of the state is changed here.
 """
 
@@ -14,9 +14,9 @@ from typing import Final
 
 import xxhash
 
-from dtd.core.engine.difference import search
-from dtd.core.engine.shard_digests import Shared
-from dtd.core.engine.shards import ShardSet
+from dtd.engine.difference import search
+from dtd.engine.shard_digests import Shared
+from dtd.engine.shards import ShardSet
 from dtd.errors import ProtocolError, RingBroken
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.optimizer.task_schedule import SCHEDULE

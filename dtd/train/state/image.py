@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtd.core.engine.step_protocol import StateKey
+from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.parts.tensor_file import checked_shape
 from dtd.strategy.wire_memory import tensor_bytes

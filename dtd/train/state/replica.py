@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dtd.core.data.ledger import Ledger
-from dtd.core.data.sampler import Position, advance
-from dtd.core.engine.shards import WHOLE, ShardSet
+from dtd.engine.ledger import Ledger
+from dtd.engine.sampler import Position, advance
+from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.strategy.sharded.state import ShardedState

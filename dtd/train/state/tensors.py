@@ -32,9 +32,9 @@ import torch
 import xxhash
 from torch import Tensor
 
-from dtd.core.data.ledger import Ledger
-from dtd.core.engine.shard_digests import ShardDigests
-from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet
+from dtd.engine.ledger import Ledger
+from dtd.engine.shard_digests import ShardDigests
+from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import CheckpointError, TaskError
 from dtd.strategy.nested import decoded, encoded, mapped, tensor_names
 from dtd.strategy.sharded.state import ShardedState

@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 from dtd.coordinator.audit_log import command_entry, enter_command
 from dtd.coordinator.maintenance import run_command
 from dtd.coordinator.store.store import Store
-from dtd.core.limits.refusal_budget import BURST
-from dtd.core.trust.audit import Chain
 from dtd.errors import ConfigError, RequestRefused
+from dtd.limits.refusal_budget import BURST
+from dtd.security.audit import Chain
 from dtd.wire import messages as m
 
 NOBODY = 65534

@@ -114,7 +114,7 @@ def test_how_the_last_job_ended_is_known_after_a_restart(start_daemon, play, spe
 def test_what_a_worker_registers_with_reaches_the_core(daemon, play, monkeypatch):
     heard = []
     monkeypatch.setattr(
-        "dtd.core.membership.admission.register",
+        "dtd.cluster.admission.register",
         lambda _cluster, message, _now: heard.append(message),
     )
     worker = play(daemon, joins=False)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dtd.cluster.roster import roster_id
 from dtd.coordinator.data_secrets import TICKET_LIFE_S, DataSecrets
-from dtd.core.membership.roster import roster_id
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import generation_secret, ticket_key, worker_secret

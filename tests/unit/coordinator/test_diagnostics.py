@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dtd import diagnostics
+from dtd.cluster.events import Incident
+from dtd.cluster.machine import Membership
 from dtd.coordinator.diagnostics import DiagnosticsCollector
-from dtd.core.membership.events import Incident
-from dtd.core.membership.machine import Membership
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 
 

@@ -12,12 +12,7 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-from dtd.coordinator.containment import Containment
-from dtd.coordinator.data_secrets import DataSecrets
-from dtd.coordinator.effects import Effects, incident_fields
-from dtd.coordinator.store.thread import StoreThread
-from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership.events import (
+from dtd.cluster.events import (
     Disconnect,
     Incident,
     JobEnded,
@@ -26,7 +21,12 @@ from dtd.core.membership.events import (
     Send,
     Undeliverable,
 )
-from dtd.core.membership.records import Job
+from dtd.cluster.records import Job
+from dtd.coordinator.containment import Containment
+from dtd.coordinator.data_secrets import DataSecrets
+from dtd.coordinator.effects import Effects, incident_fields
+from dtd.coordinator.store.thread import StoreThread
+from dtd.coordinator.worker_links import WorkerLinks
 from dtd.errors import ErrorCode
 from dtd.wire import messages as m
 

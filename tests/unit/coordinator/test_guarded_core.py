@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.coordinator.containment import MAX_BEGINNINGS, MAX_TICKS_FAILED, Containment, GuardedCore
-from dtd.core.membership.events import (
+from dtd.cluster.events import (
     CancelRequested,
     FromWorker,
     Incident,
@@ -14,11 +13,12 @@ from dtd.core.membership.events import (
     Submitted,
     Ticked,
 )
-from dtd.core.membership.machine import Membership
-from dtd.core.membership.pools import Pools
-from dtd.core.membership.records import Job
-from dtd.core.membership.state_records import CoordinatorIdentity
-from dtd.core.membership.transitions import JobState
+from dtd.cluster.machine import Membership
+from dtd.cluster.pools import Pools
+from dtd.cluster.records import Job
+from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.transitions import JobState
+from dtd.coordinator.containment import MAX_BEGINNINGS, MAX_TICKS_FAILED, Containment, GuardedCore
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core.limits.quotas import NOTICES_BURST
 from dtd.errors import DtdError
+from dtd.limits.quotas import NOTICES_BURST
 from dtd.wire import messages as m
 from dtd.worker.cluster_access import proved
 

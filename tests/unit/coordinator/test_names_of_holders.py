@@ -9,8 +9,8 @@ import pytest
 
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.control_port import ControlPort
-from dtd.core.limits.shares import Shares
 from dtd.errors import ProtocolError
+from dtd.limits.shares import Shares
 from dtd.security.authority import Authority
 from dtd.security.identity import WORKER, Identity
 from dtd.wire import messages as m

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dtd.cluster.detector import Detector
+from dtd.cluster.records import Job, Registration, Worker
+from dtd.cluster.state import ClusterState
+from dtd.cluster.state_records import Run
+from dtd.cluster.transitions import JobState, WorkerState
 from dtd.coordinator.diagnostics import status_line
-from dtd.core.membership.records import Job, Registration, Worker
-from dtd.core.membership.state import ClusterState
-from dtd.core.membership.state_records import Run
-from dtd.core.membership.transitions import JobState, WorkerState
-from dtd.core.observe.detector import Detector
 
 SPEC = {"job": {"name": "digits", "task": "digits", "global_batch_size": 64, "epochs": 2}}
 

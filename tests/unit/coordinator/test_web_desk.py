@@ -19,8 +19,8 @@ import pytest
 
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
-from dtd.core.limits.shares import MOST_OF_A_VIEWER
 from dtd.errors import ConfigError, RequestRefused
+from dtd.limits.shares import MOST_OF_A_VIEWER
 from dtd.places import SOCKET_NAME
 from dtd.security.token import Token
 from dtd.web import listener

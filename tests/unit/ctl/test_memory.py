@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtd.core.observe.memory import PARTS
 from dtd.ctl.memory import HEADINGS, memory_lines
+from dtd.doctor.memory import PARTS
 
 MIB = 1 << 20
 

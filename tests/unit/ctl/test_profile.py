@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from dtd.core.observe.profiling.chrome import WorkerTrace
-from dtd.core.observe.profiling.limits import median_times
-from dtd.core.observe.profiling.spans import BUCKET, COMMIT, COMPUTE, STEP, WAIT, Span
 from dtd.ctl import profile
 from dtd.errors import HolderUnreachable, ProfileError, UsageError
+from dtd.observe.profiling.chrome import WorkerTrace
+from dtd.observe.profiling.limits import median_times
+from dtd.observe.profiling.spans import BUCKET, COMMIT, COMPUTE, STEP, WAIT, Span
 
 MS = 10**6
 SPANS = [

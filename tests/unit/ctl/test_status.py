@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dtd.core.membership.events import FromWorker, Submitted
-from dtd.core.membership.machine import Membership
-from dtd.core.membership.records import Job
-from dtd.core.observe.status import status_of
+from dtd.cluster.events import FromWorker, Submitted
+from dtd.cluster.machine import Membership
+from dtd.cluster.records import Job
+from dtd.cluster.status import status_of
 from dtd.ctl import status as command
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m

@@ -9,13 +9,13 @@ import pytest
 
 import dtd.metrics.coordinator as module
 from dtd.address import Address
-from dtd.core.membership.events import Disconnect, Incident
-from dtd.core.membership.records import Job, Liveness, Registration, Worker
-from dtd.core.membership.state import ClusterState
-from dtd.core.membership.state_records import Run
-from dtd.core.membership.transitions import JobState, WorkerState
-from dtd.core.observe.detector import Detector
-from dtd.core.observe.status import status_of
+from dtd.cluster.detector import Detector
+from dtd.cluster.events import Disconnect, Incident
+from dtd.cluster.records import Job, Liveness, Registration, Worker
+from dtd.cluster.state import ClusterState
+from dtd.cluster.state_records import Run
+from dtd.cluster.status import status_of
+from dtd.cluster.transitions import JobState, WorkerState
 from dtd.metrics.catalogue import BY_NAME
 from dtd.metrics.coordinator import ClusterFigures, CoordinatorMetrics
 from dtd.wire import messages as m

@@ -17,9 +17,9 @@ import uvloop
 
 from dtd.address import Address
 from dtd.errors import DtdError
+from dtd.exchange.api import BucketMemory
 from dtd.lent_memory import LentMemory
 from dtd.net.link import Link
-from dtd.transport.api import BucketMemory
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES

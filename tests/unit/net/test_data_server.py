@@ -12,8 +12,8 @@ import dtd.net.data_server as data_server_module
 import dtd.net.fetch_desk as fetch_desk_module
 import dtd.net.link as link_module
 from dtd.address import Address
-from dtd.core.limits import connection_limiter as connection_limiter
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.limits import connection_limiter as connection_limiter
 from dtd.net.data_server import MAX_UNPROVEN, DataServer
 from dtd.net.fetch_desk import INFO_BLOBS, MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD
 from dtd.net.link import Link

@@ -9,6 +9,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.exchange.tcp_ring import RingEndpoint
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
@@ -18,7 +19,6 @@ from dtd.net.tls_connect import tls_connect
 from dtd.security import identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
-from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 from dtd.wire.tags import FLAG_XXH3

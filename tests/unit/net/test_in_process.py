@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dtd.errors import LocalProtocolError, RingBroken
-from dtd.transport.api import BucketMemory, all_reduce
-from dtd.transport.in_process import InProcessCollective, InProcessRing
+from dtd.exchange.api import BucketMemory, all_reduce
+from dtd.exchange.in_process import InProcessCollective, InProcessRing
 
 MemoryOf = Callable[[np.ndarray], BucketMemory]
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dtd.core.ring.neighbours import NEXT, PREVIOUS
+from dtd.exchange.ring.neighbours import NEXT, PREVIOUS
 from dtd.net.pulse import PIECE_BYTES, LinkHeartbeats
 from dtd.wire import messages as m
 

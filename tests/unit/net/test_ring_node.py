@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from dtd.core.ring.chunks import Operation
-from dtd.core.ring.lending import ReadPace
-from dtd.core.ring.machine import Ring
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dtd.transport.api import BucketMemory
-from dtd.transport.ring_node import MAX_WORD_BYTES, RingNode
-from dtd.transport.shared_memory import NOTHING_LENT
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.ring.lending import ReadPace
+from dtd.exchange.ring.machine import Ring
+from dtd.exchange.ring_node import MAX_WORD_BYTES, RingNode
+from dtd.exchange.shared_memory import NOTHING_LENT
 from dtd.wire.frames import HOLD
 from dtd.wire.messages import Chunk, Phase, ShmReleased, SmallGather
 

@@ -13,10 +13,10 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.exchange.tcp_ring import RingEndpoint
 from dtd.net.data_server import DataServer
 from dtd.net.link import Link
 from dtd.net.server import Server
-from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 from dtd.wire.greeting import welcome
 

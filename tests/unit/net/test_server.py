@@ -10,9 +10,9 @@ import pytest
 
 import dtd.net.server as server_module
 from dtd.address import Address
-from dtd.core.limits.connection_limiter import ConnectionLimiter
-from dtd.core.limits.shares import Shares
 from dtd.errors import ConfigError
+from dtd.limits.connection_limiter import ConnectionLimiter
+from dtd.limits.shares import Shares
 from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.security.identity import Identity

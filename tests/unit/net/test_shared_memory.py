@@ -9,12 +9,12 @@ import threading
 import pytest
 import structlog
 
-import dtd.transport.shared_memory as loans_module
+import dtd.exchange.shared_memory as loans_module
 from dtd.errors import ErrorCode, ProtocolError
+from dtd.exchange.api import BucketMemory, BufferLocation
+from dtd.exchange.shared_memory import NOTHING_LENT, SharedMemory
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.descriptors import post
-from dtd.transport.api import BucketMemory, BufferLocation
-from dtd.transport.shared_memory import NOTHING_LENT, SharedMemory
 from dtd.wire import messages as m
 
 PATIENCE_S = 60.0

@@ -7,15 +7,15 @@ import asyncio
 import numpy as np
 import pytest
 
+import dtd.exchange.dialling as dialling_module
+import dtd.exchange.star_links as star_links_module
 import dtd.net.data_server as data_server_module
-import dtd.transport.dialling as dialling_module
-import dtd.transport.star_links as star_links_module
 from dtd.address import Address
-from dtd.core.ring.chunks import Operation
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.tcp_ring import RingEndpoint
 from dtd.net.data_server import DataServer
-from dtd.transport.api import BucketMemory
-from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 
 PATIENCE_S = 60.0

@@ -10,16 +10,16 @@ import threading
 import numpy as np
 import pytest
 
+import dtd.exchange.shared_memory as loans_module
+import dtd.exchange.tcp_ring as ring_endpoint_module
 import dtd.net.data_server as data_server_module
-import dtd.transport.shared_memory as loans_module
-import dtd.transport.tcp_ring as ring_endpoint_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.exchange.api import BufferLocation
+from dtd.exchange.tcp_ring import RingEndpoint
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.data_server import DataServer
 from dtd.net.link import NO_TRAFFIC
-from dtd.transport.api import BufferLocation
-from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from dtd.address import Address
-from dtd.core.limits import connection_limiter as connection_limiter
-from dtd.core.limits.connection_limiter import ConnectionLimiter
-from dtd.core.ring.neighbours import NEXT, Neighbours
 from dtd.errors import DtdError
+from dtd.exchange.dialling import dial
+from dtd.exchange.ring.neighbours import NEXT, Neighbours
+from dtd.limits import connection_limiter as connection_limiter
+from dtd.limits.connection_limiter import ConnectionLimiter
 from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context
-from dtd.transport.dialling import dial
 from dtd.wire import messages as m
 from dtd.wire.greeting import hello, welcome
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet
+from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import CheckpointError
 from dtd.parts import record
 from dtd.parts.cover import fewest, missing

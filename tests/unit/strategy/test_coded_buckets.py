@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dtd.core.ring.chunks import Operation
 from dtd.errors import RingBroken
+from dtd.exchange.in_process import InProcessRing
+from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.coded_buckets import CodedBuckets, Uncoded
 from dtd.strategy.hand_on import HandOn
-from dtd.transport.in_process import InProcessRing
 from tests.numerics.example_codecs import Gathering, Rounding
 
 CPU = torch.device("cpu")

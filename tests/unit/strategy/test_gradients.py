@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.ring.buckets import plan_buckets
 from dtd.errors import RingBroken, TaskError
+from dtd.exchange.ring.buckets import plan_buckets
 from dtd.strategy.gradients import Gradients, parameter_shapes
 
 CPU = torch.device("cpu")

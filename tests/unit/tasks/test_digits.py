@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from dtd.core.data.sampler import position_of_step, steps_per_epoch
+from dtd.engine.sampler import position_of_step, steps_per_epoch
 from dtd.errors import TaskError
 from dtd.tasks.digits import Digits
 from dtd.train.data.sampling import batch_rows

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtd.core.data.sampler import position_of_step
+from dtd.engine.sampler import position_of_step
 from dtd.job import load_job
 from dtd.train.data.loader import Loader
 from dtd.train.data.rows import BatchRequest

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.data.ledger import Ledger
+from dtd.engine.ledger import Ledger
 from dtd.job import OptimizerTable
 from dtd.train.checkpoint.format import FORMAT, MODEL_FILE, OPTIMIZER_FILE, Manifest
 from dtd.train.checkpoint.retention import Rules

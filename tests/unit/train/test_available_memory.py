@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtd.core.observe.state_memory import Room
+from dtd.doctor.state_memory import Room
 from dtd.train.available_memory import available_memory
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dtd.train.footprint as footprint
-from dtd.core.observe.state_memory import TRAINING_BYTES, Room
+from dtd.doctor.state_memory import TRAINING_BYTES, Room
 from dtd.errors import TaskError
 from dtd.strategy.sharded.wire_pool import PIECES
 from dtd.train.footprint import optimizer_bytes

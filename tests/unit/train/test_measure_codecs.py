@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dtd.train.measure_codecs as probe_module
-from dtd.core.observe.travel import Coded, Exchange
+from dtd.doctor.travel import Coded, Exchange
 from dtd.errors import TaskError
 from dtd.job import StrategyTable
 from dtd.job.strategy_table import LOCAL

@@ -12,11 +12,11 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from dtd.core.trust.web_sessions import Session
 from dtd.security.identity import Identity
 from dtd.web import live
 from dtd.web.api import WebCaller
 from dtd.web.live import Live
+from dtd.web.sessions import Session
 from dtd.wire import messages as m
 
 WHO = Identity(role="viewer", name="eve", where="token")

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from dtd.core.observe.motion import motion
+from dtd.cluster.motion import motion
 from dtd.worker.evidence import EvidenceHandler
 
 LONG_S = 60.0

@@ -13,8 +13,8 @@ import pytest
 import dtd.worker.main as main_module
 from dtd import __version__
 from dtd.address import SocketPath
+from dtd.cluster import member
 from dtd.config import WorkerConfig
-from dtd.core.membership import member
 from dtd.security.targets import Target
 from dtd.worker.daemon import Worker
 

@@ -10,9 +10,9 @@ import pytest
 import structlog
 
 import dtd.worker.reporter as reporter_module
-from dtd.core.engine.control_word import Flags
-from dtd.core.engine.step_protocol import StateKey
-from dtd.core.progress import ProgressWatch
+from dtd.cluster.progress import ProgressWatch
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import StateKey
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, unpack_step_rows

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from dtd import job
-from dtd.core.engine.shards import WHOLE
-from dtd.core.membership import member
-from dtd.core.progress import ProgressWatch
+from dtd.cluster import member
+from dtd.cluster.progress import ProgressWatch
+from dtd.engine.shards import WHOLE
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError, UnreadableWord
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dtd.cluster.transitions import JobState
 from dtd.coordinator.handlers.parts import MAX_UNANSWERED, PartDirectory
-from dtd.core.membership.transitions import JobState
 from dtd.errors import ProtocolError
 from dtd.wire import messages as m
 from tests.shards import held_shards

@@ -11,6 +11,8 @@ from typing import get_args
 
 import pytest
 
+from dtd.cluster.events import ResumeRequested
+from dtd.cluster.figures import PAGE_ROWS
 from dtd.coordinator.handlers.access import AccessRequest
 from dtd.coordinator.handlers.commands import Order
 from dtd.coordinator.handlers.queries import QUESTIONS
@@ -23,8 +25,6 @@ from dtd.coordinator.handlers.requests import (
 )
 from dtd.coordinator.models.registry import ModelRequest
 from dtd.coordinator.store.thread import Turn
-from dtd.core.membership.events import ResumeRequested
-from dtd.core.observe.figures import PAGE_ROWS
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 from tests.unit.coordinator.handlers.asking import await_state, refused, submit
@@ -79,7 +79,7 @@ def test_an_encrypted_job_needs_credentials(daemon, spec):
 
 
 def test_too_many_jobs_are_refused(daemon, spec, monkeypatch):
-    monkeypatch.setattr("dtd.core.membership.jobs.MAX_QUEUED_JOBS", 1)
+    monkeypatch.setattr("dtd.cluster.jobs.MAX_QUEUED_JOBS", 1)
     submit(daemon, spec)
     submit(daemon, spec)
     words, remedy = refused(daemon, m.SubmitJob(spec=spec))

@@ -7,12 +7,12 @@ import sqlite3
 
 import pytest
 
-from dtd.core.limits import quotas
 from dtd.errors import DtdError
+from dtd.limits import quotas
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, pack_step_rows
 from tests.unit.coordinator.test_liars import await_event, events, is_cut_off, progress
-from tests.unit.core.history.test_intake import row
+from tests.unit.observe.history.test_intake import row
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from dtd.coordinator.history.recorder import MAX_WAITING_OF_ONE, SYSTEM_EVERY_S,
 from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.wire import messages as m
 from dtd.wire.step_rows import pack_step_rows
-from tests.unit.core.history.test_intake import row
-from tests.unit.core.history.test_series import progress
+from tests.unit.observe.history.test_intake import row
+from tests.unit.observe.history.test_series import progress
 
 
 class Box:

@@ -11,13 +11,13 @@ from dtd.coordinator.history import database as database_module
 from dtd.coordinator.history import query
 from dtd.coordinator.history.database import DAMAGED_NAME, FILE_NAME, STEPS, Database
 from dtd.coordinator.history.store import AGE_EVERY_S, Batch, MetricsStore
-from dtd.core.history.intake import MAX_TRACKS_OF_A_JOB
-from dtd.core.history.pyramid import LEVELS, width
-from dtd.core.history.retention import DAY_S, GROWING
-from dtd.core.history.series import evaluation_entry, link_entry, step_entry, worker_entry
 from dtd.errors import HistoryDamaged, RequestRefused
+from dtd.observe.history.intake import MAX_TRACKS_OF_A_JOB
+from dtd.observe.history.pyramid import LEVELS, width
+from dtd.observe.history.retention import DAY_S, GROWING
+from dtd.observe.history.series import evaluation_entry, link_entry, step_entry, worker_entry
 from dtd.wire import messages as m
-from tests.unit.core.history.test_intake import row
+from tests.unit.observe.history.test_intake import row
 
 LIMIT_BYTES = 1 << 30
 

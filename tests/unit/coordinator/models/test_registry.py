@@ -350,7 +350,7 @@ def test_there_is_a_bound(daemon, worker, job, monkeypatch):
 
 
 def test_viewers_list_and_do_not_read(daemon):
-    from dtd.core.permissions import refusal
+    from dtd.security.permissions import refusal
 
     class Viewer:
         role, name, uid, workers = "viewer", "ann", None, None

@@ -10,7 +10,7 @@ import pytest
 from dtd.coordinator.store import audit_table
 from dtd.coordinator.store.audit_table import AuditTable
 from dtd.coordinator.store.store import Store
-from dtd.core.trust.audit import TRIMMED, Chain, Entry, Verdict
+from dtd.security.audit import TRIMMED, Chain, Entry, Verdict
 
 
 def entry(number: int, **values: Any) -> Entry:

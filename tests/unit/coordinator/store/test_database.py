@@ -6,10 +6,10 @@ import sqlite3
 
 import pytest
 
+from dtd.cluster.events import Incident
 from dtd.coordinator.store import database
 from dtd.coordinator.store.database import SCHEMA_VERSION, STEPS
 from dtd.coordinator.store.store import Store
-from dtd.core.membership.events import Incident
 from dtd.errors import ConfigError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import JobState
 from dtd.coordinator.store.records import completed, job_body, job_from_body, job_row
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import JobState
 from dtd.job import parse_job, to_mapping
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}

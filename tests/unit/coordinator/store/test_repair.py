@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dtd.cluster.events import Incident
 from dtd.coordinator.maintenance import run_command
 from dtd.coordinator.store.database import FILE_NAME
 from dtd.coordinator.store.repair import repair
 from dtd.coordinator.store.store import Store
-from dtd.core.membership.events import Incident
 from dtd.errors import ConfigError, StoreDamaged
 
 JOBS = 60

@@ -7,11 +7,11 @@ import sqlite3
 import pytest
 
 import dtd.coordinator.store.store as store_module
+from dtd.cluster.events import Incident
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import JobState
 from dtd.coordinator.store.records import job_body
 from dtd.coordinator.store.store import Store
-from dtd.core.membership.events import Incident
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import JobState
 from dtd.wire import messages as m
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}

@@ -8,8 +8,8 @@ import pytest
 
 from dtd.coordinator.sweeps import controller
 from dtd.coordinator.sweeps.controller import Sweeps
-from dtd.core.sweeps import Trial, TrialState
 from dtd.job.sweep import read_sweep, stored_sweep
+from dtd.sweeps.course import Trial, TrialState
 
 BASE = {"job": {"name": "d", "task": "digits", "epochs": 1, "global_batch_size": 64}}
 SPEC = read_sweep(

@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from dtd.cluster.events import CancelRequested, Event
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.store.records import job_body
 from dtd.coordinator.store.store import Store
@@ -19,12 +22,9 @@ from dtd.coordinator.sweeps import advisor as advisor_module
 from dtd.coordinator.sweeps import controller as module
 from dtd.coordinator.sweeps.advisor import Advisor
 from dtd.coordinator.sweeps.controller import Sweeps
-from dtd.core.membership.events import CancelRequested, Event
-from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import ENDED, JobState
-from dtd.core.sweeps import TrialState
 from dtd.errors import JobSpecError, RequestRefused
 from dtd.job.sweep import SweepSpec, read_sweep
+from dtd.sweeps.course import TrialState
 from dtd.wire import messages as m
 
 pytest.importorskip("optuna")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dtd.cluster.records import Job, JobState
 from dtd.config import CoordinatorConfig, load_coordinator_config
 from dtd.coordinator.tracking import feed as module
 from dtd.coordinator.tracking import trackers as trackers_module
@@ -19,7 +20,6 @@ from dtd.coordinator.tracking.entries import Began, Ended, Figures, from_line
 from dtd.coordinator.tracking.feed import MAX_PIPE_BYTES, Feed
 from dtd.coordinator.tracking.tensorboard import Begun, Curves, Point
 from dtd.coordinator.tracking.trackers import THINNED_EVERY, Thinner, Trackers, sinks_of
-from dtd.core.membership.records import Job, JobState
 from dtd.errors import ConfigError
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m

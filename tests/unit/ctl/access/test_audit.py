@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core.trust.audit import BEGINNING, Entry, hash_of
 from dtd.ctl.access.audit import since_s
 from dtd.errors import UsageError
+from dtd.security.audit import BEGINNING, Entry, hash_of
 from dtd.wire import messages as m
 
 NOW_S = 1_800_000_000.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from dtd.core.observe.state_memory import TRAINING_BYTES
 from dtd.ctl.doctor.state import check_division, divided, state_rows
+from dtd.doctor.state_memory import TRAINING_BYTES
 from dtd.job import parse_job
 
 JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'

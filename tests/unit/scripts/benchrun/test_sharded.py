@@ -7,7 +7,7 @@ import argparse
 import pytest
 from torch import nn
 
-from dtd.core.observe.state_memory import REPLICATED, Division
+from dtd.doctor.state_memory import REPLICATED, Division
 from dtd.errors import UsageError
 from dtd.job import from_mapping
 from scripts.benchrun import memory, sharded, torch_sharded

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dtd.exchange.api import BucketMemory
 from dtd.strategy.codec.api import Codec, FlatLayout, TensorPlace, World
 from dtd.strategy.wire_memory import bucket_memory
-from dtd.transport.api import BucketMemory
 
 CPU = torch.device("cpu")
 

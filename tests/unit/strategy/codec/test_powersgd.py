@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dtd.core.ring.buckets import ParameterShape, plan_buckets
+from dtd.exchange.ring.buckets import ParameterShape, plan_buckets
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.codec.powersgd import PowerSGD, orthogonalised, write_product
 from dtd.strategy.coded_buckets import CodedBuckets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dtd.core.engine.shards import NOTHING, ShardSet
+from dtd.engine.shards import NOTHING, ShardSet
 from dtd.strategy.codec.api import FlatLayout, TensorPlace
 from dtd.strategy.sharded.held_gradients import HeldGradients
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.ring.buckets import plan_buckets
-from dtd.core.ring.chunks import Operation
+from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 

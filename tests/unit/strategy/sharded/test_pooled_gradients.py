@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.shards import WHOLE
-from dtd.core.ring.buckets import plan_buckets
-from dtd.core.ring.chunks import Operation
+from dtd.engine.shards import WHOLE
 from dtd.errors import TaskError
+from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.api import LossSum
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.gradients import parameter_shapes

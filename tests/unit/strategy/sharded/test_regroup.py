@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.shard_digests import Shared
-from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet
-from dtd.core.ring.buckets import plan_buckets
+from dtd.engine.shard_digests import Shared
+from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import RingBroken, UnreadableWord
+from dtd.exchange.ring.buckets import plan_buckets
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 from dtd.strategy.sharded.regroup import regroup

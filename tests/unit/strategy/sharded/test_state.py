@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet
-from dtd.core.ring.buckets import plan_buckets
+from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import CheckpointError, TaskError
+from dtd.exchange.ring.buckets import plan_buckets
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 from dtd.strategy.sharded.state import ShardedState

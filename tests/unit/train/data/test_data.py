@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtd.core.data.sampler import Position, slice_bounds
+from dtd.engine.sampler import Position, slice_bounds
 from dtd.errors import LoaderLost, TaskError
 from dtd.train.data.loader import Loader
 from dtd.train.data.rows import BatchRequest, LoadedBatch

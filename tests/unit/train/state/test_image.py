@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from dtd.core.engine.step_protocol import StateKey
+from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.train.state.image import IncomingImage, export_image
 from dtd.train.state.tensors import state_digest

@@ -1,0 +1,348 @@
+"""Admission and departure of workers: from REGISTER to READY, until release or loss.
+
+Part of the membership machine; changes the cluster's state, adds effects.  `membership.forming`,
+`running` and `ending` decide what a generation does with the workers that are ready.
+"""
+
+from __future__ import annotations
+
+from dtd.cluster import dissent, doubt, ending, environment, holding, reconnection, registration
+from dtd.cluster import roster as choice
+from dtd.cluster.coverage import can_spare, covers
+from dtd.cluster.events import Disconnect
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.state import ClusterState
+from dtd.cluster.transitions import (
+    AVAILABLE,
+    GONE,
+    MEMBERS,
+    GenerationState,
+    JobState,
+    MemberState,
+    WorkerEvent,
+    WorkerState,
+)
+from dtd.wire import messages as m
+
+MAX_KNOWN_WORKERS = 256
+COMPARED = AVAILABLE | {WorkerState.INCOMPATIBLE}
+ENDING_JOBS = frozenset({JobState.STOPPING, JobState.SAVING})
+"""States of a job for which workers warm up: not those of a job that is ending."""
+
+
+def register(cluster: ClusterState, message: m.Register, now: float) -> None:
+    """Handle REGISTER: a new, restarted or reconnected worker."""
+    known = cluster.workers.get(message.name)
+    leaving = known is not None and known.leaving and known.incarnation == message.incarnation
+    if known is not None and known.state not in GONE:
+        lose(cluster, known, "the worker registered again", now)
+    if known is None or known.incarnation != message.incarnation:
+        cluster.isolation.links.forget(message.name)
+    _fence(cluster, message)
+    _make_room(cluster, message.name)
+    worker = registration.newcomer(message, known)
+    worker.leaving, worker.reason = leaving, "was about to leave" if leaving else ""
+    cluster.workers[worker.name] = worker
+    cluster.detector.watch(worker.name, now)
+    if not message.generation and registration.is_foreign(cluster, worker):
+        return
+    registration.greet(cluster, worker)
+    registration.tell_last_end(cluster, message, known)
+    job = cluster.job
+    if message.generation:
+        _take_back(cluster, worker, message)
+    elif job is not None and job.state not in ENDING_JOBS:
+        _prepare_unless_aside(cluster, worker, job, now)
+    elif job is not None:
+        # An earlier process of this coordinator may have sent it PREPARE.
+        worker.participation.given(job.id)
+
+
+def _prepare_unless_aside(cluster: ClusterState, worker: Worker, job: Job, now: float) -> None:
+    """Prepare a worker, unless it is set aside and has not been restarted by an operator."""
+    aside = cluster.isolation.set_aside.get(worker.name)
+    if aside is not None and now < aside.until and aside.pid == worker.registration.pid:
+        cluster.move_worker(worker, WorkerEvent.LEFT_ALONE)
+        worker.reason = aside.reason
+    else:
+        prepare(cluster, worker, job)
+
+
+def _fence(cluster: ClusterState, message: m.Register) -> None:
+    """Fence the generation: a member that does not know it takes no part in it.
+
+    It is a new process, or its ASSIGN was lost together with the connection.
+    """
+    job = cluster.job
+    if job is not None and message.name in job.roster and message.generation != job.generation:
+        cluster.fence(job)
+
+
+def _take_back(cluster: ClusterState, worker: Worker, message: m.Register) -> None:
+    """Take back a worker that is in one of the job's generations: it freezes, and is then ready."""
+    job = cluster.job
+    if job is None or not doubt.is_ours(job, message):
+        worker.stray = True
+        release(cluster, worker, "unknown", _why_unknown(cluster, message))
+        return
+    if (worker.name, worker.incarnation) in cluster.trust.contradicted:
+        worker.stray = True
+        release(
+            cluster, worker, "evicted", "the other members contradict the state that it reports"
+        )
+        return
+    doubt.learn(cluster, job, message)
+    worker.reconnection.returning = True
+    worker.reconnection.generation, worker.reconnection.phase = message.generation, message.phase
+    if not doubt.lasts(cluster, job) or job.state in ENDING_JOBS:
+        _call_back(cluster, worker)
+        return
+    cluster.move_worker(worker, WorkerEvent.CAME_BACK)
+    if doubt.is_over(cluster, job):
+        reconnection.take_up(cluster, job, MemberState.RUNNING)
+        end_doubt(cluster, job)
+
+
+def end_doubt(cluster: ClusterState, job: Job) -> None:
+    """End the doubt: no generation is newer than the known ones, for certain or by the operator.
+
+    Workers that still train are called back, unless their generation has been taken up.
+    """
+    job.announced = cluster.run.phase is GenerationState.RUNNING
+    doubt.end(cluster, job)
+    for worker in cluster.workers.values():
+        if worker.reconnection.returning and worker.name not in cluster.warming_since:
+            _call_back(cluster, worker)
+
+
+def _call_back(cluster: ClusterState, worker: Worker) -> None:
+    """Tell a worker to leave a generation that is over and to report its state."""
+    cluster.move_worker(worker, WorkerEvent.CALLED_BACK)
+    freeze = m.Freeze(
+        generation=worker.reconnection.generation,
+        at_boundary=False,
+        stop=False,
+        reason="a new generation will be formed",
+    )
+    cluster.send(worker.name, freeze)
+
+
+def _why_unknown(cluster: ClusterState, message: m.Register) -> str:
+    job = cluster.job
+    if job is not None and job.id == message.job:
+        return f"its job {message.job} was submitted to another coordinator's store"
+    return f"job {message.job} is no longer running"
+
+
+def prepare(cluster: ClusterState, worker: Worker, job: Job) -> None:
+    """Tell an idle worker to warm up for the job; a parameter server only if the job has any."""
+    if worker.serves and not job.terms.has_servers:
+        worker.reason = 'a parameter server: it waits for a job with [strategy] owners = "servers"'
+        return
+    if worker.serves:
+        worker.reason = ""
+    cluster.move_worker(worker, WorkerEvent.PREPARED)
+    worker.participation.given(job.id)
+    cluster.send(worker.name, what_to_prepare(job))
+
+
+def what_to_prepare(job: Job) -> m.Prepare:
+    """The PREPARE message of the job."""
+    return m.Prepare(
+        job=job.id,
+        spec=job.spec,
+        from_job=job.from_job,
+        from_step=job.from_step,
+        from_mode=job.from_mode,
+        package=job.package,
+        weights=job.weights,
+        strict=job.strict,
+        identity=job.identity,
+        from_identity=job.from_identity,
+    )
+
+
+def warmed(cluster: ClusterState, worker: Worker, message: m.Warmed) -> None:
+    """A worker has its model and data: check that it can train with the others."""
+    assert cluster.job is not None, "a worker warms up only for a job"
+    if worker.state in MEMBERS or worker.reconnection.returning:
+        worker.holdings.warmed = message
+    if worker.state in MEMBERS:
+        compare(cluster, cluster.job)  # a restored store may not know the number of steps
+    if worker.state is not WorkerState.WARMING or worker.reconnection.returning:
+        return
+    worker.holdings.warmed = message
+    holding.warmed_up(cluster, cluster.job, worker, message)
+    if worker.name in cluster.isolation.set_aside:
+        # If it fails again, its pause is longer.
+        cluster.isolation.set_aside[worker.name].until = 0.0
+    cluster.move_worker(worker, WorkerEvent.WARMED)
+    compare(cluster, cluster.job)
+
+
+def taken_back(
+    cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen | m.Finished, now: float
+) -> None:
+    """A returned worker has left its old generation and reports its state."""
+    holding.left(cluster, job, worker, message)
+    if message.generation == job.generation:
+        job.fenced = True
+    why = dissent.why_distrusted(cluster, worker, message)
+    if why:
+        expel(cluster, worker, why, now)
+        return
+    finished = isinstance(message, m.Finished)
+    worker.reconnection.phase = (MemberState.FINISHED if finished else MemberState.FROZEN).value
+    worker.reconnection.returning = False
+    worker.liveness.gets_on()
+    cluster.move_worker(worker, WorkerEvent.LEFT_OLD)
+    if doubt.lasts(cluster, job) and job.state not in ENDING_JOBS:
+        reconnection.take_up(cluster, job, MemberState.FINISHED)
+        compare(cluster, job)  # a restored store may not know the number of steps
+
+
+def compare(cluster: ClusterState, job: Job) -> None:
+    """Refuse new workers that differ from the workers that have trained, or else the majority."""
+    by_name = sorted(cluster.workers.values(), key=lambda worker: choice.natural_key(worker.name))
+    trained = [w for w in by_name if w.state in MEMBERS or choice.in_memory(w)]
+    others = [w for w in by_name if w.state in COMPARED and w not in trained]
+    newcomers = [w for w in others if w.holdings.warmed is not None]
+    reports = [w.holdings.warmed for w in trained or newcomers if w.holdings.warmed is not None]
+    if not reports:
+        return
+    reference = choice.reference(reports, steps_total=job.total_steps)
+    named = next(w.name for w in trained + newcomers if w.holdings.warmed is reference)
+    job.total_steps, job.task_digest = reference.steps_total, reference.task_digest
+    job.dataset_rows = reference.dataset_rows
+    job.dataset_fingerprint = reference.dataset_fingerprint
+    job.environment = environment.heard(reference.environment)
+    for worker in newcomers:
+        assert worker.holdings.warmed is not None
+        why = choice.disagreement(reference, worker.holdings.warmed, by=(named, worker.name))
+        if why and worker.state is not WorkerState.INCOMPATIBLE:
+            cluster.incident(
+                "worker_refused", f"{worker.name} is refused: {why}", worker=worker.name
+            )
+        if why:
+            cluster.move_worker(worker, WorkerEvent.DISAGREES)
+            worker.reason = why
+        elif worker.state is WorkerState.INCOMPATIBLE:
+            cluster.move_worker(worker, WorkerEvent.AGREES)
+
+
+def give_up_warming(cluster: ClusterState, job: Job, now: float) -> None:
+    """Evict workers that warm up for too long; reading a large checkpoint counts as progress."""
+    limit_s = job.terms.warmup_timeout_s
+    for name, since in list(cluster.warming_since.items()):
+        worker = cluster.workers[name]
+        beat = worker.liveness.heartbeat
+        gets_on = beat is not None and 0 < beat.stalled_s <= limit_s
+        if now - since > limit_s and not (worker.reconnection.returning or gets_on):
+            why = f"did not warm up within {limit_s:g} s (elastic.warmup_timeout_s)"
+            expel(cluster, worker, why, now)
+
+
+def evict(cluster: ClusterState, worker: Worker, reason: str, now: float) -> None:
+    """Close a silent worker's connection and count it as lost."""
+    cluster.emit(Disconnect(name=worker.name, reason=reason))
+    lose(cluster, worker, reason, now)
+
+
+def expel(cluster: ClusterState, worker: Worker, reason: str, now: float) -> None:
+    """Evict a worker whose process responds but whose training hangs: it restarts."""
+    job = cluster.job.id if cluster.job is not None else ""
+    cluster.send(worker.name, m.Release(job=job, state="evicted", reason=reason))
+    evict(cluster, worker, reason, now)
+
+
+def bar_revoked(cluster: ClusterState, name: str, reason: str, now: float) -> None:
+    """Evict a worker whose credential was revoked; it cannot return, so nothing waits for it."""
+    worker = cluster.workers.get(name)
+    if worker is not None and worker.state not in GONE:
+        evict(cluster, worker, reason, now)
+
+
+def lose(cluster: ClusterState, worker: Worker, reason: str, now: float) -> None:
+    """A worker is gone without having been released."""
+    was_member = worker.state in MEMBERS
+    silent_s = cluster.detector.silence_s(worker.name, now)
+    cluster.move_worker(worker, WorkerEvent.LOST)
+    worker.reason = reason
+    cluster.incident(
+        "worker_lost",
+        f"{worker.name} is lost: {reason}",
+        worker=worker.name,
+        silent_s=round(silent_s, 3),
+    )
+    if was_member:
+        if cluster.run.has_run and not worker.leaving and not worker.liveness.signalled:
+            cluster.crashed(worker.name, cluster.job.step if cluster.job is not None else 0)
+        ending.member_lost(cluster, worker, reason, now, silent_s=silent_s)
+
+
+def let_leave(cluster: ClusterState, worker: Worker, reason: str, now: float) -> None:
+    """Let a worker leave: a member at a step boundary, others when no state is lost."""
+    worker.leaving, worker.reason = True, reason
+    job = cluster.job
+    if job is not None and not can_spare(job, worker.name):
+        worker.reason = f"{reason}; it stays, as nobody else has its shards (strategy.mirrors = 0)"
+    elif worker.state in MEMBERS and cluster.run.phase is GenerationState.RUNNING:
+        ending.end_at_boundary(cluster, f"{worker.name} leaves: {reason}", now)
+
+
+def release_leavers(cluster: ClusterState) -> None:
+    """Release leaving workers that are not needed, because others hold their state."""
+    for worker in cluster.workers.values():
+        if (
+            worker.leaving
+            and worker.state not in MEMBERS | GONE
+            and not _is_needed(cluster, worker)
+        ):
+            release(cluster, worker, "left", worker.reason)
+
+
+def _is_needed(cluster: ClusterState, worker: Worker) -> bool:
+    """Whether without it committed steps would be lost, or only be on an absent worker's disk."""
+    job, held = cluster.job, worker.holdings.held
+    if job is None or held is None or held.where != "memory":
+        return worker.reconnection.returning
+    if cluster.run.phase is GenerationState.RUNNING and worker.name not in cluster.run.roster:
+        return False
+    others = [w for w in cluster.workers.values() if w is not worker and w.state not in GONE]
+    staying = [w for w in others if not w.leaving]
+    # Those that leave with it have shards that it lacks: they leave one after another.
+    remember = [w for w in (others if job.terms.sharded else staying) if choice.in_memory(w)]
+    key = choice.held_key(worker)
+    if any(covers(remember, at) for at in map(choice.held_key, remember) if at >= key):
+        return False
+    heirs = [w for w in staying if w.state in (WorkerState.WARMING, WorkerState.READY)]
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    return bool(heirs) or max(key, worker.holdings.prepared) > saved
+
+
+def release(cluster: ClusterState, worker: Worker, state: str, reason: str) -> None:
+    """Release a worker: it restarts, or exits if it was leaving.
+
+    One that is set aside has not begun the job, and waits for the next one.
+    """
+    if state not in ("left", "evicted") and is_aside(cluster, worker):
+        cluster.move_worker(worker, WorkerEvent.SPARED)
+        return
+    job = cluster.job.id if cluster.job is not None else ""
+    cluster.send(worker.name, m.Release(job=job, state=state, reason=reason))
+    cluster.move_worker(worker, WorkerEvent.LET_GO)
+    worker.reason = reason or state
+
+
+def is_aside(cluster: ClusterState, worker: Worker) -> bool:
+    """Whether a worker is connected and set aside, because the job's code has failed on it."""
+    refused = worker.state is WorkerState.INCOMPATIBLE and worker.holdings.warmed is None
+    return refused and not worker.foreign and worker.name in cluster.isolation.set_aside
+
+
+def _make_room(cluster: ClusterState, comes: str) -> None:
+    kept = {comes, *cluster.run.roster}
+    gone = [n for n, w in cluster.workers.items() if w.state in GONE and n not in kept]
+    for name in gone[: max(0, len(cluster.workers.keys() | {comes}) - MAX_KNOWN_WORKERS)]:
+        del cluster.workers[name]
+        cluster.isolation.set_aside.pop(name, None)

@@ -1,0 +1,246 @@
+"""The end of a generation: at a step boundary or at once; members report their states.
+
+Part of the membership machine; changes the cluster's state, adds effects.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dtd.cluster import figures, holding
+from dtd.cluster.links import DEAD
+from dtd.cluster.records import Job, Recovery, Worker
+from dtd.cluster.state import ClusterState
+from dtd.cluster.transitions import (
+    GONE,
+    MEMBERS,
+    GenerationEvent,
+    GenerationState,
+    JobState,
+    WorkerEvent,
+    WorkerState,
+)
+from dtd.wire import messages as m
+
+FREEZE_PATIENCE_S = 5.0
+FREEZE_PATIENCE_STEPS = 10
+LEAVE_S: Final = 10.0
+"""Extra seconds for a member to leave an aborted ring if its job is to end."""
+
+
+def freeze(cluster: ClusterState, *, at_boundary: bool, stop: bool, reason: str) -> None:
+    """Tell every member that still takes part to end the generation."""
+    for name in cluster.not_frozen():
+        freeze_one(
+            cluster, cluster.workers[name], at_boundary=at_boundary, stop=stop, reason=reason
+        )
+
+
+def freeze_one(
+    cluster: ClusterState, worker: Worker, *, at_boundary: bool, stop: bool, reason: str
+) -> None:
+    """Ask one member to end the generation."""
+    message = m.Freeze(
+        generation=cluster.run.generation,
+        at_boundary=at_boundary,
+        stop=stop,
+        reason=reason,
+        leave=worker.leaving,
+    )
+    cluster.send(worker.name, message)
+
+
+def end_at_boundary(cluster: ClusterState, reason: str, now: float) -> None:
+    """End a running generation after its current step; no step is redone."""
+    freeze(cluster, at_boundary=True, stop=False, reason=reason)
+    _begin_ending(cluster, reason, now, at_boundary=True)
+
+
+def end_now(
+    cluster: ClusterState, reason: str, now: float, *, worker: str = "", silent_s: float = 0
+) -> None:
+    """End the generation at once; members that do not respond in time are evicted.
+
+    If the job is to end and its time for a step boundary is over, they still have time to leave.
+    """
+    if cluster.ending.freeze_by is None and cluster.ending.stop_by is not None:
+        cluster.ending.stop_by = max(cluster.ending.stop_by, now + LEAVE_S)
+    if cluster.run.phase is not GenerationState.ENDING:
+        _begin_ending(cluster, reason, now, worker=worker, silent_s=silent_s)
+    else:
+        assert cluster.ending.recovery is not None, (
+            "a generation ends, and nothing is recovered from"
+        )
+        cluster.ending.recovery.breaks(reason, now, worker=worker, silent_s=silent_s)
+    freeze(cluster, at_boundary=False, stop=False, reason=reason)
+    waited_for = [cluster.workers[name] for name in cluster.not_frozen()]
+    cluster.ending.freeze_by = now + max(
+        map(freeze_patience_s, waited_for), default=FREEZE_PATIENCE_S
+    )
+
+
+def freeze_patience_s(worker: Worker) -> float:
+    """The time in which a worker must freeze: it does so when it next waits for its ring.
+
+    Never less than the time without progress that it is allowed anyway (its first step may have to
+    be compiled); one that is stuck for longer is expelled for that.
+    """
+    beat = worker.liveness.heartbeat
+    if beat is None:
+        return FREEZE_PATIENCE_S
+    return max(FREEZE_PATIENCE_S, FREEZE_PATIENCE_STEPS * beat.step_s, beat.patience_s)
+
+
+def _begin_ending(
+    cluster: ClusterState,
+    reason: str,
+    now: float,
+    *,
+    at_boundary: bool = False,
+    worker: str = "",
+    silent_s: float = 0.0,
+) -> None:
+    cluster.move_generation(GenerationEvent.ENDS)
+    if cluster.ending.recovery is None:
+        cluster.ending.recovery = Recovery(
+            cause=reason,
+            worker=worker,
+            began_at=now,
+            detected_after_s=silent_s,
+            at_boundary=at_boundary,
+            running=cluster.run.has_run,
+        )
+    else:
+        cluster.ending.recovery.again(at_boundary=at_boundary, running=cluster.run.has_run)
+    cluster.incident("generation_ending", f"generation {cluster.run.generation} ends: {reason}")
+
+
+def member_lost(
+    cluster: ClusterState, worker: Worker, reason: str, now: float, *, silent_s: float
+) -> None:
+    """A member is gone: its ring cannot continue."""
+    why = f"{worker.name} is lost: {reason}"
+    if cluster.ending.recovery is not None and cluster.ending.recovery.worker == worker.name:
+        cluster.ending.recovery.cause = why  # more precise than its neighbour's report
+    end_now(cluster, why, now, worker=worker.name, silent_s=silent_s)
+
+
+def member_frozen(
+    cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen, now: float
+) -> None:
+    """A member takes no further part and reports its state."""
+    cluster.move_worker(worker, WorkerEvent.FROZE)
+    holding.left(cluster, job, worker, message)
+    job.fenced = True
+    if message.evidence:
+        _tell_evidence(cluster, worker, message)
+    # At a step boundary the first to leave may reset its links to the others.
+    known = message.evidence in ("", "reset") or cluster.ending.freeze_by is not None
+    if cluster.run.phase is GenerationState.ENDING and known:
+        return
+    about, reason, silent_s = worker.name, f"{worker.name} has frozen: {message.reason}", 0.0
+    if message.suspect:
+        about = message.suspect
+        reason = f"{worker.name} has lost {about} ({message.evidence}: {message.reason})"
+    if message.evidence in DEAD:
+        silent_s = cluster.heartbeat_timeout_s
+    end_now(cluster, reason, now, worker=about, silent_s=silent_s)
+
+
+def _tell_evidence(cluster: ClusterState, worker: Worker, message: m.Frozen) -> None:
+    if message.evidence == "diverged":
+        cluster.incident(
+            "replicas_diverged", f"{worker.name}: {message.reason}", worker=worker.name
+        )
+        return
+    suspect = cluster.workers.get(message.suspect)
+    if suspect is not None and suspect.state in MEMBERS | {WorkerState.FROZEN}:
+        cluster.isolation.links.accuse(worker.name, message.suspect, message.evidence)
+    lost = f"its link to {message.suspect}" if message.suspect else "its ring"
+    cluster.incident(
+        "ring_broken",
+        f"{worker.name} lost {lost}: {message.reason}",
+        worker=worker.name,
+        suspect=message.suspect,
+        evidence=message.evidence,
+    )
+
+
+def member_finished(cluster: ClusterState, job: Job, worker: Worker, message: m.Finished) -> None:
+    """A member has committed the last step and its digest equals that of all others."""
+    cluster.move_worker(worker, WorkerEvent.FINISHED)
+    worker.holdings.digest = message.digest
+    worker.participation.stopped = message.stopped
+    holding.left(cluster, job, worker, message)
+    job.fenced = True
+    if message.result and worker.participation.rank == 0:
+        job.result = figures.result(message.result)
+
+
+STOP_FORGOTTEN = "stopped at a request that was lost with the coordinator's store"
+"""Why a job has ended that was stopped, if its record does not say so."""
+
+
+def was_stopped(cluster: ClusterState, job: Job) -> bool:
+    """Whether its workers have ended it before its last step because they were told to.
+
+    In a generation that an earlier process of the coordinator announced, they know it even if this
+    one does not: the store could not write the request.  Half of them are enough, for a job that is
+    taken for stopped can be resumed; fewer may be a worker that lies.
+    """
+    if job.step >= job.total_steps:
+        return False
+    if job.state is JobState.STOPPING:
+        return True
+    return cluster.run.inherited and bool(_say_that_they_were_told(cluster))
+
+
+def stops_unasked(cluster: ClusterState, job: Job) -> str:
+    """Return the members that end a job early without any request, in words; or empty.
+
+    Any rank can ask the others in the control word of a step, and a single worker can claim that
+    one did.  The job goes on from the state that they hold.
+    """
+    if job.step >= job.total_steps or was_stopped(cluster, job):
+        return ""
+    names = _say_that_they_were_told(cluster)
+    return (
+        f"{', '.join(names)} stopped as if told to, and nobody has asked for that" if names else ""
+    )
+
+
+def _say_that_they_were_told(cluster: ClusterState) -> list[str]:
+    """The members that say that they were told to stop, if half of those that finished do."""
+    finished = [one for one in cluster.members() if one.state is WorkerState.FINISHED]
+    told = [one.name for one in finished if one.participation.stopped]
+    return told if len(finished) <= 2 * len(told) else []
+
+
+def is_complete(cluster: ClusterState) -> bool:
+    """Whether every remaining member has finished; `membership.saving` has the state saved.
+
+    A rank 0 that died between the last step and its checkpoint leaves finished replicas and no
+    checkpoint: then one of the replicas writes it.
+    """
+    return {member.state for member in cluster.members()} - GONE == {WorkerState.FINISHED}
+
+
+def close(cluster: ClusterState, job: Job, now: float) -> None:
+    """Close the generation: its last living member has frozen."""
+    for member in cluster.members():
+        if member.state is WorkerState.FINISHED:
+            cluster.move_worker(member, WorkerEvent.CLOSED)
+    for pair, evidence in cluster.isolation.links.judge(cluster.living(), now):
+        one, other = pair
+        every_s = cluster.isolation.links.probed_every_s(pair)
+        cluster.incident(
+            "link_bad",
+            f"{one} and {other} live and cannot reach each other ({evidence}); probed every"
+            f" {every_s:g} s",
+            evidence=evidence,
+            probed_every_s=every_s,
+        )
+    cluster.setbacks.crash_generations += cluster.run.lost_member
+    cluster.note_brevity(job)
+    job.announced = False
+    cluster.move_generation(GenerationEvent.CLOSED)

@@ -1,0 +1,357 @@
+"""The next generation: its roster and the state it starts from, until every member runs.
+
+Part of the membership machine; changes the cluster's state, adds effects.  It is announced when
+every living member of the last one has reported FROZEN (or FINISHED) and at least one has stopped
+for certain: a single member that has stopped stops the ring, so two generations never commit side
+by side (ADR 0006).  What follows is `membership.running`, then `membership.ending`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtd.cluster import branches, doubt, ending
+from dtd.cluster import roster as choice
+from dtd.cluster.coverage import assigned_part, can_spare, covers, uncovered
+from dtd.cluster.events import JobSaved, SaveJob
+from dtd.cluster.links import pair_of
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.state import ClusterState, most_workers
+from dtd.cluster.state_records import Decision
+from dtd.cluster.transitions import (
+    AVAILABLE,
+    GenerationEvent,
+    GenerationState,
+    JobEvent,
+    JobState,
+    WorkerEvent,
+    WorkerState,
+)
+from dtd.shown import counted
+from dtd.wire import messages as m
+
+SAVE_AGAIN_S = 1.0
+"""Pause before a generation that could not be stored is tried again."""
+
+
+_OF_A_GENERATION = (
+    *("generation", "world_size", "step", "start_generation", "start_step", "branches"),
+    *("roster", "roster_id", "servers", "instances", "announced", "fenced", "store_epoch"),
+)
+
+
+def decide(cluster: ClusterState, job: Job) -> None:
+    """Choose the next generation and have it stored; it is announced only afterwards."""
+    start = choice.start_key(job, cluster.available())
+    chosen = choose(cluster, job)
+    bar(cluster, chosen.barred)
+    members = chosen.members
+    cluster.run.decision = Decision(
+        members=members,
+        holds=choice.holders(members, start),
+        lost=_committed_step(cluster, job) - start[1],
+        incomplete=why_incomplete(cluster, job),
+        redone=_is_redone(cluster, job, start),
+        before={name: getattr(job, name) for name in _OF_A_GENERATION},
+    )
+    cluster.run.generation = doubt.next_number(cluster, start[0])
+    _leave_behind(cluster, job, start)
+    cluster.move_job(job, JobEvent.DECIDED)
+    job.generation, job.world_size, job.step = cluster.run.generation, len(members), start[1]
+    job.start_generation, job.start_step = start
+    job.roster = tuple(worker.name for worker in members)
+    job.servers = sum(worker.serves for worker in members)
+    job.roster_id = choice.roster_id(job.id, cluster.run.generation, members, start=start)
+    job.instances = tuple(worker.registration.instance for worker in members)
+    job.announced, job.fenced = True, False
+    job.store_epoch = cluster.epoch
+    cluster.emit(SaveJob(job=job, announces=cluster.run.generation))
+
+
+def saved(cluster: ClusterState, job: Job, event: JobSaved, now: float) -> None:
+    """The decided generation is stored and may be announced, or could not be stored."""
+    decision = cluster.run.decision
+    if decision is None or (event.job, event.generation) != (job.id, job.generation):
+        return
+    if event.failure:
+        decision.failure, decision.again_at = event.failure, now + SAVE_AGAIN_S
+    elif _stands(cluster, job, decision):
+        cluster.run.decision = None
+        _announce(cluster, job, decision)
+    else:
+        cluster.withdraw(job)
+
+
+def save_again(cluster: ClusterState, job: Job, now: float) -> None:
+    """Retry storing the decided generation, unless it is no longer valid."""
+    decision = cluster.run.decision
+    assert decision is not None, "nothing is decided"
+    if decision.again_at is None or now < decision.again_at:
+        return
+    if not _stands(cluster, job, decision):
+        cluster.withdraw(job)
+        return
+    decision.again_at = None
+    cluster.emit(SaveJob(job=job, announces=job.generation))
+
+
+def _stands(cluster: ClusterState, job: Job, decision: Decision) -> bool:
+    """Whether its members are present as the same processes, and no worker has a newer state."""
+    if any(cluster.workers[name].reconnection.returning for name in cluster.warming_since):
+        return False
+    start = choice.start_key(replace(job, **decision.before), cluster.available())
+    return start == (job.start_generation, job.start_step) and all(
+        cluster.workers.get(member.name) is member and member.state in AVAILABLE
+        for member in decision.members
+    )
+
+
+def _announce(cluster: ClusterState, job: Job, decision: Decision) -> None:
+    """Announce a generation to its members."""
+    members, holds = decision.members, decision.holds
+    _tell_what_is_left(cluster, job, decision)
+    cluster.setbacks.no_progress_generations += 1
+    cluster.waiting.must_settle = False
+    cluster.waiting.settle_by = cluster.waiting.newer_since = cluster.waiting.form_at = None
+    cluster.waiting.enough_since = None
+    cluster.waiting.resumed = False
+    cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
+    cluster.move_generation(GenerationEvent.ANNOUNCED)
+    cluster.run.start_step = job.start_step
+    cluster.run.begin(
+        (worker.name for worker, has in zip(members, holds, strict=True) if has),
+        _joined(job, members, holds),
+    )
+    if decision.incomplete:
+        text = f"{decision.incomplete}; the job falls back to step {job.start_step}"
+        cluster.incident("shards_missing", text, step=job.start_step)
+    _count_lost(cluster, job, decision.lost)
+    if decision.redone and cluster.ending.recovery is not None:
+        cluster.ending.recovery.steps_redone += 1
+    _assign(cluster, job, members, holds)
+    donors = [worker.name for worker, has in zip(members, holds, strict=True) if has]
+    cluster.incident(
+        "generation_forming",
+        f"generation {cluster.run.generation}: {', '.join(cluster.run.roster)};"
+        f" state of step {cluster.run.start_step} from {', '.join(donors)}",
+        step=cluster.run.start_step,
+    )
+
+
+def _joined(job: Job, members: list[Worker], holds: list[bool]) -> list[str]:
+    """Members whose process has not trained yet, if others remember the state that they trained."""
+    remember = any(has and choice.in_memory(one) for one, has in zip(members, holds, strict=True))
+    if not (job.start_step and remember):
+        return []
+    return [one.name for one in members if not choice.in_memory(one)]
+
+
+def count_prepared(cluster: ClusterState, job: Job) -> None:
+    """Count a step that is committed because all members hold it prepared as progress."""
+    step = choice.start_key(job, cluster.available())[1]
+    if step > job.step:
+        cluster.advance(step)
+
+
+def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
+    """The survivors, if together they remember all of the state; of a sharded one each has a part.
+
+    A job with such survivors continues at once, without waiting for others; not if one of them has
+    a part of a newer state, of which the absent ones may have the rest.
+    """
+    survivors = cluster.survivors(job)
+    if not job.terms.sharded:
+        return survivors
+    present = cluster.available()
+    start, newest = choice.start_key(job, present), choice.newest_key(job, present)
+    older = start < (job.start_generation, job.start_step) or start[1] < job.step
+    older |= newest > start and not branches.is_left(newest, branches.remembered(job.branches))
+    return [] if older or not covers(present, start) else survivors
+
+
+def why_incomplete(cluster: ClusterState, job: Job) -> str:
+    """Return the newest state's shards that no present worker has, in words; "" if none."""
+    present = cluster.available()
+    key = choice.newest_key(job, present)
+    missing = uncovered(present, key)
+    if not missing or missing.is_whole:  # no state exists yet
+        return ""
+    here = {worker.name for worker in present}
+    had = [one for one in job.roster if one not in here and assigned_part(job, one) & missing]
+    whose = f", which {', '.join(had)} had" if had else ""
+    return f"no present worker has the shards {missing} of step {key[1]}{whose}"
+
+
+def choose(cluster: ClusterState, job: Job) -> choice.Choice:
+    """The members of a generation formed now."""
+    return choice.choose(
+        cluster.available(),
+        start=choice.start_key(job, cluster.available()),
+        max_workers=most_workers(job),
+        bad_links=cluster.isolation.links.at_fault(),
+    )
+
+
+def bar(cluster: ClusterState, barred: list[Worker]) -> None:
+    """Keep these workers out of rosters until their links work again."""
+    for worker in barred:
+        worker.reason = _why_barred(cluster, worker)
+        if worker.state is not WorkerState.ISOLATED:
+            cluster.incident(
+                "worker_barred", f"{worker.name} stays out: {worker.reason}", worker=worker.name
+            )
+        cluster.move_worker(worker, WorkerEvent.NO_LINK)
+
+
+def _why_barred(cluster: ClusterState, worker: Worker) -> str:
+    others = cluster.isolation.links.unreachable_from(worker.name)
+    every_s = min(
+        cluster.isolation.links.probed_every_s(pair_of(worker.name, other)) for other in others
+    )
+    return f"no working link to {', '.join(others)}; probed every {every_s:g} s"
+
+
+def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[bool]) -> None:
+    roster = tuple(
+        m.Member(
+            name=w.name,
+            incarnation=w.incarnation,
+            host=w.registration.data_host,
+            port=w.registration.data_port,
+            holds=has,
+            serves=w.serves,
+        )
+        for w, has in zip(members, holds, strict=True)
+    )
+    for rank, worker in enumerate(members):
+        cluster.move_worker(worker, WorkerEvent.ASSIGNED)
+        worker.participation.assigned(cluster.run.generation, rank)
+        worker.reason = worker.reason if worker.leaving else ""
+        assign = m.Assign(
+            job=job.id,
+            generation=cluster.run.generation,
+            roster_id=cluster.run.roster_id,
+            rank=rank,
+            roster=roster,
+            held_generation=job.start_generation,
+            held_step=job.start_step,
+            branches=tuple(m.Branch(**one._asdict()) for one in branches.remembered(job.branches)),
+        )
+        cluster.send(worker.name, assign)
+
+
+def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
+    """Leave checkpoints behind that are newer than the state to which the job returns.
+
+    Members that are no longer awaited may hold states that were never reported, and a store that
+    has gone back does not know what generations of earlier epochs have committed.  A job that takes
+    up a branch again leaves the one that it has followed since.
+    """
+    known = branches.remembered(job.branches)
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    may_hold_more = bool(cluster.missing(job)) and not remembering(cluster, job)
+    newest = max(saved, choice.newest_key(job, cluster.available()))
+    forgot = job.generation <= doubt.lowest_number(cluster) > 0
+    goes_on = (
+        newest <= start
+        and _committed_step(cluster, job) <= start[1]
+        and not (may_hold_more or forgot)
+    )
+    if goes_on and not branches.is_left(start, known):
+        return
+    job.branches = branches.left(known, start, cluster.run.generation)
+
+
+def _tell_what_is_left(cluster: ClusterState, job: Job, decision: Decision) -> None:
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    begun = job.branches != decision.before["branches"]
+    if begun and branches.is_left(saved, branches.remembered(job.branches[-1:])):
+        cluster.incident(
+            "branch_left",
+            f"the checkpoint of step {job.checkpoint_step} stays with"
+            f" {', '.join(job.checkpoint_holders)}; the job continues from step {job.start_step}",
+            step=job.start_step,
+        )
+
+
+def _committed_step(cluster: ClusterState, job: Job) -> int:
+    """The newest step of the job that is known to have been committed, held or not.
+
+    If the coordinator died with its workers it had stored less than they had committed: they report
+    what their earlier processes did in the newest generation.  All members commit the same steps.
+    """
+    reports = [one.holdings.warmed for one in cluster.available()]
+    steps = [
+        one.committed_step
+        for one in reports
+        if one is not None and one.committed_generation == job.generation
+    ]
+    return max(job.step, *steps, 0)
+
+
+def _count_lost(cluster: ClusterState, job: Job, lost: int) -> None:
+    if lost > 0:
+        job.steps_lost += lost
+        if cluster.ending.recovery is not None:
+            cluster.ending.recovery.steps_lost += lost
+        cluster.incident(
+            "steps_lost",
+            f"no worker holds the last {lost} committed steps",
+            step=cluster.run.start_step,
+            steps_lost=lost,
+        )
+
+
+def _is_redone(cluster: ClusterState, job: Job, start: choice.Key) -> bool:
+    """Whether the broken generation's current step is redone instead of committed after all."""
+    recovery = cluster.ending.recovery
+    if recovery is None or recovery.at_boundary or not recovery.running:
+        return False
+    return start not in {w.holdings.prepared for w in _prepared(cluster, job)}
+
+
+def _prepared(cluster: ClusterState, job: Job) -> list[Worker]:
+    """Members with a prepared step that they have not committed."""
+    ended = (w for w in cluster.available() if w.holdings.frozen_in == job.generation)
+    return [worker for worker in ended if worker.holdings.prepared != choice.held_key(worker)]
+
+
+def member_running(cluster: ClusterState, job: Job, worker: Worker, now: float) -> None:
+    """A member's ring is up and its state agreed; once all are, the generation runs."""
+    cluster.move_worker(worker, WorkerEvent.RUNS)
+    worker.holdings.held = choice.start_held(job, worker.name)
+    worker.holdings.prepared = choice.held_key(worker)
+    check_running(cluster, job, now)
+
+
+def check_running(cluster: ClusterState, job: Job, now: float) -> None:
+    """Start the generation's running phase once no member is still forming."""
+    waited_for = (WorkerState.FORMING, WorkerState.DISCONNECTED)
+    if cluster.run.phase is not GenerationState.FORMING:
+        return
+    if any(member.state in waited_for for member in cluster.members()):
+        return
+    cluster.move_generation(GenerationEvent.ALL_RUN)
+    stopping = job.state is JobState.STOPPING
+    if not stopping:
+        cluster.move_job(job, JobEvent.RUNS)
+    cluster.emit(SaveJob(job=job))
+    beside = f" and {counted(job.servers, 'parameter server')}" if job.servers else ""
+    workers = counted(len(cluster.run.roster) - job.servers, "worker")
+    cluster.incident(
+        "generation_running",
+        f"generation {cluster.run.generation} runs with {workers}{beside}"
+        f" from step {cluster.run.start_step}",
+        step=cluster.run.start_step,
+        world_size=len(cluster.run.roster),
+        servers=job.servers,
+    )
+    leaving = [
+        member.name
+        for member in cluster.members()
+        if member.leaving and can_spare(job, member.name)
+    ]
+    if stopping:
+        ending.freeze(cluster, at_boundary=True, stop=True, reason=job.reason)
+    elif leaving:
+        ending.end_at_boundary(cluster, f"{', '.join(leaving)} leaves", now)

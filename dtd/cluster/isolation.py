@@ -1,0 +1,207 @@
+"""Failures of a job's code on a worker: decides whether the job or that host is at fault.
+
+A host without a driver, memory or the data set must not fail the job for all.  It is set aside and
+retried later, at growing intervals.  The job is at fault if the same work fails on two workers (the
+warm-up where no worker has completed it yet, or one step), or on all present workers.  A joiner
+that has not taken the state over yet counts as warming up.  Those that join a job which trains
+without them harm only themselves (`membership.joiners`).  Part of the membership machine; changes
+the cluster's state, adds effects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+
+from dtd.cluster import admission, branches, ending, jobs, joiners, standstill
+from dtd.cluster import roster as choice
+from dtd.cluster.records import WARM_UP, Job, SetAside, Worker
+from dtd.cluster.state import ClusterState, least_workers
+from dtd.cluster.transitions import GONE, MEMBERS, GenerationState, WorkerState
+from dtd.wire import messages as m
+
+
+def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed, now: float) -> None:
+    """Set a worker aside, or fail the job."""
+    if worker.state in GONE:
+        return
+    blamed = joiners.blamed(cluster, job, message.step)
+    if blamed and worker.name in cluster.run.roster and worker.name not in blamed:
+        _blame(cluster, job, worker, blamed, message, now)
+        return
+    at = message.step if _has_begun(job, worker) else WARM_UP
+    aside = joiners.set_aside(cluster, worker, message, now, at=at)
+    harmless = at == WARM_UP and job.state in admission.ENDING_JOBS
+    if harmless or worker.name in blamed:  # it was not a member of the generation that goes on
+        _set_aside(cluster, worker, aside, now)
+        return
+    also = _also_on(cluster, job, worker, aside)
+    if also:
+        named = ", ".join(sorted(also, key=choice.natural_key))
+        message = replace(message, reason=f"{message.reason} (on {named}, too)")
+    ends = bool(also) or job.state in admission.ENDING_JOBS
+    if ends or not _can_do_without(cluster, job, worker, aside, now):
+        jobs.fail(cluster, worker.name, message, now)
+    else:
+        _set_aside(cluster, worker, aside, now)
+
+
+def _blame(
+    cluster: ClusterState,
+    job: Job,
+    worker: Worker,
+    blamed: Collection[str],
+    message: m.Failed,
+    now: float,
+) -> None:
+    """Set joiners aside in whose presence a worker fails that trained before; it keeps its state.
+
+    If it fails without them, too, it is judged for itself.
+    """
+    why = replace(message, reason=f"since it joined, {worker.name} fails: {message.reason}")
+    for name in sorted(blamed, key=choice.natural_key):
+        one = cluster.workers[name]
+        if one.state not in GONE:
+            aside = joiners.set_aside(cluster, one, why, now, at=WARM_UP)
+            _set_aside(cluster, one, aside, now)
+    cluster.fence(job)  # the worker that failed takes no further step of this generation
+
+
+def _has_begun(job: Job, worker: Worker) -> bool:
+    """Whether the worker can fail in a step: it has trained, or needs no state from others first.
+
+    A member's state is not known when this coordinator has just started.
+    """
+    if worker.state is WorkerState.FORMING and job.start_step and worker.holdings.held is not None:
+        return choice.holds(worker, (job.start_generation, job.start_step))
+    return worker.state in MEMBERS or worker.reconnection.returning or choice.in_memory(worker)
+
+
+def _also_on(cluster: ClusterState, job: Job, worker: Worker, aside: SetAside) -> list[str]:
+    """Workers with the same failure: the same step, or a warm-up with the same message.
+
+    If another worker has warmed up, the job is not at fault in a failed warm-up.  Nor is it while
+    others still find out whether they can run a job that not every worker may run.
+    """
+    alike = [
+        name
+        for name, one in cluster.isolation.set_aside.items()
+        if one is not aside
+        and one.at == aside.at
+        and (one.at != WARM_UP or (one.until > 0 and _words(one) == _words(aside)))
+    ]
+    others_may = _somebody_can(cluster, worker) or _somebody_else_tries(cluster, job, worker)
+    return [] if aside.at == WARM_UP and others_may else alike
+
+
+def _words(one: SetAside) -> str:
+    return re.sub(r"\d+", "", one.failed.reason)
+
+
+def _somebody_else_tries(cluster: ClusterState, job: Job, worker: Worker) -> bool:
+    """Whether the job requires the strict sandbox, and others that may support it still warm up."""
+    if job.terms.sandbox != "strict":
+        return False
+    names = cluster.warming_since.keys() - cluster.isolation.set_aside.keys()
+    return bool(names - {worker.name})
+
+
+def _somebody_can(cluster: ClusterState, worker: Worker) -> bool:
+    others = (one for one in cluster.workers.values() if one is not worker)
+    return any(
+        one.holdings.warmed is not None or one.state in MEMBERS or choice.in_memory(one)
+        for one in others
+    )
+
+
+def _can_do_without(
+    cluster: ClusterState, job: Job, worker: Worker, aside: SetAside, now: float
+) -> bool:
+    """Whether others are present, or may still come, that can do this worker's step.
+
+    The last holder of committed steps is not set aside: the job ends, and they are saved.
+    """
+    others = _others(cluster, worker.name)
+    if not others:
+        return _may_come(cluster, job, now)
+    step = max(job.step, aside.failed.step)
+    unsaved = aside.at != WARM_UP and step > branches.saved_step(job)
+    if unsaved and not any(_is_heir(cluster, job, one) for one in others):
+        return False
+    return aside.at == WARM_UP or aside.again == 1 or len(others) >= least_workers(job)
+
+
+def _is_heir(cluster: ClusterState, job: Job, worker: Worker) -> bool:
+    """Whether it holds the job's state.  An absent member trains on if its generation has run."""
+    if worker.state is WorkerState.DISCONNECTED:
+        return cluster.run.has_run
+    return not worker.reconnection.returning and standstill.remembers(cluster, job, worker)
+
+
+def _others(cluster: ClusterState, name: str) -> list[Worker]:
+    """Workers on which the job may still continue."""
+    return [
+        one
+        for one in cluster.workers.values()
+        if one.name != name
+        and one.state not in GONE
+        and not (one.state is WorkerState.INCOMPATIBLE and one.holdings.warmed is None)
+    ]
+
+
+def _may_come(cluster: ClusterState, job: Job, now: float) -> bool:
+    """Whether other workers may still come: a new job waits briefly before it is judged."""
+    settle_s = job.terms.settle_s
+    if not cluster.waiting.must_settle or not settle_s:
+        return False
+    if cluster.isolation.verdict_by is None:
+        cluster.isolation.verdict_by = now + settle_s
+    return now < cluster.isolation.verdict_by
+
+
+def _set_aside(cluster: ClusterState, worker: Worker, aside: SetAside, now: float) -> None:
+    """Restart its process and leave it alone for a while."""
+    was_member = worker.state in MEMBERS
+    joiners.tell(cluster, worker, aside)
+    if cluster.job is not None and (was_member or worker.reconnection.returning):
+        cluster.fence(cluster.job)  # its training thread has ended
+    admission.release(cluster, worker, "evicted", aside.reason)
+    if was_member and cluster.run.phase is not GenerationState.NONE:
+        why = f"{worker.name} has failed: {aside.failed.reason}"
+        ending.end_now(cluster, why, now, worker=worker.name)
+
+
+def try_again(cluster: ClusterState, job: Job, now: float) -> None:
+    """Warm up set-aside workers whose pause is over; fail the job if no other worker has come.
+
+    A job that is ending needs no more workers.
+    """
+    if job.state in admission.ENDING_JOBS:
+        return
+    for worker in _here(cluster):
+        if now >= cluster.isolation.set_aside[worker.name].until:
+            worker.reason = ""
+            admission.prepare(cluster, worker, job)
+    if cluster.isolation.verdict_by is not None and now >= cluster.isolation.verdict_by:
+        _judge_all(cluster, now)
+
+
+def _here(cluster: ClusterState) -> list[Worker]:
+    return [worker for worker in cluster.workers.values() if admission.is_aside(cluster, worker)]
+
+
+def _judge_all(cluster: ClusterState, now: float) -> None:
+    """Fail the job: it failed on the only worker, and no other has come."""
+    cluster.isolation.verdict_by = None
+    if cluster.waiting.must_settle and cluster.isolation.set_aside and not _others(cluster, ""):
+        name, aside = list(cluster.isolation.set_aside.items())[-1]
+        jobs.fail(cluster, name, aside.failed, now)
+
+
+def next_deadline(cluster: ClusterState) -> float | None:
+    """Return when a worker is retried, or the job is judged."""
+    times = [cluster.isolation.set_aside[worker.name].until for worker in _here(cluster)]
+    if cluster.isolation.verdict_by is not None:
+        times.append(cluster.isolation.verdict_by)
+    return min(times, default=None)

@@ -1,0 +1,474 @@
+"""The coordinator's decisions: job, members, generation and starting state.
+
+    REGISTER -> idle -PREPARE-> warming -WARMED-> ready -ASSIGN-> forming -RUNNING-> running
+                                                    ^                                  |
+                                                    +--- frozen <-FROZEN---------------+-> finished
+
+A generation is *forming* until every member runs, *running* until a member is lost, freezes or has
+to be added, and *ending* until every living member has frozen.  Pure: events and a clock value in,
+effects out.  The coordinator never sees a gradient or a parameter.
+
+This file dispatches; changes of the cluster's state are in `admission`, `adoption`, `forming`,
+`running`, `ending`, `suspicion`, `standstill` and `jobs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dtd.cluster import (
+    admission,
+    contradiction,
+    doubt,
+    ending,
+    figures,
+    forming,
+    hearing,
+    isolation,
+    jobs,
+    laggards,
+    reconnection,
+    running,
+    saving,
+    standstill,
+    suspicion,
+    vouching,
+    waiting,
+)
+from dtd.cluster import roster as choice
+from dtd.cluster.detector import Detector
+from dtd.cluster.events import (
+    CancelRequested,
+    DeleteRequested,
+    DrainRequested,
+    Effect,
+    Event,
+    FromWorker,
+    JobSaved,
+    KillRequested,
+    ResumeRequested,
+    Revoked,
+    Submitted,
+    Undeliverable,
+    WorkerLost,
+)
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.state import ClusterState
+from dtd.cluster.state_records import CoordinatorIdentity, Run
+from dtd.cluster.transitions import (
+    ENDED,
+    GONE,
+    MEMBERS,
+    GenerationState,
+    JobEvent,
+    JobState,
+    WorkerState,
+)
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+MAX_FRUITLESS_GENERATIONS = 64
+MAX_DEADLY_GENERATIONS = 4
+"""The job ends after this many consecutive generations with a worker lost in the same step."""
+UNREACHED = GONE | {WorkerState.DISCONNECTED}
+TRAINING = frozenset({WorkerState.FORMING, WorkerState.RUNNING, WorkerState.DISCONNECTED})
+
+
+STOPPING = "stopping at the next step boundary; a second `dtdctl cancel` does not wait for that"
+
+
+class Membership:
+    """The whole control plane of one cluster.
+
+    Args:
+        heartbeat_interval_s: how often workers are told to send heartbeats.
+        heartbeat_timeout_s: silence after which a worker counts as lost.
+        last_generation: the highest number ever announced; new ones exceed it.
+        identity: this coordinator's version, host and store.
+    """
+
+    def __init__(
+        self,
+        *,
+        heartbeat_interval_s: float = 0.25,
+        heartbeat_timeout_s: float = 1.5,
+        last_generation: int = 0,
+        identity: CoordinatorIdentity | None = None,
+    ) -> None:
+        self.cluster = ClusterState(
+            heartbeat_interval_s=heartbeat_interval_s,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            detector=Detector(timeout_s=heartbeat_timeout_s, tick_s=heartbeat_interval_s),
+            run=Run(generation=last_generation),
+            identity=identity or CoordinatorIdentity(),
+            epoch=max(1, identity.epoch) if identity is not None else 1,
+        )
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event.
+
+        Raises:
+            RequestRefused: an operator's request cannot be met; nothing has changed.
+        """
+        cluster = self.cluster
+        cluster.effects, cluster.now = [], now
+        cluster.slept(cluster.detector.awake(now))
+        if isinstance(event, FromWorker):
+            self._on_message(event.name, event.message, now)
+        elif isinstance(event, WorkerLost):
+            self._on_worker_lost(event, now)
+        elif isinstance(event, Submitted):
+            jobs.submit(cluster, event.job)
+        elif isinstance(event, CancelRequested):
+            jobs.cancel(cluster, event.job, event.reason)
+        elif isinstance(event, ResumeRequested):
+            jobs.resume(cluster, event.job)
+        elif isinstance(event, DeleteRequested):
+            jobs.delete(cluster, event.job, event.step)
+        elif isinstance(event, DrainRequested):
+            admission.let_leave(
+                cluster, self._connected(event.name), "drained by the operator", now
+            )
+        elif isinstance(event, KillRequested):
+            self._on_kill_requested(event)
+        elif isinstance(event, JobSaved | Undeliverable):
+            self._on_effect_done(event, now)
+        elif isinstance(event, Revoked):
+            admission.bar_revoked(cluster, event.name, event.reason, now)
+        suspicion.evict_silent(cluster, now)
+        suspicion.probe(cluster, now)
+        self._advance(now)
+        return cluster.effects
+
+    def hears(self, name: str, message: m.Message) -> bool:
+        """Whether a registered worker's message counts, also for collectors of figures."""
+        return hearing.judge(self.cluster, name, message).word is hearing.Word.COUNTS
+
+    def awaits(self, name: str, message: m.Message) -> bool:
+        """Whether a worker answers a request; such answers are exempt from its share."""
+        return saving.awaits(self.cluster, name, message)
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when `handle(Ticked(), ...)` must be called if nothing else happens before."""
+        cluster = self.cluster
+        waits = (
+            cluster.detector.next_deadline(now),
+            cluster.waiting.settle_by,
+            waiting.resume_by(cluster),
+            cluster.ending.freeze_by,
+            cluster.waiting.form_at,
+            cluster.ending.stop_by,
+            cluster.run.decision.again_at if cluster.run.decision is not None else None,
+            cluster.isolation.links.next_deadline(),
+            running.admission_deadline(cluster),
+            saving.next_deadline(cluster, now),
+            isolation.next_deadline(cluster),
+        )
+        return min(
+            (moment for moment in waits if moment is not None and moment > now), default=None
+        )
+
+    def begin_again(self, *, given_up: bool) -> list[Job]:
+        """Forget everything that a new process would not know, after an error in this machine.
+
+        Args:
+            given_up: whether to give up the active job, with which the error recurs.
+
+        Returns:
+            The jobs that have not ended, in their order, to be submitted again.
+        """
+        cluster = self.cluster
+        known = [*([cluster.job] if cluster.job is not None else []), *cluster.queue]
+        jobs_left = [job for job in known if job.state not in ENDED]
+        cluster.forget_all()
+        cluster.incident("core_begun_again", "the coordinator restarts after an internal error")
+        if given_up and jobs_left:
+            jobs.end_for_error(cluster, jobs_left.pop(0))
+        return jobs_left
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when it is inconsistent."""
+        self.cluster.check_invariants()
+
+    # --- events ----------------------------------------------------------------------------
+
+    def _on_message(self, name: str, message: m.Message, now: float) -> None:
+        cluster = self.cluster
+        number = doubt.implausible(cluster, name, message)
+        if number and doubt.began_before(cluster, name, number):
+            number = doubt.implausible(cluster, name, message)
+        if number:
+            hearing.turn_away(cluster, name, message, hearing.false(doubt.why_implausible(number)))
+            return
+        if isinstance(message, m.Register):
+            if not reconnection.comes_back(cluster, message, now):
+                admission.register(cluster, message, now)
+            return
+        worker = cluster.workers.get(name)
+        if worker is None:  # it was rejected, and has not read the rejection yet
+            return
+        cluster.detector.heard(name, now)
+        verdict = hearing.judge(cluster, name, message)
+        if verdict.word is not hearing.Word.COUNTS:
+            hearing.turn_away(cluster, name, message, verdict)
+        elif isinstance(message, m.Heartbeat):
+            self._on_heartbeat(worker, message, now)
+        elif isinstance(message, m.Leave):
+            admission.let_leave(cluster, worker, message.reason, now)
+        elif isinstance(message, m.Probed):
+            suspicion.probed(cluster, worker, message, now)
+        elif isinstance(message, m.Warmed):
+            admission.warmed(cluster, worker, message)
+        elif cluster.job is not None and getattr(message, "job", "") == cluster.job.id:
+            self._on_job_message(cluster.job, worker, message, now)
+
+    def _on_heartbeat(self, worker: Worker, message: m.Heartbeat, now: float) -> None:
+        message = standstill.believable(self.cluster.job, message)
+        worker.liveness.heartbeat = message
+        self.cluster.send(worker.name, m.HeartbeatAck())
+        job = self.cluster.job
+        if job is not None and message.job == job.id and worker.state in MEMBERS:
+            step = message.step
+            running.progressed(self.cluster, job, worker.name, message.generation, step, now)
+            standstill.judge(self.cluster, job, worker, now)
+            if self.cluster.straggler.is_due(now):
+                self.cluster.straggler.look(self.cluster.running_beats(), now)
+
+    def _on_job_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
+        cluster = self.cluster
+        if isinstance(message, m.Progress):
+            jobs.progress(cluster, job, worker.name, message, now)
+        elif isinstance(message, m.Evaluated):
+            job.metrics = figures.metrics(message.metrics)
+        elif isinstance(message, m.CheckpointSaved):
+            key = (
+                message.generation,
+                message.step,
+            )  # a worker that has saved a state has committed it
+            running.progressed(cluster, job, worker.name, *key, now)
+            vouching.saved(cluster, job, worker.name, message)
+        elif isinstance(message, m.Agreed):
+            vouching.agreed(cluster, job, worker.name, message)
+        elif isinstance(message, m.Failed):
+            isolation.failed(cluster, job, worker, message, now)
+        elif isinstance(message, m.Notice):
+            if message.event == "checkpoint_failed":
+                saving.failed(cluster, worker.name, message.message, now)
+            cluster.incident(message.event, f"{worker.name}: {message.message}", worker=worker.name)
+        elif isinstance(message, m.Frozen | m.Finished) and worker.state is WorkerState.WARMING:
+            admission.taken_back(cluster, job, worker, message, now)
+        else:
+            self._on_member_message(job, worker, message, now)
+
+    def _on_member_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
+        if isinstance(message, m.Running):
+            forming.member_running(self.cluster, job, worker, now)
+        elif isinstance(message, m.Frozen):
+            standstill.forgive(self.cluster, worker)
+            running.left(self.cluster, job, worker.name, message, now)
+            ending.member_frozen(self.cluster, job, worker, message, now)
+            suspicion.accused(self.cluster, worker.name, message, now)
+            suspicion.left(self.cluster, job, worker.name, message, now)
+        elif isinstance(message, m.Finished):
+            if worker.state is WorkerState.FORMING:  # it has run, even if it has not said so
+                forming.member_running(self.cluster, job, worker, now)
+            running.left(self.cluster, job, worker.name, message, now)
+            ending.member_finished(self.cluster, job, worker, message)
+            suspicion.left(self.cluster, job, worker.name, message, now)
+
+    def _on_effect_done(self, event: JobSaved | Undeliverable, now: float) -> None:
+        if isinstance(event, Undeliverable):
+            jobs.undeliverable(self.cluster, event, now)
+        elif self.cluster.job is not None:
+            forming.saved(self.cluster, self.cluster.job, event, now)
+
+    def _on_worker_lost(self, event: WorkerLost, now: float) -> None:
+        worker = self.cluster.workers.get(event.name)
+        if worker is None or worker.incarnation != event.incarnation or worker.state in GONE:
+            return
+        if event.farewell or not reconnection.goes_away(self.cluster, worker, event.reason):
+            admission.lose(self.cluster, worker, event.reason, now)
+
+    def _on_kill_requested(self, event: KillRequested) -> None:
+        worker = self._connected(event.name)
+        worker.liveness.signalled, pid = True, worker.registration.pid
+        self.cluster.send(worker.name, m.Signal(signal=event.signal))
+        self.cluster.incident(
+            "worker_signalled",
+            f"SIG{event.signal} sent to {worker.name} (pid {pid}) by the operator",
+            worker=worker.name,
+        )
+
+    def _connected(self, name: str) -> Worker:
+        return connected(self.cluster.workers.values(), name)
+
+    # --- what has become possible ------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        cluster = self.cluster
+        if jobs.may_start(cluster):
+            jobs.activate(cluster, cluster.queue.popleft(), now)
+        if cluster.job is not None:
+            running.bear_out(cluster, cluster.job, now)
+            vouching.count(cluster, cluster.job)
+        admission.release_leavers(cluster)
+        if cluster.job is not None:
+            isolation.try_again(cluster, cluster.job, now)
+        if cluster.job is not None:
+            standstill.give_up_returning(cluster, cluster.job, now)
+            admission.give_up_warming(cluster, cluster.job, now)
+            jobs.break_off_late(cluster, cluster.job, now)
+            laggards.look(cluster, cluster.job, now)
+        if cluster.job is not None and cluster.run.phase is GenerationState.RUNNING:
+            self._advance_running(cluster.job, now)
+        if cluster.job is not None and cluster.run.phase is GenerationState.ENDING:
+            self._advance_ending(cluster.job, now)
+        if cluster.job is not None and cluster.run.phase is GenerationState.NONE:
+            self._advance_waiting(cluster.job, now)
+        if jobs.may_start(cluster):
+            self._advance(now)
+
+    def _advance_running(self, job: Job, now: float) -> None:
+        if all(member.state is WorkerState.FINISHED for member in self.cluster.members()):
+            self._finish(job, now)
+        else:
+            running.admit_ready(self.cluster, job, now)
+
+    def _finish(self, job: Job, now: float) -> None:
+        unasked = ending.stops_unasked(self.cluster, job)
+        if unasked:
+            self.cluster.incident("stop_unasked", f"{unasked}; job {job.id} goes on")
+            self._close(job, now)
+        elif ending.was_stopped(self.cluster, job):
+            job.reason = job.reason or ending.STOP_FORGOTTEN
+            saving.begin(self.cluster, job, self._verdict(job), now)
+        else:
+            saving.begin(self.cluster, job, JobState.DONE, now)
+
+    def _verdict(self, job: Job) -> JobState:
+        return JobState(job.verdict) if job.verdict else JobState.CANCELLED
+
+    def _advance_ending(self, job: Job, now: float) -> None:
+        cluster = self.cluster
+        if cluster.ending.freeze_by is not None and now >= cluster.ending.freeze_by:
+            standstill.give_up_late(cluster, job, now)
+        if any(cluster.workers[n].state is not WorkerState.FINISHED for n in cluster.not_frozen()):
+            return
+        if ending.is_complete(cluster):
+            self._finish(job, now)
+            return
+        self._close(job, now)
+
+    def _close(self, job: Job, now: float) -> None:
+        ending.close(self.cluster, job, now)
+        suspicion.settle(self.cluster, job, now)
+        admission.release_leavers(self.cluster)
+
+    def _advance_waiting(self, job: Job, now: float) -> None:
+        """Form a generation once there is nothing left to wait for."""
+        cluster = self.cluster
+        contradiction.settle(cluster, job, now)
+        if job.state is JobState.SAVING:
+            saving.advance(cluster, job, now)
+            return
+        if job.state is JobState.STOPPING:
+            self._end_waiting(job, now)
+            return
+        if cluster.run.decision is not None:
+            forming.save_again(cluster, job, now)
+            return
+        admission.compare(cluster, job)
+        if not waiting.may_form(cluster, job, now):
+            self._let_wait(job)
+            return
+        if waiting.restart_partial(cluster, job, now):
+            return
+        forming.count_prepared(cluster, job)
+        why = self._hopeless(job)
+        if why:
+            jobs.give_up(cluster, job, why)
+            saving.begin(cluster, job, JobState.FAILED, now)
+            return
+        forming.decide(cluster, job)
+
+    def _let_wait(self, job: Job) -> None:
+        """Wait without forming a generation; report it once."""
+        before = job.state
+        warms_up = bool(self.cluster.warming_since)
+        self.cluster.move_job(job, JobEvent.WARMS_UP if warms_up else JobEvent.WAITS)
+        if job.state is not before:
+            kind = f"job_{job.state.value}"
+            self.cluster.incident(kind, f"job {job.id} waits: {self.explain()}")
+
+    def _end_waiting(self, job: Job, now: float) -> None:
+        """End the wait for members that may come back to a new coordinator with their state."""
+        if doubt.lasts(self.cluster, job):
+            admission.end_doubt(self.cluster, job)
+        never_heard = [name for name in job.roster if name not in self.cluster.workers]
+        patience_s = reconnection.ADOPTION_PATIENCE * self.cluster.heartbeat_timeout_s
+        hopes_s = patience_s if never_heard else 0.0
+        saving.begin(self.cluster, job, self._verdict(job), now, hopes_s=hopes_s)
+
+    def _hopeless(self, job: Job) -> str:
+        """Why continuing is pointless; empty when it is not."""
+        past = self.cluster.setbacks
+        if past.crash_generations >= MAX_DEADLY_GENERATIONS:
+            ends = {name: past.last_ends.get(name, "") for name in past.crashed_workers}
+            dead = ", ".join(f"{name} ({end})" if end else name for name, end in ends.items())
+            return (
+                f"step {past.crash_step + 1} kills worker after worker: {dead} died or hung in it"
+            )
+        if past.no_progress_generations >= MAX_FRUITLESS_GENERATIONS:
+            return f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
+        return ""
+
+    # --- explaining ------------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """Why the job does not advance right now; empty when it does."""
+        cluster, job = self.cluster, self.cluster.job
+        if job is None:
+            return "no job: submit one with `dtdctl submit JOB.toml`"
+        if job.state is JobState.SAVING:
+            return saving.explain(cluster, job)
+        if cluster.run.phase is GenerationState.RUNNING:
+            stops = job.state is JobState.STOPPING
+            return standstill.explain(cluster) or self._why_unfinished() or STOPPING * stops
+        kept = standstill.explain(cluster)
+        if kept:
+            return kept
+        if cluster.run.phase is GenerationState.FORMING:
+            late = [w.name for w in cluster.members() if w.state in TRAINING]
+            forms = f"forming generation {cluster.run.generation}: waiting for {', '.join(late)}"
+            return forms + laggards.explain(cluster)
+        if cluster.run.phase is GenerationState.ENDING:
+            late = [w.name for w in cluster.members() if w.state in TRAINING]
+            ends = f"ending generation {cluster.run.generation}: waiting for {', '.join(late)}"
+            return ends + laggards.explain(cluster)
+        return waiting.explain(cluster, job)
+
+    def _why_unfinished(self) -> str:
+        """Return the members that a finishing job waits for, in words; empty for any other."""
+        members, job = self.cluster.members(), self.cluster.job
+        done = ", ".join(w.name for w in members if w.state is WorkerState.FINISHED)
+        if not done and not (job is not None and 0 < job.total_steps <= job.step):
+            return ""
+        late = ", ".join(w.name for w in members if w.state in TRAINING)
+        if not done:
+            remedy = f"`dtdctl kill-worker {late.partition(',')[0]}` gives it up"
+            return f"all steps are committed; waiting for {late} to finish: {remedy}"
+        says = f"{done} say{'s' if ',' not in done else ''}"
+        return f"waiting for {late} to finish as {says}; `dtdctl kill-worker` gives one up"
+
+
+def connected(workers: Iterable[Worker], name: str) -> Worker:
+    """The connected worker with this name.
+
+    Raises:
+        RequestRefused: none of these workers is; the error names those that are connected.
+    """
+    here = {worker.name: worker for worker in workers if worker.state not in UNREACHED}
+    if name in here:
+        return here[name]
+    known = ", ".join(sorted(here, key=choice.natural_key)) or "none"
+    raise RequestRefused(f"no worker {name!r} is connected", remedy=f"connected: {known}")

@@ -1,0 +1,357 @@
+"""Several jobs at once: the home machine, and one more for each job on workers of its own.
+
+    an event -> the machine that it concerns -> all others look at the clock -> workers are given
+
+Each machine is a whole `Membership` with one job, and all its rules hold within it; none knows of
+the others.  This file passes events on, moves idle workers (`membership.allocation` decides which)
+and keeps the numbers of generations apart.  A worker moves only while it has no job: its record
+goes from one machine to the other, its connection stays.
+
+Without jobs that name `elastic.workers` there is the home machine alone.  Pure: events and a clock
+value in, effects out.
+"""
+
+from __future__ import annotations
+
+from dtd.cluster import admission, allocation, jobs
+from dtd.cluster.events import (
+    CancelRequested,
+    DeleteRequested,
+    DrainRequested,
+    Effect,
+    Event,
+    FromWorker,
+    JobSaved,
+    KillRequested,
+    ResumeRequested,
+    Revoked,
+    Submitted,
+    Ticked,
+    Undeliverable,
+    WorkerLost,
+)
+from dtd.cluster.machine import Membership, connected
+from dtd.cluster.reconnection import NEVER_HEARD
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.state import ClusterState
+from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.status import Beside
+from dtd.cluster.transitions import ENDED, GONE
+from dtd.wire import messages as m
+
+AGAIN = "the worker registered again"
+
+
+class Pools:
+    """The whole control plane of one cluster; several jobs may run in it.
+
+    Args:
+        heartbeat_interval_s: how often workers are told to send heartbeats.
+        heartbeat_timeout_s: silence after which a worker counts as lost.
+        last_generation: the highest number ever announced; new ones exceed it.
+        identity: this coordinator's version, host and store.
+
+    Attributes:
+        home: the machine with the queue, all workers without a job, and the job that takes all.
+    """
+
+    def __init__(
+        self,
+        *,
+        heartbeat_interval_s: float = 0.25,
+        heartbeat_timeout_s: float = 1.5,
+        last_generation: int = 0,
+        identity: CoordinatorIdentity | None = None,
+    ) -> None:
+        self.home = Membership(
+            heartbeat_interval_s=heartbeat_interval_s,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            last_generation=last_generation,
+            identity=identity,
+        )
+        self._pools: list[Membership] = []
+        self._decided: list[Effect] = []
+        self._at_work = self.home
+
+    # --- events ----------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event.
+
+        Raises:
+            RequestRefused: an operator's request cannot be met; nothing has changed.
+        """
+        self._decided = []
+        receiver = self._receiver(event, now)
+        self._keep_numbers_apart()
+        if receiver is None:
+            assert isinstance(event, Submitted), "every other event has a receiver"
+            self._open(event.job, now)
+        else:
+            self._pass(receiver, event, now)
+        for machine in self.machines():
+            if machine is not receiver:
+                self._pass(machine, Ticked(), now)
+        self._allot(now)
+        return self.take_decided()
+
+    def take_decided(self) -> list[Effect]:
+        """The effects of the current event, once; after an error, those decided before it."""
+        decided = [*self._decided, *self._at_work.cluster.effects]
+        self._decided, self._at_work.cluster.effects = [], []
+        return decided
+
+    def _pass(self, machine: Membership, event: Event, now: float) -> None:
+        self._keep_numbers_apart()
+        self._at_work = machine
+        self._decided += machine.handle(event, now)
+        machine.cluster.effects = []
+
+    def _receiver(self, event: Event, now: float) -> Membership | None:
+        """The machine that an event concerns; None for a job that resumes in a new pool."""
+        if isinstance(event, FromWorker) and isinstance(event.message, m.Register):
+            return self._place(event.message, now)
+        if isinstance(event, FromWorker | WorkerLost | Revoked):
+            return self._machine_of(event.name)
+        if isinstance(event, DrainRequested | KillRequested):
+            connected(self.workers().values(), event.name)
+            return self._machine_of(event.name)
+        if isinstance(event, JobSaved | Undeliverable | CancelRequested | ResumeRequested):
+            return self._machine_with(event.job)
+        if isinstance(event, DeleteRequested):
+            for machine in self._pools:
+                jobs.check_unused(machine.cluster, event.job, event.step)
+        if isinstance(event, Submitted) and self._resumes(event.job):
+            return None
+        return self.home
+
+    def _resumes(self, job: Job) -> bool:
+        room = len(self._pools) < allocation.MOST_POOLS and self.home.cluster.job is None
+        return room and allocation.resumes_in_pool(job)
+
+    def _place(self, message: m.Register, now: float) -> Membership:
+        """The machine in which a worker registers; others that have it, or expect it, lose it."""
+        found = allocation.place_of(message, [one.cluster for one in self._pools])
+        place = next((one for one in self._pools if one.cluster is found), self.home)
+        for before in self.machines():
+            known = before.cluster.workers.get(message.name)
+            if before is place or known is None:
+                continue
+            if known.state not in GONE:
+                gone = WorkerLost(
+                    name=message.name, incarnation=known.incarnation, reason=AGAIN, farewell=True
+                )
+                self._pass(before, gone, now)
+            if message.name not in before.cluster.run.roster:
+                before.cluster.workers.pop(message.name, None)
+            place.cluster.workers.setdefault(message.name, known)
+        return place
+
+    # --- places of workers -------------------------------------------------------------------
+
+    def machines(self) -> list[Membership]:
+        """All machines: the home one, then those of pools in the order in which they began."""
+        return [self.home, *self._pools]
+
+    def clusters(self) -> list[ClusterState]:
+        """Return the states of all machines, those with an active job first."""
+        all_of_them = [machine.cluster for machine in self.machines()]
+        return sorted(all_of_them, key=lambda cluster: cluster.job is None)
+
+    def beside(self) -> Beside:
+        """Return the jobs besides the first one, for the status."""
+        return Beside(
+            clusters=self.clusters()[1:],
+            explanations=self.explanations(),
+            explain_queue=self.explain_queue(),
+        )
+
+    @property
+    def cluster(self) -> ClusterState:
+        """The cluster with the job that has been active for the longest time; else that at home."""
+        return self.clusters()[0]
+
+    def active(self) -> list[Job]:
+        """The active jobs, in the order in which they began."""
+        return [one.job for one in self.clusters() if one.job is not None]
+
+    def cluster_of(self, name: str) -> ClusterState:
+        """The cluster to which a worker belongs; that at home for an unknown one."""
+        return self._machine_of(name).cluster
+
+    def cluster_with(self, job: str) -> ClusterState:
+        """The cluster in which a job is active; that at home for any other."""
+        return self._machine_with(job).cluster
+
+    def workers(self) -> dict[str, Worker]:
+        """Every known worker by name."""
+        names = dict.fromkeys(name for one in self.machines() for name in one.cluster.workers)
+        return {name: self.cluster_of(name).workers[name] for name in names}
+
+    def _machine_of(self, name: str) -> Membership:
+        """A worker that has moved is gone where it was before."""
+        known = [one for one in self.machines() if name in one.cluster.workers]
+        there = (one for one in known if one.cluster.workers[name].state not in GONE)
+        return next(there, known[-1] if known else self.home)
+
+    def _machine_with(self, job_id: str) -> Membership:
+        for machine in self._pools:
+            if machine.cluster.job is not None and machine.cluster.job.id == job_id:
+                return machine
+        return self.home
+
+    # --- giving workers to jobs ----------------------------------------------------------------
+
+    def _allot(self, now: float) -> None:
+        """Close pools whose job has ended, begin jobs and give them workers, until all is done."""
+        while self._close_ended(now) or self._begin_next(now) or self._give_one(now):
+            pass
+        for machine in self._pools:
+            for worker in allocation.surplus(machine.cluster):
+                self._change(machine, now)
+                admission.release(machine.cluster, worker, "evicted", allocation.SURPLUS)
+                self._changed(machine)
+
+    def _close_ended(self, now: float) -> bool:
+        ended = next((one for one in self._pools if one.cluster.job is None), None)
+        if ended is None:
+            return False
+        self._pools.remove(ended)
+        self._keep_numbers_apart(ended)
+        for worker in list(ended.cluster.workers.values()):
+            elsewhere = self.cluster_of(worker.name).workers.get(worker.name)
+            if elsewhere is None or elsewhere.state in GONE:
+                _move(worker, ended.cluster, self.home.cluster, now)
+        self._pass(self.home, Ticked(), now)
+        return True
+
+    def _begin_next(self, now: float) -> bool:
+        home = self.home.cluster
+        pools = [one.cluster for one in self._pools]
+        if not home.queue or not allocation.may_begin(home.queue[0], home, pools):
+            return False
+        self._open(home.queue.popleft(), now)
+        return True
+
+    def _give_one(self, now: float) -> bool:
+        home = self.home.cluster
+        for machine in self._pools:
+            pool, job = machine.cluster, machine.cluster.job
+            worker = allocation.next_for(pool, home, now)
+            if worker is not None and job is not None:
+                _move(worker, home, pool, now)
+                self._change(machine, now)
+                admission.prepare(pool, worker, job)
+                self._changed(machine)
+                return True
+        return False
+
+    def _open(self, job: Job, now: float) -> None:
+        """Begin a job, or resume it, on a pool without workers."""
+        home = self.home.cluster
+        machine = Membership(
+            heartbeat_interval_s=home.heartbeat_interval_s,
+            heartbeat_timeout_s=home.heartbeat_timeout_s,
+            last_generation=job.generation,
+            identity=home.identity,
+        )
+        machine.cluster.epoch = max(one.epoch for one in self.clusters())
+        self._pools.append(machine)
+        self._keep_numbers_apart()
+        self._change(machine, now)
+        jobs.activate(machine.cluster, job, now)
+        self._changed(machine)
+        self._pass(machine, Ticked(), now)
+
+    def _change(self, machine: Membership, now: float) -> None:
+        """Begin to change a machine's cluster from here, as at an event of its own."""
+        self._at_work = machine
+        machine.cluster.effects, machine.cluster.now = [], now
+
+    def _changed(self, machine: Membership) -> None:
+        self._decided += machine.cluster.effects
+        machine.cluster.effects = []
+
+    def _keep_numbers_apart(self, *ended: Membership) -> None:
+        """Tell each machine the highest number of a generation; and home that others run."""
+        runs = [one.cluster.run for one in (*self.machines(), *ended)]
+        highest = max(max(run.generation, run.highest_beside) for run in runs)
+        for machine in self.machines():
+            run = machine.cluster.run
+            run.highest_beside = max(run.highest_beside, highest)
+        self.home.cluster.shared = bool(self._pools)
+
+    # --- like a machine ------------------------------------------------------------------------
+
+    def hears(self, name: str, message: m.Message) -> bool:
+        """Whether a registered worker's message counts, also for collectors of figures."""
+        return self._machine_of(name).hears(name, message)
+
+    def awaits(self, name: str, message: m.Message) -> bool:
+        """Whether a worker answers a request; such answers are exempt from its share."""
+        return self._machine_of(name).awaits(name, message)
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when `handle(Ticked(), ...)` must be called if nothing else happens before."""
+        waits = [machine.next_deadline(now) for machine in self.machines()]
+        waits += [
+            allocation.tried_again_at(one.cluster, self.home.cluster, now) for one in self._pools
+        ]
+        return min((at for at in waits if at is not None), default=None)
+
+    def begin_again(self, *, given_up: bool) -> list[Job]:
+        """Forget everything that a new process would not know, after an error in a machine.
+
+        Args:
+            given_up: whether to give up the active job with which the error recurs.
+
+        Returns:
+            The jobs that have not ended, in their order, to be submitted again.
+        """
+        first = [self._at_work] if self._at_work in self._pools else []
+        order = [*first, *(one for one in self._pools if one not in first)]
+        active: list[Job] = [one.cluster.job for one in order if one.cluster.job is not None]
+        self._keep_numbers_apart()
+        self._pools, self._at_work = [], self.home
+        home = self.home.cluster
+        home.queue.extendleft(reversed([job for job in active if job.state not in ENDED]))
+        home.run.generation = max(home.run.generation, home.run.highest_beside)
+        return self.home.begin_again(given_up=given_up)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when it is inconsistent."""
+        living: list[str] = []
+        for machine in self.machines():
+            machine.check_invariants()
+            workers = machine.cluster.workers  # the store may name a worker in two jobs
+            living += (n for n in machine.cluster.living() if workers[n].incarnation != NEVER_HEARD)
+        assert len(set(living)) == len(living), "a worker belongs to two jobs"
+        assert not (self._pools and self.home.cluster.job), "a job takes all workers, and not all"
+        active = [job.id for job in self.active()]
+        assert len(set(active)) == len(active), "a job is active twice"
+
+    # --- explaining ------------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """Why the first active job does not advance right now; empty when it does."""
+        first = self._pools[0] if self._pools else self.home
+        return first.explain()
+
+    def explanations(self) -> dict[str, str]:
+        """Why each active job does not advance right now, by its id."""
+        machines = (one for one in self.machines() if one.cluster.job is not None)
+        return {one.cluster.job.id: one.explain() for one in machines if one.cluster.job}
+
+    def explain_queue(self) -> str:
+        """Why the first job of the queue has not begun; empty when none is queued."""
+        pools = [one.cluster for one in self._pools]
+        return allocation.why_not_begun(self.home.cluster, pools)
+
+
+def _move(worker: Worker, source: ClusterState, to: ClusterState, now: float) -> None:
+    """Move a worker's record; from now on the other machine watches it."""
+    del source.workers[worker.name]
+    source.detector.forget(worker.name)
+    to.workers[worker.name] = worker
+    if worker.state not in GONE:
+        to.detector.watch(worker.name, now)

@@ -1,0 +1,369 @@
+"""The coordinator's records of a worker and of a job.
+
+A worker's record holds its identity, its state and its reports.  A job's record is written to the
+coordinator's store and read from it, so fields may be added but not removed.  No decisions here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtd.cluster.transitions import JobState, WorkerState
+from dtd.engine.rounds import Rounds
+from dtd.job.terms import JobTerms, terms_of
+from dtd.wire import messages as m
+
+MAX_JOBS_OF_A_PROCESS = 4
+"""A process takes part in one job; in others it may have failed and been set aside."""
+
+WARM_UP = -1
+"""Stands for the committed steps of a worker that failed before it was in a generation."""
+
+
+# --- a worker ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """The identity that a process registered.
+
+    Attributes:
+        name: stable name of the worker.
+        incarnation: number of the process, drawn at random.
+        pid: process id on its host.
+        host, device: where it trains.
+        data_host, data_port: address at which other workers reach it.
+        version: its dtd release.
+        instance: id of its state directory; empty if unknown.
+        serves: whether it is a parameter server.
+    """
+
+    name: str
+    incarnation: int
+    pid: int = 0
+    host: str = ""
+    device: str = ""
+    data_host: str = ""
+    data_port: int = 0
+    version: str = ""
+    instance: str = ""
+    serves: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Holdings:
+    """The states that a worker has reported.
+
+    Attributes:
+        warmed: its report of data, model and numerics.
+        held: the newest state it reported; a running member holds a newer one.
+        saved: in a sharded job, its parts of further checkpoints on its disk.
+        prepared: the state it would hold after committing what it has prepared, as (generation
+            that commits the last step, steps).
+        frozen_in: the generation in which it last reported FROZEN or FINISHED.
+        digest: digest of the state in which it finished.
+    """
+
+    warmed: m.Warmed | None = None
+    held: m.Held | None = None
+    saved: tuple[m.Held, ...] = ()
+    prepared: tuple[int, int] = (0, 0)
+    frozen_in: int = 0
+    digest: str = ""
+
+    def forget(self) -> None:
+        """Forget its states; the digest is kept for the job's result."""
+        self.warmed = self.held = None
+        self.saved, self.prepared, self.frozen_in = (), (0, 0), 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Liveness:
+    """Whether a process is alive and its training advances.
+
+    Attributes:
+        heartbeat: the last heartbeat.
+        stuck_since: when its training was first found stuck, without progress since.
+        kept: why it is not evicted although stuck; empty if there is no reason to evict it.
+        signalled: whether the operator sent its process a signal, so that its end does not count
+            as a failure.
+    """
+
+    heartbeat: m.Heartbeat | None = None
+    stuck_since: float | None = None
+    kept: str = ""
+    signalled: bool = False
+
+    def forget(self) -> None:
+        """Forget its heartbeat after its process has ended."""
+        self.heartbeat = None
+        self.gets_on()
+
+    def gets_on(self) -> None:
+        """Record that its training is no longer stuck."""
+        self.stuck_since, self.kept = None, ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Participation:
+    """The jobs and generations about which a process may report.
+
+    Attributes:
+        jobs: jobs that it was told to prepare for or registered with, the newest first.
+        generation: the newest generation that it was assigned to or registered with.
+        rank, ranks: its rank in that generation, and all ranks that it ever had; initially 0.
+        stopped: whether it has finished because it was told to stop.
+    """
+
+    jobs: tuple[str, ...] = ()
+    generation: int = 0
+    rank: int = 0
+    ranks: frozenset[int] = frozenset({0})
+    stopped: bool = False
+
+    def given(self, job: str) -> None:
+        """Record that it is told to prepare for a job."""
+        self.jobs = tuple(dict.fromkeys((job, *self.jobs)))[:MAX_JOBS_OF_A_PROCESS]
+
+    def assigned(self, generation: int, rank: int) -> None:
+        """Record that it is assigned to a generation."""
+        self.generation, self.rank, self.ranks = generation, rank, self.ranks | {rank}
+
+
+@dataclass(slots=True, kw_only=True)
+class Reconnection:
+    """The generation of the job with which a worker registered again.
+
+    Attributes:
+        returning: whether it has not left that generation yet.
+        generation: number of that generation.
+        phase: its phase in that generation, as in REGISTER, or as it has reported since.
+    """
+
+    returning: bool = False
+    generation: int = 0
+    phase: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """One worker, by its stable name.
+
+    Attributes:
+        registration: the identity that its process registered.
+        state: its state; assigned only by `ClusterState.move_worker`.
+        reason: why it does not work, or what it waits for, for `dtdctl status`.
+        ready_since: when it became ready to join.
+        leaving: whether it is to be released as soon as no state is lost by that.
+        foreign: whether it runs another release of dtd, and therefore gets no work.
+        stray: whether it took part in a job of another store; its reports of jobs do not count.
+        holdings: the states that it has reported.
+        liveness: whether its process is alive and its training advances.
+        participation: the jobs and generations about which it may report.
+        reconnection: the generation with which it registered again.
+    """
+
+    registration: Registration
+    state: WorkerState = WorkerState.IDLE
+    reason: str = ""
+    ready_since: float = 0.0
+    leaving: bool = False
+    foreign: bool = False
+    stray: bool = False
+    holdings: Holdings = field(default_factory=Holdings)
+    liveness: Liveness = field(default_factory=Liveness)
+    participation: Participation = field(default_factory=Participation)
+    reconnection: Reconnection = field(default_factory=Reconnection)
+
+    @property
+    def name(self) -> str:
+        """Stable name of the worker."""
+        return self.registration.name
+
+    @property
+    def incarnation(self) -> int:
+        """Incarnation of its process."""
+        return self.registration.incarnation
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is a parameter server: it owns parts of a state, and trains no rows."""
+        return self.registration.serves
+
+
+@dataclass(slots=True, kw_only=True)
+class SetAside:
+    """A worker on which the job's code failed.
+
+    Attributes:
+        at: committed steps at that time, or WARM_UP.
+        failed: its report of the failure.
+        until: when it is tried again; 0.0 once it has warmed up again.
+        pause_s: duration of its current exclusion.
+        incarnation: incarnation of the process that failed.
+        pid: id of that process, which the process that replaces it keeps; another id means that the
+            worker was started anew, presumably after a repair.
+        again: number of consecutive failures at `at`.
+    """
+
+    at: int
+    failed: m.Failed
+    until: float
+    pause_s: float
+    incarnation: int
+    pid: int
+    again: int = 1
+
+    @property
+    def reason(self) -> str:
+        """The reason for its exclusion, for `dtdctl status`."""
+        first = self.failed.reason.partition("\n")[0]
+        return f"set aside for {self.pause_s:g} s, or until it is started again: {first}"
+
+
+# --- a job -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One job, from submission to its result.
+
+    Attributes:
+        spec: its specification as a map of tables, for the store and the workers.
+        terms: those of its settings that affect the coordinator's decisions.
+        roster, roster_id: members of the newest generation in rank order, and the roster's id.
+        servers: how many of them are parameter servers; they are the last ones.
+        instances: ids of the members' state directories.
+        store_epoch: epoch of the store when that generation was decided, or the job was submitted.
+        announced: whether that generation was announced and is not known to have ended.
+        fenced: whether one of its members cannot take part in it any more, so that it commits no
+            further step.
+        start_generation, start_step: the starting state of that generation.
+        checkpoint_generation, checkpoint_step, checkpoint_holders: the newest complete checkpoint,
+            and the workers that have it or, if the state is sharded, a part of it.
+        parts: in a sharded job, the parts of that checkpoint and of newer ones that are not
+            complete, see `dtd.cluster.vouching`.
+        divergences: when replicas differed without a majority, see `membership.divergence`.
+        agreed: confirmed digests of saved states, see `dtd.cluster.vouching`.
+        branches: states on abandoned branches, see `membership.branches`.
+        step_s: recent mean duration of a step; 0 if unknown.
+        verdict: how the job will end once its state is saved: "done", "failed" or "cancelled";
+            empty while it continues.
+        package: sha256 of the task's code that was shipped with it; empty: the installed code.
+        from_mode: what is taken from `from_job`: "resume": everything, "weights": the weights.
+        weights: sha256 of a file with initial weights; empty: none.
+        strict: whether all initial weights must fit the model.
+        dataset_rows, dataset_fingerprint, task_digest: the job's data and code, as most workers
+            report them.
+        environment: software and hardware, as most workers report them.
+        from_newest: step of the newest checkpoint of `from_job` at submission, if none was named.
+        identity, from_identity: identities of this job and of `from_job`, see `dtd.job.identity`.
+    """
+
+    id: str
+    spec: dict[str, Any]
+    state: JobState = JobState.QUEUED
+    reason: str = ""
+    from_job: str = ""
+    from_step: int = 0
+    from_mode: str = ""
+    package: str = ""
+    identity: str = ""
+    from_identity: str = ""
+    generation: int = 0
+    world_size: int = 0
+    step: int = 0
+    total_steps: int = 0
+    epoch: int = 0
+    loss: float | None = None
+    samples_per_s: float = 0.0
+    steps_lost: int = 0
+    checkpoint_generation: int = 0
+    checkpoint_step: int = 0
+    checkpoint_holders: tuple[str, ...] = ()
+    roster: tuple[str, ...] = ()
+    roster_id: int = 0
+    servers: int = 0
+    instances: tuple[str, ...] = ()
+    store_epoch: int = 1
+    announced: bool = False
+    fenced: bool = True
+    start_generation: int = 0
+    start_step: int = 0
+    branches: tuple[Any, ...] = ()
+    step_s: float = 0.0
+    verdict: str = ""
+    skipped_steps: int = 0
+    weights: str = ""
+    strict: bool = True
+    dataset_rows: int = 0
+    dataset_fingerprint: str = ""
+    task_digest: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    from_newest: int = 0
+    divergences: tuple[Any, ...] = ()
+    agreed: tuple[Any, ...] = ()
+    parts: tuple[Any, ...] = ()
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+    terms: JobTerms = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the terms from the specification."""
+        self.terms = terms_of(self.spec)
+
+    @property
+    def rounds(self) -> Rounds:
+        """The steps that are committed together."""
+        return Rounds.of(self.terms.strategy)
+
+    @property
+    def name(self) -> str:
+        """The name that the user gave to the job."""
+        return self.terms.name
+
+
+@dataclass(slots=True, kw_only=True)
+class Recovery:
+    """The interval from the end of one generation to the first committed step of a later one.
+
+    Attributes:
+        cause: why the generation ended, as text.
+        worker: the worker concerned; empty if the cause is not a single worker.
+        began_at: when the coordinator learned of the cause.
+        detected_after_s: silence before that, at most the time since the cause.
+        at_boundary: whether the generation ended between two steps.
+        running: whether it had begun to train.
+        steps_redone: number of steps that were begun and abandoned.
+        steps_lost: number of committed steps that no worker holds any more.
+    """
+
+    cause: str
+    worker: str
+    began_at: float
+    detected_after_s: float
+    at_boundary: bool
+    running: bool
+    steps_redone: int = 0
+    steps_lost: int = 0
+
+    def again(self, *, at_boundary: bool, running: bool) -> None:
+        """Record that another generation has ended before the job committed a step."""
+        self.at_boundary, self.running = at_boundary, running
+
+    def breaks(self, cause: str, now: float, *, worker: str, silent_s: float) -> None:
+        """Record that a generation that was to end at a step boundary broke before it."""
+        if self.at_boundary:
+            self.cause, self.worker, self.began_at = cause, worker, now
+            self.detected_after_s, self.at_boundary = silent_s, False
+
+    def details(self, now: float) -> dict[str, Any]:
+        """The figures of the recovery, taken when the job has committed a step again."""
+        return {
+            "cause": self.cause,
+            "detected_after_s": round(self.detected_after_s, 3),
+            "recovered_after_s": round(now - self.began_at, 3),
+            "steps_redone": self.steps_redone,
+            "steps_lost": self.steps_lost,
+        }

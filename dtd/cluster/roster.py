@@ -1,0 +1,295 @@
+"""The members of the next generation, their order, and its starting state.
+
+Pure functions of the workers' reports; each docstring gives the reason for its rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dtd.cluster.coverage import (
+    NOTHING_HELD,
+    Key,
+    assigned_part,
+    covers,
+    has,
+    held_key,
+    in_memory,
+    needed,
+)
+from dtd.cluster.links import Pair, pair_of
+from dtd.cluster.records import Job, Worker
+from dtd.wire import messages as m
+
+__all__ = [
+    "NOTHING_HELD",
+    "Choice",
+    "Key",
+    "choose",
+    "covers",
+    "disagreement",
+    "held_by",
+    "held_key",
+    "holders",
+    "holds",
+    "in_memory",
+    "natural_key",
+    "newest_key",
+    "reference",
+    "ring_order",
+    "roster_id",
+    "start_held",
+    "start_key",
+]
+
+MAX_TRIES: Final = 10_000
+"""Limit of the search for a ring; with few bad links the first attempt succeeds."""
+
+
+def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key that puts worker-10 after worker-9."""
+    return tuple(
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    )
+
+
+# --- the state ---------------------------------------------------------------------------------
+
+
+def start_key(job: Job, available: Iterable[Worker]) -> Key:
+    """The starting state of the next generation, chosen so that no committed step is lost.
+
+    A step that every reachable member has prepared may have been committed by an unreachable one,
+    so it is committed (ADR 0006).  A reachable member that has not prepared the step has not voted
+    for it, so no member has committed it; its word is worth less than that of two members who have
+    told that they had.  One that reports no state has no say: all that others have prepared, it had
+    computed with them.  A decision to commit a step is permanent.  A state of
+    which the workers lack a shard cannot be continued.
+    """
+    workers = list(available)
+    return max((key for key in _keys(job, workers) if covers(workers, key)), default=(0, 0))
+
+
+def newest_key(job: Job, available: Iterable[Worker]) -> Key:
+    """The key that would be the start if the workers had all shards of it."""
+    return max(_keys(job, list(available)), default=(0, 0))
+
+
+def _keys(job: Job, workers: Sequence[Worker]) -> set[Key]:
+    keys = {held_key(worker) for worker in workers}
+    keys |= {(one.generation, one.step) for worker in workers for one in worker.holdings.saved}
+    left = [w for w in workers if w.holdings.frozen_in == job.generation > 0 and in_memory(w)]
+    ended = {w.holdings.prepared for w in left}
+    if len(ended) == 1:
+        keys |= {key for key in ended if key[0] == job.generation}
+    if job.step > job.start_step:  # two members have told so
+        keys |= ended & {(job.generation, job.step)}
+    decided = (job.start_generation, job.start_step)
+    return keys | {w.holdings.prepared for w in workers if w.holdings.prepared == decided}
+
+
+def holds(worker: Worker, start: Key) -> bool:
+    """Whether a worker has this state or a part of it, or can commit the step that leads to it."""
+    return has(worker, start)
+
+
+def holders(members: Sequence[Worker], start: Key) -> list[bool]:
+    """For each rank, whether it holds the state; if none does, rank 0 provides a fresh one.
+
+    Fresh states are equal only on equal machines, so a worker with a state in memory takes
+    precedence.
+    """
+    held = [holds(worker, start) for worker in members]
+    return held if any(held) else [rank == 0 for rank in range(len(members))]
+
+
+def start_held(job: Job, name: str) -> m.Held:
+    """The state, or its part, that a member holds once it runs in the job's newest generation."""
+    return m.Held(
+        job=job.id,
+        generation=job.start_generation,
+        step=job.start_step,
+        digest="",
+        where="memory",
+        part=() if not job.terms.sharded else tuple(assigned_part(job, name).to_wire()),
+    )
+
+
+def held_by(message: m.Frozen | m.Finished) -> m.Held:
+    """The state of a worker that has left its generation."""
+    if isinstance(message, m.Frozen):
+        return message.held[0] if message.held else NOTHING_HELD
+    return m.Held(
+        job=message.job,
+        generation=message.held_generation,
+        step=message.step,
+        digest=message.digest,
+        where="memory",
+        part=message.part,
+    )
+
+
+# --- the members -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Members of a roster in rank order, and workers excluded for lack of a working link."""
+
+    members: list[Worker]
+    barred: list[Worker]
+
+
+def choose(
+    workers: Iterable[Worker],
+    *,
+    start: Key,
+    max_workers: int,
+    bad_links: Mapping[Pair, Collection[str]],
+) -> Choice:
+    """The members of the next roster.
+
+    If there are more than `max_workers` candidates, holders of the state take precedence, and among
+    those the ones that together have all shards of it.  Workers that leave once they have passed
+    on their state do not count towards the limit, nor do parameter servers.  Ranks follow
+    the order of names, so that they are deterministic, unless a bad link would join two neighbours;
+    servers are last.  If no order avoids all bad links, a worker with a bad link is excluded:
+    preferably one whose state or shards others have, then one against which its bad link counts
+    (`bad_links`, from `Links.at_fault`), then one without the state, then the one with the most bad
+    links, then the last by name.
+    """
+    by_name = sorted(workers, key=lambda w: natural_key(w.name))
+    few = {worker.name for worker in needed(by_name, start)}
+    candidates = sorted(by_name, key=lambda w: (w.name not in few, not holds(w, start)))
+    barred: list[Worker] = []
+    while True:
+        leaving = [worker for worker in candidates if worker.leaving]
+        staying = [worker for worker in candidates if not worker.leaving]
+        servers = [worker for worker in staying if worker.serves]
+        staying = [worker for worker in staying if not worker.serves]
+        most = max(max_workers, sum(worker.name in few for worker in staying))
+        chosen = leaving + servers + staying[:most]
+        chosen = sorted(chosen[: m.MAX_WORLD], key=lambda w: (w.serves, natural_key(w.name)))
+        last = {worker.name for worker in chosen if worker.serves}
+        order = ring_order([worker.name for worker in chosen], bad_links, last)
+        if order is not None:
+            named = {worker.name: worker for worker in chosen}
+            return Choice(members=[named[name] for name in order], barred=barred)
+        worst = max(chosen, key=lambda w: _blame(w, chosen, start, bad_links))
+        candidates.remove(worst)
+        barred.append(worst)
+
+
+def _blame(
+    worker: Worker,
+    chosen: Sequence[Worker],
+    start: Key,
+    bad_links: Mapping[Pair, Collection[str]],
+) -> tuple[bool, bool, bool, int, int, tuple[tuple[int, int, str], ...]]:
+    pairs = [pair_of(worker.name, other.name) for other in chosen]
+    broken = [pair for pair in pairs if pair in bad_links]
+    faults = sum(worker.name in bad_links[pair] for pair in broken)
+    lacks = bool(broken) and not holds(worker, start)
+    spare = bool(broken) and covers([one for one in chosen if one is not worker], start)
+    return spare, faults > 0, lacks, faults, len(broken), natural_key(worker.name)
+
+
+def ring_order(
+    names: Sequence[str], bad_links: Collection[Pair], servers: Collection[str] = ()
+) -> list[str] | None:
+    """The first order of `names` in which no bad link joins neighbours; None if there is none.
+
+    Args:
+        names: in the preferred order, the servers last.
+        bad_links: pairs that cannot be neighbours.
+        servers: remain last, and need a link to every other member.
+    """
+    if not names:
+        return []
+    if any(pair_of(one, other) in bad_links for one in servers for other in names if one != other):
+        return None
+    order, tries = [names[0]], 0
+    untried: list[list[str]] = [list(names[1:])]
+    while True:
+        tries += 1
+        closed = len(names) == 1 or pair_of(order[-1], order[0]) not in bad_links
+        if len(order) == len(names) and closed:
+            return order
+        while untried and not untried[-1]:
+            untried.pop()
+            order.pop()
+        if not untried or tries > MAX_TRIES:
+            return None
+        candidate = untried[-1].pop(0)
+        order = order[: len(untried)]
+        too_early = candidate in servers and any(
+            name not in servers and name not in order for name in names
+        )
+        if pair_of(order[-1], candidate) not in bad_links and not too_early:
+            order.append(candidate)
+            untried.append([name for name in names if name not in order])
+
+
+def roster_id(
+    job: str, generation: int, roster: Sequence[Worker] | Sequence[m.Member], *, start: Key
+) -> int:
+    """A unique id of the roster: it includes incarnations, which workers draw at random."""
+    text = f"{job}\0{generation}\0{start[0]}\0{start[1]}\0"
+    text += "\0".join(f"{w.name}={w.incarnation}" for w in roster)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+# --- compatible workers ------------------------------------------------------------------------
+
+
+def reference(reports: Sequence[m.Warmed], *, steps_total: int = 0) -> m.Warmed:
+    """The report with which most workers agree.
+
+    Among equally common reports, the first whose number of steps equals the job's known number
+    (`steps_total`) takes precedence.  A single worker that later reports another number therefore
+    does not change the length of the job.
+    """
+
+    def agreement(one: m.Warmed) -> tuple[int, bool]:
+        agree = sum(not disagreement(one, other) for other in reports)
+        return agree, one.steps_total == steps_total
+
+    return max(reports, key=agreement)
+
+
+def disagreement(
+    reference: m.Warmed, other: m.Warmed, *, by: tuple[str, str] = ("others", "it")
+) -> str:
+    """Why two workers must not train together; empty if they may.  `by`: their names.
+
+    The code of the task is compared first, since it may be the reason for the other differences.
+    """
+    code, known = other.task_digest, reference.task_digest
+    if code and known and code != known:
+        return (
+            f"{by[1]} has other code of the task ({code[:12]}) than {by[0]} ({known[:12]}):"
+            " have `dtdctl submit` ship it, or install the same version on both"
+        )
+    if reference.dataset_rows != other.dataset_rows:
+        return f"its dataset has {other.dataset_rows} rows, not {reference.dataset_rows}"
+    if reference.dataset_fingerprint != other.dataset_fingerprint:
+        return "sampled rows of its dataset, or their order, differ from the other workers'"
+    if reference.plan_digest != other.plan_digest:
+        return (
+            "its model has other parameters than the other workers', or its optimizer has them in"
+            " another order or in other groups"
+        )
+    if reference.numerics_fingerprint != other.numerics_fingerprint:
+        return (
+            "its numerics differ (another torch version, device type or processor):"
+            f" {other.numerics_fingerprint}, not {reference.numerics_fingerprint}"
+        )
+    if reference.steps_total != other.steps_total:
+        return f"it would train {other.steps_total} steps, not {reference.steps_total}"
+    return ""

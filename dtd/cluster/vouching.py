@@ -1,0 +1,200 @@
+"""Confirms checkpoints on whose digest all ranks agreed; a single worker's report proves little.
+
+Every rank sees the digests of all ranks before a checkpoint is published, and reports the digest on
+which they agreed (AGREED).  A digest that more than half of the generation's roster report is
+*confirmed* and stored with the job; the digest in a worker's CHECKPOINT_SAVED is compared with it.
+A saved state counts for decisions only once the job is known to have reached its step; until then
+the claim waits for other workers to confirm the step.  A sharded state is saved in parts: they
+count as a checkpoint once together they cover [0, 1).  Its digest is that of its division among the
+ranks (`dtd.engine.shard_digests`), so a state has another digest in a generation of another
+size, and several may be confirmed for one state.  Part of the membership machine; changes the
+cluster's state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from dtd.cluster import branches
+from dtd.cluster.coverage import assigned_part, copies, part_from
+from dtd.cluster.events import SaveJob
+from dtd.cluster.records import Job
+from dtd.cluster.state import ClusterState
+from dtd.engine.shards import WHOLE, ShardSet
+from dtd.wire import messages as m
+
+VERIFIED: Final = "verified"
+UNCONFIRMED: Final = "unconfirmed"
+CONTRADICTED: Final = "contradicted"
+
+MAX_CONFIRMED: Final = 128
+"""Number of confirmed digests kept for a job, the newest ones."""
+
+MAX_OPEN: Final = 16
+"""Number of unconfirmed digests kept for each rank, its newest ones."""
+
+MAX_CLAIMS: Final = 8
+"""Number of saved states kept for each worker until other workers confirm their steps."""
+
+
+class Confirmed(NamedTuple):
+    """A state (generation, step) and the digest on which all ranks agreed."""
+
+    generation: int
+    step: int
+    digest: str
+
+
+def remembered(known: Iterable[Sequence[Any]]) -> tuple[Confirmed, ...]:
+    """The confirmed digests in a job's record, which may have been read from the store."""
+    return tuple(Confirmed(int(one[0]), int(one[1]), str(one[2])) for one in known)
+
+
+def verdict(
+    confirmed: Iterable[Confirmed], key: branches.Key, digest: str, *, sharded: bool = False
+) -> str:
+    """Compare a checkpoint's digest with the confirmed one, if there is one for its state.
+
+    Args:
+        confirmed: of the job.
+        key: of the checkpoint's state.
+        digest: of the checkpoint.
+        sharded: whether the state is divided: an unknown digest may be that of another division.
+    """
+    known = {one.digest for one in confirmed if (one.generation, one.step) == key}
+    if digest in known:
+        return VERIFIED
+    return CONTRADICTED if known and not sharded else UNCONFIRMED
+
+
+def agreed(cluster: ClusterState, job: Job, name: str, message: m.Agreed) -> None:
+    """Handle a member's AGREED; a digest that a majority of the roster reports is confirmed."""
+    key, known = (message.generation, message.step), remembered(job.agreed)
+    said_of_it = {one.digest for one in known if (one.generation, one.step) == key}
+    if message.digest in said_of_it or (said_of_it and not job.terms.sharded):
+        return
+    # Reinserted at the end: the dictionary is ordered from the oldest report to the newest.
+    said = cluster.trust.agreed[key] = cluster.trust.agreed.pop(key, {})
+    said[name] = message.digest
+    _forget_oldest(cluster, name)
+    counted = Counter(digest for by, digest in said.items() if by in job.roster)
+    digest, times = counted.most_common(1)[0]
+    if 2 * times <= len(job.roster):
+        return
+    del cluster.trust.agreed[key]
+    job.agreed = (*known, Confirmed(*key, digest))[-MAX_CONFIRMED:]
+    if key == (job.checkpoint_generation, job.checkpoint_step):
+        cluster.emit(SaveJob(job=job))  # otherwise saved with a later change
+
+
+def _forget_oldest(cluster: ClusterState, name: str) -> None:
+    """Discard a rank's oldest reports; limits are per rank, so no rank can displace another's."""
+    told = [key for key, said in cluster.trust.agreed.items() if name in said]
+    for key in told[:-MAX_OPEN]:
+        del cluster.trust.agreed[key][name]
+        if not cluster.trust.agreed[key]:
+            del cluster.trust.agreed[key]
+
+
+def saved(cluster: ClusterState, job: Job, name: str, message: m.CheckpointSaved) -> None:
+    """Handle a worker's CHECKPOINT_SAVED."""
+    key = (message.generation, message.step)
+    known, sharded = remembered(job.agreed), job.terms.sharded
+    if verdict(known, key, message.digest, sharded=sharded) == CONTRADICTED:
+        cluster.incident(
+            "checkpoint_contradicted",
+            f"{name} says that it saved step {message.step} with digest {message.digest}, and the"
+            " ranks agreed on another one",
+            worker=name,
+            step=message.step,
+        )
+        if cluster.saving is not None:
+            cluster.saving.contradicts(name, cluster.now)
+        return
+    claims = cluster.trust.claims.setdefault(name, [])
+    claims.append(key)
+    if job.terms.sharded:
+        _note_part(job, name, message)
+    del claims[:-MAX_CLAIMS]
+    if cluster.saving is not None:
+        cluster.saving.answered(name)
+    count(cluster, job)
+
+
+def count(cluster: ClusterState, job: Job) -> None:
+    """Accept claims of saved states whose step the job is known to have reached."""
+    for name, claims in cluster.trust.claims.items():
+        for key in [one for one in claims if _is_borne_out(cluster, job, one)]:
+            claims.remove(key)
+            _counts(cluster, job, name, key)
+
+
+def _is_borne_out(cluster: ClusterState, job: Job, key: branches.Key) -> bool:
+    """Whether the state lies on the current branch or an abandoned one, or was requested."""
+    start = (job.start_generation, job.start_step)
+    before = key <= start and key[1] <= start[1]
+    since = key[0] == job.generation and job.start_step < key[1] <= job.step
+    asked = cluster.saving is not None and key == cluster.saving.key
+    return before or since or asked or branches.is_left(key, branches.remembered(job.branches))
+
+
+def _counts(cluster: ClusterState, job: Job, name: str, newest: branches.Key) -> None:
+    """Update the holders of the newest complete checkpoint; those of left branches rank last."""
+    known = (job.checkpoint_generation, job.checkpoint_step)
+    if newest != known and _rank(job, newest) <= _rank(job, known):
+        return  # nothing new; a needless write would delay the next generation
+    holders = {name, *(job.checkpoint_holders if newest == known else ())}
+    if job.terms.sharded:
+        found = parts_at(job, newest)
+        if copies(found.values()) == 0:
+            return  # a part of it alone is no checkpoint
+        holders = set(found)
+    if newest == known and holders == set(job.checkpoint_holders):
+        return
+    job.checkpoint_generation, job.checkpoint_step = newest
+    job.checkpoint_holders = tuple(sorted(holders))
+    job.parts = tuple(one for one in job.parts if _rank(job, key_of(one)) >= _rank(job, newest))
+    cluster.emit(SaveJob(job=job))
+
+
+def _rank(job: Job, key: branches.Key) -> tuple[bool, branches.Key]:
+    return not branches.is_left(key, branches.remembered(job.branches)), key
+
+
+# --- the parts of sharded checkpoints ------------------------------------------------------------
+
+
+def key_of(entry: Sequence[Any]) -> branches.Key:
+    """The key of an entry of a job's record: [generation, step, worker, shards]."""
+    return int(entry[0]), int(entry[1])
+
+
+def parts_at(job: Job, key: branches.Key) -> dict[str, ShardSet]:
+    """The parts of the checkpoint with this key that workers have written, by worker."""
+    return {
+        str(one[2]): part_from(tuple(map(int, one[3]))) for one in job.parts if key_of(one) == key
+    }
+
+
+def written(job: Job, key: branches.Key) -> dict[str, ShardSet]:
+    """Return published parts of the state with this key, or of a newer one, by worker."""
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    if saved >= key and branches.saved_step(job):
+        if not job.terms.sharded:
+            return dict.fromkeys(job.checkpoint_holders, WHOLE)
+        return parts_at(job, saved)
+    return parts_at(job, key)
+
+
+def _note_part(job: Job, name: str, message: m.CheckpointSaved) -> None:
+    """Record which shards a worker's checkpoint has; one part for each worker and state counts."""
+    key, part = (message.generation, message.step), part_from(message.part)
+    if message.generation == job.generation and name in job.roster:
+        part = part & assigned_part(job, name)
+    others = [one for one in job.parts if (key_of(one), one[2]) != (key, name)]
+    mine = [one for one in others if one[2] == name][-MAX_CLAIMS + 1 :]
+    kept = [one for one in others if one[2] != name or one in mine]
+    if part:
+        job.parts = (*kept, (*key, name, tuple(part.to_wire())))

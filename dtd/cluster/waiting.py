@@ -1,0 +1,268 @@
+"""Decides whether the next generation may form, or which workers to wait for.
+
+Part of the membership machine.  In order: workers that come back with a state, enough workers,
+workers that warm up (unless one holds the job's state: then it continues at once), one that has the
+checkpoint from which the job is to start, late ones at the very beginning, and absent workers that
+may hold a newer state than the present ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dtd.cluster import admission, branches, doubt, forming
+from dtd.cluster import roster as choice
+from dtd.cluster.coverage import covers
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.state import ClusterState, least_workers
+from dtd.cluster.state_records import Decision
+from dtd.cluster.transitions import WorkerState
+
+RESUME_WAIT_S = 60.0
+MOST_RESUME_WAIT_S = 3600.0
+"""Limits of the wait for holders of newer steps, which lasts as long as redoing them would."""
+QUICK_GENERATIONS = 3
+FIRST_PAUSE_S = 0.1
+MAX_DOUBLINGS = 6
+
+
+def may_form(cluster: ClusterState, job: Job, now: float) -> bool:
+    """Whether there is nothing left to wait for."""
+    if doubt.lasts(cluster, job) or doubt.is_exhausted(cluster):
+        return False
+    if _may_run_elsewhere(job):
+        return False
+    too_few = why_too_few(cluster.available(), job)
+    if too_few:
+        cluster.waiting.enough_since = None
+    elif cluster.waiting.enough_since is None:
+        cluster.waiting.enough_since = now
+    held_up = _waits_for_warm_up(cluster, job) or _lacks_links(cluster, job)
+    if too_few or held_up or lacks_origin(cluster, job):
+        cluster.waiting.settle_by = cluster.waiting.form_at = None
+        return False
+    if not (_has_settled(cluster, job, now) and _has_newest(cluster, job, now)):
+        cluster.waiting.form_at = None
+        return False
+    return _has_paused(cluster, now)
+
+
+def why_too_few(workers: Sequence[Worker], job: Job) -> str:
+    """Return the workers that a generation of the job lacks, in words; empty if there are enough.
+
+    Parameter servers train no rows, so they do not count as workers.
+    """
+    ready, least = sum(not worker.serves for worker in workers), least_workers(job)
+    if ready < least:
+        return f"{ready} of at least {least} workers are ready"
+    if job.terms.has_servers and ready == len(workers):
+        return (
+            "no parameter server is ready; start one with `dtd-worker --role server`"
+            " (the unit dtd-worker@server)"
+        )
+    return ""
+
+
+def _may_run_elsewhere(job: Job) -> bool:
+    """Whether the last generation may still train unheard: no member has certainly stopped."""
+    return job.generation > 0 and not job.fenced
+
+
+def _lacks_links(cluster: ClusterState, job: Job) -> bool:
+    """Whether too few workers, or not all shards, are left without those that lack a link."""
+    if not cluster.isolation.links.bad:
+        return False
+    members, present = forming.choose(cluster, job).members, cluster.available()
+    start = choice.start_key(job, present)
+    torn = covers(present, start) and not covers(members, start)
+    return torn or bool(why_too_few(members, job))
+
+
+def lacks_origin(cluster: ClusterState, job: Job) -> bool:
+    """Whether the job is to start from a checkpoint of another one that no present worker has.
+
+    It would begin at step 0, as nobody wants, unless the operator has said so, then or before.
+    """
+    if not job.from_job or cluster.waiting.resumed:
+        return False
+    untrained = (0, 0)
+    said_before = job.generation > 0 and (job.start_generation, job.start_step) == untrained
+    return not said_before and choice.start_key(job, cluster.available()) == untrained
+
+
+def _has_paused(cluster: ClusterState, now: float) -> bool:
+    """Whether the pause is over; it grows with each generation that makes no progress."""
+    in_row = max(cluster.setbacks.no_progress_generations, cluster.setbacks.brief_generations)
+    if in_row <= QUICK_GENERATIONS:
+        return True
+    if cluster.waiting.form_at is None:
+        doublings = min(in_row - QUICK_GENERATIONS, MAX_DOUBLINGS)
+        cluster.waiting.form_at = now + FIRST_PAUSE_S * 2**doublings
+    return now >= cluster.waiting.form_at
+
+
+def _waits_for_warm_up(cluster: ClusterState, job: Job) -> bool:
+    """Survivors continue at once, and workers that warm up join later; a fresh start waits.
+
+    It does so for as long as a warm-up may take; then enough workers begin without the others.
+    Workers that reconnect with a state are waited for in any case: it may be the newest.
+    """
+    if any(cluster.workers[name].reconnection.returning for name in cluster.warming_since):
+        return True
+    survivors = [worker for worker in forming.remembering(cluster, job) if not worker.leaving]
+    since = cluster.waiting.enough_since
+    is_over = since is not None and cluster.now - since > job.terms.warmup_timeout_s
+    return bool(cluster.warming_since) and not (survivors or is_over)
+
+
+def _has_settled(cluster: ClusterState, job: Job, now: float) -> bool:
+    """A job's first generation gives late workers a moment to join."""
+    if not cluster.waiting.must_settle or (job.roster and not cluster.missing(job)):
+        return True
+    if cluster.waiting.settle_by is None:
+        cluster.waiting.settle_by = now + job.terms.settle_s
+    return now >= cluster.waiting.settle_by
+
+
+def _has_newest(cluster: ClusterState, job: Job, now: float) -> bool:
+    """Whether the newest state is present, or the wait for its holders is over."""
+    if _is_newest_here(cluster, job):
+        cluster.waiting.newer_since = None
+    elif cluster.waiting.newer_since is None:
+        cluster.waiting.newer_since = now
+    resume_at = resume_by(cluster)
+    return cluster.waiting.resumed or resume_at is None or now >= resume_at
+
+
+def resume_by(cluster: ClusterState) -> float | None:
+    """Return when the job continues without waiting for absent workers that may hold newer state.
+
+    The workers present may change during the wait, and with them the cost of continuing.
+    """
+    if cluster.job is None or cluster.waiting.newer_since is None:
+        return None
+    return cluster.waiting.newer_since + resume_wait_s(cluster, cluster.job)
+
+
+def resume_wait_s(cluster: ClusterState, job: Job) -> float:
+    """Return how long to wait for steps instead of redoing them: as long as redoing would take."""
+    here = choice.start_key(job, cluster.available())[1]
+    cost_s = (max(job.step, branches.saved_step(job)) - here) * job.step_s
+    return min(max(cost_s, RESUME_WAIT_S), MOST_RESUME_WAIT_S)
+
+
+def _is_newest_here(cluster: ClusterState, job: Job) -> bool:
+    """Whether no absent worker can hold a newer state than the present ones."""
+    return bool(forming.remembering(cluster, job)) or not absent_holders(cluster, job)
+
+
+def absent_holders(cluster: ClusterState, job: Job) -> list[str]:
+    """Absent workers that may hold a newer state than the present ones, and may return with it."""
+    absent = set(cluster.missing(job))
+    newest = max((choice.held_key(worker) for worker in cluster.available()), default=(0, 0))
+    if job.terms.sharded:  # a part of a state is not enough
+        newest = choice.start_key(job, cluster.available())
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    if newest < saved and not branches.is_left(saved, branches.remembered(job.branches)):
+        absent |= set(job.checkpoint_holders) - {worker.name for worker in cluster.available()}
+    return sorted(absent, key=choice.natural_key)
+
+
+def restart_partial(cluster: ClusterState, job: Job, now: float) -> bool:
+    """Restart workers with a part of the untrained state if there is nothing else to start from.
+
+    A fresh state is complete, and comes from a worker that has none in memory yet.
+    """
+    present = cluster.available()
+    start = choice.start_key(job, present)
+    holders = [worker for worker in present if choice.in_memory(worker)]
+    if start[1] or not holders or covers(present, start):
+        return False
+    why = forming.why_incomplete(cluster, job)
+    for worker in holders:
+        admission.expel(cluster, worker, f"the job begins afresh: {why}", now)
+    return True
+
+
+def _explain_decision(decision: Decision, job: Job) -> str:
+    if not decision.failure:
+        return f"writing down generation {job.generation}"
+    return (
+        f"generation {job.generation} cannot be stored, and is not announced before:"
+        f" {decision.failure}; make room on the coordinator's disk, or repair it"
+    )
+
+
+def explain(cluster: ClusterState, job: Job) -> str:
+    """Why no generation forms, in words."""
+    if cluster.run.decision is not None:
+        return _explain_decision(cluster.run.decision, job)
+    if doubt.lasts(cluster, job):
+        return doubt.explain(cluster, job)
+    if doubt.is_exhausted(cluster):
+        return doubt.why_exhausted(cluster)
+    if _may_run_elsewhere(job):
+        away = ", ".join(job.roster)
+        return (
+            f"waiting for {away}: generation {job.generation} may still run there;"
+            f" `dtdctl resume {job.id}` if they are gone for good"
+        )
+    warming = sorted(cluster.warming_since, key=choice.natural_key)
+    returning = [name for name in warming if cluster.workers[name].reconnection.returning]
+    if returning:
+        return f"waiting for {', '.join(returning)} to leave the last generation"
+    if warming:
+        return f"warming up: {', '.join(warming)}"
+    too_few = why_too_few(cluster.available(), job)
+    if too_few:
+        refused = [w for w in cluster.workers.values() if w.state is WorkerState.INCOMPATIBLE]
+        why = "".join(f"; {w.name} is refused: {w.reason}" for w in refused)
+        return f"{too_few}{why}"
+    if _lacks_links(cluster, job):
+        return _explain_links(cluster)
+    return _explain_state(cluster, job)
+
+
+def _explain_links(cluster: ClusterState) -> str:
+    """Return the awaited links, and those whose ends disagree, in words."""
+    links = cluster.isolation.links
+    dead = "; ".join(f"{one} and {other}" for one, other in sorted(links.bad))
+    disputed = "".join(
+        f"; {by} alone says that theirs does not work: `dtdctl kill-worker {by}` restarts it"
+        for _, by in sorted(links.disputed().items())
+    )
+    return f"waiting for a working link between {dead}{disputed}"
+
+
+def _explain_state(cluster: ClusterState, job: Job) -> str:
+    """Why enough workers do not begin, in words."""
+    if lacks_origin(cluster, job):
+        step = job.from_step or job.from_newest
+        return (
+            f"waiting for workers that have the checkpoint of step {step} of {job.from_job}, from"
+            f" which the job is to start: those present have none, or not all parts of it"
+            f" (`dtdctl checkpoints {job.from_job}` names the holders);"
+            f" `dtdctl resume {job.id}` begins at step 0 without it"
+        )
+    if cluster.waiting.form_at is not None:
+        brief, idle = cluster.setbacks.brief_generations, cluster.setbacks.no_progress_generations
+        if brief > idle:
+            return f"pausing after {brief} generations that broke after hardly a step"
+        return f"pausing after {idle} generations that committed no step"
+    resume_at = resume_by(cluster)
+    if resume_at is not None and not (cluster.waiting.resumed or _is_newest_here(cluster, job)):
+        step = max(job.step, branches.saved_step(job))
+        holders = ", ".join(absent_holders(cluster, job))
+        lack = forming.why_incomplete(cluster, job)
+        lack = lack or f"no present worker holds the state of step {step}"
+        return (
+            f"waiting for {holders}: {lack};"
+            f" `dtdctl resume {job.id}` goes on without it,"
+            f" as the job does in {_in_words(max(0.0, resume_at - cluster.now))}"
+        )
+    return "settling: giving late workers a moment to join"
+
+
+def _in_words(left_s: float) -> str:
+    """The remaining wait as text, with suitable precision."""
+    return f"{left_s:.0f} s" if left_s < 120 else f"{left_s / 60:.0f} min"

@@ -1,1 +1,0 @@
-"""Decisions of a training thread: the live state, the prepared step, and the next actions."""

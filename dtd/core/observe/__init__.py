@@ -1,1 +1,0 @@
-"""Observation of a cluster: failures, stragglers, links, forecasts, the status object."""

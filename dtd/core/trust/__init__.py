@@ -1,1 +1,0 @@
-"""Trust in peers' reports: what each may report, what is confirmed, and what is contradicted."""

@@ -1,0 +1,1 @@
+"""The training step: rows, step protocol, control word, rounds, shards.  Pure."""

@@ -1,0 +1,96 @@
+"""The work that is due before and after a step, beside the step itself.
+
+It is a function of values that are equal on all ranks, so all ranks exchange the same words in the
+same order. An evaluation, and the agreement on a digest, belong to the step after the state that
+they concern. A state that is to be saved is agreed on before it is evaluated, since a task's
+metrics may fail. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtd.engine.control_word import ControlWord, Ending, Flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeforeStep:
+    """The work that is due once the step after the live state is open, in this order.
+
+    Attributes:
+        agree: compare the live state's digest across all ranks.
+        catch_up: save the agreed state if a due save was missed.
+        greet: report that the generation has begun and all members hold the same state.
+        evaluate: evaluate the live state.
+        finish: no step follows: end the job here.
+    """
+
+    agree: bool
+    catch_up: bool
+    greet: bool
+    evaluate: bool
+    finish: bool
+
+
+def before_step(*, met: bool, last: bool, evaluates: bool, awaits_digest: bool) -> BeforeStep:
+    """Return the work that is due before a step.
+
+    Args:
+        met: the members of the generation have already agreed on their state.
+        last: no step follows the live state.
+        evaluates: the live state is due for evaluation.
+        awaits_digest: the live state is to be saved, and its digest has not been compared yet.
+    """
+    return BeforeStep(
+        agree=not met or last or (evaluates and awaits_digest),
+        catch_up=not met or last,
+        greet=not met,
+        evaluate=evaluates,
+        finish=last,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterStep:
+    """The work that is due after a commit.
+
+    Attributes:
+        checkpoint: take the state's digest, and write the state if this rank is a writer.
+        waits: an earlier checkpoint is finished first, however long it takes.
+        digest: take the state's digest to compare it, without saving.
+        ending: how the generation ends with this step; None if it continues.
+        agree: compare digests once more before it ends.
+    """
+
+    checkpoint: bool
+    waits: bool
+    digest: bool
+    ending: Ending | None
+    agree: bool
+
+
+def after_commit(
+    word: ControlWord, flags: Flags, *, checkpoint_due: bool, digest_due: bool, last: bool
+) -> AfterStep:
+    """Return the actions that are due after a commit.
+
+    Before a stop or a leave the state is saved and agreed on once more; a mere yield needs neither:
+    the next generation begins with an agreement.  A generation does not end early after the job's
+    last step, which has its own end.
+
+    Args:
+        word: the control word of the committed step.
+        flags: this rank's flags in it.
+        checkpoint_due: due by the step's number.
+        digest_due: due by the step's number.
+        last: no step follows.
+    """
+    ends = word.stop or word.leave
+    checkpoint = checkpoint_due or last or word.checkpoint or ends
+    return AfterStep(
+        checkpoint=checkpoint,
+        waits=word.checkpoint or ends,
+        digest=digest_due and not checkpoint,
+        ending=None if last else word.ending(flags),
+        agree=ends,
+    )

@@ -1,0 +1,250 @@
+"""The data plane as seen by the training thread: one interface, several transports.
+
+`all_reduce` states the contract of the system: it is synchronous and deterministic, blocks until
+all active workers have taken part, and leaves the same bytes on every worker.  To overlap with
+backward it is split in two: `start` submits a full bucket and returns immediately, `wait` blocks
+until that bucket is averaged.
+
+The daemons use the TCP ring (`dtd.exchange.bridge`), whose buckets a torch process group
+(`dtd.exchange.process_group`) can carry.  `dtd.exchange.in_process` serves tests and is the
+simplest one to read.  This file holds only the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from dtd.exchange.ring.chunks import BucketShape, Operation
+from dtd.observe.profiling.ring_spans import RingSpans
+from dtd.observe.profiling.spans import SpanLog
+
+
+class Lendable(Protocol):
+    """Memory that can be shared with processes of the same host (`dtd.lent_memory.LentMemory`)."""
+
+    descriptor: int
+    nonce: bytes
+    size_bytes: int
+    loan: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLocation:
+    """Location of a bucket's view in lendable memory; the offset is from the start of the file."""
+
+    memory: Lendable
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketMemory:
+    """The memory of one bucket's contribution, and how to add to it.
+
+    Contributions are summed.  Each rank scales its own by its share of the global batch before it
+    starts the bucket, so the sum is the average.
+
+    Attributes:
+        view: the bucket's own memory as writable bytes ("B" format), elements * item_bytes long.
+        item_bytes: size of one element; chunks never split an element.
+        add: `add(start, stop, received)` adds the received bytes to elements [start, stop); if the
+            operation is a maximum, it takes the elementwise maximum instead.
+        total: `total(contributions)` sets the bucket to the sum of these, added in order; None
+            means: copy the first one and `add` the others.
+        home: location of the view, if it can be shared with other processes of this host.
+        operation: the collective operation, which also says which ranks get the result; equal on
+            all ranks.
+        dtype: torch's name of the element type if `add` is that type's addition; empty if it is
+            something else, so that only `add` can compute the sum.
+        copies, hops, bounds: parameters of the operation, as in `BucketShape`; equal on all ranks.
+        shape: the properties of the bucket that the ring needs; made once, since a step may have
+            thousands of buckets and the event loop looks at all of them when it opens.
+
+    Raises:
+        LocalProtocolError: the operation has no such parameter, or its value is impossible.
+    """
+
+    view: memoryview
+    item_bytes: int
+    add: Callable[[int, int, memoryview], None]
+    total: Callable[[Sequence[memoryview]], None] | None = None
+    home: BufferLocation | None = None
+    dtype: str = ""
+    operation: Operation = Operation.SUM
+    copies: int = 0
+    hops: int | None = None
+    bounds: tuple[int, ...] = ()
+    shape: BucketShape = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Make the shape."""
+        shape = BucketShape(
+            elements=self.elements,
+            item_bytes=self.item_bytes,
+            operation=self.operation,
+            copies=self.copies,
+            hops=self.hops,
+            bounds=self.bounds,
+        )
+        object.__setattr__(self, "shape", shape)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements in the bucket."""
+        return len(self.view) // self.item_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommTiming:
+    """The communication cost of one step, as seen by one rank.
+
+    Attributes:
+        busy_s: time during which at least one bucket or word was in flight.
+        exposed_s: the part of it during which the training thread was blocked.
+        sent_bytes: bytes of elements passed to the ring neighbour, over the socket or through
+            shared memory.
+    """
+
+    busy_s: float
+    exposed_s: float
+    sent_bytes: int
+
+
+class Collective(Protocol):
+    """One generation's ring.  Only the training thread calls it, except `start` (any thread).
+
+    Every method may raise `RingBroken`: the generation is over, nothing of the step was applied,
+    and the caller returns to waiting for its next assignment.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This worker's position in the roster."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Length of the roster."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Number of the roster."""
+        ...
+
+    def check(self) -> None:
+        """Raise if the ring is broken; cheap enough to be polled during long work."""
+        ...
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
+        """Begin step `step` (0-based); from now on its buckets are addressed by their index.
+
+        Every rank opens the same steps, consecutively, with buckets of the same shapes (or none).
+        It starts all of them before it waits for the first one, or waits for a leading part before
+        it starts the others; that leading part must be the same on every rank.
+        """
+        ...
+
+    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
+        """Submit a bucket whose contribution is complete; returns immediately, from any thread.
+
+        Buckets may be submitted in any order; they are exchanged in index order.  A bucket that
+        depends on the results of others can be submitted once those have arrived, provided that
+        they have lower indices and that no thread which they need is blocked in the meantime.
+
+        Args:
+            bucket: its index.
+            done: called on a thread of the transport once the bucket holds its result and belongs
+                to the caller again; never called if the generation ends first.  Must not block.
+        """
+        ...
+
+    def wait(self, bucket: int) -> None:
+        """Block until the bucket holds the sum of all contributions and is the caller's again.
+
+        Only for the training thread, which may call it before another thread submits the bucket.
+        """
+        ...
+
+    def gather(self, word: bytes) -> list[bytes]:
+        """Block until every rank has called this, then return all ranks' words in rank order.
+
+        A word has at most 32 KiB.  All ranks call this equally often, within an open step.
+        """
+        ...
+
+    def agreed(self) -> None:
+        """All ranks have compared the generation's initial state, and it is equal: it has begun.
+
+        Further calls say nothing new.
+        """
+        ...
+
+    def close_step(self) -> CommTiming:
+        """End the open step and return its timing."""
+        ...
+
+
+class ExtendableCollective(Collective, Protocol):
+    """A collective that can add buckets to an open step.
+
+    For dependent rounds, where the next exchange is known only after the previous one has
+    completed.
+    """
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
+        """Open a step, as `Collective.open_step` does.
+
+        Args:
+            step: its number.
+            buckets: those that are known already.
+            may_add: most buckets that `add` may add during the step; equal on all ranks.
+        """
+        ...
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """Add buckets to the open step, numbered after its present ones.
+
+        Every rank adds buckets of the same shapes in the same order.  They are
+        started and awaited like any other bucket, after all earlier ones have been awaited.
+        """
+        ...
+
+
+class BreakableCollective(ExtendableCollective, Protocol):
+    """A ring that another transport builds on, for its membership and its failure detection."""
+
+    def on_broken(self, callback: Callable[[], None]) -> None:
+        """Call this when the ring breaks, or now if it is broken already; it must not block."""
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """End the ring from the training thread, so that the neighbours notice immediately."""
+        ...
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """While this is open, the training thread waits for other ranks and is not itself slow."""
+        ...
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """A collective that can record what it does while the job is profiled."""
+
+    def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
+        """Record from now on; None: no more.  Only for the training thread, between steps.
+
+        Args:
+            waits: gets the times in which the training thread waits for the others; that thread's.
+            ring: gets buckets, words and chunks, also of a star; from now on the transport's
+                thread's.
+        """
+        ...
+
+
+def all_reduce(collective: Collective, bucket: int) -> None:
+    """Sum one bucket over all ranks and block until done: the basic primitive, without overlap."""
+    collective.start(bucket)
+    collective.wait(bucket)

@@ -1,0 +1,1 @@
+"""Observation of a job: curves, profiles, comparisons of runs."""

@@ -1,0 +1,1 @@
+"""Sweeps: which trials begin and end, and when."""

@@ -1,0 +1,88 @@
+"""Which states a job has left behind."""
+
+from __future__ import annotations
+
+from dtd.cluster.branches import MAX_BRANCHES, Branch, is_left, left, remembered, told_by
+from dtd.wire import messages as m
+
+
+def test_what_was_committed_after_the_state_by_earlier_generations_is_left() -> None:
+    branches = left((), (1, 100), 4)
+    assert branches == (Branch(1, 100, 4),)
+    assert [is_left(key, branches) for key in [(1, 90), (1, 100), (1, 101), (2, 50), (3, 400)]] == [
+        *(False, False),
+        *(True, True, True),
+    ]
+    assert not is_left((4, 101), branches)
+    assert not is_left((3, 400), ())
+
+
+def test_going_further_back_covers_what_was_left_before() -> None:
+    assert left(left((), (1, 100), 4), (0, 0), 6) == (Branch(0, 0, 6),)
+
+
+def test_going_back_on_the_new_branch_leaves_both() -> None:
+    branches = left(left((), (1, 100), 4), (4, 120), 6)
+    assert branches == (Branch(1, 100, 4), Branch(4, 120, 6))
+    assert is_left((3, 400), branches)
+    assert is_left((5, 130), branches)
+    assert not is_left((4, 110), branches)
+
+
+def test_taking_a_branch_up_again_leaves_the_other_one() -> None:
+    branches = left(left((), (1, 100), 4), (3, 400), 7)
+    assert is_left((4, 110), branches)
+    assert is_left((6, 500), branches)
+    assert not is_left((7, 401), branches)
+
+
+def test_a_state_that_is_taken_up_again_is_not_left_any_more() -> None:
+    branches = left(left((), (1, 100), 4), (3, 400), 7)
+    assert branches == (Branch(1, 100, 3), Branch(3, 400, 7))
+    assert not is_left((3, 400), branches)
+    assert not is_left((3, 390), branches)
+    assert is_left((3, 401), branches)
+    assert is_left((2, 200), branches)  # rather too much is kept than too little
+
+
+def test_a_branch_of_which_nothing_is_left_is_forgotten() -> None:
+    assert left(left((), (3, 100), 4), (3, 400), 7) == (Branch(3, 400, 7),)
+
+
+def test_very_many_are_told_as_fewer_that_cover_the_same() -> None:
+    branches: tuple[Branch, ...] = ()
+    keys = []
+    for number in range(1, 3 * MAX_BRANCHES):
+        branches = left(branches, (10 * number, number), 10 * number + 5)
+        keys.append((10 * number + 1, number + 1))
+    assert len(branches) == MAX_BRANCHES
+    assert all(is_left(key, branches) for key in keys)
+
+
+def test_a_record_is_read_from_lists() -> None:
+    assert remembered([[1, 100, 4]]) == (Branch(1, 100, 4),)
+
+
+def test_a_member_knows_also_what_its_own_generation_leaves() -> None:
+    assign = m.Assign(
+        job="j",
+        generation=9,
+        roster_id=1,
+        rank=0,
+        roster=(),
+        held_generation=6,
+        held_step=120,
+        branches=(m.Branch(generation=1, step=100, before=4),),
+    )
+    assert told_by(assign) == (Branch(1, 100, 4), Branch(6, 120, 9))
+
+
+def test_a_branch_that_was_taken_up_and_left_again_is_left() -> None:
+    """Generation 2 began with step 0, 3 with step 14 of generation 1, 4 with step 4 of 2."""
+    known = left((), (0, 0), 2)
+    known = left(known, (1, 14), 3)
+    assert not is_left((1, 14), known)
+    known = left(known, (2, 4), 4)
+    assert is_left((1, 14), known)
+    assert is_left((3, 16), known)
+    assert not is_left((1, 4), known)

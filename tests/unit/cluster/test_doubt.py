@@ -1,0 +1,427 @@
+"""A store that has gone back does not know which generation was the newest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtd.cluster import doubt
+from dtd.cluster.events import CancelRequested, ResumeRequested, Submitted
+from dtd.cluster.records import Job
+from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.transitions import JobState
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+ELASTIC = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
+SECOND = CoordinatorIdentity(version="", store_id="s", epoch=2)
+
+
+def restored(make_desk: Any, **more: Any) -> Any:
+    """A coordinator whose store has the job as it was in epoch 1: generation 1 of a and b."""
+    desk = make_desk(identity=SECOND, last_generation=1)
+    values: dict[str, Any] = {
+        "generation": 1,
+        "roster": ("a", "b"),
+        "roster_id": 11,
+        "announced": True,
+        "fenced": False,
+        **more,
+    }
+    spec = {"job": {"name": "j"}, "elastic": ELASTIC}
+    desk.handle(Submitted(job=Job(id="j-1", spec=spec, **values)))
+    return desk
+
+
+def member(name: str) -> m.Member:
+    return m.Member(name=name, incarnation=1, host="h", port=1, holds=True)
+
+
+def comes(desk: Any, name: str, generation: int, *roster: str, phase: str = "running") -> None:
+    desk.register(
+        name,
+        job="j-1",
+        generation=generation,
+        roster_id=10 + generation,
+        phase=phase,
+        roster=tuple(map(member, roster)),
+        held_generation=1,
+        held_step=4,
+    )
+
+
+def test_nothing_is_taken_up_and_nothing_formed_until_it_is_certain(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    assert desk.cluster.run.roster == []
+    desk.warm_up("a", "b")
+    desk.silence(90.0, "a", "b")
+    assert desk.told("a", m.Assign) == []
+    explained = desk.core.explain()
+    assert (
+        "waiting for a, b to say that generation 1, the newest known, still runs or has"
+        in explained
+    )
+    assert "gone back (epoch 2)" in explained
+    assert "`dtdctl resume j-1` if nobody else trains it" in explained
+
+
+def test_the_highest_generation_that_is_reported_counts_and_trains_on(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c")
+    assert (desk.cluster.job.roster, desk.cluster.job.start_step) == (("a", "c"), 4)
+    assert desk.cluster.job.step == 4  # or the job might end as of fewer steps than it has
+    assert desk.told("a", m.Freeze) == []
+    desk.silence(20.0, "a")
+    assert "waiting for c to say that generation 3" in desk.core.explain()
+    comes(desk, "b", 1, "a", "b")  # of an older one
+    assert desk.cluster.job.generation == 3
+    comes(desk, "c", 3, "a", "c", phase="forming")
+    assert all(desk.told(name, m.Freeze) for name in "abc")
+    for name in "ac":
+        desk.froze(name, generation=3, step=9, held_generation=3)
+    desk.froze("b", generation=1, step=4, held_generation=1)
+    (assign,) = desk.told("a", m.Assign)
+    assert (assign.held_generation, assign.held_step) == (3, 9)
+    assert assign.generation == doubt.NUMBERS_PER_EPOCH + 1
+    assert desk.cluster.job.store_epoch == 2
+
+
+def test_one_that_had_left_proves_nothing_and_the_operator_decides(make_desk: Any) -> None:
+    """A later generation may have been formed without it, and may run on out of our hearing."""
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c")
+    comes(desk, "c", 3, "a", "c", phase="frozen")
+    desk.froze("c", generation=3, step=9, held_generation=3)
+    desk.silence(90.0, "a", "c")
+    assert desk.told("a", m.Freeze) == desk.told("c", m.Assign) == []
+    assert "waiting for c to say" in desk.core.explain()
+    desk.handle(ResumeRequested(job="j-1"))
+    desk.froze("a", generation=3, step=9, held_generation=3)
+    assert desk.told("a", m.Assign)[0].held_step == 9
+
+
+def test_one_that_dies_while_it_trains_on_had_not_left_before(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c")
+    desk.lost("a")
+    comes(desk, "c", 3, "a", "c")
+    desk.froze("c", generation=3, step=9, held_generation=3)
+    assert desk.told("c", m.Assign)[0].held_step == 9
+
+
+def test_a_generation_in_which_all_train_goes_on(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c")
+    comes(desk, "b", 1, "a", "b")
+    comes(desk, "c", 3, "a", "c")
+    assert desk.told("a", m.Freeze) == desk.told("c", m.Freeze) == []
+    assert desk.told("b", m.Freeze)
+    assert [desk.state(name) for name in "abc"] == ["running", "warming", "running"]
+    assert (desk.cluster.run.generation, desk.cluster.run.roster) == (3, ["a", "c"])
+    desk.commit(7)
+    assert desk.cluster.job.step == 7
+    assert "c train in it" in desk.told_of("generation_adopted")[0].message
+    desk.lost("c")
+    desk.froze("a", generation=3, step=8)
+    desk.froze("b", generation=1, step=4, held_generation=1)
+    (assign,) = desk.told("a", m.Assign)
+    assert (assign.generation, assign.held_step) == (doubt.NUMBERS_PER_EPOCH + 1, 8)
+
+
+def test_a_state_that_a_forgotten_generation_has_left_behind_is_no_lie(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a")
+    comes(desk, "b", 2, "a", "b")
+    desk.froze("b", generation=2, step=9, held_generation=2)
+    assert desk.state("b") == "ready"
+
+
+def test_checkpoints_of_generations_that_nobody_spoke_of_are_left_behind(make_desk: Any) -> None:
+    """The operator has ended the doubt before their holder came."""
+    desk = restored(make_desk)
+    desk.warm_up("a")
+    desk.handle(ResumeRequested(job="j-1"))
+    number = desk.told("a", m.Assign)[-1].generation
+    assert desk.cluster.job.branches == ((0, 0, number),)
+    desk.all_run("a")
+    held = m.Held(job="j-1", generation=3, step=8, digest="x", where="checkpoint")
+    desk.register("b")
+    desk.warmed("b", held=(held,))
+    assert desk.told_of("report_contradicted") == []
+
+
+def test_a_job_ends_if_all_have_finished_it(make_desk: Any) -> None:
+    """Whether before they came or after; a stop of which the store knows nothing counts."""
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c", phase="finished")
+    desk.finished("a", generation=3, step=9, saved=False, stopped=True)
+    comes(desk, "c", 3, "a", "c")
+    assert "still runs or has finished" in desk.core.explain()
+    desk.finished("c", generation=3, step=9, stopped=True)
+    assert "a, c have finished it" in desk.told_of("generation_adopted")[0].message
+    assert desk.told("c", m.Freeze)[-1].at_boundary
+    for name in "ac":
+        desk.finished(name, generation=3, step=9, stopped=True)
+    job = desk.ended[-1]
+    assert (job.state, job.step) == (JobState.CANCELLED, 9)
+
+
+def test_a_job_does_not_end_while_one_has_not_finished_it(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c", phase="finished")
+    desk.finished("a", generation=3, step=10)
+    comes(desk, "c", 3, "a", "c", phase="frozen")
+    desk.froze("c", generation=3, step=9, held_generation=3)
+    desk.silence(90.0, "a", "c")
+    assert desk.told("a", m.Freeze) == desk.told("a", m.Assign) == []
+    assert "waiting for a, c to say" in desk.core.explain()
+
+
+def test_a_checkpoint_may_be_of_a_branch_that_the_store_has_forgotten(make_desk: Any) -> None:
+    """Generation 3 began with step 4 of generation 1, and that one may have got further."""
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a")
+    held = m.Held(job="j-1", generation=1, step=8, digest="x", where="checkpoint")
+    desk.register("b")
+    desk.warmed("b", held=(held,))
+    assert desk.told_of("report_contradicted") == []
+    assert desk.cluster.workers["b"].holdings.held == held
+
+
+def test_a_job_that_is_saved_is_not_taken_up_again(make_desk: Any) -> None:
+    """It was cancelled before its members came, and they have finished a newer generation."""
+    desk = restored(make_desk)
+    desk.handle(CancelRequested(job="j-1"))
+    comes(desk, "a", 3, "a", phase="finished")
+    desk.finished("a", generation=3, step=9, saved=False)
+    assert desk.told_of("generation_adopted") == []
+    assert desk.told("a", m.Save)[-1].step == 9
+
+
+def test_the_number_of_steps_is_known_when_a_job_ends_that_all_have_finished(
+    make_desk: Any,
+) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", phase="finished")
+    for _ in range(2):
+        desk.finished("a", generation=3, step=10_000)
+    job = desk.ended[-1]
+    assert (job.state, job.step, job.total_steps) == (JobState.DONE, 10_000, 10_000)
+
+
+def test_a_generation_that_was_not_taken_up_is_not_adopted_later(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", phase="forming")
+    assert desk.told("a", m.Freeze)
+    assert not desk.cluster.job.announced
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a")
+    assert desk.cluster.job.announced
+
+
+def test_a_generation_older_than_another_jobs_is_not_taken_up(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    desk.cluster.run.generation = 4
+    comes(desk, "a", 3, "a")
+    assert desk.told("a", m.Freeze)
+
+
+def test_a_job_that_had_not_begun_waits_for_the_operator(make_desk: Any) -> None:
+    desk = restored(make_desk, generation=0, roster=(), roster_id=0, announced=False, fenced=True)
+    desk.warm_up("a")
+    desk.silence(90.0, "a")
+    assert desk.core.explain().startswith("waiting: the coordinator's store has gone back")
+    desk.handle(ResumeRequested(job="j-1"))
+    assert desk.told("a", m.Assign)
+    with pytest.raises(RequestRefused, match="does not wait"):
+        desk.handle(ResumeRequested(job="j-1"))
+
+
+def test_who_trains_is_called_back_when_the_job_is_cancelled(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c")
+    desk.handle(CancelRequested(job="j-1"))
+    assert desk.told("a", m.Freeze)
+    comes(desk, "c", 3, "a", "c")
+    assert desk.told("c", m.Freeze)
+
+
+def test_a_store_that_went_back_without_a_word_is_found_out(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("a")
+    desk.froze("a", generation=1, step=2)
+    desk.lost("a")
+    comes(desk, "a", 5, "a", "b")
+    (incident,) = desk.told_of("store_went_back")
+    assert "a knows generation 5" in incident.message
+    assert (desk.cluster.epoch, job.generation, job.roster) == (2, 5, ("a", "b"))
+    desk.silence(90.0, "a")
+    assert "epoch 2" in desk.core.explain()
+    comes(desk, "b", 5, "a", "b")
+    assert [desk.state(name) for name in "ab"] == ["running", "running"]
+    for name in "ab":
+        desk.froze(name, generation=5, step=9, held_generation=5)
+    assert desk.told("a", m.Assign)[-1].generation == doubt.NUMBERS_PER_EPOCH + 1
+
+
+def test_what_is_told_while_a_generation_runs_changes_only_the_next_number(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("a")
+    comes(desk, "b", 7, "b")
+    assert (desk.cluster.epoch, job.generation, desk.cluster.run.highest_seen) == (1, 1, 7)
+    assert desk.told("b", m.Freeze)
+
+
+def test_a_decision_that_is_being_written_is_dropped_when_the_store_went_back(desk: Any) -> None:
+    job = desk.submit()
+    desk.writes = False
+    desk.warm_up("a")
+    assert desk.cluster.run.decision is not None
+    comes(desk, "b", 5, "b", "c")
+    assert (desk.cluster.run.decision, job.roster) == (None, ("b", "c"))
+    assert "waiting for c to say" in desk.core.explain()
+
+
+def test_a_second_backup_of_one_epoch_gives_none_of_the_numbers_of_the_first(
+    make_desk: Any,
+) -> None:
+    """Both stores have epoch 2; members of the first one's last generation show it."""
+    desk = restored(make_desk)
+    used = doubt.NUMBERS_PER_EPOCH + 3
+    comes(desk, "a", used, "a", "c")
+    comes(desk, "c", used + 1, "a", "c")
+    assert [one.worker for one in desk.told_of("store_went_back")] == ["a"]
+    assert (desk.cluster.epoch, desk.cluster.job.generation) == (3, used + 1)
+    comes(desk, "a", used + 1, "a", "c")
+    for name in "ac":
+        desk.froze(name, generation=used + 1, step=9, held_generation=used + 1)
+    (assign,) = desk.told("a", m.Assign)
+    assert assign.generation == 2 * doubt.NUMBERS_PER_EPOCH + 1
+    assert desk.cluster.job.store_epoch == 3
+
+
+def on_disk(generation: int) -> tuple[m.Held, ...]:
+    return (m.Held(job="j-1", generation=generation, step=6, digest="", where="checkpoint"),)
+
+
+def test_a_checkpoint_shows_that_the_epoch_was_used_and_is_no_reason_to_refuse_its_holder(
+    make_desk: Any,
+) -> None:
+    desk = restored(make_desk)
+    used = doubt.NUMBERS_PER_EPOCH + 3
+    desk.register("a")
+    desk.warmed("a", held=on_disk(used))
+    assert (desk.cluster.epoch, desk.disconnected) == (3, [])
+    desk.handle(ResumeRequested(job="j-1"))
+    desk.tick(1.0)
+    (assign,) = desk.told("a", m.Assign)
+    assert assign.generation == 2 * doubt.NUMBERS_PER_EPOCH + 1
+    assert (assign.held_generation, assign.held_step) == (used, 6)
+
+
+@pytest.mark.parametrize("epochs_beyond", [1, 2])
+def test_one_who_lies_about_a_used_epoch_moves_it_once_at_most(
+    make_desk: Any, epochs_beyond: int
+) -> None:
+    desk = restored(make_desk)
+    desk.register("a")
+    claimed = epochs_beyond * doubt.NUMBERS_PER_EPOCH + 3
+    for number in (claimed, claimed + doubt.NUMBERS_PER_EPOCH):
+        desk.warmed("a", held=on_disk(number))
+    assert desk.cluster.epoch == (3 if epochs_beyond == 1 else 2)
+    assert desk.disconnected
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_numbers_that_the_store_cannot_have_given_are_refused(make_desk: Any, epoch: int) -> None:
+    desk = make_desk(identity=CoordinatorIdentity(store_id="s", epoch=epoch))
+    desk.submit()
+    beyond = epoch * doubt.NUMBERS_PER_EPOCH + 1
+    comes(desk, "a", beyond, "a")
+    assert "a" not in desk.cluster.workers
+    assert desk.cluster.run.highest_seen == 0
+    desk.register("b")
+    held = m.Held(job="j-1", generation=beyond, step=1, digest="", where="checkpoint")
+    desk.warmed("b", held=(held,))
+    assert desk.state("b") == "warming"
+    desk.warmed("b")
+    desk.all_run("b")
+    number = desk.cluster.run.generation
+    desk.froze("b", generation=number, step=1, prepared=(beyond, 2))
+    assert desk.state("b") == "running"
+    assert desk.cluster.run.generation == number
+    refused = [one.name for one in desk.disconnected]
+    assert refused == ["a", "b", "b"]
+    assert f"no generation the number {beyond}" in desk.disconnected[0].reason
+
+
+REGISTER = m.Register(
+    name="a",
+    incarnation=1,
+    pid=1,
+    host="h",
+    device="cpu",
+    data_host="h",
+    data_port=1,
+    version="0",
+    job="j-1",
+    generation=1,
+)
+
+
+def test_only_who_shows_that_it_was_there_is_believed_of_another_generation(desk: Any) -> None:
+    """What counts as known is said here; the daemon, which has the key, looks at the proof."""
+    assert not doubt.must_be_proved(desk.cluster, REGISTER)
+    desk.submit()
+    assert doubt.must_be_proved(desk.cluster, REGISTER)
+    desk.run_generation("a")
+    here = replace(REGISTER, roster_id=desk.cluster.run.roster_id)
+    assert not doubt.must_be_proved(desk.cluster, here)
+    assert doubt.must_be_proved(desk.cluster, replace(here, name="b"))
+    assert doubt.must_be_proved(desk.cluster, REGISTER)
+    assert doubt.must_be_proved(desk.cluster, replace(here, generation=2))
+    assert not doubt.must_be_proved(desk.cluster, replace(REGISTER, generation=0))
+    assert not doubt.must_be_proved(desk.cluster, replace(REGISTER, generation=9, job="j-0"))
+
+
+def test_a_number_that_a_worker_was_given_may_be_named_again_while_another_runs(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a")
+    comes(desk, "b", 7, "b")
+    desk.froze("b", generation=7, step=3)
+    assert desk.disconnected == []
+
+
+def test_what_older_epochs_may_have_given_is_no_news(make_desk: Any) -> None:
+    """A restored store does not know which of their numbers were given, and gives none of them."""
+    desk = make_desk(identity=SECOND)
+    desk.submit()
+    desk.register("a")
+    last = doubt.NUMBERS_PER_EPOCH
+    for number, refused in ((last, 0), (last + 2, 1)):
+        held = m.Held(job="j-1", generation=number, step=1, digest="", where="checkpoint")
+        desk.warmed("a", held=(held,))
+        assert len(desk.disconnected) == refused
+    assert desk.cluster.run.generation == last + 1
+
+
+@pytest.mark.parametrize("last", [2**32 - 1, 2**62])
+def test_a_large_number_in_the_store_is_a_number_like_any_other(make_desk: Any, last: int) -> None:
+    desk = make_desk(last_generation=last)
+    desk.submit()
+    desk.warm_up("a")
+    (assign,) = desk.told("a", m.Assign)
+    assert assign.generation == last + 1
+    m.encode_header(assign)
+
+
+def test_without_a_number_left_the_job_waits_and_says_what_to_do(make_desk: Any) -> None:
+    desk = make_desk(last_generation=doubt.MOST_NUMBER)
+    desk.submit()
+    desk.warm_up("a")
+    assert desk.told("a", m.Assign) == []
+    explained = desk.core.explain()
+    assert f"generation {doubt.MOST_NUMBER} is the last that has a number" in explained
+    assert "dtd-coordinator restore" in explained

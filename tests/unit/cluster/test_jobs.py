@@ -1,0 +1,276 @@
+from typing import Any
+
+import pytest
+
+from dtd.cluster import jobs
+from dtd.cluster.events import CancelRequested, DeleteRequested, Submitted
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import JobState
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+
+def cancel(desk: Any, job: str = "j-1") -> None:
+    desk.handle(CancelRequested(job=job))
+
+
+def progress(generation: int, step: int, **more: Any) -> m.Progress:
+    values = {"rows": 32, "step_s": 0.5, "skipped_steps": 0, **more}
+    return m.Progress(
+        job="j-1",
+        generation=generation,
+        step=step,
+        epoch=2,
+        loss=0.25,
+        learning_rate=0.1,
+        grad_norm=1.0,
+        compute_s=0.1,
+        comm_s=0.1,
+        exposed_s=0.0,
+        skipped=False,
+        **values,
+    )
+
+
+def test_submitted_job_is_saved_and_warms_up_whoever_is_idle(desk: Any) -> None:
+    desk.register("a")
+    job = desk.submit()
+    assert desk.cluster.job is job
+    assert job in desk.saved
+    assert [one.job for one in desk.told("a", m.Prepare)] == ["j-1"]
+
+
+def test_jobs_wait_for_their_turn(desk: Any) -> None:
+    desk.submit("j-1")
+    second = desk.submit("j-2")
+    assert second.state is JobState.QUEUED
+    cancel(desk, "j-1")
+    assert desk.cluster.job is second
+
+
+def test_too_many_jobs_are_refused(desk: Any) -> None:
+    for number in range(jobs.MAX_QUEUED_JOBS + 1):
+        desk.submit(f"j-{number}")
+    with pytest.raises(RequestRefused, match="64 jobs are queued"):
+        desk.submit("one-more")
+
+
+def test_queued_job_is_dropped_by_cancel(desk: Any) -> None:
+    desk.submit("j-1")
+    second = desk.submit("j-2")
+    third = desk.submit("j-3")
+    cancel(desk, "j-3")
+    assert (third.state, third.reason) == (JobState.CANCELLED, "cancelled while queued")
+    assert desk.ended == [third]
+    assert list(desk.cluster.queue) == [second]
+
+
+def test_unknown_job_cannot_be_cancelled(desk: Any) -> None:
+    with pytest.raises(RequestRefused, match="neither running nor queued"):
+        cancel(desk)
+    desk.submit()
+    with pytest.raises(RequestRefused, match="k-1"):
+        cancel(desk, "k-1")
+
+
+def test_waiting_job_is_cancelled_at_once(desk: Any) -> None:
+    job = desk.submit()
+    cancel(desk)
+    assert desk.ended == [job]
+    assert job.state is JobState.CANCELLED
+
+
+def test_running_job_is_stopped_at_its_next_step_boundary(desk: Any) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    cancel(desk)
+    (freeze,) = desk.told("b", m.Freeze)
+    assert (freeze.at_boundary, freeze.stop, freeze.leave) == (True, True, False)
+    assert desk.core.explain() == (
+        "stopping at the next step boundary; a second `dtdctl cancel` does not wait for that"
+    )
+    for name in "ab":
+        desk.finished(name, generation=number, step=4)
+    assert (job.state, job.reason, job.step) == (
+        JobState.CANCELLED,
+        "cancelled by the operator",
+        4,
+    )
+
+
+def test_cancel_after_the_last_step_comes_too_late(desk: Any) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a")
+    cancel(desk)
+    desk.finished("a", generation=number, step=10_000)
+    assert job.state is JobState.DONE
+
+
+def test_cancel_is_written_down_before_it_is_done(desk: Any) -> None:
+    """Otherwise a coordinator that restarts brings the job back to life."""
+    job = desk.submit()
+    desk.run_generation("a")
+    desk.saved.clear()
+    cancel(desk)
+    assert desk.saved == [job]
+
+
+def test_job_that_was_stopping_when_the_coordinator_died_stays_cancelled(desk: Any) -> None:
+    elastic = {"min_workers": 1, "max_workers": 1, "settle_s": 0.0, "warmup_timeout_s": 9.0}
+    spec = {"job": {"name": "j"}, "elastic": elastic}
+    job = Job(id="j-1", spec=spec, state=JobState.STOPPING, reason="cancelled by the operator")
+    desk.handle(Submitted(job=job))
+    assert job.state is JobState.CANCELLED
+
+
+def test_progress_gives_the_figures_of_the_newest_step(desk: Any) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a")
+    desk.say("a", progress(number, 3))
+    assert (job.step, job.epoch, job.loss, job.samples_per_s) == (3, 2, 0.25, 64.0)
+    desk.say("a", progress(number, 4, step_s=0.0))
+    assert (job.step, job.step_s, job.samples_per_s) == (4, 0.5, 64.0)  # not measured
+    desk.say("a", progress(number - 1, 9))
+    assert job.step == 4
+
+
+def test_evaluation_is_kept(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("a")
+    desk.say("a", m.Evaluated(job="j-1", step=3, metrics={"accuracy": 1}))
+    assert job.metrics == {"accuracy": 1.0}
+
+
+def test_newest_checkpoint_and_its_holders_are_known(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("a", "b")
+    desk.saved_checkpoint("b", generation=1, step=5)
+    desk.saved_checkpoint("a", generation=1, step=5)
+    assert job.checkpoint_holders == ("a", "b")
+    desk.saved_checkpoint("a", generation=1, step=7)
+    desk.saved_checkpoint("b", generation=1, step=6)
+    desk.commit(7)
+    assert (job.checkpoint_generation, job.checkpoint_step) == (1, 7)
+    assert job.checkpoint_holders == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("names", "known"), [("abc", {"a": "x", "b": "x"}), ("ac", {"a": "x", "c": "forged"})]
+)
+def test_one_that_says_that_it_finished_with_another_state_is_not_believed(
+    desk: Any, names: str, known: dict[str, str]
+) -> None:
+    """Of two, nobody knows who is right."""
+    job = desk.submit()
+    number = desk.run_generation(*names)
+    for name in names:
+        desk.finished(name, generation=number, digest="forged" if name == "c" else "x")
+    assert job.result["replica_digests"] == known
+    told = [one.worker for one in desk.told_of("report_contradicted")]
+    assert told == [name for name in names if name not in known]
+
+
+def test_result_has_the_digests_of_all_who_finished(desk: Any) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    job.loss = 0.25
+    desk.finished("a", generation=number, result={"steps": 10, "ended_early": "by its task"})
+    desk.finished("b", generation=number)
+    assert job.result == {
+        "steps": 10,
+        "ended_early": "by its task",
+        "train_loss": 0.25,
+        "replica_digests": {"a": "x", "b": "x"},
+        "world_size": 2,
+        "servers": 0,
+        "steps_lost": 0,
+        "metrics": {},
+    }
+    assert desk.told("a", m.Release) == [m.Release(job="j-1", state="done", reason="")]
+    assert desk.told("b", m.Release) == desk.told("a", m.Release)
+
+
+def test_failure_of_the_task_ends_the_job_with_its_traceback(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("b")
+    desk.say("b", m.Failed(job="j-1", reason="boom", traceback="line 1"))
+    desk.say("b", m.Failed(job="j-1", reason="because of that", traceback="line 9"))
+    desk.froze("b", generation=1, step=0)
+    assert (job.state, job.reason) == (JobState.FAILED, "b: boom")
+    assert job.result["traceback"] == "line 1"
+    assert desk.state("b") == "released"
+
+
+def test_news_of_another_job_is_ignored(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("a")
+    desk.say("a", m.Failed(job="other", reason="boom", traceback=""))
+    assert desk.cluster.job is job
+
+
+def test_worker_that_was_leaving_leaves_when_the_job_ends_first(desk: Any) -> None:
+    """Otherwise a drained worker starts afresh and registers again."""
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.say("b", m.Leave(reason="drained"))
+    desk.saved_checkpoint("a", generation=number, step=10)
+    for name in "ab":
+        desk.finished(name, generation=number)
+    assert [one.state for one in desk.told("a", m.Release)] == ["done"]
+    assert [one.state for one in desk.told("b", m.Release)] == ["left"]
+
+
+def delete(desk: Any, job: str, step: int = 0) -> None:
+    desk.handle(DeleteRequested(job=job, step=step))
+
+
+def test_an_ended_job_may_be_deleted_and_that_is_told(desk: Any) -> None:
+    desk.submit("j-2")
+    delete(desk, "j-1")
+    delete(desk, "j-1", step=7)
+    told = [(one.kind, one.job, one.step) for one in desk.incidents if "deleted" in one.kind]
+    assert told == [("job_deleted", "j-1", 0), ("checkpoint_deleted", "j-1", 7)]
+
+
+def test_a_job_that_has_not_ended_is_not_deleted(desk: Any) -> None:
+    desk.submit("j-1")
+    desk.submit("j-2")
+    for job in ("j-1", "j-2"):
+        with pytest.raises(RequestRefused, match=f"job {job} has not ended"):
+            delete(desk, job)
+
+
+@pytest.mark.parametrize(
+    ("from_step", "step", "needed"),
+    [(0, 0, True), (0, 5, True), (5, 0, True), (5, 5, True), (5, 6, False)],
+)
+def test_what_a_job_may_still_start_from_is_not_deleted(
+    desk: Any, from_step: int, step: int, needed: bool
+) -> None:
+    job = desk.submit("j-2")
+    job.from_job, job.from_step = "j-1", from_step
+    if needed:
+        with pytest.raises(RequestRefused, match="job j-2, which is waiting, starts from j-1"):
+            delete(desk, "j-1", step)
+    else:
+        delete(desk, "j-1", step)
+
+
+@pytest.mark.parametrize("step_s", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_duration_that_is_none_does_not_count(desk: Any, step_s: float) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a")
+    figures: dict[str, Any] = dict.fromkeys(("learning_rate", "grad_norm", "compute_s"), 0.0)
+    figures |= {"comm_s": 0.0, "exposed_s": 0.0, "rows": 4, "epoch": 0, "loss": float("nan")}
+    for took_s in (0.5, step_s):
+        said = m.Progress(
+            job="j-1",
+            generation=number,
+            step=3,
+            step_s=took_s,
+            skipped=False,
+            skipped_steps=0,
+            **figures,
+        )
+        desk.say("a", said)
+    assert (job.step_s, job.samples_per_s, job.step) == (0.5, 8.0, 3)

@@ -1,0 +1,434 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtd.cluster import member
+from dtd.cluster.member import Member
+from dtd.cluster.transitions import MemberState
+from dtd.wire import messages as m
+
+REGISTER = m.Register(
+    name="w",
+    incarnation=7,
+    pid=1,
+    host="h",
+    device="cpu",
+    data_host="h",
+    data_port=1,
+    version="0",
+)
+REGISTERED = m.Registered(heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0)
+WARMED = m.Warmed(
+    job="j",
+    dataset_rows=1,
+    dataset_fingerprint="",
+    plan_digest="",
+    numerics_fingerprint="",
+    parameters=1,
+    steps_total=9,
+    held=(),
+)
+FINISHED = m.Finished(job="j", generation=4, held_generation=4, step=9, digest="x", result={})
+FAILED = m.Failed(job="j", reason="boom", traceback="")
+PREPARE = m.Prepare(job="j", spec={})
+
+
+ROSTER = (m.Member(name="w", incarnation=7, host="h", port=1, holds=True),)
+
+
+def assign(generation: int = 4) -> m.Assign:
+    return m.Assign(
+        job="j",
+        generation=generation,
+        roster_id=11,
+        rank=0,
+        roster=ROSTER,
+        held_generation=3,
+        held_step=5,
+    )
+
+
+def freeze(generation: int = 4, **more: bool) -> m.Freeze:
+    flags = {"at_boundary": False, "stop": False, **more}
+    return m.Freeze(generation=generation, reason="why", **flags)
+
+
+def release(state: str = "done") -> m.Release:
+    return m.Release(job="j", state=state, reason="because")
+
+
+def froze(generation: int = 4, step: int = 6, evidence: str = "reset") -> member.TrainerFroze:
+    held = m.Held(job="j", generation=generation, step=step, digest="", where="memory")
+    return member.TrainerFroze(
+        generation=generation,
+        held=held,
+        prepared_generation=generation,
+        prepared_step=step + 1,
+        suspect="v",
+        evidence=evidence,
+        reason="connection reset",
+    )
+
+
+class Worker:
+    """A member core under test."""
+
+    def __init__(self) -> None:
+        self.core = Member(REGISTER)
+
+    def does(self, event: member.Event) -> list[member.Effect]:
+        effects = self.core.handle(event, 0.0)
+        self.core.check_invariants()
+        return effects
+
+    def hears(self, message: m.Message) -> list[member.Effect]:
+        return self.does(member.FromCoordinator(message=message))
+
+    def tells(self, event: member.Event) -> list[m.Message]:
+        return [e.message for e in self.does(event) if isinstance(e, member.Tell)]
+
+    def become(self, state: MemberState) -> "Worker":
+        """Go the usual way to a state."""
+        way = [
+            (MemberState.WARMING, member.FromCoordinator(message=PREPARE)),
+            (MemberState.READY, member.TrainerWarm(warmed=WARMED)),
+            (MemberState.FORMING, member.FromCoordinator(message=assign())),
+            (MemberState.RUNNING, member.TrainerRunning(generation=4, step=5)),
+        ]
+        for reached, event in way:
+            if self.core.state is not state:
+                self.does(event)
+                assert self.core.state is reached
+        return self
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+def test_the_usual_life(worker: Worker) -> None:
+    assert worker.tells(member.ControlOpened()) == [REGISTER]
+    assert worker.hears(REGISTERED) == []
+    assert worker.hears(PREPARE) == [member.WarmUp(prepare=PREPARE)]
+    assert worker.tells(member.TrainerWarm(warmed=WARMED)) == [WARMED]
+    assert worker.hears(assign()) == [member.FormRing(assign=assign())]
+    running = member.TrainerRunning(generation=4, step=5)
+    assert worker.tells(running) == [m.Running(job="j", generation=4, step=5)]
+    assert worker.tells(member.TrainerFinished(finished=FINISHED)) == [FINISHED]
+    assert worker.core.state is MemberState.FINISHED
+    assert worker.hears(release()) == [member.Restart(reason="job j is done")]
+
+
+def test_it_has_no_deadlines(worker: Worker) -> None:
+    assert worker.core.next_deadline(0.0) is None
+
+
+@pytest.mark.parametrize("state", list(MemberState)[:5])
+def test_it_says_what_it_waits_for_unless_it_trains(worker: Worker, state: MemberState) -> None:
+    worker.become(state)
+    assert bool(worker.core.explain()) == (state is not MemberState.RUNNING)
+
+
+def test_messages_of_no_concern_are_ignored(worker: Worker) -> None:
+    assert worker.hears(m.HeartbeatAck()) == []
+
+
+@pytest.mark.parametrize("signal", ["KILL", "TERM", "STOP"])
+def test_signal_is_raised(worker: Worker, signal: str) -> None:
+    assert worker.hears(m.Signal(signal=signal)) == [member.Raise(signal=signal)]
+
+
+# --- coming back -----------------------------------------------------------------------------
+
+
+def test_it_registers_with_the_generation_that_it_runs(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    (register,) = worker.tells(member.ControlOpened())
+    assert isinstance(register, m.Register)
+    assert (register.job, register.generation, register.roster_id) == ("j", 4, 11)
+    assert (register.name, register.incarnation) == ("w", 7)
+
+
+def test_how_the_last_process_ended_is_said_until_it_is_heard() -> None:
+    core = Member(replace(REGISTER, last_end="ended by SIGSEGV"))
+
+    def says() -> m.Register:
+        (effect,) = core.handle(member.ControlOpened(), 0.0)
+        assert isinstance(effect, member.Tell)
+        assert isinstance(effect.message, m.Register)
+        return effect.message
+
+    assert says().last_end == says().last_end == "ended by SIGSEGV"
+    core.handle(member.FromCoordinator(message=REGISTERED), 0.0)
+    assert says().last_end == ""
+
+
+def test_warm_worker_says_so_again(worker: Worker) -> None:
+    worker.become(MemberState.READY)
+    assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED]
+
+
+@pytest.mark.parametrize("state", [MemberState.FORMING, MemberState.RUNNING])
+def test_member_that_trains_says_what_its_data_are_and_in_which_phase_it_is(
+    worker: Worker, state: MemberState
+) -> None:
+    worker.become(state)
+    (register,) = worker.tells(member.ControlOpened())
+    assert isinstance(register, m.Register)
+    assert register.phase == state.value
+    assert (register.roster, register.held_generation, register.held_step) == (ROSTER, 3, 5)
+    assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED]
+
+
+def test_what_happens_between_register_and_registered_is_said_after_it(worker: Worker) -> None:
+    """Said at once it would come before WARMED, and count for nothing."""
+    worker.become(MemberState.FORMING)
+    worker.tells(member.ControlOpened())
+    assert worker.tells(member.TrainerRunning(generation=4, step=5)) == []
+    running = m.Running(job="j", generation=4, step=5)
+    assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED, running]
+
+
+def test_generation_that_ends_between_register_and_registered_is_told_after_it(
+    worker: Worker,
+) -> None:
+    worker.become(MemberState.RUNNING)
+    worker.tells(member.ControlOpened())
+    assert worker.tells(froze()) == []
+    warmed, frozen = worker.tells(member.FromCoordinator(message=REGISTERED))
+    assert (warmed, type(frozen)) == (WARMED, m.Frozen)
+
+
+def test_member_that_has_frozen_says_so_again(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    (report,) = worker.tells(froze())
+    assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED, report]
+
+
+def test_failure_is_said_again_whatever_came_before(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    assert worker.tells(member.TrainerFailed(failed=FAILED)) == [FAILED]
+    assert FAILED in worker.tells(member.FromCoordinator(message=REGISTERED))
+
+
+def test_wish_to_leave_is_said_again(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    leave = m.Leave(reason="stop")
+    assert worker.tells(member.StopAsked(reason="stop")) == [leave]
+    assert leave in worker.tells(member.FromCoordinator(message=REGISTERED))
+
+
+# --- preparing and assigning -----------------------------------------------------------------
+
+
+def test_preparing_for_the_same_job_again_has_it_say_again_that_it_is_ready(
+    worker: Worker,
+) -> None:
+    """A coordinator that has given it to this job only now has not listened before."""
+    worker.become(MemberState.WARMING)
+    assert worker.hears(PREPARE) == []
+    worker.become(MemberState.READY)
+    (told,) = worker.hears(PREPARE)
+    assert isinstance(told, member.Tell)
+    assert isinstance(told.message, m.Warmed)
+    assert worker.core.state is MemberState.READY
+
+
+@pytest.mark.parametrize("other", [{"job": "k"}, {"job": "j", "identity": "another store's"}])
+def test_another_job_needs_a_clean_interpreter(worker: Worker, other: dict[str, str]) -> None:
+    worker.become(MemberState.READY)
+    (effect,) = worker.hears(m.Prepare(spec={}, **other))
+    assert isinstance(effect, member.Restart)
+
+
+@pytest.mark.parametrize(
+    ("state", "generation"),
+    [
+        (MemberState.WARMING, 4),
+        (MemberState.FORMING, 5),
+        (MemberState.RUNNING, 5),
+    ],
+)
+def test_it_is_assigned_only_when_it_is_free(
+    worker: Worker, state: MemberState, generation: int
+) -> None:
+    worker.become(state)
+    assert worker.hears(assign(generation)) == []
+    assert worker.core.state is state
+
+
+def test_old_generation_is_not_taken_up_again(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    worker.does(froze())
+    assert worker.hears(assign(4)) == []
+    assert worker.hears(assign(5)) == [member.FormRing(assign=assign(5))]
+
+
+# --- freezing --------------------------------------------------------------------------------
+
+
+def test_frozen_report_says_what_it_holds_and_whom_it_suspects(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    (report,) = worker.tells(froze())
+    assert isinstance(report, m.Frozen)
+    assert (report.generation, report.roster_id) == (4, 11)
+    assert (report.held[0].generation, report.held[0].step) == (4, 6)
+    assert (report.prepared_generation, report.prepared_step) == (4, 7)
+    assert (report.suspect, report.evidence) == ("v", "reset")
+    assert (report.reason, report.held[0].where) == ("connection reset", "memory")
+
+
+def test_frozen_report_names_the_parts_on_disk_after_the_state_in_memory(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    part = (0, 1, 1, 2)
+    saved = tuple(
+        m.Held(job="j", generation=3, step=step, digest="", where="checkpoint", part=part)
+        for step in range(20, 0, -1)
+    )
+    (report,) = worker.tells(replace(froze(), saved=saved))
+    assert [one.step for one in report.held] == [6, *range(20, 13, -1)]
+    assert {one.part for one in report.held[1:]} == {part}
+
+
+def diverged(generation: int) -> member.TrainerDiverged:
+    return member.TrainerDiverged(generation=generation, reason="others differ")
+
+
+def test_replica_that_differs_says_so_and_starts_afresh(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    notice, restart = worker.does(diverged(4))
+    assert notice == member.Tell(
+        message=m.Notice(job="j", event="replicas_diverged", message="others differ")
+    )
+    assert restart == member.Restart(reason="others differ")
+
+
+# --- probes ----------------------------------------------------------------------------------
+
+
+def test_probe_is_made_and_answered_in_any_state(worker: Worker) -> None:
+    probe = m.Probe(name="v", host="h", port=2)
+    assert worker.hears(probe) == [member.ProbePeer(probe=probe)]
+    probed = m.Probed(name="v", reachable=False, reason="no route")
+    assert worker.tells(member.ProbeAnswered(probed=probed)) == [probed]
+
+
+@pytest.mark.parametrize("state", [MemberState.FORMING, MemberState.RUNNING])
+def test_freeze_breaks_the_ring(worker: Worker, state: MemberState) -> None:
+    worker.become(state)
+    assert worker.hears(freeze()) == [member.BreakRing(reason="why")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "stop", "leave"),
+    [
+        ({}, False, False),
+        ({"stop": True}, True, False),
+        ({"leave": True}, False, True),
+    ],
+)
+def test_freeze_at_the_boundary_raises_flags(
+    worker: Worker, flags: dict[str, bool], stop: bool, leave: bool
+) -> None:
+    worker.become(MemberState.RUNNING)
+    effects = worker.hears(freeze(at_boundary=True, **flags))
+    assert effects == [member.EndAtBoundary(stop=stop, leave=leave)]
+
+
+def test_worker_that_stops_leaves_at_the_boundary(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    worker.does(member.StopAsked(reason="stop"))
+    effects = worker.hears(freeze(at_boundary=True))
+    assert effects == [member.EndAtBoundary(stop=False, leave=True)]
+
+
+def test_freeze_of_another_generation_is_ignored(worker: Worker) -> None:
+    assert worker.hears(freeze()) == []
+    worker.become(MemberState.RUNNING)
+    assert worker.hears(freeze(generation=3)) == []
+
+
+def test_frozen_worker_repeats_its_report(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    (report,) = worker.tells(froze())
+    assert worker.tells(member.FromCoordinator(message=freeze())) == [report]
+
+
+def test_finished_worker_repeats_its_report(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    worker.does(member.TrainerFinished(finished=FINISHED))
+    assert worker.tells(member.FromCoordinator(message=freeze())) == [FINISHED]
+    (register,) = worker.tells(member.ControlOpened())
+    assert isinstance(register, m.Register)
+    assert register.phase == "finished"
+
+
+@pytest.mark.parametrize(
+    "event", [froze(3), member.TrainerRunning(generation=3, step=5), diverged(3)]
+)
+def test_news_of_an_old_generation_is_ignored(worker: Worker, event: Any) -> None:
+    worker.become(MemberState.RUNNING)
+    assert worker.does(event) == []
+    assert worker.core.state is MemberState.RUNNING
+
+
+# --- ending ----------------------------------------------------------------------------------
+
+
+def test_idle_worker_says_so_and_stops_at_once(worker: Worker) -> None:
+    assert worker.does(member.StopAsked(reason="stop")) == [
+        member.Tell(message=m.Leave(reason="stop")),
+        member.Exit(reason="stop"),
+    ]
+
+
+def test_idle_worker_has_nothing_to_be_released_from(worker: Worker) -> None:
+    assert worker.hears(release()) == []
+
+
+def test_drained_worker_exits_even_when_idle(worker: Worker) -> None:
+    assert worker.hears(release("left")) == [member.Exit(reason="because")]
+
+
+def test_worker_that_stops_exits_when_it_is_released(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    worker.does(member.StopAsked(reason="stop"))
+    assert worker.hears(release()) == [member.Exit(reason="because")]
+
+
+def test_who_is_refused_says_so_while_it_is_idle() -> None:
+    core = Member(REGISTER)
+    refused = m.Registered(heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0, refused="too old")
+    core.handle(member.FromCoordinator(message=refused), 0.0)
+    assert core.explain() == "is refused: too old"
+    core.handle(member.FromCoordinator(message=REGISTERED), 0.0)
+    assert core.explain() == "waits for a job"
+
+
+@pytest.mark.parametrize("end", [froze(), member.TrainerFinished(finished=FINISHED)])
+def test_what_it_holds_is_saved_between_generations(worker: Worker, end: member.Event) -> None:
+    save = m.Save(job="j", generation=4, step=6)
+    worker.become(MemberState.RUNNING).does(end)
+    assert worker.hears(save) == [member.SaveState(save=save)]
+
+
+@pytest.mark.parametrize("state", list(MemberState)[:5])
+def test_nothing_is_saved_beside_training(worker: Worker, state: MemberState) -> None:
+    worker.become(state)
+    assert worker.hears(m.Save(job="j", generation=4, step=6)) == []
+
+
+def test_another_jobs_state_is_not_saved(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING).does(froze())
+    assert worker.hears(m.Save(job="other", generation=4, step=6)) == []
+
+
+def test_failure_and_what_is_held_then_are_both_said_again(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    failed = m.Failed(job="j", reason="boom", traceback="")
+    worker.does(member.TrainerFailed(failed=failed))
+    (frozen,) = worker.tells(froze(evidence=""))
+    told = worker.hears(m.Registered(heartbeat_interval_s=0.25, heartbeat_timeout_s=1.5))
+    assert [effect.message for effect in told][-2:] == [failed, frozen]

@@ -1,0 +1,416 @@
+"""Several jobs on workers of their own: who gets which worker, and what each machine is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtd.cluster import admission, allocation, pools
+from dtd.cluster.events import (
+    CancelRequested,
+    DeleteRequested,
+    DrainRequested,
+    FromWorker,
+    JobEnded,
+    JobSaved,
+    KillRequested,
+    SaveJob,
+    Send,
+    Submitted,
+    WorkerLost,
+)
+from dtd.cluster.pools import Pools
+from dtd.cluster.records import Job, Registration, Worker
+from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.transitions import GenerationState, JobState, WorkerState
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+REGISTER: dict[str, Any] = {
+    "name": "w",
+    "incarnation": 1,
+    "pid": 1,
+    "host": "h",
+    "device": "cpu",
+    "data_host": "h",
+    "data_port": 1,
+    "version": "0",
+}
+
+
+class Cluster:
+    """Pools, a clock, and what they have answered; whatever is to be stored is stored at once."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.pools = Pools(**arguments)
+        self.now = 0.0
+        self.sent: list[Send] = []
+        self.ended: list[Job] = []
+        self.incarnations: dict[str, int] = {}
+
+    def handle(self, event: Any) -> None:
+        announced = []
+        for effect in self.pools.handle(event, self.now):
+            if isinstance(effect, SaveJob) and effect.announces:
+                announced.append(effect)
+            elif isinstance(effect, Send):
+                self.sent.append(effect)
+            elif isinstance(effect, JobEnded):
+                self.ended.append(effect.job)
+        self.pools.check_invariants()
+        for one in announced:
+            self.handle(JobSaved(job=one.job.id, generation=one.announces))
+
+    def submit(self, number: int, workers: int = 0, *, owners: str = "", **more: Any) -> Job:
+        elastic = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "workers": workers}
+        spec: dict[str, Any] = {"job": {"name": "j"}, "elastic": elastic}
+        if owners:
+            spec["strategy"] = {"name": "sharded", "owners": owners}
+        job = Job(id=f"j-{number}", spec=spec, **more)
+        self.handle(Submitted(job=job))
+        return job
+
+    def register(self, *names: str, **more: Any) -> None:
+        for name in names:
+            self.incarnations[name] = self.incarnations.get(name, 0) + 1
+            known = {"incarnation": self.incarnations[name], "pid": self.incarnations[name]}
+            register = m.Register(**{**REGISTER, "name": name, **known, **more})
+            self.handle(FromWorker(name=name, message=register))
+
+    def warmed(self, *names: str, held: tuple[m.Held, ...] = ()) -> None:
+        for name in names:
+            job = self.pools.cluster_of(name).job
+            assert job is not None
+            warmed = m.Warmed(
+                job=job.id,
+                dataset_rows=100,
+                dataset_fingerprint="d",
+                plan_digest="p",
+                numerics_fingerprint="n",
+                parameters=1,
+                steps_total=10,
+                held=held,
+            )
+            self.handle(FromWorker(name=name, message=warmed))
+
+    def runs(self, *names: str) -> None:
+        for name in names:
+            cluster = self.pools.cluster_of(name)
+            assert cluster.job is not None
+            running = m.Running(
+                job=cluster.job.id,
+                generation=cluster.run.generation,
+                step=cluster.run.start_step,
+            )
+            self.handle(FromWorker(name=name, message=running))
+
+    def ends(self, name: str) -> None:
+        """The job of a worker that trains alone is done."""
+        cluster = self.pools.cluster_of(name)
+        assert cluster.job is not None
+        known = {"job": cluster.job.id, "generation": cluster.run.generation, "step": 10}
+        saved = m.CheckpointSaved(
+            **known, digest="", size_bytes=1, directory="", metrics={}, kept=()
+        )
+        self.handle(FromWorker(name=name, message=saved))
+        finished = m.Finished(
+            **known, held_generation=cluster.run.generation, digest="x", result={}
+        )
+        self.handle(FromWorker(name=name, message=finished))
+
+    def lose(self, name: str) -> None:
+        self.handle(
+            WorkerLost(name=name, incarnation=self.incarnations[name], reason="gone", farewell=True)
+        )
+
+    def places(self) -> dict[str, str]:
+        """The job of each worker that is not gone."""
+        pools = self.pools
+        return {
+            name: (job.id if (job := pools.cluster_of(name).job) is not None else "")
+            for name, worker in sorted(pools.workers().items())
+            if worker.state not in (WorkerState.LOST, WorkerState.RELEASED)
+        }
+
+    def phase(self, job: str) -> GenerationState:
+        return self.pools.cluster_with(job).run.phase
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def two(cluster: Cluster) -> Cluster:
+    """Two jobs run, on two workers each; w5 idles."""
+    cluster.register("w1", "w2", "w3", "w4", "w5")
+    cluster.submit(1, workers=2)
+    cluster.submit(2, workers=2)
+    cluster.warmed("w1", "w2", "w3", "w4")
+    cluster.runs("w1", "w2", "w3", "w4")
+    return cluster
+
+
+def test_two_jobs_run_on_disjoint_rosters(two: Cluster) -> None:
+    assert two.places() == {"w1": "j-1", "w2": "j-1", "w3": "j-2", "w4": "j-2", "w5": ""}
+    assert {two.phase("j-1"), two.phase("j-2")} == {GenerationState.RUNNING}
+    one, other = (two.pools.cluster_with(job).run.generation for job in ("j-1", "j-2"))
+    assert one != other
+    assert [job.id for job in two.pools.active()] == ["j-1", "j-2"]
+    assert two.pools.cluster is two.pools.cluster_with("j-1")
+    assert two.pools.explanations() == {"j-1": "", "j-2": ""}
+    assert two.pools.explain() == ""
+    assert two.pools.beside().explanations == {"j-1": "", "j-2": ""}
+    assert not two.pools.awaits("w1", m.HeartbeatAck())
+    assert two.pools.hears("w1", m.Heartbeat(state="running"))
+
+
+def test_a_lost_worker_is_replaced_by_an_idle_one_and_idles_when_it_returns(two: Cluster) -> None:
+    two.lose("w3")
+    assert two.places()["w5"] == "j-2"
+    two.register("w3")
+    assert two.places()["w3"] == "j-2"  # its generation is not known to have stopped
+
+
+def test_one_that_returns_is_given_to_the_job_that_lacks_one(two: Cluster) -> None:
+    two.lose("w5")
+    two.lose("w1")
+    two.register("w5")
+    assert two.places()["w5"] == "j-1"
+
+
+def test_what_a_job_has_beyond_its_number_is_released(two: Cluster) -> None:
+    home, machine = two.pools.home.cluster, two.pools.machines()[2]
+    assert machine.cluster.job is not None
+    worker = home.workers["w5"]
+    pools._move(worker, home, machine.cluster, two.now)
+    admission.prepare(machine.cluster, worker, machine.cluster.job)
+    two.warmed("w5")
+    released = [one.name for one in two.sent if isinstance(one.message, m.Release)]
+    assert released == ["w5"]
+    assert "w5" not in two.places()
+    two.register("w5")
+    assert two.places()["w5"] == ""
+
+
+def test_a_job_begins_when_enough_workers_idle_and_none_overtakes(two: Cluster) -> None:
+    two.submit(3, workers=2)
+    two.submit(4, workers=1)
+    assert [job.id for job in two.pools.home.cluster.queue] == ["j-3", "j-4"]
+    assert two.pools.explain_queue() == "j-3 takes 2 workers; 1 idle; before it: j-1, j-2"
+    two.register("w6", "w7")
+    assert two.places()["w5"] == two.places()["w6"] == "j-3"
+    assert two.places()["w7"] == "j-4"
+    assert two.pools.explain_queue() == ""
+
+
+def test_a_job_that_takes_all_waits_for_the_others_and_they_for_it(cluster: Cluster) -> None:
+    cluster.submit(1, workers=1)
+    cluster.submit(2)
+    cluster.submit(3, workers=1)
+    cluster.register("w1", "w2")
+    assert cluster.places() == {"w1": "j-1", "w2": ""}
+    assert cluster.pools.explain_queue() == "j-2 takes all workers: it begins after j-1"
+    cluster.warmed("w1")
+    cluster.runs("w1")
+    cluster.ends("w1")
+    assert [job.id for job in cluster.ended] == ["j-1"]
+    assert cluster.places() == {"w2": "j-2"}
+    assert cluster.pools.explain_queue() == "j-3 begins after j-2, which takes all workers"
+    cluster.register("w1")
+    assert cluster.places() == {"w1": "j-2", "w2": "j-2"}
+    cluster.handle(CancelRequested(job="j-2"))
+    cluster.register("w1", "w2")
+    assert cluster.places() == {"w1": "j-3", "w2": ""}
+
+
+def test_generations_of_jobs_that_follow_each_other_have_numbers_of_their_own(
+    cluster: Cluster,
+) -> None:
+    numbers = []
+    for number in (1, 2, 3):
+        cluster.submit(number, workers=1)
+        cluster.register("w1")
+        cluster.warmed("w1")
+        cluster.runs("w1")
+        numbers.append(cluster.pools.cluster.run.generation)
+        cluster.ends("w1")
+    assert numbers == [1, 2, 3]
+
+
+def test_only_so_many_jobs_run_at_once(cluster: Cluster, monkeypatch: Any) -> None:
+    monkeypatch.setattr(allocation, "MOST_POOLS", 1)
+    cluster.register("w1", "w2")
+    cluster.submit(1, workers=1)
+    cluster.submit(2, workers=1)
+    assert cluster.pools.explain_queue() == "j-2 waits: 1 jobs run already"
+
+
+def test_a_worker_that_is_set_aside_for_a_job_works_for_others_and_is_tried_again(
+    cluster: Cluster,
+) -> None:
+    cluster.register("w1", "w2")
+    cluster.submit(1, workers=2)
+    cluster.warmed("w2")
+    failed = m.Failed(job="j-1", reason="no driver", traceback="")
+    cluster.handle(FromWorker(name="w1", message=failed))
+    cluster.register("w1", pid=1)
+    assert cluster.places() == {"w1": "", "w2": "j-1"}
+    retry_at = cluster.pools.cluster_with("j-1").isolation.set_aside["w1"].until
+    cluster.register("w3", "w4")
+    assert cluster.places()["w3"] == "j-1"
+    cluster.lose("w3")
+    assert cluster.places()["w4"] == "j-1"
+    cluster.lose("w4")
+    assert (cluster.pools.next_deadline(0.0) or 0.0) <= retry_at
+    for cluster.now in (retry_at - 1.0, retry_at):
+        for name in ("w1", "w2"):
+            beat = m.Heartbeat(state="")
+            cluster.handle(FromWorker(name=name, message=beat))
+    assert cluster.places()["w1"] == "j-1"
+
+
+def test_requests_reach_the_machine_that_they_concern(two: Cluster) -> None:
+    two.handle(DrainRequested(name="w3"))
+    assert two.pools.cluster_of("w3").workers["w3"].leaving
+    assert two.places()["w5"] == "j-2"  # its heir
+    two.handle(KillRequested(name="w1", signal="KILL"))
+    assert any(isinstance(one.message, m.Signal) for one in two.sent)
+    with pytest.raises(RequestRefused, match="no worker 'w9'") as refused:
+        two.handle(DrainRequested(name="w9"))
+    assert refused.value.remedy == "connected: w1, w2, w3, w4, w5"
+    with pytest.raises(RequestRefused, match="has not ended"):
+        two.handle(DeleteRequested(job="j-2"))
+    two.handle(DeleteRequested(job="j-9"))
+    two.handle(CancelRequested(job="j-1"))
+    job = two.pools.cluster_with("j-1").job
+    assert job is not None
+    assert job.state is JobState.STOPPING
+
+
+def test_jobs_that_were_active_go_on_where_they_were(cluster: Cluster) -> None:
+    first = cluster.submit(
+        1, workers=1, state=JobState.RUNNING, announced=True, roster=("w1",), generation=7
+    )
+    cluster.submit(2, workers=1, state=JobState.RUNNING, announced=True, roster=("w2",))
+    cluster.submit(3, workers=1)
+    assert [job.id for job in cluster.pools.active()] == ["j-1", "j-2"]
+    back = {"job": "j-1", "generation": 7, "phase": "running", "identity": first.identity}
+    cluster.register("w2", "w1", **back)
+    assert cluster.places()["w1"] == "j-1"
+
+
+def test_jobs_that_had_begun_are_taken_up_first(cluster: Cluster) -> None:
+    """A store that failed in between has a queued job before the one that trains."""
+    jobs = [Job(id=f"j-{n}", spec={"job": {"name": "j"}}) for n in (1, 2, 3, 4)]
+    jobs[2].state, jobs[3].state = JobState.STOPPING, JobState.RUNNING
+    assert [job.id for job in allocation.in_order(jobs)] == ["j-3", "j-4", "j-1", "j-2"]
+
+
+@pytest.mark.parametrize(("job", "generation"), [("j-1", 3), ("j-2", 4)])
+def test_a_worker_that_two_jobs_expect_belongs_to_the_one_it_returns_with(
+    cluster: Cluster, job: str, generation: int
+) -> None:
+    """The other one does not wait for it, or would close its connection after a while."""
+    running = {"state": JobState.RUNNING, "announced": True}
+    cluster.submit(1, workers=2, roster=("w1", "w9"), generation=3, **running)
+    cluster.submit(2, workers=2, roster=("w1", "w8"), generation=4, **running)
+    cluster.register("w1", job=job, generation=generation, phase="running")
+    assert cluster.places() == {"w1": job, "w8": "j-2", "w9": "j-1"}
+    (other,) = {"j-1", "j-2"} - {job}
+    known = cluster.pools.cluster_with(other).workers["w1"]
+    assert known.state is WorkerState.LOST
+
+
+def test_one_that_may_hold_the_newest_state_goes_to_its_job(cluster: Cluster) -> None:
+    cluster.register("w1", "w2")
+    cluster.submit(
+        1,
+        workers=1,
+        state=JobState.WAITING,
+        roster=("w3",),
+        generation=2,
+        checkpoint_generation=2,
+        checkpoint_step=5,
+        checkpoint_holders=("w3",),
+    )
+    assert cluster.places() == {"w1": "j-1", "w2": ""}
+    cluster.register("w3")
+    assert cluster.places()["w3"] == "j-1"
+
+
+def test_all_begins_again_with_the_job_at_fault_first(two: Cluster) -> None:
+    two.submit(3, workers=2)
+    two.pools._at_work = two.pools.machines()[2]
+    left = two.pools.begin_again(given_up=True)
+    assert [job.id for job in left] == ["j-1", "j-3"]
+    assert [one.job.id for one in two.pools.take_decided() if isinstance(one, JobEnded)] == ["j-2"]
+    assert two.pools.workers() == {}
+    assert two.pools.home.cluster.run.generation == 2
+
+
+def test_an_error_leaves_what_was_decided_before_it(two: Cluster, monkeypatch: Any) -> None:
+    def fails(*_arguments: Any) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(two.pools.machines()[2], "_advance", fails)
+    with pytest.raises(KeyError):
+        two.pools.handle(CancelRequested(job="j-1"), 1.0)
+    kinds = {type(effect) for effect in two.pools.take_decided()}
+    assert SaveJob in kinds
+    assert two.pools.take_decided() == []
+
+
+def test_who_works_for_another_job_meanwhile_stays_there_when_the_first_ends() -> None:
+    here = CoordinatorIdentity(version="0", store_id="s", epoch=1)
+    cluster = Cluster(identity=here, last_generation=5)
+    cluster.register("w1", "w2")
+    cluster.submit(1, workers=2)
+    cluster.warmed("w2")
+    failed = m.Failed(job="j-1", reason="no driver", traceback="")
+    cluster.handle(FromWorker(name="w1", message=failed))
+    cluster.register("w1", pid=1)
+    cluster.submit(2, workers=1)
+    assert cluster.places() == {"w1": "j-2", "w2": "j-1"}
+    cluster.runs("w2")
+    cluster.pools.machines()[1].cluster.workers["w1"] = stale = Worker(
+        registration=Registration(name="w1", incarnation=1), state=WorkerState.LOST
+    )
+    assert cluster.pools.workers()["w1"] is not stale
+    cluster.ends("w2")
+    assert cluster.places() == {"w1": "j-2"}
+    assert cluster.pools.cluster_with("j-1") is cluster.pools.home.cluster
+
+
+def test_a_job_whose_origin_no_worker_has_gets_one_more_at_a_time(cluster: Cluster) -> None:
+    cluster.register("w1", "w2", "w3")
+    cluster.submit(1, workers=1, from_job="j-0", from_step=5)
+    cluster.warmed("w1")
+    assert cluster.places() == {"w1": "j-1", "w2": "j-1", "w3": ""}
+    held = m.Held(job="j-0", generation=1, step=5, digest="", where="checkpoint")
+    cluster.warmed("w2", held=(held,))
+    assert cluster.places()["w3"] == ""
+
+
+def test_a_job_with_parameter_servers_gets_those_that_idle(cluster: Cluster) -> None:
+    cluster.register("s1", "s2", serves=True)
+    cluster.register("w1", "w2")
+    cluster.submit(1, workers=1)
+    cluster.submit(2, workers=1, owners="servers")
+    cluster.submit(3, workers=1, owners="servers")
+    assert cluster.places() == {"s1": "j-2", "s2": "j-2", "w1": "j-1", "w2": "j-2"}
+    cluster.register("w3")
+    said = "j-3 takes 1 workers and a parameter server; 1 idle; before it: j-1, j-2"
+    assert cluster.pools.explain_queue() == said
+
+
+def test_what_lacks_nothing_is_given_nothing() -> None:
+    cluster = Cluster()
+    cluster.register("w1")
+    home = cluster.pools.home.cluster
+    assert allocation.next_for(home, home, 0.0) is None
+    assert allocation.tried_again_at(home, home, 0.0) is None
+    assert allocation.surplus(home) == []
+    assert allocation.place_of(m.Register(**REGISTER), [home]) is None

@@ -1,0 +1,228 @@
+"""Parameter servers: who is in a generation, who owns the state, and what a job waits for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtd.cluster import coverage
+from dtd.cluster import roster as choice
+from dtd.cluster.events import DrainRequested
+from dtd.cluster.records import Registration, Worker
+from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
+from dtd.errors import ProtocolError
+from dtd.wire import messages as m
+
+WORKERS = ("a", "b", "c")
+SERVERS = ("ps-1", "ps-2")
+ALL = (*WORKERS, *SERVERS)
+
+
+def warm_up(desk: Any, *names: str) -> None:
+    for name in names:
+        desk.register(name, serves=name.startswith("ps"))
+    for name in names:
+        desk.warmed(name)
+
+
+def submit(desk: Any, **more: Any) -> None:
+    desk.submit(strategy={"name": "sharded", "owners": "servers", "mirrors": 1}, **more)
+
+
+def running(desk: Any, *names: str, **more: Any) -> int:
+    submit(desk, **more)
+    warm_up(desk, *(names or ALL))
+    return int(desk.all_run(*(names or ALL)))
+
+
+def roster(desk: Any, name: str = "a") -> list[tuple[str, bool]]:
+    return [(one.name, one.serves) for one in desk.told(name, m.Assign)[-1].roster]
+
+
+def froze(desk: Any, name: str, number: int, step: int, roster: tuple[str, ...] = ALL) -> None:
+    servers = sum(one.startswith("ps") for one in roster)
+    division = Division(world_size=len(roster), mirrors=1, servers=servers)
+    part = tuple(division.shards(roster.index(name)).to_wire())
+    held = m.Held(job="j-1", generation=number, step=step, digest="", where="memory", part=part)
+    desk.froze(name, generation=number, step=step, held_generation=number, held=(held,))
+
+
+# --- a division --------------------------------------------------------------------------------
+
+
+def test_servers_hold_everything_and_others_nothing() -> None:
+    division = Division(world_size=5, mirrors=1, servers=3)
+    assert division.segments == 3
+    assert [division.held(rank) for rank in range(5)] == [[], [], [0, 2], [1, 0], [2, 1]]
+    assert [division.owner(segment) for segment in range(3)] == [2, 3, 4]
+    assert (division.own(0), division.shards(1)) == (NOTHING, NOTHING)
+    assert division.own(2) == ShardSet.segments([0], 3)
+    assert united(division.shards(rank) for rank in (2, 4)) == WHOLE
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_if_all_own_a_segments_owner_holds_it_first(world_size: int) -> None:
+    division = Division(world_size=world_size, mirrors=0)
+    for segment in range(division.segments):
+        assert division.held(division.owner(segment)) == [segment]
+
+
+def test_no_shards_are_told_from_all_of_them() -> None:
+    assert NOTHING.to_wire() == [0, 1, 0, 1]
+    assert ShardSet.from_wire(NOTHING.to_wire()) == NOTHING
+    with pytest.raises(ProtocolError):
+        ShardSet.from_wire([*NOTHING.to_wire(), *NOTHING.to_wire()])
+
+
+# --- members -----------------------------------------------------------------------------------
+
+
+def test_servers_are_the_last_ranks(desk: Any) -> None:
+    submit(desk, min_workers=2)
+    warm_up(desk, "ps-1", "a", "z")
+    desk.all_run("a", "z", "ps-1")
+    assert roster(desk) == [("a", False), ("z", False), ("ps-1", True)]
+    assert desk.cluster.job.servers == 1
+    (began,) = desk.told_of("generation_running")
+    assert "runs with 2 workers and 1 parameter server from" in began.message
+    assert (began.details["world_size"], began.details["servers"]) == (3, 1)
+
+
+def test_a_server_takes_no_part_in_other_jobs(desk: Any) -> None:
+    desk.submit(min_workers=1)
+    warm_up(desk, "a")
+    desk.register("ps-1", serves=True)
+    desk.all_run("a")
+    assert not desk.told("ps-1", m.Prepare)
+    assert desk.state("ps-1") == "idle"
+    assert "waits for a job with [strategy] owners" in desk.cluster.workers["ps-1"].reason
+
+
+def test_a_job_waits_for_a_server(desk: Any) -> None:
+    submit(desk, min_workers=1)
+    warm_up(desk, "a")
+    assert "no parameter server is ready" in desk.core.explain()
+    warm_up(desk, "ps-1")
+    desk.all_run("a", "ps-1")
+
+
+def test_servers_are_no_workers(desk: Any) -> None:
+    submit(desk, min_workers=2)
+    warm_up(desk, "a", *SERVERS)
+    assert "1 of at least 2 workers are ready" in desk.core.explain()
+
+
+def test_servers_do_not_count_towards_the_most_workers(desk: Any) -> None:
+    number = running(desk, "a", "b", "ps-1", max_workers=2)
+    warm_up(desk, "c")
+    desk.tick(60.0)
+    assert desk.cluster.run.generation == number
+    assert not desk.told("a", m.Freeze)
+    warm_up(desk, "ps-2")
+    desk.tick(120.0)
+    assert "ps-2 joins" in desk.told("a", m.Freeze)[-1].reason
+
+
+def worker(name: str) -> Worker:
+    serves = name.startswith("ps")
+    return Worker(registration=Registration(name=name, incarnation=1, serves=serves))
+
+
+def chosen(*names: str, bad: tuple[tuple[str, str], ...] = ()) -> choice.Choice:
+    return choice.choose(
+        map(worker, names), start=(0, 0), max_workers=64, bad_links={pair: pair for pair in bad}
+    )
+
+
+def test_a_bad_link_moves_no_server_between_workers() -> None:
+    found = chosen("a", "b", "c", "d", "ps-1", "ps-2", bad=(("a", "b"),))
+    assert [one.name for one in found.members] == ["a", "c", "b", "d", "ps-1", "ps-2"]
+
+
+def test_a_worker_without_a_link_to_a_server_stays_out() -> None:
+    found = chosen("a", "b", "c", "ps-1", "ps-2", bad=(("b", "ps-1"), ("b", "ps-2")))
+    assert [one.name for one in found.members] == ["a", "c", "ps-1", "ps-2"]
+    assert [one.name for one in found.barred] == ["b"]
+
+
+# --- what is held ------------------------------------------------------------------------------
+
+
+def test_the_loss_of_a_server_costs_no_step(desk: Any) -> None:
+    number = running(desk)
+    desk.commit(5)
+    assert coverage.redundancy(desk.cluster.job, ALL) == 1
+    desk.lost("ps-2")
+    for name in (*WORKERS, "ps-1"):
+        froze(desk, name, number, 5)
+    assign = desk.told("a", m.Assign)[-1]
+    assert (assign.held_generation, assign.held_step) == (number, 5)
+    assert roster(desk) == [("a", False), ("b", False), ("c", False), ("ps-1", True)]
+    assert all(one.holds for one in assign.roster), "survivors copy nothing"
+
+
+def test_the_loss_of_workers_costs_no_step(desk: Any) -> None:
+    number = running(desk)
+    desk.commit(5)
+    for name in "bc":
+        desk.lost(name)
+    for name in ("a", *SERVERS):
+        froze(desk, name, number, 5)
+    assign = desk.told("a", m.Assign)[-1]
+    assert (assign.held_step, [one.name for one in assign.roster]) == (5, ["a", *SERVERS])
+
+
+def test_the_loss_of_the_only_server_is_waited_for(desk: Any) -> None:
+    number = running(desk, "a", "b", "ps-1")
+    desk.commit(5)
+    desk.lost("ps-1")
+    for name in "ab":
+        froze(desk, name, number, 5, ("a", "b", "ps-1"))
+    assert "no parameter server is ready" in desk.core.explain()
+    warm_up(desk, "ps-2")
+    said = desk.core.explain()
+    assert "waiting for ps-1: no present worker has the shards all of step 5" in said or (
+        "waiting for ps-1: no present worker holds the state of step 5" in said
+    )
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_stuck_server_with_the_only_shards_of_a_step_is_kept(desk: Any, has_left: bool) -> None:
+    """It has prepared the step, which a worker has committed; the step before is on disks."""
+    number = running(desk, "a", "ps-1")
+    desk.commit(30)
+    desk.saved_checkpoint("ps-1", generation=number, step=30)
+    if has_left:
+        froze(desk, "a", number, 31, ("a", "ps-1"))
+    else:
+        desk.beat("a", step=31)
+    desk.beat("ps-1", step=30, stalled_s=9.0, still_s=9.0, patience_s=5.0)
+    assert desk.told("ps-1", m.Release) == []
+    assert "it is kept" in desk.told_of("training_stalled")[0].message
+
+
+def test_a_worker_claims_no_shards(desk: Any) -> None:
+    number = running(desk)
+    desk.commit(5)
+    desk.lost("ps-2")
+    everything = m.Held(job="j-1", generation=number, step=5, digest="", where="memory")
+    desk.froze("a", generation=number, step=5, held_generation=number, held=(everything,))
+    assert desk.told_of("report_contradicted")
+    assert not coverage.part_at(desk.cluster.workers["a"], (number, 5))
+
+
+def test_a_server_is_drained_while_another_one_has_its_shards(desk: Any) -> None:
+    running(desk)
+    desk.handle(DrainRequested(name="ps-1"))
+    assert desk.told("a", m.Freeze)
+
+
+def test_a_checkpoint_on_disk_is_a_state_too() -> None:
+    one = worker("a")
+    assert not coverage.has(one, (0, 0))
+    held = m.Held(job="j", generation=2, step=7, digest="", where="checkpoint")
+    one.holdings = replace(one.holdings, held=None, saved=(held,))
+    assert coverage.has(one, (2, 7))
+    assert not coverage.has(one, (2, 8))

@@ -1,0 +1,213 @@
+"""The status object: who is compared, how the last job ended, what is not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtd.cluster.detector import Detector
+from dtd.cluster.records import Job, Liveness, Registration, Worker
+from dtd.cluster.state import ClusterState
+from dtd.cluster.state_records import Run
+from dtd.cluster.status import Beside, EndedJob, status_of
+from dtd.cluster.transitions import GenerationState, JobState, WorkerState
+from dtd.wire import messages as m
+
+SPEC = {"job": {"name": "j", "task": "digits", "global_batch_size": 64, "epochs": 2}}
+
+
+def beat(own_s: float, step_s: float = 0.1, **more: Any) -> m.Heartbeat:
+    return m.Heartbeat(state="running", own_s=own_s, step_s=step_s, **more)
+
+
+def cluster(*beats: m.Heartbeat | None, **job: Any) -> ClusterState:
+    """A running job whose members sent these."""
+    made = ClusterState(
+        heartbeat_interval_s=0.25,
+        heartbeat_timeout_s=1.5,
+        detector=Detector(timeout_s=1.5, tick_s=0.25),
+        run=Run(generation=3),
+    )
+    for rank, one in enumerate(beats):
+        name = f"w-{rank}"
+        made.workers[name] = Worker(
+            registration=Registration(
+                name=name,
+                incarnation=1,
+                pid=100 + rank,
+                host="h",
+                device="cpu",
+                data_host="h",
+                data_port=1,
+                version="0",
+            ),
+            state=WorkerState.RUNNING,
+            liveness=Liveness(heartbeat=one),
+        )
+        made.run.roster.append(name)
+    made.job = Job(id="j-1", spec=SPEC, state=JobState.RUNNING, generation=3, **job)
+    return made
+
+
+def status(
+    made: ClusterState, *, now: float = 0.0, last_job: EndedJob | None = None
+) -> dict[str, Any]:
+    return status_of(
+        made, explain="", address="a", uptime_s=1.0, version="0", now=now, last_job=last_job
+    )
+
+
+# --- the straggler ---------------------------------------------------------------------------
+
+
+def test_only_running_members_are_compared():
+    made = cluster(beat(0.01), beat(0.09), beat(0.01))
+    made.straggler.name = "w-1"
+    assert status(made)["job"]["straggler"] == {"name": "w-1", "cost_s": pytest.approx(0.08)}
+    made.workers["w-1"].state = WorkerState.FROZEN
+    assert status(made)["job"]["straggler"] is None
+    made.workers["w-1"].state = WorkerState.RUNNING
+    made.run.roster.remove("w-1")
+    assert status(made)["job"]["straggler"] is None
+
+
+# --- the job ---------------------------------------------------------------------------------
+
+
+def test_the_rate_is_that_of_the_slowest_member():
+    made = cluster(beat(0.01, 0.1), beat(0.01, 0.2), None, samples_per_s=5.0, skipped_steps=2)
+    job = status(made)["job"]
+    assert (job["samples_per_s"], job["skipped_steps"]) == (320.0, 2)
+    assert status(cluster(None, samples_per_s=5.0))["job"]["samples_per_s"] == 5.0
+
+
+def sharded(**terms: Any) -> ClusterState:
+    """Four members train a sharded job, at step 7."""
+    made = cluster(None, None, None, None, step=7)
+    assert made.job is not None
+    spec = {**SPEC, "strategy": {"name": "sharded", **terms}}
+    made.job = Job(id="j-1", spec=spec, state=JobState.RUNNING, generation=3, step=7)
+    made.job.roster = tuple(made.run.roster)
+    made.run.phase = GenerationState.RUNNING
+    return made
+
+
+def test_how_many_may_be_lost_of_a_sharded_job():
+    made = sharded()
+    assert status(made)["job"]["redundancy"] == 1
+    made.workers["w-2"].state = WorkerState.LOST
+    assert status(made)["job"]["redundancy"] == 0
+    made.run.phase = GenerationState.FORMING
+    assert status(made)["job"]["redundancy"] is None
+    assert status(sharded(mirrors=0))["job"]["redundancy"] == 0
+    plain = cluster(None, None)
+    plain.run.phase = GenerationState.RUNNING
+    assert status(plain)["job"]["redundancy"] is None
+
+
+def test_what_each_worker_holds_of_a_sharded_job():
+    made = sharded()
+    assert status(made)["workers"][0]["holds"] == {
+        "step": 7,
+        "where": "memory",
+        "shards": [[0.0, 0.5]],
+    }
+    kept = made.workers["w-1"]
+    kept.state = WorkerState.READY
+    kept.holdings.held = m.Held(
+        job="j-1", generation=2, step=5, digest="", where="checkpoint", part=(0, 1, 1, 4)
+    )
+    made.workers["w-2"].state = WorkerState.WARMING
+    found = [one["holds"] for one in status(made)["workers"]]
+    assert found[1] == {"step": 5, "where": "checkpoint", "shards": [[0.0, 0.25]]}
+    assert found[2] is None
+    plain = cluster(None)
+    assert status(plain)["workers"][0]["holds"] is None
+    plain.job = None
+    assert status(plain)["workers"][0]["holds"] is None
+
+
+def test_without_a_job():
+    made = cluster()
+    made.job = None
+    made.queue.append(Job(id="j-2", spec=SPEC))
+    found = status(made)
+    assert (found["job"], found["last_job"], found["queue"]) == (None, None, ["j-2"])
+
+
+def test_the_last_job_has_its_traceback():
+    job = Job(
+        id="j-1",
+        spec=SPEC,
+        state=JobState.FAILED,
+        reason="w-1: ValueError: no",
+        step=7,
+        result={"traceback": "Traceback ..."},
+    )
+    last = status(cluster(), last_job=EndedJob(job=job, ended_s=5.0))["last_job"]
+    assert (last["id"], last["state"], last["reason"]) == ("j-1", "failed", "w-1: ValueError: no")
+    assert (last["traceback"], last["step"], last["ended_s"]) == ("Traceback ...", 7, 5.0)
+    done = EndedJob(job=Job(id="j-0", spec=SPEC, state=JobState.DONE), ended_s=4.0)
+    assert status(cluster(), last_job=done)["last_job"]["traceback"] == ""
+
+
+# --- workers ---------------------------------------------------------------------------------
+
+
+def test_a_worker_says_where_its_training_stands_still():
+    stalled = beat(0.01, stalled_s=3.0, patience_s=5.0, where="task.py:12 in loss", waiting="ring")
+    (worker,) = status(cluster(stalled))["workers"]
+    assert (worker["stalled_s"], worker["patience_s"]) == (3.0, 5.0)
+    assert (worker["where"], worker["reason"], worker["own_s"]) == (
+        "task.py:12 in loss",
+        "ring",
+        0.01,
+    )
+    assert worker["rank"] == 0
+
+
+@pytest.mark.parametrize(
+    "state", [WorkerState.LOST, WorkerState.RELEASED, WorkerState.DISCONNECTED]
+)
+def test_nobody_hears_from_those_who_are_not_there(state):
+    made = cluster(beat(0.01), None)
+    for name in made.workers:
+        made.detector.watch(name, 1.0)
+    made.workers["w-1"].state = state
+    made.run.roster.remove("w-1")
+    here, gone = status(made, now=1.5)["workers"]
+    assert (here["last_heartbeat_s"], gone["last_heartbeat_s"]) == (0.5, None)
+    assert (gone["rank"], gone["state"], gone["step"]) == (None, state.value, 0)
+
+
+def test_workers_are_in_natural_order():
+    made = cluster(*(None for _ in range(11)))
+    assert [worker["name"] for worker in status(made)["workers"]][-2:] == ["w-9", "w-10"]
+
+
+def test_a_worker_that_has_moved_is_shown_where_it_is() -> None:
+    here, before = cluster(beat(0.1)), cluster(beat(0.1))
+    assert before.job is not None
+    before.job.id = "j-0"
+    before.workers["w-0"].state = WorkerState.LOST
+    shown = status_of(
+        here,
+        explain="",
+        address="a",
+        uptime_s=1.0,
+        version="0",
+        now=0.0,
+        beside=Beside(clusters=[before], explanations={"j-0": "why"}, explain_queue="waits"),
+    )
+    assert [(one["name"], one["job"]) for one in shown["workers"]] == [("w-0", "j-1")]
+    assert [(one["id"], one["explain"]) for one in shown["jobs"]] == [("j-1", ""), ("j-0", "why")]
+    assert shown["queue_explain"] == "waits"
+
+
+def test_parameter_servers_are_counted_apart():
+    made = cluster(beat(0.1), beat(0.1), beat(0.1), servers=1)
+    job = status(made)["job"]
+    assert (job["world_size"], job["servers"]) == (3, 1)
+    made.run.roster = []
+    assert status(made)["job"]["servers"] == 0

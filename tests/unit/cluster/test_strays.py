@@ -1,0 +1,81 @@
+"""Workers that come with a job of the same id of another coordinator's store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtd.cluster.events import ResumeRequested, Submitted
+from dtd.cluster.records import Job
+from dtd.wire import messages as m
+
+OURS = "store-a.1.j-1.0f"
+THEIRS = "store-b.1.j-1.0f"
+
+
+def submit(desk: Any) -> None:
+    elastic = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
+    spec = {"job": {"name": "j"}, "elastic": elastic}
+    job = Job(id="j-1", spec=spec, identity=OURS, from_job="j-0", from_identity="store-a.1.j-0.0f")
+    desk.handle(Submitted(job=job))
+
+
+def test_identities_go_with_the_job(desk: Any) -> None:
+    submit(desk)
+    desk.register("a")
+    (prepare,) = desk.told("a", m.Prepare)
+    assert (prepare.identity, prepare.from_identity) == (OURS, "store-a.1.j-0.0f")
+
+
+def test_worker_of_a_namesake_of_the_job_is_let_go_with_what_it_holds(desk: Any) -> None:
+    submit(desk)
+    desk.register("a", job="j-1", generation=3, identity=THEIRS)
+    (release,) = desk.told("a", m.Release)
+    assert (release.state, "another coordinator's store" in release.reason) == ("unknown", True)
+    assert desk.cluster.run.highest_seen == 0
+    assert not desk.told("a", m.Freeze)
+
+
+def test_what_a_stray_says_of_the_job_does_not_count(desk: Any) -> None:
+    submit(desk)
+    desk.register("a", job="j-1", generation=3, identity=THEIRS)
+    desk.saved_checkpoint("a", generation=3, step=8)
+    desk.froze("a", generation=3, step=9)
+    desk.say("a", m.Failed(job="j-1", reason="of its own", traceback=""))
+    assert (desk.cluster.job.checkpoint_step, desk.cluster.job.step) == (0, 0)
+    assert desk.state("a") == "released"
+    assert not desk.ended
+
+
+def test_namesake_is_no_member_that_comes_back(desk: Any) -> None:
+    submit(desk)
+    desk.warm_up("a")
+    desk.handle(ResumeRequested(job="j-1"))  # nobody has what it is to start from
+    desk.all_run("a")
+    desk.lost("a", farewell=False)
+    desk.back("a", identity=THEIRS)
+    assert desk.told("a", m.Release)[-1].state == "unknown"
+    desk.register("a", job="j-1", generation=1, identity=OURS)
+    assert desk.told("a", m.Freeze)
+
+
+BEYOND = 1_000_005
+"""A number that our store, in its first epoch, cannot have given."""
+
+
+def test_stray_of_a_store_that_has_counted_further_is_let_go_too(desk: Any) -> None:
+    submit(desk)
+    desk.register("a", job="j-1", generation=BEYOND, identity=THEIRS)
+    desk.register("b", job="x-9", generation=BEYOND, identity="store-b.1.x-9.0f")
+    desk.say("a", m.Heartbeat(state="running", job="j-1", generation=BEYOND))
+    assert [desk.told(name, m.Release)[0].state for name in "ab"] == ["unknown", "unknown"]
+    assert not desk.disconnected
+    assert desk.cluster.run.highest_seen == 0
+
+
+def test_what_follows_upon_a_register_that_was_turned_away_is_passed_over(desk: Any) -> None:
+    submit(desk)
+    desk.register("a", job="j-1", generation=BEYOND, identity=OURS)
+    assert [one.name for one in desk.disconnected] == ["a"]
+    desk.say("a", m.Heartbeat(state="running", job="j-1", generation=BEYOND))
+    desk.say("a", m.Leave(reason="drained"))
+    assert not desk.cluster.workers

@@ -1,0 +1,289 @@
+"""The step protocol: what is live, what is prepared, who may commit what."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.engine.control_word import ControlEntry, Flags, encode_entry
+from dtd.engine.step_protocol import (
+    FRESH,
+    Phase,
+    Reaction,
+    Report,
+    Ruling,
+    StateKey,
+    StepProtocol,
+    TakeOver,
+    reaction,
+)
+from dtd.errors import LocalProtocolError, ProtocolError
+
+GENERATION = 4
+LIVE = StateKey(3, 7)
+NEXT = StateKey(GENERATION, 8)
+VOTE = encode_entry(ControlEntry())
+VETO = encode_entry(ControlEntry(vote=False))
+A, B = bytes(16), bytes([1] * 16)
+
+
+def in_phase(phase: Phase) -> StepProtocol:
+    """A protocol that has come to a phase, from LIVE, in GENERATION."""
+    protocol = StepProtocol()
+    steps = [
+        (Phase.HELD, lambda: protocol.replaced(LIVE)),
+        (Phase.OPEN, protocol.open),
+        (Phase.COMPUTING, lambda: protocol.begin(GENERATION)),
+        (Phase.PREPARED, protocol.prepare),
+        (Phase.DECIDED, lambda: protocol.judge([VOTE])),
+        (Phase.APPLYING, protocol.apply),
+    ]
+    for reached, go in steps:
+        if protocol.phase is phase:
+            break
+        go()
+        assert protocol.phase is reached
+    return protocol
+
+
+ALL = list(Phase)
+RESULTS = [Phase.PREPARED, Phase.DECIDED]
+NAMED = [phase for phase in ALL if phase not in (Phase.EMPTY, Phase.APPLYING)]
+
+
+# --- what is reported ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ALL)
+def test_report_names_the_last_committed_state_and_the_prepared_one(phase: Phase) -> None:
+    protocol = in_phase(phase)
+    live = LIVE if phase in NAMED else None
+    prepared = NEXT if phase in RESULTS else None
+    assert protocol.report() == Report(live=live, prepared=prepared)
+    assert protocol.can_make(LIVE) == (phase in NAMED)
+    assert protocol.can_make(NEXT) == (phase in RESULTS)
+
+
+# --- the order of a step ---------------------------------------------------------------------
+
+ALLOWED = {
+    "open": {Phase.HELD},
+    "begin": {Phase.HELD, Phase.OPEN},
+    "prepare": {Phase.COMPUTING},
+    "entry": {Phase.PREPARED},
+    "judge": {Phase.PREPARED},
+    "apply": {Phase.DECIDED},
+    "commit": {Phase.DECIDED, Phase.APPLYING},
+    "replace": {Phase.EMPTY, Phase.HELD},
+    "replaced": {Phase.EMPTY},
+}
+CALLS = {
+    "open": lambda protocol: protocol.open(),
+    "begin": lambda protocol: protocol.begin(GENERATION),
+    "prepare": lambda protocol: protocol.prepare(),
+    "entry": lambda protocol: protocol.entry(Flags()),
+    "judge": lambda protocol: protocol.judge([VOTE]),
+    "apply": lambda protocol: protocol.apply(),
+    "commit": lambda protocol: protocol.commit(),
+    "replace": lambda protocol: protocol.replace(),
+    "replaced": lambda protocol: protocol.replaced(LIVE),
+}
+
+
+@pytest.mark.parametrize("phase", ALL)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_is_refused_out_of_order(call: str, phase: Phase) -> None:
+    protocol = in_phase(phase)
+    if phase in ALLOWED[call]:
+        CALLS[call](protocol)
+        return
+    before = protocol.report()
+    with pytest.raises(LocalProtocolError, match=rf"{call}\(\) in phase {phase.value}"):
+        CALLS[call](protocol)
+    assert (protocol.phase, protocol.report()) == (phase, before)
+
+
+@pytest.mark.parametrize("phase", [Phase.DECIDED, Phase.APPLYING])
+def test_a_commit_names_the_state_by_its_generation_and_step(phase: Phase) -> None:
+    protocol = in_phase(phase)
+    assert protocol.commit() == NEXT
+    assert protocol.report() == Report(live=NEXT, prepared=None)
+
+
+def test_a_step_is_begun_in_no_older_generation_than_its_state() -> None:
+    protocol = in_phase(Phase.HELD)
+    with pytest.raises(LocalProtocolError, match=r"generation 2 begins a step on a state of .* 3"):
+        protocol.begin(2)
+    protocol.begin(3)
+    assert protocol.phase is Phase.COMPUTING
+
+
+# --- the vote --------------------------------------------------------------------------------
+
+
+def test_an_entry_carries_what_is_asked_and_a_digest() -> None:
+    protocol = in_phase(Phase.PREPARED)
+    entry = protocol.entry(Flags(leave=True), digest_step=7, digest=A)
+    assert entry == encode_entry(ControlEntry(leave=True, digest_step=7, digest=A))
+    assert protocol.entry(Flags()) == VOTE
+
+
+def test_all_votes_commit() -> None:
+    protocol = in_phase(Phase.PREPARED)
+    verdict = protocol.judge([VOTE, encode_entry(ControlEntry(stop=True))])
+    assert verdict.ruling is Ruling.COMMIT
+    assert verdict.word.stop
+    assert protocol.prepared == NEXT
+
+
+@pytest.mark.parametrize(
+    ("entries", "ruling"),
+    [
+        ([VOTE, VETO], Ruling.REDO),
+        (
+            [encode_entry(ControlEntry(digest_step=7, digest=one)) for one in (A, B)],
+            Ruling.DIVERGED,
+        ),
+    ],
+)
+def test_what_is_not_committed_may_not_be_committed_later(
+    entries: list[bytes], ruling: Ruling
+) -> None:
+    protocol = in_phase(Phase.PREPARED)
+    assert protocol.judge(entries).ruling is ruling
+    assert protocol.report() == Report(live=LIVE, prepared=None)
+    with pytest.raises(LocalProtocolError):
+        protocol.commit()
+    assert protocol.discard()
+    assert protocol.phase is Phase.HELD
+
+
+def test_only_voters_decide_which_state_is_right() -> None:
+    entries = [encode_entry(ControlEntry(digest_step=7, digest=one)) for one in (A, B)]
+    verdict = in_phase(Phase.PREPARED).judge(entries, voters={0})
+    assert (verdict.word.dissenters, verdict.word.majority) == ((1,), True)
+
+
+def test_an_entry_that_cannot_be_read_decides_nothing() -> None:
+    protocol = in_phase(Phase.PREPARED)
+    with pytest.raises(ProtocolError):
+        protocol.judge([VOTE, b"?"])
+    assert protocol.prepared == NEXT
+
+
+# --- discarding ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "undoes", "after"),
+    [
+        (Phase.EMPTY, False, Phase.EMPTY),
+        (Phase.HELD, False, Phase.HELD),
+        (Phase.OPEN, False, Phase.HELD),
+        (Phase.COMPUTING, True, Phase.HELD),
+        (Phase.PREPARED, True, Phase.HELD),
+        (Phase.DECIDED, True, Phase.HELD),
+        (Phase.APPLYING, True, Phase.EMPTY),
+    ],
+)
+def test_a_discarded_step_leaves_the_live_state(phase: Phase, undoes: bool, after: Phase) -> None:
+    protocol = in_phase(phase)
+    assert protocol.discard() is undoes
+    assert protocol.phase is after
+    assert protocol.live == (LIVE if after is Phase.HELD else None)
+
+
+@pytest.mark.parametrize("phase", ALL)
+def test_complete_results_outlive_a_broken_ring(phase: Phase) -> None:
+    keeps = {*RESULTS, Phase.APPLYING}
+    assert in_phase(phase).interrupted() == (phase not in keeps)
+
+
+@pytest.mark.parametrize("phase", [p for p in ALL if p is not Phase.APPLYING])
+def test_what_is_forgotten_is_named_no_more(phase: Phase) -> None:
+    protocol = in_phase(phase)
+    protocol.discard()
+    protocol.forget()
+    assert protocol.report() == Report(live=None, prepared=None)
+    assert protocol.take_over(LIVE, holds=True) is TakeOver.LOAD
+
+
+# --- taking over -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", RESULTS)
+def test_the_prepared_step_is_committed_if_the_generation_starts_from_it(phase: Phase) -> None:
+    protocol = in_phase(phase)
+    assert protocol.take_over(NEXT, holds=True) is TakeOver.COMMIT
+    protocol.apply()
+    assert protocol.commit() == NEXT
+
+
+@pytest.mark.parametrize("phase", RESULTS)
+@pytest.mark.parametrize(
+    ("start", "holds", "way"),
+    [
+        (LIVE, True, TakeOver.KEEP),
+        (StateKey(2, 5), True, TakeOver.LOAD),
+        (FRESH, True, TakeOver.RESET),
+        (LIVE, False, TakeOver.FETCH),
+        (NEXT, False, TakeOver.FETCH),
+        (StateKey(5, 8), False, TakeOver.FETCH),
+        (StateKey(GENERATION + 1, NEXT.step), True, TakeOver.LOAD),
+    ],
+)
+def test_a_prepared_step_that_is_not_the_start_counts_no_more(
+    phase: Phase, start: StateKey, holds: bool, way: TakeOver
+) -> None:
+    protocol = in_phase(phase)
+    assert protocol.take_over(start, holds=holds) is way
+    assert protocol.report() == Report(live=LIVE, prepared=None)
+    assert protocol.discard(), "the shell has the step's changes to undo"
+
+
+def test_what_was_built_is_the_fresh_state_until_something_changes_it() -> None:
+    protocol = StepProtocol()
+    assert protocol.take_over(FRESH, holds=True) is TakeOver.AS_BUILT
+    protocol.replaced(FRESH)
+    assert protocol.take_over(FRESH, holds=True) is TakeOver.KEEP
+    protocol.forget()
+    assert protocol.take_over(FRESH, holds=True) is TakeOver.AS_BUILT
+
+
+@pytest.mark.parametrize("change", ["open", "begin", "replace"])
+def test_what_has_been_trained_or_overwritten_is_as_built_no_more(change: str) -> None:
+    protocol = StepProtocol()
+    protocol.replaced(FRESH)
+    CALLS[change](protocol)
+    protocol.discard()
+    protocol.forget()
+    assert protocol.take_over(FRESH, holds=True) is TakeOver.RESET
+    protocol.replaced(FRESH)
+    protocol.forget()
+    assert protocol.take_over(FRESH, holds=True) is TakeOver.AS_BUILT
+
+
+def test_memory_holds_nothing_while_it_is_overwritten() -> None:
+    protocol = in_phase(Phase.HELD)
+    assert protocol.take_over(StateKey(2, 5), holds=True) is TakeOver.LOAD
+    protocol.replace()
+    assert protocol.live is None
+    protocol.replaced(StateKey(2, 5))
+    assert protocol.live == (2, 5)
+
+
+# --- divergence ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "dissenters", "majority", "expected"),
+    [
+        (0, (1,), True, Reaction.KEEP),
+        (1, (1,), True, Reaction.START_AFRESH),
+        (0, (1,), False, Reaction.FORGET),
+        (1, (1,), False, Reaction.FORGET),
+    ],
+)
+def test_only_a_majority_knows_whose_state_is_right(
+    rank: int, dissenters: tuple[int, ...], majority: bool, expected: Reaction
+) -> None:
+    assert reaction(rank, dissenters=dissenters, majority=majority) is expected

@@ -1,0 +1,175 @@
+"""The cut of a bucket: every element in exactly one chunk, never an element split."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtd.errors import LocalProtocolError
+from dtd.exchange.ring.chunks import (
+    EXCHANGE_BYTES,
+    MAX_EXCHANGED,
+    BucketShape,
+    Operation,
+    Segments,
+    cut,
+    exchanged,
+)
+
+
+def test_segments_of_ten_elements_for_four_ranks() -> None:
+    segments = Segments(elements=10, world_size=4, chunk_elements=2)
+    assert [segments.segment(index) for index in range(4)] == [(0, 2), (2, 5), (5, 7), (7, 10)]
+    assert [segments.chunk_count(index) for index in range(4)] == [1, 2, 1, 2]
+    assert [segments.chunk(1, chunk) for chunk in range(2)] == [(2, 4), (4, 5)]
+
+
+def test_a_bucket_without_elements_still_has_a_chunk_in_every_segment() -> None:
+    segments = cut(BucketShape(elements=0, item_bytes=4), world_size=3, chunk_bytes=64)
+    assert [segments.chunk_count(index) for index in range(3)] == [1, 1, 1]
+    assert [segments.chunk(index, 0) for index in range(3)] == [(0, 0)] * 3
+
+
+def test_a_bucket_smaller_than_the_world_leaves_some_segments_empty() -> None:
+    segments = cut(BucketShape(elements=2, item_bytes=4), world_size=4, chunk_bytes=64)
+    assert [segments.segment(index) for index in range(4)] == [(0, 0), (0, 1), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("chunk_bytes", "item_bytes", "chunk_elements"),
+    [(64, 4, 16), (65, 4, 16), (63, 4, 15), (8, 8, 1), (3, 8, 1)],
+)
+def test_a_chunk_never_splits_an_element(
+    chunk_bytes: int, item_bytes: int, chunk_elements: int
+) -> None:
+    shape = BucketShape(elements=100, item_bytes=item_bytes)
+    assert cut(shape, world_size=2, chunk_bytes=chunk_bytes).chunk_elements == chunk_elements
+
+
+@given(
+    elements=st.integers(0, 5000), world_size=st.integers(1, 64), chunk_elements=st.integers(1, 700)
+)
+def test_the_chunks_of_all_segments_tile_the_bucket(
+    elements: int, world_size: int, chunk_elements: int
+) -> None:
+    segments = Segments(elements, world_size, chunk_elements)
+    position = 0
+    for index in range(world_size):
+        for chunk in range(segments.chunk_count(index)):
+            start, stop = segments.chunk(index, chunk)
+            assert start == position
+            assert stop - start <= chunk_elements
+            position = stop
+        assert position == segments.segment(index)[1]
+    assert position == elements
+    sizes = [stop - start for start, stop in map(segments.segment, range(world_size))]
+    assert max(sizes) - min(sizes) <= 1
+
+
+# --- which buckets are not cut ---------------------------------------------------------------
+
+
+def whole(*sizes_bytes: int, world_size: int, chunk_bytes: int = 1 << 20) -> list[int]:
+    shapes = [BucketShape(elements=size, item_bytes=1) for size in sizes_bytes]
+    return sorted(exchanged(shapes, world_size=world_size, chunk_bytes=chunk_bytes))
+
+
+@pytest.mark.parametrize("world_size", range(2, 10))
+def test_the_limit_is_what_a_link_carries(world_size: int) -> None:
+    most = EXCHANGE_BYTES // (world_size - 1)
+    assert whole(most + 1, most, 0, 1, world_size=world_size) == [1, 2, 3]
+
+
+def test_what_goes_round_whole_fits_in_one_chunk() -> None:
+    assert whole(65, 64, 63, world_size=2, chunk_bytes=64) == [1, 2]
+
+
+def test_of_many_small_buckets_the_last_go_round_whole() -> None:
+    sizes = [1] * 20 + [EXCHANGE_BYTES + 1] + [1]
+    assert whole(*sizes, world_size=2) == [*range(20 - MAX_EXCHANGED + 1, 20), 21]
+
+
+def test_a_world_of_one_exchanges_nothing() -> None:
+    assert whole(1, world_size=1) == []
+
+
+# --- operations as windows of one schedule -------------------------------------------------------
+
+
+def half(operation: Operation, *, elements: int = 0, **parameters: object) -> BucketShape:
+    return BucketShape(elements=elements, item_bytes=4, operation=operation, **parameters)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [
+        (half(Operation.SUM), range(6)),
+        (half(Operation.MAXIMUM), range(6)),
+        (half(Operation.REDUCE_SCATTER), range(3)),
+        (half(Operation.REDUCE_SCATTER, copies=1), range(4)),
+        (half(Operation.REDUCE_SCATTER, copies=3), range(6)),
+        (half(Operation.REDUCE_SCATTER, copies=7), range(6)),
+        (half(Operation.ALL_GATHER), range(3, 6)),
+        (half(Operation.ALL_GATHER, copies=2), range(5, 6)),
+        (half(Operation.ALL_GATHER, hops=2), range(3, 5)),
+        (half(Operation.ALL_GATHER, hops=9), range(3, 6)),
+        (half(Operation.ALL_GATHER, copies=1, hops=2), range(4, 5)),
+    ],
+)
+def test_the_hops_that_four_ranks_take(shape: BucketShape, window: range) -> None:
+    assert shape.window(4) == window
+    assert not shape.window(1)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        half(Operation.ALL_GATHER, copies=3),
+        half(Operation.ALL_GATHER, copies=7),
+        half(Operation.ALL_GATHER, hops=0),
+        half(Operation.ALL_GATHER, copies=2, hops=1),
+    ],
+)
+def test_an_all_gather_that_has_no_hops(shape: BucketShape) -> None:
+    assert not shape.window(4)
+
+
+@given(world_size=st.integers(1, 64), copies=st.integers(0, 70))
+def test_two_halves_with_equal_copies_take_the_hops_of_a_sum(world_size: int, copies: int) -> None:
+    scatter = half(Operation.REDUCE_SCATTER, copies=copies).window(world_size)
+    gather = half(Operation.ALL_GATHER, copies=copies).window(world_size)
+    assert [*scatter, *gather] == list(half(Operation.SUM).window(world_size))
+
+
+@pytest.mark.parametrize(
+    ("operation", "parameters", "why"),
+    [
+        (Operation.SUM, {"copies": 1}, "to all ranks"),
+        (Operation.MAXIMUM, {"copies": 2}, "to all ranks"),
+        (Operation.SUM, {"bounds": (0, 1, 3)}, "in segments of equal size"),
+        (Operation.SUM, {"hops": 1}, "does not stop early"),
+        (Operation.REDUCE_SCATTER, {"hops": 1}, "only an all-gather does"),
+        (Operation.REDUCE_SCATTER, {"copies": -1}, "less than no hops"),
+        (Operation.ALL_GATHER, {"hops": -1}, "less than no hops"),
+        (Operation.ALL_GATHER, {"bounds": (1, 2, 3)}, "do not cover it"),
+        (Operation.ALL_GATHER, {"bounds": (0, 1, 2)}, "do not cover it"),
+        (Operation.ALL_GATHER, {"bounds": (0, 2, 1, 3)}, "do not cover it"),
+    ],
+)
+def test_parameters_that_no_operation_has(
+    operation: Operation, parameters: dict[str, object], why: str
+) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        half(operation, elements=3, **parameters)
+
+
+def test_segments_of_unequal_size() -> None:
+    shape = half(Operation.ALL_GATHER, elements=9, bounds=(0, 0, 7, 9))
+    segments = cut(shape, world_size=3, chunk_bytes=16)
+    assert [segments.segment(index) for index in range(3)] == [(0, 0), (0, 7), (7, 9)]
+    assert [segments.chunk_count(index) for index in range(3)] == [1, 2, 1]
+    assert [segments.chunk(1, chunk) for chunk in range(2)] == [(0, 4), (4, 7)]
+    assert segments.own(0) == (0, 7)
+    with pytest.raises(LocalProtocolError, match="3 segments in a ring of 4 ranks"):
+        cut(shape, world_size=4, chunk_bytes=16)

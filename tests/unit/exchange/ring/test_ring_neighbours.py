@@ -1,0 +1,98 @@
+"""What a rank knows of both neighbours: when the ring is up, and with which loss it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.errors import ErrorCode, ProtocolError
+from dtd.exchange.ring.neighbours import NEXT, PREVIOUS, Neighbours, process_ended
+from dtd.wire.messages import Member
+
+NAMES = ("a", "b", "c")
+
+
+def neighbours(rank: int = 1) -> Neighbours:
+    roster = [
+        Member(name=name, incarnation=1, host=f"10.0.0.{at}", port=9, holds=True)
+        for at, name in enumerate(NAMES)
+    ]
+    return Neighbours(roster, rank)
+
+
+def test_up_when_both_links_stand() -> None:
+    ring = neighbours()
+    assert not ring.attached(NEXT)
+    assert ring.attached(PREVIOUS)
+    assert (ring.member(NEXT).name, ring.member(PREVIOUS).name) == ("c", "a")
+
+
+def test_only_the_previous_rank_may_connect_and_only_once() -> None:
+    ring = neighbours()
+    ring.check_caller(0, has_link=False)
+    for rank, has_link in ((2, False), (0, True), (1, False)):
+        with pytest.raises(ProtocolError, match=f"does not wait for rank {rank}"):
+            ring.check_caller(rank, has_link=has_link)
+    ring.end()
+    with pytest.raises(ProtocolError):
+        ring.check_caller(0, has_link=False)
+
+
+def test_lifelines_are_of_neighbours() -> None:
+    ring = neighbours()
+    assert ring.lifeline_of(0) == "a"
+    assert ring.lifeline_of(2) == "c"
+    for rank in (1, 3):
+        with pytest.raises(ProtocolError, match="no neighbour"):
+            ring.lifeline_of(rank)
+    ring.end()
+    with pytest.raises(ProtocolError):
+        ring.lifeline_of(0)
+
+
+def test_a_link_that_was_refused_for_want_of_room_is_tried_again_until_it_stood() -> None:
+    ring, no_room = neighbours(), ProtocolError(ErrorCode.REFUSED, "full")
+    assert ring.calls_again(NEXT, no_room)
+    assert not ring.calls_again(NEXT, None)
+    assert not ring.calls_again(NEXT, ProtocolError(ErrorCode.BAD_TAG, "no"))
+    ring.attached(NEXT)
+    assert not ring.calls_again(NEXT, no_room)
+    assert ring.calls_again(PREVIOUS, no_room)
+    ring.end()
+    assert not ring.calls_again(PREVIOUS, no_room)
+
+
+def test_what_a_closed_link_says() -> None:
+    ring, damaged = neighbours(), ProtocolError(ErrorCode.BAD_TAG, "the tag is wrong")
+    loss = ring.closed(NEXT, damaged)
+    assert (loss.suspect, loss.evidence) == ("c", "reset")
+    ring.attached(NEXT)
+    loss = ring.closed(NEXT, damaged)
+    assert (loss.suspect, loss.evidence) == ("c", "corrupt")
+    assert "the tag is wrong" in loss.reason
+    loss = ring.closed(PREVIOUS, None)
+    assert (loss.suspect, loss.evidence, loss.reason) == ("a", "reset", "the link was closed")
+
+
+def test_what_silence_says() -> None:
+    ring = neighbours()
+    ring.refusals[NEXT] = "connection refused"
+    loss = ring.silent(NEXT, 2.0, trickles=False)
+    assert (loss.suspect, loss.evidence) == ("c", "unreachable")
+    assert loss.reason.endswith("has not answered within 2.0 s: connection refused")
+    loss = ring.silent(PREVIOUS, 2.0, trickles=False)
+    assert (loss.suspect, loss.reason) == ("a", "a has not connected within 2.0 s")
+    ring.attached(PREVIOUS)
+    assert ring.silent(PREVIOUS, 2.0, trickles=False).evidence == "silent"
+    assert ring.silent(PREVIOUS, 2.0, trickles=True).evidence == "corrupt"
+
+
+def test_a_lifeline_that_ended_is_a_death() -> None:
+    loss = process_ended("a")
+    assert (loss.suspect, loss.evidence) == ("a", "ended")
+
+
+def test_a_ring_ends_once() -> None:
+    ring = neighbours()
+    assert ring.end()
+    assert not ring.end()
+    assert ring.ended

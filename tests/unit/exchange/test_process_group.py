@@ -1,0 +1,400 @@
+"""Buckets by a process group of torch, all else by the ring that it rests on.
+
+Ranks are threads of this process; the ring is the one in memory, the group a real one of Gloo.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import threading
+import time
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtd.errors import ConfigError, RingBroken
+from dtd.exchange import group_backends
+from dtd.exchange.api import BucketMemory
+from dtd.exchange.group_backends import GlooGroup, check_backend, group_of
+from dtd.exchange.in_process import InProcessRing
+from dtd.exchange.process_group import ProcessGroupCollective
+from dtd.exchange.ring.chunks import Operation
+from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
+from dtd.strategy.codec.powersgd import PowerSGD
+from dtd.strategy.coded_buckets import CodedBuckets
+from dtd.strategy.wire_memory import bucket_memory, tensor_bytes
+from tests.numerics.example_codecs import Gathering
+
+PATIENCE_S = 30.0
+PROMPT_S = 20.0
+"""A minute would be a time-out of Gloo's, half an hour its default."""
+
+SIZES = (1, 3, 10_007, 70_000)
+
+
+def gloo(ring, rank):
+    return functools.partial(
+        group_of,
+        "gloo",
+        rank=rank,
+        world_size=len(ring._ranks),
+        host="127.0.0.1",
+        device="cpu",
+        connect_timeout_s=PATIENCE_S,
+    )
+
+
+class Ranks:
+    """A generation's ranks, a thread each."""
+
+    def __init__(self, world_size):
+        self.ring = InProcessRing(world_size, timeout_s=PATIENCE_S)
+        self.collectives = [
+            ProcessGroupCollective(self.ring.collective(rank), gloo(self.ring, rank))
+            for rank in range(world_size)
+        ]
+        self._pool = ThreadPoolExecutor(world_size)
+
+    def start(self, work) -> list[Future]:
+        return [self._pool.submit(work, one) for one in self.collectives]
+
+    def all(self, work):
+        return [future.result(PATIENCE_S) for future in self.start(work)]
+
+    def close(self):
+        self.ring.break_ring("the test is over")
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def ranks():
+    made = []
+
+    def make(world_size):
+        made.append(Ranks(world_size))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def contributions(rank, dtype=torch.float32):
+    draw = torch.Generator().manual_seed(rank)
+    return [torch.randn(size, generator=draw, dtype=torch.float64).to(dtype) for size in SIZES]
+
+
+def ring_only(flat):
+    """A bucket whose elements only its own `add` understands."""
+
+    def add(start, stop, received):
+        flat[start:stop] += torch.frombuffer(bytearray(received), dtype=flat.dtype)
+
+    return BucketMemory(view=tensor_bytes(flat), item_bytes=flat.element_size(), add=add)
+
+
+def summed(collective, flats, step=0):
+    """All buckets of a step; handed over in reverse, which is not how they travel."""
+    tail = torch.tensor([float(collective.rank), 1.0])
+    memories = [*map(bucket_memory, flats), bucket_memory(torch.empty(0)), ring_only(tail)]
+    collective.open_step(step, memories)
+    for bucket in reversed(range(len(memories))):
+        collective.start(bucket)
+    for bucket in range(len(memories)):
+        collective.wait(bucket)
+    words = collective.gather(bytes([collective.rank]))
+    return flats, tail, words, collective.close_step()
+
+
+@pytest.mark.parametrize("codec", [PowerSGD(rank=2), Gathering()])
+def test_a_codecs_sums_travel_by_the_group_and_its_gathers_by_the_ring(ranks, codec):
+    """Its stages depend on one another, and are handed over by its own thread."""
+    layout = FlatLayout(
+        dtype=torch.float32, tensors=(TensorPlace(start=0, stop=1600, shape=(40, 40)),)
+    )
+
+    def work(collective):
+        buckets = CodedBuckets([layout] * 3, torch.device("cpu"), codec)
+        buckets.regroup(World(rank=collective.rank, size=collective.world_size))
+        collective.open_step(0, buckets.exchanges(0))
+        buckets.begin(1.0)
+        for index, flat in enumerate(buckets.flats):
+            flat.fill_(1.0 + index + collective.rank)
+            buckets.send(index, collective.start)
+        for index in range(3):
+            buckets.receive(index, collective.wait)
+        buckets.close()
+        collective.gather(b"")
+        return [flat.tolist() for flat in buckets.flats]
+
+    one, other = ranks(2).all(work)
+    assert one == other
+    if isinstance(codec, PowerSGD):
+        for index, values in enumerate(one):
+            assert values == pytest.approx([3.0 + 2 * index] * 1600, rel=1e-5)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_all_ranks_end_with_the_same_bytes(ranks, world_size):
+    def work(collective):
+        return summed(collective, contributions(collective.rank))
+
+    results = ranks(world_size).all(work)
+    expected = [
+        torch.stack(parts).double().sum(0)
+        for parts in zip(*(contributions(rank) for rank in range(world_size)), strict=True)
+    ]
+    for flats, tail, words, timing in results:
+        assert words == [bytes([rank]) for rank in range(world_size)]
+        assert tail.tolist() == [sum(range(world_size)), world_size]
+        for flat, first, right in zip(flats, results[0][0], expected, strict=True):
+            assert tensor_bytes(flat) == tensor_bytes(first)
+            torch.testing.assert_close(flat.double(), right, rtol=1e-5, atol=1e-5)
+        assert timing.busy_s > 0
+        assert (timing.sent_bytes > 4 * sum(SIZES) / 2) == (world_size > 1)
+
+
+def test_a_reduce_scatter_that_is_a_sum_travels_by_the_group(ranks):
+    def work(collective):
+        flats = [torch.full((9,), float(collective.rank + 1)) for _ in range(3)]
+        kinds = [
+            {"operation": Operation.REDUCE_SCATTER, "copies": 2},
+            {"operation": Operation.REDUCE_SCATTER, "copies": 1},
+            {"operation": Operation.ALL_GATHER, "copies": 2},
+        ]
+        memories = [
+            replace(bucket_memory(flat), **kind) for flat, kind in zip(flats, kinds, strict=True)
+        ]
+        collective.open_step(0, memories)
+        for bucket in range(3):
+            collective.start(bucket)
+        for bucket in range(3):
+            collective.wait(bucket)
+        return flats[0].tolist(), flats[2].tolist(), sorted(collective._on_ring)
+
+    for rank, (summed, gathered, on_ring) in enumerate(ranks(3).all(work)):
+        assert summed == [6.0] * 9
+        assert gathered == [rank + 1.0] * 9
+        assert on_ring == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_narrow_and_wide_types_travel_so(ranks, dtype):
+    def work(collective):
+        return summed(collective, contributions(collective.rank, dtype))[0]
+
+    first, second = ranks(2).all(work)
+    for one, other in zip(first, second, strict=True):
+        assert tensor_bytes(one) == tensor_bytes(other)
+    assert not torch.equal(first[2], contributions(0, dtype)[2])
+
+
+def test_a_group_serves_all_steps_of_a_generation(ranks):
+    made = ranks(2)
+
+    def work(collective):
+        groups = []
+        for step in range(3):
+            flats = contributions(collective.rank)
+            groups.append(summed(collective, flats, step)[0][2].sum().item())
+        return groups, collective._group
+
+    (first, one), (second, other) = made.all(work)
+    assert first == second
+    assert len(set(first)) == 1
+    assert one is not other
+
+
+def test_a_blocked_rank_is_released_when_the_ring_breaks_and_its_bucket_is_left_alone(ranks):
+    made, ready = ranks(3), threading.Barrier(3)
+    kept = contributions(0)[2]
+
+    def work(collective):
+        flats = contributions(collective.rank)
+        summed(collective, flats)
+        again = contributions(collective.rank)
+        collective.open_step(1, list(map(bucket_memory, again)))
+        if collective.rank == 2:
+            ready.wait(PATIENCE_S)
+            return None  # it computes for ever, as far as the others can tell
+        for bucket in range(len(again)):
+            collective.start(bucket)
+        ready.wait(PATIENCE_S)
+        with pytest.raises(RingBroken, match="rank 2 is lost"):
+            collective.wait(2)
+        return time.monotonic(), again[2]
+
+    hung = made.collectives[2]
+    ends, hung._end = hung._end, lambda: None
+    futures = made.start(work)
+    futures[2].result(PATIENCE_S)
+    begun_s = time.monotonic()
+    made.ring.break_ring("rank 2 is lost")
+    for future in futures[:2]:
+        released_s, _ = future.result(PATIENCE_S)
+        assert released_s - begun_s < PROMPT_S
+    for one in made.collectives[:2]:
+        one._finisher.join(PROMPT_S)
+        assert not one._finisher.is_alive()
+    assert torch.equal(futures[0].result()[1], kept)
+    assert hung._finisher.is_alive()
+    ends()
+    # The same memory in the next generation, and a group of its own.
+    after = ranks(2).all(lambda one: summed(one, contributions(one.rank))[0])
+    assert tensor_bytes(after[0][2]) == tensor_bytes(after[1][2])
+
+
+def test_a_ring_that_breaks_while_a_bucket_is_handed_over(ranks):
+    made = ranks(2)
+
+    def work(collective):
+        summed(collective, contributions(collective.rank))
+        collective.open_step(1, list(map(bucket_memory, contributions(0))))
+
+    made.all(work)
+    late = made.collectives[0]
+    looks = late._ring.check
+
+    def breaks_after_the_look():
+        looks()
+        made.ring.break_ring("rank 1 is lost")
+        late._finisher.join(PATIENCE_S)
+
+    late._ring.check = breaks_after_the_look
+    late.start(0)
+    late._ring.check = looks
+    with pytest.raises(RingBroken, match="rank 1 is lost"):
+        late.wait(0)
+
+
+def test_threads_of_a_group_that_was_given_up_end(ranks):
+    made = ranks(2)
+    made.all(lambda one: summed(one, contributions(one.rank)))
+    made.ring.break_ring("over")
+    deadline_s = time.monotonic() + PATIENCE_S
+    for thread in threading.enumerate():
+        if thread.name.startswith("process-group"):
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+            assert not thread.is_alive()
+
+
+def test_threads_end_though_connections_cannot_be_shut(ranks, monkeypatch):
+    made = ranks(2)
+    made.all(lambda one: summed(one, contributions(one.rank)))
+    one = made.collectives[0]
+
+    def fail(backend):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(one._group, "end", fail)
+    with pytest.raises(OSError, match="too many"):
+        one._end()
+    one._finisher.join(PATIENCE_S)
+    assert not one._finisher.is_alive()
+    monkeypatch.undo()
+    made.ring.break_ring("over")
+
+
+def test_a_group_that_was_given_up_keeps_no_copies_of_buckets(ranks):
+    made = ranks(2)
+    made.all(lambda one: summed(one, contributions(one.rank)))
+    copies = [weakref.ref(copy) for one in made.collectives for copy in one._own.values()]
+    assert len(copies) == 2 * len(SIZES)
+    made.ring.break_ring("over")
+    for one in made.collectives:
+        one._finisher.join(PATIENCE_S)
+    assert [copy() for copy in copies] == [None] * len(copies)
+
+
+def test_a_ring_that_breaks_while_a_group_is_made_ends_that(ranks):
+    made = ranks(2)
+
+    def work(collective):
+        if collective.rank == 1:
+            return
+        with pytest.raises(RingBroken, match="rank 1 is lost"):
+            summed(collective, contributions(0))
+
+    first, second = made.start(work)
+    second.result(PATIENCE_S)
+    made.ring.break_ring("rank 1 is lost")
+    first.result(PROMPT_S)
+
+
+def test_a_group_that_fails_ends_a_ring_that_stands(ranks, monkeypatch):
+    monkeypatch.setattr("dtd.exchange.process_group.RING_GRACE_S", 0.01)
+    made = ranks(2)
+
+    def work(collective):
+        summed(collective, contributions(collective.rank))
+        if collective.rank == 1:
+            collective._group.end(None)
+            return
+        again = contributions(0)
+        collective.open_step(1, list(map(bucket_memory, again)))
+        collective.start(0)
+        with pytest.raises(RingBroken, match="process group has failed"):
+            collective.wait(0)
+        with pytest.raises(RingBroken):
+            collective.check()
+
+    made.all(work)
+    assert "process group has failed" in made.ring.broken
+
+
+def test_one_rank_that_cannot_join_a_group_ends_it_for_all(ranks):
+    made = ranks(2)
+
+    class Unlucky(GlooGroup):
+        def make(self, store):
+            raise RuntimeError("no more open files")
+
+    made.collectives[1]._new_group = lambda: Unlucky(
+        rank=1, world_size=2, host="127.0.0.1", connect_timeout_s=1.0
+    )
+
+    def work(collective):
+        with pytest.raises(RingBroken, match="rank 1: RuntimeError: no more open files"):
+            summed(collective, contributions(collective.rank))
+
+    made.all(work)
+
+
+def test_a_number_that_is_no_socket_any_more_leaves_nothing_open(monkeypatch):
+    """Another thread closes a socket and opens a file between the two looks at its number."""
+    with socket.socket() as here, Path("/dev/null").open("rb") as file:
+        monkeypatch.setattr(group_backends.os, "listdir", lambda _path: [str(here.fileno())])
+        duplicated, dup = [], os.dup
+
+        def dup_of_the_file(_number):
+            duplicated.append(dup(file.fileno()))
+            return duplicated[-1]
+
+        monkeypatch.setattr(group_backends.os, "dup", dup_of_the_file)
+        assert list(group_backends._inet_sockets()) == []
+    (duplicate,) = duplicated
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(duplicate)
+
+
+def test_an_address_of_another_host_is_no_place_to_listen():
+    with pytest.raises(ConfigError, match=r"cannot listen at .* 192\.0\.2\.1"):
+        GlooGroup(rank=0, world_size=2, host="192.0.2.1", connect_timeout_s=1.0)
+
+
+def test_nccl_is_for_gpus():
+    with pytest.raises(ConfigError, match="trains on a CPU"):
+        check_backend("nccl", "cpu")
+    check_backend("gloo", "cpu")
+
+
+def test_a_backend_that_torch_lacks_is_named(monkeypatch):
+    monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: False)
+    with pytest.raises(ConfigError, match="gloo, and this worker's torch was built without it"):
+        check_backend("gloo", "cpu")

@@ -193,10 +193,6 @@ INCIDENTS: Final = {
     " state does not fit into memory.",
     "row_retried": "Rows could be read only after retries; the message has the last error.",
     "loader_restarted": "A loader process ended, possibly killed; its batch is loaded again.",
-    "observer_failed": "A task's observer raised an exception; training continues.",
-    "observer_hangs": "A call of a task's observer does not return; training continues without it.",
-    "observer_dropped": "A task's observer is slower than training; it was not told of some steps.",
-    "observer_left_behind": "A job ended before its observer had heard of everything.",
     "checkpoint_passed_over": "A checkpoint does not verify, or lacks parts; an older one is used.",
 }
 """Kinds of incidents: in `dtdctl events`, and as events of the coordinator's log."""
@@ -206,7 +202,6 @@ NOTICES: Final = frozenset(
         *("replicas_diverged", "weights_left_out", "rows_not_as_planned", "epoch_order_kept"),
         *("buffers_put_back", "settings_ignored", "checkpoint_failed", "checkpoint_left_out"),
         *("row_retried", "loader_restarted", "checkpoint_passed_over", "checkpoint_waited_for"),
-        *("observer_failed", "observer_hangs", "observer_dropped", "observer_left_behind"),
         *("task_doubtful", "nothing_trained", "weights_renamed"),
     }
 )

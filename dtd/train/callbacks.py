@@ -5,15 +5,12 @@ can request the end of the job.  `on_step` follows a commit, so it is called onc
 step, even if the step was redone.  A callback must not change parameters, buffers or the optimizer:
 workers that take over the state later would not have made that change.
 
-Training waits for a callback.  The same moments are handed on to the task's observers
-(`dtd.train.observers`), for which it does not wait.
+Training waits for a callback.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -22,16 +19,12 @@ from torch import Tensor
 from dtd.errors import TaskError
 from dtd.shown import cut
 from dtd.strategy.nested import leaves
-from dtd.train.observers import Observers
 from dtd.train.record import Moment
 from dtd.train.state.replica import Replica
 
 __all__ = ["Callbacks", "Moment"]
 
 NAMES: Final = ("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end")
-_HOOK_OF: Final = {"on_end": "on_finish"}
-"""Names of the observers' methods, where they differ from the callbacks'."""
-
 _MAY_CHANGE_OWN: Final = ("on_step", "on_evaluation")
 
 
@@ -41,7 +34,6 @@ class Callbacks:
     Args:
         task: defines the callbacks; all are optional.
         replica: the state, which they must not change.
-        observers: are told of the same moments, after the callbacks.
 
     Attributes:
         reason: why the task requests the end of the job; empty if it does not.
@@ -49,10 +41,9 @@ class Callbacks:
         world_size: part of every moment; set when a generation begins.
     """
 
-    def __init__(self, task: Any, replica: Replica, observers: Observers | None = None) -> None:
+    def __init__(self, task: Any, replica: Replica) -> None:
         self._methods = {n: m for n in NAMES if (m := getattr(task, n, None)) is not None}
         self._replica = replica
-        self.observers = observers if observers is not None else Observers()
         self.reason = ""
         self.rank, self.world_size = 0, 1
 
@@ -63,14 +54,13 @@ class Callbacks:
     def tell(
         self, name: str, *, epoch: int, metrics: Mapping[str, float], directory: str = "", step: int
     ) -> None:
-        """Call a callback, if the task defines it, and have observers told.
+        """Call a callback, if the task defines it.
 
         Raises:
             TaskError: it changed the state.  Exceptions of the callback itself pass through.
         """
-        method, hook = self._methods.get(name), _HOOK_OF.get(name, name)
-        watched = self.observers.wants(hook, rank=self.rank)
-        if method is None and not watched:
+        method = self._methods.get(name)
+        if method is None:
             return
         moment = Moment(
             rank=self.rank,
@@ -80,11 +70,7 @@ class Callbacks:
             metrics=dict(metrics),
             directory=directory,
         )
-        if method is not None:
-            self._call(name, method, moment)
-        if watched:
-            seen = MappingProxyType(dict(metrics))
-            self.observers.tell(hook, replace(moment, metrics=seen))
+        self._call(name, method, moment)
 
     def _call(self, name: str, method: Callable[[Moment], Any], moment: Moment) -> None:
         modules = list(self._replica.model.modules())

@@ -361,7 +361,6 @@ def _outcome(session: JobSession, kind: OutcomeKind, digest: bytes) -> Outcome:
     replica = session.replica
     if kind in ("finished", "stopped"):
         session.tell("on_end", session.metrics)
-        session.callbacks.observers.finish(session.reporter.progress)
     if kind == "finished" and session.callbacks.rank == 0 and replica.step == replica.skipped:
         session.warn(
             "nothing_trained",

@@ -135,7 +135,7 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The argument of a task's callbacks and observers.
+    """The argument of a task's callbacks.
 
     Attributes:
         rank: rank of this worker in the current ring.

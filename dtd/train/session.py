@@ -39,7 +39,6 @@ from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.memory import MemoryMeter
 from dtd.train.model_checks import check_memory, check_tensors
 from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of
-from dtd.train.observers import Observers, observers_of
 from dtd.train.optimizer.build import JoinedOptimizer
 from dtd.train.optimizer.trial import check_kept
 from dtd.train.plan import JobPlan
@@ -240,7 +239,6 @@ class JobSession:
             self.evaluator.close()
         self.strategy.close()
         self.checkpoints.close()
-        self.callbacks.observers.close()
 
 
 def build_session(
@@ -291,7 +289,7 @@ def build_session(
     doubts = check_gradient_hooks(
         replica.trained, partial(rehearsal.run, samples[0], as_built, backward=True), alone=alone
     )
-    callbacks = Callbacks(task, replica, Observers(observers_of(task), reporter.warning))
+    callbacks = Callbacks(task, replica)
     scalars = StepScalars(
         parameters=len(replica.trained),
         buffer_elements=buffers.elements,

@@ -27,7 +27,7 @@ _OPTIONAL = (
     *("eval_dataset", "metrics", "collate", "row_weights", "row_lengths", "row_order"),
     *("build_optimizer", "build_optimizers", "updates", "build_schedule"),
     *("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end"),
-    *("observers", "state_dict", "load_state_dict"),
+    *("state_dict", "load_state_dict"),
 )
 _PACKAGE_OF = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -403,78 +401,3 @@ def test_state_dict_without_its_counterpart_is_refused(arena, regression) -> Non
 
     with pytest.raises(TaskError, match="one of state_dict"):
         arena.start(Task, arena.spec())
-
-
-def test_observers_hear_of_the_job_beside_training(arena, regression) -> None:
-    """On rank 0, and one on all; one that raises and changes what it is given does nothing."""
-    heard: list[tuple[str, int, str, int]] = []
-
-    class Observer:
-        def __init__(self, name: str, *, every_rank: bool) -> None:
-            self.name, self.every_rank = name, every_rank
-
-    def listen(hook):
-        return lambda self, at: heard.append((self.name, at.rank, hook, at.step))
-
-    for hook in ("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_finish"):
-        setattr(Observer, hook, listen(hook))
-
-    class Spoiling:
-        every_rank = True
-
-        def on_step(self, at):
-            at.metrics["loss"] = 0.0
-
-    class Plain(regression):
-        def eval_dataset(self):
-            return self.rows
-
-    class Task(Plain):
-        def observers(self):
-            return [
-                Observer("first", every_rank=False),
-                Observer("every", every_rank=True),
-                Spoiling(),
-            ]
-
-    plain = arena.train(Plain, arena.spec(**SPEC), 2, job_id="plain")
-    ranks = ranks_of(arena, Task, arena.spec(**SPEC))
-    arena.generation(ranks)
-    assert [rank.error for rank in ranks] == [None, None]
-    for name, on_ranks in (("first", [0]), ("every", [0, 1])):
-        for rank in (0, 1):
-            mine = [
-                (hook, step) for who, where, hook, step in heard if (who, where) == (name, rank)
-            ]
-            if rank not in on_ranks:
-                assert mine == []
-                continue
-            assert mine[0] == ("on_start", 0)
-            assert mine[-1] == ("on_finish", 9)
-            assert [step for hook, step in mine if hook == "on_step"] == list(range(1, 10))
-            assert [step for hook, step in mine if hook == "on_evaluation"] == [4, 8, 9]
-            saved = [step for hook, step in mine if hook == "on_checkpoint"]
-            assert saved == ([4, 8, 9] if rank == 0 else [])
-    for rank in ranks:
-        assert {event for event, _ in rank.recorder.warnings} == {"observer_failed"}
-        assert "does not support item assignment" in rank.recorder.warnings[0][1]
-    assert [r.loss for r in ranks[0].recorder.steps] == [r.loss for r in plain[0].recorder.steps]
-
-
-def test_an_observer_that_hangs_holds_up_nothing(arena, regression, monkeypatch) -> None:
-    monkeypatch.setattr("dtd.train.observers.FINISH_WITHIN_S", 0.0)
-    let_go = threading.Event()
-
-    class Hanging:
-        def on_start(self, at):
-            let_go.wait(60)
-
-    class Task(regression):
-        def observers(self):
-            return [Hanging()]
-
-    (rank,) = ranks_of(arena, Task, arena.spec(job={"steps": 9}), 1)
-    arena.generation([rank])
-    let_go.set()
-    assert (rank.error, rank.outcome.step) == (None, 9)
-    assert [event for event, _ in rank.recorder.warnings] == ["observer_left_behind"]

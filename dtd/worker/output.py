@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 MAX_LINE_CHARACTERS: Final = 4096
 
 MAX_WAITING_LINES: Final = 1000
-"""The newest are kept."""
+"""The newest are kept; a line says how many are missing before them."""
 
 MAX_UNLOGGED_LINES: Final = 4 * MAX_WAITING_LINES
 """The newest are kept: of a flood of the longest lines a slow disk may not see all."""
@@ -67,7 +67,8 @@ class OutputPipe:
         self._lock = threading.Lock()
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._rest = ""
-        self._lines: deque[str] = deque(maxlen=MAX_WAITING_LINES)
+        self._lines: deque[str] = deque()
+        self._missing = 0
         self._reader, writer = os.pipe()
         os.set_blocking(self._reader, False)
         with contextlib.suppress(OSError):  # this user has too many large pipes
@@ -91,7 +92,7 @@ class OutputPipe:
                 return
 
     def take(self, *, ended: bool = False) -> list[str]:
-        """The newest lines that have been read since the last call.
+        """The newest lines since the last call, after one that says how many are missing.
 
         Args:
             ended: the job is over, so that a line without an end is one.
@@ -100,9 +101,11 @@ class OutputPipe:
             if ended and self._rest:
                 self._lines.append(self._rest)
                 self._rest = ""
-            lines = list(self._lines)
+            lines, missing = list(self._lines), self._missing
             self._lines.clear()
-        return lines
+            self._missing = 0
+        gap = f"... {missing} lines dropped: printed faster than they are read"
+        return [gap, *lines] if missing else lines
 
     def _keep_reading(self) -> None:
         poll = select.poll()
@@ -127,7 +130,10 @@ class OutputPipe:
         if len(self._rest) > MAX_LINE_CHARACTERS:
             lines.append(self._rest)
             self._rest = ""
-        self._lines.extend(line[:MAX_LINE_CHARACTERS] for line in lines[-MAX_WAITING_LINES:])
+        self._lines.extend(line[:MAX_LINE_CHARACTERS] for line in lines)
+        while len(self._lines) > MAX_WAITING_LINES:
+            self._lines.popleft()
+            self._missing += 1
         return data
 
 
@@ -169,7 +175,8 @@ class JobLines:
         """Send lines, and log them: what takes longer than a slice is left to a task."""
         if not lines:
             return
-        self._send(m.JobOutput(job=job, rank=rank), _payload(lines))
+        for payload in _payloads(lines):
+            self._send(m.JobOutput(job=job, rank=rank), payload)
         self._unlogged += lines
         if self._logging is None:
             self._log_slice()
@@ -197,13 +204,13 @@ class JobLines:
             self._logging = None
 
 
-def _payload(lines: Iterable[str]) -> bytes:
-    """Text of the first lines, as much as a frame holds."""
-    kept: list[str] = []
-    room = DEFAULT_MAX_PAYLOAD_BYTES
+def _payloads(lines: Iterable[str]) -> Iterator[bytes]:
+    """Whole lines, as many in each payload as a frame holds."""
+    payload = bytearray()
     for line in lines:
-        if room <= 0:
-            break
-        kept.append(line)
-        room -= len(line) + 1
-    return "\n".join(kept).encode("utf-8", "replace")[:DEFAULT_MAX_PAYLOAD_BYTES]
+        text = line.encode("utf-8", "replace")
+        if payload and len(payload) + 1 + len(text) > DEFAULT_MAX_PAYLOAD_BYTES:
+            yield bytes(payload)
+            payload.clear()
+        payload += b"\n" * bool(payload) + text
+    yield bytes(payload)

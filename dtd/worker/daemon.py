@@ -22,8 +22,9 @@ import structlog
 from dtd import diagnostics
 from dtd.cluster import member
 from dtd.config import WorkerConfig
-from dtd.errors import CheckpointError
+from dtd.errors import CheckpointError, JobSpecError
 from dtd.exchange.bridge import Bridge
+from dtd.job import JobSpec, from_mapping
 from dtd.metrics.exposition import members_only
 from dtd.metrics.worker import WorkerMetrics
 from dtd.net.blocking_link import Connect, connect_tcp
@@ -54,7 +55,7 @@ from dtd.worker.profiles import PROFILE, Profiles
 from dtd.worker.remembered import EPOCHS_FILE, REVOCATIONS_FILE, Epochs, Revocations
 from dtd.worker.renewal import CredentialRenewal
 from dtd.worker.self_report import TrafficMeter, resident_bytes, status_line
-from dtd.worker.training import TrainingThreadOwner, read_specification
+from dtd.worker.training import TrainingThreadOwner
 
 log = structlog.get_logger()
 
@@ -234,6 +235,12 @@ class Worker:
 
     def _on_message(self, message: m.Message, payload: memoryview) -> None:
         """Handle a message of the coordinator."""
+        try:
+            self._act_on(message, payload)
+        except OSError as error:  # which asyncio would take for the end of the connection
+            raise RuntimeError(f"{m.message_name(type(message))}: {error}") from error
+
+    def _act_on(self, message: m.Message, payload: memoryview) -> None:
         if isinstance(message, m.Package):
             self._packages.received(message, bytes(payload))
             return
@@ -338,13 +345,18 @@ class Worker:
             self.ending.set_result(ending)
 
     def _warm_up(self, prepare: m.Prepare) -> None:
+        """Begin the job; what cannot begin is a failure of the job on this host."""
         log.info("job_prepared", job=prepare.job)
         self._prepared.set()
-        spec = read_specification(prepare)
-        if isinstance(spec, m.Failed):
-            log.error("training_failed", error=spec.reason)
-            self._feed(member.TrainerFailed(failed=spec))
-            return
+        try:
+            spec = from_mapping(prepare.spec, source=f"job {prepare.job}")
+            self._begin_training(prepare, spec)
+        except (JobSpecError, OSError) as error:  # the former: it may be of a newer release
+            log.error("training_failed", error=str(error))
+            failed = m.Failed(job=prepare.job, reason=cut(str(error)), traceback="")
+            self._feed(member.TrainerFailed(failed=failed))
+
+    def _begin_training(self, prepare: m.Prepare, spec: JobSpec) -> None:
         sys.argv = [spec.job.task]  # a script's arguments are its own, not the worker's
         self._output = OutputPipe()
         self._training = TrainingThreadOwner(

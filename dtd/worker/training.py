@@ -18,15 +18,13 @@ import structlog
 from dtd.cluster import member
 from dtd.cluster.progress import LOOK_AFTER_S, ProgressWatch
 from dtd.config import WorkerConfig
-from dtd.errors import JobSpecError
 from dtd.exchange.bridge import Bridge, RingCollective
-from dtd.job import JobSpec, from_mapping
+from dtd.job import JobSpec
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
 from dtd.net.tls_connect import tls_connect
 from dtd.security.identity import WORKER
-from dtd.shown import cut
 from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
 from dtd.worker.committed import FILE, CommittedStep
@@ -37,14 +35,6 @@ from dtd.worker.state_directory import letter_directory
 from dtd.worker.training_thread import TrainingThread
 
 log = structlog.get_logger()
-
-
-def read_specification(prepare: m.Prepare) -> JobSpec | m.Failed:
-    """A job's specification, or why this worker cannot take part: it may be of a newer release."""
-    try:
-        return from_mapping(prepare.spec, source=f"job {prepare.job}")
-    except JobSpecError as error:
-        return m.Failed(job=prepare.job, reason=cut(str(error)), traceback="")
 
 
 class TrainingThreadOwner:

@@ -14,7 +14,6 @@ from dtd.engine.shards import WHOLE
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError, UnreadableWord
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
-from dtd.worker.training import read_specification
 from dtd.worker.training_thread import TrainingThread
 from tests.shards import held_shards
 
@@ -245,16 +244,3 @@ def test_who_sees_replicas_differ_lets_the_others_see_it_too(journal, dissenters
     train(journal, differ, TaskError("the end of the test"))
     assert journal[0] == (FROZE, 1)
     assert ("given up", 1) not in journal
-
-
-def test_a_specification_of_a_newer_release_fails_the_job_and_says_why():
-    table = {"name": "j", "task": "digits", "epochs": 1, "global_batch_size": 4}
-    document = {"job": table, "elastic": {"newer": 1}}
-    said = read_specification(m.Prepare(job="job-1", spec=document))
-    assert isinstance(said, m.Failed)
-    assert (said.job, said.step) == ("job-1", 0)
-    assert "[elastic] newer: unknown key" in said.reason
-    del document["elastic"]
-    read = read_specification(m.Prepare(job="job-1", spec=document))
-    assert isinstance(read, job.JobSpec)
-    assert (read.job.global_batch_size, read.sync.transport) == (4, "ring")

@@ -36,7 +36,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Keeps the roster and the job queue of a dtd cluster; never handles gradients.",
         epilog="Precedence: flag, DTD_* environment, configuration file, default. "
         "To manage its state: dtd-coordinator init, dtd-coordinator backup FILE, dtd-coordinator"
-        " restore FILE, dtd-coordinator repair.",
+        " restore FILE.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML settings")
     parser.add_argument("--listen", metavar="HOST:PORT", help="control address")

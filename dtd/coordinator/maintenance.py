@@ -1,4 +1,4 @@
-"""Commands of `dtd-coordinator` besides serving: `init`, `backup`, `restore` and `repair`."""
+"""Commands of `dtd-coordinator` besides serving: `init`, `backup` and `restore`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from dtd.config import load_coordinator_config
 from dtd.coordinator.advertised import advertised
 from dtd.coordinator.audit_log import command_entry, enter_command
 from dtd.coordinator.store.backup import back_up
-from dtd.coordinator.store.repair import repair
 from dtd.coordinator.store.restore import restore
 from dtd.errors import ConfigError
 from dtd.security.authority import DIRECTORY, open_authority, open_data_key
 from dtd.security.private_files import make_private_directory
-from dtd.shown import counted
 
 
 def _backup(state_dir: Path, file: Path) -> str:
@@ -42,19 +40,6 @@ def _restore(state_dir: Path, file: Path) -> str:
     )
 
 
-def _repair(state_dir: Path, _file: Path) -> str:
-    done = repair(state_dir)
-    if done is None:
-        return f"{state_dir}: nothing is wrong with its store, which stays as it is"
-    rows = ", ".join(f"{count} {table}" for table, count in done.kept.items() if count) or "nothing"
-    return (
-        f"{state_dir}: kept {rows}; {counted(done.holes, 'place')} could not be read.  The damaged"
-        f" files are in {done.aside}.  Epoch {done.epoch} begins with the coordinator's next start:"
-        " workers that still train a job which is kept are taken over with their state; those of"
-        " another job are released then"
-    )
-
-
 INIT: Final = "init"
 
 
@@ -64,12 +49,10 @@ class Command(NamedTuple):
     Attributes:
         run: runs it on the directory and the file that is named; returns what to print.
         description: of its help.
-        takes_file: a file is named.
     """
 
     run: Callable[[Path, Path], str]
     description: str
-    takes_file: bool = True
 
 
 COMMANDS: Final[dict[str, Command]] = {
@@ -77,11 +60,6 @@ COMMANDS: Final[dict[str, Command]] = {
         _backup, "Write the coordinator's state to FILE; the coordinator may be running."
     ),
     "restore": Command(_restore, "Restore a backup into an empty state directory, in a new epoch."),
-    "repair": Command(
-        _repair,
-        "Set a damaged store aside, and keep what can be read; the coordinator is stopped.",
-        takes_file=False,
-    ),
 }
 
 
@@ -136,11 +114,9 @@ def run_command(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=f"dtd-coordinator {name}", description=command.description
     )
-    if command.takes_file:
-        parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("--config", metavar="FILE", help="TOML settings")
     parser.add_argument("--state-dir", metavar="DIR", help="the coordinator's state directory")
-    parser.set_defaults(file=Path())
     given = parser.parse_args(arguments[1:])
     flags = {"config": given.config, "state_dir": given.state_dir}
     config = load_coordinator_config(flags, os.environ)

@@ -1,6 +1,6 @@
 """The coordinator's SQLite file: one process at a time, its schema, and the promise of a commit.
 
-Opened, locked and brought up to date here; what is in the tables is the business of
+Opened and locked here; what is in the tables is the business of
 `dtd.coordinator.store.store`.  A *synced* transaction survives the loss of power; any other
 survives the death of the process and costs no wait for the disk.  The log is folded into the file
 every few seconds (`fold`), and after unsynced transactions, so that a synced one waits for that
@@ -35,15 +35,18 @@ MOST_LOG_PAGES: Final = 4 * LOG_PAGES
 """So long is the log at most, even where all transactions are synced: then one of them waits."""
 PAGE_BYTES: Final = 4096
 
-_FIRST_SCHEMA: Final = """
+_NUMBER: Final = struct.Struct("<Q")
+SCHEMA_VERSION: Final = 11
+_SCHEMA: Final = """
 CREATE TABLE jobs (
     number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, body TEXT NOT NULL,
-    submitted_s REAL NOT NULL, started_s REAL, ended_s REAL
+    submitted_s REAL NOT NULL, started_s REAL, ended_s REAL, deleted_s REAL
 );
+CREATE INDEX unfinished_jobs ON jobs (number) WHERE ended_s IS NULL;
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, kind TEXT NOT NULL,
     job TEXT NOT NULL, worker TEXT NOT NULL, generation INTEGER NOT NULL, step INTEGER NOT NULL,
-    message TEXT NOT NULL
+    message TEXT NOT NULL, details TEXT NOT NULL DEFAULT '{}'
 );
 CREATE TABLE logs (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, job TEXT NOT NULL,
@@ -53,33 +56,22 @@ CREATE INDEX logs_by_job ON logs (job, seq);
 CREATE TABLE checkpoints (
     job TEXT NOT NULL, generation INTEGER NOT NULL, step INTEGER NOT NULL, worker TEXT NOT NULL,
     size_bytes INTEGER NOT NULL, directory TEXT NOT NULL, digest TEXT NOT NULL,
-    metrics TEXT NOT NULL, PRIMARY KEY (job, generation, step, worker)
+    metrics TEXT NOT NULL, part TEXT NOT NULL DEFAULT '[]',
+    PRIMARY KEY (job, generation, step, worker)
 );
-"""
-_IDENTITY: Final = """
-CREATE TABLE identity (store_id TEXT NOT NULL, epoch INTEGER NOT NULL);
-INSERT INTO identity VALUES (lower(hex(randomblob(16))), 1);
-"""
-_DELETED: Final = """
-ALTER TABLE jobs ADD COLUMN deleted_s REAL;
 CREATE TABLE doomed (
     worker TEXT NOT NULL, directory TEXT NOT NULL, job TEXT NOT NULL, identity TEXT NOT NULL,
     generation INTEGER NOT NULL, step INTEGER NOT NULL, PRIMARY KEY (worker, directory)
 );
-"""
-_AUDIT: Final = """
+CREATE TABLE identity (store_id TEXT NOT NULL, epoch INTEGER NOT NULL);
+INSERT INTO identity VALUES (lower(hex(randomblob(16))), 1);
 CREATE TABLE audit (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, role TEXT NOT NULL,
     who TEXT NOT NULL, serial TEXT NOT NULL, address TEXT NOT NULL, what TEXT NOT NULL,
     about TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL, result TEXT NOT NULL,
     skipped INTEGER NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL
 );
-"""
-_PARTS: Final = "ALTER TABLE checkpoints ADD COLUMN part TEXT NOT NULL DEFAULT '[]';"
-_NOTES: Final = """
 CREATE TABLE notes (job TEXT PRIMARY KEY, tags TEXT NOT NULL, note TEXT NOT NULL);
-"""
-_MODELS: Final = """
 CREATE TABLE models (
     name TEXT NOT NULL, number INTEGER NOT NULL, id TEXT UNIQUE NOT NULL, record TEXT NOT NULL,
     files TEXT NOT NULL, copies INTEGER NOT NULL, card TEXT NOT NULL, deleted_s REAL,
@@ -91,8 +83,6 @@ CREATE TABLE model_aliases (
 CREATE TABLE model_copies (
     id TEXT NOT NULL, worker TEXT NOT NULL, PRIMARY KEY (id, worker)
 );
-"""
-_SWEEPS: Final = """
 CREATE TABLE sweeps (
     number INTEGER PRIMARY KEY AUTOINCREMENT, spec TEXT NOT NULL, package TEXT NOT NULL,
     state TEXT NOT NULL, reason TEXT NOT NULL, began_s REAL NOT NULL, ended_s REAL
@@ -101,26 +91,9 @@ CREATE TABLE trials (
     sweep INTEGER NOT NULL, number INTEGER NOT NULL, job TEXT NOT NULL, body TEXT NOT NULL,
     PRIMARY KEY (sweep, number)
 );
-"""
-_COMMITS: Final = """
 CREATE TABLE commits (number INTEGER NOT NULL);
 INSERT INTO commits VALUES (0);
 """
-_NUMBER: Final = struct.Struct("<Q")
-# What leads from the schema of a file to the next one; a new file takes all the steps.
-STEPS: Final = (
-    _FIRST_SCHEMA,
-    "ALTER TABLE events ADD COLUMN details TEXT NOT NULL DEFAULT '{}';",
-    _IDENTITY,
-    _DELETED,
-    _AUDIT,
-    _PARTS,
-    _NOTES,
-    _MODELS,
-    _SWEEPS,
-    _COMMITS,
-)
-SCHEMA_VERSION: Final = len(STEPS)
 
 
 class Database:
@@ -157,9 +130,8 @@ class Database:
             self.close()
             raise StoreDamaged(
                 f"{path} is damaged: {damage}",
-                remedy=f"stop nothing: workers keep training. `dtd-coordinator repair --state-dir"
-                f" {state_dir}` keeps what can be read and sets the rest aside; or restore a backup"
-                " into an empty directory",
+                remedy="stop nothing: workers keep training. Restore a backup into an empty"
+                f" directory; to go on with what is left instead, remove {state_dir / NEWEST_NAME}",
             )
 
     def _check_version(self, path: Path) -> None:
@@ -188,16 +160,17 @@ class Database:
         return ""
 
     def _open_schema(self) -> int:
-        """The file's schema after the steps that it lacks."""
+        """Return the file's schema, that of a new file included."""
         self._connection.executescript(
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
             f" PRAGMA journal_size_limit={MOST_LOG_PAGES * PAGE_BYTES}"
         )
         version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
-        for number, step in enumerate(STEPS[version:], start=version + 1):
-            self._connection.executescript(f"BEGIN; {step} PRAGMA user_version={number}; COMMIT")
-            version = number
-        return version
+        if version:
+            return version
+        made = f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT"
+        self._connection.executescript(made)
+        return SCHEMA_VERSION
 
     def close(self) -> None:
         """Close the file and give up the directory."""

@@ -92,8 +92,8 @@ class Models:
 
     def packages(self) -> set[str]:
         """Digests of the packages with which versions were trained."""
-        records = [version["record"] for version in self.all()]
-        return {record["package"] for record in records if record["package"]}
+        query = "SELECT json_extract(record, '$.package') FROM models WHERE deleted_s IS NULL"
+        return {package for (package,) in self._database.read(query) if package}
 
     def alias(self, name: str, alias: str, number: int) -> None:
         """Have an alias stand for a version; number 0 removes it.

@@ -138,23 +138,27 @@ class Store:
 
     def unfinished_jobs(self) -> list[tuple[int, Job]]:
         """(number, job) of everything that has not ended, oldest first."""
-        rows = self._database.read("SELECT number, body FROM jobs ORDER BY number")
+        rows = self._database.read("SELECT number, body FROM jobs WHERE ended_s IS NULL")
         jobs = [(int(number), job_from_body(json.loads(body))) for number, body in rows]
-        return [(number, completed(job)) for number, job in jobs if job.state not in ENDED]
+        return sorted([(number, completed(job)) for number, job in jobs], key=lambda one: one[0])
 
     def packages_in_use(self) -> set[str]:
         """Digests of the packages of jobs and sweeps that have not ended, and of models."""
-        running = {job.package for _, job in self.unfinished_jobs() if job.package}
+        running = self._needed_by_jobs("$.package")
         return running | self.sweeps.packages_in_use() | self.models.packages()
 
     def weights_in_use(self) -> set[str]:
         """Digests of the files of weights that jobs begin with which have not ended."""
-        return {job.weights for _, job in self.unfinished_jobs() if job.weights}
+        return self._needed_by_jobs("$.weights")
+
+    def _needed_by_jobs(self, field: str) -> set[str]:
+        query = "SELECT json_extract(body, ?) FROM jobs WHERE ended_s IS NULL"
+        return {digest for (digest,) in self._database.read(query, field) if digest}
 
     def last_generation(self) -> int:
         """The highest generation number in any job."""
-        rows = self._database.read("SELECT body FROM jobs")
-        return max((job_from_body(json.loads(body)).generation for (body,) in rows), default=0)
+        query = "SELECT COALESCE(MAX(json_extract(body, '$.generation')), 0) FROM jobs"
+        return int(self._database.read(query)[0][0])
 
     def last_ended(self) -> EndedJob | None:
         """The job that ended last."""
@@ -310,10 +314,7 @@ class Store:
         return found
 
     def _body(self, job_id: str) -> dict[str, Any]:
-        """Return the stored body of a job, deleted or not; empty if there is none.
-
-        A body of an older dtd may have NaN in it, which SQLite's own reader may refuse.
-        """
+        """Return the stored body of a job, deleted or not; empty if there is none."""
         for (body,) in self._database.read("SELECT body FROM jobs WHERE id = ?", job_id):
             return dict(json.loads(body))
         return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sqlite3
 import tarfile
 from pathlib import Path
 
@@ -107,16 +106,6 @@ def test_a_directory_that_holds_something_is_refused(
     with pytest.raises(UsageError, match="holds cat"):
         restore(backup, tmp_path / "photos")
     assert files(tmp_path / "photos") == {"cat"}
-
-
-def test_an_older_backup_is_brought_up_to_date(tmp_path: Path) -> None:
-    from dtd.coordinator.store.database import STEPS
-
-    old = tmp_path / "old.sqlite3"
-    with sqlite3.connect(old) as connection:
-        connection.executescript(f"{STEPS[0]} PRAGMA user_version=1;")
-    source = write_tar(tmp_path / "old.tar", (FILE_NAME, old.read_bytes()))
-    assert restore(source, tmp_path / "restored") == 2
 
 
 @pytest.mark.parametrize(

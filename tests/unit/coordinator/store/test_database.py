@@ -1,4 +1,4 @@
-"""The coordinator's file: who may open it, and what becomes of an older one."""
+"""The coordinator's file: opened, locked, and durable."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import sqlite3
 
 import pytest
 
-from dtd.cluster.events import Incident
 from dtd.coordinator.store import database
-from dtd.coordinator.store.database import SCHEMA_VERSION, STEPS
+from dtd.coordinator.store.database import SCHEMA_VERSION
 from dtd.coordinator.store.store import Store
 from dtd.errors import ConfigError
 
@@ -63,67 +62,6 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     with pytest.raises(ConfigError, match="cannot be used") as caught:
         Store(tmp_path / "file" / "state")
     assert "--state-dir" in caught.value.remedy
-
-
-# --- files of older versions -----------------------------------------------------------------
-
-BODY = '{"id": "digits-1", "spec": {"job": {"name": "digits", "task": "digits"}}, "state": "done"}'
-
-
-@pytest.fixture
-def old_file(state_dir):
-    """A file as the first version wrote it, with a row of everything."""
-    state_dir.mkdir()
-    path = state_dir / database.FILE_NAME
-    connection = sqlite3.connect(path)
-    connection.executescript(f"{STEPS[0]} PRAGMA user_version=1")
-    connection.execute("INSERT INTO jobs VALUES (1, 'digits-1', ?, 5.0, 6.0, 7.0)", (BODY,))
-    connection.execute(
-        "INSERT INTO events (time_s, kind, job, worker, generation, step, message)"
-        " VALUES (6.5, 'worker_lost', 'digits-1', 'worker-1', 2, 9, 'gone')"
-    )
-    connection.execute(
-        "INSERT INTO logs (time_s, job, rank, worker, text) VALUES (6.0, 'digits-1', 0, 'w', 'a')"
-    )
-    connection.execute(
-        "INSERT INTO checkpoints VALUES ('digits-1', 2, 9, 'w', 10, '/c/x', 'ab', '{}')"
-    )
-    connection.commit()
-    connection.close()
-    return path
-
-
-def test_an_older_file_keeps_its_rows(old_file, state_dir):
-    for _ in range(2):  # once brought up to date, it stays
-        store = Store(state_dir)
-        assert pragma(store, "user_version") == SCHEMA_VERSION
-        (event,) = store.events(0)
-        assert (event["kind"], event["worker"], event["step"]) == ("worker_lost", "worker-1", 9)
-        assert event["details"] == {}
-        assert [one["id"] for one in store.jobs()] == ["digits-1"]
-        assert store.last_ended().ended_s == 7.0
-        assert [line["text"] for line in store.lines("digits-1", 0)] == ["a"]
-        assert [one["step"] for one in store.checkpoints("")] == [9]
-        store.close()
-
-
-def test_an_older_file_takes_new_rows(old_file, state_dir):
-    store = Store(state_dir)
-    store.add_incident(Incident(kind="recovered", message="m", details={"steps_lost": 0}))
-    assert [event["details"] for event in store.events(0)] == [{}, {"steps_lost": 0}]
-    store.close()
-
-
-def test_a_step_that_fails_leaves_the_file_as_it_was(old_file, state_dir, monkeypatch):
-    broken = (*STEPS[:1], "ALTER TABLE events ADD COLUMN half TEXT; ALTER TABLE none ADD x;")
-    with monkeypatch.context() as patch:
-        patch.setattr(database, "STEPS", broken)
-        with pytest.raises(ConfigError, match="cannot be read"):
-            Store(state_dir)
-    store = Store(state_dir)
-    assert len(store.events(0)) == 1
-    assert "half" not in store.events(0)[0]
-    store.close()
 
 
 def test_the_log_stays_bounded_where_every_transaction_is_synced(state_dir, store):

@@ -38,6 +38,18 @@ def saved(step, *kept, generation=1, **changed):
 # --- jobs ------------------------------------------------------------------------------------
 
 
+def test_what_is_in_use_is_found_without_reading_ended_jobs(store):
+    """Every upload asks; a store may have thousands of ended jobs."""
+    for number in (1, 2, 3):
+        store.save_job(number, job_body(job(number, package=f"p{number}", weights=f"w{number}")))
+    store.save_job(3, job_body(job(3, state=JobState.DONE, package="p3")))
+    with store._database.transaction(synced=False) as cursor:
+        cursor.execute("UPDATE jobs SET body = 'not read' WHERE number = 3")
+    assert store.packages_in_use() == {"p1", "p2"}
+    assert store.weights_in_use() == {"w1", "w2"}
+    assert [one.id for _, one in store.unfinished_jobs()] == ["digits-1", "digits-2"]
+
+
 def test_a_job_comes_back_as_it_was(state_dir, store):
     whole = job(
         state=JobState.RUNNING,

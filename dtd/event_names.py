@@ -29,8 +29,6 @@ EVENTS: Final = {
     "token_created": "A token was created with which hosts or people can join.",
     "token_revoked": "A token was revoked and can no longer be used to join.",
     "credential_issued": "A host or person has joined and received a credential.",
-    "revocations_not_believed": "A worker presented revocations that this authority has not"
-    " signed.",
     "credential_renewed": "A certificate was renewed over its holder's connection.",
     "own_credential_not_renewed": "The coordinator could not renew its own certificate.",
     "clock_doubted": "The host's clock has jumped; for an hour credentials are not judged by it.",
@@ -77,8 +75,6 @@ EVENTS: Final = {
     "credential_not_renewed": "This host's credential was not renewed; the worker asks again.",
     "credential_taken_over": "This host's credential was renewed; new connections use it.",
     "epochs_not_saved": "The worker could not record which coordinator is the newest.",
-    "revocations_damaged": "The worker cannot read its stored list of revocations.",
-    "revocations_not_kept": "The worker could not store the list of revocations.",
     "epochs_unreadable": "The worker cannot read which coordinator was the newest.",
     "coordinator_lost": "The connection to the coordinator was lost; training continues without"
     " it.",

@@ -52,7 +52,6 @@ from dtd.coordinator.handlers.registration import RegistrationHandler
 from dtd.coordinator.handlers.renewal import RenewalHandler
 from dtd.coordinator.handlers.reports import ReportHandler
 from dtd.coordinator.handlers.requests import CTL_REQUESTS, RequestHandler
-from dtd.coordinator.handlers.revocation import Evictions, RevocationHandler
 from dtd.coordinator.history.recorder import MetricsRecorder
 from dtd.coordinator.models.copies import Copies
 from dtd.coordinator.models.registry import ModelRegistry
@@ -193,20 +192,17 @@ class Coordinator:
         )
         first = functools.partial(self._store_thread.run, turn=Turn.URGENT)
         last = functools.partial(self._store_thread.run, turn=Turn.PATIENT)
-        evictions = Evictions(
-            self.port,
-            handle=self.handle,
-            workers_of=self._links.certified_by,
-            links=self._links.all,
-            in_store=first,
-        )
         contain = self.containment.around
         self.renewals = RenewalHandler(
             self.port, self.in_store, self._own_ends, self._links.all, contain
         )
-        self._revocations = RevocationHandler(self.port, self.in_store, evictions, contain)
-        self._join_desk = JoinHandler(self.port, last, evictions, self.audit, contain)
-        self.access = AccessHandler(self.port, in_store=first, evictions=evictions)
+        self.access = AccessHandler(
+            self.port,
+            in_store=first,
+            handle=self.handle,
+            workers_of=self._links.certified_by,
+        )
+        self._join_desk = JoinHandler(self.port, last, self.access.evict, self.audit, contain)
         self._registrations = RegistrationHandler(
             self, self.port, self._links, self._secrets, self.metrics
         )
@@ -431,7 +427,6 @@ class Coordinator:
         self._desk.forget(link)
         self._join_desk.forget(link)
         self.renewals.forget(link)
-        self._revocations.forget(link)
         known = self._links.forget(link)
         if known is None:
             self.diagnostics.closed(link.peer_host(), error)
@@ -452,9 +447,6 @@ class Coordinator:
             return
         if isinstance(message, m.ModelsHeld | m.ModelPinned):
             self.copies.heard(name, message)
-            return
-        if isinstance(message, m.Revocations):
-            self._revocations.heard(link, bytes(payload))
             return
         if not (self.membership.awaits(name, message) or self._reports.heeds(name, message)):
             return

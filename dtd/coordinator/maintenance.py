@@ -34,9 +34,8 @@ def _restore(state_dir: Path, file: Path) -> str:
     return (
         f"{state_dir}: restored, epoch {epoch}; start it with `dtd-coordinator --state-dir"
         f" {state_dir}`.  Workers then accept it, and no coordinator of an earlier epoch.  Tokens "
-        "in the backup are void; hosts that joined after the backup must join again; later "
-        "revocations become known again when a worker that has received them connects: see `dtdctl"
-        " credentials`"
+        "in the backup are void; hosts that joined after the backup must join again; what was "
+        "revoked after it must be revoked again: see `dtdctl credentials`"
     )
 
 

@@ -5,7 +5,7 @@
 
 A process that can read `ca.key` can impersonate any member of the cluster, so only the owner has
 access to the directory. Making, loading and issuing block for milliseconds; they happen at start
-and in the store's thread. Certificates are issued and revocations signed here; the decisions are
+and in the store's thread. Certificates are issued here; the decisions are
 made in its parts: `admission` for other hosts, `own_certificate` for this one.
 """
 
@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dtd.address import Address
-from dtd.errors import RequestRefused
-from dtd.security import certificates, identity, revocation_list
+from dtd.security import certificates, identity
 from dtd.security.admission import Admission, Enrolment
 from dtd.security.clock import FILE_NAME as CLOCK_FILE
 from dtd.security.clock import Clock
@@ -210,34 +208,6 @@ class Authority:
             now=dt.datetime.fromtimestamp(self.now_s(), dt.UTC),
             life_days=self.life_days,
         )
-
-    # --- what was revoked -------------------------------------------------------------------
-
-    def revocations(self) -> bytes:
-        """The list of what was revoked, signed, for workers to keep."""
-        body = revocation_list.body_of(self.cluster, self.credentials.revoked())
-        key = self.signer.key
-        signature = key.sign(revocation_list.CONTEXT + body, ec.ECDSA(hashes.SHA256()))
-        return revocation_list.joined(signature, body)
-
-    def merge_revocations(self, document: bytes) -> list[IssuedRecord]:
-        """Take back what a worker remembers to have been revoked.
-
-        Returns:
-            the certificates that counted until now.
-
-        Raises:
-            RequestRefused: the list is not this authority's.
-        """
-        try:
-            signature, body = revocation_list.parted(document)
-            known = self.signer.key.public_key()
-            known.verify(signature, revocation_list.CONTEXT + body, ec.ECDSA(hashes.SHA256()))
-            _cluster, records = revocation_list.read(body)
-        except (ValueError, InvalidSignature) as error:
-            why = str(error) or "its signature is not this authority's"
-            raise RequestRefused(f"a list of revocations is rejected: {why}") from None
-        return self.credentials.merge(records, now_s=self.now_s())
 
 
 def open_authority(directory: Path, *, life_days: float = LIFE_DAYS) -> Authority:

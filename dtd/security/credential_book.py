@@ -6,8 +6,8 @@ and are taken back together.  Two files, `issued.json` and `revoked.json`; an id
 counts again.
 
 A book that was restored from a backup knows neither what was issued nor what was revoked after it.
-Certificates that renew a credential of the backup count then, others do not, and workers say what
-was revoked (`dtd.security.revocation_list`).
+Certificates that renew a credential of the backup count then, others do not; what was revoked after
+the backup is valid again until it expires or is revoked once more.
 
 What has ended is forgotten when room is needed and not before, so that a clock that was wrong for a
 while loses nobody.  Writing is blocking, one caller at a time; `standing` only looks into memory.
@@ -327,19 +327,6 @@ class CredentialBook:
     def revoked(self) -> list[RevokedRecord]:
         """All that was taken back."""
         return list(self._revoked.values())
-
-    def merge(self, records: Iterable[RevokedRecord], *, now_s: float) -> list[IssuedRecord]:
-        """Take back what was revoked before; returns the certificates that counted until now."""
-        news = {one.serial: one for one in records if one.serial not in self._revoked}
-        if not news:
-            return []
-        fresh = [
-            one
-            for one in self._all()
-            if (one.id in news or one.serial in news) and not self.is_revoked(one.serial, one.id)
-        ]
-        self._keep_revoked({**self._revoked, **news}, now_s)
-        return fresh
 
     def _keep_revoked(self, revoked: dict[str, RevokedRecord], now_s: float) -> None:
         over = sorted(

@@ -52,7 +52,7 @@ from dtd.worker.packages import PACKAGES, TaskPackages
 from dtd.worker.probe import PeerDiagnostics, Probes
 from dtd.worker.profiles import PREFIX as PROFILES
 from dtd.worker.profiles import PROFILE, Profiles
-from dtd.worker.remembered import EPOCHS_FILE, REVOCATIONS_FILE, Epochs, Revocations
+from dtd.worker.remembered import EPOCHS_FILE, Epochs
 from dtd.worker.renewal import CredentialRenewal
 from dtd.worker.self_report import TrafficMeter, resident_bytes, status_line
 from dtd.worker.training import TrainingThreadOwner
@@ -112,7 +112,6 @@ class Worker:
             received=self._on_message,
             epochs=Epochs(config.state_dir / EPOCHS_FILE),
         )
-        self._revocations = Revocations(config.state_dir / REVOCATIONS_FILE)
         self._renewal: CredentialRenewal | None = None
         if credential is not None:
             self._renewal = CredentialRenewal(
@@ -253,10 +252,6 @@ class Worker:
         if isinstance(message, m.PinModel | m.UnpinModel):
             self._models.order(message)
             return
-        if isinstance(message, m.Revocations):
-            if self._revocations.heard(bytes(payload)):
-                self._loop.run_in_executor(None, self._revocations.save)
-            return
         if isinstance(message, m.Renewed):
             if self._renewal is not None:
                 self._renewal.received(message)
@@ -271,7 +266,6 @@ class Worker:
             self._packages.ask_again()
             self._part_requests.ask_again()
             self._models.order(message)
-            self._control.send(m.Revocations(), self._revocations.document)
             if message.refused:
                 log.warning("coordinator_refused", reason=message.refused)
         self._feed(member.FromCoordinator(message=message))

@@ -6,17 +6,17 @@ A token's secret is in the answer to CREATE_TOKEN and nowhere else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import structlog
 
+from dtd.cluster.events import Event, Revoked
 from dtd.coordinator.control_port import ControlPort
-from dtd.coordinator.handlers.revocation import Evictions
 from dtd.errors import RequestRefused
 from dtd.security.authority import Authority
 from dtd.security.credential_book import IssuedRecord
-from dtd.security.identity import split_names
+from dtd.security.identity import WORKER, split_names
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
@@ -37,7 +37,8 @@ class AccessHandler:
     Args:
         port: the control port, with the authority.
         in_store: runs a blocking function in the thread where all writing is done.
-        evictions: evicts members whose credentials are revoked.
+        handle: hands an event to the core.
+        workers_of: the registered workers that a certificate speaks for.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class AccessHandler:
         port: ControlPort,
         *,
         in_store: Callable[..., Awaitable[Any]],
-        evictions: Evictions,
+        handle: Callable[[Event], None],
+        workers_of: Callable[[str], list[str]],
     ) -> None:
         self._port = port
         self._in_store = in_store
-        self._evictions = evictions
+        self._handle = handle
+        self._workers_of = workers_of
         self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def answer(self, request: AccessRequest) -> dict[str, Any]:
@@ -113,11 +116,27 @@ class AccessHandler:
         revoked: list[IssuedRecord] = await self._in_store(
             lambda: authority.credentials.revoke(name, now_s=authority.now_s())
         )
-        evicted = self._evictions.put_out(revoked)
-        await self._evictions.tell_all()
+        evicted = self.evict(revoked)
         return {
             "revoked": [
                 {"serial": one.serial, "role": one.role, "name": one.name} for one in revoked
             ],
             "evicted": evicted,
         }
+
+    def evict(self, revoked: Iterable[IssuedRecord], how: str = "was revoked") -> list[str]:
+        """Close all connections of these certificates; returns the workers that were evicted.
+
+        All in one turn of the event loop, so that no worker whose credential was revoked is in the
+        next generation.
+        """
+        evicted = []
+        for one in revoked:
+            why = f"the credential {one.role}/{one.name} ({one.serial}) {how}"
+            log.warning("credential_revoked", role=one.role, name=one.name, serial=one.serial)
+            workers = self._workers_of(one.serial) if one.role == WORKER else []
+            for worker in workers:
+                self._handle(Revoked(name=worker, reason=why))
+            self._port.end([one.serial], why)
+            evicted += workers
+        return evicted

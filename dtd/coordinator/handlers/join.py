@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import structlog
 
 from dtd.coordinator.audit_log import AuditLog
 from dtd.coordinator.control_port import ControlPort
-from dtd.coordinator.handlers.revocation import Evictions
 from dtd.coordinator.throttles import Contain, go_on
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.limits.connection_limiter import origin_of
@@ -25,6 +24,7 @@ from dtd.limits.rates import Pacing
 from dtd.net.link import Link
 from dtd.security.admission import Admitted, Enrolment
 from dtd.security.authority import Authority
+from dtd.security.credential_book import IssuedRecord
 from dtd.security.identity import WORKER, split_names, worker_names
 from dtd.wire import messages as m
 
@@ -58,7 +58,7 @@ class JoinHandler:
         port: the control port, with the authority.
         in_store: runs a blocking function in the thread where all writing is done, after other work
             there.
-        evictions: evicts members whose credentials are replaced.
+        evict: ends the connections of replaced certificates, and evicts their workers.
         audit: records each member that joins.
         contain: where an error ends that keeps a caller from being answered.
     """
@@ -67,13 +67,13 @@ class JoinHandler:
         self,
         port: ControlPort,
         in_store: InStore,
-        evictions: Evictions,
+        evict: Callable[[Iterable[IssuedRecord], str], object],
         audit: AuditLog,
         contain: Contain,
     ) -> None:
         self._port = port
         self._in_store = in_store
-        self._evictions = evictions
+        self._evict = evict
         self._audit = audit
         self._contain = contain
         self._tasks: dict[Link, asyncio.Task[None]] = {}
@@ -169,8 +169,7 @@ class JoinHandler:
     async def _admit(self, authority: Authority, request: m.Enrol) -> Admitted:
         admitted: Admitted = await self._in_store(_admit, authority, request)
         if admitted.replaced:
-            self._evictions.put_out(admitted.replaced, "was replaced")
-            await self._evictions.tell_all()
+            self._evict(admitted.replaced, "was replaced")
         return admitted
 
 

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, LARGEST_MAX_PAYLOAD_BYTES
 
 MAX_WORD_BYTES: Final = 32 * 1024
-MAX_REVOCATIONS_BYTES: Final = 512 * 1024
 
 
 class Role(enum.StrEnum):
@@ -71,14 +70,13 @@ KINDS: Final = (
     Kind("handshake", 0x03, "Error", _ALL, _ALL),
     Kind("handshake", 0x04, "Goodbye", _ALL, _ALL),
     Kind("handshake", 0x05, "Prove"),
-    # Credentials and revocations
+    # Credentials
     Kind("joining", 0x06, "GetAuthority", _JOIN),
     Kind("joining", 0x07, "Authority", _NONE, _JOIN),
     Kind("joining", 0x08, "Enrol", _JOIN),
     Kind("joining", 0x09, "Enrolled", _NONE, _JOIN),
     Kind("joining", 0x0A, "Renew", _WORKER | _CTL),
     Kind("joining", 0x0B, "Renewed", _NONE, _WORKER | _CTL),
-    Kind("joining", 0x0C, "Revocations", _WORKER, _WORKER, MAX_REVOCATIONS_BYTES),
     # Worker and coordinator: membership of the ring
     Kind("control", 0x10, "Register", _WORKER),
     Kind("control", 0x11, "Registered", _NONE, _WORKER),

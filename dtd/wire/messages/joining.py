@@ -64,11 +64,3 @@ class Renewed(Message):
     certificate_pem: Text = ""
     coordinators: Text = ""
     reason: Text = ""
-
-
-@message
-class Revocations(Message):
-    """The revocation list, signed by the authority, as payload; empty when none is known.
-
-    A worker sends the list that it has; the coordinator answers if its own is newer.
-    """

@@ -446,7 +446,7 @@ def test_a_failure_beyond_the_jobs_end_counts(desk: Any) -> None:
 def test_everything_that_a_worker_may_say_is_judged_or_concerns_itself() -> None:
     """A message that is new in the catalogue needs a rule here, or a reason to have none."""
     answers = {m.Probed, m.Measured, m.CheckpointDropped, m.ModelPinned}
-    own = {m.Register, m.Leave, m.GetPackage, m.GetParts, m.Renew, m.Revocations}
+    own = {m.Register, m.Leave, m.GetPackage, m.GetParts, m.Renew}
     own |= {m.Error, m.Goodbye, m.ModelsHeld}
     assert not (answers | own) & set(hearing._RULES)
     assert set(hearing._RULES) | answers | own == m.from_opener(m.Role.WORKER)

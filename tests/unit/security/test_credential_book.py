@@ -13,7 +13,6 @@ from dtd.security import credential_book
 from dtd.security.credential_book import (
     CredentialBook,
     IssuedRecord,
-    RevokedRecord,
     mark_restored,
 )
 
@@ -218,13 +217,6 @@ def test_after_a_restore_what_renews_a_known_credential_counts(
         free(restored, "host7")
     assert {one.serial for one in restored.revoke("host7", now_s=300.0)} == {"a1", "a2", "a9"}
     assert restored.standing(later, now_s=300.0)[0].endswith("is revoked")
-
-
-def test_what_was_revoked_before_is_merged(book: CredentialBook, tmp_path: Path) -> None:
-    records = [RevokedRecord(serial=one, revoked_s=1.0, expires_s=9.0) for one in ("a1", "zz")]
-    assert [one.serial for one in book.merge(records, now_s=200.0)] == ["a1"]
-    assert book.merge(records, now_s=200.0) == []
-    assert CredentialBook(tmp_path).is_revoked("zz", "zz")
 
 
 def test_a_damaged_word_about_a_restore_is_named(tmp_path: Path) -> None:

@@ -194,14 +194,13 @@ def test_handshake_takes_nothing_else(cls: type[Any]) -> None:
 
 
 def test_every_message_has_exactly_one_sender() -> None:
-    several = {m.Chunk, m.LinkHeartbeat, m.Revocations, m.Renew, m.Renewed}
+    several = {m.Chunk, m.LinkHeartbeat, m.Renew, m.Renewed}
     either = {m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye} | several
     for cls in set(TYPES) - either:
         senders = [role for table in TABLES for role in ROLES if cls in table(role)]
         assert len(senders) == 1, cls
     for table in TABLES:
         assert [role for role in ROLES if m.LinkHeartbeat in table(role)] == DATA_LINKS
-        assert [role for role in ROLES if m.Revocations in table(role)] == [m.Role.WORKER]
         renew = [role for role in ROLES if {m.Renew, m.Renewed} & table(role)]
         assert renew == [m.Role.WORKER, m.Role.CTL]
         assert all({m.Error, m.Goodbye} <= table(role) for role in ROLES)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from dtd.coordinator.handlers.renewal import RENEWALS_AT_ONCE, RenewalHandler
-from dtd.coordinator.handlers.revocation import LISTS_AT_ONCE, RevocationHandler
 from dtd.errors import ProtocolError
 from dtd.security.admission import Renewal
 from dtd.wire import messages as m
@@ -50,20 +49,16 @@ def contain(doing, link):
 
 
 class World:
-    """Both desks, with a store that counts."""
+    """The handler of RENEW, with a store that counts."""
 
     def __init__(self):
         self.asked = 0
         self.fails = None
         admission = SimpleNamespace(renew=lambda *_call: NOT_YET)
-        authority = SimpleNamespace(admission=admission, revocations=lambda: b"1\n{}")
+        authority = SimpleNamespace(admission=admission)
         port = SimpleNamespace(authority=authority, coordinators=())
         renewals = RenewalHandler(port, self.in_store, lambda _s: None, lambda: (), contain)
-        revocations = RevocationHandler(port, self.in_store, None, contain)
-        self.desks = {
-            "renew": (lambda link: renewals.ask(link, m.Renew()), renewals, RENEWALS_AT_ONCE),
-            "list": (lambda link: revocations.heard(link, b""), revocations, LISTS_AT_ONCE),
-        }
+        self.desk = (lambda link: renewals.ask(link, m.Renew())), renewals, RENEWALS_AT_ONCE
 
     async def in_store(self, function, *arguments):
         self.asked += 1
@@ -77,10 +72,9 @@ async def settle():
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("which", ["renew", "list"])
-async def test_one_credential_is_answered_at_a_rate_on_all_its_connections(which):
+async def test_one_credential_is_answered_at_a_rate_on_all_its_connections():
     world = World()
-    ask, desk, burst = world.desks[which]
+    ask, desk, burst = world.desk
     links = [Link() for _ in range(int(burst) + 20)]
     for link in links:
         ask(link)
@@ -99,10 +93,9 @@ async def test_one_credential_is_answered_at_a_rate_on_all_its_connections(which
     assert len(asyncio.all_tasks()) == 1
 
 
-@pytest.mark.parametrize("which", ["renew", "list"])
-async def test_who_has_not_read_an_answer_gets_no_other(which):
+async def test_who_has_not_read_an_answer_gets_no_other():
     world = World()
-    ask, _desk, _burst = world.desks[which]
+    ask, _desk, _burst = world.desk
     link = Link()
     link.unread = asyncio.get_running_loop().create_future()
     ask(link)
@@ -118,12 +111,11 @@ async def test_who_has_not_read_an_answer_gets_no_other(which):
     assert link.said == 2
 
 
-@pytest.mark.parametrize("which", ["renew", "list"])
 @pytest.mark.parametrize("slowly", [False, True])
-async def test_who_has_read_an_answer_may_ask_before_anything_else_happens(which, slowly):
+async def test_who_has_read_an_answer_may_ask_before_anything_else_happens(slowly):
     """The next question can be there before the task that sent the answer has ended."""
     world = World()
-    ask, _desk, _burst = world.desks[which]
+    ask, _desk, _burst = world.desk
     link = Link()
     loop = asyncio.get_running_loop()
     link.unread = loop.create_future() if slowly else None
@@ -141,7 +133,7 @@ async def test_who_has_read_an_answer_may_ask_before_anything_else_happens(which
 @pytest.mark.parametrize("fault", [OSError(28, "disk full"), sqlite3.OperationalError("disk full")])
 async def test_a_renewal_that_the_disk_fails_is_answered_and_may_be_asked_for_again(fault):
     world = World()
-    ask, desk, _burst = world.desks["renew"]
+    ask, desk, _burst = world.desk
     link, world.fails = Link(), fault
     ask(link)
     await settle()
@@ -154,13 +146,12 @@ async def test_a_renewal_that_the_disk_fails_is_answered_and_may_be_asked_for_ag
     desk.forget(link)
 
 
-@pytest.mark.parametrize("which", ["renew", "list"])
-async def test_what_nobody_expected_costs_the_connection_that_waits_for_an_answer(which):
+async def test_what_nobody_expected_costs_the_connection_that_waits_for_an_answer():
     world = World()
-    ask, _desk, _burst = world.desks[which]
+    ask, _desk, _burst = world.desk
     link, world.fails = Link(), ValueError("a defect")
     ask(link)
     await settle()
     doing, error = link.ended
-    assert doing.startswith("answering a RE")
+    assert doing.startswith("answering a RENEW")
     assert error is world.fails

@@ -272,7 +272,7 @@ class Strategy(Protocol):
         ...
 
     def unsent(self, step: int) -> list[LocalState]:
-        """Return this rank's residuals of earlier steps, for `dtd.strategy.hand_on`.
+        """Return this rank's residuals of earlier steps, for `ResidualHandoff`.
 
         Args:
             step: committed steps; equal on all ranks, as is the number of values returned.

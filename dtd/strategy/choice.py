@@ -13,13 +13,11 @@ from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.strategy.api import Part, Strategy
 from dtd.strategy.codec.api import Codec
-from dtd.strategy.codec.bfloat16 import bfloat16
-from dtd.strategy.codec.float16 import float16
 from dtd.strategy.codec.int8 import Int8
+from dtd.strategy.codec.narrow import bfloat16, float16
 from dtd.strategy.codec.powersgd import PowerSGD
-from dtd.strategy.codec.random_k import RandomK
 from dtd.strategy.codec.sign import Sign
-from dtd.strategy.codec.top_k import TopK
+from dtd.strategy.codec.sparse import RandomK, TopK
 from dtd.strategy.diloco import Nesterov
 from dtd.strategy.local_sgd import Average, LocalSgd, Outer
 from dtd.strategy.post_local import PostLocal

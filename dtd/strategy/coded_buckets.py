@@ -46,28 +46,20 @@ _CUDA: Any = torch.cuda  # its constructors have no annotations
 _ALONE: Final = World()
 
 
-class Uncoded:
+class Uncoded(Coder):
     """The coder of a bucket that is sent unchanged: its sum is exact to the bit."""
 
     def __init__(self, layout: FlatLayout) -> None:
-        self.local: Sequence[LocalState] = ()
-        self.residual: LocalState | None = None
         self._wires = [Wire(elements=layout.elements, dtype=layout.dtype)]
 
-    def restart(self, world: World) -> None:
-        """There is no state to restart."""
-
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """One wire, like the bucket."""
         del world, step
         return self._wires
 
     def encode(self, stage: int, flat: Tensor, wires: Sequence[Tensor]) -> None:
-        """Copy the bucket into its wire."""
         wires[stage].copy_(flat, non_blocking=True)
 
     def decode(self, flat: Tensor, wires: Sequence[Tensor]) -> None:
-        """Copy the result back."""
         flat.copy_(wires[0], non_blocking=True)
 
 

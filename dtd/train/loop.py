@@ -26,7 +26,7 @@ from dtd.exchange.api import Collective, CommTiming
 from dtd.observe.profiling.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.shown import counted
 from dtd.strategy.codec.api import World
-from dtd.strategy.hand_on import HandOn
+from dtd.strategy.codec.local_state import ResidualHandoff
 from dtd.train.agreement import agree, compare_moving, exchange, gather_aside, got_on
 from dtd.train.early_stop import judge
 from dtd.train.malloc_tuning import mapped_blocks, return_freed_memory
@@ -338,11 +338,11 @@ def _end_early(
         return _outcome(session, kind, b"")
     step = session.replica.step
     residuals = [] if kind == "stopped" else session.strategy.unsent(step)
-    hand_on = HandOn(residuals, leaves=kind == "left")
+    handoff = ResidualHandoff(residuals, leaves=kind == "left")
     session.strategy.wants_whole(kind == "stopped" and session.callbacks.defines("on_end"))
     refreshes = session.strategy.refreshes()
     buckets = range(len(refreshes), len(refreshes) + len(residuals))
-    ring.open_step(exchange_number, [*refreshes, *hand_on.memories])
+    ring.open_step(exchange_number, [*refreshes, *handoff.memories])
     session.strategy.refresh(ring)
     for bucket in buckets:
         ring.start(bucket)
@@ -351,7 +351,7 @@ def _end_early(
     session.strategy.refreshed()
     for bucket in buckets:
         ring.wait(bucket)
-    hand_on.finish()
+    handoff.finish()
     ring.close_step()
     session.checkpoints.flush()
     return _outcome(session, kind, digest)

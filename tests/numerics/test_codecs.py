@@ -11,10 +11,8 @@ from torch import nn
 from dtd.errors import ProtocolError
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.int8 import BLOCK, Int8
-from dtd.strategy.codec.random_k import RandomK
 from dtd.strategy.codec.sign import Sign
-from dtd.strategy.codec.sparse import drawn
-from dtd.strategy.codec.top_k import TopK
+from dtd.strategy.codec.sparse import RandomK, TopK, drawn
 from tests.numerics.coded_ring import SEGMENTED, WHOLE, exchange, gradient, layout_of, same
 
 pytestmark = pytest.mark.numerics

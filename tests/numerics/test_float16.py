@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dtd.exchange.in_process import InProcessRing
 from dtd.strategy.codec.api import World
-from dtd.strategy.codec.float16 import float16
+from dtd.strategy.codec.narrow import float16
 from dtd.strategy.gradients import staging_of
 from tests.unit.strategy.codec.narrowed import flat_of
 

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtd.strategy.codec.int8 import Int8
-from dtd.strategy.codec.random_k import RandomK
 from dtd.strategy.codec.sign import Sign
-from dtd.strategy.codec.top_k import TopK
+from dtd.strategy.codec.sparse import RandomK, TopK
 from tests.numerics.coded_ring import SEGMENTED, WHOLE, exchange, layout_of, same
 
 STEPS = 4

@@ -14,7 +14,7 @@ from dtd.engine.difference import search
 from dtd.engine.shard_digests import ShardDigests, combined
 from dtd.engine.step_protocol import Ruling
 from dtd.errors import DivergenceError, RingBroken, TaskError, UnreadableWord
-from dtd.strategy.hand_on import HandOn
+from dtd.strategy.codec.local_state import ResidualHandoff
 from tests.sim import regroup, reports, shards
 from tests.sim.lies import Word
 from tests.sim.phases import Phase
@@ -113,18 +113,18 @@ def _end_early(
 ) -> Generator[Request, None, None]:
     """Agree once more; with `leaves` not None, leaving ranks also hand on their residuals."""
     residuals = session.shell.surroundings.oracle.residuals
-    hand_on, shares = None, []
+    handoff, shares = None, []
     if leaves is not None:
-        hand_on = HandOn([session.residual], leaves=leaves)
-        shares = given(hand_on)
+        handoff = ResidualHandoff([session.residual], leaves=leaves)
+        shares = given(handoff)
         residuals.gives(ring.assign, leaves=leaves)
     ring.node.open_step(exchange_number, [1] * len(shares), shares)
     for bucket in range(len(shares)):
         ring.node.start(bucket)
     yield from _agree(session, ring)
-    if hand_on is not None:
+    if handoff is not None:
         yield Wait(ring.node.buckets_done, ring)
-        taken(hand_on, ring.node.totals())
+        taken(handoff, ring.node.totals())
         residuals.handed_on(ring.assign, value(session.residual))
     yield from _save(session, ring)
 

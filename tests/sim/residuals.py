@@ -1,7 +1,7 @@
 """The residuals of simulated ranks, and the oracle's rules for them.
 
 Every exchange adds a number derived from the rank's rows to its residual.  The residual is kept in
-the product's own `dtd.strategy.codec.local_state` and handed on by `dtd.strategy.hand_on`.  The
+the product's own `dtd.strategy.codec.local_state` and handed on by `ResidualHandoff`.  The
 rules:
 
 * a step, or a round of steps, is computed with the residual of the last commit, also when it is
@@ -20,8 +20,7 @@ from typing import Final
 
 import torch
 
-from dtd.strategy.codec.local_state import LocalState
-from dtd.strategy.hand_on import HandOn
+from dtd.strategy.codec.local_state import LocalState, ResidualHandoff
 from dtd.wire import messages as m
 from tests.sim import rows
 from tests.sim.lineage import require
@@ -54,19 +53,19 @@ def part_of(share: int) -> int:
     return 1 + share % 997
 
 
-def given(hand_on: HandOn) -> list[int]:
+def given(handoff: ResidualHandoff) -> list[int]:
     """A rank's contribution to each bucket of the exchange that hands residuals on."""
-    (memory,) = hand_on.memories
+    (memory,) = handoff.memories
     return [round(one * FRACTION) for one in memory.view.cast("f")]
 
 
-def taken(hand_on: HandOn, sums: list[int]) -> None:
+def taken(handoff: ResidualHandoff, sums: list[int]) -> None:
     """Take over all sums of that exchange."""
-    (memory,) = hand_on.memories
+    (memory,) = handoff.memories
     view = memory.view.cast("f")
     for index, one in enumerate(sums):
         view[index] = one / FRACTION
-    hand_on.finish()
+    handoff.finish()
 
 
 @dataclass(slots=True)

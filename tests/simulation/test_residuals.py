@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtd.strategy.hand_on import HandOn
+from dtd.strategy.codec.local_state import ResidualHandoff
 from dtd.wire import messages as m
 from tests.sim import rows
 from tests.sim.cluster import Cluster
@@ -91,7 +91,7 @@ def test_what_is_handed_on_is_shared_by_those_who_stay() -> None:
     for residual, share in zip(own, (900, 8, 9), strict=True):
         add(residual, share)
         residual.commit()
-    exchanges = [HandOn([one], leaves=rank == 0) for rank, one in enumerate(own)]
+    exchanges = [ResidualHandoff([one], leaves=rank == 0) for rank, one in enumerate(own)]
     sums = [sum(column) for column in zip(*map(given, exchanges), strict=True)]
     for one in exchanges:
         taken(one, sums)

@@ -124,12 +124,12 @@ class Coder(Protocol):
             and units, so that a leaving rank can transfer it; None without error feedback.
     """
 
-    local: Sequence[LocalState]
-    residual: LocalState | None
+    local: Sequence[LocalState] = ()
+    residual: LocalState | None = None
 
     def restart(self, world: World) -> None:
         """A generation begins: recompute what must be equal on all ranks from common values."""
-        ...
+        del world
 
     def wires(self, world: World, step: int) -> Sequence[Wire]:
         """Return the exchanges of this step, stage by stage; cheap, and equal on all ranks."""

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from dtd.exchange.api import BucketMemory
-from dtd.strategy.codec.api import FlatLayout, Wire, World
+from dtd.strategy.codec.api import Coder, FlatLayout, Wire, World
 from dtd.strategy.codec.local_state import LocalState
 
 BLOCK: Final = 256
@@ -45,35 +45,28 @@ _BLOCKS_AT_ONCE: Final = 512
 
 
 class Int8:
-    """Implement `dtd.strategy.codec.api.Codec`; applies to all float32 buckets."""
+    """The codec; applies to all float32 buckets."""
 
+    start_step = 0
     risk = "rounds to 8 bits, in blocks of 256 with a scale each"
 
-    def __init__(self) -> None:
-        self.start_step = 0
-
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> Int8Coder | None:
-        """Implement `Codec`; None for other types than float32."""
         del index
         return Int8Coder(layout.elements, device) if layout.dtype == torch.float32 else None
 
 
-class Int8Coder:
-    """Implement `dtd.strategy.codec.api.Coder`.
+class Int8Coder(Coder):
+    """The coder of one bucket.
 
     If the gradients are on a GPU, they are quantised there, but the ring adds on the host.  It adds
     to this rank's contribution as quantised, and the error of its partial sums is added to the
     residual when the result is decoded.
-
-    Args:
-        elements: number of elements in the bucket.
-        device: device of the bucket.
     """
 
     def __init__(self, elements: int, device: torch.device) -> None:
         self._residual = LocalState(elements, device)
-        self.residual: LocalState | None = self._residual
-        self.local: Sequence[LocalState] = (self._residual,)
+        self.residual = self._residual
+        self.local = (self._residual,)
         self._blocks = block_count(elements)
         self._wires = [
             Wire(
@@ -88,11 +81,7 @@ class Int8Coder:
         self._at_home = True
         self._summed = False
 
-    def restart(self, world: World) -> None:
-        """Implement `Coder`; there is no state that must be equal on all ranks."""
-
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """Implement `Coder`; one wire, of blocks."""
         del world, step
         return self._wires
 

@@ -3,12 +3,19 @@
 A step writes the new value beside the old one, so a rollback needs no copy: a commit swaps the two,
 a rollback drops the new one.  The value is zero at first, and again in a replica that has taken
 over another state.  Memory is allocated at first use.
+
+If a rank dies, its residual is lost; if it leaves after a committed step, it hands the residual
+over (`ResidualHandoff`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from dtd.strategy.wire_memory import bucket_memory
 
 
 class LocalState:
@@ -82,3 +89,44 @@ class LocalState:
         self._written = False
         if self._current is not None:
             self._current.zero_()
+
+
+class ResidualHandoff:
+    """The transfer of the unsent residuals of leaving ranks to the ranks that stay.
+
+    After the last common step all ranks sum the residuals of the leaving ranks, without a codec,
+    and the remaining ranks divide the sum equally.  Each adds its part to its own residual, from
+    which later steps apply it to the model.
+
+        handoff = ResidualHandoff(residuals, leaves=...)
+        ring.open_step(step, handoff.memories); start and wait for all
+        handoff.finish()
+
+    If the generation breaks in between, the residual is lost: it is not part of the state.
+
+    Args:
+        residuals: this rank's residuals; equally many on all ranks, and of the same sizes.
+        leaves: whether this rank leaves.
+
+    Attributes:
+        memories: the buckets to exchange, float32: a residual, followed by the number of ranks that
+            stay.
+    """
+
+    def __init__(self, residuals: Sequence[LocalState], *, leaves: bool) -> None:
+        self._residuals = residuals
+        self._leaves = leaves
+        self._flats = [torch.zeros(one.elements + 1) for one in residuals]
+        for one, flat in zip(residuals, self._flats, strict=True):
+            if leaves:
+                flat[:-1].copy_(one.unscaled())
+            flat[-1] = float(not leaves)
+        self.memories = [bucket_memory(flat) for flat in self._flats]
+
+    def finish(self) -> None:
+        """After every sum has arrived: add this rank's part; a leaving rank is reset to zero."""
+        for one, flat in zip(self._residuals, self._flats, strict=True):
+            if self._leaves:
+                one.reset()
+            else:
+                one.add(flat[:-1].div_(flat[-1].item()))

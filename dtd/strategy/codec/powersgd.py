@@ -45,7 +45,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dtd.strategy.codec.api import FlatLayout, Wire, World
+from dtd.strategy.codec.api import Coder, FlatLayout, Wire, World
 from dtd.strategy.codec.local_state import LocalState
 
 Floats = npt.NDArray[np.float32]
@@ -59,7 +59,7 @@ _BLOCK_ELEMENTS: Final = 1 << 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSGD:
-    """Implement `dtd.strategy.codec.api.Codec`.
+    """The codec.
 
     Attributes:
         rank: number of columns of a factor.
@@ -79,11 +79,9 @@ class PowerSGD:
 
     @property
     def risk(self) -> str:
-        """Implement `Codec`."""
         return f"matrices become approximations of rank {self.rank}; check the loss"
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> PowerSGDCoder | None:
-        """Implement `Codec`; None for a bucket without a matrix that can be compressed."""
         if layout.dtype != torch.float32:
             return None
         matrices, rest = self._divide(layout)
@@ -122,8 +120,8 @@ class _Matrix:
         return flat[self.start : stop].view(self.rows, self.columns)
 
 
-class PowerSGDCoder:
-    """Implement `dtd.strategy.codec.api.Coder`."""
+class PowerSGDCoder(Coder):
+    """The coder of one bucket."""
 
     def __init__(
         self,
@@ -147,8 +145,7 @@ class PowerSGDCoder:
             Wire(elements=self._q_elements, dtype=torch.float32),
         ]
         self._q = LocalState(self._q_elements, torch.device("cpu"), in_gradient_units=False)
-        self.residual: LocalState | None = None
-        self.local: Sequence[LocalState] = [self._q]
+        self.local = [self._q]
         if codec.error_feedback:
             self.residual = LocalState(elements, device)
             self.local = [self._q, self.residual]
@@ -157,7 +154,7 @@ class PowerSGDCoder:
         self._factors: list[Tensor] = []
 
     def restart(self, world: World) -> None:
-        """Implement `Coder`; all ranks, new or not, restart from the same factors."""
+        """Let all ranks, new or not, begin with the same factors."""
         self._restart(world.first_step)
 
     def _restart(self, step: int) -> None:
@@ -170,7 +167,7 @@ class PowerSGDCoder:
         return torch.from_numpy(draws.random(self._q_elements, dtype=np.float32) - np.float32(0.5))
 
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """Implement `Coder`; first factors and uncompressed elements, then second factors."""
+        """First factors and uncompressed elements, then second factors."""
         del world
         if not self._codec.warm_start:
             self._restart(step)

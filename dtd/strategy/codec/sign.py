@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from dtd.exchange.ring.chunks import Operation
-from dtd.strategy.codec.api import FlatLayout, Wire, World
+from dtd.strategy.codec.api import Coder, FlatLayout, Wire, World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.codec.sparse import travels_whole, whole_places
 
@@ -32,36 +32,29 @@ Range = tuple[int, int]
 
 
 class Sign:
-    """Implement `dtd.strategy.codec.api.Codec`."""
+    """The codec; leaves other types than float32, and buckets of whole tensors, as they are."""
 
+    start_step = 0
     risk = "leaves the sign of each element; check the loss"
 
-    def __init__(self) -> None:
-        self.start_step = 0
-
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> SignCoder | None:
-        """Implement `Codec`; None unless float32, and if all tensors are sent whole."""
         del index
         if layout.dtype != torch.float32 or all(map(travels_whole, layout.tensors)):
             return None
         return SignCoder(layout, device)
 
 
-class SignCoder:
-    """Implement `dtd.strategy.codec.api.Coder`.
+class SignCoder(Coder):
+    """The coder of one bucket.
 
     A rank's segment has the scales and the elements of whole tensors as float32, then the bits of
     the bucket.
-
-    Args:
-        layout: layout of the bucket.
-        device: its device.
     """
 
     def __init__(self, layout: FlatLayout, device: torch.device) -> None:
         self._residual = LocalState(layout.elements, device)
-        self.residual: LocalState | None = self._residual
-        self.local: Sequence[LocalState] = (self._residual,)
+        self.residual = self._residual
+        self.local = (self._residual,)
         self._tensors = [(one.start, one.stop) for one in layout.tensors if not travels_whole(one)]
         self._whole = whole_places(layout).to(device)
         self._floats = len(self._tensors) + len(self._whole)
@@ -69,18 +62,13 @@ class SignCoder:
         self._bytes = packed_bytes(layout.elements)
         self._world = World()
 
-    def restart(self, world: World) -> None:
-        """Implement `Coder`; there is no state that must be equal on all ranks."""
-
     def wires(self, world: World, step: int) -> Sequence[Wire]:
-        """Implement `Coder`; one wire, with a segment for each rank."""
         del step
         self._world = world
         elements = world.size * self._words
         return [Wire(elements=elements, dtype=torch.int32, operation=Operation.ALL_GATHER)]
 
     def encode(self, stage: int, flat: Tensor, wires: Sequence[Tensor]) -> None:
-        """Write scales, whole tensors and signs."""
         del stage
         start, stop = self._world.own_segment(len(wires[0]))
         lost = torch.add(flat, self._residual.current, out=self._residual.new())
@@ -91,7 +79,6 @@ class SignCoder:
         wires[0][start + self._floats : stop].view(torch.uint8)[: self._bytes].copy_(bits)
 
     def decode(self, flat: Tensor, wires: Sequence[Tensor]) -> None:
-        """Add the ranks' contributions in rank order."""
         flat.zero_()
         for start, stop in self._world.segments(len(wires[0])):
             floats = wires[0][start:stop].view(torch.float32)[: self._floats]

@@ -16,8 +16,8 @@ from dtd.errors import RingBroken
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
+from dtd.strategy.codec.local_state import ResidualHandoff
 from dtd.strategy.coded_buckets import CodedBuckets, Uncoded
-from dtd.strategy.hand_on import HandOn
 from tests.numerics.example_codecs import Gathering, Rounding
 
 CPU = torch.device("cpu")
@@ -272,12 +272,12 @@ def test_those_that_stay_share_what_leavers_have_not_sent(made, leavers) -> None
     assert [one[0].item() / LOST for one in before] == [-0.5, 0, 0.5, 1]
 
     def work(rank: int) -> None:
-        hand_on = HandOn(ranks[rank].unsent(1), leaves=rank in leavers)
+        handoff = ResidualHandoff(ranks[rank].unsent(1), leaves=rank in leavers)
         collective = ring.collective(rank)
-        collective.open_step(0, hand_on.memories)
+        collective.open_step(0, handoff.memories)
         collective.start(0)
         collective.wait(0)
-        hand_on.finish()
+        handoff.finish()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))

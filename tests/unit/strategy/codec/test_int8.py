@@ -32,11 +32,6 @@ def plainly(values: list[float]) -> list[float]:
     return [float(torch.round(torch.tensor(value) / scale) * scale) for value in values]
 
 
-def test_a_block_takes_a_quarter_of_float32() -> None:
-    assert 4 * BLOCK / ITEM_BYTES > 3.9
-    assert [block_count(elements) for elements in (0, 1, 256, 257)] == [0, 1, 1, 2]
-
-
 @pytest.mark.parametrize("elements", [1, 255, 256, 257, 700])
 def test_values_are_read_as_steps_of_their_block(elements) -> None:
     values = torch.randn(elements, generator=torch.Generator().manual_seed(elements))
@@ -66,14 +61,6 @@ def test_what_is_lost_may_take_the_place_of_the_values() -> None:
     assert torch.equal(in_place, items)
 
 
-def test_adding_reads_and_adds() -> None:
-    values = torch.randn(BLOCK * 600 + 5, generator=torch.Generator().manual_seed(3))
-    read, _, items = there_and_back(values)
-    target = torch.ones_like(values)
-    add_dequantised(items, target)
-    assert torch.equal(target, read + 1.0)
-
-
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [3, 258])
 def test_what_is_not_finite_is_seen_in_its_block_and_there_only(odd, place) -> None:
@@ -94,11 +81,3 @@ def test_no_magnitude_is_too_small_or_too_large(exponent) -> None:
     read, lost, items = there_and_back(values)
     assert torch.equal(read.double() + lost.double(), values.double())
     assert items[0, 4:8].tolist() == ([0] * 4 if exponent < -100 else [127, -95, 0, 1])
-
-
-def test_nothing_is_nothing() -> None:
-    read, lost, items = there_and_back(torch.zeros(0))
-    assert (len(read), len(lost), len(items)) == (0, 0, 0)
-    read, lost, _ = there_and_back(torch.zeros(5))
-    assert not read.any()
-    assert not lost.any()

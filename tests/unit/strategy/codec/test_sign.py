@@ -36,10 +36,6 @@ def read(scales, bits, tensors, elements: int) -> torch.Tensor:
     return values
 
 
-def test_an_element_takes_one_bit() -> None:
-    assert [packed_bytes(elements) for elements in (0, 1, 8, 9)] == [0, 1, 1, 2]
-
-
 def test_a_value_is_read_as_the_mean_magnitude_of_its_tensor() -> None:
     values = torch.tensor([3.0, -1.0, 2.0, 0.0, -4.0])
     tensors = [(0, 3), (3, 5)]
@@ -80,12 +76,6 @@ def test_what_is_not_finite_is_seen_in_its_tensor(odd) -> None:
     got = read(scales, bits, tensors, 20)
     assert not got[:9].isfinite().any()
     assert got[9:].eq(1.0).all()
-
-
-def test_what_is_in_no_tensor_is_left_as_it_is() -> None:
-    scales, bits, lost = encoded(torch.full((4,), 3.0), [(1, 2)])
-    assert lost.tolist() == [3.0, 0.0, 3.0, 3.0]
-    assert read(scales, bits, [(1, 2)], 4).tolist() == [0.0, 3.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("elements", [0, 1, 8, 77])

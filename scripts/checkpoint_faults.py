@@ -24,20 +24,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dtd.engine.control_word import Flags
-from dtd.engine.step_protocol import StateKey
-from dtd.errors import CheckpointError
-from dtd.exchange.in_process import InProcessRing
-from dtd.job import from_mapping
-from dtd.train.checkpoint.format import (
+from dtd.checkpoint.format import (
     MANIFEST_FILE,
-    MODEL_FILE,
-    OPTIMIZER_FILE,
     checkpoint_name,
     list_checkpoints,
     parse_name,
     verify,
 )
+from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
+from dtd.engine.control_word import Flags
+from dtd.engine.step_protocol import StateKey
+from dtd.errors import CheckpointError
+from dtd.exchange.in_process import InProcessRing
+from dtd.job import from_mapping
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
 from dtd.train.run import JobSessionRunner
 from dtd.train.state.tensors import state_digest

@@ -23,10 +23,10 @@ from typing import Any, Final
 
 import safetensors.numpy
 
-from dtd.train.checkpoint.drafts import Drafts
-from dtd.train.checkpoint.format import MODEL_FILE, OPTIMIZER_FILE, read_manifest
-from dtd.train.checkpoint.retention import Rules
-from dtd.train.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor
+from dtd.checkpoint.format import read_manifest
+from dtd.checkpoint.retention import Rules
+from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
+from dtd.checkpoint.writer import CheckpointWriter, Draft, Drafts, Failure, RawTensor
 
 NOT_SAVED: Final = 3
 NOBODY: Final = 65534

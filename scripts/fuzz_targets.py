@@ -17,6 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.address import Address
+from dtd.checkpoint.format import (
+    MANIFEST_FILE,
+    FileInfo,
+    Manifest,
+    encode_manifest,
+    read_manifest,
+)
 from dtd.cluster.events import FromWorker, Submitted
 from dtd.cluster.machine import Membership
 from dtd.cluster.records import Job
@@ -25,13 +32,6 @@ from dtd.job import parse_job, to_mapping
 from dtd.packages.unpack import unpack
 from dtd.security.credential import Credential
 from dtd.security.token import Token
-from dtd.train.checkpoint.format import (
-    MANIFEST_FILE,
-    FileInfo,
-    Manifest,
-    encode_manifest,
-    read_manifest,
-)
 from dtd.wire import messages as m
 from dtd.wire.session import DATA_ROLES
 from scripts.fuzz_links import (

@@ -30,18 +30,19 @@ from typing import Any, Final
 
 from dtd import figures
 from dtd.address import Address
+from dtd.checkpoint.assemble import FoundPart, assemble
+from dtd.checkpoint.choice import fewest
+from dtd.checkpoint.format import parse_name, read_manifest
+from dtd.checkpoint.tensor_file import MODEL_FILE
 from dtd.coordinator.store.database import FILE_NAME
 from dtd.ctl import output
 from dtd.ctl.settings import read_address
 from dtd.errors import CheckpointError, DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
 from dtd.job.identity import folder_of
-from dtd.parts.cover import fewest
 from dtd.places import home_directory
 from dtd.shown import one_line
 from dtd.streams import fit_streams
-from dtd.train.checkpoint.assemble import FoundPart, assemble
-from dtd.train.checkpoint.format import MODEL_FILE, parse_name, read_manifest
 from scripts.cluster.local import LocalCluster
 from scripts.cluster.networks import COORDINATOR
 from scripts.cluster.processes import TAIL_LINES, exit_on_stop_signals, ignore_stop_signals

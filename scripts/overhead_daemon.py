@@ -23,7 +23,8 @@ from dtd.wire import messages as m
 from dtd.wire.tags import TAG_BYTES
 
 if TYPE_CHECKING:
-    from dtd.train.record import GotOn, StepRecord
+    from dtd.checkpoint.format import Progress
+    from dtd.train.record import StepRecord
     from dtd.train.state.replica import Replica
     from dtd.worker.reporter import JobReporter
 
@@ -90,14 +91,14 @@ def patch_frames(mode: _Mode) -> None:
 
 def patch_worker(mode: _Mode) -> None:
     """No digests, heartbeats, beats and control words in bare blocks."""
-    from dtd.train.record import nobody
+    from dtd.checkpoint.format import no_progress
     from dtd.train.state import tensors as state
 
     real_digest = state.state_digest
 
-    def state_digest(replica: Replica, got_on: GotOn = nobody) -> bytes:
+    def state_digest(replica: Replica, progress: Progress = no_progress) -> bytes:
         bare = is_bare(replica.step, mode.block_steps)
-        return bytes(16) if bare else real_digest(replica, got_on)
+        return bytes(16) if bare else real_digest(replica, progress)
 
     state.state_digest = state_digest  # before anybody imports it by name
 

@@ -12,10 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtd.parts.record import HeldTensor, Part, Range
-from dtd.parts.tensor_file import placed
-from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.checkpoint.format import (
+from dtd.checkpoint.format import (
     FORMAT,
     MANIFEST_FILE,
     PART_FORMAT,
@@ -23,7 +20,9 @@ from dtd.train.checkpoint.format import (
     checkpoint_name,
     encode_manifest,
 )
-from dtd.train.checkpoint.writer import RawTensor, write_safetensors
+from dtd.checkpoint.tensor_file import HeldTensor, Part, Range, placed
+from dtd.checkpoint.writer import RawTensor, write_safetensors
+from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.state.tensors import digest_of, dtype_name
 from tests.shards import held_shards
 

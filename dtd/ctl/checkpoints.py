@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd import figures
+from dtd.checkpoint.choice import by_checkpoint, confirmation_of, holders_of, missing, part_of
 from dtd.cluster.vouching import UNCONFIRMED, VERIFIED
 from dtd.ctl import output
 from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask, ask_and_show
 from dtd.ctl.origins import parse_job_at_step
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, HolderUnreachable, RequestRefused, UsageError
-from dtd.holders.fetching import WEIGHTS_FILE, Checkpoint, fetch_parts, fetch_whole
 from dtd.net.blocking_link import Connect, connect_tcp
-from dtd.parts.choice import confirmation_of, holders_of
-from dtd.parts.cover import by_checkpoint, missing, part_of
+from dtd.net.weights import WEIGHTS_FILE, Checkpoint, fetch_parts, fetch_whole
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 
@@ -37,7 +36,7 @@ def loading_lines(spec: Mapping[str, Any], *weights: Path) -> list[str]:
 # --- the commands about checkpoints: checkpoints and fetch -------------------------------------
 #
 # `fetch` asks the coordinator which workers hold a checkpoint, then reads the weights from a
-# worker's data port, or parts of them from several (`dtd.holders.fetching`); if a worker fails, it
+# worker's data port, or parts of them from several (`dtd.net.weights`); if a worker fails, it
 # continues with the next holder.
 
 

@@ -94,7 +94,7 @@ def compare_moving(
     shards = session.replica.shards
     assert shards is not None, "the state is not sharded"
     mine = (one.part for one in shared if ring.rank in one.holders)
-    hashes = [shards_digest(shards, part, lambda: got_on(session, ring)) for part in mine]
+    hashes = [shards_digest(shards, part, lambda: record_progress(session, ring)) for part in mine]
     tally = compared(shared, ring.gather(b"".join(hashes)))
     if tally.disputed is not None:  # otherwise what `agree` compares is the rank's last word
         _judge(session, ring, tally, voters)
@@ -119,14 +119,14 @@ def _digests(session: JobSession, ring: Collective, clock: Clock) -> Tally:
     """The digests of the live state on all ranks."""
     replica, step = session.replica, session.replica.step
     if replica.shards is not None:
-        hashed = shard_digests(replica, lambda: got_on(session, ring))
+        hashed = shard_digests(replica, lambda: record_progress(session, ring))
         words = gather_aside(ring, clock, hashed.encode())
         tally = combined(words, replica.shards.division)
         session.checkpoints.deferred.combine(step, hashed, tally.digests[ring.rank])
         return tally
     digest = session.checkpoints.deferred.known(step)
     if digest is None:
-        digest = state_digest(replica, lambda: got_on(session, ring))
+        digest = state_digest(replica, lambda: record_progress(session, ring))
     return Tally(digests=tuple(gather_aside(ring, clock, digest)), disputed=None)
 
 
@@ -147,7 +147,7 @@ def _combine(session: JobSession, ring: Collective) -> Shared | None:
     return tally.disputed
 
 
-def got_on(session: JobSession, ring: Collective) -> None:
+def record_progress(session: JobSession, ring: Collective) -> None:
     """Report progress, and raise if the generation has ended, so that long work is cut short."""
     session.reporter.progress()
     ring.check()

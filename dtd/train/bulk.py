@@ -1,6 +1,6 @@
 """Copies and hashes of whole states, in pieces, so that progress is visible.
 
-Processing a large state may exceed any fixed time limit, so `got_on` is called after each piece.
+Processing a large state may exceed any fixed time limit, so `progress` is called after each piece.
 `dtd.train.state.tensors` and `dtd.train.checkpoint.saver` decide what is copied or hashed.
 """
 
@@ -12,8 +12,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from dtd.checkpoint.format import Progress
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.record import GotOn
 
 PIECE_BYTES: Final = 64 << 20
 
@@ -26,33 +26,33 @@ class Hash(Protocol):
         ...
 
 
-def add_to_hash(content: Hash, tensor: Tensor, got_on: GotOn) -> None:
+def add_to_hash(content: Hash, tensor: Tensor, progress: Progress) -> None:
     """Add the elements of a tensor on any device, as the bytes of a contiguous one."""
     for piece in _pieces(tensor.detach().reshape(-1)):
         content.update(tensor_bytes(piece.cpu().contiguous()))
-        got_on()
+        progress()
 
 
-def copied_to_host(tensor: Tensor, got_on: GotOn) -> Tensor:
+def copied_to_host(tensor: Tensor, progress: Progress) -> Tensor:
     """Return a contiguous copy in newly allocated host memory; same shape and dtype."""
     source = tensor.detach()
     if not source.is_contiguous():
         source = source.contiguous()
     copy = torch.empty(source.shape, dtype=source.dtype, device="cpu")
-    copy_into(copy, source, got_on)
+    copy_into(copy, source, progress)
     return copy
 
 
-def copy_into(target: Tensor, source: Tensor, got_on: GotOn) -> None:
+def copy_into(target: Tensor, source: Tensor, progress: Progress) -> None:
     """Copy elements between tensors of the same shape, on any devices."""
     if not (target.is_contiguous() and source.is_contiguous()):
         target.copy_(source)
-        got_on()
+        progress()
         return
     into, pieces = _pieces(target.view(-1)), _pieces(source.view(-1))
     for to, piece in zip(into, pieces, strict=True):
         to.copy_(piece)
-        got_on()
+        progress()
 
 
 def _pieces(flat: Tensor) -> Iterator[Tensor]:

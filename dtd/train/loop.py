@@ -27,7 +27,7 @@ from dtd.observe.profiling.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.shown import counted
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.local_state import ResidualHandoff
-from dtd.train.agreement import agree, compare_moving, exchange, gather_aside, got_on
+from dtd.train.agreement import agree, compare_moving, exchange, gather_aside, record_progress
 from dtd.train.early_stop import judge
 from dtd.train.malloc_tuning import mapped_blocks, return_freed_memory
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
@@ -204,7 +204,7 @@ def _evaluate(session: JobSession, ring: Collective, clock: Clock) -> None:
             rank=ring.rank,
             world_size=ring.world_size - session.servers,
             gather=lambda word: gather_aside(ring, clock, word),
-            progress=lambda: got_on(session, ring),
+            progress=lambda: record_progress(session, ring),
             begins=session.reporter.begins,
         )
     session.judged = judge(session.spec.train, replica.early_stop, session.metrics)

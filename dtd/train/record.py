@@ -62,15 +62,8 @@ class WarningThrottle:
 # tests use them in processes that never import it.
 
 
-GotOn = Callable[[], None]
-"""Called after each piece of long work; may raise to cancel it."""
-
 Where = Literal["memory", "checkpoint", "none"]
 OutcomeKind = Literal["finished", "yielded", "stopped", "left"]
-
-
-def nobody() -> None:
-    """A `GotOn` that does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -326,7 +326,7 @@ class JobSessionRunner:
         """Return the live state for another worker; valid until the next step begins."""
         session = self._session
         self._begin_fresh()
-        return export_image(session.replica, key=session.key, got_on=self._reporter.progress)
+        return export_image(session.replica, key=session.key, progress=self._reporter.progress)
 
     def import_state(self, manifest: bytes) -> list[memoryview]:
         """Return memory into which another worker's state is received, blob by blob.

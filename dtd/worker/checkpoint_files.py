@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from dtd.checkpoint.format import TEMPORARY, checkpoint_name, read_manifest
 from dtd.errors import CheckpointError
 from dtd.job.identity import folder_of
 from dtd.net.resource import Resource, file_blob
-from dtd.train.checkpoint.format import TEMPORARY, checkpoint_name, read_manifest
 from dtd.wire import messages as m
 
 # ---

@@ -19,17 +19,16 @@ from typing import Final
 import structlog
 
 from dtd.address import Address
+from dtd.checkpoint.assemble import FoundPart, assemble
+from dtd.checkpoint.choice import fewest, missing
+from dtd.checkpoint.format import MANIFEST_FILE, Progress, parse_name, read_manifest, verify
+from dtd.checkpoint.merge import settled
+from dtd.checkpoint.tensor_file import FILES
+from dtd.checkpoint.writer import Drafts
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import CheckpointError, PartsDiffer
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient
-from dtd.parts.cover import fewest, missing
-from dtd.parts.settle import settled
-from dtd.parts.tensor_file import FILES
-from dtd.train.checkpoint.assemble import FoundPart, assemble
-from dtd.train.checkpoint.drafts import Drafts
-from dtd.train.checkpoint.format import MANIFEST_FILE, parse_name, read_manifest, verify
-from dtd.train.record import GotOn
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 
@@ -129,7 +128,7 @@ class PartRequests:
 
 
 def collect(
-    answer: m.Parts, own: FoundPart | None, directory: Path, *, connect: Connect, got_on: GotOn
+    answer: m.Parts, own: FoundPart | None, directory: Path, *, connect: Connect, progress: Progress
 ) -> Path:
     """Assemble the checkpoint that the coordinator's answer is about.
 
@@ -138,7 +137,7 @@ def collect(
         own: the part on this disk, with this worker's name; None if it has none.
         directory: gets the assembled checkpoint.
         connect: makes connections.
-        got_on: called as bytes are received and read.
+        progress: called as bytes are received and read.
 
     Raises:
         CheckpointError: parts are missing or damaged, their holders do not deliver them, or there
@@ -151,7 +150,7 @@ def collect(
         )
     place = directory / _FETCHED
     try:
-        gathering = _Gathering(answer, own, place, connect, got_on)
+        gathering = _Gathering(answer, own, place, connect, progress)
         (path, parts), without = settled(
             lambda without: gathering.assembled(directory, without), gathering.distrust
         )
@@ -171,7 +170,7 @@ class _Gathering:
     """Parts of one checkpoint that have been fetched, and their holders that have not failed.
 
     Args:
-        answer, own, connect, got_on: see `collect`.
+        answer, own, connect, progress: see `collect`.
         place: directory for fetched parts.
 
     Raises:
@@ -184,10 +183,10 @@ class _Gathering:
         own: FoundPart | None,
         place: Path,
         connect: Connect,
-        got_on: GotOn,
+        progress: Progress,
     ) -> None:
         self._digest, self._place = answer.digest, place
-        self._connect, self._got_on = connect, got_on
+        self._connect, self._progress = connect, progress
         self._order = [one.name for one in answer.holders]
         self._left = list(answer.holders)
         self._failure: CheckpointError | None = None
@@ -218,7 +217,7 @@ class _Gathering:
         """
         parts = self._gathered(without)
         try:
-            path = _whole(parts, directory, self._got_on)
+            path = _whole(parts, directory, self._progress)
         except PartsDiffer as error:
             log.warning("parts_differ", workers=list(error.holders), error=error.message)
             raise
@@ -247,7 +246,7 @@ class _Gathering:
         if name in self._parts:
             return True
         one = next(one for one in self._left if one.name == name)
-        part = _fetched(one, self._digest, self._place, self._connect, self._got_on)
+        part = _fetched(one, self._digest, self._place, self._connect, self._progress)
         if isinstance(part, CheckpointError):
             log.warning("part_not_fetched", worker=one.name, error=part.message)
             self._failure = part
@@ -261,11 +260,11 @@ def _part(one: m.PartHolder) -> ShardSet:
     return ShardSet.from_wire(one.part) if one.part else WHOLE
 
 
-def _whole(parts: list[FoundPart], directory: Path, got_on: GotOn) -> Path:
+def _whole(parts: list[FoundPart], directory: Path, progress: Progress) -> Path:
     """Assemble the parts; a checkpoint of a job without shards is whole already."""
     path = parts[0].path
     if read_manifest(path).part is not None:
-        return assemble(parts, directory, got_on)[0]
+        return assemble(parts, directory, progress)[0]
     drafts, target = Drafts(directory), directory / path.name
     drafts.clear(path.name, target)
     path.rename(target)
@@ -273,11 +272,11 @@ def _whole(parts: list[FoundPart], directory: Path, got_on: GotOn) -> Path:
 
 
 def _fetched(
-    one: m.PartHolder, digest: str, place: Path, connect: Connect, got_on: GotOn
+    one: m.PartHolder, digest: str, place: Path, connect: Connect, progress: Progress
 ) -> FoundPart | CheckpointError:
     """Fetch a part with all its files; or return why the holder's cannot be used."""
     try:
-        return _delivered(one, digest, place, connect, got_on)
+        return _delivered(one, digest, place, connect, progress)
     except CheckpointError as error:
         about = f"the part of {one.name} cannot be used: {error.message}"
         return type(error)(about, remedy=error.remedy)
@@ -288,7 +287,7 @@ def _fetched(
 
 
 def _delivered(
-    one: m.PartHolder, digest: str, place: Path, connect: Connect, got_on: GotOn
+    one: m.PartHolder, digest: str, place: Path, connect: Connect, progress: Progress
 ) -> FoundPart:
     ticket = DataCredential(
         secret=one.ticket_key, scope=one.resource, expires_s=one.ticket_expires_s
@@ -312,6 +311,6 @@ def _delivered(
             )
         for file in FILES:
             if file in manifest.files:
-                client.fetch(file, path / file, on_bytes=lambda _got, _of: got_on())
-    verify(path, got_on)
+                client.fetch(file, path / file, on_bytes=lambda _got, _of: progress())
+    verify(path, progress)
     return FoundPart(holder=one.name, path=path)

@@ -25,23 +25,16 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.checkpoint.format import TEMPORARY, parse_name, part_files, read_manifest, verify
+from dtd.checkpoint.tensor_file import AVERAGES_FILE, MODEL_FILE
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError, DtdError, RequestRefused
-from dtd.holders.fetching import fetch_model, fetch_parts, fetch_whole, merge_parts
 from dtd.json_reader import read_json
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import file_digest
 from dtd.net.resource import Resource, file_blob
+from dtd.net.weights import fetch_model, fetch_parts, fetch_whole, merge_parts
 from dtd.registry.pinning import MOST_OF_A_WORKER
-from dtd.train.checkpoint.format import (
-    AVERAGES_FILE,
-    MODEL_FILE,
-    TEMPORARY,
-    parse_name,
-    part_files,
-    read_manifest,
-    verify,
-)
 from dtd.wire import messages as m
 from dtd.worker.checkpoint_files import named_checkpoint
 

@@ -2,7 +2,7 @@
 
 Ranges are taken one by one, so a fast donor gives more than a slow one, and what a lost donor was
 asked for goes back to be taken by the others.  Holds no socket but a set of links to cut: once
-`cut` has returned, nobody writes into the state's memory any more.
+`cut` has returned, no_progress writes into the state's memory any more.
 """
 
 from __future__ import annotations

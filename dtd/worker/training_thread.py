@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from dtd.checkpoint.assemble import FoundPart
 from dtd.cluster import member
 from dtd.cluster.branches import told_by
 from dtd.cluster.environment import told
@@ -42,7 +43,6 @@ from dtd.job.strategy_table import SHARDED
 from dtd.net.blocking_link import Connect
 from dtd.net.resource import Resource, memory_blob
 from dtd.shown import cut, cut_trace, one_line
-from dtd.train.checkpoint.assemble import FoundPart
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 from dtd.worker.collect import collect
@@ -274,7 +274,7 @@ class TrainingThread(threading.Thread):
                 None if path is None else FoundPart(holder=self._name, path=path),
                 directory,
                 connect=self._connect(),
-                got_on=self._reporter.progress,
+                progress=self._reporter.progress,
             )
         except CheckpointError as error:
             self._reporter.warning(

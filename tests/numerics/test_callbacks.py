@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dtd.checkpoint.format import list_checkpoints
 from dtd.engine.step_protocol import FRESH
 from dtd.errors import RingBroken, TaskError
-from dtd.train.checkpoint.format import list_checkpoints
 from dtd.train.record import InitFrom
 
 pytestmark = pytest.mark.numerics

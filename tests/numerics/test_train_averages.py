@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from dtd.checkpoint.format import list_checkpoints
 from dtd.errors import CheckpointError, RingBroken, TaskError
-from dtd.train.checkpoint.format import list_checkpoints
 from dtd.train.record import Flags, InitFrom
 from dtd.train.state.averages import Averages
 from dtd.train.state.weights import load_weights

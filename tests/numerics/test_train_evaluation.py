@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from dtd.checkpoint.format import list_checkpoints, newest_verified
 from dtd.errors import RingBroken, TaskError
-from dtd.train.checkpoint.format import list_checkpoints, newest_verified
 
 pytestmark = pytest.mark.numerics
 

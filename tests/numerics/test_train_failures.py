@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from dtd.checkpoint.format import list_checkpoints
+from dtd.checkpoint.writer import CheckpointWriter
 from dtd.engine.control_word import Flags
 from dtd.errors import RingBroken, TaskError
 from dtd.train.checkpoint import saver as checkpoints
-from dtd.train.checkpoint.format import list_checkpoints
-from dtd.train.checkpoint.writer import CheckpointWriter
 
 pytestmark = pytest.mark.numerics
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dtd.checkpoint.format import list_checkpoints, read_manifest
 from dtd.job.identity import folder_of, identity_of
-from dtd.train.checkpoint.format import list_checkpoints, read_manifest
 from dtd.train.record import Flags, InitFrom
 
 

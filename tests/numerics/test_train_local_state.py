@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from dtd.checkpoint.format import list_checkpoints, read_manifest
 from dtd.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
 from dtd.strategy.choice import CODECS
-from dtd.train.checkpoint.format import list_checkpoints, read_manifest
 from tests.numerics.example_codecs import Rounding
 
 pytestmark = pytest.mark.numerics

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from dtd.checkpoint.format import list_checkpoints
 from dtd.engine.control_word import Flags
 from dtd.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
-from dtd.train.checkpoint.format import list_checkpoints
 from tests.numerics.cuts import poisonous
 
 pytestmark = pytest.mark.numerics

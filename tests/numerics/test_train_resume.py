@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from dtd.checkpoint.format import list_checkpoints, newest_verified
 from dtd.engine.control_word import Flags
 from dtd.errors import CheckpointError, DivergenceError, RingBroken
-from dtd.train.checkpoint.format import list_checkpoints, newest_verified
 from dtd.train.record import InitFrom
 
 pytestmark = pytest.mark.numerics

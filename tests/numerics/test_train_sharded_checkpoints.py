@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from dtd.checkpoint.assemble import FoundPart, assemble
+from dtd.checkpoint.format import list_checkpoints, read_manifest
 from dtd.doctor.state_memory import Room
 from dtd.engine.control_word import Flags
 from dtd.engine.shards import united
 from dtd.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError
 from dtd.train.checkpoint import saver
-from dtd.train.checkpoint.assemble import FoundPart, assemble
-from dtd.train.checkpoint.format import list_checkpoints, read_manifest
 from dtd.train.checkpoint.load import read_stored
 from dtd.train.record import InitFrom
 from tests.shards import held_shards

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtd.checkpoint.assemble import FoundPart, assemble
+from dtd.checkpoint.format import verify
 from dtd.engine.shards import united
 from dtd.errors import CheckpointError
-from dtd.train.checkpoint.assemble import FoundPart, assemble
-from dtd.train.checkpoint.format import verify
 from tests.checkpoint_parts import random_state, write_part, write_whole
 from tests.shards import held_shards
 

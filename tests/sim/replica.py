@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from dtd.checkpoint.format import checkpoint_name
+from dtd.checkpoint.retention import Rules, retain
 from dtd.cluster.branches import Branch
 from dtd.engine.ledger import Ledger
 from dtd.engine.shards import ShardSet
-from dtd.train.checkpoint.format import checkpoint_name
-from dtd.train.checkpoint.retention import Rules, retain
 from dtd.wire import messages as m
 from tests.sim import rows, shards
 from tests.sim.rows import Data

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dtd.checkpoint.format import checkpoint_name
 from dtd.cluster import member
-from dtd.train.checkpoint.format import checkpoint_name
 from dtd.wire import messages as m
 from tests.sim.replica import State
 

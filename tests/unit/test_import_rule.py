@@ -2,7 +2,7 @@
 
     ctl | coordinator | worker -> exchange -> net -> cluster -> engine -> wire -> job | errors
                         worker -> train -> exchange.api -> engine
-             ctl | coordinator | train -> parts -> engine
+             ctl | coordinator | net | train -> checkpoint -> engine
                              ctl | web -> report -> observe
 
 `tasks` is for train and worker.  Training sees the contract of the transports and nothing else of
@@ -70,37 +70,35 @@ MAY_IMPORT: dict[str, set[str]] = {
     "security": BASE | {"wire"},
     "limits": BASE | {"security", "wire"},
     "packages": {"durable", "errors", "json_reader", "names"},
-    "net": BASE | {"cluster", "exchange.ring", "limits", "security", "wire"},
+    "net": BASE | {"checkpoint", "cluster", "exchange.ring", "limits", "security", "wire"},
     "exchange": BASE | PURE_BELOW | {"exchange.api", "net", "observe.profiling", "security"},
-    "parts": {"cluster", "engine", "errors", "job", "json_reader", "rules", "shown"},
-    "holders": BASE | {"net", "parts", "wire"},
+    "checkpoint": BASE | {"cluster", "engine"},
     "tasks": BASE | {"engine"},
     "strategy": BASE | PURE_BELOW | {"exchange.api"},
     "train": BASE
     | PURE_BELOW
-    | {"cluster", "doctor", "exchange.api", "observe.profiling", "parts", "strategy", "tasks"},
+    | {"cluster", "doctor", "exchange.api", "observe.profiling", "checkpoint", "strategy", "tasks"},
     "metrics": BASE | {"cluster", "doctor", "limits", "wire"},
     "report": BASE | {"observe", "observe.history", "observe.profiling", "packages"},
     "web": BASE | {"limits", "net", "report", "security", "wire"},
     "coordinator": BASE
     | PURE_BELOW
     | {"cluster", "limits", "metrics", "net", "observe", "observe.history", "observe.profiling"}
-    | {"packages", "parts", "registry", "security", "sweeps", "web"},
+    | {"checkpoint", "packages", "registry", "security", "sweeps", "web"},
     "worker": BASE
     | PURE_BELOW
-    | {"cluster", "exchange", "exchange.api", "holders", "metrics", "net", "observe.profiling"}
-    | {"packages", "parts", "registry", "security", "tasks", "train"},
+    | {"cluster", "exchange", "exchange.api", "checkpoint", "metrics", "net", "observe.profiling"}
+    | {"packages", "registry", "security", "tasks", "train"},
     "ctl": BASE
     | {
         "cluster",
         "doctor",
         "engine",
-        "holders",
+        "checkpoint",
         "net",
         "observe",
         "observe.profiling",
         "packages",
-        "parts",
     }
     | {"registry", "report", "security", "wire"},
 }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dtd import job
+from dtd.checkpoint.choice import complete
 from dtd.cluster.admission import what_to_prepare
 from dtd.cluster.events import (
     CancelRequested,
@@ -23,7 +24,6 @@ from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.errors import RequestRefused
 from dtd.job.differences import Difference, differences, obstacles, shown_value
 from dtd.job.identity import identity_of
-from dtd.parts.cover import complete
 from dtd.wire import messages as m
 from dtd.wire.header import MAX_HEADER_BYTES
 

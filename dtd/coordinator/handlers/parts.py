@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from dtd.checkpoint.choice import complete, fewest, missing, part_of
 from dtd.cluster.transitions import JobState
 from dtd.cluster.vouching import CONTRADICTED, VERIFIED
 from dtd.coordinator.handlers.api import CoordinatorApi
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
-from dtd.parts.cover import complete, fewest, missing, part_of
 from dtd.wire import messages as m
 
 MAX_UNANSWERED: Final = 4

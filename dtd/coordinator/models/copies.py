@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.checkpoint.choice import part_of
 from dtd.cluster.vouching import CONTRADICTED
 from dtd.coordinator.handlers.api import CoordinatorApi
 from dtd.coordinator.store.thread import StoreThread
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.parts.cover import part_of
 from dtd.registry.pinning import Pin, Pinning, Unpin
 from dtd.wire import messages as m
 

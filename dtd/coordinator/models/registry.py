@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from dtd.checkpoint.choice import confirmation_of, holders_of
 from dtd.cluster.figures import page
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.coordinator.models.copies import Copies, Version
 from dtd.errors import RequestRefused
-from dtd.parts.choice import confirmation_of, holders_of
 from dtd.registry.card import MAX_CARD_CHARACTERS
 from dtd.registry.names import MAX_COPIES, check_alias, check_name, resolved, version_id
 from dtd.rules import did_you_mean

@@ -14,7 +14,7 @@ from dtd.ctl.checkpoints import connect_for
 from dtd.ctl.models.show import Version, one_version
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, RequestRefused, UsageError
-from dtd.holders.fetching import fetch_model
+from dtd.net.weights import fetch_model
 from dtd.registry.card import card
 
 CARD_FILE: Final = "README.md"

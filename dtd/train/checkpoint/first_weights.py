@@ -14,9 +14,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import CheckpointError
 from dtd.train.bulk import copy_into
-from dtd.train.record import GotOn, Reporter, nobody
+from dtd.train.record import Reporter
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import MODEL
 from dtd.train.state.weights import contradiction, named_groups, plain_name
@@ -64,7 +65,7 @@ def take_weights(
     source: str,
     strict: bool,
     reporter: Reporter,
-    got_on: GotOn = nobody,
+    progress: Progress = no_progress,
 ) -> None:
     """Copy weights into the model, by name; numbers of another type are converted.
 
@@ -74,7 +75,7 @@ def take_weights(
         source: their name in messages.
         strict: a mismatch is an error; otherwise it is left out and reported.
         reporter: told of what was left out.
-        got_on: called as the copy progresses.
+        progress: called as the copy progresses.
 
     Raises:
         CheckpointError: with everything that does not fit, named; or nothing fits.
@@ -92,7 +93,7 @@ def take_weights(
         )
     with torch.no_grad():
         for tensor, value in copies:
-            copy_into(tensor, value.to(tensor.dtype), got_on)
+            copy_into(tensor, value.to(tensor.dtype), progress)
     if replica.averages is not None:
         replica.averages.begin()
     if renamed:

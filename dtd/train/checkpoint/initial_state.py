@@ -15,13 +15,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from dtd.engine.sampler import Position
-from dtd.engine.step_protocol import StateKey
-from dtd.errors import CheckpointError
-from dtd.job import JobSpec
-from dtd.job.identity import folder_of
-from dtd.train.checkpoint.first_weights import take_weights
-from dtd.train.checkpoint.format import (
+from dtd.checkpoint.format import (
     ORIGIN,
     Found,
     Manifest,
@@ -31,6 +25,12 @@ from dtd.train.checkpoint.format import (
     read_manifest,
     verify,
 )
+from dtd.engine.sampler import Position
+from dtd.engine.step_protocol import StateKey
+from dtd.errors import CheckpointError
+from dtd.job import JobSpec
+from dtd.job.identity import folder_of
+from dtd.train.checkpoint.first_weights import take_weights
 from dtd.train.checkpoint.load import read_stored
 from dtd.train.record import HeldState, InitFrom, Reporter
 from dtd.train.session import JobSession
@@ -127,9 +127,9 @@ class Origin:
                 f"step {step} of generation {generation} was asked for; the newest sound"
                 f" checkpoint here is {found.path}"
             )
-        got_on = self._reporter.progress
+        progress = self._reporter.progress
         # A divided state is copied into slices when its generation begins.
-        stored = read_stored(found.path, got_on, mapped=session.replica.shards is not None)
+        stored = read_stored(found.path, progress, mapped=session.replica.shards is not None)
         if weights_only:
             session.reset()
             take_weights(
@@ -138,10 +138,10 @@ class Origin:
                 source=f"step {found.manifest.step} of {job_id}",
                 strict=self._strict,
                 reporter=self._reporter,
-                got_on=got_on,
+                progress=progress,
             )
             return
-        stored.give(session.replica, got_on)
+        stored.give(session.replica, progress)
         if job_id == self._job_id:
             parts_of = 0 if stored.manifest.part is None else stored.manifest.world_size
             session.checkpoints.loaded(StateKey(generation, step), parts_of, stored.manifest.shards)
@@ -209,7 +209,7 @@ class Origin:
             job_id,
             identity=identity,
             step=step,
-            got_on=self._reporter.progress,
+            progress=self._reporter.progress,
         )
         for path, why in found.passed_over:
             self._pass_over(path, why)

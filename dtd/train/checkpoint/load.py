@@ -14,11 +14,9 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from dtd.checkpoint.format import Manifest, Progress, no_progress, verify
+from dtd.checkpoint.tensor_file import Range, placed
 from dtd.errors import CheckpointError
-from dtd.parts.record import Range
-from dtd.parts.tensor_file import placed
-from dtd.train.checkpoint.format import Manifest, verify
-from dtd.train.record import GotOn, nobody
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import MODEL, OPTIMIZER, digest_of, load_state, own_entries
 
@@ -40,26 +38,26 @@ class Stored:
     tensors: dict[str, Tensor]
     pieces: Pieces
 
-    def give(self, replica: Replica, got_on: GotOn = nobody) -> None:
+    def give(self, replica: Replica, progress: Progress = no_progress) -> None:
         """Make a replica hold this state, or this part of it.
 
         Raises:
             CheckpointError: it is not one of this model and optimizer, or is a part, and the
                 replica's state is not sharded.
         """
-        load_state(replica, self.tensors, self.manifest.state, got_on)
+        load_state(replica, self.tensors, self.manifest.state, progress)
         if self.manifest.part is not None:
             assert replica.shards is not None, "load_state refuses a part of another strategy"
             pieces = own_entries(replica, self.manifest.state, self.pieces)
             replica.shards.load(pieces, self.manifest.shards)
 
 
-def read_stored(path: Path, got_on: GotOn = nobody, *, mapped: bool = False) -> Stored:
+def read_stored(path: Path, progress: Progress = no_progress, *, mapped: bool = False) -> Stored:
     """Read a checkpoint or a part of one, verified: a whole one down to the state's digest.
 
     Args:
         path: its directory.
-        got_on: called as it is read.
+        progress: called as it is read.
         mapped: leave the model and the optimizer of a whole one in the mapped files, which take no
             memory that the kernel cannot take back: for a state that is divided, and copied then.
             The pieces of a part, which are copied when they are given, lie there in any case.
@@ -67,7 +65,7 @@ def read_stored(path: Path, got_on: GotOn = nobody, *, mapped: bool = False) -> 
     Raises:
         CheckpointError: it is torn or damaged.
     """
-    manifest = verify(path, got_on)
+    manifest = verify(path, progress)
     try:
         files = {file: safetensors.torch.load_file(path / file) for file in manifest.files}
         held = {} if manifest.part is None else manifest.part.tensors
@@ -82,7 +80,7 @@ def read_stored(path: Path, got_on: GotOn = nobody, *, mapped: bool = False) -> 
     if manifest.part is not None:
         pieces = {name: _cut(tensors.pop(name), one.ranges) for name, one in held.items()}
         return Stored(manifest=manifest, tensors=tensors, pieces=pieces)
-    if digest_of(tensors, manifest.state, got_on).hex() != manifest.digest:
+    if digest_of(tensors, manifest.state, progress).hex() != manifest.digest:
         raise CheckpointError(f"{path} does not match its digest")
     return Stored(manifest=manifest, tensors=tensors, pieces={})
 

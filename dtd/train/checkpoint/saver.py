@@ -19,6 +19,10 @@ from typing import Any
 
 import torch
 
+from dtd.checkpoint.format import FORMAT, PART_FORMAT, Manifest, checkpoint_name
+from dtd.checkpoint.retention import rules_of
+from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE, placed
+from dtd.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor
 from dtd.cluster.branches import Branch
 from dtd.engine.deferred_digest import DeferredDigest
 from dtd.engine.shards import WHOLE, ShardSet
@@ -26,19 +30,9 @@ from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.identity import folder_of
-from dtd.parts.tensor_file import placed
 from dtd.shown import shown_bytes
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.available_memory import available_memory
-from dtd.train.checkpoint.format import (
-    FORMAT,
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    PART_FORMAT,
-    Manifest,
-    checkpoint_name,
-)
-from dtd.train.checkpoint.retention import rules_of
 from dtd.train.checkpoint.snapshot import (
     SavedTensor,
     Snapshot,
@@ -46,7 +40,6 @@ from dtd.train.checkpoint.snapshot import (
     part_snapshot,
     whole_snapshot,
 )
-from dtd.train.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor
 from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.record import CheckpointRecord, Reporter, WarningThrottle
 from dtd.train.state.replica import Replica
@@ -126,13 +119,13 @@ class Checkpoints:
         self._take_digest(replica, None, b"")
 
     def _take_digest(self, replica: Replica, key: StateKey | None, agreed: bytes) -> None:
-        got_on = self._reporter.progress
+        progress = self._reporter.progress
         if replica.shards is None:
-            self.deferred.take(replica.step, state_digest(replica, got_on), key)
+            self.deferred.take(replica.step, state_digest(replica, progress), key)
         elif agreed:
             self.deferred.take(replica.step, agreed, key)
         else:
-            self.deferred.take_shards(replica.step, shard_digests(replica, got_on), key)
+            self.deferred.take_shards(replica.step, shard_digests(replica, progress), key)
 
     def take(
         self,
@@ -187,7 +180,7 @@ class Checkpoints:
                 shards,
                 mirrors=self._spec.strategy.mirrors,
                 copies=copies,
-                got_on=self._reporter.progress,
+                progress=self._reporter.progress,
             )
         self.snapshot_bytes = snapshot.size_bytes if copies else 0
         self._write(replica, key, world_size, snapshot)

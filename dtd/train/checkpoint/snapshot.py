@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtd.parts.record import HeldTensor, Part
+from dtd.checkpoint.format import Progress
+from dtd.checkpoint.tensor_file import HeldTensor, Part
 from dtd.strategy.sharded.state import ShardedState
 from dtd.train.bulk import copied_to_host
-from dtd.train.record import GotOn
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (
     MODEL,
@@ -66,12 +66,12 @@ class Snapshot:
         return sum(piece.nbytes for one in self.tensors.values() for piece in one.pieces)
 
 
-def whole_snapshot(replica: Replica, got_on: GotOn) -> Snapshot:
+def whole_snapshot(replica: Replica, progress: Progress) -> Snapshot:
     """Copy a state of which this rank has all."""
     live = named_tensors(replica)
-    tensors = {name: copied_to_host(tensor, got_on) for name, tensor in live.items()}
+    tensors = {name: copied_to_host(tensor, progress) for name, tensor in live.items()}
     about = metadata(replica)
-    digest = digest_of(tensors, about, got_on)
+    digest = digest_of(tensors, about, progress)
     saved = {name: _whole(tensor) for name, tensor in tensors.items()}
     return Snapshot(names=tuple(tensors), tensors=saved, about=about, digest=digest)
 
@@ -83,7 +83,7 @@ def part_bytes(replica: Replica, shards: ShardedState) -> int:
 
 
 def part_snapshot(
-    replica: Replica, shards: ShardedState, *, mirrors: int, copies: bool, got_on: GotOn
+    replica: Replica, shards: ShardedState, *, mirrors: int, copies: bool, progress: Progress
 ) -> Snapshot:
     """Copy the common part of a sharded state, and this rank's pieces of the sharded tensors.
 
@@ -92,11 +92,11 @@ def part_snapshot(
         shards: its pieces of the sharded tensors.
         mirrors: of the job.
         copies: into memory of their own; else they are valid while the state does not change.
-        got_on: called as copying progresses.
+        progress: called as copying progresses.
     """
 
     def taken(tensor: Tensor) -> Tensor:
-        return copied_to_host(tensor, got_on) if copies else on_host(tensor)
+        return copied_to_host(tensor, progress) if copies else on_host(tensor)
 
     sharded = {one.name: one for one in shards.tensors()}
     saved = {name: _whole(taken(tensor)) for name, tensor in named_tensors(replica).items()}

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import CheckpointError
 from dtd.train.bulk import copy_into
-from dtd.train.record import GotOn, nobody
 from dtd.train.state.weights import model_tensors
 
 
@@ -76,7 +76,7 @@ class Averages:
             for parameter, value in zip(self._parameters, live, strict=True):
                 parameter.data = value
 
-    def load(self, given: Mapping[str, Tensor], got_on: GotOn = nobody) -> None:
+    def load(self, given: Mapping[str, Tensor], progress: Progress = no_progress) -> None:
         """Continue with another replica's averages; if there are none, start from the weights.
 
         Raises:
@@ -93,4 +93,4 @@ class Averages:
                 remedy="use the same [task] table",
             )
         for name, average in self.named.items():
-            copy_into(average, given[name], got_on)
+            copy_into(average, given[name], progress)

@@ -14,13 +14,13 @@ from typing import Final
 
 import xxhash
 
+from dtd.checkpoint.format import canonical_json
 from dtd.engine.difference import search
 from dtd.engine.shard_digests import Shared
 from dtd.engine.shards import ShardSet
 from dtd.errors import ProtocolError, RingBroken
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.optimizer.task_schedule import SCHEDULE
-from dtd.train.state.canonical import canonical_json
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (
     AVERAGE,

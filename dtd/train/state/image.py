@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dtd.checkpoint.format import Progress, canonical_json, no_progress
+from dtd.checkpoint.tensor_file import checked_shape
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
-from dtd.parts.tensor_file import checked_shape
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.record import GotOn, StateImage, nobody
-from dtd.train.state.canonical import canonical_json
+from dtd.train.record import StateImage
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (
     DTYPES,
@@ -32,7 +32,9 @@ from dtd.train.state.tensors import (
 )
 
 
-def export_image(replica: Replica, *, key: StateKey, got_on: GotOn = nobody) -> StateImage:
+def export_image(
+    replica: Replica, *, key: StateKey, progress: Progress = no_progress
+) -> StateImage:
     """The live state; valid until the next step begins."""
     tensors = {name: on_host(tensor) for name, tensor in named_tensors(replica).items()}
     about = metadata(replica)
@@ -41,7 +43,7 @@ def export_image(replica: Replica, *, key: StateKey, got_on: GotOn = nobody) -> 
         "generation": key.generation,
         "state": about,
         "tensors": listing,
-        "digest": digest_of(tensors, about, got_on).hex(),
+        "digest": digest_of(tensors, about, progress).hex(),
     }
     blobs = [tensor_bytes(tensor) for tensor in tensors.values()]
     return StateImage(manifest=canonical_json(manifest), blobs=blobs)
@@ -84,20 +86,20 @@ class IncomingImage:
         """Memory to receive into, in the manifest's order."""
         return [tensor_bytes(tensor) for tensor in self._tensors.values()]
 
-    def check(self, got_on: GotOn = nobody) -> None:
+    def check(self, progress: Progress = no_progress) -> None:
         """Compare the received state with its digest.
 
         Raises:
             CheckpointError: bytes were damaged on the way.
         """
-        digest = digest_of(self._tensors, self._manifest["state"], got_on)
+        digest = digest_of(self._tensors, self._manifest["state"], progress)
         if digest.hex() != self._digest:
             raise CheckpointError("a received state does not match its digest")
 
-    def apply(self, replica: Replica, got_on: GotOn = nobody) -> None:
+    def apply(self, replica: Replica, progress: Progress = no_progress) -> None:
         """Take the state over.
 
         Raises:
             CheckpointError: it is another model's.
         """
-        load_state(replica, self._tensors, self._manifest["state"], got_on)
+        load_state(replica, self._tensors, self._manifest["state"], progress)

@@ -10,10 +10,10 @@ from typing import Any, Final
 import xxhash
 from torch import Tensor, nn
 
+from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import TaskError
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.bulk import add_to_hash
-from dtd.train.record import GotOn, nobody
 from dtd.train.state.structure import Structure
 from dtd.train.state.weights import plain_name
 
@@ -166,7 +166,7 @@ class ParameterWatch:
 
     Args:
         model: its parameters must exist now.
-        got_on: called while contents are read.
+        progress: called while contents are read.
         reads: contents can be read; parameters have memory all the time.
         stay: trained parameters have to stay where they are in memory.
     """
@@ -174,13 +174,13 @@ class ParameterWatch:
     def __init__(
         self,
         model: nn.Module,
-        got_on: GotOn = nobody,
+        progress: Progress = no_progress,
         *,
         reads: bool = True,
         stay: bool = False,
     ) -> None:
         self._structure = Structure(model, stay=stay)
-        self._got_on = got_on
+        self._progress = progress
         self._may_read = reads
         named = list(model.named_parameters())
         self._names = [plain_name(name) for name, _ in named]
@@ -257,5 +257,5 @@ class ParameterWatch:
 
     def _hash(self, parameter: nn.Parameter) -> int:
         content = xxhash.xxh3_64()
-        add_to_hash(content, parameter, self._got_on)
+        add_to_hash(content, parameter, self._progress)
         return content.intdigest()

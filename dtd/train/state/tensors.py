@@ -32,6 +32,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from dtd.checkpoint.format import Progress, canonical_json, no_progress
 from dtd.engine.ledger import Ledger
 from dtd.engine.shard_digests import ShardDigests
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet
@@ -41,8 +42,6 @@ from dtd.strategy.sharded.state import ShardedState
 from dtd.train.bulk import add_to_hash, copy_into
 from dtd.train.early_stop import EarlyStop
 from dtd.train.optimizer.fit import check_entries, check_groups, own_numbers
-from dtd.train.record import GotOn, nobody
-from dtd.train.state.canonical import canonical_json
 from dtd.train.state.replica import Replica
 from dtd.train.state.weights import differs_from_fixed, model_tensors, plain_name
 
@@ -215,23 +214,23 @@ def metadata(replica: Replica) -> dict[str, Any]:
 
 
 def digest_of(
-    tensors: Mapping[str, Tensor], about: Mapping[str, Any], got_on: GotOn = nobody
+    tensors: Mapping[str, Tensor], about: Mapping[str, Any], progress: Progress = no_progress
 ) -> bytes:
     """16 bytes over names, types, shapes, contents and metadata."""
     content = xxhash.xxh3_128()
     shapes = [[name, dtype_name(name, t.dtype), list(t.shape)] for name, t in tensors.items()]
     content.update(canonical_json([shapes, about]))
     for tensor in tensors.values():
-        add_to_hash(content, tensor, got_on)
+        add_to_hash(content, tensor, progress)
     return bytes(content.digest())
 
 
-def state_digest(replica: Replica, got_on: GotOn = nobody) -> bytes:
+def state_digest(replica: Replica, progress: Progress = no_progress) -> bytes:
     """Digest of a live state, or its common part; equal on all replicas or something is broken."""
-    return digest_of(named_tensors(replica), metadata(replica), got_on)
+    return digest_of(named_tensors(replica), metadata(replica), progress)
 
 
-def shard_digests(replica: Replica, got_on: GotOn = nobody) -> ShardDigests:
+def shard_digests(replica: Replica, progress: Progress = no_progress) -> ShardDigests:
     """Hash the part of a sharded state that this rank holds, segment by segment."""
     shards = replica.shards
     assert shards is not None, "the state is not sharded"
@@ -243,12 +242,12 @@ def shard_digests(replica: Replica, got_on: GotOn = nobody) -> ShardDigests:
     }
     return ShardDigests(
         cut=cut,
-        common=state_digest(replica, got_on),
-        segments={index: shards_digest(shards, part, got_on) for index, part in held.items()},
+        common=state_digest(replica, progress),
+        segments={index: shards_digest(shards, part, progress) for index, part in held.items()},
     )
 
 
-def shards_digest(shards: ShardedState, part: ShardSet, got_on: GotOn = nobody) -> bytes:
+def shards_digest(shards: ShardedState, part: ShardSet, progress: Progress = no_progress) -> bytes:
     """16 bytes over a part of the state; this rank holds all of that part."""
     content = xxhash.xxh3_128()
     for bucket, elements in enumerate(shards.buckets()):
@@ -256,7 +255,7 @@ def shards_digest(shards: ShardedState, part: ShardSet, got_on: GotOn = nobody) 
             content.update(canonical_json([bucket, name]))
             for start, stop in part.ranges(elements):
                 for _, values in column.parts(start, stop):
-                    add_to_hash(content, values, got_on)
+                    add_to_hash(content, values, progress)
     return bytes(content.digest())
 
 
@@ -273,7 +272,7 @@ def load_state(
     replica: Replica,
     tensors: Mapping[str, Tensor],
     about: Mapping[str, Any],
-    got_on: GotOn = nobody,
+    progress: Progress = no_progress,
 ) -> None:
     """Make a replica hold this state; the optimizer may keep the tensors that are given.
 
@@ -285,9 +284,9 @@ def load_state(
     """
     _check_strategy(replica, about)
     if SHARDS in about:
-        _load_weights(_common_model(replica), tensors, got_on)
+        _load_weights(_common_model(replica), tensors, progress)
     else:
-        load_weights(replica, tensors, got_on)
+        load_weights(replica, tensors, progress)
     _load_schedule(replica, about.get("schedule"), tensors)
     try:
         _load_optimizer(replica, tensors, about)
@@ -306,11 +305,11 @@ def load_state(
         ) from error
     except (ValueError, TypeError, IndexError) as error:
         raise CheckpointError(f"the state does not fit this job's optimizer: {error}") from error
-    _load_shared(replica, tensors, got_on)
+    _load_shared(replica, tensors, progress)
     if replica.averages is not None:
         replica.averages.load(
             {n.removeprefix(AVERAGE): t for n, t in tensors.items() if n.startswith(AVERAGE)},
-            got_on,
+            progress,
         )
     own = {n.removeprefix(TASK): t for n, t in tensors.items() if n.startswith(TASK)}
     replica.own.load(own, about.get("task", {}))
@@ -330,7 +329,7 @@ def _check_strategy(replica: Replica, about: Mapping[str, Any]) -> None:
         )
 
 
-def _load_shared(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn) -> None:
+def _load_shared(replica: Replica, tensors: Mapping[str, Tensor], progress: Progress) -> None:
     given = {
         plain_name(n.removeprefix(STRATEGY)): t
         for n, t in tensors.items()
@@ -343,7 +342,7 @@ def _load_shared(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn)
             remedy="use the same [task] table, or start from its weights only",
         )
     for name, tensor in live.items():
-        copy_into(tensor, given[name], got_on)
+        copy_into(tensor, given[name], progress)
 
 
 def _load_schedule(replica: Replica, state: Any, tensors: Mapping[str, Tensor]) -> None:
@@ -357,7 +356,9 @@ def _load_schedule(replica: Replica, state: Any, tensors: Mapping[str, Tensor]) 
         replica.schedule.load(state, tensors)
 
 
-def load_weights(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn = nobody) -> None:
+def load_weights(
+    replica: Replica, tensors: Mapping[str, Tensor], progress: Progress = no_progress
+) -> None:
     """Take over parameters and buffers only.
 
     Raises:
@@ -366,7 +367,7 @@ def load_weights(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn 
     if replica.shards is not None:
         replica.shards.make_room()
     live = {MODEL + name: tensor for name, tensor in model_tensors(replica.model).items()}
-    _load_weights(live, tensors, got_on)
+    _load_weights(live, tensors, progress)
     if replica.averages is not None:
         replica.averages.begin()
 
@@ -375,7 +376,9 @@ def _common_model(replica: Replica) -> dict[str, Tensor]:
     return {MODEL + name: tensor for name, tensor in _model_tensors(replica).items()}
 
 
-def _load_weights(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], got_on: GotOn) -> None:
+def _load_weights(
+    live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], progress: Progress
+) -> None:
     given = {
         n if n in live else plain_name(n): t for n, t in tensors.items() if n.startswith(MODEL)
     }
@@ -387,7 +390,7 @@ def _load_weights(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], got
             remedy="use the same task with the same [task] table",
         )
     for name, tensor in live.items():
-        copy_into(tensor, given[name], got_on)
+        copy_into(tensor, given[name], progress)
 
 
 def _unfit(live: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:

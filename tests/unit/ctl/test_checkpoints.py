@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dtd.checkpoint.merge import FileMerge
 from dtd.ctl.checkpoints import holders_of, reachable
 from dtd.errors import RequestRefused
-from dtd.parts.merge import FileMerge
 from dtd.wire import messages as m
 from tests.checkpoint_parts import random_state, write_part, write_whole
 from tests.shards import held_shards

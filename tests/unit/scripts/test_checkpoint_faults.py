@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from dtd.train.checkpoint import format as checkpoint_format
-from dtd.train.checkpoint.format import checkpoint_name, list_checkpoints, verify
+from dtd.checkpoint import format as checkpoint_format
+from dtd.checkpoint.format import checkpoint_name, list_checkpoints, verify
 from scripts.checkpoint_faults import FAULTS, JOB, Trials, main, run_trials, sound
 from scripts.checkpoint_saver import NOT_SAVED
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from dtd.checkpoint.format import FORMAT, Manifest
+from dtd.checkpoint.retention import Rules
+from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
+from dtd.checkpoint.writer import CheckpointWriter, Draft, RawTensor
 from dtd.engine.ledger import Ledger
 from dtd.job import OptimizerTable
-from dtd.train.checkpoint.format import FORMAT, MODEL_FILE, OPTIMIZER_FILE, Manifest
-from dtd.train.checkpoint.retention import Rules
-from dtd.train.checkpoint.writer import CheckpointWriter, Draft, RawTensor
 from dtd.train.model_setup import loss_scaler
 from dtd.train.optimizer.build import build_optimizer
 from dtd.train.state.replica import Replica, trained_parameters

@@ -15,10 +15,10 @@ import pytest
 import torch
 import xxhash
 
+from dtd.checkpoint.assemble import FoundPart
+from dtd.checkpoint.format import read_manifest, verify
 from dtd.errors import CheckpointError, HolderUnreachable, PartsDiffer
 from dtd.net.blocking_link import connect_tcp
-from dtd.train.checkpoint.assemble import FoundPart
-from dtd.train.checkpoint.format import read_manifest, verify
 from dtd.wire import messages as m
 from dtd.worker import collect as collecting
 from dtd.worker.collect import PartRequests, collect
@@ -96,7 +96,7 @@ def parts(*ranks: int, digest: str = "ab" * 16, missing: str = "") -> m.Parts:
 def collected(disks: Disks, tmp_path: Path, answer: m.Parts) -> Path:
     own = FoundPart(holder="w0", path=disks.place / "w0" / NAME)
     target = tmp_path / "child" / "origin" / "parent"
-    return collect(answer, own, target, connect=connect_tcp, got_on=lambda: None)
+    return collect(answer, own, target, connect=connect_tcp, progress=lambda: None)
 
 
 def test_only_what_is_missing_is_fetched(disks: Disks, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_part_without_a_digest_of_another_checkpoint_is_not_used(
     )
     found = FoundPart(holder="w0", path=own)
     answer = parts(0, 1, 2, 3, digest="")
-    collect(answer, found, tmp_path / "new", connect=connect_tcp, got_on=lambda: None)
+    collect(answer, found, tmp_path / "new", connect=connect_tcp, progress=lambda: None)
     assert disks.opened == ["w1", "w3"]
 
 
@@ -259,7 +259,7 @@ def test_a_part_of_another_checkpoint_is_not_used(disks: Disks, tmp_path: Path) 
     own = write_part(tmp_path / "old", STATE, 0, world_size=4, mirrors=1, digest="cd" * 16)
     found = FoundPart(holder="w0", path=own)
     path = collect(
-        parts(1, 2, 3), found, tmp_path / "new", connect=connect_tcp, got_on=lambda: None
+        parts(1, 2, 3), found, tmp_path / "new", connect=connect_tcp, progress=lambda: None
     )
     assert disks.opened == ["w1", "w3"]
     verify(path)
@@ -268,7 +268,7 @@ def test_a_part_of_another_checkpoint_is_not_used(disks: Disks, tmp_path: Path) 
 def test_who_has_no_part_fetches_all_that_are_needed(disks: Disks, tmp_path: Path) -> None:
     """As the workers of a job with parameter servers."""
     target = tmp_path / "new"
-    path = collect(parts(0, 2, 1, 3), None, target, connect=connect_tcp, got_on=lambda: None)
+    path = collect(parts(0, 2, 1, 3), None, target, connect=connect_tcp, progress=lambda: None)
     assert disks.opened == ["w0", "w2"]
     assert verify(path).digest == verify(write_whole(tmp_path / "whole", STATE)).digest
 
@@ -281,7 +281,7 @@ def test_what_one_worker_has_whole_is_fetched_from_it(disks: Disks, tmp_path: Pa
     answer = replace(answer, holders=(replace(answer.holders[0], part=()),))
     target = tmp_path / "new"
     for _ in range(2):  # what lies there already is replaced
-        path = collect(answer, None, target, connect=connect_tcp, got_on=lambda: None)
+        path = collect(answer, None, target, connect=connect_tcp, progress=lambda: None)
         assert path == target / NAME
         assert verify(path).digest == verify(whole).digest
         assert [*target.iterdir()] == [path]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dtd.checkpoint.format import MANIFEST_FILE, Manifest, encode_manifest
 from dtd.job.identity import folder_of
-from dtd.train.checkpoint.format import MANIFEST_FILE, Manifest, encode_manifest
 from dtd.wire import messages as m
 from dtd.worker.checkpoint_files import drop_checkpoint
 

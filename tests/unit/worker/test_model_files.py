@@ -10,9 +10,9 @@ import shutil
 import pytest
 import xxhash
 
+from dtd.checkpoint.format import read_manifest
 from dtd.errors import CheckpointError
 from dtd.net.blocking_link import connect_tcp
-from dtd.train.checkpoint.format import read_manifest
 from dtd.wire import messages as m
 from dtd.worker import model_files as module
 from dtd.worker.model_files import (

@@ -14,13 +14,12 @@ from typing import Any, Final
 from xxhash import xxh3_64_hexdigest
 
 from dtd.address import Address
+from dtd.checkpoint.choice import fewest, missing, part_of
+from dtd.checkpoint.merge import FileMerge, PartFiles, settled
+from dtd.checkpoint.tensor_file import Part
 from dtd.errors import CheckpointError, UsageError
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient, file_digest
-from dtd.parts.cover import fewest, missing, part_of
-from dtd.parts.merge import FileMerge, PartFiles
-from dtd.parts.record import Part
-from dtd.parts.settle import settled
 from dtd.shown import one_line
 from dtd.wire.greeting import DataCredential
 

@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from dtd.errors import CheckpointError
-from dtd.train.checkpoint.format import (
+from dtd.checkpoint.format import (
     MANIFEST_FILE,
-    MODEL_FILE,
-    OPTIMIZER_FILE,
     checkpoint_name,
     encode_manifest,
     newest_verified,
@@ -24,8 +21,10 @@ from dtd.train.checkpoint.format import (
     read_manifest,
     verify,
 )
-from dtd.train.checkpoint.retention import Rules
-from dtd.train.checkpoint.writer import CheckpointWriter
+from dtd.checkpoint.retention import Rules
+from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
+from dtd.checkpoint.writer import CheckpointWriter
+from dtd.errors import CheckpointError
 
 
 @pytest.fixture

@@ -8,31 +8,37 @@
 
 The newest is the highest (generation, step) that verifies; others are passed over with a reason.
 Whatever has another name (a write that was cut short leaves `.tmp-...`) is no checkpoint.  Where
-the state is sharded, such a directory is a part of a checkpoint (`dtd.parts.record`), and the parts
-of several workers make a whole one (`dtd.train.checkpoint.assemble`).  Without torch, so that a
-worker can say what it holds before it imports it.  Writing is `dtd.train.checkpoint.writer`,
-loading into a model `dtd.train.checkpoint.saver`.
+the state is sharded, such a directory is a part of a checkpoint (`dtd.checkpoint.tensor_file`), and
+the parts of several workers make a whole one (`dtd.checkpoint.assemble`).  Without torch, so that a
+worker can say what it holds before it imports it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
+from dtd.checkpoint.merge import FileMerge, PartFiles
+from dtd.checkpoint.tensor_file import (
+    AVERAGES_FILE,
+    FILES,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    Part,
+    placed,
+)
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import CheckpointError
 from dtd.job.identity import folder_of
-from dtd.parts import tensor_file
-from dtd.parts.merge import FileMerge, PartFiles
-from dtd.parts.record import Part
-from dtd.parts.tensor_file import FILES, placed
-from dtd.train.record import GotOn, nobody
+
+Progress = Callable[[], None]
+"""Called after each piece of long work; may raise to cancel it."""
 
 FORMAT: Final = 2
 PART_FORMAT: Final = 3
@@ -41,9 +47,6 @@ READABLE: Final = (1, 2, PART_FORMAT)
 a dtd that knows no parts refuses."""
 
 MANIFEST_FILE: Final = "manifest.json"
-MODEL_FILE: Final = tensor_file.MODEL_FILE
-AVERAGES_FILE: Final = tensor_file.AVERAGES_FILE
-OPTIMIZER_FILE: Final = tensor_file.OPTIMIZER_FILE
 TEMPORARY: Final = ".tmp-"
 ORIGIN: Final = "origin"
 """In a job's directory: the checkpoint that it starts from, if that was assembled here."""
@@ -129,6 +132,10 @@ class Found:
     passed_over: tuple[tuple[Path, str], ...]
 
 
+def no_progress() -> None:
+    """A `Progress` that does nothing."""
+
+
 def checkpoint_name(generation: int, step: int) -> str:
     """Name of a checkpoint's directory."""
     return f"g{generation:06d}-s{step:09d}"
@@ -156,7 +163,7 @@ def newest_verified(
     *,
     identity: str = "",
     step: int | None = None,
-    got_on: GotOn = nobody,
+    progress: Progress = no_progress,
 ) -> Found:
     """The newest checkpoint of a job that verifies.
 
@@ -165,7 +172,7 @@ def newest_verified(
         job_id: whose.
         identity: the job's; empty for one of dtd 0.1.0.
         step: only those after this many steps.
-        got_on: called while files are read.
+        progress: called while files are read.
     """
     passed_over: list[tuple[Path, str]] = []
     for path in list_checkpoints(directory, folder_of(job_id, identity)):
@@ -173,7 +180,7 @@ def newest_verified(
         if step is not None and key is not None and key[1] != step:
             continue
         try:
-            manifest = verify(path, got_on)
+            manifest = verify(path, progress)
         except CheckpointError as error:
             passed_over.append((path, error.message))
             continue
@@ -185,7 +192,7 @@ def newest_verified(
     return Found(path=None, manifest=None, passed_over=tuple(passed_over))
 
 
-def verify(path: Path, got_on: GotOn = nobody) -> Manifest:
+def verify(path: Path, progress: Progress = no_progress) -> Manifest:
     """Read every byte of a checkpoint and compare it with its manifest.
 
     Raises:
@@ -197,14 +204,14 @@ def verify(path: Path, got_on: GotOn = nobody) -> Manifest:
     if manifest.files.keys() - {AVERAGES_FILE} != {MODEL_FILE, OPTIMIZER_FILE}:
         raise CheckpointError(f"{path / MANIFEST_FILE} lists {', '.join(sorted(manifest.files))}")
     for name, info in manifest.files.items():
-        _verify_file(path / name, info, got_on)
+        _verify_file(path / name, info, progress)
     if manifest.part is not None:
         _verify_part(path, manifest)
     return manifest
 
 
 def part_files(path: Path, manifest: Manifest, holder: str) -> PartFiles:
-    """The files of a part, for `dtd.parts.merge`.
+    """The files of a part, for `dtd.checkpoint.merge`.
 
     Args:
         path: its directory.
@@ -281,15 +288,14 @@ def _read_part(content: dict[str, Any]) -> Part | None:
 
 
 def _hash_of(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return xxhash.xxh3_128(text.encode()).hexdigest()
+    return xxhash.xxh3_128(canonical_json(content)).hexdigest()
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _verify_file(file: Path, info: FileInfo, got_on: GotOn) -> None:
+def _verify_file(file: Path, info: FileInfo, progress: Progress) -> None:
     content = xxhash.xxh3_128()
     try:
         size_bytes = file.stat().st_size
@@ -298,8 +304,14 @@ def _verify_file(file: Path, info: FileInfo, got_on: GotOn) -> None:
         with file.open("rb") as stream:
             while block := stream.read(_READ_BYTES):
                 content.update(block)
-                got_on()
+                progress()
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     if content.hexdigest() != info.hash:
         raise CheckpointError(f"{file} does not match its hash: a bit flipped or it was edited")
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON that is the same for equal values; strict."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()

@@ -10,17 +10,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-import dtd.train.checkpoint.writer as writer_module
-from dtd.parts.record import Part
-from dtd.train.checkpoint.format import (
-    MODEL_FILE,
-    PART_FORMAT,
-    checkpoint_name,
-    list_checkpoints,
-    verify,
-)
-from dtd.train.checkpoint.retention import Rules
-from dtd.train.checkpoint.writer import (
+import dtd.checkpoint.writer as writer_module
+from dtd.checkpoint.format import PART_FORMAT, checkpoint_name, list_checkpoints, verify
+from dtd.checkpoint.retention import Rules
+from dtd.checkpoint.tensor_file import MODEL_FILE, Part
+from dtd.checkpoint.writer import (
     CheckpointWriter,
     Failure,
     Published,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from dtd.checkpoint import tensor_file
+from dtd.checkpoint.choice import fewest, missing
+from dtd.checkpoint.tensor_file import HeldTensor, Part
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import CheckpointError
-from dtd.parts import record
-from dtd.parts.cover import fewest, missing
-from dtd.parts.record import HeldTensor, Part
 from tests.shards import held_shards
 
 HALF = Part(
@@ -80,13 +80,13 @@ def test_a_part_that_contradicts_itself_is_refused(change: Any, why: str) -> Non
 
 def test_the_number_of_ranges_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them is visited for each block of each tensor when parts are merged."""
-    most = record.MAX_TENSOR_RANGES
+    most = tensor_file.MAX_TENSOR_RANGES
     ranges = tuple((2 * at, 2 * at + 1) for at in range(most))
     half = HeldTensor(dtype="F32", shape=(2 * most,), ranges=ranges)
     part = Part(shards=held_shards(0, 2, 0), mirrors=0, tensors={"a": half, "b": half})
     content = part.to_mapping()
     assert Part.from_mapping(content) == part
-    monkeypatch.setattr(record, "MAX_RANGES", 2 * most - 1)
+    monkeypatch.setattr(tensor_file, "MAX_RANGES", 2 * most - 1)
     with pytest.raises(CheckpointError, match=f"tensors have more than {2 * most - 1} ranges"):
         Part.from_mapping(content)
     content["tensors"]["b"]["shape"] = [2 * most + 2]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dtd.checkpoint.tensor_file import TensorFile, checked_shape
 from dtd.errors import CheckpointError
-from dtd.parts.tensor_file import TensorFile, checked_shape
 
 
 def written(path: Path, header: bytes, content: bytes = b"") -> Path:

@@ -15,15 +15,9 @@ import pytest
 import torch
 import xxhash
 
-from dtd.errors import CheckpointError
-from dtd.parts import merge
-from dtd.parts.merge import FileMerge
-from dtd.parts.record import HeldTensor, Part
-from dtd.parts.tensor_file import TensorFile
-from dtd.train.checkpoint.assemble import FoundPart, assemble
-from dtd.train.checkpoint.format import (
-    MODEL_FILE,
-    OPTIMIZER_FILE,
+from dtd.checkpoint import merge
+from dtd.checkpoint.assemble import FoundPart, assemble
+from dtd.checkpoint.format import (
     PART_FORMAT,
     Manifest,
     encode_manifest,
@@ -32,6 +26,9 @@ from dtd.train.checkpoint.format import (
     read_manifest,
     verify,
 )
+from dtd.checkpoint.merge import FileMerge
+from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE, HeldTensor, Part, TensorFile
+from dtd.errors import CheckpointError
 from dtd.train.checkpoint.load import read_stored
 from tests.checkpoint_parts import Written, random_state, write_part, write_whole
 from tests.shards import held_shards

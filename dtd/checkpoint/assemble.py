@@ -16,25 +16,26 @@ from typing import Any, Final
 
 import xxhash
 
-from dtd.durable import make_directory, sync_directory
-from dtd.engine.shards import ShardSet
-from dtd.errors import CheckpointError, PartsDiffer
-from dtd.parts.cover import missing
-from dtd.parts.merge import FileMerge, PartFiles
-from dtd.parts.tensor_file import FILES, TensorInfo
-from dtd.train.checkpoint.drafts import Drafts
-from dtd.train.checkpoint.format import (
+from dtd.checkpoint.choice import missing
+from dtd.checkpoint.format import (
     FORMAT,
     MANIFEST_FILE,
     FileInfo,
     Manifest,
+    Progress,
+    canonical_json,
     checkpoint_name,
     encode_manifest,
+    no_progress,
     part_files,
     verify,
 )
-from dtd.train.record import GotOn, nobody
-from dtd.train.state.canonical import canonical_json
+from dtd.checkpoint.merge import FileMerge, PartFiles
+from dtd.checkpoint.tensor_file import FILES, TensorInfo
+from dtd.checkpoint.writer import Drafts
+from dtd.durable import make_directory, sync_directory
+from dtd.engine.shards import ShardSet
+from dtd.errors import CheckpointError, PartsDiffer
 
 SHARDED_ENTRIES: Final = "optimizer_shards"
 """Key in a sharded state's metadata: which optimizer entries are sharded; absent in a whole one."""
@@ -49,20 +50,20 @@ class FoundPart:
 
 
 def assemble(
-    parts: Sequence[FoundPart], directory: Path, got_on: GotOn = nobody
+    parts: Sequence[FoundPart], directory: Path, progress: Progress = no_progress
 ) -> tuple[Path, Manifest]:
     """Write a whole checkpoint; it is durable when this returns.
 
     Args:
         parts: of one checkpoint; what several of them have is compared.
         directory: gets the checkpoint, under its usual name; made when it is needed.
-        got_on: called as bytes are read.
+        progress: called as bytes are read.
 
     Raises:
         CheckpointError: parts are damaged or missing, or there is no room.
         PartsDiffer: two of them contradict each other.
     """
-    read = [(part, verify(part.path, got_on)) for part in parts]
+    read = [(part, verify(part.path, progress)) for part in parts]
     first = _agreed(read)
     _check_whole(read, first)
     files = [part_files(part.path, manifest, part.holder) for part, manifest in read]
@@ -71,7 +72,7 @@ def assemble(
     try:
         make_directory(directory)
         draft = drafts.make(name)
-        manifest = _write(draft, files, first, got_on)
+        manifest = _write(draft, files, first, progress)
         drafts.clear(name, directory / name)
         drafts.rename(name, directory / name)
         sync_directory(directory)
@@ -137,7 +138,9 @@ def missing_shards(lacks: ShardSet, step: int, holders: str) -> CheckpointError:
     )
 
 
-def _write(draft: Path, parts: Sequence[PartFiles], first: Manifest, got_on: GotOn) -> Manifest:
+def _write(
+    draft: Path, parts: Sequence[PartFiles], first: Manifest, progress: Progress
+) -> Manifest:
     """Fill a draft with the files and the manifest."""
     state = {key: value for key, value in first.state.items() if key != SHARDED_ENTRIES}
     names = [file for file in FILES if file in first.files]
@@ -148,7 +151,7 @@ def _write(draft: Path, parts: Sequence[PartFiles], first: Manifest, got_on: Got
 
         def add(block: bytes) -> None:
             digest.update(block)
-            got_on()
+            progress()
 
         written = {name: merge.write(draft / name, add) for name, merge in merges.items()}
     manifest = replace(

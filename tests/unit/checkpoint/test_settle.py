@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dtd.checkpoint.merge import MOST_TRIES, settled
 from dtd.errors import CheckpointError, PartsDiffer
-from dtd.parts.settle import MOST_TRIES, settled
 
 
 def trying(*wrong: str, needed: int = 2, names: str = "abc") -> tuple[list[str], list[str]]:

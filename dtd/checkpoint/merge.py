@@ -2,7 +2,8 @@
 
 Byte for byte what one process that holds the whole state would have written.  Elements are copied
 block by block, so memory does not depend on the size of the model.  What several parts have, a
-shard and its mirrors or the common part, is read from each of them and compared.  Blocking.
+shard and its mirrors or the common part, is read from each of them and compared.  If two parts
+differ, `settled` leaves one of them out, since others have what it has.  Blocking.
 """
 
 from __future__ import annotations
@@ -10,16 +11,24 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import xxhash
 
+from dtd.checkpoint.tensor_file import (
+    ITEM_BYTES,
+    Part,
+    Range,
+    TensorFile,
+    TensorInfo,
+    encode_header,
+    placed,
+)
 from dtd.errors import CheckpointError, PartsDiffer
-from dtd.parts.record import Part, Range
-from dtd.parts.tensor_file import ITEM_BYTES, TensorFile, TensorInfo, encode_header, placed
 
 BLOCK_BYTES: Final = 1 << 20
 
@@ -202,3 +211,46 @@ def _offset(ranges: Sequence[Range], element: int) -> int | None:
             return before + element - start
         before += stop - start
     return None
+
+
+Result = TypeVar("Result")
+
+MOST_TRIES: Final = 8
+"""Most merges that are tried: each reads all parts."""
+
+
+def settled(
+    merge: Callable[[frozenset[str]], Result], distrust: Callable[[str], Any]
+) -> tuple[Result, frozenset[str]]:
+    """Merge parts, without some of them if need be.
+
+    Args:
+        merge: merges parts, none of them of the workers that it is given.
+        distrust: how little a worker's part is trusted, as a key to sort by.
+
+    Returns:
+        the merged result, and the workers whose parts were left out.
+
+    Raises:
+        PartsDiffer: nothing can be merged however they are chosen; tells of the first two.
+        CheckpointError: it cannot be merged for another reason.
+    """
+    left = deque([frozenset[str]()])
+    known = {frozenset[str]()}
+    first: PartsDiffer | None = None
+    while left:
+        without = left.popleft()
+        try:
+            return merge(without), without
+        except PartsDiffer as error:
+            first = first or error
+            for name in sorted(error.holders, key=distrust, reverse=True):
+                more = without | {name}
+                if more not in known and len(known) < MOST_TRIES:
+                    known.add(more)
+                    left.append(more)
+        except CheckpointError:
+            if first is None:
+                raise
+    assert first is not None, "nothing was tried"
+    raise first

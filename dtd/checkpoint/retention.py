@@ -5,7 +5,7 @@ to anything that is trained now, and nobody can make them again: they stay, for 
 delete, and count for none of the rules.
 
 Only published checkpoints are looked at, by name and manifest; whether their bytes are sound is
-`dtd.train.checkpoint.format`.  A directory is renamed before it is removed, so what is half
+`dtd.checkpoint.format`.  A directory is renamed before it is removed, so what is half
 removed does not look like a damaged checkpoint.
 """
 
@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtd.cluster.branches import Branch, is_left
-from dtd.errors import CheckpointError
-from dtd.job import JobSpec
-from dtd.job.learning import lower_is_better
-from dtd.train.checkpoint.format import (
+from dtd.checkpoint.format import (
     MANIFEST_FILE,
     TEMPORARY,
     list_checkpoints,
     parse_name,
     read_manifest,
 )
+from dtd.cluster.branches import Branch, is_left
+from dtd.errors import CheckpointError
+from dtd.job import JobSpec
+from dtd.job.learning import lower_is_better
 
 _DAY_S = 86400.0
 _GIB = 1 << 30

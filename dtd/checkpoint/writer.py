@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,22 +28,102 @@ from typing import Final
 
 import xxhash
 
-from dtd.cluster.branches import Branch
-from dtd.durable import make_directory, sync_directory
-from dtd.errors import CheckpointError
-from dtd.parts.tensor_file import TensorInfo, encode_header
-from dtd.train.checkpoint.drafts import Drafts, remove
-from dtd.train.checkpoint.format import (
+from dtd.checkpoint.format import (
     MANIFEST_FILE,
     ORIGIN,
+    TEMPORARY,
     FileInfo,
     Manifest,
     checkpoint_name,
     encode_manifest,
+    parse_name,
     read_manifest,
     verify,
 )
-from dtd.train.checkpoint.retention import Rules, retain
+from dtd.checkpoint.retention import Rules, retain
+from dtd.checkpoint.tensor_file import TensorInfo, encode_header
+from dtd.cluster.branches import Branch
+from dtd.durable import make_directory, sync_directory
+from dtd.errors import CheckpointError
+
+
+class Drafts:
+    """One writer's drafts of one job's checkpoints.
+
+    Args:
+        directory: the job's directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._suffix = f"{os.getpid()}.{secrets.token_hex(4)}"
+        self._locks: dict[str, int] = {}
+
+    def path(self, name: str) -> Path:
+        """Return the path of a checkpoint's draft."""
+        return self._directory / f"{TEMPORARY}{name}-{self._suffix}"
+
+    def make(self, name: str) -> Path:
+        """An empty draft that nobody else touches."""
+        path = self.path(name)
+        path.mkdir()
+        descriptor = os.open(path, os.O_RDONLY)
+        self._locks[name] = descriptor
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return path
+
+    def rename(self, name: str, target: Path) -> None:
+        """Make the draft the checkpoint.
+
+        Raises:
+            OSError: the draft is gone, or something lies there already.
+        """
+        self.path(name).rename(target)
+
+    def clear(self, name: str, target: Path) -> None:
+        """Remove the draft's target, unless another writer has just done so."""
+        aside = target.with_name(f"{TEMPORARY}{name}-{self._suffix}.damaged")
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(aside)
+            remove(aside)
+
+    def remove(self, name: str) -> None:
+        """Release a draft, and remove it unless it was renamed."""
+        remove(self.path(name))
+        descriptor = self._locks.pop(name, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def remove_leftovers(self, generation: int) -> None:
+        """Remove drafts of earlier generations whose writers are dead."""
+        for path in self._directory.glob(f"{TEMPORARY}*"):
+            key = parse_name(path.name.removeprefix(TEMPORARY).rpartition("-")[0])
+            if key is None or (key[0] < generation and not _is_locked(path)):
+                remove(path)
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory with all that is in it; if that does not work, it stays."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(directory)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
 
 _TRIES: Final = 8
 """Each failure means that another writer has just created or removed the target."""

@@ -1,9 +1,12 @@
-"""Files of tensors in the safetensors format, read and described without torch.
+"""Files of tensors in the safetensors format, and the parts of them that a worker holds.
 
 The format: length of the header (8 bytes, little-endian), the header as JSON, the tensors' bytes
-one after another (https://github.com/huggingface/safetensors).  Files of a model are written
-by `dtd.train.checkpoint.writer` and `dtd.parts.merge`; both take their header from here, so that
-equal tensors give equal files.  Blocking.
+one after another (https://github.com/huggingface/safetensors).  `dtd.checkpoint.writer` and
+`dtd.checkpoint.merge` take their headers from here, so equal tensors give equal files.
+
+Where the state is sharded, a worker writes a *part*: files in which a sharded tensor has one
+dimension and only the elements of the worker's shards.  Which ones is the entry `part` of the
+manifest.  Blocking, without torch.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
-from dtd.errors import CheckpointError
+from dtd.engine.shards import ShardSet
+from dtd.errors import CheckpointError, ProtocolError
 from dtd.json_reader import read_json
 from dtd.shown import shown
 
@@ -202,3 +208,133 @@ def checked_size(size: Any) -> int:
     if type(size) is not int or not 0 <= size <= _MOST:
         raise ValueError(f"{shown(size)} is no size")
     return size
+
+
+MAX_TENSOR_RANGES: Final = 1024
+"""Most ranges of one tensor in a part: far more than a rank's shards cut out of a bucket."""
+
+MAX_RANGES: Final = 1 << 18
+"""Most ranges of all tensors in a part."""
+
+Range = tuple[int, int]
+"""Elements [start, stop) of a flattened tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTensor:
+    """A sharded tensor, as far as a part has it.
+
+    Attributes:
+        dtype: its element type, as safetensors names it.
+        shape: of the whole tensor.
+        ranges: the part's ranges of the flattened tensor, ascending and disjoint.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    ranges: tuple[Range, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the whole tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def held_elements(self) -> int:
+        """Number of elements in the part."""
+        return sum(stop - start for start, stop in self.ranges)
+
+    def stored_as(self, name: str) -> TensorInfo:
+        """The tensor in the part's file, under the name that it has there."""
+        return TensorInfo(name=name, dtype=self.dtype, shape=(self.held_elements,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The entry `part` of a manifest.
+
+    Attributes:
+        shards: the part's shards of the sharded tensors.
+        mirrors: further holders of each shard in the generation that wrote it.
+        tensors: the sharded tensors by their name in the manifest; others are there as a whole.
+    """
+
+    shards: ShardSet
+    mirrors: int
+    tensors: Mapping[str, HeldTensor]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            "shards": self.shards.to_wire(),
+            "mirrors": self.mirrors,
+            "tensors": {
+                name: {
+                    "dtype": one.dtype,
+                    "shape": [*one.shape],
+                    "ranges": [*map(list, one.ranges)],
+                }
+                for name, one in self.tensors.items()
+            },
+        }
+
+    @classmethod
+    def from_mapping(cls, content: Any) -> Part:
+        """Return what JSON describes.
+
+        Raises:
+            CheckpointError: it describes no part, or one that contradicts itself.
+        """
+        try:
+            part = cls(
+                shards=ShardSet.from_wire([checked_size(one) for one in content["shards"]]),
+                mirrors=checked_size(content["mirrors"]),
+                tensors={name: _tensor(name, one) for name, one in content["tensors"].items()},
+            )
+            if sum(len(one.ranges) for one in part.tensors.values()) > MAX_RANGES:
+                raise ValueError(f"its tensors have more than {MAX_RANGES} ranges")
+            if content.keys() != {"shards", "mirrors", "tensors"}:
+                raise ValueError("it has other entries than a part")
+        except ProtocolError as error:
+            raise CheckpointError(f"the part of a checkpoint is broken: {error.message}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"the part of a checkpoint is broken: {error}") from error
+        part._check_share()
+        return part
+
+    def _check_share(self) -> None:
+        """Check that the ranges make up the shards.
+
+        Each interval is cut out of every bucket to the element, and a bucket has at least one
+        tensor; so the ranges differ from the exact share by less than an element in each.
+        """
+        share = sum((stop - start for start, stop in self.shards.intervals), Fraction(0))
+        total = sum(one.elements for one in self.tensors.values())
+        held = sum(one.held_elements for one in self.tensors.values())
+        slack = 0 if self.shards.is_whole else len(self.shards.intervals) * len(self.tensors)
+        if not self.shards or abs(held - total * share) > slack:
+            raise CheckpointError(
+                f"a part of a checkpoint says that it has {self.shards} of the shards, and has"
+                f" {held} of {total} elements"
+            )
+
+
+def _tensor(name: str, content: Mapping[str, Any]) -> HeldTensor:
+    if content.keys() != {"dtype", "shape", "ranges"} or content["dtype"] not in ITEM_BYTES:
+        raise ValueError(f"{shown(name)} is no description of a tensor")
+    if len(content["ranges"]) > MAX_TENSOR_RANGES:
+        count = len(content["ranges"])
+        raise ValueError(f"{shown(name)} has {count} ranges: over {MAX_TENSOR_RANGES}")
+    ranges = tuple((checked_size(start), checked_size(stop)) for start, stop in content["ranges"])
+    tensor = HeldTensor(
+        dtype=content["dtype"], shape=checked_shape(content["shape"]), ranges=ranges
+    )
+    bounds = [bound for one in ranges for bound in one]
+    # Two that touch may belong to two buckets' segments; nothing may be there twice.
+    if (
+        any(start >= stop for start, stop in ranges)
+        or any(before > after for before, after in pairwise(bounds))
+        or bounds[-1:] > [tensor.elements]
+    ):
+        raise ValueError(f"{shown(name)}: its ranges do not ascend within its elements")
+    return tensor

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dtd.checkpoint.format import checkpoint_name, list_checkpoints
+from dtd.checkpoint.retention import Rules, best_checkpoint, retain, rules_of
 from dtd.cluster.branches import Branch
 from dtd.job import parse_job
-from dtd.train.checkpoint.format import checkpoint_name, list_checkpoints
-from dtd.train.checkpoint.retention import Rules, best_checkpoint, retain, rules_of
 
 
 @pytest.fixture

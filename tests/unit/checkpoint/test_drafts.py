@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dtd.train.checkpoint.drafts import Drafts
-from dtd.train.checkpoint.format import checkpoint_name
+from dtd.checkpoint.format import checkpoint_name
+from dtd.checkpoint.writer import Drafts
 
 NAME = checkpoint_name(2, 7)
 

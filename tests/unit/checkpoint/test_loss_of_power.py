@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from dtd.checkpoint.format import MANIFEST_FILE, checkpoint_name
+from dtd.checkpoint.retention import Rules
+from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
+from dtd.checkpoint.writer import CheckpointWriter, Published
 from dtd.durable import make_directory
-from dtd.train.checkpoint.format import MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, checkpoint_name
-from dtd.train.checkpoint.retention import Rules
-from dtd.train.checkpoint.writer import CheckpointWriter, Published
 
 FILES = {MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE}
 

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: their files, parts, choice and retention; without torch."""

@@ -1,1 +1,0 @@
-"""Fetching weights from the workers that hold them."""

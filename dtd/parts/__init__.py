@@ -1,1 +1,0 @@
-"""Parts of a checkpoint that several workers wrote, and the whole that they make; without torch."""

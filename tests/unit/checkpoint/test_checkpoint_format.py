@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,13 +120,6 @@ def test_a_manifest_that_does_not_say_which_local_state_it_lacks(
     content["manifest_hash"] = xxhash.xxh3_128(canonical).hexdigest()
     (path / MANIFEST_FILE).write_text(json.dumps(content))
     assert verify(path).local_state is None
-
-
-def test_what_a_worker_needs_before_it_trains_is_free_of_torch() -> None:
-    modules = "record", "optimizer.learning_rate", "checkpoint.writer", "checkpoint.retention"
-    imports = ", ".join(f"dtd.train.{name}" for name in modules)
-    code = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_reading_a_manifest_that_is_no_utf8(directory, save_checkpoints) -> None:

@@ -2,17 +2,13 @@
 
 With atheris the inputs follow coverage; with --plain they are seeded mutations, the same ones each
 time, as the tests make them.  The last line of each target says how many inputs and frames it had.
-A defect ends the run with its traceback and the input that shows it (`--replay FILE`).  The target
-`coordinator` is another one: stories of those who got in (`scripts.fuzz_authenticated`,
-`scripts.fuzz_member`), a run is a message or more; it ends with the shortest story that shows the
-defect.
+A defect ends the run with its traceback and the input that shows it (`--replay FILE`).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import random
 import subprocess
 import sys
@@ -22,16 +18,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 if TYPE_CHECKING:
     from scripts.fuzz_targets import Target
 
 MAX_INPUT_BYTES: Final = 2048
 FIRST_INPUTS: Final = 64
-COORDINATOR: Final = "coordinator"
-STEPS: Final = 50
-"""Most steps of a story."""
 
 
 def mutations(target: Target, *, seed: int, runs: int) -> Iterator[bytes]:
@@ -133,27 +124,11 @@ def _report(name: str, counter: Counter, seconds: float) -> None:
     print(f"{name}: {counter.inputs} inputs, {counter.units} frames, {seconds:.0f} s", flush=True)
 
 
-def _tell_stories(runs: int) -> int:
-    """Play stories of authenticated callers against a real coordinator."""
-    from scripts.fuzz_authenticated import Authenticated
-    from scripts.fuzz_member import OneFieldOff
-    from scripts.fuzz_stories import play
-
-    started_s = time.monotonic()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    examples = max(1, runs // STEPS)
-    for stories in (OneFieldOff, Authenticated):
-        play(stories, examples=examples, steps=STEPS)
-    seconds = time.monotonic() - started_s
-    print(f"{COORDINATOR}: {examples} stories, {seconds:.0f} s", flush=True)
-    return 0
-
-
 def _one_each(given: argparse.Namespace) -> int:
     """A process for each target, since libFuzzer ends its process."""
     from scripts.fuzz_targets import TARGETS
 
-    for name in (*TARGETS, COORDINATOR) if given.target == "all" else (given.target,):
+    for name in TARGETS if given.target == "all" else (given.target,):
         corpus = given.corpus / name if given.target == "all" else given.corpus
         command = [sys.executable, "-m", "scripts.fuzz", name, "--runs", str(given.runs)]
         command += ["--seed", str(given.seed), "--corpus", str(corpus)]
@@ -176,8 +151,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run this one input")
     parser.add_argument("--list", action="store_true", help="print the targets")
     given = parser.parse_args(arguments)
-    if given.target == COORDINATOR and not given.list:
-        return _tell_stories(given.runs)
     if given.plain or given.replay or given.list:
         return _run_plainly(given)
     if given.corpus is None:
@@ -194,7 +167,7 @@ def _run_plainly(given: argparse.Namespace) -> int:
     from scripts.fuzz_targets import TARGETS
 
     if given.list:
-        print("\n".join((*TARGETS, COORDINATOR)))
+        print("\n".join(TARGETS))
     elif given.replay is not None:
         Counter(TARGETS[given.target])(given.replay.read_bytes())
     else:

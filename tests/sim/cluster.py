@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self, overload
 
-from dtd.cluster.diagnostics import standing
 from dtd.cluster.events import Submitted
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import JobState
@@ -319,14 +318,7 @@ class Cluster:
         pools = coordinator.membership
         said = " ".join(pools.explanations().values())
         named = set(re.findall(r"`dtdctl kill-worker (\S+)`", said))
-        named |= {
-            one.where
-            for pool in pools.clusters()
-            for one in standing(pool)
-            if one.kind == "withheld"
-        }
         for name in sorted(named):
-            self.strike(faults.Fault(verb="speak", names=(name,)))
             self.strike(faults.Fault(verb="kill", names=(name, "KILL")))
         return bool(named)
 

@@ -119,8 +119,7 @@ class CoordinatorProcess:
         self.surroundings.oracle.beliefs.heard(name, self.surroundings.scheduler.now)
         counts = self.membership.hears(name, message)
         self.handle(FromWorker(name=name, message=message))
-        honest = name not in self.surroundings.oracle.liars
-        if isinstance(message, m.CheckpointSaved) and counts and honest and self.alive:
+        if isinstance(message, m.CheckpointSaved) and counts and self.alive:
             self.store.save_checkpoint(name, message)
 
     def _on_closed(self, port: Port, reason: str) -> None:

@@ -254,33 +254,6 @@ def _kill(target: Target, name: str, signal: str) -> None:
     target.ask(KillRequested(name=name, signal=signal))
 
 
-def _lie(target: Target, name: str) -> None:
-    """Make a worker lie to the coordinator from now on."""
-    target.oracle.liars.add(name)
-
-
-def _forge(target: Target, name: str) -> None:
-    """Make a worker lie to the other ranks of its ring from now on."""
-    target.oracle.forgers.add(name)
-
-
-def _withhold(target: Target, name: str, *words: str) -> None:
-    """Make a worker keep words to itself, by the names of their messages."""
-    target.oracle.withheld[name] = set(words)
-    target.oracle.withheld_once.add(name)
-
-
-def _slander(target: Target, name: str, other: str) -> None:
-    """Make a worker leave each ring in which another is its neighbour, claiming it is silent."""
-    target.oracle.slandered[name] = other
-
-
-def _speak(target: Target, name: str) -> None:
-    """Let a worker say everything again, and only what is true."""
-    target.oracle.withheld.pop(name, None)
-    target.oracle.slandered.pop(name, None)
-
-
 def _calm(target: Target) -> None:
     target.triggers.lift()
     target.network.heal()
@@ -321,30 +294,19 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "resume": _resume,
     "drain": _drain,
     "kill": _kill,
-    "lie": _lie,
-    "forge": _forge,
-    "withhold": _withhold,
-    "slander": _slander,
-    "speak": _speak,
     "calm": _calm,
 }
 HARMLESS: Final = frozenset(
     {
         *("restart", "unpause", "unstick", "clear", "release", "widen", "keep", "calm"),
-        *("cancel", "look_after", "echo", "speak"),
+        *("cancel", "look_after", "echo"),
     }
 )
 """Faults that cause no harm to the processes they affect."""
 
 
-LIES: Final = frozenset({"withhold", "slander"})
-"""Faults that harm nobody but the worker that they are named after."""
-
-
 def apply(fault: Fault, target: Target) -> None:
     """Apply a fault now."""
-    if fault.verb in LIES:
-        target.oracle.causes.struck(fault.names[:1])
-    elif fault.verb not in HARMLESS:
+    if fault.verb not in HARMLESS:
         target.oracle.causes.struck(fault.names)
     VERBS[fault.verb](target, *fault.names)

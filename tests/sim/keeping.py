@@ -32,7 +32,6 @@ class Keeping:
     Args:
         causes: which faults there were.
         agreements: what ranks have agreed on.
-        liars: workers that lie to the coordinator.
         remembered: the states of a job that living workers have in memory.
         saved: the newest step of a job on any disk.
     """
@@ -41,12 +40,11 @@ class Keeping:
         self,
         causes: Causes,
         agreements: Agreements,
-        liars: set[str],
         *,
         remembered: Callable[[str], Iterable[Memory]],
         saved: Callable[[str], int],
     ) -> None:
-        self._causes, self._agreements, self._liars = causes, agreements, liars
+        self._causes, self._agreements = causes, agreements
         self._remembered, self._saved = remembered, saved
         self._published: dict[tuple[str, str, int, int], ShardSet] = {}
 
@@ -62,10 +60,10 @@ class Keeping:
     def written(self, job: Job) -> None:
         """The coordinator stores a job; the recorded holders of its checkpoint must have it."""
         key = (job.checkpoint_generation, job.checkpoint_step)
-        for name in set(job.checkpoint_holders) - self._liars:
+        for name in job.checkpoint_holders:
             known = (name, job.id, *key) in self._published
             require(known, "a checkpoint is said to be where it is not", name, key)
-        if job.terms.sharded and job.checkpoint_step and not self._liars:
+        if job.terms.sharded and job.checkpoint_step:
             parts = [self._published[name, job.id, *key] for name in job.checkpoint_holders]
             require(united(parts).is_whole, "a part of a checkpoint counts as all of it", job.id)
 

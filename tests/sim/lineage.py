@@ -167,10 +167,7 @@ class Lineage:
         self._given_up |= prepared - set(line.lineages.values())
 
     def _take_in(self, line: Line, start: Key, memories: list[Memory], *, on_disk: bool) -> None:
-        """A step that was only prepared is committed by the decision.
-
-        What nobody has had but one who lies, nobody has committed, and it cannot be lost.
-        """
+        """A step that was only prepared is committed by the decision."""
         known = [state for one in memories for state in (one.state, one.prepared)]
         held = [state for state in known if state is not None and state.key == start]
         if held or on_disk:

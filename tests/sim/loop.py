@@ -13,10 +13,9 @@ from dtd.engine.control_word import Comparison, ControlWord, Flags, compare, dec
 from dtd.engine.difference import search
 from dtd.engine.shard_digests import ShardDigests, combined
 from dtd.engine.step_protocol import Ruling
-from dtd.errors import DivergenceError, RingBroken, TaskError, UnreadableWord
+from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.strategy.codec.local_state import ResidualHandoff
 from tests.sim import regroup, reports, shards
-from tests.sim.lies import Word
 from tests.sim.phases import Phase
 from tests.sim.replica import State
 from tests.sim.residuals import add, given, taken, value
@@ -162,7 +161,7 @@ def _agree(
     _check(ring)
     if session.mirrors is None:
         session.compared = (ring.assign.generation, state.step, state.content)
-        digests = yield from _exchange(ring, bytes.fromhex(state.content), Word.DIGEST)
+        digests = yield from _exchange(ring, bytes.fromhex(state.content))
     else:
         hashed = regroup.hashed(session, ring, state)
         digests = yield from _tallied(session, ring, hashed)
@@ -176,7 +175,7 @@ def _tallied(
     session: JobSession, ring: RingEndpoint, hashed: ShardDigests
 ) -> Generator[Request, None, list[bytes]]:
     """The digests of a sharded state on all ranks, from each one's hashes."""
-    words = yield from _exchange(ring, hashed.encode(), Word.SHARDS)
+    words = yield from _exchange(ring, hashed.encode())
     tally = combined(words, regroup.division_of(session, ring))
     return shards.said(tally, [ShardDigests.decode(one).common.hex() for one in words])
 
@@ -194,15 +193,13 @@ def _vote(
     entry = session.engine.entry(flags, digest_step=digest_step, digest=digest)
     if session.pending is not None:
         session.compared = (ring.assign.generation, digest_step, digest.hex())
-    words = yield from _exchange(ring, entry, Word.ENTRY)
+    words = yield from _exchange(ring, entry)
     verdict = session.engine.judge(words)
     word = verdict.word
     if verdict.ruling is Ruling.DIVERGED:
         compared = Comparison(dissenters=word.dissenters, majority=word.majority)
         digests = [decode_entry(one).digest for one in words]
         yield from _diverge(session, ring, digest_step, compared, digests, None)
-    if verdict.ruling is Ruling.REDO:
-        raise UnreadableWord(word.vetoes[0], "it vetoes the step")
     if session.pending is not None:
         _agreed(session, ring, session.pending)
     return word
@@ -302,10 +299,8 @@ def _keep_back(session: JobSession, ring: RingEndpoint) -> None:
     add(session.residual, _share(session, ring))
 
 
-def _exchange(
-    ring: RingEndpoint, word: bytes, kind: Word = Word.OTHER
-) -> Generator[Request, None, list[bytes]]:
-    ring.offer(word, kind)
+def _exchange(ring: RingEndpoint, word: bytes) -> Generator[Request, None, list[bytes]]:
+    ring.node.offer(word)
     yield Wait(lambda: ring.node.words() is not None, ring)
     words = ring.node.words()
     assert words is not None

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from dtd.wire import messages as m
 from tests.sim.scheduler import Scheduler
 
 SMALL_BYTES = 64
@@ -255,14 +254,11 @@ class Network:
     def transmit(self, port: Port, content: object, size_bytes: int) -> None:
         """Carry content from a port to its peer, after everything sent before."""
         begins = max(self._scheduler.now, port.free_at)
-        if isinstance(content, m.Agreed):  # it has no effect in a plan without lies
-            port.arrives_at = max(port.arrives_at, begins)
-        else:
-            port.free_at = begins + size_bytes / self._bytes_per_s
-            rng = self._lifeline_rng if port.is_lifeline else self._rng
-            latency = rng.uniform(*self._latency_s)
-            latency += self._sent_again_s(port)
-            port.arrives_at = max(port.arrives_at, port.free_at + latency)
+        port.free_at = begins + size_bytes / self._bytes_per_s
+        rng = self._lifeline_rng if port.is_lifeline else self._rng
+        latency = rng.uniform(*self._latency_s)
+        latency += self._sent_again_s(port)
+        port.arrives_at = max(port.arrives_at, port.free_at + latency)
         arrive = partial(self._arrive, port.peer, content, large=size_bytes > LARGE_BYTES)
         self._scheduler.at(port.arrives_at, arrive)
 

@@ -54,7 +54,7 @@ from tests.sim.lineage import Broken, Lineage, Memory, require
 from tests.sim.replica import State, expected
 from tests.sim.residuals import Residuals
 from tests.sim.rows import RANK_BITS, entered, page_of, round_begin
-from tests.sim.shard_rules import ShardRules, known
+from tests.sim.shard_rules import ShardRules
 from tests.sim.store import SimulatedStore
 
 __all__ = ["Broken", "Oracle", "require"]
@@ -84,21 +84,13 @@ class Oracle:
         self.commits = 0
         self.checks = 0
         self.ended_jobs: dict[str, Job] = {}
-        self.liars: set[str] = set()  # workers that lie to the coordinator
-        self.forgers: set[str] = set()  # workers that lie to the other ranks of their ring
-        self.withheld: dict[str, set[str]] = {}  # words that workers keep to themselves, by name
-        self.withheld_once: set[str] = set()  # workers that have ever kept words to themselves
-        self.slandered: dict[str, str] = {}  # whom workers claim not to reach, by name
-        self.barred: set[str] = set()  # workers that have been kept out for lack of a link
         self._ended_for_good: set[str] = set()
         self.causes = Causes()
         self.lineage = Lineage()
-        self.residuals = Residuals(self.liars)
+        self.residuals = Residuals()
         self.agreements = Agreements()
-        self.shards = ShardRules(self.liars, self.forgers)
-        self.keeping = Keeping(
-            self.causes, self.agreements, self.liars, remembered=remembered, saved=saved
-        )
+        self.shards = ShardRules()
+        self.keeping = Keeping(self.causes, self.agreements, remembered=remembered, saved=saved)
         self._rosters: dict[Generation, m.Assign] = {}
         self._datasets: dict[Generation, str] = {}
         self._steps: dict[Generation, dict[int, int]] = {}
@@ -235,18 +227,12 @@ class Oracle:
         self.lineage.took_part(assign, incarnation)
 
     def committed(self, assign: m.Assign, state: State) -> None:
-        """A rank has committed a step.
-
-        What only liars have committed may be redone: one that says that it has left, and that it
-        has not prepared the step, and yet votes and commits it, alone knows that it was committed.
-        The others have prepared it at most, as if the liar had died without a vote.
-        """
+        """A rank has committed a step."""
         self.commits += 1
         self._honest(state)
         if self.lineage.is_given_up(state):
             return
-        if assign.roster[assign.rank].name not in self.liars:
-            self.lineage.committed(state)
+        self.lineage.committed(state)
         start = assign.held_step
         steps = self._steps.setdefault((assign.job, assign.generation), {})
         steps[assign.rank] = state.step
@@ -329,19 +315,12 @@ class Oracle:
         stands = state in ENDING or state in ENDED or store.refused(job)
         require(stands, "a cancel is answered before it is written down", job, state)
 
-    def _excused(self, job: Job, connected: Collection[str]) -> Callable[[str], bool]:
-        """Return the test for workers whose memory need not count, such as liars with shards."""
-        waited_for = self.beliefs.waited_for(job.id, connected)
-        doubted = self.liars if job.terms.sharded else ()
-        return lambda name: name in doubted or waited_for(name)
-
     def membership(self, core: Membership, now: float, connected: Collection[str]) -> None:
         """The coordinator, to which these are `connected`, has handled an event."""
         self.checks += 1
         core.check_invariants()
         self._connected = set(connected)
-        if not self.liars:
-            self.beliefs.check(core, now, connected)
+        self.beliefs.check(core, now, connected)
         cluster = core.cluster
         if cluster.job is not None and self._forms(cluster, cluster.job):
             job = cluster.job
@@ -358,7 +337,7 @@ class Oracle:
                 start,
                 members=job.roster,
                 living=self._remembered(job.id),
-                excused=self._excused(job, connected),
+                excused=self.beliefs.waited_for(job.id, connected),
                 on_disk=start in self.keeping.on_disks(job.id),
             )
         waits = cluster.job is not None and cluster.run.phase is not GenerationState.RUNNING
@@ -440,12 +419,7 @@ class Oracle:
             return  # the store has forgotten that the job left the branch of this worker's state
         judged = incident.kind in ("report_dropped", "report_false", "report_contradicted")
         if judged and incident.job not in self.ended_jobs:  # here one may run twice under its id
-            lies = incident.worker in self.liars | self.withheld_once  # a word may lack another
-            lies = lies or (not incident.worker and bool(self.liars))  # one of those it names
-            if not lies and self._stands_alone(incident):
-                self.causes.struck([incident.worker])
-                lies = True
-            require(lies, "an honest word does not count", incident.message)
+            raise Broken(f"an honest word does not count: {incident.message}")
         never_told = (incident.job, incident.generation) not in self._rosters
         if incident.generation and never_told and COORDINATOR in self.causes.touched:
             # The coordinator crashed before it could announce the generation.
@@ -453,17 +427,8 @@ class Oracle:
         if incident.kind == "worker_lost":
             self.causes.require([incident.worker], "a worker is evicted", incident.message)
         elif incident.kind in ("worker_barred", "link_bad"):
-            self.barred |= {incident.worker} - {""}
             concerned = incident.message.replace(",", " ").replace(";", " ").split()
             self.causes.require(concerned, "a link is called bad", incident.message)
-
-    def _stands_alone(self, incident: Incident) -> bool:
-        """Whether shards are with a worker and a liar only: nobody can tell which one is right."""
-        honest = [m for m in self._remembered(incident.job) if m.name not in self.liars]
-        rest = [memory for memory in honest if memory.name != incident.worker]
-        most = max((memory.state.step for memory in honest), default=0)
-        sharded = any(memory.state.atoms for memory in honest)
-        return bool(self.liars) and sharded and known(rest, most=most) < known(honest, most=most)
 
     def ended(self, job: Job, *, written: bool) -> None:
         """A job has reached its last state; if that was not `written`, it ends again later."""
@@ -472,8 +437,5 @@ class Oracle:
         if written:
             self._ended_for_good.add(job.id)
         lost = self.lineage.lost(job.id)
-        # One that claims a step of which it has shards can have the same step lost twice.
-        slack = lost if self.liars and job.terms.sharded else 0
-        believed = job.steps_lost <= lost + slack
-        require(believed, "steps are called lost that are not", job.steps_lost, lost)
+        require(job.steps_lost <= lost, "steps are called lost that are not", job.steps_lost, lost)
         self.keeping.ended(job, self._connected)

@@ -14,7 +14,6 @@ from typing import Final
 
 from tests.sim import scenes, shards
 from tests.sim.cluster import Cluster
-from tests.sim.liar_plans import lie_in_some, with_liar
 from tests.sim.phases import Phase
 from tests.sim.surroundings import COORDINATOR, Pace
 
@@ -109,8 +108,6 @@ SERVED_BESIDE: Final = 0.6
 """Share of jobs with servers among sharded ones, where there are any."""
 DAMAGED: Final = 0.25
 """Share of plans with damaged shards."""
-ONE_IN_LIES: Final = 8
-"""One of so many plans with shards has a worker that lies about its shards."""
 BESIDE: Final = (
     *(USUAL, AIMED, RELAY, ENDING, USUAL, GONE_BACK, BLACKOUT, CUT, SLOW_STORE, DEPARTURES),
     *(USUAL, AIMED, EXILE, USUAL),
@@ -122,8 +119,6 @@ SHARDED_BESIDE: Final = {False: 0.2, True: 0.8}
 
 def draw(seed: int, *, sharded: bool = False) -> Cluster:
     """The cluster of a seed, ready to run; perhaps the first job's state is sharded."""
-    if sharded and seed % ONE_IN_LIES == ONE_IN_LIES - 1:
-        return with_liar(seed, sharded=True)
     rng = random.Random(f"sharded plan {seed}" if sharded else f"plan {seed}")
     kinds = SHARDED_PLANS if sharded else KINDS_OF_PLANS
     kind = kinds[seed % len(kinds)]
@@ -172,7 +167,6 @@ def draw(seed: int, *, sharded: bool = False) -> Cluster:
         _hurt_the_store(cluster, seed, names, kind.calm_s)
     if sharded:
         _harm_shards(cluster, seed, names, kind.calm_s)
-    lie_in_some(cluster, seed, names, kind.calm_s)
     _look_after(cluster, rng, kind.calm_s)
     _calm(cluster, names, kind.calm_s)
     return cluster
@@ -218,7 +212,6 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
         _hurt_the_store(cluster, seed, names, kind.calm_s)
     if sharded:
         _harm_shards(cluster, seed, names, kind.calm_s)
-    lie_in_some(cluster, seed, names, kind.calm_s)
     _calm(cluster, names, kind.calm_s)
     return cluster
 
@@ -335,7 +328,7 @@ def _add_fault(
 
 
 def _ask_or_tell(cluster: Cluster, rng: random.Random, kind: str, worker: str, at_s: float) -> None:
-    """Add an action of an operator on one worker or on the job, or a lie."""
+    """Add an action of an operator on one worker or on the job."""
     if kind == "echo":
         for _ in range(3):
             cluster.do("echo", worker, at_s=at_s + rng.uniform(0.0, 6.0))

@@ -16,14 +16,13 @@ from dtd.engine.shard_digests import ShardDigests, compared
 from dtd.engine.shards import Division, ShardSet
 from dtd.errors import RingBroken, ShardsMissing
 from tests.sim import shards
-from tests.sim.lies import Word
 from tests.sim.phases import Phase
 from tests.sim.replica import State
 from tests.sim.ring_endpoint import RingEndpoint
 from tests.sim.session import JobSession
 from tests.sim.thread import Reach, Request
 
-Exchange = Callable[[RingEndpoint, bytes, Word], Generator[Request, None, list[bytes]]]
+Exchange = Callable[[RingEndpoint, bytes], Generator[Request, None, list[bytes]]]
 
 
 def common(session: JobSession, state: State) -> State:
@@ -53,7 +52,7 @@ def gather(
         RingBroken: the generation is over.
     """
     state, rank, division = session.live, ring.assign.rank, division_of(session, ring)
-    words = yield from exchange(ring, json.dumps(state.part.to_wire()).encode(), Word.HELD)
+    words = yield from exchange(ring, json.dumps(state.part.to_wire()).encode())
     held = [ShardSet.from_wire(json.loads(word)) for word in words]
     try:
         plan = plan_regroup(held, [division.shards(one) for one in range(len(words))])
@@ -68,7 +67,7 @@ def gather(
     hashes = [shards.digest(state.atoms, part) for part in mine]
     words = [b""] * len(held)
     if plan.shared:
-        words = yield from exchange(ring, b"".join(hashes), Word.HASHES)
+        words = yield from exchange(ring, b"".join(hashes))
     tally = compared(plan.shared, words)
     if tally.disputed is not None:
         return shards.said(tally, [state.content] * len(held))
@@ -80,7 +79,7 @@ def gather(
             for piece in window.gives(rank, shards.ATOMS)
             for index in range(piece.start, piece.stop)
         ]
-        words = yield from exchange(ring, shards.sent(given), Word.OTHER)
+        words = yield from exchange(ring, shards.sent(given))
         _take(atoms, window, rank, words)
     session.state = replace(state, atoms=tuple(atoms))
     return []

@@ -14,7 +14,6 @@ rules:
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,16 +78,12 @@ class Account:
 class Residuals:
     """The rules for all residuals.
 
-    Args:
-        liars: workers that may deny the state they hold, and copy it; they are not checked.
-
     Attributes:
         handed: how often a rank has completed an exchange in which a rank left.
     """
 
-    def __init__(self, liars: Container[str]) -> None:
+    def __init__(self) -> None:
         self.handed = 0
-        self._liars = liars
         self._accounts: dict[tuple[str, str], Account] = {}
         self._rosters: dict[tuple[str, int], list[str]] = {}
         self._leavers: dict[tuple[str, int], dict[str, float]] = {}
@@ -149,7 +144,5 @@ class Residuals:
         self._same(name, account, held, "what a leaver had not sent is lost")
 
     def _same(self, name: str, account: Account, held: float, rule: str) -> None:
-        if name in self._liars:
-            account.value = held
         right = abs(account.value - held) < ROUNDING
         require(right, rule, name, account.key, f"it has {held}, not {account.value}")

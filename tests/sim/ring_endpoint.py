@@ -15,7 +15,6 @@ from dtd.cluster.links import ENDED
 from dtd.errors import DtdError
 from dtd.exchange.ring.machine import Ring
 from dtd.wire import messages as m
-from tests.sim import lies
 from tests.sim.data_port import DataPort, LifelineHello, RingHello
 from tests.sim.lifeline import Lifeline
 from tests.sim.network import DAMAGED, Port
@@ -115,20 +114,9 @@ class RingEndpoint:
         self._data_port.expect_ring(key, self)
         self._connect_next()
 
-    def offer(self, word: bytes, kind: lies.Word) -> None:
-        """Say a word to all ranks; a liar may say another one."""
-        if self._name in self._surroundings.oracle.forgers:
-            word = lies.in_ring(kind, word, self._surroundings.rng)
-        self.node.offer(word)
-
     def end(self, reason: str) -> None:
         """Leave the ring."""
         self._fail("", "", reason)
-
-    def accuse(self, name: str) -> None:
-        """Leave the ring, and say that this neighbour is silent, though it is not."""
-        if name in self._names.values():
-            self._fail(name, "silent", "slander")
 
     # --- links -----------------------------------------------------------------------------
 

@@ -10,33 +10,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dtd.engine.shards import ShardSet, united
 from dtd.wire import messages as m
 from tests.sim import shards
-from tests.sim.lineage import Memory, require
+from tests.sim.lineage import Broken, Memory, require
 from tests.sim.replica import State
 
 
 class ShardRules:
     """The rules for all jobs.
 
-    Args:
-        liars: workers that may claim shards that they do not have.
-        forgers: workers that may deny shards in their ring, or claim some, and so get others.
-
     Attributes:
         regroups: how many ranks have obtained their part of a state.
         damaged: whether a shard has been damaged in memory.
     """
 
-    def __init__(self, liars: Collection[str], forgers: Collection[str] = ()) -> None:
+    def __init__(self) -> None:
         self.regroups = 0
         self.damaged = False
-        self._liars = liars
-        self._forgers = forgers
         self._kept: dict[str, State] = {}
         self._brought: dict[tuple[str, int], dict[str, State]] = {}
         self._passed: set[tuple[str, int]] = set()
@@ -44,8 +38,7 @@ class ShardRules:
 
     def hole(self, assign: m.Assign, why: str) -> None:
         """The ranks of a generation do not cover its starting state."""
-        false = bool(self._liars or self._forgers)
-        require(false, "a generation begins with a hole", assign.generation, why)
+        raise Broken(f"a generation begins with a hole: {assign.generation}: {why}")
 
     def adopted(self, name: str, state: State) -> None:
         """A rank has the starting state of a generation, or its part of it."""
@@ -64,8 +57,7 @@ class ShardRules:
         self.regroups += 1
         name = assign.roster[assign.rank].name
         self._kept[name] = state
-        own = state.part == part or name in self._forgers
-        require(own, "a rank has another part than its own", assign, state.part)
+        require(state.part == part, "a rank has another part than its own", assign, state.part)
         self._regrouping.discard(name)
         self.honest(state)
 

@@ -13,7 +13,7 @@ from dtd.cluster import member
 from dtd.cluster.branches import told_by
 from dtd.engine.control_word import Flags
 from dtd.engine.step_protocol import Reaction, StateKey, TakeOver, reaction
-from dtd.errors import DivergenceError, RingBroken, TaskError, UnreadableWord
+from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.wire import messages as m
 from tests.sim import loop, regroup, reports
 from tests.sim.fetch import Fetch
@@ -95,9 +95,6 @@ class TrainingThread:
             self._shell.surroundings.oracle.causes.froze(ring.assign, error.evidence, error.message)
             self._froze(ring, error.suspect, error.evidence, error.message)
             return "broken"
-        except UnreadableWord as error:
-            self._unreadable(ring, error)
-            return "unreadable"
         except DivergenceError as error:
             self._diverged(ring, error)
             return "diverged"
@@ -126,16 +123,6 @@ class TrainingThread:
                 reports.finished(ring.assign, self.session.agreed, stopped=outcome == "stopped")
             )
         return outcome
-
-    def _unreadable(self, ring: RingEndpoint, error: UnreadableWord) -> None:
-        """A rank's data cannot be read: it is named, and the generation ends."""
-        suspect = ring.assign.roster[error.rank].name
-        oracle = self._shell.surroundings.oracle
-        require(suspect in oracle.forgers, "an honest word is not understood", error.message)
-        self.session.discard()
-        regroup.leave(self.session)
-        ring.end(error.message)
-        self._froze(ring, suspect, CORRUPT, error.message)
 
     def _froze(
         self,
@@ -193,8 +180,7 @@ class TrainingThread:
         yield session.busy("load_s")
         start = StateKey(assign.held_generation, assign.held_step)
         holds = assign.roster[assign.rank].holds
-        honest = self._shell.name not in self._shell.surroundings.oracle.liars
-        fetches = session.engine.can_make(start) and not holds and honest
+        fetches = session.engine.can_make(start) and not holds
         require(not fetches, "who has prepared the step is told to fetch it", assign)
         way = session.engine.take_over(start, holds=holds)
         if way is TakeOver.COMMIT:
@@ -224,10 +210,6 @@ class TrainingThread:
         unborn = fresh(assign.job, session.data, sharded=session.mirrors is not None)
         known = (saved, session.begun(), unborn)
         own = [state for state in known if state and state.key == start]
-        if not own and self._shell.name in self._shell.surroundings.oracle.liars:
-            why = "it has lied about what it holds"
-            ring.end(why)
-            raise RingBroken(why)
         require(bool(own), "a worker is told to hold what it has not", assign, session.state)
         session.adopt(own[0])
 
@@ -237,11 +219,10 @@ class TrainingThread:
             self._shell.surroundings.oracle,
             (assign.held_generation, assign.held_step),
         )
-        if self._shell.name not in oracle.liars:  # a liar may have denied the state it holds
-            held = session.live if session.engine.live is not None else None
-            if session.mirrors is not None and held is not None and held.key != fetched:
-                held = None  # it is told to return to an older state, of which it has no shard
-            oracle.lineage.copies(assign, self._shell.incarnation, held)
+        held = session.live if session.engine.live is not None else None
+        if session.mirrors is not None and held is not None and held.key != fetched:
+            held = None  # it is told to return to an older state, of which it has no shard
+        oracle.lineage.copies(assign, self._shell.incarnation, held)
         fetch = Fetch(
             self._shell,
             assign.generation,

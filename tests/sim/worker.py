@@ -8,13 +8,12 @@ resumes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from dtd.cluster import member
 from dtd.cluster.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
-from dtd.cluster.transitions import MemberState
 from dtd.wire import messages as m
-from tests.sim import lies, reports
+from tests.sim import reports
 from tests.sim.control import Control
 from tests.sim.data_port import DataPort
 from tests.sim.lifeline import Lifeline
@@ -163,13 +162,6 @@ class WorkerProcess:
 
     def tell(self, message: m.Message) -> None:
         """Send a message to the coordinator; it is lost if the connection is down."""
-        oracle = self.surroundings.oracle
-        if self.name in oracle.liars:
-            message = lies.instead_of(message, self.surroundings.rng)
-        if type(message).__name__ in oracle.withheld.get(self.name, ()):
-            return
-        if isinstance(message, m.Probed) and message.name == oracle.slandered.get(self.name):
-            message = replace(message, reachable=False, reason="slander")
         self._control.send(message)
 
     def _beat(self) -> None:
@@ -177,14 +169,7 @@ class WorkerProcess:
             self.surroundings.oracle.idles(self.name, self.core)
         self._control.look()
         self.tell(self._heartbeat())
-        self._slander()
         self.after(self.surroundings.heartbeat_interval_s, self._beat)
-
-    def _slander(self) -> None:
-        """Leave the ring, and name a neighbour that it claims not to reach."""
-        whom = self.surroundings.oracle.slandered.get(self.name, "")
-        if whom and self._ring is not None and self.core.state is MemberState.RUNNING:
-            self._ring.accuse(whom)
 
     def _heartbeat(self) -> m.Heartbeat:
         trainer, ring = self.trainer, self._ring

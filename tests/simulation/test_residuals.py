@@ -39,7 +39,7 @@ def first_step() -> tuple[State, float]:
 @pytest.fixture
 def judge() -> Residuals:
     """Three ranks have begun with a fresh state."""
-    judge = Residuals(liars=())
+    judge = Residuals()
     for rank in range(3):
         judge.begins(f"w-{rank}", "j")
         judge.adopted(an_assign(rank), fresh("j"), 0.0)

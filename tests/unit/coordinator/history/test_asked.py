@@ -11,7 +11,7 @@ from dtd.errors import DtdError
 from dtd.limits import quotas
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, pack_step_rows
-from tests.unit.coordinator.test_liars import await_event, events, is_cut_off, progress
+from tests.unit.coordinator.events import await_event, events, progress
 from tests.unit.observe.history.test_intake import row
 
 
@@ -67,16 +67,6 @@ def test_rows_that_rank_0_makes_up_are_left_out(daemon, train):
     honest.say(with_rows(assign, 3, row(1, generation, loss=0.5), *lies))
     heard(daemon, honest)
     assert losses(daemon) == [(1, 0.5)]
-
-
-def test_who_is_no_member_adds_no_figure(daemon, play, train):
-    honest, assign, _job = train
-    liar = play(daemon, "liar")
-    liar.hear(m.Prepare)
-    liar.say(with_rows(assign, 3, row(1, assign.generation)))
-    assert is_cut_off(liar)
-    heard(daemon, honest)
-    assert losses(daemon) == []
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dtd.ctl import output
 from dtd.ctl.settings import Settings
-from dtd.errors import CoordinatorUnreachable
+from dtd.errors import CoordinatorUnreachable, UsageError
 from dtd.wire import messages as m
 
 # --- read a list that the coordinator hands out piece by piece, from cursor to cursor ----------
@@ -99,3 +99,18 @@ class Patience:
         if now_s >= self._give_up_at_s:
             raise error
         time.sleep(RECONNECT_EVERY_S)
+
+
+def parse_job_at_step(text: str, *, source: str) -> tuple[str, int]:
+    """Read JOB or JOB@STEP; step 0 means the newest.
+
+    Raises:
+        UsageError: the step is not a positive number, or the job is empty.
+    """
+    job, at, step = text.partition("@")
+    if not job or (at and not (step.isascii() and step.isdigit() and int(step) > 0)):
+        raise UsageError(
+            f"{source}: {text!r} does not name a job's state",
+            remedy="write JOB for its newest checkpoint or JOB@STEP, for example digits-1@200",
+        )
+    return job, int(step) if at else 0

@@ -12,8 +12,7 @@ from dtd import figures
 from dtd.checkpoint.choice import by_checkpoint, confirmation_of, holders_of, missing, part_of
 from dtd.cluster.vouching import UNCONFIRMED, VERIFIED
 from dtd.ctl import output
-from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask, ask_and_show
-from dtd.ctl.origins import parse_job_at_step
+from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask, ask_and_show, parse_job_at_step
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, HolderUnreachable, RequestRefused, UsageError
 from dtd.net.blocking_link import Connect, connect_tcp

@@ -26,8 +26,10 @@ _HEADINGS: Final = (
 _LABELS: Final = ("detected after", "recovered after", "steps redone", "steps lost")
 
 
-def list_events(settings: Settings) -> int:
-    """Print all incidents that the coordinator remembers, oldest first."""
+def show_events(settings: Settings, *, follow: bool) -> int:
+    """Print all incidents that the coordinator remembers, oldest first; or follow them."""
+    if follow:
+        _follow_events(settings)
     with settings.connect() as client:
         seen = [
             event
@@ -43,7 +45,7 @@ def list_events(settings: Settings) -> int:
     return 0
 
 
-def follow_events(settings: Settings) -> NoReturn:
+def _follow_events(settings: Settings) -> NoReturn:
     """Print incidents as they happen; a coordinator that restarts meanwhile is waited for."""
     after = 0
     patience = Patience()

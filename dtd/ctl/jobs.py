@@ -1,104 +1,31 @@
-"""The commands about jobs and workers: validate, submit, wait, cancel, logs, delete, drain."""
+"""The commands about jobs and workers: wait, cancel, jobs, logs, delete, kill-worker, drain."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final
 
 from dtd import figures
 from dtd.ctl import output
-from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, pages, show
-from dtd.ctl.origins import Origin, parse_job_at_step, say_origin
+from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, pages, parse_job_at_step, show
 from dtd.ctl.settings import Settings
-from dtd.ctl.wait_progress import WaitProgress
 from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed
-from dtd.shown import counted
+from dtd.shown import counted, one_line
 from dtd.wire import messages as m
 
-# --- the commands about jobs: validate, submit, wait, cancel, jobs, logs -----------------------
-#
-# Each function is one command: it asks the coordinator, prints, and returns the exit code.
-
-
 EXIT_DONE: Final = 0
+BAR_EVERY_S: Final = 1.0
+LINE_EVERY_S: Final = 60.0
 MOST_SETTINGS: Final = 4
 SETTING_CHARACTERS: Final = 24
 
 
-def validate(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:
-    """Check a job file without a coordinator; problems are raised all at once."""
-    from dtd.job import load_job, to_mapping
-
-    spec = load_job(path, overrides)
-    if as_json:
-        output.print_json({"valid": True, "job": to_mapping(spec)})
-    else:
-        output.say(f"{path}: valid")
-    return EXIT_DONE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """The options of submitting a job.
-
-    Attributes:
-        overrides: settings that are to be others, as `A.B=V`.
-        origin: where it starts.
-        wait_for_end: wait until it has ended.
-        ships: the task's own package goes along, unless it is built in or installed.
-    """
-
-    overrides: Sequence[str]
-    origin: Origin
-    wait_for_end: bool
-    ships: bool
-
-
-def submit(settings: Settings, path: Path, options: Submission) -> int:
-    """Queue a job and print its id."""
-    from dtd.ctl.packages import packed_task, ship, ship_weights
-    from dtd.job import load_job, to_mapping
-    from dtd.packages.weights import read_weights_file
-
-    origin = options.origin
-    spec = load_job(path, options.overrides)
-    archive = packed_task(spec.job.task, path) if options.ships else None
-    weights = read_weights_file(origin.file) if origin.file is not None else None
-    with settings.connect() as client:
-        if archive is not None:
-            ship(client, archive)
-        if weights is not None:
-            ship_weights(client, weights)
-        package = archive.digest if archive is not None else ""
-        request = m.SubmitJob(
-            spec=to_mapping(spec),
-            from_job=origin.job,
-            from_step=origin.step,
-            from_mode=origin.mode,
-            package=package,
-            weights=weights.digest if weights is not None else "",
-            strict=origin.strict,
-        )
-        answer = client.request(request)
-    say_origin(origin, answer)
-    return say_submitted(settings, answer, wait_for_end=options.wait_for_end)
-
-
-def say_submitted(settings: Settings, answer: Answer, *, wait_for_end: bool) -> int:
-    """Print the id of a job that was queued; with `wait_for_end` wait until it has ended."""
-    if wait_for_end:
-        output.say(f"job {answer['job']} is submitted")
-        return wait(settings, answer["job"], timeout_s=math.inf)
-    show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
-    return EXIT_DONE
-
-
-def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
+def wait(settings: Settings, job: str, *, timeout_s: float = math.inf) -> int:
     """Wait until the job has ended, also across a restart of the coordinator.
 
     Ctrl-C ends the wait, not the job, and says so.
@@ -108,7 +35,7 @@ def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
         DtdError: it has not ended in time.
     """
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    progress = WaitProgress(settings, job)
+    progress = _WaitProgress(settings, job)
     try:
         answer = await_end(settings, job, progress, timeout_s=timeout_s)
     except KeyboardInterrupt:
@@ -161,7 +88,7 @@ def _say_done(answer: Answer, job: str) -> None:
 
 
 def await_end(
-    settings: Settings, job: str, progress: WaitProgress, *, timeout_s: float
+    settings: Settings, job: str, progress: _WaitProgress, *, timeout_s: float
 ) -> Answer | None:
     """The answer to WAIT_JOB, or None when time ran out."""
     deadline_s = time.monotonic() + timeout_s
@@ -197,6 +124,70 @@ def result_words(result: dict[str, Any]) -> str:
     if result.get("ended_early"):
         words.append(f"ended early: {result['ended_early']}")
     return ", ".join(words)
+
+
+class _WaitProgress:
+    """Shows one job; what cannot be asked for is shown the next time.
+
+    Args:
+        settings: of dtdctl.
+        job: its id.
+
+    Attributes:
+        every_s: how often `show` is to be called.
+    """
+
+    def __init__(self, settings: Settings, job: str) -> None:
+        self._settings = settings
+        self._job = job
+        self._bar: Any = None
+        self._is_terminal = output.wants_colour(sys.stderr)
+        self.every_s = BAR_EVERY_S if self._is_terminal else LINE_EVERY_S
+
+    def show(self) -> None:
+        """Ask how far the job is, and show it."""
+        status: Answer = {}
+        with contextlib.suppress(DtdError):
+            status = ask(self._settings, m.GetStatus())
+        found = [one for one in (status.get("job"), *status.get("jobs", ())) if one is not None]
+        job = next((one for one in found if one["id"] == self._job), None)
+        if job is None:
+            if self._job in status.get("queue", ()):
+                self._say("queued", 0, 0)
+            return
+        words = f"{job['state']}, loss {figures.number(job['loss'])}"
+        words += f", {figures.rate(job['samples_per_s'])}"
+        self._say(words, job["step"], job["total_steps"])
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _say(self, words: str, step: int, total: int) -> None:
+        if not self._is_terminal:
+            output.say(f"job {self._job}: step {figures.steps(step, total)}, {words}")
+            return
+        if self._bar is None:
+            self._bar = _bar(self._job)
+        self._bar.update(0, completed=step, total=total or None, words=one_line(words))
+
+
+def _bar(job: str) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
+    bar = Progress(
+        *columns,
+        TextColumn("{task.fields[words]}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    bar.add_task(one_line(job), total=None, words="")
+    bar.start()
+    return bar
 
 
 def cancel(settings: Settings, job: str) -> int:
@@ -273,12 +264,6 @@ def logs(settings: Settings, job: str) -> int:
     return EXIT_DONE
 
 
-# ---
-# `dtdctl delete JOB|JOB@STEP`: an ended job with its checkpoints, or the checkpoints of one
-# step.
-# Deletion is final, so the command lists what it deletes, and asks for confirmation on a terminal.
-
-
 def delete(settings: Settings, text: str, *, confirmed: bool) -> int:
     """Delete it on all workers; disconnected workers do so when they reconnect.
 
@@ -317,10 +302,7 @@ def _say_deleted(answer: Answer) -> None:
             output.say(f"  {one['worker']}: {one['reason']}")
 
 
-# --- the commands about workers: kill-worker and drain -----------------------------------------
-
-
-def kill(settings: Settings, name: str, signal: str) -> int:
+def kill_worker(settings: Settings, name: str, signal: str) -> int:
     """Send a signal to a worker's process, to test recovery."""
     ask_and_show(settings, m.KillWorker(name=name, signal=signal), _say_killed)
     return 0

@@ -1,8 +1,7 @@
 """`dtdctl`: the entry point.
 
-Takes the options that every command has, answers a plain `status` without loading typer (which
-alone takes longer than the answer), hands everything else to `app`, and turns every failure into
-one sentence on stderr and an exit code.
+Takes the options that every command has, runs the command, and turns every failure into one
+sentence on stderr and an exit code.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Final, NoReturn
 
 from dtd.ctl import output
 from dtd.ctl.access.renewal import renew_if_due
-from dtd.ctl.settings import Settings, make_settings, take_settings
+from dtd.ctl.commands import completions, run_command
+from dtd.ctl.settings import make_settings, take_settings
 from dtd.errors import DtdError
 from dtd.streams import fit_streams
 
-PROGRAM: Final = "dtdctl"
 COMPLETION_VARIABLE: Final = "_DTDCTL_COMPLETE"
-EXIT_BROKEN_PIPE: Final = 1  # what typer says, too
+EXIT_BROKEN_PIPE: Final = 1
 
 
 def main() -> NoReturn:
@@ -29,7 +28,9 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, _interrupted)
     fit_streams()
     if COMPLETION_VARIABLE in os.environ:
-        sys.exit(_run_app(sys.argv[1:], None))
+        words = os.environ.get("COMP_WORDS", "").split()
+        output.print_lines(completions(words, int(os.environ.get("COMP_CWORD", "1"))))
+        sys.exit(0)
     try:
         exit_code = run(sys.argv[1:])
         sys.stdout.flush()
@@ -51,27 +52,12 @@ def run(arguments: Sequence[str]) -> int:
         values, rest = take_settings(arguments)
         as_json = values.get("output") == "json"
         settings = make_settings(values, rest[0] if rest else "")
-        if rest == ["status"]:
-            from dtd.ctl.status import show_status
-
-            exit_code = show_status(settings)
-        else:
-            exit_code = _run_app(rest, settings)
+        exit_code = run_command(settings, rest)
         renew_if_due(settings)
         return exit_code
     except DtdError as error:
         output.say_error(error, as_json=as_json)
         return error.exit_code
-
-
-def _run_app(arguments: Sequence[str], settings: Settings | None) -> int:
-    from dtd.ctl.app import app
-
-    try:
-        app(list(arguments), prog_name=PROGRAM, obj=settings)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
 
 
 if __name__ == "__main__":

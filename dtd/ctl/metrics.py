@@ -36,7 +36,8 @@ def show_metrics(
     *,
     names: tuple[str, ...],
     workers: bool,
-    steps: tuple[int, int],
+    from_step: int,
+    to_step: int,
     points: int,
 ) -> int:
     """Print a job's figures in the form that was asked for.
@@ -46,7 +47,8 @@ def show_metrics(
         job: its id.
         names: of the figures; none: all.
         workers: whether those of workers and links are wanted, too.
-        steps: the first step, and the last; 0: the newest.
+        from_step: the first one.
+        to_step: the last one; 0: the newest.
         points: the most of each figure.
     """
     if settings.form == "parquet":
@@ -57,8 +59,8 @@ def show_metrics(
             job=job,
             names=names,
             workers=workers,
-            from_step=steps[0],
-            to_step=steps[1],
+            from_step=from_step,
+            to_step=to_step,
             points=points,
             after=after,
         )

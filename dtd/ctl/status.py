@@ -15,8 +15,8 @@ from typing import Any, Final
 from dtd import figures
 from dtd.ctl import output
 from dtd.ctl.answers import ask_and_show
-from dtd.ctl.memory import memory_lines
 from dtd.ctl.settings import Settings
+from dtd.doctor.memory import PARTS
 from dtd.wire import messages as m
 
 Status = Mapping[str, Any]
@@ -31,14 +31,21 @@ _HELD_UP: Final = {"waiting": "waits", "saving": "is saving"}
 _INDENT: Final = " " * 13
 _FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
+_MEMORY_HEADINGS: Final = ("WORKER", *(part.upper() for part in PARTS))
 
-def show_status(settings: Settings, *, memory: bool = False) -> int:
-    """Print the status once; the exit code tells whether it is healthy.
+
+def show_status(settings: Settings, *, watch: bool, memory: bool) -> int:
+    """Print the status; the exit code tells whether it is healthy.
 
     Args:
         settings: of dtdctl.
+        watch: keep the display up to date until Ctrl-C.
         memory: also print each worker's memory by part; JSON always has it.
     """
+    if watch:
+        from dtd.ctl.watch.command import watch_status  # seldom needed, and slow to load
+
+        return watch_status(settings)
 
     def print_status(status: Status) -> None:
         colour = output.wants_colour(sys.stdout)
@@ -196,3 +203,21 @@ def _stalled(worker: Status) -> str:
     known = worker.get("evidence") or limit
     about = f" ({known})" if known else ""
     return f"no progress for {figures.duration(stalled_s)}{where}{about}"
+
+
+def memory_lines(status: Status, *, colour: bool) -> list[str]:
+    """Return a table with two lines for each worker: measured, and predicted by the strategy."""
+    measured = [worker for worker in status["workers"] if worker.get("memory")]
+    if not measured:
+        return ["", "no worker has measured its memory: that is done in a job's second step"]
+    rows: list[tuple[str, ...]] = []
+    for worker in measured:
+        parts = worker["memory"]
+        rows.append((worker["name"], *(_size(parts, part, "measured_bytes") for part in PARTS)))
+        rows.append(("  predicted", *(_size(parts, part, "predicted_bytes") for part in PARTS)))
+    return ["", *output.table_lines(_MEMORY_HEADINGS, rows, colour=colour)]
+
+
+def _size(parts: Status, part: str, which: str) -> str:
+    count = parts.get(part, {}).get(which)
+    return figures.NOTHING if count is None else figures.size(count)

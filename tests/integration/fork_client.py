@@ -32,9 +32,8 @@ from tests.integration import fork_server
 PR_SET_CHILD_SUBREAPER: Final = 36
 _ADOPTING: Final = threading.Lock()
 
-# Two, since a coordinator and dtdctl do not have torch in memory.  typer imports
-# pydantic when it reads a command line: every command of dtdctl would, otherwise.
-_LIGHT: Final = ("dtd.coordinator.main", "dtd.ctl.main", "dtd.ctl.app", "pydantic.type_adapter")
+# Two, since a coordinator and dtdctl do not have torch in memory.
+_LIGHT: Final = ("dtd.coordinator.main", "dtd.ctl.main", "dtd.ctl.submit", "dtd.ctl.models")
 _HEAVY: Final = ("dtd.worker.main", "dtd.train.run")
 
 _UNDERSTOOD: Final = {"capture_output", "text", "check", "stdin", "timeout", "env", "cwd"}

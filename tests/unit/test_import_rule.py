@@ -264,7 +264,7 @@ def test_status_loads_only_what_it_needs() -> None:
         [sys.executable, "-c", IMPORT_STATUS], capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split())
-    slow = {"asyncio", "cryptography", "numpy", "sqlite3", "ssl", "structlog", "typer", "uvloop"}
+    slow = {"asyncio", "cryptography", "numpy", "sqlite3", "ssl", "structlog", "uvloop"}
     assert not loaded & slow
     messages = {name for name in loaded if name.startswith("dtd.wire.messages.")}
     others = ("control", "errands", "fetch", "joining", "reports", "ring")

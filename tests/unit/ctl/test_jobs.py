@@ -121,7 +121,7 @@ def test_wait_gives_up_also_when_the_coordinator_is_gone_meanwhile(dtdctl, serve
 def test_a_wait_says_now_and_then_how_far_the_job_is(
     dtdctl, server, result, status, monkeypatch, seen, line
 ):
-    monkeypatch.setattr("dtd.ctl.wait_progress.LINE_EVERY_S", 0.02)
+    monkeypatch.setattr("dtd.ctl.jobs.LINE_EVERY_S", 0.02)
     asked = []
 
     def script(message):

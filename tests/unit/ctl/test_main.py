@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dtd import __version__
+from dtd.ctl.command_line import read_arguments
+from dtd.ctl.commands import COMMANDS, completions
 from dtd.wire import messages as m
 
 DTDCTL = (sys.executable, "-m", "dtd.ctl.main")
@@ -37,7 +42,7 @@ def test_status_loads_nothing_heavy(server, result, status):
     server.script = lambda _message: result(status)
     program = (
         "import sys; from dtd.ctl.main import run; assert run(['status', '-o', 'json']) == 0;"
-        "heavy = {'typer', 'rich', 'asyncio', 'uvloop', 'torch', 'numpy', 'structlog', 'pydantic',"
+        "heavy = {'rich', 'asyncio', 'uvloop', 'torch', 'numpy', 'structlog', 'pydantic',"
         " 'cryptography', 'ssl', 'hashlib', 'difflib'};"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
@@ -54,7 +59,9 @@ def test_status_loads_nothing_heavy(server, result, status):
 
 
 def test_no_command_loads_torch():
-    program = "import sys, dtd.ctl.app, dtd.job; assert not {'torch', 'numpy'} & set(sys.modules)"
+    program = (
+        "import sys, dtd.ctl.commands, dtd.job; assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 
 
@@ -75,7 +82,15 @@ def test_errors_as_json(free_socket):
 
 
 @pytest.mark.parametrize(
-    "line", ["bogus", "wait", "kill-worker w --signal HUP", "wait a --timeout -1", "status -o xml"]
+    "line",
+    [
+        "bogus",
+        "models bogus",
+        "wait",
+        "kill-worker w --signal HUP",
+        "wait a --timeout -1",
+        "status -o xml",
+    ],
 )
 def test_usage_exits_2(line):
     exit_code, out, err = dtdctl(*line.split())
@@ -100,6 +115,47 @@ def test_help_and_completion():
     words = {"COMP_WORDS": "dtdctl ch", "COMP_CWORD": "1", "_DTDCTL_COMPLETE": "complete_bash"}
     exit_code, out, err = dtdctl(**words)
     assert (exit_code, out.split(), err) == (0, ["checkpoints"], "")
+
+
+def test_completion_of_commands_of_a_group_and_of_options():
+    assert completions(["dtdctl", "models", "f"], 2) == ["fetch"]
+    assert completions(["dtdctl", "mod"], 1) == ["models"]
+    assert completions(["dtdctl", "fetch", "a-1", "--"], 3) == ["--best", "--help", "--mode"]
+
+
+def test_every_command_has_a_function_for_its_arguments():
+    for command in COMMANDS:
+        module, _, name = command.function.partition(":")
+        function = getattr(importlib.import_module(f"dtd.ctl.{module}"), name)
+        _settings, *parameters = inspect.signature(function).parameters
+        read = {
+            one.options.get("dest", one.names[0].lstrip("-").replace("-", "_"))
+            for one in command.arguments
+        }
+        assert read == set(parameters), command.name
+
+
+@pytest.mark.parametrize("line", [[], ["models"]])
+def test_a_line_without_a_command_prints_the_commands(line):
+    exit_code, out, _err = dtdctl(*line)
+    assert exit_code == 2
+    assert "fetch" in out
+
+
+def test_optional_arguments_may_follow_options():
+    fetch = next(command for command in COMMANDS if command.name == "fetch")
+    values = read_arguments(fetch, ["a-1", "--best", "loss", "there"])
+    assert (values["text"], values["best_metric"]) == ("a-1", "loss")
+    assert values["directory"] == Path("there")
+
+
+def test_the_help_of_checkpoints_explains_its_columns():
+    _exit_code, out, _err = dtdctl("checkpoints", "--help")
+    assert "usage: dtdctl checkpoints [-h] [JOB]\n" in out
+    for column in ("THERE", "VERIFIED", "BRANCH"):
+        assert f"{column}: " in out
+    words = " ".join(out.split())
+    assert "`dtdctl submit JOB.toml --resume-from JOB@STEP`; fetch its weights" in words
 
 
 def test_ctrl_c_is_quiet(server):

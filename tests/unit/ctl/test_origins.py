@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from dtd.ctl.origins import Origin, parse_job_at_step, read_origin
+from dtd.ctl.answers import parse_job_at_step
+from dtd.ctl.submit import Origin, read_origin
 from dtd.errors import UsageError
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m

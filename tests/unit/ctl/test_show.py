@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dtd.ctl.show import job_lines
+from dtd.ctl.runs import job_lines
 from dtd.job import parse_job, to_mapping
 from dtd.job.differences import changed_settings
 from dtd.wire import messages as m

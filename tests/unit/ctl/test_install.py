@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dtd.ctl.install import command as install_module
-from dtd.ctl.install import service_host
+from dtd.ctl import install as install_module
 from dtd.ctl.main import run
+from dtd.errors import DtdError, UsageError
 
 UNITS = "usr/local/lib/systemd/system"
 
@@ -21,10 +21,10 @@ def daemons(tmp_path, monkeypatch):
     """An environment that services can see."""
     place = tmp_path / "opt/bin"
     place.mkdir(parents=True)
-    for name in service_host.DAEMONS:
+    for name in install_module.DAEMONS:
         (place / name).write_text("")
     monkeypatch.setattr("sys.argv", [str(place / "dtdctl")])
-    monkeypatch.setattr(service_host, "hidden_place", lambda _daemons: "")
+    monkeypatch.setattr(install_module, "hidden_place", lambda _daemons: "")
     return place
 
 
@@ -221,9 +221,9 @@ def test_files_that_are_no_files(dtdctl, root):
 def host(monkeypatch, root, tmp_path):
     """This host's systemd, played: the commands that it was given."""
     commands: list[str] = []
-    monkeypatch.setattr(service_host, "systemd_version", lambda: 254)
-    monkeypatch.setattr(service_host, "cannot_run", lambda _command: "")
-    monkeypatch.setattr(service_host, "run", lambda command: commands.append(" ".join(command)))
+    monkeypatch.setattr(install_module, "_systemd_version", lambda: 254)
+    monkeypatch.setattr(install_module, "_cannot_run", lambda _command: "")
+    monkeypatch.setattr(install_module, "_run", lambda command: commands.append(" ".join(command)))
     monkeypatch.setattr(
         install_module.Installation, "place", lambda _self, path: root / path.relative_to("/")
     )
@@ -253,13 +253,13 @@ def test_systemd_is_told(host, capsys, monkeypatch):
 def test_drop_ins_for_newer_systemd(host, root, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     drop_in = root / UNITS / "dtd-worker@.service.d/50-systemd-254.conf"
-    monkeypatch.setattr(service_host, "systemd_version", lambda: 253)
+    monkeypatch.setattr(install_module, "_systemd_version", lambda: 253)
     run(["install"])
     assert not drop_in.exists()
-    monkeypatch.setattr(service_host, "systemd_version", lambda: 254)
+    monkeypatch.setattr(install_module, "_systemd_version", lambda: 254)
     run(["install"])
     assert "RestartSteps=" in drop_in.read_text()
-    monkeypatch.setattr(service_host, "systemd_version", lambda: 0)
+    monkeypatch.setattr(install_module, "_systemd_version", lambda: 0)
     run(["uninstall"])
     assert not drop_in.parent.exists()
 
@@ -277,7 +277,7 @@ def test_only_root_may(host, root, capsys, monkeypatch, command):
 
 def test_an_environment_that_services_cannot_see(host, root, capsys, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(service_host, "hidden_place", lambda _daemons: "/home/me/venv/bin")
+    monkeypatch.setattr(install_module, "hidden_place", lambda _daemons: "/home/me/venv/bin")
     assert run(["install"]) == 2
     assert "/home/me/venv/bin is hidden from system services" in capsys.readouterr().err
     assert not root.exists()
@@ -287,7 +287,9 @@ def test_an_environment_that_services_cannot_see(host, root, capsys, monkeypatch
 
 def test_without_systemd_the_files_are_still_written(host, root, capsys, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(service_host, "cannot_run", lambda _command: "systemd is not running here")
+    monkeypatch.setattr(
+        install_module, "_cannot_run", lambda _command: "systemd is not running here"
+    )
     assert run(["install"]) == 0
     assert host == []
     assert "skipped systemctl daemon-reload: systemd is not running here" in capsys.readouterr().out
@@ -308,40 +310,40 @@ def test_a_command_that_fails_is_told_in_one_sentence(tmp_path):
     program = tmp_path / "systemd-sysusers"
     program.write_text("#!/bin/sh\necho 'no room\nleft' >&2; exit 3\n")
     program.chmod(0o755)
-    with pytest.raises(service_host.DtdError, match="failed: no room left"):
-        service_host.run([str(program)])
+    with pytest.raises(DtdError, match="failed: no room left"):
+        install_module._run([str(program)])
 
 
 def test_what_cannot_be_run_is_known_beforehand(monkeypatch, tmp_path):
-    assert service_host.cannot_run(["systemd-nothing"]) == "systemd-nothing is not installed"
+    assert install_module._cannot_run(["systemd-nothing"]) == "systemd-nothing is not installed"
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "systemctl").write_text("#!/bin/sh\necho 'systemd 257 (257.1)'\n")
     (tmp_path / "systemctl").chmod(0o755)
-    monkeypatch.setattr(service_host, "_RUNNING", tmp_path / "none")
-    assert service_host.cannot_run(["systemctl", "stop"]) == "systemd is not running here"
-    monkeypatch.setattr(service_host, "_RUNNING", tmp_path)
-    assert service_host.cannot_run(["systemctl", "stop"]) == ""
+    monkeypatch.setattr(install_module, "_RUNNING", tmp_path / "none")
+    assert install_module._cannot_run(["systemctl", "stop"]) == "systemd is not running here"
+    monkeypatch.setattr(install_module, "_RUNNING", tmp_path)
+    assert install_module._cannot_run(["systemctl", "stop"]) == ""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert service_host.cannot_run(["systemctl", "--user"]) == "systemd is not running here"
+    assert install_module._cannot_run(["systemctl", "--user"]) == "systemd is not running here"
     (tmp_path / "systemd/private").mkdir(parents=True)
-    assert service_host.cannot_run(["systemctl", "--user"]) == ""
-    assert service_host.systemd_version() == 257
+    assert install_module._cannot_run(["systemctl", "--user"]) == ""
+    assert install_module._systemd_version() == 257
     (tmp_path / "systemctl").unlink()
-    assert service_host.systemd_version() == 0
+    assert install_module._systemd_version() == 0
 
 
 def test_hidden_places(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr("sys.executable", "/usr/bin/env")
-    assert service_host.hidden_place(Path("/opt/dtd/bin")) == ""
-    assert service_host.hidden_place(Path("/home/me/dtd/bin")) == "/home/me/dtd/bin"
+    assert install_module.hidden_place(Path("/opt/dtd/bin")) == ""
+    assert install_module.hidden_place(Path("/home/me/dtd/bin")) == "/home/me/dtd/bin"
 
 
 def test_daemons_that_are_not_there(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", [str(tmp_path / "dtdctl")])
     monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
-    with pytest.raises(service_host.UsageError, match="dtd-worker are not in"):
-        service_host.daemons_directory()
+    with pytest.raises(UsageError, match="dtd-worker are not in"):
+        install_module.daemons_directory()
 
 
 def test_a_command_that_does_not_end(monkeypatch):
@@ -349,5 +351,5 @@ def test_a_command_that_does_not_end(monkeypatch):
         raise subprocess.TimeoutExpired("systemctl", 120)
 
     monkeypatch.setattr(subprocess, "run", never)
-    with pytest.raises(service_host.DtdError, match="did not end within 120 s"):
-        service_host.run(["systemctl", "stop"])
+    with pytest.raises(DtdError, match="did not end within 120 s"):
+        install_module._run(["systemctl", "stop"])

@@ -10,8 +10,11 @@ from typing import Any
 from dtd import figures
 from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask_and_show, show
+from dtd.ctl.packages import packed_task, ship
 from dtd.ctl.settings import Settings
 from dtd.errors import JobSpecError
+from dtd.job import MAX_JOB_BYTES, load_job, to_mapping
+from dtd.job.sweep import read_sweep
 from dtd.toml_source import CONTENT_ERRORS, content_fault, read_text
 from dtd.wire import messages as m
 
@@ -22,9 +25,6 @@ def load_sweep(path: Path) -> tuple[dict[str, Any], Path]:
     Raises:
         JobSpecError: it cannot be read, or is not valid.
     """
-    from dtd.job import MAX_JOB_BYTES, load_job, to_mapping
-    from dtd.job.sweep import read_sweep
-
     try:
         raw = tomllib.loads(read_text(path, limit_bytes=MAX_JOB_BYTES))
     except OSError as error:
@@ -43,17 +43,15 @@ def load_sweep(path: Path) -> tuple[dict[str, Any], Path]:
     return read_sweep(raw, source=str(path)).to_mapping(), source
 
 
-def begin_sweep(settings: Settings, path: Path, *, ships: bool) -> int:
+def begin_sweep(settings: Settings, path: Path, *, ship_package: bool) -> int:
     """Begin a sweep and print its id.
 
     Raises:
         JobSpecError: the file has problems; all are named.
         RequestRefused: the coordinator refuses.
     """
-    from dtd.ctl.packages import packed_task, ship
-
     spec, source = load_sweep(path)
-    archive = packed_task(spec["base"]["job"]["task"], source) if ships else None
+    archive = packed_task(spec["base"]["job"]["task"], source) if ship_package else None
     with settings.connect() as client:
         if archive is not None:
             ship(client, archive)

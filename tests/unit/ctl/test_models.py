@@ -9,7 +9,7 @@ import json
 import pytest
 import xxhash
 
-from dtd.ctl.models.fetch import plain_loading_lines
+from dtd.ctl.models import plain_loading_lines
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
 
@@ -223,7 +223,7 @@ def test_a_version_without_a_copy(dtdctl, served, server):
 def test_options_that_contradict_one_another(dtdctl, tmp_path):
     for words, what in (
         (("own-1@3", "own", "--best", "loss"), "name two checkpoints"),
-        (("own-1", "own", "--mode", "best"), "must be max or min"),
+        (("own-1", "own", "--mode", "best"), "invalid choice: 'best'"),
         (("own-1", "own", "--card", str(tmp_path / "none")), "cannot be read"),
     ):
         code, _out, err = dtdctl("models", "register", *words)

@@ -2,7 +2,7 @@
 
 The units and the example settings come with the package.  Each is written with a last line that
 holds a hash of the rest: a file whose hash still matches can be replaced and removed, any other has
-been changed by its administrator and is kept.  Writes nothing; `dtd.ctl.install.command` does.
+been changed by its administrator and is kept.  Writes nothing; `dtd.ctl.install` does.
 """
 
 from __future__ import annotations

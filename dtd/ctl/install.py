@@ -7,15 +7,18 @@ systemd is not called; with `--dry-run` nothing is written either.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from dtd.ctl import output
-from dtd.ctl.install import service_host
-from dtd.ctl.install.service_files import (
+from dtd.ctl.service_files import (
     Parts,
     ServiceFile,
     data_patterns,
@@ -25,7 +28,14 @@ from dtd.ctl.install.service_files import (
 )
 from dtd.ctl.settings import Settings
 from dtd.errors import DtdError, UsageError
+from dtd.places import config_home
 
+DAEMONS: Final = ("dtd-coordinator", "dtd-worker")
+_HIDDEN: Final = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108
+"""Directories that ProtectHome= and PrivateTmp= hide from a service."""
+
+_RUNNING: Final = Path("/run/systemd/system")
+_PATIENCE_S: Final = 120.0
 NEWEST_SYSTEMD: Final = 1 << 30
 _OWN_DIRECTORIES: Final = ("dtd", "dtd-coordinator.service.d", "dtd-worker@.service.d")
 
@@ -59,12 +69,12 @@ class Installation:
         """Call systemd, where it is this host that is changed."""
         if self.prefix is not None:
             return
-        why_not = service_host.cannot_run(command)
+        why_not = _cannot_run(command)
         if why_not:
             self.done.append(f"skipped {' '.join(command)}: {why_not}")
             return
         if not self.dry_run:
-            service_host.run(command)
+            _run(command)
         self.say("run", "ran", " ".join(command))
 
     def systemctl(self, *arguments: str) -> None:
@@ -72,17 +82,34 @@ class Installation:
         self.run("systemctl", *(() if self.parts.config_home is None else ("--user",)), *arguments)
 
 
-def install(settings: Settings, made: Installation) -> int:
+def install(
+    settings: Settings,
+    *,
+    coordinator: bool,
+    worker: bool,
+    user: bool,
+    prefix: Path | None,
+    dry_run: bool,
+) -> int:
     """Write units and settings, and make systemd know them.
+
+    Args:
+        settings: the form of the output.
+        coordinator: the coordinator's services; if neither it nor `worker` is given, both.
+        worker: the workers' services.
+        user: as services of this user instead of the host's.
+        prefix: another root directory to write to.
+        dry_run: only print what would be done.
 
     Raises:
         UsageError: not root, or dtd lies where a service cannot see it.
         DtdError: a file or a command failed.
     """
+    made = _installation(coordinator, worker, user, prefix, dry_run)
     _require_rights(made, "install")
-    daemons = service_host.daemons_directory()
+    daemons = daemons_directory()
     _check_visible(made, daemons)
-    version = service_host.systemd_version()
+    version = _systemd_version()
     files = service_files(made.parts, daemons=daemons, systemd_version=version)
     for file in files:
         _write(made, file)
@@ -95,13 +122,25 @@ def install(settings: Settings, made: Installation) -> int:
     return 0
 
 
-def uninstall(settings: Settings, made: Installation, *, purge: bool) -> int:
+def uninstall(
+    settings: Settings,
+    *,
+    coordinator: bool,
+    worker: bool,
+    user: bool,
+    prefix: Path | None,
+    dry_run: bool,
+    purge: bool,
+) -> int:
     """Stop the services and remove their files; with `purge` also settings and state.
+
+    Arguments are as for `install`.
 
     Raises:
         UsageError: not root.
         DtdError: a file or a command failed.
     """
+    made = _installation(coordinator, worker, user, prefix, dry_run)
     _require_rights(made, "uninstall")
     files = _all_files(made.parts)
     present = {file.path.name for file in files if made.place(file.path).exists()}
@@ -126,9 +165,6 @@ def uninstall(settings: Settings, made: Installation, *, purge: bool) -> int:
         made.done.append("kept state and credentials: --purge removes them")
     _report(settings, made, ())
     return 0
-
-
-# --- files -----------------------------------------------------------------------------------
 
 
 def _write(made: Installation, file: ServiceFile) -> None:
@@ -191,9 +227,6 @@ def _remove_empty_directories(made: Installation, directories: Iterable[Path]) -
             _delete(made, path)
 
 
-# --- files that stay -------------------------------------------------------------------------
-
-
 def _is_shared(file: ServiceFile) -> bool:
     return file.path.name == "dtd.conf"
 
@@ -213,9 +246,6 @@ def _all_files(parts: Parts) -> list[ServiceFile]:
     return service_files(parts, daemons=Path("/"), systemd_version=NEWEST_SYSTEMD)
 
 
-# --- permission, and the next commands -------------------------------------------------------
-
-
 def _require_rights(made: Installation, command: str) -> None:
     elsewhere = made.dry_run or made.prefix is not None or made.parts.config_home is not None
     if os.geteuid() != 0 and not elsewhere:
@@ -227,7 +257,7 @@ def _require_rights(made: Installation, command: str) -> None:
 
 
 def _check_visible(made: Installation, daemons: Path) -> None:
-    hidden = service_host.hidden_place(daemons)
+    hidden = hidden_place(daemons)
     if not hidden or made.parts.config_home is not None:
         return
     problem = f"{hidden} is hidden from system services"
@@ -261,3 +291,83 @@ def _report(settings: Settings, made: Installation, steps: Sequence[str]) -> Non
     output.print_lines(made.done or ["nothing to do"])
     for step in steps:
         output.say(f"next: {step}")
+
+
+def _installation(
+    coordinator: bool, worker: bool, user: bool, prefix: Path | None, dry_run: bool
+) -> Installation:
+    both = coordinator == worker
+    parts = Parts(
+        coordinator=coordinator or both,
+        worker=worker or both,
+        config_home=config_home(remedy="set HOME") if user else None,
+    )
+    return Installation(parts=parts, prefix=prefix and prefix.absolute(), dry_run=dry_run)
+
+
+def daemons_directory() -> Path:
+    """Return the directory of the running environment's daemons.
+
+    Raises:
+        UsageError: they do not lie beside dtdctl.
+    """
+    places = [Path(sys.argv[0]).absolute().parent, Path(sysconfig.get_path("scripts"))]
+    for place in places:
+        if all((place / name).is_file() for name in DAEMONS):
+            return place
+    raise UsageError(
+        f"{' and '.join(DAEMONS)} are not in {places[-1]}",
+        remedy="install dtd with pip, and use the dtdctl that it installs",
+    )
+
+
+def hidden_place(daemons: Path) -> str:
+    """Return a path of dtd's environment that a system service could not see; empty if none."""
+    for place in (daemons, Path(sys.executable).resolve()):
+        if any(place.is_relative_to(hidden) for hidden in _HIDDEN):
+            return str(place)
+    return ""
+
+
+def _systemd_version() -> int:
+    """The version of this host's systemd; 0 if it has none."""
+    if shutil.which("systemctl") is None:
+        return 0
+    match = re.search(r"systemd ([0-9]+)", _run(["systemctl", "--version"]))
+    return int(match[1]) if match else 0
+
+
+def _cannot_run(command: Sequence[str]) -> str:
+    """Why a command of systemd's cannot be run here; empty: it can."""
+    if shutil.which(command[0]) is None:
+        return f"{command[0]} is not installed"
+    if command[0] == "systemctl" and not _manager(for_user="--user" in command).exists():
+        return "systemd is not running here"
+    return ""
+
+
+def _manager(*, for_user: bool) -> Path:
+    """Return a path that exists while systemd runs: on this host, or for this user."""
+    if not for_user:
+        return _RUNNING
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent") / "systemd/private"
+
+
+def _run(command: Sequence[str]) -> str:
+    """Run a command of systemd's and return its output.
+
+    Raises:
+        DtdError: it failed.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+        )
+    except subprocess.TimeoutExpired:
+        raise DtdError(f"{' '.join(command)} did not end within {_PATIENCE_S:g} s") from None
+    if done.returncode != 0:
+        why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise DtdError(
+            f"{' '.join(command)} failed: {why}", remedy="fix that, and run this command again"
+        )
+    return done.stdout

@@ -1,1 +1,0 @@
-"""`dtdctl install` and `uninstall`: systemd services of the daemons."""

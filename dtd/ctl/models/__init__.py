@@ -1,1 +1,0 @@
-"""dtdctl's commands about registered models."""

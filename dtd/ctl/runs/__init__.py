@@ -1,1 +1,0 @@
-"""dtdctl's commands about runs beside one another: compare, tag, note, and a run repeated."""

@@ -1,0 +1,293 @@
+"""The commands that submit jobs: validate, submit, extend, resume.
+
+A job comes from a file, or repeats or continues an earlier one with the settings and the package
+that the coordinator has recorded of it, so that neither its file nor its code has to be at hand.
+The coordinator decides whether a job may start from another one's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dtd.ctl import output
+from dtd.ctl.answers import Answer, ask, ask_and_show, parse_job_at_step, show
+from dtd.ctl.jobs import wait
+from dtd.ctl.packages import packed_task, ship, ship_weights
+from dtd.ctl.settings import Settings
+from dtd.errors import RequestRefused, UsageError
+from dtd.job import load_job, overridden, to_mapping
+from dtd.job.differences import shown_value
+from dtd.packages.limits import short
+from dtd.packages.weights import ENDING, read_weights_file
+from dtd.shown import counted
+from dtd.wire import messages as m
+
+RESUME: Final = "resume"
+WEIGHTS: Final = "weights"
+_ENDED: Final = frozenset({"done", "failed", "cancelled"})
+_MOST_DIFFERENCES: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The state from which a job starts; without `job` from scratch.
+
+    Attributes:
+        job: whose checkpoint.
+        step: of it; 0 the newest.
+        mode: the part to take over; empty: the coordinator chooses.
+        file: a file of weights instead of a job's.
+        strict: all weights that are taken over alone must fit the model.
+    """
+
+    job: str = ""
+    step: int = 0
+    mode: str = ""
+    file: Path | None = None
+    strict: bool = True
+
+
+def read_origin(
+    *, resume_from: str, weights_from: str, either_from: str, strict: bool = True
+) -> Origin:
+    """The origin that the options name; `--from` alone leaves the part to take over open.
+
+    Raises:
+        UsageError: several are given, or the option names no state.
+    """
+    given = {
+        "--resume-from": (resume_from, RESUME),
+        "--weights-from": (weights_from, WEIGHTS),
+        "--from": (either_from, ""),
+    }
+    named = [(option, *value) for option, value in given.items() if value[0]]
+    if not named:
+        return Origin()
+    if len(named) > 1:
+        raise UsageError(
+            f"{' and '.join(option for option, *_ in named)} cannot be used together",
+            remedy="use one: --resume-from takes the whole state, --weights-from only the weights",
+        )
+    ((option, text, mode),) = named
+    if mode == WEIGHTS and text.endswith(ENDING):
+        return Origin(mode=mode, file=Path(text), strict=strict)
+    job, step = parse_job_at_step(text, source=option)
+    return Origin(job=job, step=step, mode=mode, strict=strict)
+
+
+def validate(settings: Settings, path: Path, *, overrides: Sequence[str]) -> int:
+    """Check a job file without a coordinator; problems are raised all at once."""
+    spec = load_job(path, overrides)
+    if settings.as_json:
+        output.print_json({"valid": True, "job": to_mapping(spec)})
+    else:
+        output.say(f"{path}: valid")
+    return 0
+
+
+def submit(
+    settings: Settings,
+    path: Path | None,
+    *,
+    overrides: Sequence[str],
+    like: str,
+    resume_from: str,
+    weights_from: str,
+    strict: bool,
+    either_from: str,
+    wait_for_end: bool,
+    no_ship: bool,
+) -> int:
+    """Queue a job of a file, or like an earlier one, and print its id.
+
+    Raises:
+        UsageError: options contradict one another, or a file cannot be read.
+        JobSpecError: the settings are invalid; all problems are named.
+        RequestRefused: the coordinator refuses.
+    """
+    if (path is None) != bool(like):
+        raise UsageError(
+            "a job is submitted either from a file or like an earlier job",
+            remedy="dtdctl submit JOB.toml, or dtdctl submit --like JOB",
+        )
+    origin = read_origin(
+        resume_from=resume_from, weights_from=weights_from, either_from=either_from, strict=strict
+    )
+    if path is None:
+        answer = _submit_like(settings, like, overrides, origin, ships=not no_ship)
+    else:
+        answer = _submit_file(settings, path, overrides, origin, ships=not no_ship)
+    if wait_for_end:
+        output.say(f"job {answer['job']} is submitted")
+        return wait(settings, answer["job"])
+    show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
+    return 0
+
+
+def _submit_file(
+    settings: Settings, path: Path, overrides: Sequence[str], origin: Origin, *, ships: bool
+) -> Answer:
+    spec = load_job(path, overrides)
+    archive = packed_task(spec.job.task, path) if ships else None
+    weights = read_weights_file(origin.file) if origin.file is not None else None
+    with settings.connect() as client:
+        if archive is not None:
+            ship(client, archive)
+        if weights is not None:
+            ship_weights(client, weights)
+        request = m.SubmitJob(
+            spec=to_mapping(spec),
+            from_job=origin.job,
+            from_step=origin.step,
+            from_mode=origin.mode,
+            package=archive.digest if archive is not None else "",
+            weights=weights.digest if weights is not None else "",
+            strict=origin.strict,
+        )
+        answer = client.request(request)
+    _say_origin(origin, answer)
+    return answer
+
+
+def _submit_like(
+    settings: Settings, job: str, overrides: Sequence[str], origin: Origin, *, ships: bool
+) -> Answer:
+    """Repeat a job; without an origin it starts where the earlier one did."""
+    if origin.file is not None:
+        raise UsageError(
+            f"{origin.file} cannot be sent along with --like",
+            remedy="name a job: --weights-from JOB@STEP, or submit a job file",
+        )
+    known = ask(settings, m.ShowJob(job=job))
+    package = known["package"] if ships else ""
+    begins = origin if origin.job else origin_of(known)
+    request = m.SubmitJob(
+        spec=to_mapping(overridden(known["spec"], overrides, source=f"job {job}")),
+        from_job=begins.job,
+        from_step=begins.step,
+        from_mode=begins.mode,
+        package=package,
+        weights="" if begins.job else known["weights"],
+        strict=begins.strict,
+    )
+    answer = ask(settings, request)
+    code = f" with its package {short(package)}" if package else ""
+    changed = f", but {', '.join(overrides)}" if overrides else ""
+    output.say(f"job {answer['job']} is as {job}{code}{changed}")
+    _say_origin(begins, answer)
+    return answer
+
+
+def origin_of(known: Answer) -> Origin:
+    """Return a job's origin, with the step that was the newest then if none was named."""
+    if not known["from_job"]:
+        return Origin(mode=WEIGHTS if known["weights"] else "", strict=known["strict"])
+    return Origin(
+        job=known["from_job"],
+        step=known["from_step"] or known["from_newest"],
+        mode=known["from_mode"],
+        strict=known["strict"],
+    )
+
+
+def extend(
+    settings: Settings, job: str, *, epochs: int, steps: int, overrides: Sequence[str]
+) -> int:
+    """Submit a job that continues from a job's last state with a longer plan.
+
+    Raises:
+        UsageError: not one of both lengths is given.
+        RequestRefused: the job has not ended, or its new end is not beyond its last state.
+        JobSpecError: the new settings do not fit together.
+    """
+    if bool(epochs) == bool(steps):
+        raise UsageError(
+            "an extended job needs its new length, counted from its beginning",
+            remedy=f"dtdctl extend {job} --epochs N, or --steps N",
+        )
+    known = ask(settings, m.ShowJob(job=job))
+    if known["state"] not in _ENDED:
+        raise RequestRefused(
+            f"job {job} has not ended: it is {known['state']}",
+            remedy=f"wait until it ends (dtdctl wait {job}), or cancel it first",
+        )
+    length = f"job.epochs={epochs}" if epochs else f"job.steps={steps}"
+    answer = _continue(settings, known, [length, *overrides])
+    total = counted(epochs or steps, "epoch" if epochs else "step")
+    output.say(
+        f"its plan is {total} from the beginning; the learning rate follows [schedule] name ="
+        f' "{known["spec"]["schedule"]["name"]}" over that length'
+    )
+    show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
+    return 0
+
+
+def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> int:
+    """Let a waiting job continue; submit the continuation of one that failed or was cancelled.
+
+    Raises:
+        RequestRefused: the job is done, or neither waits nor has ended.
+        UsageError: an option does not apply to a job in this state.
+        JobSpecError: the new settings do not fit together.
+    """
+    known = ask(settings, m.ShowJob(job=job))
+    if known["state"] not in _ENDED:
+        if overrides:
+            raise UsageError(f"job {job} has not ended, so its settings cannot be changed")
+        ask_and_show(settings, m.ResumeJob(job=job), _say_resumed)
+        return 0
+    if known["state"] == "done":
+        raise RequestRefused(
+            f"job {job} is done: no steps are left",
+            remedy=f"extend it with: dtdctl extend {job} --epochs N",
+        )
+    answer = _continue(settings, known, overrides)
+    show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
+    return 0
+
+
+def _say_resumed(answer: Answer) -> None:
+    job, state = answer["job"], answer["state"]
+    output.say(f"job {job} continues from the newest available state ({state})")
+
+
+def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> Answer:
+    """Submit a job's own settings, changed, to continue from its newest state."""
+    spec = overridden(known["spec"], overrides, source=f"job {known['id']}")
+    origin = Origin(job=known["id"], mode=RESUME)
+    request = m.SubmitJob(
+        spec=to_mapping(spec),
+        from_job=origin.job,
+        from_mode=origin.mode,
+        package=known["package"],
+    )
+    answer = ask(settings, request)
+    output.say(f"job {answer['job']} continues where {known['id']} ended")
+    _say_origin(origin, answer)
+    return answer
+
+
+def _say_origin(origin: Origin, answer: Answer) -> None:
+    """Print the parts that are taken over, and the settings in which the two jobs differ."""
+    if origin.file is not None:
+        output.say(f"takes only the weights from {origin.file}")
+    mode = answer.get("from_mode", "")
+    if not mode:
+        return
+    what = "everything" if mode == RESUME else "only the weights"
+    output.say(f"takes {what} from {origin.job} at step {answer['from_step']}")
+    if not origin.mode:
+        output.say(
+            f"--from is not enough here: use --{mode}{'-from'} {origin.job}"
+            "; a later release has no --from"
+        )
+    differs = [
+        f"{key} {shown_value(was)} -> {shown_value(now)}" for key, was, now in answer["differs"]
+    ]
+    for line in differs[:_MOST_DIFFERENCES]:
+        output.say(f"  differs: {line}")
+    if len(differs) > _MOST_DIFFERENCES:
+        output.say(f"  and {len(differs) - _MOST_DIFFERENCES} more settings differ")

@@ -1,7 +1,7 @@
 """Decides whether a training thread makes progress, from its own marks; every heartbeat reports it.
 
 A thread that neither waits for the ring nor makes a mark is running user code. Long steps are
-normal, so it counts as stuck only when nothing moves there either (`dtd.cluster.motion`): for
+normal, so it counts as stuck only when nothing moves there either (`motion`): for
 as long as the job allows (`elastic.stall_timeout_s`), or for ten times the longest such silence so
 far, if that is longer. Work that is done for the first time may open or build things: it has the
 limit of a warm-up (`elastic.warmup_timeout_s`). A batch of another shape, as after a change of
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dtd.cluster.detector import PauseDetector
-from dtd.cluster.motion import Evidence, computes, motion
 
 PATIENCE_SILENCES: Final = 10.0
 LOOK_AFTER_S: Final = 0.5
@@ -31,6 +30,58 @@ TELL_AFTER_S: Final = 1.0
 
 MOST_KINDS: Final = 64
 """Most shapes of one kind of work; beyond these, a new shape is not treated specially."""
+
+
+MOVING_SHARE: Final = 0.05
+"""Share of one processor; a loop that polls once a millisecond stays below it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Observations of a training thread at one moment.
+
+    A glance reads the process's own clock. Only when that shows nothing does the shell read the
+    rest from /proc, since this costs system calls.
+
+    Attributes:
+        at_s: time of the observation, on the clock of the marks.
+        cpu_s: processor time of the process without its event loop.
+        children_cpu_s: processor time of all child processes, ended ones too; None after a glance.
+        waits_for: what the kernel lets the thread or a child wait for, such as "a disk"; or empty.
+    """
+
+    at_s: float
+    cpu_s: float
+    children_cpu_s: float | None = None
+    waits_for: str = ""
+
+
+def computes(before: Evidence, after: Evidence) -> bool:
+    """Whether a glance suffices, because the process itself computes."""
+    return _share(before.cpu_s, after.cpu_s, before, after) >= MOVING_SHARE
+
+
+def motion(before: Evidence | None, after: Evidence) -> str:
+    """The activity in words; empty when there is none.
+
+    Args:
+        before: an earlier observation of the same pause, if any.
+        after: the newest observation.
+    """
+    if before is not None and computes(before, after):
+        share = _share(before.cpu_s, after.cpu_s, before, after)
+        return f"it computes ({share:.0%} of a processor)"
+    if after.waits_for:
+        return f"it waits for {after.waits_for}"
+    if before is None or before.children_cpu_s is None or after.children_cpu_s is None:
+        return ""
+    share = _share(before.children_cpu_s, after.children_cpu_s, before, after)
+    moves = share >= MOVING_SHARE
+    return f"its child processes compute ({share:.0%} of a processor)" if moves else ""
+
+
+def _share(then_s: float, now_s: float, before: Evidence, after: Evidence) -> float:
+    return (now_s - then_s) / max(after.at_s - before.at_s, 1e-9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

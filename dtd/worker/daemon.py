@@ -426,7 +426,7 @@ class Worker:
         training, measured = self._training, self._metrics.heartbeat_fields()
         figures: dict[str, Any] = {}
         if training is not None:
-            figures = training.heartbeat_fields(self._interval_s, gpu_use=measured["gpu_use"])
+            figures = training.heartbeat_fields(self._interval_s)
         return m.Heartbeat(
             state=self._core.state.value,
             job=training.job if training is not None else "",

@@ -1,47 +1,42 @@
-"""Detects activity in this process outside its event loop: the shell of `dtd.cluster.motion`.
+"""What the kernel and Python's stacks tell: a stuck thread, and how the last process ended.
 
-A glance reads clocks only, which costs microseconds and never gives up the interpreter's lock: a
-thread that compiles in Python would not give it back for long.  A close look reads /proc, and is
-taken only when a glance shows nothing.  What cannot be read counts as nothing: then a thread is
-judged by what can.  Linux only, as all of dtd.
+Linux only, as all of dtd.  What cannot be read counts as nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import json
 import os
-import platform
+import re
 import sys
 import sysconfig
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, NamedTuple, TextIO
+
+import structlog
 
 import dtd
-from dtd.cluster.motion import Closely, Evidence
+from dtd.cluster.progress import Evidence
+from dtd.shown import escaped
+
+log = structlog.get_logger()
 
 MOST_TASKS: Final = 256
-"""Threads and processes that a close look visits at most: it is to take a few milliseconds."""
-
-MOST_PATH: Final = 200
+"""Most threads and child processes of a close look, which is to take a few milliseconds."""
 
 _TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
-_FILE_CALLS: Final = {
-    # read, write, pread64, pwrite64, readv, writev, fsync, fdatasync, getdents64, preadv, preadv2
-    "x86_64": frozenset({0, 1, 17, 18, 19, 20, 74, 75, 217, 295, 327}),
-    "aarch64": frozenset({63, 64, 67, 68, 65, 66, 82, 83, 61, 69, 286}),
-}
-"""Numbers of system calls whose first argument is the file that is read or written."""
-
-_CALLS: Final = _FILE_CALLS.get(platform.machine(), frozenset())
+_STATES: Final = {"D": "a disk or a file server", "R": "a processor"}
+"""States of a thread in /proc that show activity outside of it."""
 
 
-class EvidenceHandler:
+class ThreadObserver:
     """Looks at this process; made and used on its event loop.
 
     Args:
@@ -50,78 +45,52 @@ class EvidenceHandler:
 
     def __init__(self, trainer: threading.Thread) -> None:
         self._trainer = trainer
-        self._loop_thread = threading.get_ident()
-        self._loop_task = threading.get_native_id()
 
     def glance(self) -> Evidence:
-        """Clocks only."""
+        """Read clocks only, in microseconds, and without giving up the interpreter's lock.
+
+        A thread that computes in Python would not give it back for long.
+        """
         now_s = time.monotonic()
         return Evidence(at_s=now_s, cpu_s=time.process_time() - time.thread_time())
 
-    def closely(self, glance: Evidence, *, gpu_use: float) -> Evidence:
-        """A glance, and what /proc and the stack show besides.
-
-        Args:
-            glance: the observation of a moment ago.
-            gpu_use: share of time in which this worker's GPU works; negative: unknown.
-        """
+    def closely(self, glance: Evidence) -> Evidence:
+        """Add to the glance of a moment ago what /proc shows."""
         own = _stat("/proc/self/stat")
         trainer = _stat(f"/proc/self/task/{self._trainer.native_id}/stat")
         children = [_stat(f"/proc/{pid}/stat") for pid in _descendants()]
-        here = [_io("/proc/self/io"), *(_io(f"/proc/{child.pid}/io") for child in children)]
-        seen = Closely(
+        return Evidence(
+            at_s=glance.at_s,
+            cpu_s=glance.cpu_s,
             children_cpu_s=own.waited_for_s + sum(one.cpu_s + one.waited_for_s for one in children),
-            read_bytes=sum(here) - _io(f"/proc/self/task/{self._loop_task}/io"),
-            page_faults=trainer.page_faults,
-            runnable=trainer.state == "R",
-            waits_for=self._waits_for() or next(filter(None, map(_wait_of, children)), ""),
-            compiles=is_compiling(self._loop_thread),
-            gpu_use=gpu_use,
+            waits_for=_STATES.get(trainer.state, "") or next(map(_wait_of_child, children), ""),
         )
-        return Evidence(at_s=glance.at_s, cpu_s=glance.cpu_s, closely=seen)
-
-    def _waits_for(self) -> str:
-        """Return what a Python thread waits for in the kernel, other than another thread."""
-        tasks = [one.native_id for one in threading.enumerate()][:MOST_TASKS]
-        for task in tasks:
-            if task is not None and task != self._loop_task:
-                path = f"/proc/self/task/{task}"
-                waits = _disk(_stat(f"{path}/stat").state) or _file_of(path)
-                if waits:
-                    return waits
-        return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stat:
+class _Stat(NamedTuple):
     """The needed fields of /proc/PID/stat."""
 
     pid: int = 0
     state: str = ""
-    page_faults: int = 0
     cpu_s: float = 0.0
     waited_for_s: float = 0.0
 
 
 def _stat(path: str) -> _Stat:
     content = _read(path)
-    pid = content.split(" ", 1)[0]
     fields = content.rpartition(")")[2].split()  # a name may hold spaces and brackets
     if len(fields) < 15:
         return _Stat()
     return _Stat(
-        pid=int(pid),
+        pid=int(content.split(" ", 1)[0]),
         state=fields[0],
-        page_faults=int(fields[9]),
         cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
         waited_for_s=(int(fields[13]) + int(fields[14])) * _TICK_S,
     )
 
 
-def _io(path: str) -> int:
-    """Bytes that were asked of files and pipes, or came from disks for mapped files."""
-    figures = dict(line.split(": ", 1) for line in _read(path).splitlines() if ": " in line)
-    return int(figures.get("rchar", 0)) + int(figures.get("read_bytes", 0))
+def _wait_of_child(child: _Stat) -> str:
+    return f"{_STATES['D']} (process {child.pid})" if child.state == "D" else ""
 
 
 def _descendants() -> Iterator[int]:
@@ -137,46 +106,16 @@ def _descendants() -> Iterator[int]:
                 yield int(pid)
 
 
-def _wait_of(process: _Stat) -> str:
-    path = f"/proc/{process.pid}/task/{process.pid}"
-    waits = _disk(process.state) or (_file_of(path, f"/proc/{process.pid}") if process.pid else "")
-    return f"{waits} (process {process.pid})" if waits else ""
-
-
-def _disk(state: str) -> str:
-    """Uninterruptible sleep: a disk, or a file server."""
-    return "a disk or a file server" if state == "D" else ""
-
-
-def _file_of(task: str, process: str = "/proc/self") -> str:
-    """The file in whose reading or writing a thread sleeps; pipes and sockets are none."""
-    call = _read(f"{task}/syscall").split()
-    if len(call) < 2 or not call[0].isdigit() or int(call[0]) not in _CALLS:
-        return ""
-    try:
-        link = str(Path(f"{process}/fd/{int(call[1], 16)}").readlink())
-    except OSError:
-        return ""
-    # Nothing else is asked of the file: its server may not answer us either.
-    is_file = link.startswith("/") and not link.startswith("/dev/")
-    return link[:MOST_PATH] if is_file and "pipe" not in _read(f"{task}/wchan") else ""
-
-
 def _read(path: str) -> str:
     """A file of /proc; empty when it is gone or not for us."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - many a second
+            return (file.read(16384) or b"").decode("ascii", "replace")
     except OSError:
         return ""
-    try:
-        return os.read(descriptor, 16384).decode("ascii", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
 
 
-# --- place of a thread, and compilers at work: from the stacks of Python -------------------------
+# --- the line of code that a thread executes -----------------------------------------------------
 
 
 MAX_WHERE_CHARACTERS: Final = 200
@@ -188,57 +127,25 @@ _DTD: Final = Path(dtd.__file__).parent
 _TASKS: Final = _DTD / "tasks"  # count as the user's own
 _STANDARD: Final = Path(sysconfig.get_path("stdlib"))
 
-_COMPILERS: Final = (
-    ("_dynamo/convert_frame.py", ""),
-    ("_inductor/compile_fx.py", "compile"),  # has wrappers too, which stay while its code runs
-    ("triton/compiler/compiler.py", ""),
-)
-"""Files on a stack while a compiler works, and parts of its functions' names."""
-
 
 def where_stalled(thread_ident: int | None, stalled_s: float) -> str:
-    """`where_is`; empty until a stall has lasted for a while."""
-    return where_is(thread_ident) if stalled_s > TELLING_S else ""
-
-
-def where_is(thread_ident: int | None) -> str:
-    """The line that a thread executes: the innermost of the user's own, if there is one.
+    """The line that a stalled thread executes: the innermost of the user's own, if there is one.
 
     Args:
         thread_ident: None when there is no thread.
+        stalled_s: how long it has made no progress.
 
     Returns:
-        Like `task.py:4 in loss`, at most 200 characters; empty when the thread is over.
+        Like `task.py:4 in loss`, at most 200 characters; empty while the stall is short, and when
+        the thread is over.
     """
     frame = sys._current_frames().get(thread_ident or 0)  # noqa: SLF001 - its documented name
-    if frame is None:
+    if frame is None or stalled_s <= TELLING_S:
         return ""
     innermost = frame
     while frame is not None and _is_library(frame):
         frame = frame.f_back
     return _in_words(frame or innermost)[:MAX_WHERE_CHARACTERS]
-
-
-def is_compiling(but: int) -> bool:
-    """Whether a compiler is on the stack of a thread of Python's.
-
-    A backward pass on a GPU is compiled in a thread of its own.
-
-    Args:
-        but: ident of a thread that does not count.
-    """
-    stacks = sys._current_frames().items()  # noqa: SLF001 - its documented name
-    return any(_compiles(frame) for ident, frame in stacks if ident != but)
-
-
-def _compiles(frame: FrameType | None) -> bool:
-    while frame is not None:
-        code = frame.f_code
-        for file, name in _COMPILERS:
-            if code.co_filename.endswith(file) and name in code.co_name:
-                return True
-        frame = frame.f_back
-    return False
 
 
 def _is_library(frame: FrameType) -> bool:
@@ -254,3 +161,120 @@ def _is_library(frame: FrameType) -> bool:
 def _in_words(frame: FrameType) -> str:
     code = frame.f_code
     return f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+
+
+# --- how the previous process of this worker ended -----------------------------------------------
+
+
+RUNNING_FILE: Final = "running.json"
+FAULT_FILE: Final = "fault.txt"
+SERVICE_FILE: Final = "service-result.txt"
+_STDERR: Final = 2
+_LIMIT_BYTES: Final = 64 * 1024
+_TOLD_CHARACTERS: Final = 255
+_SIGNALS: Final = {
+    "Segmentation fault": "SIGSEGV",
+    "Floating point exception": "SIGFPE",
+    "Floating-point exception": "SIGFPE",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Illegal instruction": "SIGILL",
+}
+_FATAL: Final = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
+_TOP_FRAME: Final = re.compile(
+    r"^Current thread .*\n(?:  Garbage-collecting\n)?"
+    r"  File \"(?P<file>[^\"]*)\", line (?P<line>\d+) in (?P<name>\S+)",
+    re.MULTILINE,
+)
+
+
+class LastEnd:
+    """The traces of processes in one state directory, by which the next one tells their ends.
+
+    A process that dies cannot say why, and its peers only observe silence.  So it leaves traces:
+
+        running.json         while it runs; taken away when it ends in good order
+        fault.txt            the stacks that Python's fault handler writes on SIGSEGV and the like
+        service-result.txt   systemd's SERVICE_RESULT, EXIT_CODE and EXIT_STATUS, by ExecStopPost=
+
+    The next process logs them, and the coordinator is told in REGISTER.  Nothing here may keep a
+    worker from starting: a trace that cannot be written or read is one trace less.
+
+    Args:
+        state_dir: this worker's.
+
+    Attributes:
+        told: how the process before this one ended, to follow "its last process"; empty if in good
+            order, or if there was none.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._directory = state_dir
+        self._fault: TextIO | None = None
+        self.told = ""
+
+    def begin(self) -> None:
+        """Read the last process's traces, then begin this one's."""
+        if (self._directory / RUNNING_FILE).exists():
+            fault = escaped(_text(self._directory / FAULT_FILE))
+            service = escaped(_text(self._directory / SERVICE_FILE)).strip()
+            self.told = how_it_ended(fault, service)[:_TOLD_CHARACTERS]
+            log.warning("last_process_ended", how=self.told, stack=fault)
+        self._forget()
+        with contextlib.suppress(OSError):
+            (self._directory / RUNNING_FILE).write_text(json.dumps({"pid": os.getpid()}))
+            self._fault = (self._directory / FAULT_FILE).open("w", encoding="utf-8")
+            faulthandler.enable(self._fault)
+
+    def failed(self, error: BaseException) -> None:
+        """This process ends with an exception that nobody expected."""
+        if self._fault is not None:
+            with contextlib.suppress(OSError):
+                self._fault.write(f"Fatal Python error: {type(error).__name__}: {error}\n")
+                self._fault.flush()
+
+    def end(self) -> None:
+        """This process ends in good order, or another program takes its place."""
+        if self._fault is not None:
+            # What follows is nobody's to look back at.  By number: sys.stderr may be a job's log.
+            faulthandler.enable(_STDERR)
+            self._fault.close()
+            self._fault = None
+        self._forget()
+
+    def _forget(self) -> None:
+        for name in (RUNNING_FILE, FAULT_FILE, SERVICE_FILE):
+            with contextlib.suppress(OSError):
+                (self._directory / name).unlink()
+
+
+def how_it_ended(fault: str, service: str) -> str:
+    """Describe the end of a process in one clause, never empty.
+
+    Args:
+        fault: output of its fault handler.
+        service: systemd's SERVICE_RESULT, EXIT_CODE and EXIT_STATUS; empty if it was no service.
+    """
+    fatal, top = _FATAL.search(fault), _TOP_FRAME.search(fault)
+    place = f" in {top['name']} ({Path(top['file']).name}:{top['line']})" if top else ""
+    result, _, rest = service.partition(" ")
+    status = rest.rpartition(" ")[2]
+    if result and result != "exit-code":
+        return f"ended by SIG{status} (systemd: {result}){place}"
+    if fatal is not None:
+        return f"ended by {_SIGNALS.get(fatal[1], fatal[1])}{place}"
+    if result:
+        return f"ended with exit status {status}"
+    return (
+        "ended without a message: by SIGKILL, as for lack of memory (`journalctl -k`), or because a"
+        " library ended it"
+    )
+
+
+def _text(path: Path) -> str:
+    """The beginning of a file; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_LIMIT_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""

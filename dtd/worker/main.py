@@ -36,8 +36,8 @@ from dtd.worker.cluster_access import (
 )
 from dtd.worker.daemon import Worker
 from dtd.worker.device import check_device
+from dtd.worker.evidence import LastEnd
 from dtd.worker.join import COMMAND, run_join
-from dtd.worker.last_end import LastEnd
 from dtd.worker.process_state import ProcessState, free_forked_children, replace_process
 from dtd.worker.sandbox import check_sandbox
 from dtd.worker.state_directory import StateDirectory

@@ -28,7 +28,7 @@ from dtd.security.identity import WORKER
 from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
 from dtd.worker.committed import FILE, CommittedStep
-from dtd.worker.evidence import EvidenceHandler, where_stalled
+from dtd.worker.evidence import ThreadObserver, where_stalled
 from dtd.worker.output import OutputPipe, flush_output
 from dtd.worker.reporter import JobReporter, progress_message
 from dtd.worker.state_directory import letter_directory
@@ -132,7 +132,7 @@ class TrainingThreadOwner:
             profiler=profiler,
         )
         self.profiler = profiler
-        self._evidence = EvidenceHandler(self._thread)
+        self._observer = ThreadObserver(self._thread)
         self._thread.start()
 
     def _report(self, event: member.Event) -> None:
@@ -221,22 +221,21 @@ class TrainingThreadOwner:
         """Have the generation end after a step."""
         self._reporter.end_at_boundary(stop=stop, leave=leave)
 
-    def heartbeat_fields(self, interval_s: float, *, gpu_use: float) -> dict[str, Any]:
+    def heartbeat_fields(self, interval_s: float) -> dict[str, Any]:
         """Figures, and whether the thread makes progress; waiting for the ring is not a stall.
 
         Args:
             interval_s: when the next heartbeat follows.
-            gpu_use: share of time in which this worker's GPU works; negative: unknown.
         """
         figures = self._reporter.heartbeat_fields()
         if not self._watch.training:
             return figures
         waits = self.ring is not None and self.ring.waiting_since is not None
-        glance = self._evidence.glance()
+        glance = self._observer.glance()
         stalled_s = self._watch.look(glance.at_s, tick_s=interval_s, waits=waits)
         if stalled_s >= LOOK_AFTER_S:
             enough = self._watch.is_enough(glance)
-            self._watch.saw(glance if enough else self._evidence.closely(glance, gpu_use=gpu_use))
+            self._watch.saw(glance if enough else self._observer.closely(glance))
         verdict = self._watch.verdict(glance.at_s, stalled_s)
         return (
             figures

@@ -129,7 +129,7 @@ FAULTS: Final = {
         restarts=1,
         systemd_says=_HUNG,
         incident="worker_lost",
-        last_end=r"was ended by systemd's watchdog",
+        last_end=r"ended by SIGABRT \(systemd: watchdog\)",
     ),
     "stop": Fault(
         words="systemctl stop of a worker",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from dtd.cluster.motion import Closely, Evidence
+from dtd.cluster.progress import Evidence
 from dtd.errors import RingBroken
 from tests.sim.phases import Phase
 from tests.sim.ring_endpoint import RingEndpoint
@@ -120,7 +120,8 @@ class Thread:
         return Evidence(
             at_s=now,
             cpu_s=self._computed_s + computing_s,
-            closely=Closely(waits_for=waits_for),
+            children_cpu_s=0.0,
+            waits_for=waits_for,
         )
 
     def _compute(self, seconds: float) -> None:

@@ -30,7 +30,7 @@ from dtd.train.data.loader import Loader
 from dtd.train.data.rows import seed_generators
 from dtd.train.data.sampling import order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
-from dtd.train.data.used_rows import ShortBatches, UsedRows
+from dtd.train.data.used_rows import UsedRows
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
 from dtd.train.footprint import check_room, state_size
@@ -40,7 +40,6 @@ from dtd.train.memory import MemoryMeter
 from dtd.train.model_checks import check_memory, check_tensors
 from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of
 from dtd.train.optimizer.build import JoinedOptimizer
-from dtd.train.optimizer.trial import check_kept
 from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
 from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, WarningThrottle
@@ -50,6 +49,7 @@ from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica, build_replica, reset_replica
 from dtd.train.state.structure import Structure
 from dtd.train.state.task_state import ParameterWatch
+from dtd.train.state.tensors import metadata
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
 
 _MOST_RANKS: Final = 1024
@@ -87,7 +87,6 @@ class JobSession:
         compared: (generation, step, digest) that this rank last sent to the others.
         metrics: metrics of the last evaluation.
         used: rows that this rank's model processed in the last step.
-        short: finds batches that lack rows; None once one was reported.
         begins_with: file with the weights of a fresh state; None if there is none.
         judged: early stopping's result of the evaluation before the current step; None if
             there was none.
@@ -124,7 +123,6 @@ class JobSession:
     compared: tuple[int, int, bytes] = (0, 0, b"")
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
-    short: ShortBatches | None = field(default_factory=ShortBatches)
     judged: EarlyStop | None = None
     begins_with: FirstWeights | None = None
     ended: str = ""
@@ -297,7 +295,7 @@ def build_session(
     )
     if spec.strategy.name in SHARDED:
         _check_divisible(replica, spec, device)
-    check_kept(replica, sharded=spec.strategy.name in SHARDED)
+    metadata(replica)  # refuses what no state can hold
     strategy = build_strategy(
         spec, parts_of(replica), device, scalars, model=replica.model, passes=plan.most_parts
     )

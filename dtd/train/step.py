@@ -155,8 +155,6 @@ class Computation:
             seed_generators(key, session.device)
             self._recent.append((batch, update, len(request.rows), key))
             loss, rows_weight, is_mean = self._loss(batch, update, len(request.rows))
-            if is_mean:
-                _tell_short(session, batch, len(request.rows))
             if request is share.requests[-1]:
                 last()
             self._check()  # forward may have taken long, and backward takes longer
@@ -419,19 +417,6 @@ def _understand(returned: Any, rows: int) -> tuple[Tensor, float, bool]:
             remedy="compute it from the model that is passed in, without no_grad() or detach()",
         )
     return loss, float(pair[1]), not isinstance(returned, tuple)
-
-
-def _tell_short(session: JobSession, batch: Any, asked: int) -> None:
-    """Warn once about a mean that is over fewer rows than it counts for."""
-    rows = session.short.rows_in(batch, asked) if session.short is not None else asked
-    if rows < asked:
-        session.short = None
-        session.reporter.warning(
-            "task_doubtful",
-            f"a batch for which {asked} rows were asked has {rows}, and the mean that loss()"
-            f" returns counts for {asked}, so these rows weigh more than others; return (sum,"
-            " number of rows), by which all weigh alike",
-        )
 
 
 def _backward(loss: Tensor, factor: float) -> None:

@@ -32,8 +32,6 @@ class Hooked(Gated):
         self._kind = kind
         if kind == "nested":
             self.build_optimizer = Remembering
-        if kind == "short":
-            self.collate = short
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
@@ -46,13 +44,6 @@ class Hooked(Gated):
             weight.register_hook(lambda gradient: gradient * (torch.arange(16) % 2))
         return model
 
-    def train_dataset(self) -> Any:
-        rows = super().train_dataset()
-        return [rows[row] for row in range(len(rows))] if self._kind == "short" else rows
-
-    def eval_dataset(self) -> Any:
-        return None if self._kind == "short" else super().eval_dataset()
-
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = super().loss(model, batch)
         return loss * float("nan") if self._kind == "nan" else loss
@@ -60,7 +51,3 @@ class Hooked(Gated):
 
 def clear(parameter: nn.Parameter) -> None:
     parameter.grad = None
-
-
-def short(rows: list[Any]) -> Any:
-    return torch.utils.data.default_collate([row for row in rows if row[0][0] > -1] or rows)

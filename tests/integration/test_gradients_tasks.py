@@ -54,13 +54,6 @@ def test_a_hook_with_a_mask_is_allowed(daemons: Daemons) -> None:
     assert not daemons.events("task_doubtful", job)
 
 
-def test_short_batches_are_told(daemons: Daemons) -> None:
-    job = submit(daemons, "short")
-    assert daemons.wait(job)["state"] == "done"
-    (first, *_) = daemons.events("task_doubtful", job)
-    assert "return (sum, number of rows)" in first["message"]
-
-
 def test_a_job_without_an_update_is_told(daemons: Daemons) -> None:
     job = submit(daemons, "nan", "train.max_skipped_steps=0")
     assert daemons.wait(job)["state"] == "done"

@@ -278,28 +278,6 @@ def test_a_model_that_is_all_in_evaluation_mode_is_told(arena, regression) -> No
     assert "in evaluation mode" in warning[1]
 
 
-@pytest.mark.parametrize("pair", [False, True])
-def test_a_mean_over_fewer_rows_than_were_asked_for_is_told_once(arena, pair) -> None:
-    class Damaged(Drawn):
-        def collate(self, rows):
-            kept = [row for row in rows if row[0] % 1 > 0]
-            return torch.utils.data.default_collate(kept or rows)
-
-        def loss(self, model, batch):
-            errors = (model(batch[0]) - 1) ** 2
-            return (errors.sum(), len(errors)) if pair else errors.mean()
-
-    ranks = arena.train(Damaged(), arena.spec(), 2)
-    told = [rank.recorder.warnings for rank in ranks]
-    if pair:
-        assert told == [[], []]
-        return
-    for ((name, message),) in told:
-        assert name == "task_doubtful"
-        assert "rows were asked has" in message
-        assert "return (sum, number of rows)" in message
-
-
 def test_a_parameter_that_only_the_optimizer_has_is_refused(arena, regression) -> None:
     class Weighed(regression):
         def build_model(self):

@@ -10,9 +10,8 @@ than derived from the step's number.  The ledger keeps the totals.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,46 +85,6 @@ def checksum(epoch: int, rows: Sequence[int] | npt.NDArray[np.uint64]) -> int:
     """Return the sum of the hashes of (epoch, row), modulo 2**64; independent of the order."""
     salted = np.array(rows, dtype=np.uint64) ^ np.uint64(row_key(0, epoch, 0))
     return int(mixed(salted).sum(dtype=np.uint64))
-
-
-class ShortBatches:
-    """Finds batches with fewer rows than were asked for, as of a `collate` that leaves some out.
-
-    A batch has no form of its own, so this judges by sizes: of two batches for which as many rows
-    were asked for, the one with fewer is short.  Sizes that are always the same, such as those of
-    pairs of rows or of weights, say nothing, nor does a batch whose rows are another dimension.
-    """
-
-    def __init__(self) -> None:
-        self._rows: dict[int, int] = {}
-
-    def rows_in(self, batch: Any, asked: int) -> int:
-        """Return how many rows a batch has, or an earlier one for which as many were asked for."""
-        shapes = list(_shapes(batch))
-        first = {shape[0] for kind, shape in shapes if kind == "tensor"}
-        if asked in {shape[0] for _, shape in shapes}:
-            rows = asked
-        elif not first or max(first) > asked or any(asked in shape for _, shape in shapes):
-            return asked
-        else:
-            rows = max(first)
-        other = self._rows.setdefault(asked, rows)
-        return asked if rows == other else min(rows, other)
-
-
-def _shapes(batch: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Shapes of tensors and arrays, and lengths of lists."""
-    shape = getattr(batch, "shape", None)
-    if isinstance(shape, tuple):
-        if shape:
-            yield "tensor", shape
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _shapes(value)
-    elif isinstance(batch, list | tuple):
-        yield "list", (len(batch),)
-        for value in batch:
-            yield from _shapes(value)
 
 
 def _shown(rows: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from dtd.strategy.scalars import USED_WORDS
 from dtd.train.data.rows import BatchRequest, LoadedBatch, load_rows
-from dtd.train.data.used_rows import ShortBatches, UsedRows, checksum
+from dtd.train.data.used_rows import UsedRows, checksum
 
 
 def used(asked: tuple[int, ...], loaded: tuple[int, ...], epoch: int = 0) -> UsedRows:
@@ -66,29 +66,3 @@ def test_a_batch_says_what_the_dataset_was_asked_for() -> None:
 
 def test_what_is_shown_of_many_rows_is_short() -> None:
     assert "[0, 1, 2, 3, 4, 5, 6, 7] and 92 more" in used(tuple(range(100)), (5,)).example
-
-
-X = torch.zeros(8, 10)
-
-
-@pytest.mark.parametrize(
-    ("batches", "short"),
-    [
-        ([(8, X), (8, X[:7])], [8, 7]),
-        ([(8, X[:7]), (8, X), (5, X[:5]), (5, X[:3])], [8, 7, 5, 3]),
-        ([(8, X[:7]), (8, X[:6])], [8, 6]),
-        ([(8, {"x": X, "y": X[:, 0]}), (8, {"x": X[:6], "y": X[:6, 0]})], [8, 6]),
-        ([(8, X.numpy()), (8, X[:7].numpy())], [8, 7]),
-        # What is healthy: two views of each row, rows in the second dimension, pairs, packed rows.
-        ([(4, X), (5, X), (3, X[:6])], [4, 5, 3]),
-        ([(10, X), (8, [X, X[0]]), (10, X[:4]), (7, X.T[:, :7])], [10, 8, 10, 7]),
-        ([(8, X[:4]), (6, X[:3]), (8, X[4:])], [8, 6, 8]),
-        ([(8, [X[0, :5], object()]), (5, [X[0, :5], object()])] * 2, [8, 5, 8, 5]),
-        ([(8, X.reshape(1, 80)[:, :n]) for n in (80, 8, 7, 33)], [8] * 4),
-        ([(3, [X[:3]] * 3), (4, [X[:3]] * 4), (2, [X[:3]] * 2)], [3, 4, 2]),
-        ([(8, "text"), (8, None), (8, torch.tensor(1.0)), (8, object())], [8] * 4),
-    ],
-)
-def test_a_batch_is_short_where_nothing_in_it_has_its_number_of_rows(batches, short) -> None:
-    finder = ShortBatches()
-    assert [finder.rows_in(batch, asked) for asked, batch in batches] == short

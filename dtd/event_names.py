@@ -34,7 +34,7 @@ EVENTS: Final = {
     "clock_doubted": "The host's clock has jumped; for an hour credentials are not judged by it.",
     "credential_revoked": "A credential was revoked.",
     "audit": "A request that changes something: the caller, the request and its result.",
-    "audit_not_written": "As `audit`, but the store could not record it: this line is the only"
+    "audit_not_written": "As `audit`, but the log could not be written: this line is the only"
     " record.",
     "internal_error_traceback": "The traceback of an `internal_error`.",
     "store_failed": "The coordinator could not write to its store or read it; training goes on.",

@@ -1,10 +1,10 @@
-"""The audit log: each request that changes something is recorded in the store and in the journal.
+"""The audit log: each request that changes something is recorded on disk and in the journal.
 
 Requests that run code or destroy data are recorded before they are carried out, and requests that
 give access before they are answered, both durably; if that is impossible they are refused.
 Requests that take access away are carried out even if the disk fails, and the journal then notes
-the missing entry.  Refusals are entered within a budget.  Which calls these are is declared in
-`dtd.coordinator.audited`; how entries are chained in `dtd.security.audit`.
+the missing entry.  Refusals are entered within a budget.  The table `CHANGING` says which requests
+these are, and what is recorded of each.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import enum
 import functools
 import os
-import sqlite3
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
-from dtd.coordinator.audited import Audited, Must, about, audited, outcome
-from dtd.coordinator.store.audit_table import AuditTable, append
-from dtd.coordinator.store.database import FILE_NAME
+from dtd.coordinator.audit_file import BEGUN, CUT, DONE, FAILED, REFUSED, AuditFile, Entry
 from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.errors import DtdError, RequestRefused
-from dtd.limits.refusal_budget import RefusalBudget
-from dtd.security.audit import BEGUN, CUT, DONE, FAILED, REFUSED, Entry
+from dtd.limits.rates import Allowance
 from dtd.security.identity import LOCAL, STRANGER, Identity
 from dtd.shown import one_line
 from dtd.wire import messages as m
@@ -38,6 +37,136 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 MOST_OF_A_REASON: Final = 500
+MOST_CHARACTERS: Final = 200
+"""Limit for one argument or result."""
+MOST_ENTRIES: Final = 16
+"""Limit for an argument or result that is a list; the remaining entries are only counted."""
+_NOTHING: Final[tuple[Any, ...]] = ("", 0, 0.0, False, None, (), [])
+
+
+REFUSALS_AT_ONCE: Final = 16.0
+REFUSAL_EVERY_S: Final = 60.0
+"""Recorded refusals of one caller; all unauthenticated callers count as one."""
+ALL_REFUSALS_AT_ONCE: Final = 128.0
+ALL_REFUSALS_EVERY_S: Final = 10.0
+MAX_CALLERS: Final = 64
+
+
+def _always(_message: Any, _payload_bytes: int) -> bool:
+    return True
+
+
+def _first_piece(message: m.PutPackage, payload_bytes: int) -> bool:
+    """A package is sent in pieces; a message without payload only queries it."""
+    return message.offset == 0 and payload_bytes > 0
+
+
+def _acts(message: m.Examine, _payload_bytes: int) -> bool:
+    """Measuring a step runs the job's code, and a forced measurement disturbs a running job."""
+    return message.what == "step" or message.force
+
+
+def _hands_out_tickets(message: m.ListCheckpoints | m.ListModels, _payload_bytes: int) -> bool:
+    """Tickets permit reading parameters from the workers."""
+    return message.tickets
+
+
+class Must(enum.Enum):
+    """Whether a call requires its log entry, which cannot be written while the disk is full.
+
+    Attributes:
+        IF_POSSIBLE: the call is done in any case; for calls that take something away.
+        BE_ENTERED_FIRST: for calls that run code or destroy something.
+        BE_ENTERED_BEFORE_ANSWER: for calls whose answer grants something.
+    """
+
+    IF_POSSIBLE = enum.auto()
+    BE_ENTERED_FIRST = enum.auto()
+    BE_ENTERED_BEFORE_ANSWER = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """The audit log's record of one kind of call.
+
+    Attributes:
+        about: fields of the request that are recorded.
+        results: keys of the answer that are recorded.
+        must: whether the call is done, and answered, if it cannot be recorded.
+        when: tells whether a given request (message, payload bytes) changes something.
+    """
+
+    about: tuple[str, ...]
+    results: tuple[str, ...] = ()
+    must: Must = Must.IF_POSSIBLE
+    when: Callable[[Any, int], bool] = _always
+
+
+CHANGING: Final[Mapping[type[Any], Audited]] = {
+    m.SubmitJob: Audited(
+        about=("from_job", "from_step", "from_mode", "package", "weights"),
+        results=("job",),
+        must=Must.BE_ENTERED_FIRST,
+    ),
+    m.BeginSweep: Audited(
+        about=("package",),
+        results=("sweep", "trials"),
+        must=Must.BE_ENTERED_FIRST,
+    ),
+    m.CancelSweep: Audited(about=("sweep",), results=("state",)),
+    m.CancelJob: Audited(about=("job",), results=("state",)),
+    m.ResumeJob: Audited(about=("job",), results=("state",)),
+    m.KillWorker: Audited(about=("name", "signal"), results=("pid",)),
+    m.DrainWorker: Audited(about=("name",)),
+    m.AnnotateJob: Audited(about=("job", "add", "remove", "sets_note")),
+    m.Delete: Audited(about=("job", "step"), must=Must.BE_ENTERED_FIRST),
+    m.PutPackage: Audited(
+        about=("digest", "size", "kind"),
+        must=Must.BE_ENTERED_FIRST,
+        when=_first_piece,
+    ),
+    m.Examine: Audited(
+        about=("what", "worker", "peer", "package", "force"),
+        must=Must.BE_ENTERED_FIRST,
+        when=_acts,
+    ),
+    m.Profile: Audited(
+        about=("job", "steps", "file"),
+        must=Must.BE_ENTERED_FIRST,
+    ),
+    m.ListCheckpoints: Audited(
+        about=("job", "tickets"),
+        must=Must.BE_ENTERED_BEFORE_ANSWER,
+        when=_hands_out_tickets,
+    ),
+    m.RegisterModel: Audited(about=("name", "job", "step", "best", "mode", "copies")),
+    m.ListModels: Audited(
+        about=("name", "version", "tickets"),
+        must=Must.BE_ENTERED_BEFORE_ANSWER,
+        when=_hands_out_tickets,
+    ),
+    m.AliasModel: Audited(about=("name", "alias", "version")),
+    m.DescribeModel: Audited(about=("name", "version")),
+    m.CopyModel: Audited(about=("name", "version")),
+    m.DeleteModel: Audited(about=("name", "version"), must=Must.BE_ENTERED_FIRST),
+    m.CreateToken: Audited(
+        about=("role", "life_s", "uses", "names", "replaces"),
+        results=("id", "role", "expires_s"),
+        must=Must.BE_ENTERED_BEFORE_ANSWER,
+    ),
+    m.OpenWeb: Audited(about=(), must=Must.BE_ENTERED_BEFORE_ANSWER),
+    m.RevokeToken: Audited(about=("id",)),
+    m.RevokeCredential: Audited(about=("name",), results=("revoked", "evicted")),
+    m.Enrol: Audited(
+        about=("role", "name", "token_id", "workers"),
+        results=("replaced",),
+        must=Must.BE_ENTERED_BEFORE_ANSWER,
+    ),
+}
+"""Calls that change something, or allow the caller to change or read more than before.
+
+The recorded fields are listed one by one, so that no secret is recorded by accident.
+"""
 
 
 class Caller(Protocol):
@@ -54,17 +183,23 @@ class Caller(Protocol):
 
 
 class AuditLog:
-    """Enters calls in the store's table and in the journal.
+    """Enters calls in the audit log and in the journal.
 
     Args:
-        table: the entries.
+        file: the entries.
         thread: the thread that the store's methods run in.
     """
 
-    def __init__(self, table: AuditTable, thread: StoreThread) -> None:
-        self._table = table
+    def __init__(self, file: AuditFile, thread: StoreThread) -> None:
+        self._file = file
         self._thread = thread
         self._budget = RefusalBudget()
+
+    async def read(self, request: m.ReadAudit) -> dict[str, Any]:
+        """A page of entries."""
+        return await self._thread.run(
+            self._file.page, request.after, request.since_s, request.who, request.what
+        )
 
     async def around(
         self,
@@ -91,7 +226,7 @@ class AuditLog:
         if declared is None:
             return await work()
         entry = _entry(caller, message, declared)
-        if declared.must_be_entered is Must.BEFORE_IT_IS_DONE:
+        if declared.must is Must.BE_ENTERED_FIRST:
             await self._must_enter(entry)
         try:
             answer = await work()
@@ -108,7 +243,7 @@ class AuditLog:
             self._later(dataclasses.replace(entry, outcome=FAILED, reason=why))
             raise
         done = dataclasses.replace(entry, outcome=DONE, result=outcome(told(answer), declared))
-        if declared.must_be_entered is Must.BEFORE_IT_IS_ANSWERED:
+        if declared.must is Must.BE_ENTERED_BEFORE_ANSWER:
             await self._must_enter(done)
         else:
             await self._enter(done)
@@ -141,7 +276,7 @@ class AuditLog:
             await self._thread.run(
                 functools.partial(self._add, entry, synced=True), turn=Turn.URGENT
             )
-        except sqlite3.Error as error:
+        except OSError as error:
             raise RequestRefused(
                 f"this request must be recorded in the audit log, which cannot be written: {error}",
                 remedy="free space on the coordinator's disk; cancel, drain and revoke still work",
@@ -149,7 +284,7 @@ class AuditLog:
 
     async def _enter(self, entry: Entry) -> None:
         """Record a completed request, without failing if that is impossible."""
-        with contextlib.suppress(sqlite3.Error):  # the journal has it: `_add` has said so
+        with contextlib.suppress(OSError):  # the journal has it: `_add` has said so
             await self._thread.run(functools.partial(self._add, entry), turn=Turn.URGENT)
 
     def _later(self, entry: Entry) -> None:
@@ -161,11 +296,11 @@ class AuditLog:
         now = dataclasses.replace(entry, time_s=time.time())
         fields = {name: one for name, one in dataclasses.asdict(now).items() if name != "time_s"}
         try:
-            seq, made = self._table.add(now, synced=synced)
-        except sqlite3.Error as error:
+            seq = self._file.add(now, synced=synced)
+        except OSError as error:
             log.error("audit_not_written", error=str(error), **fields)
             raise
-        log.info("audit", seq=seq, hash=made, **fields)
+        log.info("audit", seq=seq, **fields)
 
 
 def _entry(caller: Caller, message: m.Message, declared: Audited) -> Entry:
@@ -182,12 +317,73 @@ def _entry(caller: Caller, message: m.Message, declared: Audited) -> Entry:
     )
 
 
-# ---
-# Commands that act on a coordinator's state directory are entered in its audit log.
-#
-# A backup may be taken while the daemon runs, so it enters itself through a connection of its own
-# to the store's file, as the user whom the file belongs to: what is beside it stays the daemon's,
-# and a link that this user has put there does not lead root to another file.
+def audited(message: m.Message, payload_bytes: int = 0) -> Audited | None:
+    """Return the declared record of this call; None if it changes nothing."""
+    declared = CHANGING.get(type(message))
+    changes = declared is not None and declared.when(message, payload_bytes)
+    return declared if changes else None
+
+
+def about(message: m.Message, declared: Audited) -> dict[str, Any]:
+    """The declared arguments of the call that are not empty, bounded in length."""
+    found = {name: getattr(message, name) for name in declared.about}
+    if isinstance(message, m.SubmitJob | m.Examine):
+        table = message.spec.get("job")
+        given = table if isinstance(table, dict) else {}
+        found |= {name: given.get(name) for name in ("name", "task")}
+    return {name: _short(value) for name, value in found.items() if value not in _NOTHING}
+
+
+def outcome(answer: Mapping[str, Any], declared: Audited) -> dict[str, Any]:
+    """The declared part of the answer, bounded in length."""
+    found = {name: answer.get(name) for name in declared.results}
+    return {name: _short(value) for name, value in found.items() if value not in _NOTHING}
+
+
+def _short(value: Any) -> Any:
+    match value:
+        case bool() | int() | float():
+            return value
+        case list() | tuple():
+            more = len(value) - MOST_ENTRIES
+            rest = [f"and {more} more"] if more > 0 else []
+            return [_short(one) for one in value[:MOST_ENTRIES]] + rest
+        case dict():
+            return {_short(key): _short(one) for key, one in list(value.items())[:MOST_ENTRIES]}
+        case _:
+            return one_line(str(value), MOST_CHARACTERS)
+
+
+class RefusalBudget:
+    """Bounds the refusals in the log, so that unknown callers cannot fill it.  Pure.
+
+    Each caller has its own budget, and all together have one.
+    """
+
+    def __init__(self) -> None:
+        self._callers: OrderedDict[str, Allowance] = OrderedDict()
+        self._skipped: dict[str, int] = {}
+        self._all = Allowance(1 / ALL_REFUSALS_EVERY_S, ALL_REFUSALS_AT_ONCE)
+
+    def spend(self, caller: str, now: float) -> int | None:
+        """Count one more refusal of this caller.
+
+        Returns:
+            None when it is not to be entered, else the number of earlier ones that were not.
+        """
+        own = self._callers.pop(caller, None) or Allowance(1 / REFUSAL_EVERY_S, REFUSALS_AT_ONCE)
+        self._callers[caller] = own
+        while len(self._callers) > MAX_CALLERS:
+            forgotten, _ = self._callers.popitem(last=False)
+            self._skipped.pop(forgotten, None)
+        if own.left(now) < 1 or not self._all.takes(1, now):
+            self._skipped[caller] = self._skipped.get(caller, 0) + 1
+            return None
+        own.spend(1, now)
+        return self._skipped.pop(caller, 0)
+
+
+# --- commands that act on a coordinator's state directory ----------------------------------------
 
 
 def command_entry(what: str, about: Mapping[str, Any]) -> Entry:
@@ -203,32 +399,23 @@ def command_entry(what: str, about: Mapping[str, Any]) -> Entry:
 
 
 def enter_command(state_dir: Path, entry: Entry) -> str:
-    """Enter it in the store of a state directory, whether a daemon uses it or not.
+    """Enter it in the log of a state directory, whether a daemon uses it or not.
 
     Returns:
         Why that was not possible; empty when it was.
     """
-    path = state_dir / FILE_NAME
     try:
-        with _as_owner_of(path), contextlib.closing(_connected(path)) as connection:
-            cursor = connection.cursor()
-            cursor.execute("BEGIN IMMEDIATE")
-            append(cursor, entry)
-            cursor.execute("COMMIT")
-    except (OSError, sqlite3.Error) as error:
+        with _as_owner_of(state_dir):
+            AuditFile(state_dir).add(entry, synced=True)
+    except OSError as error:
         return str(error)
     return ""
 
 
-def _connected(path: Path) -> sqlite3.Connection:
-    """Connect to a store that is there; a missing one is not made."""
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
-
-
 @contextlib.contextmanager
-def _as_owner_of(path: Path) -> Iterator[None]:
-    """Root writes as the file's owner."""
-    owner = path.lstat()
+def _as_owner_of(directory: Path) -> Iterator[None]:
+    """Root writes as the owner, whose links lead root to no other file."""
+    owner = directory.lstat()
     if os.geteuid() != 0 or owner.st_uid == 0:
         yield
         return

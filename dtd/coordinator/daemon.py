@@ -35,6 +35,7 @@ from dtd.cluster.state import ClusterState
 from dtd.cluster.state_records import CoordinatorIdentity
 from dtd.cluster.status import Beside, status_of
 from dtd.config import CoordinatorConfig
+from dtd.coordinator.audit_file import AuditFile
 from dtd.coordinator.audit_log import AuditLog, Caller
 from dtd.coordinator.containment import Containment, GuardedCore
 from dtd.coordinator.control_port import ControlPort
@@ -110,7 +111,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self.containment = Containment(time.monotonic, self)
         self._store_thread = StoreThread(self._store_failed)
-        self.audit = AuditLog(store.audit, self._store_thread)
+        self.audit = AuditLog(AuditFile(config.state_dir), self._store_thread)
         self._links = WorkerLinks()
         self._secrets = DataSecrets(
             open_data_key(config.state_dir / DIRECTORY),

@@ -439,7 +439,7 @@ COMMANDS: Final = (
     # Access.
     Command(
         name="join",
-        function="access.commands:join",
+        function="access:join",
         help="Get a credential, so that dtdctl can be used on this host.",
         arguments=(
             argument("text", metavar="TOKEN", help="Token printed by `token create`."),
@@ -453,7 +453,7 @@ COMMANDS: Final = (
     ),
     Command(
         name="token create",
-        function="access.commands:create_token",
+        function="access:create_token",
         help="Create a token with which a host or a user can join; it is shown only once.",
         arguments=(
             argument(
@@ -493,29 +493,29 @@ COMMANDS: Final = (
     ),
     Command(
         name="token list",
-        function="access.commands:list_tokens",
+        function="access:list_tokens",
         help="List all tokens, without their secrets.",
     ),
     Command(
         name="token revoke",
-        function="access.commands:revoke_token",
+        function="access:revoke_token",
         help="Revoke a token, so that it can no longer be used to join; existing members remain.",
         arguments=(argument("token", metavar="ID", help="As `token list` shows it."),),
     ),
     Command(
         name="credentials",
-        function="access.commands:list_credentials",
+        function="access:list_credentials",
         help="List the credentials that were issued.",
     ),
     Command(
         name="revoke",
-        function="access.commands:revoke",
+        function="access:revoke",
         help="Revoke a credential: its connections end at once, its workers are evicted.",
         arguments=(argument("name", metavar="NAME|SERIAL", help="As `credentials` shows it."),),
     ),
     Command(
         name="audit",
-        function="access.audit:show_audit",
+        function="access:show_audit",
         help="List the audit log: time, caller, host, request and result of every change.",
         arguments=(
             argument(
@@ -531,12 +531,11 @@ COMMANDS: Final = (
                 help="Only requests by this caller.",
             ),
             argument("--what", metavar="WORD", default="", help='Only requests such as "cancel".'),
-            switch("--verify", dest="verifies", help="Check that no entry is missing or changed."),
         ),
     ),
     Command(
         name="authority show",
-        function="access.commands:show_authority",
+        function="access:show_authority",
         help="Show the authority's fingerprint and until when it is valid.",
     ),
     # Models.

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from dtd.ctl import output
-from dtd.ctl.access.renewal import renew_if_due
 from dtd.ctl.commands import completions, run_command
+from dtd.ctl.renewal import renew_if_due
 from dtd.ctl.settings import make_settings, take_settings
 from dtd.errors import DtdError
 from dtd.streams import fit_streams

@@ -80,8 +80,7 @@ class Queries:
         if isinstance(request, m.ReadEvents):
             return await self._events(request)
         if isinstance(request, m.ReadAudit):
-            wanted = (request.after, request.since_s, request.who, request.what)
-            return await in_store(store.audit.page, *wanted)
+            return await self._coordinator.audit.read(request)
         assert isinstance(request, m.ListCheckpoints)
         found = await in_store(store.checkpoints, request.job)
         listed = [self._checkpoint(one, ticket=request.tickets) for one in found]

@@ -1,8 +1,8 @@
 """A coordinator's state in one file, taken while the daemon runs.
 
-Its content: the store, the cluster's keys and the packages of tasks.  A reader of it can act for
-the cluster, so it has mode 0600 from its first byte on.  Checkpoints are with the workers, and
-figures drawn for people (TensorBoard) are not state.
+Its content: the store, the audit log, the cluster's keys and the packages of tasks.  A reader of it
+can act for the cluster, so it has mode 0600 from its first byte on.  Checkpoints are with the
+workers, and figures drawn for people (TensorBoard) are not state.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tarfile
 from pathlib import Path
 from typing import Final
 
+from dtd.coordinator.audit_file import DIRECTORY as AUDIT
 from dtd.coordinator.handlers.packages import PACKAGES
 from dtd.coordinator.store.database import FILE_NAME
 from dtd.durable import sync_directory
@@ -69,6 +70,9 @@ def _write(beside: Path, state_dir: Path, copy: Path) -> None:
     with os.fdopen(descriptor, "wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             _add(tar, copy, FILE_NAME)
+            for path in sorted((state_dir / AUDIT).glob("[0-9]*.jsonl")):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    _add(tar, path, f"{AUDIT}/{path.name}")
             for path in sorted((state_dir / KEYS).glob("[!.]*")):
                 _add(tar, path, f"{KEYS}/{path.name}")
             for path in sorted((state_dir / PACKAGES).glob(f"[!.]*{PACKAGE.ending}")):

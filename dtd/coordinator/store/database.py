@@ -65,12 +65,6 @@ CREATE TABLE doomed (
 );
 CREATE TABLE identity (store_id TEXT NOT NULL, epoch INTEGER NOT NULL);
 INSERT INTO identity VALUES (lower(hex(randomblob(16))), 1);
-CREATE TABLE audit (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, role TEXT NOT NULL,
-    who TEXT NOT NULL, serial TEXT NOT NULL, address TEXT NOT NULL, what TEXT NOT NULL,
-    about TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL, result TEXT NOT NULL,
-    skipped INTEGER NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL
-);
 CREATE TABLE notes (job TEXT PRIMARY KEY, tags TEXT NOT NULL, note TEXT NOT NULL);
 CREATE TABLE models (
     name TEXT NOT NULL, number INTEGER NOT NULL, id TEXT UNIQUE NOT NULL, record TEXT NOT NULL,

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from dtd.coordinator.audit_file import DIRECTORY as AUDIT
+from dtd.coordinator.audit_file import AuditFile
 from dtd.coordinator.audit_log import command_entry
 from dtd.coordinator.handlers.packages import PACKAGES
 from dtd.coordinator.store.backup import KEYS
@@ -32,6 +34,7 @@ MAX_MEMBERS: Final = 10_000
 _WORKPLACE: Final = ".restoring"
 _NAMES: Final = re.compile(
     rf"{re.escape(FILE_NAME)}"
+    rf"|{AUDIT}/[0-9]{{16}}\.jsonl"
     rf"|{KEYS}/[A-Za-z0-9_][A-Za-z0-9._-]{{0,99}}"
     rf"|{PACKAGES}/[0-9a-f]{{64}}{re.escape(PACKAGE.ending)}"
 )
@@ -125,7 +128,7 @@ def _begin_epoch(workplace: Path, source: Path) -> int:
         store.begin_epoch()
         epoch = store.identity()[1]
         about = {"file": str(source), "epoch": epoch}
-        store.audit.add(command_entry("RESTORE", about), synced=True)
+        AuditFile(workplace).add(command_entry("RESTORE", about), synced=True)
         return epoch
     finally:
         store.close()
@@ -140,7 +143,7 @@ def _move_in(workplace: Path, state_dir: Path) -> None:
             os.chown(path, owner.st_uid, owner.st_gid)
     for path in sorted(workplace.iterdir(), key=lambda path: path.name == FILE_NAME):
         path.rename(state_dir / path.name)
-    for directory in (KEYS, PACKAGES):
+    for directory in (AUDIT, KEYS, PACKAGES):
         if (state_dir / directory).is_dir():
             sync_directory(state_dir / directory)
     sync_directory(state_dir)

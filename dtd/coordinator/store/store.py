@@ -24,7 +24,6 @@ from dtd.cluster.records import Job
 from dtd.cluster.status import EndedJob
 from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.store.annotations import Annotations
-from dtd.coordinator.store.audit_table import AuditTable
 from dtd.coordinator.store.database import Database
 from dtd.coordinator.store.models import Models
 from dtd.coordinator.store.records import completed, job_details, job_from_body, job_row
@@ -68,7 +67,6 @@ class Store:
         state_dir: created if missing, readable by its owner only.
 
     Attributes:
-        audit: the log of changes and their callers.
         sweeps: sweeps and their trials.
         annotations: tags and notes of jobs.
         models: registered models.
@@ -80,7 +78,6 @@ class Store:
 
     def __init__(self, state_dir: Path) -> None:
         self._database = Database(state_dir)
-        self.audit = AuditTable(self._database)
         self.sweeps = SweepTables(self._database)
         self.annotations = Annotations(self._database)
         self.models = Models(self._database)

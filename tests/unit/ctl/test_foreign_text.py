@@ -86,8 +86,6 @@ ENTRY = {
     "seq": 1,
     "time_s": 1.0,
     "skipped": 1,
-    "previous": "",
-    "hash": "",
     "about": {HOSTILE: HOSTILE},
     "result": {HOSTILE: [{HOSTILE: HOSTILE}]},
 }

@@ -372,7 +372,7 @@ def test_a_store_that_fails_is_said_in_words(daemon, monkeypatch):
 def test_who_leaves_before_the_answer_costs_nothing(daemon, spec, monkeypatch):
     """While the job is written down: the request is entered in the audit log already."""
     go_on = threading.Event()
-    thread, table = daemon.coordinator._store_thread, daemon.coordinator.audit._table
+    thread, table = daemon.coordinator._store_thread, daemon.coordinator.audit._file
     add = table.add
 
     def add_and_wait(*arguments, **options):

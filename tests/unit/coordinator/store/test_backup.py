@@ -56,7 +56,7 @@ def test_a_backup_of_a_store_in_use_is_restored_in_a_new_epoch(
     restored = tmp_path / "restored"
     assert restore(backup, restored) == original.identity()[1] + 1 == 2
     expected = {FILE_NAME, "coordinator.newest", "lock", "pki/ca.key", "pki/restored.json"}
-    expected |= {f"packages/{DIGEST}.tar"}
+    expected |= {f"packages/{DIGEST}.tar", "audit/0000000000000000.jsonl"}
     assert files(restored) == expected
     store = Store(restored)
     assert store.identity() == (original.identity()[0], 2)

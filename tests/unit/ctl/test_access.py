@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dtd.ctl.access import commands
+from dtd.ctl import access as commands
 from dtd.wire import messages as m
 
 MADE_S = 1_700_000_000.0

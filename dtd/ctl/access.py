@@ -1,20 +1,23 @@
-"""Commands for access control: join, token, credentials, revoke."""
+"""Commands for access control: join, token, credentials, revoke, audit."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import platform
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from dtd.ctl import output
-from dtd.ctl.answers import Answer, ask_and_show
+from dtd.ctl.answers import Answer, ask_and_show, pages
 from dtd.ctl.settings import CREDENTIAL_FILE, Settings
 from dtd.errors import UsageError
-from dtd.figures import NOTHING, duration
+from dtd.figures import NOTHING, duration, moment
 from dtd.names import name_of
 from dtd.places import config_home
 from dtd.security.identity import JOINABLE, WORKER
@@ -22,6 +25,9 @@ from dtd.security.token import Token, parse_life_s
 from dtd.wire import messages as m
 
 _DATE: Final = "%Y-%m-%d %H:%M"
+_AUDIT_HEADINGS: Final = ("TIME", "WHO", "FROM", "WHAT", "ABOUT", "OUTCOME", "RESULT")
+_AGO: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def join(settings: Settings, text: str, *, name: str) -> int:
@@ -163,3 +169,63 @@ def _own_name() -> str:
     except (KeyError, OSError):  # it is in no list of users, as in a container
         user = f"user{os.getuid()}"
     return name_of(f"{user}-{platform.node()}", most=60)
+
+
+def show_audit(settings: Settings, *, since: str, who: str, what: str) -> int:
+    """Print the requested entries of the audit log, oldest first; in JSON one object a line."""
+    asked = m.ReadAudit(since_s=since_s(since, now_s=time.time()), who=who, what=what)
+    with settings.connect() as client:
+        answers = pages(client.request, lambda after: replace(asked, after=after), "entries")
+        seen = [entry for answer in answers for entry in answer["entries"]]
+    if settings.as_json:
+        for entry in seen:
+            output.print_json(entry)
+    else:
+        output.print_table(_AUDIT_HEADINGS, map(_entry_row, seen))
+    return 0
+
+
+def since_s(text: str, *, now_s: float) -> float:
+    """The Unix time that is meant: so long ago ("90m", "2d"), or a date with or without a time.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if not text:
+        return 0.0
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return max(0.0, now_s - int(ago[1]) * _UNIT_S[ago[2]])
+    try:
+        return max(0.0, datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"--since: {text!r} is not a time", remedy='write "90m", "2d" or "2026-11-22T14:00"'
+        ) from None
+
+
+def _entry_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    why = entry["reason"] or _words(entry["result"])
+    more = f" ({entry['skipped']} more refusals before it)" if entry["skipped"] else ""
+    return (
+        moment(entry["time_s"]),
+        f"{entry['role']}/{entry['who']}",
+        entry["address"] or NOTHING,
+        entry["what"],
+        _words(entry["about"]) or NOTHING,
+        entry["outcome"],
+        f"{why or NOTHING}{more}",
+    )
+
+
+def _words(values: Mapping[str, Any]) -> str:
+    """A map in words; a certificate or a name in a list is shown by its content."""
+    return " ".join(f"{key}={_word(value)}" for key, value in values.items())
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_word, value))
+    if isinstance(value, dict):
+        return "/".join(map(_word, value.values()))
+    return str(value)

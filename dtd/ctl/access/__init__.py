@@ -1,1 +1,0 @@
-"""Commands for access control and the audit log."""

@@ -54,8 +54,7 @@ from dtd.coordinator.handlers.renewal import RenewalHandler
 from dtd.coordinator.handlers.reports import ReportHandler
 from dtd.coordinator.handlers.requests import CTL_REQUESTS, RequestHandler
 from dtd.coordinator.history.recorder import MetricsRecorder
-from dtd.coordinator.models.copies import Copies
-from dtd.coordinator.models.registry import ModelRegistry
+from dtd.coordinator.models import ModelRegistry
 from dtd.coordinator.process_limits import allowed_files
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.thread import StoreThread, Turn
@@ -157,8 +156,7 @@ class Coordinator:
             config.metrics, self._metrics_context if only_members else None
         )
         self.deletions = Deletions(self, self._links, self._store_thread, config.state_dir)
-        self.copies = Copies(self, self._links, self._store_thread)
-        self.models = ModelRegistry(self, self.copies)
+        self.models = ModelRegistry(self, self._links, self._store_thread)
         self._trackers = Trackers(
             config, functools.partial(self._store_thread.later, turn=Turn.PATIENT), self
         )
@@ -219,7 +217,7 @@ class Coordinator:
         for job in allocation.in_order([job for _, job in unfinished]):
             with self.containment.around(f"taking up job {job.id}"):
                 self._driver.handle(Submitted(job=job))
-        self.copies.start()
+        self.models.start()
         await self.sweeps.take_up()
         bound = await self.port.listen()
         await self.metrics.start()
@@ -264,7 +262,6 @@ class Coordinator:
         self._driver.stop()
         self._reports.close()
         await self.web.close()
-        self.copies.close()
         self.sweeps.close()
         self.port.close(m.Goodbye(reason="the coordinator is stopping"))
         await self.metrics.close()
@@ -435,7 +432,7 @@ class Coordinator:
         name, incarnation = known
         self.measurement_broker.forget(name)
         if name not in self._links.names():
-            self.copies.lost(name)
+            self.models.lost(name)
         reason = str(error) if error is not None else "the connection was closed normally"
         self._driver.handle(WorkerLost(name=name, incarnation=incarnation, reason=reason))
 
@@ -447,7 +444,7 @@ class Coordinator:
             self._parts.ask(link, name, message)
             return
         if isinstance(message, m.ModelsHeld | m.ModelPinned):
-            self.copies.heard(name, message)
+            self.models.heard(name, message)
             return
         if not (self.membership.awaits(name, message) or self._reports.heeds(name, message)):
             return

@@ -24,8 +24,7 @@ from dtd.wire import messages as m
 
 if TYPE_CHECKING:  # it asks the coordinator for jobs itself
     from dtd.coordinator.handlers.deletions import Deletions
-    from dtd.coordinator.models.copies import Copies
-    from dtd.coordinator.models.registry import ModelRegistry
+    from dtd.coordinator.models import ModelRegistry
     from dtd.coordinator.web_desk import WebDesk
 
 T = TypeVar("T")
@@ -45,7 +44,6 @@ class CoordinatorApi(Protocol):
     access: AccessHandler
     diagnostics: DiagnosticsCollector
     deletions: Deletions
-    copies: Copies
     models: ModelRegistry
     history: MetricsRecorder
     audit: AuditLog

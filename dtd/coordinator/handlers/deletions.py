@@ -79,7 +79,7 @@ class Deletions:
 
     def _is_free(self, request: m.Delete) -> None:
         """Copies of a model's version are files of their own, once there is one."""
-        version = self._coordinator.copies.depends_on(request.job, request.step)
+        version = self._coordinator.models.depends_on(request.job, request.step)
         if version:
             raise RequestRefused(
                 f"version {version} of a model has no copy yet, and is made of this checkpoint",

@@ -61,7 +61,7 @@ class RegistrationHandler:
         self._links.register(link, message, coordinator.now)
         coordinator.diagnostics.registered(link.peer_host(), name)
         coordinator.deletions.registered(name)
-        coordinator.copies.registered(name)
+        coordinator.models.registered(name)
         known = coordinator.membership.cluster_of(name).workers.get(name)
         released = known is not None and known.state is WorkerState.RELEASED
         self._metrics.figures.registered(message, released=released)

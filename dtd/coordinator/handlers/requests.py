@@ -24,7 +24,7 @@ from dtd.coordinator.handlers.commands import Commands, Order
 from dtd.coordinator.handlers.profiles import Profiles
 from dtd.coordinator.handlers.queries import QUESTIONS, Queries
 from dtd.coordinator.handlers.runs import annotate_job
-from dtd.coordinator.models.registry import ModelRequest
+from dtd.coordinator.models import ModelRequest
 from dtd.coordinator.throttles import Turns, read_out
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link

@@ -34,7 +34,7 @@ from dtd.sweeps.course import Begin, End, Submit, Trial, TrialState
 from dtd.wire import messages as m
 
 if TYPE_CHECKING:  # it is made of the coordinator, which makes this
-    from dtd.coordinator.models.registry import ModelRegistry
+    from dtd.coordinator.models import ModelRegistry
 
 T = TypeVar("T")
 

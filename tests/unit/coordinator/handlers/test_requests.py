@@ -23,7 +23,7 @@ from dtd.coordinator.handlers.requests import (
     RequestHandler,
     SweepRequest,
 )
-from dtd.coordinator.models.registry import ModelRequest
+from dtd.coordinator.models import ModelRequest
 from dtd.coordinator.store.thread import Turn
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m

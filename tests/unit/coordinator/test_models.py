@@ -285,6 +285,7 @@ def test_after_a_restart_it_is_known_who_keeps_what(start_daemon, play, spec):
     assert deleted not in told[0]["message"]
     wiped = play(daemon, pid=4712)
     wiped.say(m.ModelsHeld())
+    daemon.ask(m.CopyModel(name="digits"))
     assert wiped.hear(m.PinModel).version == version["id"]
 
 

@@ -1,29 +1,39 @@
-"""Answers operators' requests about registered models.
+"""Registered models: operators' requests, and the copies that workers keep of each version.
 
 A version is what was registered: a job's checkpoint with its metrics, settings, data, code, and who
 registered it when.  That record never changes; aliases, the text of the card and the number of
-copies that are there do.
+copies that are there do.  The coordinator holds no weights: it tells a worker which version to keep
+and which others have its files, with tickets for those (`dtd.registry.copies` decides).
 """
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import functools
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final
 
-from dtd.checkpoint.choice import confirmation_of, holders_of
+from dtd.checkpoint.choice import confirmation_of, holders_of, part_of
 from dtd.cluster.figures import page
+from dtd.cluster.vouching import CONTRADICTED
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
-from dtd.coordinator.models.copies import Copies, Version
+from dtd.coordinator.store.thread import StoreThread
+from dtd.coordinator.worker_links import WorkerLinks
 from dtd.errors import RequestRefused
 from dtd.registry.card import MAX_CARD_CHARACTERS
+from dtd.registry.copies import Copies, Order
 from dtd.registry.names import MAX_COPIES, check_alias, check_name, resolved, version_id
 from dtd.rules import did_you_mean
 from dtd.wire import messages as m
 
+Version = Mapping[str, Any]
 ModelRequest = m.RegisterModel | m.AliasModel | m.DescribeModel | m.CopyModel | m.DeleteModel
 LIST_BYTES: Final = 1024 * 1024
+MOST_NAMED: Final = 8
+"""Most versions in one event."""
 _OF_THE_JOB: Final = (
     *("task", "spec", "package", "weights", "dataset_rows", "dataset_fingerprint"),
     *("task_digest", "environment", "from_job", "from_step", "from_mode", "world_size"),
@@ -31,16 +41,50 @@ _OF_THE_JOB: Final = (
 
 
 class ModelRegistry:
-    """The registry of models.
+    """The registry of models; belongs to the event loop.
 
     Args:
         coordinator: the daemon.
-        copies: has workers keep the files.
+        links: the workers' connections.
+        thread: the store's.
     """
 
-    def __init__(self, coordinator: CoordinatorApi, copies: Copies) -> None:
+    def __init__(
+        self, coordinator: CoordinatorApi, links: WorkerLinks, thread: StoreThread
+    ) -> None:
         self._coordinator = coordinator
-        self._copies = copies
+        self._links = links
+        self._thread = thread
+        self._copies = Copies()
+        self._known: dict[str, Version] = {}
+        self._expected: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Read from the store what is registered; blocking, before the first connection."""
+        store = self._coordinator.store
+        holders = store.models.copies()
+        for version in store.models.all():
+            listed = store.checkpoints(version["record"]["job"])
+            self._add(version, listed, holders.get(version["id"], ()))
+        for one in store.models.deleted():
+            self._copies.delete(one)
+
+    def _add(self, version: Version, listed: Any, holders: Any = ()) -> None:
+        self._known[version["id"]] = version
+        origin = {one["worker"]: part_of(one) for one in listed if _is_origin(version, one)}
+        self._copies.add(version["id"], copies=version["copies"], origin=origin, holders=holders)
+
+    def depends_on(self, job: str, step: int) -> str:
+        """A version that has to be copied from this job, or from its step; empty: none."""
+        for version in self._known.values():
+            record = version["record"]
+            needed = record["job"] == job and step in (0, record["step"])
+            if needed and not self._copies.holders(version["id"]):
+                return f"{version['name']}@{version['number']}"
+        return ""
+
+    # --- requests ----------------------------------------------------------------------------
 
     async def carry_out(self, request: ModelRequest, by: str) -> dict[str, Any]:
         """Perform a request; return the version or versions that it is about.
@@ -86,7 +130,7 @@ class ModelRegistry:
                     "ticket_expires_s": one.ticket_expires_s,
                     "ticket_key": one.ticket_key,
                 }
-                for one in self._copies.sources(versions[0])
+                for one in self._sources(versions[0])
             ]
         return {"models": page(shown, most_bytes=LIST_BYTES)}
 
@@ -101,7 +145,7 @@ class ModelRegistry:
         return found
 
     def _shown(self, version: Version) -> dict[str, Any]:
-        where = self._copies.pinning.explain(version["id"])
+        where = self._copies.explain(version["id"])
         state = "ready" if where["holders"] else "pending"
         return {**version, **where, "state": state}
 
@@ -139,10 +183,10 @@ class ModelRegistry:
         )
         number, _id = await in_store(add)
         version = _one(await self._versions(request.name), str(number))
-        self._copies.add(version, listed)
+        self._add(version, listed)
         what = f"step {record['step']} of {request.job} is {request.name}@{number}"
         self._coordinator.incident("model_registered", f"{what}, says {by}")
-        self._copies.act()
+        self._give_orders()
         return {"models": [self._shown(version)]}
 
     async def _alias(self, request: m.AliasModel) -> dict[str, Any]:
@@ -171,8 +215,9 @@ class ModelRegistry:
         if request.version:
             versions = [_one(versions, str(request.version))]
         for one in versions:
-            self._copies.repair(one["id"])
-        self._copies.act()
+            for worker in self._copies.request(one["id"]):
+                self._write_copies(worker)
+        self._give_orders()
         shown = [self._shown(one) for one in versions]
         gone = [one for one in shown if one["holders"] and not one["connected"]]
         if gone:
@@ -192,11 +237,137 @@ class ModelRegistry:
         models = self._coordinator.store.models
         await self._coordinator.in_store(models.delete, request.name, numbers)
         for one in versions:
-            self._copies.forget(one["id"])
+            self._known.pop(one["id"], None)
+            for worker in self._copies.delete(one["id"]):
+                self._unpin(one["id"], worker)
             what = f"{one['name']}@{one['number']} is deleted"
             self._coordinator.incident("model_deleted", what)
-        self._copies.act()
+        self._give_orders()
         return {"models": shown}
+
+    # --- workers -----------------------------------------------------------------------------
+
+    def registered(self, worker: str) -> None:
+        """A worker has connected; it tells next what it keeps."""
+        self._copies.left(worker)
+        self._expected.add(worker)
+
+    def lost(self, worker: str) -> None:
+        """A worker's connection has ended."""
+        self._expected.discard(worker)
+        self._copies.left(worker)
+        self._give_orders()
+
+    def heard(self, worker: str, message: m.ModelsHeld | m.ModelPinned) -> None:
+        """A worker tells what it keeps, or how an order went; only where it was asked."""
+        before = self._copies.held_by(worker)
+        if isinstance(message, m.ModelPinned):
+            self._answered(worker, message)
+        elif worker in self._expected:
+            self._expected.discard(worker)
+            self._arrived(worker, message)
+        if self._copies.held_by(worker) != before:
+            self._write_copies(worker)
+        self._give_orders()
+
+    def _arrived(self, worker: str, message: m.ModelsHeld) -> None:
+        known = self._coordinator.membership.cluster_of(worker).workers.get(worker)
+        host = known.registration.host if known is not None else ""
+        to_drop, unknown = self._copies.arrived(worker, host, message.versions)
+        for version in to_drop:
+            self._unpin(version, worker)
+        if unknown:
+            named = ", ".join(unknown[:MOST_NAMED]) + (", ..." if unknown[MOST_NAMED:] else "")
+            self._coordinator.incident(
+                "models_unknown",
+                f"{worker} keeps models that are not registered here, and goes on keeping them in"
+                f" models/ of its state directory: {named}",
+                worker=worker,
+            )
+
+    def _answered(self, worker: str, message: m.ModelPinned) -> None:
+        version = self._known.get(message.version)
+        if version is None:  # it was deleted meanwhile
+            self._unpin(message.version, worker)
+            return
+        files = [dataclasses.asdict(one) for one in message.files]
+        reason = message.reason or ("" if files else "it has told of no files")
+        if not reason and version["files"] not in ([], files):
+            reason = "it has other files"
+        if reason:
+            self._copies.failed(message.version, worker, reason)
+        elif self._copies.made(message.version, worker):
+            if not version["files"]:
+                self._known[message.version] = {**version, "files": files}
+                models = self._coordinator.store.models
+                self._thread.later(models.set_files, message.version, files)
+            what = f"{worker} keeps a copy of {version['name']}@{version['number']}"
+            self._coordinator.incident("model_copied", what, worker=worker)
+
+    def _write_copies(self, worker: str) -> None:
+        held = self._copies.held_by(worker)
+        self._thread.later(self._coordinator.store.models.set_copies, worker, held)
+
+    def _give_orders(self) -> None:
+        for order in self._copies.decide():
+            task = asyncio.create_task(self._pin(order))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _unpin(self, version: str, worker: str) -> None:
+        link = self._links.link_to(worker)
+        if link is not None:
+            link.send(m.UnpinModel(version=version))
+
+    async def _pin(self, order: Order) -> None:
+        with self._coordinator.containment.around("having a worker keep a model"):
+            record = self._known[order.version]["record"]
+            store = self._coordinator.store
+            listed = await self._coordinator.in_store(store.checkpoints, record["job"])
+            link, version = self._links.link_to(order.worker), self._known.get(order.version)
+            if link is not None and version is not None:
+                link.send(self._order(version, listed))
+
+    def _order(self, version: Version, listed: Sequence[Mapping[str, Any]]) -> m.PinModel:
+        sources = self._sources(version)
+        for one in listed:
+            if _is_origin(version, one) and one["worker"] in self._links.names():
+                path = PurePosixPath(one["directory"])
+                resource = f"checkpoint/{path.parent.name}/{path.name}"
+                sources.append(self._source(one["worker"], resource, one["digest"], one["part"]))
+        return m.PinModel(
+            version=version["id"],
+            files=tuple(m.ModelFile(**one) for one in version["files"]),
+            sources=tuple(sources[: m.MAX_PART_HOLDERS]),
+            encrypted=version["record"]["spec"].get("sync", {}).get("encryption") == "tls",
+        )
+
+    def _sources(self, version: Version) -> list[m.ModelSource]:
+        """The connected workers that keep a copy of a version, each with a ticket."""
+        connected = self._copies.explain(version["id"])["connected"]
+        return [self._source(name, f"model/{version['id']}") for name in connected]
+
+    def _source(self, name: str, resource: str, digest: str = "", part: Any = ()) -> m.ModelSource:
+        worker = self._coordinator.membership.cluster_of(name).workers[name].registration
+        expires_s, key = self._coordinator.ticket(name, resource)
+        return m.ModelSource(
+            name=name,
+            host=worker.data_host,
+            port=worker.data_port,
+            resource=resource,
+            digest=digest,
+            part=tuple(part),
+            ticket_expires_s=expires_s,
+            ticket_key=key,
+        )
+
+
+def _is_origin(version: Version, checkpoint: Mapping[str, Any]) -> bool:
+    """Whether a known checkpoint, or part of one, is what the version was registered from."""
+    record = version["record"]
+    keys = ("job", "generation", "step", "digest")
+    alike = all(record[key] == checkpoint[key] for key in keys)
+    return alike and checkpoint["confirmation"] != CONTRADICTED
 
 
 def _check_card(card: str) -> None:

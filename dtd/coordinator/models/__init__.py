@@ -1,1 +1,0 @@
-"""The coordinator's registry of models: versions, and the places of their copies."""

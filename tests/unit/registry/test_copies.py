@@ -1,0 +1,135 @@
+"""Which workers are told to keep a copy of a version, and which count."""
+
+from __future__ import annotations
+
+from dtd.engine.shards import WHOLE, ShardSet
+from dtd.registry.copies import MOST_OF_A_WORKER, Copies
+
+
+def cluster(*workers: str, hosts: dict[str, str] | None = None) -> Copies:
+    """Connected workers without any copy, each on a host of its own unless said otherwise."""
+    made = Copies()
+    for name in workers:
+        made.arrived(name, (hosts or {}).get(name, name), ())
+    return made
+
+
+def want(copies: Copies, version: str = "v", count: int = 2, origin: str = "abc") -> None:
+    copies.add(version, copies=count, origin=dict.fromkeys(origin, WHOLE))
+
+
+def ordered(copies: Copies) -> list[str]:
+    """The workers that are given a copy of "v"."""
+    return [order.worker for order in copies.decide() if order.version == "v"]
+
+
+def kept(copies: Copies, count: int) -> None:
+    """Version "v" has as many copies as are asked for."""
+    want(copies, count=count)
+    while given := ordered(copies):
+        assert all(copies.made("v", name) for name in given)
+
+
+def test_the_first_copy_comes_alone_and_then_the_others() -> None:
+    copies = cluster("a", "b", "c", "d")
+    want(copies, count=3, origin="b")
+    assert ordered(copies) == ["b"]  # which has the files
+    assert ordered(copies) == []
+    assert copies.made("v", "b")
+    assert ordered(copies) == ["a", "c"]
+    assert copies.made("v", "c")
+    assert ordered(copies) == []
+    told = copies.explain("v")
+    assert (told["copies"], told["holders"], told["copying"]) == (3, ["b", "c"], ["a"])
+    assert copies.held_by("c") == ("v",)
+
+
+def test_nothing_can_be_made_of_nothing() -> None:
+    copies = cluster("a", "b")
+    halves = {"a": ShardSet.segments({0}, 2), "c": ShardSet.segments({1}, 2)}
+    copies.add("v", copies=1, origin=halves)
+    assert ordered(copies) == []
+    copies.arrived("c", "c", ())
+    assert len(ordered(copies)) == 1
+
+
+def test_copies_are_on_different_hosts_if_there_are_enough() -> None:
+    copies = cluster("a", "b", "c", hosts={"a": "one", "b": "one", "c": "two"})
+    kept(copies, 2)
+    assert copies.holders("v") == ("a", "c")
+    copies = cluster("a", "b", hosts={"a": "one", "b": "one"})
+    kept(copies, 2)
+    assert copies.holders("v") == ("a", "b")
+
+
+def test_a_worker_that_is_full_is_given_nothing() -> None:
+    copies = Copies()
+    full = [f"v{number}" for number in range(MOST_OF_A_WORKER)]
+    for version in full:
+        copies.add(version, copies=1, origin={}, holders=("a",))
+    copies.arrived("a", "a", full)
+    want(copies)
+    assert ordered(copies) == []
+
+
+def test_a_disconnected_worker_keeps_its_copy_until_an_operator_asks_for_others() -> None:
+    copies = cluster("a", "b", "c")
+    kept(copies, 2)
+    copies.left("b")
+    assert ordered(copies) == []
+    assert copies.explain("v")["connected"] == ["a"]
+    assert copies.request("v") == ("b",)
+    assert ordered(copies) == ["c"]
+    copies.arrived("b", "b", ("v",))
+    assert copies.made("v", "c")
+    assert copies.holders("v") == ("a", "b", "c")
+
+
+def test_what_no_connected_worker_keeps_cannot_be_copied() -> None:
+    copies = cluster("a", "b")
+    kept(copies, 1)
+    copies.left("a")
+    assert copies.request("v") == ()
+    assert copies.holders("v") == ("a",)
+    assert ordered(copies) == []
+
+
+def test_what_fails_is_made_elsewhere_and_tried_again_when_an_operator_asks() -> None:
+    copies = cluster("a", "b")
+    want(copies, count=2)
+    copies.failed("v", ordered(copies)[0], "no room")
+    assert ordered(copies) == ["b"]
+    assert copies.made("v", "b")
+    assert ordered(copies) == []
+    assert copies.explain("v")["failed"] == {"a": "no room"}
+    copies.request("v")
+    assert ordered(copies) == ["a"]
+
+
+def test_a_lost_connection_ends_an_order() -> None:
+    copies = cluster("a", "b")
+    want(copies, count=1)
+    assert ordered(copies) == ["a"]
+    copies.left("a")
+    assert ordered(copies) == ["b"]
+    assert not copies.made("v", "a")
+    assert copies.made("v", "b")
+
+
+def test_a_version_that_is_deleted_goes_from_all_workers_that_are_there_or_come() -> None:
+    copies = cluster("a", "b")
+    kept(copies, 2)
+    copies.left("b")
+    assert copies.delete("v") == ["a"]
+    assert copies.arrived("b", "b", ("v", "strange")) == (["v"], ("strange",))
+    assert copies.holders("v") == ()
+    assert ordered(copies) == []
+
+
+def test_after_a_restart_holders_are_known_and_copies_are_not_made_again() -> None:
+    copies = Copies()
+    copies.add("v", copies=2, origin={"a": WHOLE}, holders=("a",))
+    assert copies.arrived("a", "a", ("v",)) == ([], ())
+    copies.arrived("b", "b", ())
+    assert ordered(copies) == []
+    assert copies.holders("v") == ("a",)

@@ -17,12 +17,13 @@ For strategies with local steps such a "step" is a round of several (`dtd.engine
 Between steps the engine calls `regroup` when a generation begins, and `replaced` when memory holds
 another state.
 
-A strategy has no access to sockets: it submits buckets and waits for them (`BucketExchange`).  Nor
-does it see rows or losses: `Computation` processes them.  There are two kinds of state.  *Shared*
-state is equal on all ranks; it is stored in the replica, covered by digests, saved in checkpoints
-and sent to joining workers (`dtd.train.state.tensors`).  *Local* state is kept by the strategy and
-differs between ranks (`dtd.strategy.codec.local_state`).  Whatever a strategy applies must be
-computed from results that are the same bytes on every rank.
+A strategy has no access to sockets: it submits buckets and waits for them (`Collective`), either of
+which may raise RingBroken.  Nor does it see rows or losses: `Computation` processes them.
+
+There are two kinds of state.  *Shared* state is equal on all ranks; it is stored in the replica,
+covered by digests, saved in checkpoints and sent to joining workers (`dtd.train.state.tensors`).
+*Local* state is kept by the strategy and differs between ranks (`dtd.strategy.codec.local_state`).
+Whatever a strategy applies must be computed from results that are the same bytes on every rank.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from dtd.exchange.api import BucketMemory, Collective
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.scalars import StepScalars, Totals
+from dtd.strategy.sharded.state import ShardedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,26 +97,8 @@ class StepStats:
     totals: Totals
 
 
-class BucketExchange(Protocol):
-    """The part of a generation's ring that a strategy uses; each call may raise RingBroken."""
-
-    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """Submit a bucket whose contribution is complete; see `Collective.start`."""
-        ...
-
-    def wait(self, bucket: int) -> None:
-        """Block until the bucket holds the sum of all contributions; see `Collective.wait`."""
-        ...
-
-
 class Computation(Protocol):
-    """Rows, model and optimizers of one step or round, as the engine offers them to a strategy.
-
-    Attributes:
-        steps: number of the job's steps that it covers.
-        share: this rank's fraction of all their rows.
-        clips: whether the job clips gradients.
-    """
+    """Rows, model and optimizers of one step or round, as the engine offers them to a strategy."""
 
     @property
     def steps(self) -> int:
@@ -217,7 +201,24 @@ class Computation(Protocol):
 
 
 class Strategy(Protocol):
-    """The algorithm that turns a step's rows into an update, on one rank."""
+    """The algorithm that turns a step's rows into an update, on one rank.
+
+    Where every rank has all of the state, the methods for parts of it do nothing, as here.
+
+    Attributes:
+        risk: its risk for a job, as a phrase for its user; empty if none.
+        shards: the part of the state that this rank has; None if it has all of it.
+        divides_parameters: parameters have memory only while they are used.
+    """
+
+    risk: str = ""
+    shards: ShardedState | None = None
+    divides_parameters: bool = False
+
+    @property
+    def waited_s(self) -> float:
+        """Time for which forward and `refreshed` have waited for the whole model so far."""
+        return 0.0
 
     @property
     def names(self) -> list[str]:
@@ -227,16 +228,33 @@ class Strategy(Protocol):
     @property
     def shared(self) -> Mapping[str, Tensor]:
         """The strategy's own tensors that are part of the state, by name; modified in place."""
-        ...
+        return {}
 
     @property
     def size_bytes(self) -> int:
         """Memory of its buffers on the device."""
         ...
 
+    @property
+    def fits(self) -> bool:
+        """Whether the codec, if there is one, applies to at least one bucket."""
+        return True
+
     def plan(self) -> list[tuple[str, str]]:
         """Return (name, digest) of the layout of every update; must be equal on all ranks."""
         ...
+
+    def watch(self, passes: Sequence[Callable[[], None]]) -> None:
+        """Check in some passes how the model uses its parameters.
+
+        Args:
+            passes: forward over some rows each, and backward if `divides_parameters`, with all
+                parameters in memory.
+
+        Raises:
+            TaskError: in a way in which they cannot be gathered.
+        """
+        del passes
 
     def regroup(self, world: World) -> None:
         """A generation begins: processes still in an older one cannot use the buckets any more."""
@@ -257,15 +275,16 @@ class Strategy(Protocol):
         Returns:
             the number of the ring's next step after that; `step` if nothing is sharded.
         """
-        ...
+        del ring, compare
+        return step
 
     def keep_redistributed(self) -> None:
         """All ranks have agreed on the state: drop the parts that are not this rank's any more."""
-        ...
+        return
 
     def undo_redistribution(self) -> None:
         """The generation is over before that: restore the shards held before, if they changed."""
-        ...
+        return
 
     def replaced(self) -> None:
         """Memory holds another state than before: reset the local state to zero."""
@@ -284,28 +303,23 @@ class Strategy(Protocol):
 
         Without that it may bring nothing where parameters are gathered as forward needs them.
         """
-        ...
+        del wanted
 
     def refreshes(self) -> list[BucketMemory]:
         """Return the exchanges after which this rank has the whole model, before a last step."""
-        ...
+        return []
 
-    def refresh(self, ring: BucketExchange) -> None:
+    def refresh(self, ring: Collective) -> None:
         """A step is open, and its first exchanges are `refreshes`: start them.
 
         They overwrite what this rank has held until now and holds no more, so they are started
         after `keep_redistributed`.
         """
-        ...
+        del ring
 
     def refreshed(self) -> None:
         """Block until this rank has the whole model of the last committed step."""
-        ...
-
-    @property
-    def waited_s(self) -> float:
-        """Time for which forward and `refreshed` have waited for the whole model so far."""
-        ...
+        return
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
         """Return the buckets exchanged in a step that makes these updates, in this order.
@@ -327,11 +341,11 @@ class Strategy(Protocol):
         """
         ...
 
-    def compute(self, work: Computation, ring: BucketExchange) -> None:
+    def compute(self, work: Computation, ring: Collective) -> None:
         """Forward and backward; on return every bucket has been submitted."""
         ...
 
-    def collect(self, ring: BucketExchange) -> None:
+    def collect(self, ring: Collective) -> None:
         """Block until every result has arrived."""
         ...
 

@@ -18,14 +18,12 @@ from dtd.strategy.codec.narrow import bfloat16, float16
 from dtd.strategy.codec.powersgd import PowerSGD
 from dtd.strategy.codec.sign import Sign
 from dtd.strategy.codec.sparse import RandomK, TopK
-from dtd.strategy.diloco import Nesterov
-from dtd.strategy.local_sgd import Average, LocalSgd, Outer
-from dtd.strategy.post_local import PostLocal
+from dtd.strategy.diloco import Nesterov, StreamingDiloco
+from dtd.strategy.local_sgd import Average, LocalSgd, Outer, PostLocal
 from dtd.strategy.replicated import Replicated
 from dtd.strategy.scalars import StepScalars
 from dtd.strategy.sharded.pooled_gradients import Passes
 from dtd.strategy.sharded.strategy import Sharded
-from dtd.strategy.streaming_diloco import StreamingDiloco
 
 CODECS: Final[Mapping[str, Callable[[JobSpec], Codec] | None]] = {
     "none": None,

@@ -1,20 +1,10 @@
-"""Flat buckets that are exchanged through a codec: memory, threads, and the order of sending.
-
-    buckets = CodedBuckets(layouts, device, codec)
-    buckets.regroup(world)                         # a generation begins
-    memories = buckets.exchanges(step)             # the exchanges of the step, in this order
-    buckets.begin(scale)
-    fill buckets.flats[i]; buckets.send(i, start)  # each one when it is full; does not block
-    buckets.receive(i, wait); buckets.settle()     # flats[i] holds the result, equal on all ranks
-    buckets.commit() or buckets.rollback()         # advance the local state, or restore it
-
-This file is independent of gradients: `dtd.strategy.gradients` fills flats from hooks in backward,
-and another strategy may fill them with anything that is to be summed, such as parameter changes.
+"""Flat buckets that are exchanged through a codec, or from a GPU: memory, threads, order.
 
 A separate thread encodes and decodes, one bucket at a time, while backward is running, so that
 neither the training thread nor the event loop has to.  It never blocks on the ring: `start` returns
 immediately, and the ring reports a completed exchange by a callback that queues the next action.
-On a GPU the thread uses its own stream and works on tensors there; only encoded data is copied.
+On a GPU the thread uses its own stream and works on tensors there; only what is sent is copied, to
+pinned host memory.
 
 With dependent stages the exchanges interleave: stage s of bucket b is exchanged together with the
 first stage of bucket b + s, in the same order on all ranks.  The ring begins exchanges in that
@@ -37,9 +27,9 @@ import torch
 from torch import Tensor
 
 from dtd.exchange.api import BucketMemory
+from dtd.strategy.buckets import Buckets, HostBuckets, StartBucket, WaitForBucket, norm_of
 from dtd.strategy.codec.api import Codec, Coder, FlatLayout, Wire, World
 from dtd.strategy.codec.local_state import LocalState
-from dtd.strategy.staging import StartBucket, WaitForBucket, norm_of
 from dtd.strategy.wire_memory import RingMemory, bucket_memory
 
 _CUDA: Any = torch.cuda  # its constructors have no annotations
@@ -64,7 +54,7 @@ class Uncoded(Coder):
 
 
 @dataclass(slots=True)
-class _Travel:
+class _Transfer:
     """Progress of one bucket in one step; an abandoned step leaves its object behind, marked void.
 
     Attributes:
@@ -90,30 +80,32 @@ class _Travel:
     void: bool = False
 
 
-class CodedBuckets:
-    """Buckets that are exchanged through a codec; backward's thread calls `send`, too.
+class CodedBuckets(Buckets):
+    """Buckets that are encoded into memory of their own; backward's thread calls `send`, too.
 
     Args:
         layouts: layouts of the buckets.
         device: device of the flats.
-        codec: creates their coders.
-
-    Attributes:
-        flats: a flat tensor for each bucket, zero at first.
-        memories: the exchanges of the current step, as the ring sees them.
+        codec: creates their coders; None sends all buckets unchanged.
     """
 
-    def __init__(self, layouts: Sequence[FlatLayout], device: torch.device, codec: Codec) -> None:
+    def __init__(
+        self, layouts: Sequence[FlatLayout], device: torch.device, codec: Codec | None
+    ) -> None:
+        super().__init__()
         self.flats = [torch.zeros(one.elements, dtype=one.dtype, device=device) for one in layouts]
         self.memories: list[BucketMemory] = []
         self._device = device
-        self._start_step = codec.start_step
+        self._start_step = codec.start_step if codec is not None else 0
         self._uncoded: list[Coder] = [Uncoded(layout) for layout in layouts]
-        made = [codec.coder(layout, index, device) for index, layout in enumerate(layouts)]
-        self._coders = [
-            uncoded if coder is None else coder
-            for uncoded, coder in zip(self._uncoded, made, strict=True)
-        ]
+        self._coders = list(self._uncoded)
+        if codec is not None:
+            made = [codec.coder(layout, index, device) for index, layout in enumerate(layouts)]
+            self._coders = [
+                uncoded if coder is None else coder
+                for uncoded, coder in zip(self._uncoded, made, strict=True)
+            ]
+            self.fits = self._coders != self._uncoded
         self._world = _ALONE
         self._plans: list[list[Wire]] = []
         self._laid_out: list[tuple[tuple[int, int], Tensor, BucketMemory]] = []
@@ -121,7 +113,7 @@ class CodedBuckets:
         self._wires: list[list[Tensor]] = []
         self._positions: list[list[int]] = []
         self._used: list[Coder] = self._coders
-        self._travels: list[_Travel] = []
+        self._transfers: list[_Transfer] = []
         self._stream: Any = _CUDA.Stream(device) if device.type == "cuda" else None
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="codec", daemon=True)
@@ -135,18 +127,12 @@ class CodedBuckets:
             held += [wire for wires in self._wires for wire in wires]
         return sum(t.nbytes for t in held) + sum(one.size_bytes for one in self._local())
 
-    @property
-    def fits(self) -> bool:
-        """Whether the codec applies to at least one bucket."""
-        return self._coders != self._uncoded
-
     def _local(self) -> list[LocalState]:
         return [one for coder in self._coders for one in coder.local]
 
     # --- between steps ---------------------------------------------------------------------
 
     def regroup(self, world: World) -> None:
-        """A generation begins: revoke the wire buffers that older ones may still be reading."""
         self._give_up()
         self.revoke()
         self._world = world
@@ -154,7 +140,6 @@ class CodedBuckets:
             coder.restart(world)
 
     def exchanges(self, step: int) -> list[BucketMemory]:
-        """Return the exchanges of the step that follows `step` committed ones, in order."""
         self._used = self._uncoded if step < self._start_step else self._coders
         plans = [list(coder.wires(self._world, step)) for coder in self._used]
         if plans != self._plans:
@@ -190,24 +175,20 @@ class CodedBuckets:
         return self._lent.flats, self._lent.memories
 
     def unsent(self, step: int) -> list[LocalState]:
-        """Return this rank's residuals of earlier steps; the same number on all ranks."""
         if step <= self._start_step:
             return []
         return [coder.residual for coder in self._coders if coder.residual is not None]
 
     def reset(self) -> None:
-        """Memory holds another state: reset the local state to zero."""
         self._give_up()
         for one in self._local():
             one.reset()
 
     def revoke(self) -> None:
-        """Wire buffers are about to change: invalidate any concurrent read by a neighbour."""
         if self._lent is not None:
             self._lent.revoke()
 
     def close(self) -> None:
-        """Stop the thread and stop lending memory."""
         self._give_up()
         self._queue.put(None)
         self._thread.join()
@@ -217,16 +198,11 @@ class CodedBuckets:
     # --- a step ----------------------------------------------------------------------------
 
     def begin(self, scale: float) -> None:
-        """A step begins.
-
-        Args:
-            scale: the loss scale, by which the summed values are multiplied.
-        """
         self._give_up()
         for one in self._local():
             one.begin(scale)
-        self._travels = [
-            _Travel(coder, wires, positions, [threading.Event() for _ in positions])
+        self._transfers = [
+            _Transfer(coder, wires, positions, [threading.Event() for _ in positions])
             for coder, wires, positions in zip(
                 self._used, self._wires, self._positions, strict=True
             )
@@ -234,55 +210,46 @@ class CodedBuckets:
 
     def send(self, index: int, start: StartBucket) -> None:
         """A bucket is full: encode it, and submit its stages one after another."""
-        travel = self._travels[index]
+        transfer = self._transfers[index]
         if self._stream is not None:
-            travel.filled = _CUDA.Event()
-            travel.filled.record(torch.cuda.current_stream(self._device))
-        self._queue.put(partial(self._encode, travel, self.flats[index], 0, start))
+            transfer.filled = _CUDA.Event()
+            transfer.filled.record(torch.cuda.current_stream(self._device))
+        self._queue.put(partial(self._encode, transfer, self.flats[index], 0, start))
 
     def receive(self, index: int, wait: WaitForBucket) -> None:
-        """Block until a bucket holds its result.
-
-        Raises:
-            RingBroken: the generation is over.  Any exception of the coder is raised, too.
-        """
-        travel = self._travels[index]
-        for position, handed in zip(travel.positions, travel.handed, strict=True):
+        transfer = self._transfers[index]
+        for position, handed in zip(transfer.positions, transfer.handed, strict=True):
             handed.wait()
-            if travel.failure is not None:
-                raise travel.failure
+            if transfer.failure is not None:
+                raise transfer.failure
             wait(position)
-        travel.decoded.wait()
-        if travel.failure is not None:
-            raise travel.failure
+        transfer.decoded.wait()
+        if transfer.failure is not None:
+            raise transfer.failure
 
     def settle(self) -> None:
-        """After a `receive`: make later work on the device wait for the results."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def norm(self, index: int) -> Tensor:
-        """Return the norm of a result, which the codec's thread has computed."""
-        norm = self._travels[index].norm
-        assert norm is not None, "norm() before receive()"
+    def _norm(self, index: int) -> Tensor:
+        norm = self._transfers[index].norm
+        assert norm is not None, "a norm is asked for before its bucket is received"
         return norm
 
     def commit(self) -> None:
-        """Advance the local state: the step is committed."""
         for one in self._local():
             one.commit()
 
     def rollback(self) -> None:
-        """Restore the local state: the step is discarded or skipped."""
         self._give_up()
         for one in self._local():
             one.rollback()
 
     def _give_up(self) -> None:
         """Abandon work that is still in progress; returns once the thread has finished with it."""
-        for travel in self._travels:
-            travel.void = True
-        self._travels = []
+        for transfer in self._transfers:
+            transfer.void = True
+        self._transfers = []
         idle = threading.Event()
         self._queue.put(idle.set)
         idle.wait()
@@ -301,41 +268,43 @@ class CodedBuckets:
             return contextlib.nullcontext()
         return torch.cuda.stream(self._stream)
 
-    def _encode(self, travel: _Travel, flat: Tensor, stage: int, start: StartBucket) -> None:
+    def _encode(self, transfer: _Transfer, flat: Tensor, stage: int, start: StartBucket) -> None:
         """Encode and submit a stage; the next action is queued when its result arrives."""
-        if travel.void:
+        if transfer.void:
             return
-        last = stage + 1 == len(travel.positions)
+        last = stage + 1 == len(transfer.positions)
         then = (
-            partial(self._decode, travel, flat)
+            partial(self._decode, transfer, flat)
             if last
-            else partial(self._encode, travel, flat, stage + 1, start)
+            else partial(self._encode, transfer, flat, stage + 1, start)
         )
         try:
-            if travel.filled is not None:
-                self._stream.wait_event(travel.filled)
-            travel.coder.encode(stage, flat, travel.wires)
+            if transfer.filled is not None:
+                self._stream.wait_event(transfer.filled)
+            transfer.coder.encode(stage, flat, transfer.wires)
             if self._stream is not None:
-                self._stream.synchronize()
-            start(travel.positions[stage], partial(self._queue.put, then))
+                encoded = _CUDA.Event(blocking=True)
+                encoded.record(self._stream)
+                encoded.synchronize()
+            start(transfer.positions[stage], partial(self._queue.put, then))
         except BaseException as error:  # noqa: BLE001 - raised again in the training thread
-            _fail(travel, error)
-        travel.handed[stage].set()
+            _fail(transfer, error)
+        transfer.handed[stage].set()
 
-    def _decode(self, travel: _Travel, flat: Tensor) -> None:
-        if travel.void:
+    def _decode(self, transfer: _Transfer, flat: Tensor) -> None:
+        if transfer.void:
             return
         try:
-            travel.coder.decode(flat, travel.wires)
-            travel.norm = norm_of(flat)
+            transfer.coder.decode(flat, transfer.wires)
+            transfer.norm = norm_of(flat)
         except BaseException as error:  # noqa: BLE001 - raised again in the training thread
-            _fail(travel, error)
-        travel.decoded.set()
+            _fail(transfer, error)
+        transfer.decoded.set()
 
 
-def _fail(travel: _Travel, error: BaseException) -> None:
-    travel.failure = error
-    for event in (*travel.handed, travel.decoded):
+def _fail(transfer: _Transfer, error: BaseException) -> None:
+    transfer.failure = error
+    for event in (*transfer.handed, transfer.decoded):
         event.set()
 
 
@@ -362,3 +331,12 @@ def _as_exchanged(wire: Wire, buffer: Tensor, memory: BucketMemory) -> BucketMem
     if wire.arithmetic is not None:
         memory = wire.arithmetic(buffer, memory)
     return memory
+
+
+def make_buckets(
+    layouts: Sequence[FlatLayout], device: torch.device, codec: Codec | None
+) -> Buckets:
+    """Return buckets of these layouts on a device; `codec` None sends them unchanged."""
+    if codec is None and device.type == "cpu":
+        return HostBuckets(layouts)
+    return CodedBuckets(layouts, device, codec)

@@ -11,28 +11,45 @@ Nesterov's momentum, as in torch.optim.SGD(nesterov=True):
 The result is not the mean of the ranks' weights, so BatchNorm's statistics are measured for it; see
 `dtd.strategy.local_sgd`.  v is shared state: equal on all ranks, part of digests and checkpoints,
 and sent to joining workers.  With a = 1 and m = 0 this is local SGD.
+
+`StreamingDiloco` exchanges one fragment of the model at a time, during the next steps.
+A. Douillard et al., "Streaming DiLoCo with overlapping communication" (arXiv:2501.18512).  The
+parameters are divided into F contiguous fragments in the model's order.  A round has H / F inner
+steps (`dtd.strategy.local_sgd`) and exchanges one fragment, so each fragment is exchanged once in H
+steps.  Its change at the start of the round is exchanged during the round's steps and applied at
+the end of the round, H / F steps late:
+
+    d_f = sum_k w_k (x_f - x_k,f)        as at the start of the round
+    x_f <- outer step by d_f             Nesterov's, as above
+    x_k,f <- a x_k,f + (1 - a) x_f       a: the mixing factor, 0.5 in the paper
+
+x is the state of the job.  The difference of a rank's weights from it, its *drift* x_k - x, is
+local state.  It is stored separately between rounds, so digests, checkpoints, evaluations and
+joining workers use x alone.  It advances with a commit, is restored when a round is redone or
+skipped, and is zero in a process that takes over a state.  A drift that is not finite makes all
+ranks skip the round in which it occurs.  Drift that has not been exchanged when the job ends is not
+part of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from dtd.exchange.api import BucketMemory, Collective
+from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
+from dtd.strategy.codec.api import Codec, World
+from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.local_sgd import Changes, take_local_steps
+from dtd.strategy.scalars import StepScalars
+
 
 class Nesterov:
-    """The outer optimizer; see `dtd.strategy.local_sgd.Outer`.
-
-    Args:
-        named: names and parameters.
-        lr: outer learning rate.
-        momentum: outer momentum.
-
-    Attributes:
-        risk: the strategy's risk for a job, as a phrase for its user.
-        leaves_mean: whether the weights become others than the mean of the ranks' weights.
-    """
+    """The outer optimizer, with an outer learning rate and momentum."""
 
     risk = (
         "ranks' weights differ between exchanges, which an outer rate applies; begin with"
@@ -50,7 +67,6 @@ class Nesterov:
         }
 
     def update(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        """Implement `Outer`."""
         velocities = list(self.shared.values())
         torch._foreach_mul_(velocities, self._momentum)
         torch._foreach_add_(velocities, list(means))
@@ -58,8 +74,216 @@ class Nesterov:
         torch._foreach_add_(list(parameters), velocities, alpha=-self._lr * self._momentum)
 
     def look_ahead(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        """Implement `Outer`; the two equations in one, x - a ((1 + m) d + m^2 v)."""
+        """Apply the two equations in one, x - a ((1 + m) d + m^2 v)."""
         velocities = list(self.shared.values())
         lr, momentum = self._lr, self._momentum
         torch._foreach_add_(list(parameters), list(means), alpha=-lr * (1.0 + momentum))
         torch._foreach_add_(list(parameters), velocities, alpha=-lr * momentum**2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """Parameters that are exchanged together.
+
+    Attributes:
+        places: their indices among all trained parameters.
+        changes: their changes.
+        outer: the optimizer of their outer step.
+    """
+
+    places: list[int]
+    changes: Changes
+    outer: Nesterov
+
+
+def cut(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Divide indices into `count` contiguous, non-empty groups of about equal total size.
+
+    Args:
+        sizes: size of the parameter at each index.
+        count: number of groups; at most the number of indices.
+    """
+    groups: list[list[int]] = [[]]
+    seen, total = 0, sum(sizes)
+    for place, size in enumerate(sizes):
+        wanted = count - len(groups)
+        is_full = seen * count >= total * len(groups) or len(sizes) - place == wanted
+        if groups[-1] and wanted and is_full:
+            groups.append([])
+        groups[-1].append(place)
+        seen += size
+    return groups
+
+
+class StreamingDiloco(Strategy):
+    """Rounds in which one fragment is exchanged.
+
+    Args:
+        part: the parameters of the one optimizer; at least as many as fragments.
+        device: the model's device.
+        scalars: the last bucket of a round.
+        fragments: number of fragments.
+        turn: returns the number of the round that begins at a step.
+        mixing: the factor a.
+        lr: outer learning rate.
+        momentum: outer momentum.
+        codec: creates the codec of a fragment's changes; None sends them unchanged.
+        bucket_bytes: size of a bucket of changes.
+    """
+
+    risk = "ranks' weights differ between exchanges, which come late; check the loss"
+
+    def __init__(
+        self,
+        part: Part,
+        device: torch.device,
+        scalars: StepScalars,
+        *,
+        fragments: int,
+        turn: Callable[[int], int],
+        mixing: float,
+        lr: float,
+        momentum: float,
+        codec: Callable[[], Codec] | None,
+        bucket_bytes: int,
+    ) -> None:
+        self._name = part.name
+        self._parameters = [parameter for _, parameter in part.named]
+        self._fragments: list[Fragment] = []
+        for places in cut([parameter.numel() for parameter in self._parameters], fragments):
+            named = [part.named[place] for place in places]
+            made = codec() if codec is not None else None
+            own = Part(name=part.name, named=named, places=places)
+            changes = Changes(own, device, made, bucket_bytes=bucket_bytes)
+            outer = Nesterov(named, lr=lr, momentum=momentum)
+            self._fragments.append(Fragment(places=places, changes=changes, outer=outer))
+        self._active = self._fragments[0]
+        self._turn, self._mixing = turn, mixing
+        self._scalars, self._scalars_bucket = scalars, 0
+        self._drift = [torch.zeros_like(parameter.detach()) for parameter in self._parameters]
+        self._next_drift: list[Tensor] | None = None
+        self._check: Callable[[], None] = lambda: None
+        self._put_back: Callable[[], None] | None = None
+
+    # --- between rounds --------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        return [self._name]
+
+    @property
+    def shared(self) -> Mapping[str, Tensor]:
+        return {name: t for one in self._fragments for name, t in one.outer.shared.items()}
+
+    @property
+    def size_bytes(self) -> int:
+        changes = sum(one.changes.size_bytes for one in self._fragments)
+        drift = sum(tensor.nbytes for tensor in self._drift)
+        return changes + 2 * drift + len(self._scalars.memory.view)
+
+    @property
+    def fits(self) -> bool:
+        return any(one.changes.buckets.fits for one in self._fragments)
+
+    def plan(self) -> list[tuple[str, str]]:
+        return [(self._name, one.changes.plan.digest()) for one in self._fragments]
+
+    def regroup(self, world: World) -> None:
+        for one in self._fragments:
+            one.changes.buckets.regroup(world)
+
+    def replaced(self) -> None:
+        """Reset the codec's local state, and the drift."""
+        for one in self._fragments:
+            one.changes.buckets.reset()
+        torch._foreach_zero_(self._drift)
+
+    def unsent(self, step: int) -> list[LocalState]:
+        """Return the codec's residuals only: drift is not transferred."""
+        return [state for one in self._fragments for state in one.changes.buckets.unsent(step)]
+
+    def close(self) -> None:
+        for one in self._fragments:
+            one.changes.buckets.close()
+
+    # --- a round ---------------------------------------------------------------------------
+
+    def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
+        """The buckets of the fragment whose turn it is, then the round's scalars."""
+        del updates
+        self._active = self._fragments[self._turn(step) % len(self._fragments)]
+        memories = self._active.changes.buckets.exchanges(step)
+        self._scalars_bucket = len(memories)
+        return [*memories, self._scalars.memory]
+
+    def begin(self, check: Callable[[], None], scale: float) -> None:
+        self._check, self._put_back, self._next_drift = check, None, None
+        self._active.changes.buckets.begin(scale)
+
+    def compute(self, work: Computation, ring: Collective) -> None:
+        """Submit the fragment's change, then take the steps while it is being exchanged."""
+        self._put_back = work.remember_optimizer()
+        for one in self._fragments:
+            one.changes.remember()
+        try:
+            with torch.no_grad():
+                torch._foreach_add_(list(self._parameters), self._drift)
+            self._active.changes.hand_over(work.share, ring, self._check)
+            sums = take_local_steps(work, self._name, self._parameters, self._check)
+            drift = self._drifted()
+        finally:
+            for one in self._fragments:
+                one.changes.put_back()
+            self.release()
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in drift):
+            sums = LossSum(loss_sum=sums.loss_sum, weight=math.nan)
+        self._next_drift = drift
+        work.write_scalars(self._scalars, sums, [True] * len(self._parameters))
+        ring.start(self._scalars_bucket)
+
+    def _drifted(self) -> list[Tensor]:
+        """Return the difference of the weights from the job's, in the parameters' order."""
+        drift = list(self._drift)
+        for one in self._fragments:
+            for place, anchor in zip(one.places, one.changes.anchors, strict=True):
+                drift[place] = self._parameters[place].detach() - anchor
+        return drift
+
+    def collect(self, ring: Collective) -> None:
+        self._active.changes.buckets.wait(ring.wait)
+        ring.wait(self._scalars_bucket)
+
+    def apply(self, work: Computation) -> StepStats:
+        """Take the outer step of one fragment, and mix this rank's weights with the result."""
+        changes = self._active.changes
+        changes.buckets.revoke()
+        totals, norm = self._scalars.totals(), changes.buckets.norm()
+        finite = math.isfinite(norm) and math.isfinite(totals.weight)
+        if finite:
+            assert self._next_drift is not None, "the round is not computed"
+            work.change_state(self._scalars)
+            parameters = [self._parameters[place] for place in self._active.places]
+            with torch.no_grad():
+                self._active.outer.update(parameters, changes.means)
+                for place, before in zip(self._active.places, changes.anchors, strict=True):
+                    own = before + self._next_drift[place]
+                    self._next_drift[place] = own.sub_(self._parameters[place]).mul_(self._mixing)
+        applied = Applied(name=self._name, loss=totals.loss, norm=norm if finite else math.nan)
+        return StepStats(updates=[applied], finite=finite, totals=totals)
+
+    def commit(self) -> None:
+        self._put_back = None
+        self._active.changes.buckets.commit()
+        if self._next_drift is not None:
+            self._drift, self._next_drift = self._next_drift, None
+
+    def rollback(self) -> None:
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back = None
+        self._next_drift = None
+        self._active.changes.buckets.rollback()
+
+    def release(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None

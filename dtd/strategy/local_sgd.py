@@ -21,6 +21,10 @@ weights than the mean, each rank first measures BatchNorm's statistics for these
 (`dtd.train.state.statistics`), and the round's scalars, which carry the buffers, follow the
 changes.  A change that is not finite on one rank is not finite on any, and all ranks skip the whole
 round.
+
+`Changes` holds the common weights at the start of a round as anchors, and restores them after the
+local steps, so memory holds the job's state except during these.  `PostLocal` makes the first steps
+of a job replicated ones.
 """
 
 from __future__ import annotations
@@ -32,15 +36,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dtd.exchange.api import BucketMemory
+from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.ring.buckets import plan_buckets
-from dtd.strategy.api import Applied, BucketExchange, Computation, LossSum, Part, StepStats
-from dtd.strategy.changes import Changes
+from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
+from dtd.strategy.buckets import layouts_of, parameter_shapes, views_of
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.codec.local_state import LocalState
-from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.coded_buckets import make_buckets
+from dtd.strategy.gradients import as_dense
 from dtd.strategy.scalars import StepScalars
-from dtd.strategy.whole import WholeState
 
 
 class Outer(Protocol):
@@ -64,27 +68,89 @@ class Outer(Protocol):
 
 
 class Average:
-    """The weights become the mean of all ranks' weights.
-
-    Attributes:
-        risk: the strategy's risk for a job, as a phrase for its user.
-    """
+    """The weights become the mean of all ranks' weights."""
 
     risk = "ranks' weights differ between exchanges; check the loss"
     shared: Mapping[str, Tensor] = {}
     leaves_mean = False
 
     def update(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        """Implement `Outer`."""
         torch._foreach_sub_(list(parameters), list(means))
 
     def look_ahead(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        """Implement `Outer`."""
         self.update(parameters, means)
 
 
-class LocalSgd(WholeState):
-    """Implement `dtd.strategy.api.Strategy`.
+class Changes:
+    """The changes (anchor - weight) of a model's trained parameters, in buckets to be averaged.
+
+    They are multiplied by the rank's fraction of the rows, so that the sum over the ranks is the
+    mean.
+
+    Args:
+        part: the trained parameters.
+        device: device of the parameters.
+        codec: encodes the changes; None sends them unchanged.
+        bucket_bytes: size of a bucket.
+
+    Attributes:
+        plan: layout of the changes in buckets.
+        buckets: their buckets; committed, rolled back and closed by the caller.
+        anchors: the weights at the start of the round, one tensor for each parameter.
+        means: once the buckets have arrived, the mean change of each parameter.
+    """
+
+    def __init__(
+        self, part: Part, device: torch.device, codec: Codec | None, *, bucket_bytes: int
+    ) -> None:
+        parameters = [parameter for _, parameter in part.named]
+        self._parameters: list[Tensor] = list(parameters)
+        self.plan = plan_buckets(
+            parameter_shapes(part.named), bucket_bytes=bucket_bytes, first_bucket_bytes=bucket_bytes
+        )
+        self.buckets = make_buckets(layouts_of(parameters, self.plan), device, codec)
+        self.anchors = [torch.empty_like(parameter) for parameter in self._parameters]
+        self.means = views_of(parameters, self.plan, self.buckets.flats)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of buckets and anchors on the device."""
+        return self.buckets.size_bytes + sum(anchor.nbytes for anchor in self.anchors)
+
+    def remember(self) -> None:
+        """Save the weights, which are equal on all ranks, as anchors."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.anchors, self._parameters)
+
+    def put_back(self) -> None:
+        """Restore the weights that all ranks hold."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, self.anchors)
+
+    def hand_over(self, share: float, ring: Collective, check: Callable[[], None]) -> None:
+        """Write this rank's changes, and submit bucket by bucket.
+
+        Args:
+            share: the rank's fraction of the round's rows; if it is 0, the rank contributes zeros.
+            ring: receives the complete buckets.
+            check: called before each bucket; an exception that it raises ends the work.
+        """
+        with torch.no_grad():
+            for index, bucket in enumerate(self.plan.buckets):
+                check()
+                for place in bucket.places:
+                    change = self.means[place.parameter]
+                    if share:
+                        anchor = self.anchors[place.parameter]
+                        torch.sub(anchor, self._parameters[place.parameter], out=change)
+                        change.mul_(share)
+                    else:
+                        change.zero_()
+                self.buckets.send(index, ring.start)
+
+
+class LocalSgd(Strategy):
+    """Rounds of local steps.
 
     Args:
         part: the parameters of the one optimizer.
@@ -107,10 +173,7 @@ class LocalSgd(WholeState):
     ) -> None:
         self._name = part.name
         self._parameters = [parameter for _, parameter in part.named]
-        self._plan = plan_buckets(
-            parameter_shapes(part.named), bucket_bytes=bucket_bytes, first_bucket_bytes=bucket_bytes
-        )
-        self._changes = Changes(self._parameters, self._plan, device, codec)
+        self._changes = Changes(part, device, codec, bucket_bytes=bucket_bytes)
         self._scalars = scalars
         self._scalars_bucket = 0
         self._outer = outer
@@ -122,66 +185,56 @@ class LocalSgd(WholeState):
 
     @property
     def names(self) -> list[str]:
-        """Implement `Strategy`."""
         return [self._name]
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
-        """Implement `Strategy`."""
         return self._outer.shared
 
     @property
     def size_bytes(self) -> int:
-        """Implement `Strategy`."""
         return self._changes.size_bytes + len(self._scalars.memory.view)
 
     @property
     def fits(self) -> bool:
-        """Whether there is a codec that applies to at least one change."""
-        return self._changes.fits
+        return self._changes.buckets.fits
 
     def plan(self) -> list[tuple[str, str]]:
-        """Implement `Strategy`."""
-        return [(self._name, self._plan.digest())]
+        return [(self._name, self._changes.plan.digest())]
 
     def regroup(self, world: World) -> None:
-        """Implement `Strategy`."""
-        self._changes.regroup(world)
+        self._changes.buckets.regroup(world)
 
     def replaced(self) -> None:
-        """Implement `Strategy`; the code that loads another state clears the optimizer's."""
-        self._changes.reset()
+        self._changes.buckets.reset()
 
     def unsent(self, step: int) -> list[LocalState]:
-        """Implement `Strategy`."""
-        return self._changes.unsent(step)
+        return self._changes.buckets.unsent(step)
 
     def close(self) -> None:
-        """Implement `Strategy`."""
-        self._changes.close()
+        self._changes.buckets.close()
 
     # --- a round ---------------------------------------------------------------------------
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
         """The changes' buckets, then the round's scalars."""
         del updates
-        memories = self._changes.exchanges(step)
+        memories = self._changes.buckets.exchanges(step)
         self._scalars_bucket = len(memories)
         return [*memories, self._scalars.memory]
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
-        """Implement `Strategy`."""
         self._check, self._put_back, self._late = check, None, None
-        self._changes.begin(scale)
+        self._changes.buckets.begin(scale)
 
-    def compute(self, work: Computation, ring: BucketExchange) -> None:
+    def compute(self, work: Computation, ring: Collective) -> None:
         """Take all local steps; afterwards, even on failure, the weights are restored."""
         self._put_back = work.remember_optimizer()
         measures = self._outer.leaves_mean and work.keep_batches()
         self._changes.remember()
         try:
             sums = take_local_steps(work, self._name, self._parameters, self._check)
-            self._changes.hand_over(work.share, ring.start, self._check)
+            self._changes.hand_over(work.share, ring, self._check)
         finally:
             self._changes.put_back()
             self.release()
@@ -190,13 +243,13 @@ class LocalSgd(WholeState):
         else:
             self._send_scalars(work, sums, ring)
 
-    def _send_scalars(self, work: Computation, sums: LossSum, ring: BucketExchange) -> None:
+    def _send_scalars(self, work: Computation, sums: LossSum, ring: Collective) -> None:
         work.write_scalars(self._scalars, sums, [True] * len(self._parameters))
         ring.start(self._scalars_bucket)
 
-    def collect(self, ring: BucketExchange) -> None:
-        """Implement `Strategy`; sends the scalars here if they hold the new weights' statistics."""
-        self._changes.wait(ring.wait)
+    def collect(self, ring: Collective) -> None:
+        """Wait; sends the scalars here if they hold the new weights' statistics."""
+        self._changes.buckets.wait(ring.wait)
         if self._late is not None:
             (work, sums), self._late = self._late, None
             measure_ahead(work, self._outer, self._parameters, self._changes)
@@ -206,8 +259,8 @@ class LocalSgd(WholeState):
 
     def apply(self, work: Computation) -> StepStats:
         """Take the outer step."""
-        self._changes.revoke()
-        totals, norm = self._scalars.totals(), self._changes.norm()
+        self._changes.buckets.revoke()
+        totals, norm = self._scalars.totals(), self._changes.buckets.norm()
         if math.isfinite(norm):
             work.change_state(self._scalars)
             with torch.no_grad():
@@ -216,22 +269,118 @@ class LocalSgd(WholeState):
         return StepStats(updates=[applied], finite=math.isfinite(norm), totals=totals)
 
     def commit(self) -> None:
-        """Implement `Strategy`."""
         self._put_back = None
-        self._changes.commit()
+        self._changes.buckets.commit()
 
     def rollback(self) -> None:
-        """Implement `Strategy`."""
         self._late = None
         if self._put_back is not None:
             self._put_back()
             self._put_back = None
-        self._changes.rollback()
+        self._changes.buckets.rollback()
 
     def release(self) -> None:
-        """Implement `Strategy`."""
         for parameter in self._parameters:
             parameter.grad = None
+
+
+class PostLocal(Strategy):
+    """Post-local SGD: replicated training at first, local steps from a given step on.
+
+    T. Lin et al., "Don't Use Large Mini-Batches, Use Local SGD" (arXiv:1808.07217).  Which of the
+    two strategies runs a step depends on the step alone.  The optimizer's state is kept at the
+    transition; from `start_step` on it is local to each rank.
+
+    Args:
+        early: builds the strategy of the first steps.  It is closed after them, since its hooks and
+            buckets would interfere with local steps, and built again if the state goes back.
+        late: the strategy of the other steps.
+        start_step: the first of these.
+    """
+
+    def __init__(self, early: Callable[[], Strategy], late: Strategy, *, start_step: int) -> None:
+        self._build_early = early
+        self._early: Strategy | None = None
+        self._late = late
+        self._start_step = start_step
+        self._active = late
+        self._world = World()
+
+    # --- between steps ---------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        return self._late.names
+
+    @property
+    def shared(self) -> Mapping[str, Tensor]:
+        """Those of the local steps, which are zero until these begin."""
+        return self._late.shared
+
+    @property
+    def size_bytes(self) -> int:
+        early = self._early.size_bytes if self._early is not None else 0
+        return self._late.size_bytes + early
+
+    def plan(self) -> list[tuple[str, str]]:
+        return self._late.plan()
+
+    def regroup(self, world: World) -> None:
+        self._world = world
+        for strategy in self._built:
+            strategy.regroup(world)
+
+    def replaced(self) -> None:
+        for strategy in self._built:
+            strategy.replaced()
+
+    def unsent(self, step: int) -> list[LocalState]:
+        """Those of the active strategy; the early one's are dropped with it."""
+        return self._active.unsent(step)
+
+    def close(self) -> None:
+        for strategy in self._built:
+            strategy.close()
+
+    @property
+    def _built(self) -> list[Strategy]:
+        return [self._late] if self._early is None else [self._early, self._late]
+
+    # --- a step ----------------------------------------------------------------------------
+
+    def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
+        """Select the strategy that runs the step."""
+        if step >= self._start_step:
+            if self._early is not None:
+                self._early.close()
+            self._early, self._active = None, self._late
+        else:
+            if self._early is None:
+                self._early = self._build_early()
+                self._early.regroup(self._world)
+            self._active = self._early
+        return self._active.exchanges(step, updates)
+
+    def begin(self, check: Callable[[], None], scale: float) -> None:
+        self._active.begin(check, scale)
+
+    def compute(self, work: Computation, ring: Collective) -> None:
+        self._active.compute(work, ring)
+
+    def collect(self, ring: Collective) -> None:
+        self._active.collect(ring)
+
+    def apply(self, work: Computation) -> StepStats:
+        return self._active.apply(work)
+
+    def commit(self) -> None:
+        self._active.commit()
+
+    def rollback(self) -> None:
+        self._active.rollback()
+
+    def release(self) -> None:
+        self._active.release()
 
 
 def take_local_steps(
@@ -278,7 +427,7 @@ def measure_ahead(
         parameters: changed in place.
         changes: their changes, which have arrived; nothing is done if they are not finite.
     """
-    if not math.isfinite(changes.norm()):
+    if not math.isfinite(changes.buckets.norm()):
         return
     try:
         with torch.no_grad():
@@ -290,21 +439,15 @@ def measure_ahead(
 
 def _scale(work: Computation, parameters: Sequence[nn.Parameter], factor: float) -> None:
     """Scale this rank's gradients to those of its mean loss, and clip them."""
-    gradients = [_dense(parameter) for parameter in parameters]
-    present = [gradient for gradient in gradients if gradient is not None]
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad = as_dense(parameter.grad)
+    present = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if work.clips:
         norms = [torch.linalg.vector_norm(gradient).double() for gradient in present]
         factor *= work.clip(factor * math.hypot(*torch.stack(norms).tolist()))
     if factor != 1.0:
         torch._foreach_mul_(present, factor)
-
-
-def _dense(parameter: nn.Parameter) -> Tensor | None:
-    """Return a parameter's gradient as a dense tensor, which the optimizers require."""
-    gradient = parameter.grad
-    if gradient is not None and gradient.layout is not torch.strided:
-        parameter.grad = gradient = gradient.to_dense()
-    return gradient
 
 
 def _nothing() -> None:

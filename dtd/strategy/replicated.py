@@ -4,27 +4,109 @@ A rank's gradients are scaled by its share of the global batch, so their sum is 
 batch.  Buckets are sent while backward is running.  The last bucket of each update contains its
 scalars: a rank that has received all of them can commit the step without further communication.
 Sums are the same bytes on every rank, so all ranks skip the same steps and make the same updates.
+
+A step has one update, or several in sequence if a task has several optimizers.  Each one except the
+last is applied as soon as its sums have arrived, because the next forward needs the changed
+parameters; it is tentative until the step is committed.  `Undo` saves what such an update changes:
+if the step is discarded, the last committed state is restored, and the step is redone from there.
+The last update is applied at commit, like a single one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from dtd.exchange.api import BucketMemory
-from dtd.strategy.api import Applied, BucketExchange, Computation, LossSum, Part, StepStats
+from dtd.exchange.api import BucketMemory, Collective
+from dtd.exchange.ring.buckets import plan_buckets
+from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
+from dtd.strategy.buckets import layouts_of, parameter_shapes
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.coded_buckets import make_buckets
+from dtd.strategy.gradients import Gradients
+from dtd.strategy.nested import copied
 from dtd.strategy.scalars import StepScalars, Totals
-from dtd.strategy.updates import Undo, Update, attend_to, build_update, number_buckets
-from dtd.strategy.whole import WholeState
 
 
-class Replicated(WholeState):
-    """Implement `dtd.strategy.api.Strategy`.
+class Update:
+    """One optimizer's part of a step: its parameters, the buckets of their gradients, its scalars.
+
+    Args:
+        part: its parameters.
+        device: the model's device.
+        codec: encodes the gradients; None sends them unchanged.
+        bucket_bytes: size of a bucket.
+        first_bucket_bytes: size of the first bucket.
+        lends: whether neighbours on this host may read the buckets.
+
+    Attributes:
+        first_bucket: index of its first exchange in the current step.
+        scalars_bucket: index of its scalars' exchange, which follows those of the gradients.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        device: torch.device,
+        codec: Codec | None,
+        *,
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+        lends: bool,
+    ) -> None:
+        self.name = part.name
+        self.parameters = [parameter for _, parameter in part.named]
+        self.places = list(part.places)
+        self.plan = plan_buckets(
+            parameter_shapes(part.named),
+            bucket_bytes=bucket_bytes,
+            first_bucket_bytes=first_bucket_bytes,
+        )
+        self.buckets = make_buckets(layouts_of(self.parameters, self.plan), device, codec)
+        self.gradients = Gradients(self.parameters, self.plan, self.buckets)
+        self.scalars = StepScalars(
+            parameters=len(self.parameters), buffer_elements=0, buffer_words=0
+        )
+        self.first_bucket = self.scalars_bucket = 0
+        self._lends = lends
+
+    def exchanges(self, step: int, first_bucket: int) -> list[BucketMemory]:
+        """Return its exchanges in a step, of which the first has this index.
+
+        The buckets of several updates are in several files, but a ring can read only one: they are
+        sent over the sockets.
+        """
+        memories = self.buckets.exchanges(step)
+        if not self._lends:
+            memories = [dataclasses.replace(memory, home=None) for memory in memories]
+        self.first_bucket = first_bucket
+        self.scalars_bucket = first_bucket + len(memories)
+        return [*memories, self.scalars.memory]
+
+    def backward(self, work: Computation, number: int, ring: Collective) -> LossSum:
+        """Forward and backward; on return all buckets of gradients have been submitted."""
+
+        def start(bucket: int, *done: Callable[[], None]) -> None:
+            ring.start(self.first_bucket + bucket, *done)
+
+        gradients = self.gradients
+        sums = work.backward(self.name, number, last=lambda: gradients.hand_over_when_full(start))
+        gradients.finish(start)
+        return sums
+
+    def wait(self, ring: Collective) -> None:
+        """Block until gradients and scalars hold the sums over all ranks."""
+        self.buckets.wait(lambda bucket: ring.wait(self.first_bucket + bucket))
+        ring.wait(self.scalars_bucket)
+
+
+class Replicated(Strategy):
+    """Replicated training.
 
     Args:
         parts: the optimizers' parameters, in the order of their updates.
@@ -33,13 +115,7 @@ class Replicated(WholeState):
         codec: creates the codec of the gradients, once for each update; None sends them unchanged.
         bucket_bytes: size of a bucket of gradients.
         first_bucket_bytes: size of the first bucket.
-
-    Attributes:
-        risk: the strategy's risk for a job, as a phrase for its user; empty, since it costs
-            nothing.
     """
-
-    risk = ""
 
     def __init__(
         self,
@@ -52,7 +128,7 @@ class Replicated(WholeState):
         first_bucket_bytes: int,
     ) -> None:
         self._updates = [
-            build_update(
+            Update(
                 part,
                 device,
                 codec() if codec is not None else None,
@@ -72,47 +148,35 @@ class Replicated(WholeState):
 
     @property
     def names(self) -> list[str]:
-        """Implement `Strategy`."""
         return [update.name for update in self._updates]
 
     @property
-    def shared(self) -> Mapping[str, Tensor]:
-        """Implement `Strategy`; there is none beside the optimizer's state."""
-        return {}
-
-    @property
     def size_bytes(self) -> int:
-        """Implement `Strategy`."""
-        buckets = sum(update.gradients.size_bytes for update in self._updates)
+        buckets = sum(update.buckets.size_bytes for update in self._updates)
         return buckets + len(self._scalars.memory.view)
 
     @property
     def fits(self) -> bool:
-        """Whether there is a codec that applies to at least one gradient."""
-        return any(update.gradients.fits for update in self._updates)
+        return any(update.buckets.fits for update in self._updates)
 
     def plan(self) -> list[tuple[str, str]]:
-        """Implement `Strategy`."""
         return [(update.name, update.plan.digest()) for update in self._updates]
 
     def regroup(self, world: World) -> None:
-        """Implement `Strategy`."""
         for update in self._updates:
-            update.gradients.regroup(world)
+            update.buckets.regroup(world)
 
     def replaced(self) -> None:
-        """Implement `Strategy`."""
         for update in self._updates:
-            update.gradients.reset()
+            update.buckets.reset()
 
     def unsent(self, step: int) -> list[LocalState]:
-        """Implement `Strategy`."""
-        return [one for update in self._updates for one in update.gradients.unsent(step)]
+        return [one for update in self._updates for one in update.buckets.unsent(step)]
 
     def close(self) -> None:
-        """Implement `Strategy`."""
         for update in self._updates:
             update.gradients.close()
+            update.buckets.close()
 
     # --- a step ----------------------------------------------------------------------------
 
@@ -122,20 +186,19 @@ class Replicated(WholeState):
         self._active = [by_name[name] for name in updates]
         memories: list[BucketMemory] = []
         for update in self._active:
-            memories += [*update.memories(step), update.scalars.memory]
-        number_buckets(self._active)
+            memories += update.exchanges(step, len(memories))
         return [*memories[:-1], self._scalars.memory]
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
-        """Implement `Strategy`."""
         for update in self._active:
-            update.gradients.begin(check, scale)
+            update.buckets.begin(scale)
+            update.gradients.begin(check)
 
-    def compute(self, work: Computation, ring: BucketExchange) -> None:
-        """Implement `Strategy`; of several updates, all but the last are applied tentatively."""
+    def compute(self, work: Computation, ring: Collective) -> None:
+        """Compute all updates in sequence; all but the last are applied tentatively."""
         for number, update in enumerate(self._active):
-            attend_to(update, self._updates)
-            sums = self._backward(work, update, number, ring)
+            self._train_only(update)
+            sums = update.backward(work, number, ring)
             present = update.gradients.present
             if update is self._active[-1]:
                 work.write_scalars(self._scalars, sums, self._among_all(update, present))
@@ -143,28 +206,18 @@ class Replicated(WholeState):
                 return
             update.scalars.write(loss_sum=sums.loss_sum, weight=sums.weight, present=present)
             ring.start(update.scalars_bucket)
-            self._wait(update, ring)
+            update.wait(ring)
             with work.tentative_update():
                 totals = update.scalars.totals()
                 applied = self._apply(work, update, totals, totals.present, tentative=True)
                 self._applied.append(applied)
 
-    def _backward(
-        self, work: Computation, update: Update, number: int, ring: BucketExchange
-    ) -> LossSum:
-        gradients, first = update.gradients, update.first_bucket
-
-        def start(bucket: int, *done: Callable[[], None]) -> None:
-            ring.start(first + bucket, *done)
-
-        sums = work.backward(update.name, number, last=lambda: gradients.hand_over_when_full(start))
-        gradients.finish(start)
-        return sums
-
-    def _wait(self, update: Update, ring: BucketExchange) -> None:
-        """Block until gradients and scalars hold the sums over all ranks."""
-        update.gradients.wait(lambda bucket: ring.wait(update.first_bucket + bucket))
-        ring.wait(update.scalars_bucket)
+    def _train_only(self, update: Update | None) -> None:
+        """Restrict backward to the parameters of one update; None removes the restriction."""
+        if len(self._updates) > 1:
+            for one in self._updates:
+                for parameter in one.parameters:
+                    parameter.requires_grad_(update is None or one is update)
 
     def _among_all(self, update: Update, present: Sequence[bool]) -> list[bool]:
         """Expand the flags of one update's parameters to all trained parameters."""
@@ -173,35 +226,30 @@ class Replicated(WholeState):
             flags[place] = there
         return flags
 
-    def collect(self, ring: BucketExchange) -> None:
-        """Implement `Strategy`."""
-        self._wait(self._active[-1], ring)
+    def collect(self, ring: Collective) -> None:
+        self._active[-1].wait(ring)
 
     def apply(self, work: Computation) -> StepStats:
-        """Implement `Strategy`."""
         last, totals = self._active[-1], self._scalars.totals()
         present = [totals.present[place] for place in last.places]
         applied = [*self._applied, self._apply(work, last, totals, present, tentative=False)]
         return StepStats(updates=applied, finite=_are_finite(applied), totals=totals)
 
     def commit(self) -> None:
-        """Implement `Strategy`."""
         for update in self._active[:-1]:
-            update.gradients.revoke()  # no rank still reads them: all have prepared the step
+            update.buckets.revoke()  # no rank still reads them: all have prepared the step
         for update in self._active:
-            update.gradients.commit()
+            update.buckets.commit()
 
     def rollback(self) -> None:
-        """Implement `Strategy`."""
         while self._undos:
             self._undos.pop().restore()
         for update in self._active:
-            update.gradients.rollback()
+            update.buckets.rollback()
 
     def release(self) -> None:
-        """Implement `Strategy`."""
         self._applied, self._undos = [], []
-        attend_to(None, self._updates)
+        self._train_only(None)
         for update in self._updates:
             update.gradients.release()
 
@@ -221,7 +269,7 @@ class Replicated(WholeState):
             gradients.expose_copies(present)
         else:
             gradients.expose(present)
-        norm = gradients.norm() * factor
+        norm = update.buckets.norm() * factor
         applied = Applied(name=update.name, loss=totals.loss, norm=norm)
         if _are_finite([*self._applied, applied]):
             factor *= work.clip(norm)
@@ -238,5 +286,45 @@ class Replicated(WholeState):
 
 
 def _are_finite(applied: Sequence[Applied]) -> bool:
-    """Whether the gradients of all these updates are finite."""
     return all(math.isfinite(one.norm) for one in applied)
+
+
+class OptimizerSnapshot:
+    """A copy of an optimizer's own state: that of its parameters, and the values of its groups."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups = [
+            {key: copied(value) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        self._state = {
+            parameter: {key: copied(value) for key, value in values.items()}
+            for parameter, values in optimizer.state.items()
+        }
+
+    def restore(self) -> None:
+        """Restore the copy; to be called once."""
+        for group, values in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(values)
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
+
+
+class Undo:
+    """A copy of everything that one optimizer is about to change."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._values: list[tuple[Tensor, Tensor]] = [
+            (parameter, parameter.detach().clone())
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        self._optimizer = OptimizerSnapshot(optimizer)
+
+    def restore(self) -> None:
+        """Restore the copy; to be called once."""
+        with torch.no_grad():
+            for parameter, value in self._values:
+                parameter.copy_(value)
+        self._optimizer.restore()

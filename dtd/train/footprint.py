@@ -23,7 +23,7 @@ from dtd.errors import TaskError
 from dtd.exchange.ring.buckets import plan_buckets
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
-from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.nested import leaves
 from dtd.strategy.sharded.units import units_of
 from dtd.strategy.sharded.wire_pool import pool_bytes

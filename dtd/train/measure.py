@@ -35,8 +35,8 @@ from dtd.exchange.api import BucketMemory, CommTiming
 from dtd.exchange.ring.buckets import plan_buckets
 from dtd.job.strategy_table import SHARDED
 from dtd.shown import cut
+from dtd.strategy.buckets import layouts_of, parameter_shapes
 from dtd.strategy.codec.api import FlatLayout, World
-from dtd.strategy.gradients import layouts_of, parameter_shapes
 from dtd.train.available_memory import available_memory
 from dtd.train.callbacks import Callbacks
 from dtd.train.footprint import memory_parts, saved_for_backward, state_size

@@ -25,10 +25,10 @@ from dtd.exchange.api import BucketMemory
 from dtd.job import JobSpec, StrategyTable
 from dtd.job.strategy_table import SHARDED
 from dtd.rules import fields_of
+from dtd.strategy.buckets import Buckets
 from dtd.strategy.choice import CODECS, OVERLAPPING, STRATEGY_RISKS
 from dtd.strategy.codec.api import Codec, FlatLayout, World
-from dtd.strategy.gradients import staging_of
-from dtd.strategy.staging import Staging
+from dtd.strategy.coded_buckets import make_buckets
 from dtd.train.available_memory import available_memory
 
 LONGEST_S: Final = 3.0
@@ -166,7 +166,7 @@ def _probe(
     needed = ROOM * sum(layout.elements * layout.dtype.itemsize for layout in layouts)
     if needed > available_memory(device).bytes:
         return "not measured: too little memory is free"
-    with closing(staging_of(layouts, device, codec)) as staging:
+    with closing(make_buckets(layouts, device, codec)) as staging:
         if not staging.fits:
             return "does not fit: finds nothing to compress among the parameters"
         sizes: dict[str, list[int]] = {}
@@ -199,7 +199,7 @@ class _Bucket:
     decode_s: float = 0.0
 
 
-def _pass(staging: Staging, device: torch.device, until_s: float) -> list[_Bucket] | None:
+def _pass(staging: Buckets, device: torch.device, until_s: float) -> list[_Bucket] | None:
     """All buckets once, one after another; None if that takes too long."""
     buckets = []
     staging.begin(1.0)
@@ -213,7 +213,7 @@ def _pass(staging: Staging, device: torch.device, until_s: float) -> list[_Bucke
     return buckets
 
 
-def _bucket(staging: Staging, index: int, device: torch.device) -> _Bucket:
+def _bucket(staging: Buckets, index: int, device: torch.device) -> _Bucket:
     """Send a bucket to a ring that gives it back as it was, and receive it."""
     made = _Bucket()
     since_s = time.perf_counter()

@@ -22,7 +22,6 @@ from dtd.strategy.api import Part, Strategy
 from dtd.strategy.choice import build_strategy
 from dtd.strategy.scalars import StepScalars
 from dtd.strategy.sharded.optimizers import check_complete, check_shardable
-from dtd.strategy.sharded.strategy import Sharded
 from dtd.train.callbacks import Callbacks
 from dtd.train.checkpoint.first_weights import FirstWeights
 from dtd.train.checkpoint.saver import Checkpoints
@@ -300,11 +299,10 @@ def build_session(
         spec, parts_of(replica), device, scalars, model=replica.model, passes=plan.most_parts
     )
     replica.shared = strategy.shared
-    if isinstance(strategy, Sharded):
-        replica.shards = strategy.state
+    replica.shards = strategy.shards
+    whole = not strategy.divides_parameters
+    if replica.shards is not None:
         replica.shards.bind(replica.optimizer)
-    whole = not (isinstance(strategy, Sharded) and strategy.divides_parameters)
-    if isinstance(strategy, Sharded):
         as_divided = Structure(replica.model, stay=False)
         rehearse = partial(rehearsal.run, structure=as_divided, backward=not whole)
         strategy.watch([partial(rehearse, one, number=n) for n, one in enumerate(samples)])
@@ -324,7 +322,7 @@ def build_session(
             replica.model,
             reporter.progress,
             reads=whole,
-            stay=isinstance(strategy, Sharded),
+            stay=strategy.shards is not None,
         ),
         scalars=scalars,
         loader=loader,

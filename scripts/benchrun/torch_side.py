@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtd.exchange.ring.buckets import plan_buckets
 from dtd.job import JobSpec, from_mapping
-from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.buckets import parameter_shapes
 from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.train.optimizer.build import build_optimizer
 from dtd.train.optimizer.learning_rate import learning_rate

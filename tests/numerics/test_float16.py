@@ -16,7 +16,7 @@ from torch import Tensor
 from dtd.exchange.in_process import InProcessRing
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.narrow import float16
-from dtd.strategy.gradients import staging_of
+from dtd.strategy.coded_buckets import make_buckets
 from tests.unit.strategy.codec.narrowed import flat_of
 
 pytestmark = pytest.mark.numerics
@@ -42,7 +42,7 @@ def ring_means(chunk_bytes: int) -> list[Tensor]:
 
     def work(rank: int) -> Tensor:
         collective = ring.collective(rank)
-        staging = staging_of([flat_of(4097)], CPU, float16())
+        staging = make_buckets([flat_of(4097)], CPU, float16())
         staging.regroup(World(rank=rank, size=WORLD))
         collective.open_step(0, staging.exchanges(0))
         staging.begin(1.0)

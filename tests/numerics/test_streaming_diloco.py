@@ -11,7 +11,7 @@ from torch import nn
 from dtd.engine.control_word import Flags
 from dtd.engine.sampler import Position, advance, slice_bounds
 from dtd.errors import TaskError
-from dtd.strategy.streaming_diloco import cut
+from dtd.strategy.diloco import cut
 from dtd.train.data.sampling import batch_rows
 from tests.numerics.cuts import a_row_of_the_second_step, poisonous, ranks_of
 from tests.numerics.test_local_steps import cut_together, distance

@@ -21,7 +21,7 @@ from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.ring.chunks import Segments
 from dtd.strategy.choice import CODECS
 from dtd.strategy.codec.api import World
-from dtd.strategy.gradients import staging_of
+from dtd.strategy.coded_buckets import make_buckets
 from tests.unit.strategy.codec.narrowed import flat_of
 
 pytestmark = pytest.mark.numerics
@@ -62,7 +62,7 @@ def ring_sums(
     def work(rank: int) -> tuple[list[Tensor], int]:
         collective = ring.collective(rank)
         layouts = [flat_of(*size) for size in sizes]
-        staging = staging_of(layouts, CPU, codec and codec(None))
+        staging = make_buckets(layouts, CPU, codec and codec(None))
         staging.regroup(World(rank=rank, size=world_size))
         collective.open_step(0, staging.exchanges(0))
         staging.begin(1.0)

@@ -29,8 +29,9 @@ from dtd.exchange.api import BucketMemory
 from dtd.exchange.ring.buckets import BucketPlan, Place
 from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
+from dtd.strategy.buckets import layouts_of
 from dtd.strategy.codec.api import Codec, World
-from dtd.strategy.gradients import cleared, layouts_of, received_twice
+from dtd.strategy.gradients import cleared, received_twice
 from dtd.strategy.sharded.filling import Filling
 from dtd.strategy.sharded.held_gradients import CopiedSums, HeldGradients
 from dtd.strategy.sharded.whole_gradients import Await, Submit

@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from dtd.engine.regroup import RegroupPlan, RegroupWindow, plan_regroup
 from dtd.engine.shard_digests import Shared
 from dtd.engine.shards import ShardSet, united
 from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing, UnreadableWord
-from dtd.exchange.api import BucketMemory, CommTiming
+from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.ring.chunks import Operation
 from dtd.json_reader import read_json
 from dtd.strategy.sharded.pieces import Column
@@ -39,38 +39,9 @@ _DIGEST_BYTES: Final = 16
 _MAX_SHARDS_BYTES: Final = 64 * 1024
 
 
-class RegroupRing(Protocol):
-    """The part of a generation's ring that is needed here; see `dtd.exchange.api.Collective`."""
-
-    @property
-    def rank(self) -> int:
-        """Implement `Collective`."""
-        ...
-
-    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
-        """Implement `Collective`."""
-        ...
-
-    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """Implement `Collective`."""
-        ...
-
-    def wait(self, bucket: int) -> None:
-        """Implement `Collective`."""
-        ...
-
-    def gather(self, word: bytes) -> list[bytes]:
-        """Implement `Collective`."""
-        ...
-
-    def close_step(self) -> CommTiming:
-        """Implement `Collective`."""
-        ...
-
-
 def regroup(
     state: ShardedState,
-    ring: RegroupRing,
+    ring: Collective,
     step: int,
     wanted: Callable[[int, ShardSet], Sequence[ShardSet]],
     compare: Callable[[Sequence[Shared]], None],

@@ -17,26 +17,26 @@ and in stage 3, as in ZeRO-3, only the parameters (`dtd.strategy.sharded.unit_pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dtd.engine.shard_digests import Shared
 from dtd.engine.shards import Division, ShardSet
-from dtd.exchange.api import BucketMemory
+from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.ring.buckets import BucketPlan, plan_buckets
-from dtd.strategy.api import Applied, BucketExchange, Computation, LossSum, Part, StepStats
+from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
+from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.codec.local_state import LocalState
-from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.scalars import StepScalars
 from dtd.strategy.sharded.norm import SquaredNorm
 from dtd.strategy.sharded.optimizers import check_hooks
 from dtd.strategy.sharded.parameters import FlatParameters
 from dtd.strategy.sharded.pooled_gradients import Passes, PooledGradients
-from dtd.strategy.sharded.regroup import RegroupRing, regroup
+from dtd.strategy.sharded.regroup import regroup
 from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.sharded.unit_passes import UnitPasses
 from dtd.strategy.sharded.units import plan_units, units_of
@@ -46,8 +46,8 @@ _COMPILED: Final = "_orig_mod."
 """Prefix that torch.compile adds to names; a state has names without it."""
 
 
-class Sharded:
-    """Implement `dtd.strategy.api.Strategy`.
+class Sharded(Strategy):
+    """Sharded training.
 
     Args:
         part: the trained parameters.
@@ -61,14 +61,7 @@ class Sharded:
             ones, given them and the number of ranks.
         bucket_bytes: size of a bucket.
         first_bucket_bytes: size of the first bucket.
-
-    Attributes:
-        risk: the strategy's risk for a job, as a phrase for its user.
-        state: the part of the state that this rank holds.
     """
-
-    risk = ""
-    fits = True
 
     def __init__(
         self,
@@ -110,35 +103,29 @@ class Sharded:
             )
             self._parameters = FlatParameters(trained, self._plan, model, mirrors=mirrors)
             self._gradients = _gradients(stage, trained, self._plan, device, mirrors, codec, passes)
-        self.state = ShardedState(
+        self.shards = self._state = ShardedState(
             names, trained, self._plan, self._parameters.flats, owns=self._units is not None
         )
         if self._units is not None:
-            self._units.bind(self.state)
-            self.state.make_room = self._units.open
-            self.state.give_room = self._units.drop
+            self._units.bind(self._state)
+            self._state.make_room = self._units.open
+            self._state.give_room = self._units.drop
         self._scalars = scalars
         self._norm = SquaredNorm()
         self._mirrors = mirrors
         self._own = ShardSet.segments([0], 1)
         self._first = self._scalars_bucket = 0
         self._entries_checked = False
+        self.divides_parameters = self._units is not None
 
     # --- between steps ---------------------------------------------------------------------
 
     @property
     def names(self) -> list[str]:
-        """Implement `Strategy`."""
         return [""]
 
     @property
-    def shared(self) -> Mapping[str, Tensor]:
-        """Implement `Strategy`; there is none beside the optimizer's state."""
-        return {}
-
-    @property
     def size_bytes(self) -> int:
-        """Implement `Strategy`."""
         return self._gradients.size_bytes + len(self._scalars.memory.view)
 
     @property
@@ -146,100 +133,73 @@ class Sharded:
         """Memory of the trained parameters: of all of them, or of those held and gathered."""
         if self._units is None:
             return sum(flat.nbytes for flat in self._parameters.flats)
-        held = 0 if self.state.lies_in_flats else self.state.parameter_bytes
+        held = 0 if self._state.lies_in_flats else self._state.parameter_bytes
         return held + self._units.parameter_bytes
 
     def plan(self) -> list[tuple[str, str]]:
-        """Implement `Strategy`."""
         units = [] if self._units is None else [("units", self._units.digest())]
         return [("", self._plan.digest()), *units]
 
     def watch(self, passes: Sequence[Callable[[], None]]) -> None:
-        """Check in some passes how the model uses its parameters.
-
-        Args:
-            passes: forward over some rows each, and backward if `divides_parameters`, with all
-                parameters in memory.
-
-        Raises:
-            TaskError: in a way in which they cannot be gathered.
-        """
         self._parameters.watch(passes)
 
-    @property
-    def divides_parameters(self) -> bool:
-        """Whether parameters have memory only while they are used."""
-        return self._units is not None
-
     def regroup(self, world: World) -> None:
-        """Implement `Strategy`."""
         self._parameters.forget()
         self._gradients.regroup(world)
         division = Division(world_size=world.size, mirrors=self._mirrors, servers=world.servers)
-        self.state.rank, self.state.division = world.rank, division
+        self._state.rank, self._state.division = world.rank, division
         self._own = division.own(world.rank)
         self._entries_checked = False
 
     def redistribute(
-        self, ring: RegroupRing, step: int, compare: Callable[[Sequence[Shared]], None]
+        self, ring: Collective, step: int, compare: Callable[[Sequence[Shared]], None]
     ) -> int:
-        """Implement `Strategy`."""
-        division = self.state.division
+        division = self._state.division
 
         def wanted(rank: int, held: ShardSet) -> list[ShardSet]:
             del held
             return [ShardSet.segments([i], division.segments) for i in division.held(rank)]
 
-        return regroup(self.state, ring, step, wanted, compare)
+        return regroup(self._state, ring, step, wanted, compare)
 
     def keep_redistributed(self) -> None:
-        """Implement `Strategy`."""
-        self.state.keep()
+        self._state.keep()
         if self._units is not None:
             self._units.drop()
 
     def undo_redistribution(self) -> None:
-        """Implement `Strategy`."""
         self._parameters.forget()
-        self.state.put_back()
+        self._state.put_back()
 
     def replaced(self) -> None:
-        """Implement `Strategy`."""
         self._parameters.forget()
         self._gradients.reset()
 
     def unsent(self, step: int) -> list[LocalState]:
-        """Implement `Strategy`; nothing is held back."""
         del step
         return []
 
     def close(self) -> None:
-        """Implement `Strategy`."""
         self._parameters.close()
         self._gradients.close()
 
     # --- a step ----------------------------------------------------------------------------
 
     def wants_whole(self, wanted: bool) -> None:
-        """Implement `Strategy`."""
         if self._units is not None:
             self._units.wants_whole = wanted
 
     def refreshes(self) -> list[BucketMemory]:
-        """Implement `Strategy`."""
         return self._parameters.memories()
 
-    def refresh(self, ring: BucketExchange) -> None:
-        """Implement `Strategy`."""
+    def refresh(self, ring: Collective) -> None:
         self._parameters.start(ring.start, ring.wait)
 
     def refreshed(self) -> None:
-        """Implement `Strategy`."""
         self._parameters.wait()
 
     @property
     def waited_s(self) -> float:
-        """Implement `Strategy`."""
         return self._parameters.waited_s
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
@@ -251,17 +211,15 @@ class Sharded:
         return [*parameters, *gradients, self._scalars.memory, self._norm.memory]
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
-        """Implement `Strategy`."""
-        self._gradients.begin(check, scale, self.state.sliced)
+        self._gradients.begin(check, scale, self._state.sliced)
 
-    def compute(self, work: Computation, ring: BucketExchange) -> None:
-        """Implement `Strategy`."""
+    def compute(self, work: Computation, ring: Collective) -> None:
         sums = self._backward(work, ring)
         check_hooks(work.optimizer(""))  # those that a task has added since warm-up
         work.write_scalars(self._scalars, sums, self._gradients.present)
         ring.start(self._scalars_bucket)
 
-    def _backward(self, work: Computation, ring: BucketExchange) -> LossSum:
+    def _backward(self, work: Computation, ring: Collective) -> LossSum:
         first = self._first
 
         def start(bucket: int, *done: Callable[[], None]) -> None:
@@ -272,12 +230,11 @@ class Sharded:
 
         return self._gradients.compute(work, start, wait, self.refreshed)
 
-    def collect(self, ring: BucketExchange) -> None:
-        """Implement `Strategy`."""
+    def collect(self, ring: Collective) -> None:
         first = self._first
         self._gradients.collect(lambda bucket: ring.wait(first + bucket))
         self._norm.clear()
-        for bucket, elements in enumerate(self.state.buckets()):
+        for bucket, elements in enumerate(self._state.buckets()):
             for start, stop in self._own.ranges(elements):
                 self._norm.add(self._gradients.part(bucket, start, stop))
         ring.start(self._scalars_bucket + 1)
@@ -285,7 +242,6 @@ class Sharded:
         ring.wait(self._scalars_bucket + 1)
 
     def apply(self, work: Computation) -> StepStats:
-        """Implement `Strategy`."""
         totals = self._scalars.totals()
         factor = work.begin_update(totals.weight)
         self._gradients.revoke()
@@ -293,7 +249,7 @@ class Sharded:
         finite = math.isfinite(norm)
         if finite:
             self._gradients.scale(factor * work.clip(norm))
-            self.state.give_gradients(self._gradients.part, totals.present)
+            self._state.give_gradients(self._gradients.part, totals.present)
             work.change_state(self._scalars)
             work.update("")
             self._check_entries()
@@ -304,21 +260,18 @@ class Sharded:
     def _check_entries(self) -> None:
         """Check the optimizer's entries once in a generation; they appear at its first update."""
         if not self._entries_checked:
-            self.state.check_entries()
+            self._state.check_entries()
             self._entries_checked = True
 
     def commit(self) -> None:
-        """Implement `Strategy`."""
         self._gradients.commit()
 
     def rollback(self) -> None:
-        """Implement `Strategy`."""
         self._parameters.forget()
         self._gradients.rollback()
 
     def release(self) -> None:
-        """Implement `Strategy`."""
-        self.state.release_gradients()
+        self._state.release_gradients()
         self._gradients.release()
 
 

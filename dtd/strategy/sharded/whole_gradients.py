@@ -14,7 +14,9 @@ from dtd.exchange.api import BucketMemory
 from dtd.exchange.ring.buckets import BucketPlan
 from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
+from dtd.strategy.buckets import layouts_of
 from dtd.strategy.codec.api import Codec, World
+from dtd.strategy.coded_buckets import make_buckets
 from dtd.strategy.gradients import Gradients
 
 Submit = Callable[..., None]
@@ -124,14 +126,15 @@ class WholeGradients:
         mirrors: int,
         codec: Codec | None,
     ) -> None:
-        self._buckets = Gradients(parameters, plan, device, codec=codec)
+        self._buckets = make_buckets(layouts_of(parameters, plan), device, codec)
+        self._gradients = Gradients(parameters, plan, self._buckets)
         self._mirrors = mirrors
         self._holds = NOTHING
 
     @property
     def present(self) -> list[bool]:
         """Implement `ShardGradients`."""
-        return self._buckets.present
+        return self._gradients.present
 
     @property
     def size_bytes(self) -> int:
@@ -156,22 +159,24 @@ class WholeGradients:
     def begin(self, check: Callable[[], None], scale: float, holds: ShardSet) -> None:
         """Implement `ShardGradients`."""
         self._holds = holds
-        self._buckets.begin(check, scale)
+        self._buckets.begin(scale)
+        self._gradients.begin(check)
 
     def compute(
         self, work: Computation, start: Submit, wait: Await, refreshed: Callable[[], None]
     ) -> LossSum:
         """Implement `ShardGradients`."""
         del wait
-        sums = work.backward("", 0, last=lambda: self._buckets.hand_over_when_full(start))
+        sums = work.backward("", 0, last=lambda: self._gradients.hand_over_when_full(start))
         refreshed()  # a rank without rows has run no forward
-        self._buckets.finish(start)
+        self._gradients.finish(start)
         return sums
 
     def collect(self, wait: Await) -> None:
         """Implement `ShardGradients`."""
         for index in range(len(self._buckets.flats)):
             self._buckets.receive(index, wait)
+            self._buckets.settle()
 
     def part(self, bucket: int, start: int, stop: int) -> Tensor:
         """Implement `ShardGradients`."""
@@ -197,8 +202,9 @@ class WholeGradients:
 
     def release(self) -> None:
         """Implement `ShardGradients`."""
-        self._buckets.release()
+        self._gradients.release()
 
     def close(self) -> None:
         """Implement `ShardGradients`."""
+        self._gradients.close()
         self._buckets.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from dtd.strategy.nested import copied
-from dtd.strategy.updates import OptimizerSnapshot
+from dtd.strategy.replicated import OptimizerSnapshot
 from dtd.train.state.replica import Replica
 
 

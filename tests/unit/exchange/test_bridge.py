@@ -17,7 +17,7 @@ from dtd.exchange.api import BucketMemory, all_reduce
 from dtd.exchange.bridge import Bridge, RingCollective
 from dtd.exchange.ring.buckets import plan_buckets
 from dtd.net.data_server import DataServer
-from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 from dtd.strategy.sharded.regroup import regroup
 from dtd.strategy.sharded.state import ShardedState

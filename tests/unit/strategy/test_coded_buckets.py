@@ -6,8 +6,6 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.codec.local_state import ResidualHandoff
-from dtd.strategy.coded_buckets import CodedBuckets, Uncoded
+from dtd.strategy.coded_buckets import CodedBuckets
 from tests.numerics.example_codecs import Gathering, Rounding
 
 CPU = torch.device("cpu")
@@ -57,34 +55,6 @@ def stepped(buckets: CodedBuckets, *, step: int = 0, scale: float = 1.0, **fill:
 
 EXACT, LOST = 1.0, 2.0**-9
 """A gradient, and a quarter of the unit in its last place, which bfloat16 rounds away."""
-
-
-def test_a_commit_carries_on_what_was_not_sent(made) -> None:
-    buckets = made(Rounding(), flat_of(3))
-    for _ in range(2):
-        assert stepped(buckets, value=EXACT + LOST) == EXACT
-        buckets.commit()
-    assert stepped(buckets, value=EXACT + 2 * LOST) == EXACT + 4 * LOST
-
-
-def test_a_rollback_makes_a_step_undone_and_copies_nothing(made) -> None:
-    buckets = made(Rounding(), flat_of(3))
-    stepped(buckets, value=EXACT + LOST)
-    buckets.commit()
-    before = buckets._local()[0].current
-    for _ in range(3):
-        stepped(buckets, value=EXACT + LOST)
-        buckets.rollback()
-        assert buckets._local()[0].current is before
-        assert before.tolist() == [LOST] * 3
-
-
-def test_another_state_begins_with_nothing(made) -> None:
-    buckets = made(Rounding(), flat_of(3))
-    stepped(buckets, value=EXACT + LOST)
-    buckets.commit()
-    buckets.reset()
-    assert stepped(buckets, value=LOST) == LOST
 
 
 def test_what_is_kept_follows_the_loss_scale(made) -> None:
@@ -157,22 +127,6 @@ class InOrder:
     def wait(self, position: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: position < self._next, timeout=60), position
-
-
-class Stepwise(Uncoded):
-    """Its arithmetic is another object in every step."""
-
-    def wires(self, world, step):
-        (wire,) = super().wires(world, step)
-        return [replace(wire, arithmetic=lambda _wire, memory: replace(memory, total=step))]
-
-
-def test_arithmetic_that_is_made_anew_lays_out_no_memory(made) -> None:
-    codec = SimpleNamespace(start_step=0, coder=lambda layout, _index, _device: Stepwise(layout))
-    buckets = made(codec, flat_of(3))
-    memories = [buckets.exchanges(step)[0] for step in range(3)]
-    assert [memory.total for memory in memories] == [0, 1, 2]
-    assert len({id(memory.home) for memory in memories}) == 1
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -11,7 +11,7 @@ from torch import nn
 
 from dtd.exchange.ring.buckets import plan_buckets
 from dtd.exchange.ring.chunks import Operation
-from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 
 

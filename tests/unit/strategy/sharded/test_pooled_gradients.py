@@ -14,8 +14,8 @@ from dtd.errors import TaskError
 from dtd.exchange.ring.buckets import plan_buckets
 from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.api import LossSum
+from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
-from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.sharded.pooled_gradients import PooledGradients
 from dtd.strategy.sharded.wire_pool import PIECES, Turn, WirePool, pool_bytes, usual_bytes
 from tests.shards import held_shards

@@ -12,7 +12,7 @@ from dtd.engine.shard_digests import Shared
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import RingBroken, UnreadableWord
 from dtd.exchange.ring.buckets import plan_buckets
-from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 from dtd.strategy.sharded.regroup import regroup
 from dtd.strategy.sharded.state import ShardedState

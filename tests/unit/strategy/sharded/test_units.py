@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dtd.errors import TaskError
-from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.sharded.gathered_parameters import GatheredParameters
 from dtd.strategy.sharded.units import plan_units, units_of
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from dtd.coordinator import main
-from dtd.coordinator.history.recorder import MetricsRecorder
+from dtd.observe.recorder import MetricsRecorder
 
 
 def _nothing(self: MetricsRecorder, *told: Any) -> None:

@@ -53,24 +53,24 @@ from dtd.coordinator.handlers.registration import RegistrationHandler
 from dtd.coordinator.handlers.renewal import RenewalHandler
 from dtd.coordinator.handlers.reports import ReportHandler
 from dtd.coordinator.handlers.requests import CTL_REQUESTS, RequestHandler
-from dtd.coordinator.history.recorder import MetricsRecorder
 from dtd.coordinator.models import ModelRegistry
 from dtd.coordinator.process_limits import allowed_files
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.coordinator.sweeps.controller import Sweeps
 from dtd.coordinator.throttles import Pace
-from dtd.coordinator.tracking.trackers import Trackers
 from dtd.coordinator.web_desk import WebDesk
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.errors import DtdError, ProtocolError
 from dtd.limits.quotas import Quotas
 from dtd.limits.shares import Shares, connections_for
-from dtd.metrics.coordinator import CoordinatorMetrics
-from dtd.metrics.exposition import members_only
-from dtd.metrics.worker import next_in_ring
 from dtd.net.driver import Driver
 from dtd.net.link import Link
+from dtd.observe.metrics.coordinator import CoordinatorMetrics
+from dtd.observe.metrics.endpoint import members_only
+from dtd.observe.metrics.worker import next_in_ring
+from dtd.observe.recorder import MetricsRecorder
+from dtd.observe.sinks.trackers import Trackers
 from dtd.packages.archives import WEIGHTS as WEIGHTS_KIND
 from dtd.packages.archives import Archives
 from dtd.security.authority import DIRECTORY, open_data_key
@@ -160,11 +160,13 @@ class Coordinator:
         self._trackers = Trackers(
             config, functools.partial(self._store_thread.later, turn=Turn.PATIENT), self
         )
+        self._history_thread = StoreThread(self._store_failed)
         self.history = MetricsRecorder(
             config.state_dir,
             config.metrics_store_mib * 1024 * 1024,
             self,
-            StoreThread(self._store_failed),
+            run=self._history_thread.run,
+            later=self._history_thread.later,
         )
         self._pace = Pace()
         self._reports = ReportHandler(
@@ -267,6 +269,7 @@ class Coordinator:
         await self.metrics.close()
         await self._weights_thread.close(lambda: None)
         await self.history.close()
+        await self._history_thread.close(lambda: None)
         await self._store_thread.close(self._close_files)
         log.info("coordinator_stopped")
 

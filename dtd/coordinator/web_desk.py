@@ -1,6 +1,6 @@
 """The coordinator's side of the web page: its callers' requests count like those of dtdctl.
 
-The page itself is `dtd.web`, which is imported only where it is served.
+The page itself is `dtd.observe.web`, which is imported only where it is served.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dtd.coordinator.containment import Containment
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.throttles import Refusals
 from dtd.errors import ConfigError, DtdError, RequestRefused
+from dtd.observe.web.api import WebCaller
+from dtd.observe.web.sessions import FILE, KeptSessions
 from dtd.security.identity import OPERATOR, VIEWER, Identity
 from dtd.security.token import Token
-from dtd.web.api import WebCaller
-from dtd.web.kept_sessions import FILE, KeptSessions
 from dtd.wire import messages as m
 
 if TYPE_CHECKING:
-    from dtd.web.server import WebServer
+    from dtd.observe.web.server import WebServer
 
 log = structlog.get_logger()
 
@@ -95,7 +95,7 @@ class WebDesk:
         if self._address is None:
             return
         try:
-            from dtd.web.server import WebServer
+            from dtd.observe.web.server import WebServer
 
             self._server = WebServer(self._address, self)
             await self._server.start()
@@ -133,7 +133,7 @@ class WebDesk:
             "certificate_sha256": sha256,
         }
 
-    # --- what the page asks (`dtd.web.api.WebBackend`) -------------------------------------------
+    # --- what the page asks (`dtd.observe.web.api.WebBackend`) -----------------------------------
 
     async def ask(self, caller: WebCaller, message: m.Message) -> dict[str, Any]:
         """Answer a request, with the checks and records of one of dtdctl's.

@@ -24,10 +24,9 @@ from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, HolderUnreachable, ProfileError, UsageError
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient
-from dtd.observe.profiling.chrome import WorkerTrace, trace_events
-from dtd.observe.profiling.limits import StepTimes, Verdict, median_times, verdict
-from dtd.observe.profiling.spans import NS
-from dtd.observe.profiling.worker_file import MAX_JSON_BYTES, decoded
+from dtd.observe.profile.limits import StepTimes, Verdict, median_times, verdict
+from dtd.observe.profile.spans import NS
+from dtd.observe.profile.trace import MAX_JSON_BYTES, WorkerTrace, decoded, trace_events
 from dtd.shown import counted
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential

@@ -12,11 +12,10 @@ from dtd.ctl.answers import pages
 from dtd.ctl.settings import Settings
 from dtd.errors import UsageError
 from dtd.net.control_client import ControlClient
-from dtd.report.document import document_of
-from dtd.report.facts import Facts, facts_of
-from dtd.report.markdown import to_markdown
-from dtd.report.page import to_html
-from dtd.report.words import never_trained
+from dtd.observe.report.document import document_of
+from dtd.observe.report.facts import Facts, facts_of
+from dtd.observe.report.render import to_html, to_markdown
+from dtd.observe.report.words import never_trained
 from dtd.wire import messages as m
 
 POINTS: Final = 500

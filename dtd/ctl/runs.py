@@ -13,7 +13,7 @@ from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask_and_show
 from dtd.ctl.jobs import result_words
 from dtd.ctl.settings import Settings
-from dtd.curves import sparklines
+from dtd.figures import sparklines
 from dtd.job.differences import changed_settings
 from dtd.packages.limits import short
 from dtd.shown import counted

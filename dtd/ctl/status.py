@@ -1,7 +1,7 @@
 """`dtdctl status`: the job, its loss and rate, the workers, the slowest one, and why the job waits.
 
 Prints what the coordinator says and judges it once, for the exit code.  The JSON form is described
-by `docs/status.schema.json`.  No heavy import; `--watch` is `dtd.ctl.watch.command`.
+by `docs/status.schema.json`.  No heavy import; `--watch` is `dtd.ctl.watch`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def show_status(settings: Settings, *, watch: bool, memory: bool) -> int:
         memory: also print each worker's memory by part; JSON always has it.
     """
     if watch:
-        from dtd.ctl.watch.command import watch_status  # seldom needed, and slow to load
+        from dtd.ctl.watch import watch_status  # seldom needed, and slow to load
 
         return watch_status(settings)
 

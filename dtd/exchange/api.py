@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from dtd.exchange.ring.chunks import BucketShape, Operation
-from dtd.observe.profiling.ring_spans import RingSpans
-from dtd.observe.profiling.spans import SpanLog
+from dtd.observe.profile.spans import RingSpans, SpanLog
 
 
 class Lendable(Protocol):

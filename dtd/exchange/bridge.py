@@ -27,8 +27,7 @@ from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
 from dtd.net.link import Traffic
 from dtd.net.tls_connect import tls_connect
-from dtd.observe.profiling.ring_spans import RingSpans
-from dtd.observe.profiling.spans import NS, WAIT, SpanLog
+from dtd.observe.profile.spans import NS, WAIT, RingSpans, SpanLog
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 

@@ -38,8 +38,7 @@ from dtd.exchange.payloads import gather_payloads
 from dtd.exchange.rendezvous import Rendezvous
 from dtd.exchange.ring.busy import BusyTime
 from dtd.exchange.ring.chunks import Operation
-from dtd.observe.profiling.ring_spans import RingSpans
-from dtd.observe.profiling.spans import SpanLog
+from dtd.observe.profile.spans import RingSpans, SpanLog
 
 log = structlog.get_logger()
 

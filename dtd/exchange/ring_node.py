@@ -43,7 +43,7 @@ from dtd.exchange.ring.events import (
 from dtd.exchange.ring.lending import ReadPace
 from dtd.exchange.ring.machine import Ring
 from dtd.exchange.shared_memory import NOTHING_LENT, SharedMemory
-from dtd.observe.profiling.ring_spans import RingSpans
+from dtd.observe.profile.spans import RingSpans
 from dtd.wire.frames import HOLD, Hold
 from dtd.wire.messages import MAX_WORD_BYTES, Chunk, ShmReleased, SmallGather
 

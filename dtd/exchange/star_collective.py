@@ -19,8 +19,7 @@ from typing import Protocol
 from dtd.exchange.api import BreakableCollective, BucketMemory, CommTiming, Recorded
 from dtd.exchange.ring.busy import BusyTime
 from dtd.exchange.star.machine import goes_by_star
-from dtd.observe.profiling.ring_spans import RingSpans
-from dtd.observe.profiling.spans import SpanLog
+from dtd.observe.profile.spans import RingSpans, SpanLog
 
 
 class StarPort(Protocol):

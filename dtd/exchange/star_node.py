@@ -16,7 +16,7 @@ from dtd.exchange.api import BucketMemory
 from dtd.exchange.ring.events import BucketDone, BucketsAdded, BucketStarted, StepOpened
 from dtd.exchange.star.events import AddFrom, ChunkArrived, Effect, InScratchOf, SendTo
 from dtd.exchange.star.machine import Star
-from dtd.observe.profiling.ring_spans import StarSpans
+from dtd.observe.profile.spans import StarSpans
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk
 

@@ -23,7 +23,7 @@ from functools import partial
 
 from dtd.engine.agenda import AfterStep, BeforeStep, after_commit, before_step
 from dtd.exchange.api import Collective, CommTiming
-from dtd.observe.profiling.spans import COLLECT, COMMIT, COMPUTE, VOTE
+from dtd.observe.profile.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.shown import counted
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.local_state import ResidualHandoff

@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.exchange.api import Collective, Recorded
-from dtd.observe.profiling.chrome import Track
-from dtd.observe.profiling.ring_spans import RingSpans
-from dtd.observe.profiling.spans import DATA, NS, STEP, SpanLog
-from dtd.observe.profiling.worker_file import MAX_ROWS, MAX_TRACKS, encoded
+from dtd.observe.profile.spans import DATA, NS, STEP, RingSpans, SpanLog
+from dtd.observe.profile.trace import MAX_ROWS, MAX_TRACKS, Track, encoded
 
 MOST_STEPS: Final = 100
 WRITE_S: Final = 30.0

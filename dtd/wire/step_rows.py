@@ -2,7 +2,7 @@
 
 A row is what one rank measured of one step.  Rows are packed rather than listed as records because
 there may be a hundred in a message.  A received row is bounded but not yet believed: which rows
-count is decided in `dtd.observe.history.intake`.  Pure.
+count is decided in `dtd.observe.series`.  Pure.
 """
 
 from __future__ import annotations

@@ -25,8 +25,6 @@ from dtd.config import WorkerConfig
 from dtd.errors import CheckpointError, JobSpecError
 from dtd.exchange.bridge import Bridge
 from dtd.job import JobSpec, from_mapping
-from dtd.metrics.exposition import members_only
-from dtd.metrics.worker import WorkerMetrics
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.driver import Driver
@@ -34,6 +32,8 @@ from dtd.net.lifeline import Lifeline
 from dtd.net.link import Link
 from dtd.net.resource import Resource
 from dtd.net.tls_connect import tls_connect
+from dtd.observe.metrics.endpoint import members_only
+from dtd.observe.metrics.worker import WorkerMetrics
 from dtd.security.credential import Credential
 from dtd.security.identity import WORKER
 from dtd.security.targets import Target

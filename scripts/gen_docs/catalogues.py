@@ -6,7 +6,7 @@ from typing import Final
 
 from dtd import diagnostics
 from dtd.diagnostics import Diagnostic
-from dtd.metrics.catalogue import METRICS
+from dtd.observe.metrics.catalogue import METRICS
 from scripts import markdown
 
 _AT: Final = "HOST:PORT"

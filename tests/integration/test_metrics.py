@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dtd.address import Address
 from dtd.ctl.main import run
 from dtd.event_names import EVENTS, INCIDENTS
-from dtd.metrics.catalogue import BY_NAME
+from dtd.observe.metrics.catalogue import BY_NAME
 from dtd.wire import messages as m
 
 pytestmark = pytest.mark.integration

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dtd.curves import curve, is_logarithmic, progress_bar, shares
+from dtd.figures import curve, is_logarithmic, progress_bar, shares
 
 
 def test_a_curve_that_falls():

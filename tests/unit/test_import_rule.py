@@ -3,7 +3,7 @@
     ctl | coordinator | worker -> exchange -> net -> cluster -> engine -> wire -> job | errors
                         worker -> train -> exchange.api -> engine
              ctl | coordinator | net | train -> checkpoint -> engine
-                             ctl | web -> report -> observe
+           ctl -> observe.report; coordinator -> observe.web -> observe.report -> observe.series
 
 `tasks` is for train and worker.  Training sees the contract of the transports and nothing else of
 them; net and train never meet but in worker.  Importing dtd (anything but dtd.train and the modules
@@ -27,7 +27,6 @@ BASE = {
     *(
         "address",
         "config",
-        "curves",
         "durable",
         "errors",
         "event_names",
@@ -59,10 +58,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"errors", "job", "names", "rules", "shown", "wire"},
     "exchange.ring": {"errors", "names", "shown", "wire"},
     "exchange.star": {"engine", "errors", "exchange.ring", "names", "shown", "wire"},
-    "exchange.api": {"observe.profiling", *PURE_BELOW},
-    "observe.history": {"errors", "job", "rules", "shown", "wire"},
-    "observe.profiling": {"errors", "job", "shown", "wire"},
-    "observe": {"errors", "job", "observe.history", "rules", "shown", "wire"},
+    "exchange.api": {"observe.profile", *PURE_BELOW},
+    "observe.profile": {"errors", "job", "shown", "wire"},
+    "observe.series": {"wire"},
+    "observe.pyramid": set(),
+    "observe.comparison": {"errors", "job", "observe.series", "rules", "shown"},
+    "observe.annotations": {"errors", "rules", "shown"},
+    "observe": BASE | {"observe.pyramid", "observe.series", "wire"},
+    "observe.metrics": BASE | {"cluster", "doctor", "limits", "wire"},
+    "observe.sinks": BASE | {"cluster", "wire"},
+    "observe.report": BASE | {"observe.series", "packages"},
+    "observe.web": BASE | {"limits", "net", "observe.report", "security", "wire"},
     "doctor": PURE_BELOW,
     "cluster": {"diagnostics", "doctor", *PURE_BELOW},
     "registry": {"cluster", *PURE_BELOW},
@@ -71,23 +77,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "limits": BASE | {"security", "wire"},
     "packages": {"durable", "errors", "json_reader", "names"},
     "net": BASE | {"checkpoint", "cluster", "exchange.ring", "limits", "security", "wire"},
-    "exchange": BASE | PURE_BELOW | {"exchange.api", "net", "observe.profiling", "security"},
+    "exchange": BASE | PURE_BELOW | {"exchange.api", "net", "observe.profile", "security"},
     "checkpoint": BASE | {"cluster", "engine"},
     "tasks": BASE | {"engine"},
     "strategy": BASE | PURE_BELOW | {"exchange.api"},
     "train": BASE
     | PURE_BELOW
-    | {"cluster", "doctor", "exchange.api", "observe.profiling", "checkpoint", "strategy", "tasks"},
-    "metrics": BASE | {"cluster", "doctor", "limits", "wire"},
-    "report": BASE | {"observe", "observe.history", "observe.profiling", "packages"},
-    "web": BASE | {"limits", "net", "report", "security", "wire"},
+    | {"cluster", "doctor", "exchange.api", "observe.profile", "checkpoint", "strategy", "tasks"},
     "coordinator": BASE
     | PURE_BELOW
-    | {"cluster", "limits", "metrics", "net", "observe", "observe.history", "observe.profiling"}
-    | {"checkpoint", "packages", "registry", "security", "sweeps", "web"},
+    | {"checkpoint", "cluster", "limits", "net", "observe", "packages", "registry", "security"}
+    | {"observe.annotations", "observe.comparison", "observe.metrics", "observe.profile"}
+    | {"observe.sinks", "observe.web", "sweeps"},
     "worker": BASE
     | PURE_BELOW
-    | {"cluster", "exchange", "exchange.api", "checkpoint", "metrics", "net", "observe.profiling"}
+    | {"cluster", "exchange", "exchange.api", "checkpoint", "net", "observe.metrics"}
+    | {"observe.profile"}
     | {"packages", "registry", "security", "tasks", "train"},
     "ctl": BASE
     | {
@@ -96,15 +101,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine",
         "checkpoint",
         "net",
-        "observe",
-        "observe.profiling",
+        "observe.profile",
+        "observe.report",
         "packages",
     }
-    | {"registry", "report", "security", "wire"},
+    | {"registry", "security", "wire"},
 }
 PURE = {
     *("cluster", "doctor", "engine", "exchange.api", "exchange.ring", "exchange.star"),
-    *("observe", "observe.history", "observe.profiling", "registry", "sweeps", "wire"),
+    *("observe.annotations", "observe.comparison", "observe.profile", "observe.pyramid"),
+    *("observe.series", "registry", "sweeps", "wire"),
 }
 IMPURE = {
     *("asyncio", "socket", "threading", "time", "random", "os", "torch", "numpy"),
@@ -123,7 +129,8 @@ LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
 
 CONTRACTS = {
     *(("exchange", "api"), ("exchange", "ring"), ("exchange", "star")),
-    *(("observe", "history"), ("observe", "profiling")),
+    *(("observe", name) for name in ("annotations", "comparison", "metrics", "profile")),
+    *(("observe", name) for name in ("pyramid", "report", "series", "sinks", "web")),
 }
 """Modules and folders that are a unit of their own, which others may import without the rest."""
 

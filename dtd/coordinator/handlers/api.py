@@ -15,10 +15,10 @@ from dtd.coordinator.handlers.access import AccessHandler
 from dtd.coordinator.handlers.measurements import MeasurementBroker
 from dtd.coordinator.handlers.packages import PackageCounter
 from dtd.coordinator.handlers.renewal import RenewalHandler
-from dtd.coordinator.history.recorder import MetricsRecorder
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.sweeps.controller import Sweeps
 from dtd.errors import RequestRefused
+from dtd.observe.recorder import MetricsRecorder
 from dtd.rules import did_you_mean
 from dtd.wire import messages as m
 

@@ -16,9 +16,9 @@ import structlog
 from dtd.cluster.events import DeleteRequested
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.coordinator.store.thread import StoreThread
-from dtd.coordinator.tracking.files import curves_of
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.errors import RequestRefused
+from dtd.observe.sinks.entries import curves_of
 from dtd.wire import messages as m
 
 log = structlog.get_logger()

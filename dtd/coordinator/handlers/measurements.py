@@ -21,7 +21,7 @@ from dtd.cluster.records import Worker
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.errors import RequestRefused
-from dtd.observe.profiling.clock import Reading
+from dtd.observe.profile.trace import Reading
 from dtd.wire import messages as m
 
 CLOCK_READINGS: Final = 5

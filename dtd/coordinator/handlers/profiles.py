@@ -18,7 +18,7 @@ from dtd.cluster.transitions import GenerationState
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.coordinator.handlers.measurements import PROFILE
 from dtd.errors import RequestRefused
-from dtd.observe.profiling.clock import Reading, offset_of
+from dtd.observe.profile.trace import Reading, offset_of
 from dtd.shown import one_line
 from dtd.wire import messages as m
 

@@ -15,8 +15,8 @@ from dtd.coordinator.handlers.api import CoordinatorApi
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.diagnostics import Diagnostic, name_taken
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.metrics.coordinator import CoordinatorMetrics
 from dtd.net.link import Link
+from dtd.observe.metrics.coordinator import CoordinatorMetrics
 from dtd.wire import messages as m
 
 

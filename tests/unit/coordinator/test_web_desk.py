@@ -21,11 +21,11 @@ from dtd.address import Address
 from dtd.config import CoordinatorConfig
 from dtd.errors import ConfigError, RequestRefused
 from dtd.limits.shares import MOST_OF_A_VIEWER
+from dtd.observe.web import listener
+from dtd.observe.web.http import PIECE_BYTES
+from dtd.observe.web.sessions import FILE
 from dtd.places import SOCKET_NAME
 from dtd.security.token import Token
-from dtd.web import listener
-from dtd.web.kept_sessions import FILE
-from dtd.web.sending import PIECE_BYTES
 from dtd.wire import messages as m
 from tests.unit.coordinator.conftest import Daemon
 
@@ -231,7 +231,7 @@ def test_beyond_this_host_there_is_no_plain_http(loop_thread: Any, state_dir: Pa
 def test_a_package_that_is_missing_is_named(
     loop_thread: Any, state_dir: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("dtd.web.")]:
+    for name in [name for name in sys.modules if name.startswith("dtd.observe.web.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=f"web: the page needs the package {package}") as error:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dtd.curves import sparklines
+from dtd.figures import sparklines
 from dtd.wire import messages as m
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from dtd.ctl import profile
 from dtd.errors import HolderUnreachable, ProfileError, UsageError
-from dtd.observe.profiling.chrome import WorkerTrace
-from dtd.observe.profiling.limits import median_times
-from dtd.observe.profiling.spans import BUCKET, COMMIT, COMPUTE, STEP, WAIT, Span
+from dtd.observe.profile.limits import median_times
+from dtd.observe.profile.spans import BUCKET, COMMIT, COMPUTE, STEP, WAIT, Span
+from dtd.observe.profile.trace import WorkerTrace
 
 MS = 10**6
 SPANS = [

@@ -9,7 +9,7 @@ import pytest
 
 from dtd.ctl.settings import take_settings
 from dtd.wire import messages as m
-from tests.unit.report.conftest import EVENTS, details, metrics
+from tests.unit.observe.report.conftest import EVENTS, details, metrics
 
 
 @pytest.fixture

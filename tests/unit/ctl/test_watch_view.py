@@ -10,7 +10,7 @@ import time
 import pytest
 from rich.console import Console
 
-from dtd.ctl.watch.view import Scene, eta_s, view
+from dtd.ctl.watch import Scene, eta_s, view
 
 HEIGHT = 40
 

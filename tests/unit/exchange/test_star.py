@@ -19,8 +19,7 @@ from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.ring.chunks import Operation
 from dtd.exchange.star_collective import StarCollective
 from dtd.net.data_server import DataServer
-from dtd.observe.profiling.ring_spans import RingSpans
-from dtd.observe.profiling.spans import BUCKET, STAR_BUCKET, STAR_CHUNK, WAIT, SpanLog
+from dtd.observe.profile.spans import BUCKET, STAR_BUCKET, STAR_CHUNK, WAIT, RingSpans, SpanLog
 from dtd.wire import messages as m
 
 PATIENCE_S = 60.0

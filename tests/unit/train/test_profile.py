@@ -10,8 +10,8 @@ from threading import Event
 import pytest
 import torch
 
-from dtd.observe.profiling.spans import COMMIT, COMPUTE, DATA, STEP, WAIT
-from dtd.observe.profiling.worker_file import decoded
+from dtd.observe.profile.spans import COMMIT, COMPUTE, DATA, STEP, WAIT
+from dtd.observe.profile.trace import decoded
 from dtd.train import profile
 from dtd.train.profile import _PROFILER as PROFILER
 from dtd.train.profile import NO_MARKS, ProfileOrder, StepProfiler

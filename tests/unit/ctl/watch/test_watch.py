@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.ctl.settings import make_settings
-from dtd.ctl.watch.command import Watcher, change_lines, standing, what_matters
+from dtd.ctl.watch import Watcher, change_lines, standing, what_matters
 from dtd.errors import CoordinatorUnreachable
 from dtd.wire import messages as m
 

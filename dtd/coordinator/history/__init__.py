@@ -1,1 +1,0 @@
-"""The metrics store: reports of jobs' steps and of workers, in SQLite."""

@@ -1,1 +1,0 @@
-"""`dtdctl status --watch`: the live display."""

@@ -1,0 +1,214 @@
+"""The cluster's figures, as samples: from the status object, heartbeats and counts.
+
+Job and workers are read from the same status object that `dtdctl status` shows, so that both
+agree.  `ClusterFigures` keeps the rest: counts, and the newest progress and checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dtd.address import Address
+from dtd.cluster.events import Disconnect, Effect, Incident
+from dtd.cluster.state import ClusterState
+from dtd.cluster.status import places_of
+from dtd.observe.metrics.catalogue import Sample
+from dtd.observe.metrics.endpoint import Context, Exposition
+from dtd.observe.metrics.worker import next_in_ring, worker_samples
+from dtd.wire import messages as m
+
+PUBLISH_EVERY_S: Final = 0.5
+MAX_NAMES: Final = 512
+"""Workers and jobs whose counts are kept; the oldest are forgotten."""
+MAX_KINDS: Final = 128
+"""Kinds of incidents and evaluation metrics that are told apart."""
+
+
+@dataclass(slots=True)
+class ClusterFigures:
+    """The counts of one coordinator.
+
+    Attributes:
+        certificate_expires_s: Unix time; None without a certificate.
+        store_errors: calls to the store that have failed.
+        reports_dropped: number of workers' reports left out, by (worker, kind).
+    """
+
+    certificate_expires_s: float | None = None
+    store_errors: int = 0
+    reports_dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    _incarnations: dict[str, int] = field(default_factory=dict)
+    _restarts: Counter[str] = field(default_factory=Counter)
+    _evictions: Counter[str] = field(default_factory=Counter)
+    _incidents: Counter[str] = field(default_factory=Counter)
+    _checkpoints: Counter[str] = field(default_factory=Counter)
+    _progress: dict[str, m.Progress] = field(default_factory=dict)
+    _newest: dict[str, tuple[m.CheckpointSaved, float]] = field(default_factory=dict)
+
+    # --- what is counted ---------------------------------------------------------------------
+
+    def registered(self, message: m.Register, *, released: bool) -> None:
+        """A worker registers; it restarted if it is a new process that was not let go."""
+        before = self._incarnations.pop(message.name, message.incarnation)
+        self._incarnations[message.name] = message.incarnation
+        if before != message.incarnation and not released:
+            self._restarts[message.name] += 1
+        _forget_oldest(self._incarnations, self._restarts, self._evictions)
+
+    def decided(self, effect: Effect) -> None:
+        """The core has decided something."""
+        if isinstance(effect, Incident) and _has_room(self._incidents, effect.kind):
+            self._incidents[effect.kind] += 1
+        elif isinstance(effect, Disconnect):
+            self._evictions[effect.name] += 1
+
+    def reported(self, message: m.Message, *, unix_s: float) -> None:
+        """A worker has said something about its job."""
+        if isinstance(message, m.Progress):
+            self._progress.pop(message.job, None)
+            self._progress[message.job] = message
+            _forget_oldest(self._progress)
+        elif isinstance(message, m.CheckpointSaved):
+            self._checkpoints[message.job] += 1
+            _forget_oldest(self._checkpoints)
+            newest = self._newest.pop(message.job, (message, unix_s))
+            key = newest[0].generation, newest[0].step
+            is_newer = key < (message.generation, message.step)
+            self._newest[message.job] = (message, unix_s) if is_newer else newest
+            _forget_oldest(self._newest)
+
+    # --- samples -----------------------------------------------------------------------------
+
+    def samples(
+        self, clusters: Sequence[ClusterState], status: Mapping[str, Any]
+    ) -> Iterator[Sample]:
+        """All figures of now.
+
+        Args:
+            clusters: states of the core.
+            status: `dtd.cluster.status.status_of` them.
+        """
+        yield from self._of_the_cluster(status)
+        for job in status["jobs"]:
+            yield from _of_the_job(job)
+            yield from self._of_progress(job)
+        last = next(reversed(self._newest), "")  # that of a job that has ended stays
+        for known in dict.fromkeys([*(job["id"] for job in status["jobs"]), last]):
+            if known in self._newest:
+                yield from _of_the_checkpoint(*self._newest[known])
+        places = places_of(clusters)
+        for worker in status["workers"]:
+            name = worker["name"]
+            cluster = places[name]
+            beat = cluster.workers[name].liveness.heartbeat
+            if beat is not None:
+                yield from worker_samples(name, next_in_ring(cluster.run.roster, name), beat)
+            if worker["last_heartbeat_s"] is not None:
+                age_s = worker["last_heartbeat_s"]
+                yield Sample("dtd_worker_heartbeat_age_seconds", (name,), age_s)
+
+    def _of_the_cluster(self, status: Mapping[str, Any]) -> Iterator[Sample]:
+        yield Sample("dtd_coordinator_uptime_seconds", (), status["coordinator"]["uptime_s"])
+        yield Sample("dtd_queued_jobs", (), len(status["queue"]))
+        yield Sample("dtd_store_errors_total", (), self.store_errors)
+        for (worker, kind), count in self.reports_dropped.items():
+            yield Sample("dtd_reports_dropped_total", (worker, kind), count)
+        if self.certificate_expires_s is not None:
+            expires_s = self.certificate_expires_s
+            yield Sample("dtd_certificate_expiry_timestamp_seconds", (), expires_s)
+        for state, count in Counter(worker["state"] for worker in status["workers"]).items():
+            yield Sample("dtd_workers", (state,), count)
+        for name in self._incarnations:
+            yield Sample("dtd_worker_restarts_total", (name,), self._restarts[name])
+            yield Sample("dtd_worker_evictions_total", (name,), self._evictions[name])
+        for kind, count in self._incidents.items():
+            yield Sample("dtd_incidents_total", (kind,), count)
+        for job, count in self._checkpoints.items():
+            yield Sample("dtd_checkpoints_total", (job,), count)
+
+    def _of_progress(self, job: Mapping[str, Any]) -> Iterator[Sample]:
+        progress = self._progress.get(job["id"])
+        if progress is not None:
+            yield Sample("dtd_job_learning_rate", (progress.job,), progress.learning_rate)
+            yield Sample("dtd_job_gradient_norm", (progress.job,), progress.grad_norm)
+
+
+class CoordinatorMetrics:
+    """The coordinator's endpoint and its metrics.
+
+    Args:
+        address: where to listen; None for no endpoint.
+        context: as of `Exposition`.
+    """
+
+    def __init__(self, address: Address | None, context: Context | None = None) -> None:
+        self.figures = ClusterFigures()
+        self._exposition = None if address is None else Exposition(address, context)
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        if self._exposition is not None:
+            await asyncio.to_thread(self._exposition.start)
+
+    async def keep(
+        self, look: Callable[[], tuple[Sequence[ClusterState], Mapping[str, Any]]]
+    ) -> None:
+        """Show the figures of now, again and again, until cancelled.
+
+        Args:
+            look: returns the states of the core and the status object.
+        """
+        while self._exposition is not None:
+            self._exposition.publish(self.figures.samples(*look()))
+            await asyncio.sleep(PUBLISH_EVERY_S)
+
+    async def close(self) -> None:
+        """Give up the port."""
+        if self._exposition is not None:
+            await asyncio.to_thread(self._exposition.close)
+
+
+def _of_the_checkpoint(newest: m.CheckpointSaved, at_s: float) -> Iterator[Sample]:
+    job = (newest.job,)
+    yield Sample("dtd_checkpoint_step", job, newest.step)
+    yield Sample("dtd_checkpoint_size_bytes", job, newest.size_bytes)
+    yield Sample("dtd_checkpoint_timestamp_seconds", job, at_s)
+    if newest.write_s > 0:
+        yield Sample("dtd_checkpoint_write_seconds", job, newest.write_s)
+
+
+def _of_the_job(job: Mapping[str, Any]) -> Iterator[Sample]:
+    who = (job["id"],)
+    yield Sample("dtd_job_step", who, job["step"])
+    yield Sample("dtd_job_planned_steps", who, job["total_steps"])
+    yield Sample("dtd_job_epoch", who, job["epoch"])
+    yield Sample("dtd_job_samples_per_second", who, job["samples_per_s"])
+    yield Sample("dtd_job_generation", who, job["generation"])
+    yield Sample("dtd_job_world_size", who, job["world_size"])
+    yield Sample("dtd_job_skipped_steps_total", who, job["skipped_steps"])
+    yield Sample("dtd_job_lost_steps_total", who, job["steps_lost"])
+    if job["loss"] is not None:
+        yield Sample("dtd_job_loss", who, job["loss"])
+    for kind in sorted(kind for kind, value in job["eval"].items() if value is not None)[
+        :MAX_KINDS
+    ]:
+        yield Sample("dtd_job_evaluation", (job["id"], kind), job["eval"][kind])
+
+
+def _has_room(counts: Mapping[str, int], name: str) -> bool:
+    return name in counts or len(counts) < MAX_KINDS
+
+
+def _forget_oldest(known: dict[str, Any], *others: dict[str, int]) -> None:
+    while len(known) > MAX_NAMES:
+        name = next(iter(known))
+        for counts in (known, *others):
+            counts.pop(name, None)

@@ -1,0 +1,186 @@
+"""Metrics of a worker's process, and its endpoint; figures of its GPU come from torch.
+
+torch is never imported here: a process that has not imported it holds nothing of a GPU.  Asking the
+driver can take milliseconds, so this does not belong on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dtd.address import Address
+from dtd.doctor.memory import memory_of
+from dtd.observe.metrics.catalogue import Sample
+from dtd.observe.metrics.endpoint import Context, Exposition
+from dtd.wire import messages as m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFigures:
+    """The GPU as one process sees it.
+
+    Attributes:
+        use: share of the last while in which the GPU worked, 0 to 1; negative when unknown.
+        memory_bytes: memory that torch holds for this process.
+    """
+
+    use: float = -1.0
+    memory_bytes: int = 0
+
+
+NO_GPU = GpuFigures()
+
+
+def gpu_figures(device: str) -> GpuFigures:
+    """The figures of a device.
+
+    Args:
+        device: "cpu" or "cuda:N".
+    """
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    initialized = getattr(cuda, "is_initialized", None)  # absent while torch is being imported
+    if not device.startswith("cuda:") or initialized is None or not initialized():
+        return NO_GPU
+    index = int(device.partition(":")[2])
+    return GpuFigures(use=_use(cuda, index), memory_bytes=int(cuda.memory_reserved(index)))
+
+
+def _use(cuda: Any, index: int) -> float:
+    try:
+        return float(cuda.utilization(index)) / 100
+    except Exception:  # noqa: BLE001 - the library may be missing, the driver may refuse
+        return -1.0
+
+
+# --- one worker's figures: what its heartbeat says, as samples ---------------------------------
+#
+# The worker's own endpoint and the coordinator's make them of the same message, so they agree.
+
+
+GPU_EVERY_S: Final = 2.0
+
+
+class WorkerMetrics:
+    """The measurements of a worker's process, and its endpoint.
+
+    Args:
+        worker: its name.
+        device: "cpu" or "cuda:N".
+        address: where to listen; None for no endpoint.
+        context: as of `Exposition`.
+
+    Attributes:
+        certificate_expires_s: Unix time; None without a certificate.
+    """
+
+    def __init__(
+        self, worker: str, device: str, address: Address | None, context: Context | None = None
+    ) -> None:
+        self.certificate_expires_s: float | None = None
+        self._worker = worker
+        self._device = device
+        self._gpu = NO_GPU
+        self._exposition = None if address is None else Exposition(address, context)
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        if self._exposition is not None:
+            await asyncio.to_thread(self._exposition.start)
+
+    async def keep(self) -> None:
+        """Ask for the GPU's figures now and then, until cancelled; nothing to do without one."""
+        while self._device != "cpu":
+            self._gpu = await asyncio.to_thread(gpu_figures, self._device)
+            await asyncio.sleep(GPU_EVERY_S)
+
+    def heartbeat_fields(self) -> dict[str, Any]:
+        """Return the heartbeat's fields about the process."""
+        return {
+            "cpu_s": time.process_time(),
+            "gpu_use": self._gpu.use,
+            "gpu_memory_bytes": self._gpu.memory_bytes,
+        }
+
+    def publish(self, beat: m.Heartbeat, roster: Sequence[m.Member]) -> None:
+        """Show the figures of a heartbeat.
+
+        Args:
+            beat: it.
+            roster: of the ring that the worker is in; empty when it is in none.
+        """
+        if self._exposition is None:
+            return
+        peer = next_in_ring([one.name for one in roster], self._worker)
+        samples = [*worker_samples(self._worker, peer, beat)]
+        if self.certificate_expires_s is not None:
+            expires_s = self.certificate_expires_s
+            samples.append(Sample("dtd_certificate_expiry_timestamp_seconds", (), expires_s))
+        self._exposition.publish(samples)
+
+    async def close(self) -> None:
+        """Give up the port."""
+        if self._exposition is not None:
+            await asyncio.to_thread(self._exposition.close)
+
+
+def next_in_ring(roster: Sequence[str], name: str) -> str:
+    """Return a member's next one; empty for a ring of one, and for workers not in it."""
+    if len(roster) < 2 or name not in roster:
+        return ""
+    return roster[(roster.index(name) + 1) % len(roster)]
+
+
+def worker_samples(worker: str, peer: str, beat: m.Heartbeat) -> Iterator[Sample]:
+    """Samples of a heartbeat.
+
+    Args:
+        worker: its name.
+        peer: its next neighbour in the ring; empty when it has none.
+        beat: its last heartbeat.
+    """
+    who = (worker,)
+    yield Sample("dtd_worker_cpu_seconds_total", who, beat.cpu_s)
+    yield Sample("dtd_worker_resident_memory_bytes", who, beat.memory_bytes)
+    yield Sample("dtd_worker_sent_bytes_total", who, beat.sent_bytes)
+    yield Sample("dtd_worker_received_bytes_total", who, beat.received_bytes)
+    if beat.gpu_memory_bytes > 0:
+        yield Sample("dtd_worker_gpu_memory_bytes", who, beat.gpu_memory_bytes)
+    if beat.gpu_use >= 0:
+        yield Sample("dtd_worker_gpu_use_ratio", who, beat.gpu_use)
+    if peer and beat.rtt_s > 0:
+        yield Sample("dtd_link_round_trip_seconds", (worker, peer), beat.rtt_s)
+    if peer and beat.link_bytes_per_s > 0:
+        yield Sample("dtd_link_bytes_per_second", (worker, peer), beat.link_bytes_per_s)
+    for part, found in (memory_of(beat.memory) or {}).items():
+        yield Sample("dtd_worker_part_memory_bytes", (worker, part), found["measured_bytes"] or 0)
+        if found["predicted_bytes"] is not None:
+            predicted = found["predicted_bytes"]
+            yield Sample("dtd_worker_predicted_memory_bytes", (worker, part), predicted)
+    if beat.generation:
+        yield Sample("dtd_worker_generation", who, beat.generation)
+        yield Sample("dtd_worker_stalled_seconds", who, beat.stalled_s)
+    if beat.step_s > 0:
+        yield from _step_samples(who, beat)
+
+
+def _step_samples(who: tuple[str], beat: m.Heartbeat) -> Iterator[Sample]:
+    """Yield the samples that need a committed step."""
+    yield Sample("dtd_worker_step", who, beat.step)
+    yield Sample("dtd_worker_loss", who, beat.loss)
+    yield Sample("dtd_worker_learning_rate", who, beat.learning_rate)
+    yield Sample("dtd_worker_gradient_norm", who, beat.grad_norm)
+    yield Sample("dtd_worker_samples_per_second", who, beat.samples_per_s)
+    yield Sample("dtd_worker_step_seconds", who, beat.step_s)
+    yield Sample("dtd_worker_compute_seconds", who, beat.compute_s)
+    yield Sample("dtd_worker_communication_seconds", who, beat.comm_s)
+    yield Sample("dtd_worker_exposed_communication_seconds", who, beat.exposed_s)
+    yield Sample("dtd_worker_own_seconds", who, beat.own_s)

@@ -1,0 +1,295 @@
+"""Answers GET_METRICS from the metrics store, in its thread; sends nothing.
+
+An answer has as many series as fit; `next` is where the following one goes on.  A plot takes the
+coarsest level that still has at least as many buckets as points.  Where the rows of that level have
+been removed, coarser ones stand in for them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from dtd.errors import RequestRefused
+from dtd.observe.pyramid import LEVELS, Cell, summary, unpack_column, width
+from dtd.observe.series import LINK_MARK, STEP_COLUMNS, Kind
+from dtd.observe.store import Database
+from dtd.rules import did_you_mean
+from dtd.shown import shown
+from dtd.wire import messages as m
+
+MOST_POINTS: Final = 20_000
+"""Most points of all columns of an answer: packing them must not hold the event loop up."""
+
+
+class Piece(NamedTuple):
+    """The buckets `first` to `last` of a level."""
+
+    level: int
+    first: int
+    last: int
+
+
+class Slot(NamedTuple):
+    """Buckets side by side that become one point.
+
+    Attributes:
+        begin: the first position.
+        end: the last one.
+        first: the place of the first bucket among those that were read.
+        stop: the place behind the last one.
+    """
+
+    begin: int
+    end: int
+    first: int
+    stop: int
+
+
+def level_for(begin: int, end: int, points: int) -> int:
+    """The coarsest level with at least `points` buckets from `begin` to `end`; 0 if none has."""
+    span = end - begin + 1
+    fitting = [level for level in range(LEVELS) if span // width(level) >= points]
+    return max(fitting, default=0)
+
+
+def pieces(begin: int, end: int, level: int, kept_from: Sequence[int]) -> list[Piece]:
+    """Return the pieces to read, the oldest first, so that no position is read twice.
+
+    Args:
+        begin: the first position wanted.
+        end: the last one.
+        level: the finest level to use.
+        kept_from: of each level, the first position that it still has, a multiple of the width of
+            the level above; of a coarser level it is never later.
+    """
+    found: list[Piece] = []
+    upper = end
+    for one in range(level, LEVELS):
+        lower = max(begin, kept_from[one])
+        if lower <= upper:
+            found.append(Piece(one, lower // width(one), upper // width(one)))
+            upper = kept_from[one] - 1
+        if upper < begin:
+            break
+    return found[::-1]
+
+
+def slots_of(buckets: Iterable[tuple[int, int]], begin: int, end: int, points: int) -> list[Slot]:
+    """Return at most `points` slots of buckets, which are given in order, by level and number."""
+    span = max(1, end - begin + 1)
+    made: list[Slot] = []
+    newest = -1
+    for place, (level, number) in enumerate(buckets):
+        first = number * width(level)
+        here = max(0, min(points - 1, (first - begin) * points // span))
+        last = min(end, first + width(level) - 1)  # the newest bucket is not full
+        if here == newest:
+            made[-1] = Slot(made[-1].begin, last, made[-1].first, place + 1)
+        else:
+            made.append(Slot(first, last, place, place + 1))
+            newest = here
+    return made
+
+
+def columns_at_once(points: int) -> int:
+    """Return the most columns that one answer may have, with so many points each."""
+    return max(1, MOST_POINTS // points)
+
+
+_OF_THE_JOB = (Kind.STEPS, Kind.EVALUATIONS)
+_TIME = STEP_COLUMNS.index("unix_s")
+
+
+class _Track(NamedTuple):
+    number: int
+    kind: Kind
+    name: str
+    columns: tuple[str, ...]
+    newest: int
+    kept_from: tuple[int, ...]
+
+
+class _Wanted(NamedTuple):
+    """Some columns of one track, by their places."""
+
+    track: _Track
+    places: tuple[int, ...]
+
+
+class Point(NamedTuple):
+    """One point of a plot: the positions from `begin` to `end`."""
+
+    begin: int
+    end: int
+    cell: Cell
+
+
+def answer(database: Database, request: m.GetMetrics) -> dict[str, Any]:
+    """The series that are asked for, and the next cursor.
+
+    Raises:
+        RequestRefused: the job has no figure of such a name.
+    """
+    tracks = _tracks(database, request.job)
+    steps = next((one for one in tracks if one.kind is Kind.STEPS), None)
+    points = max(1, min(request.points, MOST_POINTS))
+    found = []
+    wanted = _wanted(tracks, request)
+    page = _page(wanted, request.after, columns_at_once(points))
+    for one in page:
+        begin, end = _range(database, one.track, steps, request)
+        for place, drawn in zip(one.places, _drawn(database, one, begin, end, points), strict=True):
+            found.append(_series(one.track, one.track.columns[place], drawn))
+    return {
+        "job": request.job,
+        "steps": max(0, steps.newest) if steps is not None else 0,
+        "series": found,
+        "next": request.after + sum(len(one.places) for one in page),
+    }
+
+
+def _tracks(database: Database, job: str) -> list[_Track]:
+    rows = database.read(
+        "SELECT tracks.number, kind, name, columns, newest FROM tracks"
+        " JOIN jobs ON jobs.number = tracks.job WHERE jobs.id=? ORDER BY tracks.number",
+        job,
+    )
+    made = []
+    for number, kind, name, columns, newest in rows:
+        extents = database.read(
+            "SELECT level, first FROM extents WHERE track=? ORDER BY level", number
+        )
+        kept_from = tuple(first * width(level) for level, first in extents)
+        names = tuple(json.loads(columns))
+        made.append(_Track(number, Kind(kind), name, names, newest, kept_from))
+    order = list(Kind)
+    return sorted(made, key=lambda one: (order.index(one.kind), one.name))
+
+
+def _wanted(tracks: Sequence[_Track], request: m.GetMetrics) -> list[_Wanted]:
+    shown_tracks = [one for one in tracks if request.workers or one.kind in _OF_THE_JOB]
+    if tracks:
+        _check_names(tracks, shown_tracks, request)
+    names = set(request.names)
+    chosen = []
+    for track in shown_tracks:
+        places = tuple(
+            place for place, name in enumerate(track.columns) if not names or name in names
+        )
+        if places:
+            chosen.append(_Wanted(track, places))
+    return chosen
+
+
+def _check_names(
+    tracks: Sequence[_Track], shown_tracks: Sequence[_Track], request: m.GetMetrics
+) -> None:
+    # Every job has these, though its workers' figures may be stored before its first step is.
+    known = {*STEP_COLUMNS, *(name for track in shown_tracks for name in track.columns)}
+    anywhere = {*STEP_COLUMNS, *(name for track in tracks for name in track.columns)}
+    for name in request.names:
+        if name in known:
+            continue
+        if name in anywhere:
+            why, remedy = "is a figure of its workers", "add --workers"
+        else:
+            why = f"is no figure of job {request.job}{did_you_mean(name, sorted(anywhere))}"
+            remedy = f"list them: dtdctl metrics {request.job} --workers"
+        raise RequestRefused(f"{shown(name)} {why}", remedy=remedy)
+
+
+def _page(wanted: Sequence[_Wanted], after: int, columns: int) -> list[_Wanted]:
+    """The columns from a cursor on, as many as fit."""
+    every = [(one.track, place) for one in wanted for place in one.places]
+    page = every[after : after + columns]
+    return [
+        _Wanted(one.track, tuple(place for track, place in page if track is one.track))
+        for one in wanted
+        if any(track is one.track for track, _place in page)
+    ]
+
+
+def _range(
+    database: Database, track: _Track, steps: _Track | None, request: m.GetMetrics
+) -> tuple[int, int]:
+    """First and last position; of workers and links the seconds in which the steps were taken.
+
+    Without a last step they go on to the newest second: workers report between two steps as well.
+    """
+    first, last = track.kept_from[LEVELS - 1], track.newest
+    begin, end = request.from_step, request.to_step or last
+    if track.kind in _OF_THE_JOB:
+        return max(first, begin), min(last, end)
+    if steps is None or not (request.from_step or request.to_step):
+        return first, last
+    until = min(steps.newest, request.to_step or steps.newest)
+    moments = _Wanted(steps, (_TIME,))
+    (drawn,) = _drawn(database, moments, request.from_step, until, 2)
+    cells = [one.cell for one in drawn if one.cell.values]
+    if not cells:
+        return last + 1, last
+    begin = max(first, int(cells[0].least))
+    return begin, min(last, int(cells[-1].greatest)) if request.to_step else last
+
+
+def _drawn(
+    database: Database, wanted: _Wanted, begin: int, end: int, points: int
+) -> Iterator[list[Point]]:
+    """The points of each column."""
+    begin = max(begin, _first_row(database, wanted.track))
+    buckets = _read(database, wanted.track, begin, end, level_for(begin, end, points))
+    slots = slots_of(((level, number) for level, number, _data in buckets), begin, end, points)
+    rows = [(level, data) for level, _number, data in buckets]
+    for place in wanted.places:
+        cells = unpack_column(rows, place)
+        yield [Point(one.begin, one.end, summary(cells[one.first : one.stop])) for one in slots]
+
+
+def _first_row(database: Database, track: _Track) -> int:
+    """Return the track's first row, as exactly as known: plots begin where there is something."""
+    first = 0
+    for level in reversed(range(LEVELS)):
+        ((bucket,),) = database.read(
+            "SELECT min(bucket) FROM cells WHERE track=? AND level=?", track.number, level
+        )
+        here = (bucket or 0) * width(level)
+        is_removed = level < LEVELS - 1 and here >= first + width(level + 1)
+        if is_removed:
+            break
+        first = here
+    return int(first)
+
+
+def _read(
+    database: Database, track: _Track, begin: int, end: int, level: int
+) -> list[tuple[int, int, bytes]]:
+    """Level, number and data of the buckets, in order."""
+    return [
+        (piece.level, number, data)
+        for piece in pieces(begin, end, level, track.kept_from)
+        for number, data in database.read(
+            "SELECT bucket, data FROM cells WHERE track=? AND level=? AND bucket BETWEEN ? AND ?"
+            " ORDER BY bucket",
+            track.number,
+            *piece,
+        )
+    ]
+
+
+def _series(track: _Track, name: str, drawn: Sequence[Point]) -> dict[str, Any]:
+    source, _, to = track.name.partition(LINK_MARK)
+    return {
+        "name": name,
+        "kind": track.kind.value,
+        "source": source,
+        "to": to,
+        "points": [_numbers(one) for one in drawn],
+    }
+
+
+def _numbers(point: Point) -> list[Any]:
+    cell = point.cell
+    figures = [cell.least, cell.mean, cell.greatest] if cell.values else [None, None, None]
+    return [point.begin, point.end, cell.values, *figures]

@@ -1,0 +1,248 @@
+"""Takes workers' reports to the metrics store, off the event loop; training never waits for it.
+
+Rows are collected for a second and written in one transaction by a thread of their own.  What does
+not fit into the queue is dropped and counted, for each worker by itself.  While the disk fails,
+rows wait as long as there is room, an event and `dtdctl status` say so, and it is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from dtd.observe import query, series
+from dtd.observe.series import believable
+from dtd.observe.store import Batch, MetricsStore
+from dtd.wire import messages as m
+from dtd.wire.step_rows import unpack_step_rows
+
+WRITE_EVERY_S: Final = 1.0
+RETRY_S: Final = 10.0
+SYSTEM_EVERY_S: Final = 2.0
+"""Between two rows of one worker, and of one link."""
+
+MAX_WAITING: Final = 20_000
+MAX_WAITING_OF_ONE: Final = 5_000
+WRITE_AT_ONCE: Final = 4_000
+MAX_WORKERS: Final = 1024
+MAX_JOBS: Final = 64
+"""Most jobs with a heartbeat that is kept, for rates."""
+
+
+class Teller(Protocol):
+    """Reports incidents to operators."""
+
+    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
+        """Something for an operator to read."""
+        ...
+
+
+class _Beat(NamedTuple):
+    at_s: float
+    message: m.Heartbeat
+
+
+class MetricsRecorder:
+    """The way to the store; belongs to the event loop.
+
+    Args:
+        directory: the coordinator's state directory.
+        limit_bytes: the most that the store may hold.
+        teller: has operators told.
+        run: runs a function in the store's thread, and awaits its result.
+        later: the same without waiting.
+        clock: monotonic seconds.
+        wall: Unix time in seconds.
+
+    Attributes:
+        dropped: rows that were not remembered.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        limit_bytes: int,
+        teller: Teller,
+        run: Callable[..., Awaitable[Any]],
+        later: Callable[..., object],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._teller = teller
+        self._run = run
+        self._later = later
+        self._clock = clock
+        self._wall = wall
+        self._store = MetricsStore(directory, limit_bytes, self._set_aside)
+        self._waiting: deque[tuple[str, Batch]] = deque()
+        self._waiting_of: Counter[str] = Counter()
+        self._beats: dict[str, _Beat] = {}
+        self._rows_from: dict[str, int] = {}  # job to generation, the newest last
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing = self._closes = False
+        self.dropped = 0
+        self._stopped = ""
+        self._dropped_before = 0
+
+    # --- what comes in -------------------------------------------------------------------------
+
+    def progress(self, worker: str, identity: str, message: m.Progress) -> None:
+        """Rank 0 tells of steps; one of an earlier release tells of this one only."""
+        unix_s = self._wall()
+        rows = believable(
+            unpack_step_rows(message.steps), step=message.step, generation=message.generation
+        )
+        if message.steps:
+            self._rows_from.pop(message.job, None)
+            self._rows_from[message.job] = message.generation
+            if len(self._rows_from) > MAX_JOBS:
+                del self._rows_from[next(iter(self._rows_from))]
+        elif self._rows_from.get(message.job) != message.generation:
+            rows = [series.row_of_progress(message)]
+        self._put(worker, identity, [series.step_entry(message.job, row, unix_s) for row in rows])
+
+    def evaluated(self, worker: str, identity: str, message: m.Evaluated) -> None:
+        """An evaluation is complete."""
+        self._put(worker, identity, [series.evaluation_entry(message)])
+
+    def heartbeat(self, worker: str, identity: str, message: m.Heartbeat, to: str) -> None:
+        """A worker tells of itself, and of its link to the next one in the ring, if any."""
+        now = self._clock()
+        before = self._beats.get(worker)
+        if before is not None and 0 <= now - before.at_s < SYSTEM_EVERY_S:
+            return
+        if before is None and len(self._beats) >= MAX_WORKERS:
+            del self._beats[next(iter(self._beats))]
+        self._beats[worker] = _Beat(now, message)
+        unix_s = self._wall()
+        elapsed_s = now - before.at_s if before is not None else 0.0
+        earlier = before.message if before is not None else None
+        entries = [series.worker_entry(worker, message, earlier, elapsed_s, unix_s)]
+        if to:
+            entries.append(series.link_entry(worker, to, message, unix_s))
+        self._put(worker, identity, entries)
+
+    def _put(self, worker: str, identity: str, entries: Iterable[series.Entry]) -> None:
+        for entry in entries:
+            full = len(self._waiting) >= MAX_WAITING
+            if full or self._waiting_of[worker] >= MAX_WAITING_OF_ONE:
+                self.dropped += 1
+                continue
+            self._waiting.append((worker, Batch(identity, entry)))
+            self._waiting_of[worker] += 1
+        if self._waiting and not (self._timer or self._writing or self._closes):
+            pause_s = RETRY_S if self._stopped else WRITE_EVERY_S
+            self._timer = self._loop.call_later(pause_s, self._write)
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._writing = True
+        batch = [one for _worker, one in itertools.islice(self._waiting, WRITE_AT_ONCE)]
+        self._later(self._write_in_thread, batch)
+
+    def _write_in_thread(self, batch: list[Batch]) -> None:
+        failure: str | None = "an internal error"
+        try:
+            self._store.write(batch, self._wall())
+            failure = None
+        except (OSError, sqlite3.Error) as error:
+            failure = str(error)
+        finally:
+            self._loop.call_soon_threadsafe(self._written, len(batch), failure)
+
+    def _written(self, count: int, failure: str | None) -> None:
+        self._writing = False
+        if failure is None:
+            for _ in range(count):
+                worker, _one = self._waiting.popleft()
+                self._waiting_of[worker] -= 1
+            self._waiting_of = +self._waiting_of
+            self._resumes()
+        else:
+            self._stops(failure)
+        self._put("", "", ())
+
+    def _stops(self, failure: str) -> None:
+        if not self._stopped:
+            self._dropped_before = self.dropped
+            self._teller.incident(
+                "metrics_stopped",
+                f"figures are not stored any more, training continues: {failure}",
+            )
+        self._stopped = failure
+
+    def _resumes(self) -> None:
+        if self._stopped:
+            self._stopped = ""
+            lost = self.dropped - self._dropped_before
+            self._teller.incident(
+                "metrics_resumed", f"figures are stored again; {lost} were dropped", dropped=lost
+            )
+
+    def _set_aside(self, why: str) -> None:
+        """Report a damaged file that was set aside; in the store's thread."""
+        self._loop.call_soon_threadsafe(self._tell_set_aside, why)
+
+    def _tell_set_aside(self, why: str) -> None:
+        self._teller.incident("metrics_set_aside", why)
+
+    def complaint(self) -> str:
+        """Why nothing is stored; empty when it is."""
+        return f"metrics: {self._stopped}" if self._stopped else ""
+
+    # --- the store's other calls ---------------------------------------------------------------
+
+    async def answer(self, request: m.GetMetrics) -> dict[str, Any]:
+        """The answer to GET_METRICS, with everything that was reported by now.
+
+        Raises:
+            RequestRefused: there is no such figure.
+        """
+        await self._write_all()
+        found = await self._run(self._answer, request)
+        return {**found, "stopped": self._stopped, "dropped": self.dropped}
+
+    async def _write_all(self) -> None:
+        """Write waiting rows, unless the store has stopped."""
+        for _ in range(MAX_WAITING // WRITE_AT_ONCE):
+            if not self._waiting or self._stopped:
+                break
+            if not self._writing:
+                self._write()
+            await self._run(_nothing)  # what is being written first
+
+    def _answer(self, request: m.GetMetrics) -> dict[str, Any]:
+        return query.answer(self._store.database, request)
+
+    async def forget(self, job: str) -> None:
+        """A job was deleted; what cannot be removed now is removed to make room later."""
+        await self._run(self._forget, job)
+
+    def _forget(self, job: str) -> None:
+        try:
+            self._store.forget(job)
+        except (OSError, sqlite3.Error):
+            self._store.close()
+
+    async def close(self) -> None:
+        """Write waiting rows, and close the file; later reports are not written."""
+        self._closes = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._write_all()
+        await self._run(self._store.close)
+
+
+def _nothing() -> None:
+    """Do nothing: awaiting this means that all earlier requests of the thread are done."""

@@ -1,0 +1,377 @@
+"""The charts of a report as SVG text, coloured by the page around them, for light and dark.
+
+Plain drawing without a library: a report has no script and loads nothing.  Every text is escaped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from dtd import figures
+from dtd.figures import is_logarithmic, number, sparklines
+from dtd.observe.report.facts import PARTS, Curve, Facts, WorkerShare, World
+from dtd.observe.report.render import Chart
+
+WIDTH: Final = 720
+HEIGHT: Final = 250
+_LEFT: Final = 72
+_RIGHT: Final = 14
+_TOP: Final = 12
+_BOTTOM: Final = 36
+_BAR: Final = 22
+_GAP: Final = 10
+_TICKS: Final = 5
+_CHARACTER: Final = 9.6
+"""Width of a letter of the charts' text, roughly, in the size that a narrow page needs."""
+
+_DOTS_UP_TO: Final = 24
+"""Curves of so few points show each of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One curve: (x, least, mean, greatest) of each point, drawn in the colour of this number."""
+
+    name: str
+    points: Sequence[tuple[float, float, float, float]]
+    colour: int = 0
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A stacked bar: (length, colour) of its parts, from left to right."""
+
+    name: str
+    parts: Sequence[tuple[float, int]]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A scale from values to pixels."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    logarithmic: bool = False
+
+    def at(self, value: float) -> float:
+        shape: Callable[[float], float] = math.log10 if self.logarithmic else float
+        low, high = shape(self.low), shape(self.high)
+        share = (shape(value) - low) / (high - low or 1.0)
+        return self.begin + share * (self.end - self.begin)
+
+    def ticks(self) -> list[float]:
+        if self.logarithmic:
+            return _decades(self.low, self.high)
+        step = _nice((self.high - self.low) / _TICKS)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [step * count for count in range(first, last + 1)]
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    title: str,
+    x_label: str = "step",
+    y_label: str = "",
+    marks: Iterable[tuple[float, str]] = (),
+    from_zero: bool = False,
+) -> str:
+    """Curves over the same axes; the axis of values is logarithmic where they are far apart.
+
+    Args:
+        lines: the curves; values that are not finite are left out.
+        title: for readers who do not see it.
+        x_label: under the axis.
+        y_label: above the axis; empty where the title says it.
+        marks: (x, event).
+        from_zero: whether the axis of values begins at 0.
+    """
+    lines = [_finite(line) for line in lines]
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return ""
+    x, y = _axes(lines, from_zero=from_zero)
+    body = [*_frame(x, y, x_label, y_label), *_marks(marks, x)]
+    for line in lines:
+        body += _curve(line, x, y)
+    body += _legend([(line.name, line.colour) for line in lines] if len(lines) > 1 else [])
+    return _svg(title, HEIGHT + (20 if len(lines) > 1 else 0), body)
+
+
+def bar_chart(bars: Sequence[Bar], *, title: str, parts: Sequence[str], unit: str) -> str:
+    """Stacked bars on one scale, with a legend of their parts."""
+    longest = max((sum(length for length, _ in bar.parts) for bar in bars), default=0.0)
+    if longest <= 0:
+        return ""
+    left = min(200.0, 16 + _CHARACTER * max(len(bar.name) for bar in bars))
+    note = 8 + _CHARACTER * max(len(bar.note) for bar in bars)
+    scale = _Axis(0.0, longest, left, WIDTH - _RIGHT - note)
+    body, top = [], float(_TOP)
+    for bar in bars:
+        middle = top + _BAR / 2 + 4
+        body.append(_text(left - 8, middle, bar.name, anchor="end"))
+        reached = 0.0
+        for length, colour in bar.parts:
+            begin, end = scale.at(reached), scale.at(reached + length)
+            body.append(
+                f'<rect class="f{colour}" x="{begin:.1f}" y="{top:.1f}"'
+                f' width="{max(0.0, end - begin):.1f}" height="{_BAR}"/>'
+            )
+            reached += length
+        body.append(_text(scale.at(reached) + 8, middle, bar.note))
+        top += _BAR + _GAP
+    legend = [(name, number) for number, name in enumerate(parts)]
+    body += _legend(legend, top=top + 14)
+    return _svg(f"{title} ({unit})", round(top + 24), body)
+
+
+def _finite(line: Line) -> Line:
+    kept = [point for point in line.points if all(map(math.isfinite, point))]
+    return Line(name=line.name, points=kept, colour=line.colour, dashed=line.dashed)
+
+
+def _axes(lines: Sequence[Line], *, from_zero: bool) -> tuple[_Axis, _Axis]:
+    xs = [point[0] for line in lines for point in line.points]
+    means = [point[2] for line in lines for point in line.points]
+    lows = [point[1] for line in lines for point in line.points]
+    highs = [point[3] for line in lines for point in line.points]
+    logarithmic = not from_zero and is_logarithmic(means) and min(lows) > 0
+    low, high = min(lows), max(highs)
+    if from_zero:
+        low = min(0.0, low)
+    if high == low:
+        low, high = (low * 0.9, high * 1.1) if low else (-1.0, 1.0)
+        low, high = min(low, high), max(low, high)
+    x = _Axis(min(0.0, *xs), max(xs), _LEFT, WIDTH - _RIGHT)
+    return x, _Axis(low, high, HEIGHT - _BOTTOM, _TOP + 14, logarithmic)
+
+
+def _frame(x: _Axis, y: _Axis, x_label: str, y_label: str) -> list[str]:
+    found = [_text(_LEFT, _TOP, y_label, kind="label")] if y_label else []
+    for value in y.ticks():
+        at = y.at(value)
+        found.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{x.end:.0f}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        )
+        found.append(_text(_LEFT - 7, at + 4, _short(value), anchor="end"))
+    under = HEIGHT - _BOTTOM + 16
+    whole = [value for value in x.ticks() if x.low == x.high or value == int(value)]
+    found += [_text(x.at(value), under, _short(value), anchor="middle") for value in whole]
+    found.append(_text(x.end, HEIGHT - 4, x_label, anchor="end", kind="label"))
+    return found
+
+
+def _marks(marks: Iterable[tuple[float, str]], x: _Axis) -> list[str]:
+    return [
+        f'<line class="mark" x1="{x.at(at):.1f}" x2="{x.at(at):.1f}" y1="{_TOP + 14}"'
+        f' y2="{HEIGHT - _BOTTOM}"><title>{escape(what)}</title></line>'
+        for at, what in marks
+        if x.low <= at <= x.high
+    ]
+
+
+def _curve(line: Line, x: _Axis, y: _Axis) -> list[str]:
+    upper = [(x.at(at), y.at(high)) for at, _low, _mean, high in line.points]
+    lower = [(x.at(at), y.at(low)) for at, low, _mean, _high in line.points]
+    middle = [(x.at(at), y.at(mean)) for at, _low, mean, _high in line.points]
+    found = []
+    if upper != lower:
+        outline = _path([*upper, *reversed(lower)])
+        found.append(f'<path class="band f{line.colour}" d="{outline}Z"/>')
+    dashed = " dashed" if line.dashed else ""
+    found.append(f'<path class="line s{line.colour}{dashed}" d="{_path(middle)}"/>')
+    if len(middle) <= _DOTS_UP_TO:
+        dot = f'<circle class="f{line.colour}" r="3"'
+        found += [f'{dot} cx="{left:.1f}" cy="{top:.1f}"/>' for left, top in middle]
+    return found
+
+
+def _path(points: Iterable[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{left:.1f},{top:.1f}" for left, top in points)
+
+
+def _legend(entries: Sequence[tuple[str, int]], top: float = HEIGHT + 12) -> list[str]:
+    found, left = [], float(_LEFT)
+    for name, colour in entries:
+        found.append(
+            f'<rect class="f{colour}" x="{left:.0f}" y="{top - 9:.0f}" width="10" height="10"/>'
+        )
+        found.append(_text(left + 15, top, name))
+        left += 34 + _CHARACTER * len(name)
+    return found
+
+
+def _text(left: float, top: float, text: str, *, anchor: str = "start", kind: str = "") -> str:
+    of = f' class="{kind}"' if kind else ""
+    return f'<text{of} x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(title: str, height: int, body: Iterable[str]) -> str:
+    name = escape(title)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}">'
+        f"<title>{name}</title>{''.join(body)}</svg>"
+    )
+
+
+def _nice(step: float) -> float:
+    """1, 2 or 5 times a power of ten, at least as large."""
+    power = 10.0 ** math.floor(math.log10(step)) if step > 0 else 1.0
+    return next(power * one for one in (1, 2, 5, 10) if power * one >= step * (1 - 1e-9))
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten; powers alone where that would be many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if len(powers) <= _TICKS - 2 else (1,)
+    every = [factor * 10.0**power for power in powers for factor in factors]
+    found = [value for value in every if low <= value <= high]
+    return found[:: max(1, math.ceil(len(found) / (2 * _TICKS)))]
+
+
+def _short(value: float) -> str:
+    """A tick: 1.2M, 30k, 0.05."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * size or (abs(value) >= size and unit != "k"):
+            return f"{value / size:g}{unit}"
+    return number(int(value) if value == int(value) else float(f"{value:.6g}"))
+
+
+_SPARK: Final = 60
+_MILLIS: Final = 1000.0
+_MARKED: Final = frozenset({"recovered", "worker_lost", "steps_lost", "replicas_diverged"})
+PART_NAMES: Final = ("data", "compute", "exposed communication", "optimizer", "other")
+
+
+def loss(runs: Sequence[Facts]) -> Chart:
+    """The training loss over steps; a stretch's least and greatest value are shaded."""
+    return _over_steps([(one.id, one.curves["loss"]) for one in runs], "training loss", runs[0])
+
+
+def loss_over_time(runs: Sequence[Facts]) -> Chart:
+    """The same over the seconds since each job's first step."""
+    lines = [
+        Line(name=one.id, points=_over_time(one), colour=colour) for colour, one in enumerate(runs)
+    ]
+    title = "Training loss over time"
+    svg = line_chart(lines, title=title, x_label="seconds since its first step")
+    return Chart(title, svg)
+
+
+def evaluation(runs: Sequence[Facts], name: str) -> Chart:
+    """A metric of evaluations over steps."""
+    curves = [(one.id, one.evaluations.get(name, ())) for one in runs]
+    return _over_steps(curves, f"evaluation: {name}", runs[0])
+
+
+def single(facts: Facts, name: str, title: str) -> Chart:
+    """One figure of steps; nothing if it never changes."""
+    curve = facts.curves.get(name, ())
+    means = [point.mean for point in curve] or [0.0]
+    if math.isclose(min(means), max(means)):
+        return Chart(title, "")
+    return _over_steps([(facts.id, curve)], title, facts)
+
+
+def rate(facts: Facts) -> Chart:
+    """Rows per second over steps."""
+    curve = [(facts.id, facts.curves.get("rows_per_s", ()))]
+    return _over_steps(curve, "rows per second", facts, from_zero=True)
+
+
+def times(facts: Facts) -> Chart:
+    """The time of a step, and its share of communication."""
+    names = (("step", "step_s"), ("exchange", "comm_s"), ("exposed", "exposed_s"))
+    lines = [
+        Line(
+            name=name,
+            points=_band_of(facts.curves.get(key, ()), _MILLIS, band=False),
+            colour=colour,
+        )
+        for colour, (name, key) in enumerate(names)
+    ]
+    title = "Time of a step and of its exchange"
+    svg = line_chart(lines, title=title, y_label="milliseconds", marks=_marks_of(facts))
+    return Chart(title, svg)
+
+
+def scaling(worlds: Sequence[World]) -> Chart:
+    """Rates by number of workers, and what they would be if each worker were as fast."""
+    first = worlds[0].rows_per_s / worlds[0].workers
+    real = [(float(one.workers), one.rows_per_s) for one in worlds]
+    ideal = [(float(one.workers), one.workers * first) for one in worlds]
+    lines = [
+        Line(name="measured", points=[(x, y, y, y) for x, y in real], colour=0),
+        Line(name="ideal", points=[(x, y, y, y) for x, y in ideal], colour=4, dashed=True),
+    ]
+    title = "Throughput by number of workers"
+    svg = line_chart(lines, title=title, x_label="workers", y_label="rows/s", from_zero=True)
+    return Chart(title, svg)
+
+
+def split(workers: Sequence[WorkerShare]) -> Chart:
+    """Each worker's mean step as a bar."""
+    bars = []
+    for one in workers:
+        assert one.step_s is not None
+        parts = [_MILLIS * one.parts.get(part, 0.0) for part in PARTS]
+        rest = max(0.0, _MILLIS * one.step_s - sum(parts))
+        stacked = [(length, colour) for colour, length in enumerate([*parts, rest])]
+        bars.append(Bar(name=one.name, parts=stacked, note=figures.span(one.step_s)))
+    title = "A mean step of each worker"
+    return Chart(title, bar_chart(bars, title=title, parts=PART_NAMES, unit="milliseconds"))
+
+
+def _over_steps(
+    curves: Sequence[tuple[str, Curve]], title: str, facts: Facts, *, from_zero: bool = False
+) -> Chart:
+    lines = [
+        Line(name=name, points=_band_of(curve, band=len(curves) == 1), colour=colour)
+        for colour, (name, curve) in enumerate(curves)
+    ]
+    svg = line_chart(lines, title=title, marks=_marks_of(facts), from_zero=from_zero)
+    drawn = sparklines([[(p.begin, p.mean) for p in curve] for _, curve in curves], width=_SPARK)
+    width = max(len(name) for name, _ in curves)
+    labelled = [f"{name:<{width}}  {line}" for (name, _), line in zip(curves, drawn, strict=True)]
+    return Chart(title[:1].upper() + title[1:], svg, labelled)
+
+
+def _band_of(
+    curve: Curve, factor: float = 1.0, *, band: bool = True
+) -> list[tuple[float, float, float, float]]:
+    return [
+        (
+            (one.begin + one.end) / 2,
+            factor * (one.least if band else one.mean),
+            factor * one.mean,
+            factor * (one.greatest if band else one.mean),
+        )
+        for one in curve
+    ]
+
+
+def _over_time(facts: Facts) -> list[tuple[float, float, float, float]]:
+    times = {point.begin: point.mean for point in facts.curves.get("unix_s", ())}
+    begun = min(times.values(), default=0.0)
+    return [
+        (times[one.begin] - begun, one.mean, one.mean, one.mean)
+        for one in facts.curves["loss"]
+        if one.begin in times
+    ]
+
+
+def _marks_of(facts: Facts) -> Iterable[tuple[float, str]]:
+    return [
+        (float(one["step"]), f"{one['kind']}: {one['message']}")
+        for one in facts.incidents
+        if one["kind"] in _MARKED and one["step"]
+    ]

@@ -1,0 +1,212 @@
+"""The figures that are stored, by name: their computation from reports, and their intake.
+
+A *track* is the series that one source reports together: a job's steps, its evaluations, one
+worker, one link.  Its columns are figures.  Positions of steps and evaluations are steps, those of
+workers and links are seconds of Unix time.  Figures that a report does not have are NaN.
+
+Steps that were lost are trained again by a later generation: its rows replace all from there on.
+What is reported twice of one generation counts once.  Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from dtd.wire import messages as m
+from dtd.wire.fields import MOST_SECONDS
+from dtd.wire.step_rows import StepRow
+
+NAN: Final = math.nan
+EVALUATION: Final = "eval/"
+"""Before the names of evaluation metrics."""
+
+LINK_MARK: Final = ">"
+
+
+class Kind(enum.StrEnum):
+    """The kinds of tracks."""
+
+    STEPS = "steps"
+    EVALUATIONS = "evaluations"
+    WORKER = "worker"
+    LINK = "link"
+
+
+class Track(NamedTuple):
+    """One track of a job; `name` is a worker's, or FROM>TO of a link, else empty."""
+
+    job: str
+    kind: Kind
+    name: str = ""
+
+
+class Entry(NamedTuple):
+    """One row on its way to the store.
+
+    Attributes:
+        track: where it belongs.
+        position: the step, or the second.
+        generation: the generation that committed the step; 0 of a worker or link.
+        columns: the names of the values.
+        values: the figures; NaN where there is none.
+    """
+
+    track: Track
+    position: int
+    generation: int
+    columns: tuple[str, ...]
+    values: tuple[float, ...]
+
+
+STEP_COLUMNS: Final = (
+    *("loss", "learning_rate", "gradient_norm", "rows_per_s"),
+    *("step_s", "data_s", "compute_s", "comm_s", "exposed_s", "optimizer_s"),
+    *("rows", "sent_bytes", "skipped", "epoch", "steps", "generation", "unix_s"),
+)
+WORKER_COLUMNS: Final = (
+    *("memory_bytes", "processor_cores", "gpu_use", "gpu_memory_bytes"),
+    *("sent_bytes_per_s", "received_bytes_per_s", "worker_samples_per_s", "worker_step_s"),
+    *("worker_data_s", "worker_compute_s", "worker_comm_s", "worker_exposed_s"),
+    *("worker_optimizer_s", "worker_own_s", "worker_step"),
+)
+LINK_COLUMNS: Final = ("round_trip_s", "link_bytes_per_s")
+
+
+def step_entry(job: str, row: StepRow, unix_s: float) -> Entry:
+    """A committed step, or round, as one rank measured it."""
+    values = (
+        *(row.loss, row.learning_rate, row.gradient_norm),
+        row.rows / row.step_s if row.step_s > 0 else NAN,
+        *(row.step_s, row.data_s, row.compute_s, row.comm_s, row.exposed_s, row.optimizer_s),
+        *(float(row.rows), float(row.sent_bytes), float(row.skipped), float(row.epoch)),
+        *(float(row.steps), float(row.generation), unix_s),
+    )
+    return Entry(Track(job, Kind.STEPS), row.step, row.generation, STEP_COLUMNS, values)
+
+
+def row_of_progress(message: m.Progress) -> StepRow:
+    """Return a step's row from PROGRESS alone: all that workers of earlier releases report."""
+    return StepRow(
+        step=message.step,
+        generation=message.generation,
+        epoch=message.epoch,
+        steps=1,
+        rows=message.rows,
+        loss=message.loss,
+        learning_rate=message.learning_rate,
+        gradient_norm=message.grad_norm,
+        sent_bytes=0,
+        step_s=message.step_s,
+        data_s=NAN,
+        compute_s=message.compute_s,
+        comm_s=message.comm_s,
+        exposed_s=message.exposed_s,
+        optimizer_s=NAN,
+        skipped=int(message.skipped),
+    )
+
+
+def evaluation_entry(message: m.Evaluated) -> Entry:
+    """The figures of an evaluation, by name."""
+    names = sorted(message.metrics)
+    columns = tuple(EVALUATION + name for name in names)
+    values = tuple(float(message.metrics[name]) for name in names)
+    return Entry(Track(message.job, Kind.EVALUATIONS), message.step, 0, columns, values)
+
+
+def worker_entry(
+    name: str, beat: m.Heartbeat, before: m.Heartbeat | None, elapsed_s: float, unix_s: float
+) -> Entry:
+    """A worker's figures; rates are those since an earlier heartbeat of the same process."""
+    has_gpu = beat.gpu_use >= 0
+    values = (
+        float(beat.memory_bytes),
+        _rate(beat.cpu_s, before.cpu_s if before else None, elapsed_s),
+        beat.gpu_use if has_gpu else NAN,
+        float(beat.gpu_memory_bytes) if has_gpu else NAN,
+        _rate(beat.sent_bytes, before.sent_bytes if before else None, elapsed_s),
+        _rate(beat.received_bytes, before.received_bytes if before else None, elapsed_s),
+        *(beat.samples_per_s, beat.step_s, beat.data_s, beat.compute_s),
+        *(beat.comm_s, beat.exposed_s, beat.optimizer_s, beat.own_s, float(beat.step)),
+    )
+    track = Track(beat.job, Kind.WORKER, name)
+    return Entry(track, int(unix_s), 0, WORKER_COLUMNS, values)
+
+
+def link_entry(name: str, to: str, beat: m.Heartbeat, unix_s: float) -> Entry:
+    """The link of a worker to the next one in the ring."""
+    track = Track(beat.job, Kind.LINK, f"{name}{LINK_MARK}{to}")
+    return Entry(track, int(unix_s), 0, LINK_COLUMNS, (beat.rtt_s, beat.link_bytes_per_s))
+
+
+def _rate(now: float, before: float | None, elapsed_s: float) -> float:
+    if before is None or elapsed_s <= 0 or now < before:
+        return NAN
+    return (now - before) / elapsed_s
+
+
+def at(columns: Iterable[str], entry: Entry) -> tuple[float, ...]:
+    """The values of an entry in the order of these columns."""
+    known: Mapping[str, float] = dict(zip(entry.columns, entry.values, strict=True))
+    return tuple(known.get(name, NAN) for name in columns)
+
+
+MAX_TRACKS_OF_A_JOB: Final = 512
+"""Workers and links together; what a job has beyond is not remembered."""
+
+MAX_COLUMNS: Final = 64
+"""Most columns of one track; only evaluations have names of their own."""
+
+
+class Placement(enum.Enum):
+    """The place of a row in its track."""
+
+    APPENDED = enum.auto()
+    REPLACES = enum.auto()
+    LEFT_OUT = enum.auto()
+
+
+def placement(
+    kind: Kind, position: int, generation: int, *, newest: int, newest_generation: int
+) -> Placement:
+    """Return the place of a row in its track.
+
+    Args:
+        kind: the track's.
+        position: the row's.
+        generation: the generation that committed it.
+        newest: the last position of the track.
+        newest_generation: the latest generation that the track has rows of.
+    """
+    if position > newest:
+        return Placement.APPENDED
+    again = kind is Kind.STEPS and generation > newest_generation
+    return Placement.REPLACES if again or kind is Kind.EVALUATIONS else Placement.LEFT_OUT
+
+
+def believable(rows: Iterable[StepRow], *, step: int, generation: int) -> list[StepRow]:
+    """The rows that the sender of a PROGRESS of this step and generation can have seen.
+
+    Generations only increase, and so do the steps of one generation.
+    """
+    found: list[StepRow] = []
+    before = (0, 0)
+    for row in rows:
+        key = (row.generation, row.step)
+        times = row[9:15]
+        sane = all(math.isfinite(one) and 0 <= one <= MOST_SECONDS for one in times)
+        sane = sane and row.skipped <= 1 <= row.steps
+        if sane and before < key and row.step <= step and row.generation <= generation:
+            found.append(row)
+            before = key
+    return found
+
+
+def widened(columns: Sequence[str], entry_columns: Sequence[str]) -> tuple[str, ...]:
+    """A track's columns with those of a row that are new, as far as there is room for them."""
+    known = set(columns)
+    new = [name for name in entry_columns if name not in known]
+    return (*columns, *new[: max(0, MAX_COLUMNS - len(columns))])

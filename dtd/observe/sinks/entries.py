@@ -1,0 +1,102 @@
+"""Entries about jobs for a sink, and their lines from process to process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.job.identity import folder_of
+
+MAX_SETTINGS: Final = 500
+MAX_TEXT_CHARACTERS: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Began:
+    """A job's figures follow.
+
+    Attributes:
+        job: its id.
+        identity: tells it from another cluster's job of the same id.
+        unix_s: when.
+        settings: those of its job file, as text, by "table.key".
+        tags: facts of its code, data and origin.
+    """
+
+    job: str
+    identity: str
+    unix_s: float
+    settings: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Values of one step of a job."""
+
+    job: str
+    step: int
+    unix_s: float
+    scalars: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A job has ended: done, failed or cancelled.
+
+    Attributes:
+        job: its id.
+        identity: as in `Began`.
+        unix_s: when.
+        state: how.
+        result: final figures by name.
+    """
+
+    job: str
+    identity: str
+    unix_s: float
+    state: str
+    result: Mapping[str, float] = field(default_factory=dict)
+
+
+Entry = Began | Figures | Ended
+
+_KINDS: Final[Mapping[str, type[Entry]]] = {"began": Began, "figures": Figures, "ended": Ended}
+
+
+def to_line(entry: Entry) -> bytes:
+    """One line of JSON."""
+    kind = next(name for name, made in _KINDS.items() if isinstance(entry, made))
+    return json.dumps({"kind": kind, **dataclasses.asdict(entry)}).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Entry:
+    """The entry of a line that `to_line` made."""
+    values: dict[str, Any] = json.loads(line)
+    return _KINDS[values.pop("kind")](**values)
+
+
+def bounded(values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings or tags as short texts."""
+    kept = list(values.items())[:MAX_SETTINGS]
+    return {name: str(value)[:MAX_TEXT_CHARACTERS] for name, value in kept}
+
+
+TENSORBOARD: Final = "tensorboard"
+WANDB: Final = "wandb"
+"""Directories within the state directory; the second name is W&B's own."""
+
+
+def wandb_run_id(job: str, identity: str) -> str:
+    """A job's run in W&B, the same whenever the coordinator starts again."""
+    return folder_of(job, identity)
+
+
+def curves_of(state_dir: Path, job: str, identity: str) -> list[Path]:
+    """The directories that a deleted job takes along."""
+    runs = (state_dir / WANDB).glob(f"offline-run-*-{wandb_run_id(job, identity)}")
+    return [state_dir / TENSORBOARD / job, *runs]

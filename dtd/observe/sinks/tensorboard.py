@@ -1,0 +1,303 @@
+"""Curves for TensorBoard: `STATE/tensorboard/JOB/` with event files, written in the store's thread.
+
+Read them with `tensorboard --logdir STATE/tensorboard`.  Losing points must cost nothing: what
+cannot be written is dropped and said once, training does not notice.  A coordinator that starts
+again begins another file beside those that are there, which is how TensorBoard expects it.
+
+A job's settings and its end are written for TensorBoard's HParams tab, which finds the metrics
+among the job's scalars by itself.
+
+Bounded in every direction: points that wait, bytes of a job (its points become rarer: each part of
+the file is written half as fast as the one before), open files, and jobs (the oldest curves are
+removed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import shutil
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+import structlog
+
+from dtd.observe.sinks.entries import Ended
+from dtd.shown import one_line
+from dtd.wire import messages as m
+
+log = structlog.get_logger()
+
+MAX_WAITING_POINTS: Final = 1000
+MAX_JOBS: Final = 256
+MAX_OPEN: Final = 64
+"""Most jobs whose files are open: those that run at the same time."""
+MAX_SCALARS: Final = 64
+MAX_STEP: Final = 2**63 - 1
+PART_BYTES: Final = 8 * 1024 * 1024
+MAX_JOB_BYTES: Final = 16 * PART_BYTES
+FIRST_SPACING_S: Final = 0.1
+RETRY_S: Final = 10.0
+_HPARAMS: Final = "hparams"
+_STATUS: Final[Mapping[str, int]] = {"done": 1, "failed": 2}
+"""Values of TensorBoard's `api.proto`; 0: neither."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Values of one step; `regular` ones are thinned out when a file grows long."""
+
+    job: str
+    step: int
+    unix_s: float
+    scalars: Mapping[str, float]
+    regular: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A job's curves follow.
+
+    Attributes:
+        job: its id.
+        unix_s: when.
+        settings: those of its job file, by "table.key".
+    """
+
+    job: str
+    unix_s: float
+    settings: Mapping[str, bool | float | str]
+
+
+def point_of(message: m.Progress | m.Evaluated, unix_s: float) -> Point:
+    """The point that a report makes."""
+    if isinstance(message, m.Progress):
+        scalars = {
+            "train/loss": message.loss,
+            "train/learning_rate": message.learning_rate,
+            "train/gradient_norm": message.grad_norm,
+        }
+        if message.step_s > 0:
+            scalars["train/samples_per_s"] = message.rows / message.step_s
+    else:
+        figures = {f"eval/{one_line(name)}": one for name, one in message.metrics.items()}
+        numbers = [name for name in sorted(figures) if isinstance(figures[name], int | float)]
+        scalars = {name: float(figures[name]) for name in numbers[:MAX_SCALARS]}
+    regular = isinstance(message, m.Progress)
+    step = min(message.step, MAX_STEP)
+    return Point(job=message.job, step=step, unix_s=unix_s, scalars=scalars, regular=regular)
+
+
+class Curves:
+    """The curves of all jobs of one coordinator.
+
+    Args:
+        directory: holds one directory a job.
+        later: runs a function in the store's thread.
+        clock: monotonic seconds, for pauses after a failure.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        later: Callable[[Callable[[], None]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._later = later
+        self._clock = clock
+        self._waiting: deque[Point | Begun | Ended] = deque(maxlen=MAX_WAITING_POINTS)
+        self._files: dict[str, _JobFile] = {}
+        self._retry_at = -math.inf
+        self._warned = False
+
+    def add(self, entry: Point | Begun | Ended) -> None:
+        """Have a point, or a job's begin or end, written; on the event loop, returns at once."""
+        self._waiting.append(entry)
+        if len(self._waiting) == 1:
+            self._later(self._drain)
+
+    def close(self) -> None:
+        """Write waiting points and close the files; in the store's thread."""
+        self._drain()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _drain(self) -> None:
+        """Write waiting points; in the store's thread."""
+        while self._waiting:
+            self._write(self._waiting.popleft())
+
+    def _write(self, entry: Point | Begun | Ended) -> None:
+        if self._clock() < self._retry_at:
+            return
+        try:
+            self._append(entry)
+        except OSError as error:
+            # What was half written ends that file; the next point begins another.
+            self._retry_at = self._clock() + RETRY_S
+            self._close_file(entry.job)
+            if not self._warned:
+                log.warning("curves_failed", directory=str(self._directory), error=str(error))
+            self._warned = True
+        else:
+            self._warned = False
+
+    def _append(self, entry: Point | Begun | Ended) -> None:
+        if isinstance(entry, Ended) and not (self._directory / entry.job).is_dir():
+            return  # it has no curves: it never began, or they were deleted
+        file = self._file_of(entry.job)
+        if isinstance(entry, Point):
+            file.write(entry)
+        elif isinstance(entry, Begun):
+            file.begin(entry)
+        else:
+            file.end(entry)
+            self._close_file(entry.job)
+
+    def _file_of(self, job: str) -> _JobFile:
+        file = self._files.pop(job, None)
+        if file is None:
+            while len(self._files) >= MAX_OPEN:
+                self._close_file(next(iter(self._files)))
+            _make_room(self._directory, {job, *self._files})
+            file = _JobFile(self._directory / job)
+        self._files[job] = file  # the one written to last is the last to be closed
+        return file
+
+    def _close_file(self, job: str) -> None:
+        file = self._files.pop(job, None)
+        if file is not None:
+            file.close()
+
+
+class _JobFile:
+    """One event file of a job.  All methods raise OSError."""
+
+    def __init__(self, directory: Path) -> None:
+        self.job = directory.name
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._bytes = sum(file.stat().st_size for file in directory.iterdir())
+        self._newest_step = -1
+        self._newest_s = -math.inf
+        name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
+        self._stream: IO[bytes] = (directory / name).open("xb", buffering=0)
+        try:
+            self._append({"wall_time": time.time(), "file_version": "brain.Event:2"})
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.close()
+
+    def write(self, point: Point) -> None:
+        spacing_s = FIRST_SPACING_S * (2 ** (self._bytes // PART_BYTES) - 1)
+        too_soon = point.regular and 0 <= point.unix_s - self._newest_s < spacing_s
+        if too_soon or self._bytes >= MAX_JOB_BYTES:
+            return
+        if point.regular and point.step < self._newest_step:
+            # Steps were lost: TensorBoard forgets the points that this start has overtaken.
+            start = {"status": _library()[0].SessionLog.START}
+            self._append({"wall_time": point.unix_s, "step": point.step, "session_log": start})
+        values = [{"tag": tag, "simple_value": value} for tag, value in point.scalars.items()]
+        summary = {"value": values}
+        self._append({"wall_time": point.unix_s, "step": point.step, "summary": summary})
+        if point.regular:
+            self._newest_step, self._newest_s = point.step, point.unix_s
+
+    def begin(self, begun: Begun) -> None:
+        """The job's settings, for the HParams tab."""
+        start = _hparams_messages().SessionStartInfo(start_time_secs=begun.unix_s)
+        start.group_name = self.job
+        for name, value in begun.settings.items():
+            if isinstance(value, bool):
+                start.hparams[name].bool_value = value
+            elif isinstance(value, str):
+                start.hparams[name].string_value = value
+            else:
+                start.hparams[name].number_value = value
+        self._append_session(begun.unix_s, "session_start_info", start)
+
+    def end(self, ended: Ended) -> None:
+        """Write the end of the job, with its final figures."""
+        step = min(int(ended.result.get("steps", 0)), MAX_STEP)
+        last = {f"final/{one_line(name)}": value for name, value in ended.result.items()}
+        self.write(Point(job=self.job, step=step, unix_s=ended.unix_s, scalars=last, regular=False))
+        end = _hparams_messages().SessionEndInfo(
+            status=_STATUS.get(ended.state, 0), end_time_secs=ended.unix_s
+        )
+        self._append_session(ended.unix_s, "session_end_info", end)
+
+    def _append_session(self, unix_s: float, kind: str, message: Any) -> None:
+        content = _hparams_messages().HParamsPluginData(version=0, **{kind: message})
+        plugin = {"plugin_name": _HPARAMS, "content": content.SerializeToString()}
+        value = {"tag": f"_hparams_/{kind}", "metadata": {"plugin_data": plugin}}
+        self._append({"wall_time": unix_s, "summary": {"value": [value]}})
+
+    def _append(self, fields: Mapping[str, Any]) -> None:
+        proto, _ = _library()
+        record = _record(proto.Event(**fields).SerializeToString())
+        written = self._stream.write(record)
+        self._bytes += written
+        if written < len(record):
+            raise OSError("the disk took only a part")
+
+
+def _record(data: bytes) -> bytes:
+    """A record of an event file: length and its checksum, data and its checksum."""
+    _, checksum = _library()
+    size = struct.pack("<Q", len(data))
+    return size + struct.pack("<I", checksum(size)) + data + struct.pack("<I", checksum(data))
+
+
+@functools.cache
+def _library() -> tuple[Any, Callable[[bytes], int]]:
+    """Messages and checksum of tensorboardX."""
+    with _without_torch():
+        from tensorboardX.proto import event_pb2  # type: ignore[import-untyped]
+        from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
+    return event_pb2, masked_crc32c
+
+
+@functools.cache
+def _hparams_messages() -> Any:
+    """The HParams plugin's messages, as tensorboardX has them."""
+    with _without_torch():
+        from tensorboardX.proto import plugin_hparams_pb2
+    return plugin_hparams_pb2
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Imports tensorboardX without the torch that its package imports where there is one.
+
+    It does so eagerly, which would cost the coordinator seconds and hundreds of MiB.
+    """
+    hides = "torch" not in sys.modules
+    if hides:
+        sys.modules["torch"] = None  # type: ignore[assignment] # by the language: not to be found
+    try:
+        yield
+    finally:
+        if hides:
+            del sys.modules["torch"]
+
+
+def _make_room(directory: Path, needed: Collection[str]) -> None:
+    """Remove the oldest jobs' curves that are not written, if there would be too many."""
+    with contextlib.suppress(FileNotFoundError):
+        others = [one for one in directory.iterdir() if one.name not in needed]
+        others.sort(key=lambda one: one.stat().st_mtime)
+        for one in others[: max(0, len(others) - MAX_JOBS + len(needed))]:
+            shutil.rmtree(one)

@@ -1,0 +1,369 @@
+"""Everything that follows the figures of jobs: TensorBoard's files, and the sinks switched on.
+
+A point that cannot be passed on is dropped; nothing here is waited for.  MLflow and W&B have a
+process each (`dtd.observe.sinks.process`), fed through a pipe; what that does not take at once is
+dropped and counted.  A process that ends is started again, ever less often, and learns of the
+running jobs then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from dtd.cluster.records import Job
+from dtd.config import CoordinatorConfig
+from dtd.errors import ConfigError
+from dtd.job.differences import settings, shown_value
+from dtd.logs import is_secret
+from dtd.observe.sinks.entries import (
+    MAX_SETTINGS,
+    MAX_TEXT_CHARACTERS,
+    TENSORBOARD,
+    Began,
+    Ended,
+    Entry,
+    Figures,
+    bounded,
+    to_line,
+)
+from dtd.observe.sinks.tensorboard import Begun, Curves, Point, point_of
+from dtd.shown import one_line
+from dtd.wire import messages as m
+
+MAX_PIPE_BYTES: Final = 1024 * 1024
+MAX_REMARK_BYTES: Final = 16 * 1024
+RESTART_AFTER_S: Final = 5.0
+RESTART_AT_MOST_AFTER_S: Final = 300.0
+TOLD_EVERY_S: Final = 60.0
+END_WITHIN_S: Final = 4.0
+MAX_RUNNING: Final = 64
+"""Jobs of which a process that was started again is told."""
+
+
+class Teller(Protocol):
+    """Reports incidents to operators."""
+
+    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
+        """Something for an operator to read."""
+        ...
+
+
+class Feed:
+    """One sink's process.
+
+    Args:
+        settings: the sink's, with its name under "sink".
+        teller: has operators told.
+
+    Attributes:
+        name: of the sink.
+        dropped: entries that did not reach the process.
+        failing: why the sink does not work at present; empty if it does.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], teller: Teller) -> None:
+        self._settings = settings
+        self._teller = teller
+        self._process: asyncio.subprocess.Process | None = None
+        self._running: dict[str, Began] = {}
+        self._told_s = -TOLD_EVERY_S
+        self.name: str = settings["sink"]
+        self.dropped = 0
+        self.failing = ""
+
+    def tell(self, entry: Entry) -> None:
+        """Pass an entry on, or drop it; returns at once."""
+        if isinstance(entry, Began):
+            while len(self._running) >= MAX_RUNNING:
+                del self._running[next(iter(self._running))]
+            self._running[entry.job] = entry
+        elif isinstance(entry, Ended):
+            self._running.pop(entry.job, None)
+        self._write(to_line(entry))
+
+    def _write(self, line: bytes) -> None:
+        stream = self._process.stdin if self._process is not None else None
+        if (
+            stream is None
+            or stream.is_closing()
+            or stream.transport.get_write_buffer_size() > MAX_PIPE_BYTES
+        ):
+            self.dropped += 1
+            return
+        stream.write(line)
+
+    async def run(self) -> None:
+        """Start the process again and again, until cancelled."""
+        pause_s = RESTART_AFTER_S
+        while True:
+            begun_s = time.monotonic()
+            await self._serve()
+            lived_s = time.monotonic() - begun_s
+            pause_s = RESTART_AFTER_S if lived_s > RESTART_AT_MOST_AFTER_S else 2 * pause_s
+            await asyncio.sleep(min(pause_s, RESTART_AT_MOST_AFTER_S))
+
+    async def _serve(self) -> None:
+        """One process, from its start to its end."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "dtd.observe.sinks.process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=MAX_REMARK_BYTES,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        self._process = process
+        try:
+            self._write(json.dumps(dict(self._settings)).encode() + b"\n")
+            for began in self._running.values():
+                self._write(to_line(began))
+            await self._listen(process)
+            code = await process.wait()
+            self._fails(self.failing or f"its process has ended with code {code}")
+        finally:
+            self._process = None
+            await _end(process)
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            try:
+                remark = json.loads(line)
+                self._heard(str(remark["state"]), one_line(str(remark.get("why", ""))), remark)
+            except (ValueError, KeyError, TypeError):
+                continue
+
+    def _heard(self, state: str, why: str, remark: Mapping[str, Any]) -> None:
+        if state in ("ready", "works"):
+            self._works(int(remark["dropped"]))
+        elif state == "refused":
+            self._say("it refuses figures of a job, which are dropped: " + why)
+        else:
+            self._fails(why)
+
+    def _fails(self, why: str) -> None:
+        was, self.failing = self.failing, why
+        if not was:
+            self._say(why)
+
+    def _say(self, why: str) -> None:
+        now = time.monotonic()
+        if now - self._told_s >= TOLD_EVERY_S:
+            self._told_s = now
+            self._teller.incident(
+                "tracking_failed",
+                f"figures do not reach {self.name}, training continues: {why}",
+                sink=self.name,
+            )
+
+    def _works(self, dropped: int) -> None:
+        if self.failing:
+            self.failing = ""
+            self._teller.incident(
+                "tracking_resumed",
+                f"figures reach {self.name} again; {dropped + self.dropped} entries were dropped",
+                sink=self.name,
+                dropped=dropped + self.dropped,
+            )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Close the process's input, and wait for its end for a limited time."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(END_WITHIN_S):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+FIRST_SPACING_S: Final = 0.1
+THINNED_EVERY: Final = 20_000
+"""Points after which those of a job come half as often."""
+MAX_FOLLOWED: Final = 64
+"""Most jobs that run at the same time."""
+_EXACT: Final = 2**53
+"""Larger integers are told as text: a float would round them."""
+
+PACKAGES: Final[Mapping[str, tuple[str, str]]] = {
+    "mlflow": ("mlflow", "mlflow-skinny"),
+    "wandb": ("wandb", "wandb"),
+}
+"""The module that each sink needs, and the package that has it."""
+
+
+def sinks_of(config: CoordinatorConfig) -> list[dict[str, Any]]:
+    """Return the settings of each sink that is switched on.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    found: list[dict[str, Any]] = []
+    if config.mlflow:
+        found.append(
+            {"sink": "mlflow", "address": config.mlflow, "experiment": config.mlflow_experiment}
+        )
+    if config.wandb == "offline":
+        directory = str(config.state_dir)
+        found.append({"sink": "wandb", "directory": directory, "project": config.wandb_project})
+    for one in found:
+        module, package = PACKAGES[one["sink"]]
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"{one['sink']} is set, and the package {package} is not installed here",
+                remedy=f"type: {sys.executable} -m pip install {package}",
+            )
+    return found
+
+
+class Trackers:
+    """All that a coordinator's figures go to; belongs to the event loop.
+
+    Args:
+        config: says which sinks are switched on.
+        later: runs a function in the store's thread, for TensorBoard's files.
+        teller: has operators told.
+        wall: Unix time in seconds.
+
+    Raises:
+        ConfigError: a sink's package is not installed.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        later: Callable[[Callable[[], None]], None],
+        teller: Teller,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._curves = Curves(config.state_dir / TENSORBOARD, later)
+        self._feeds = [Feed(one, teller) for one in sinks_of(config)]
+        self._wall = wall
+        self._followed: dict[str, Thinner] = {}
+
+    def reported(self, job: Job | None, message: m.Progress | m.Evaluated) -> None:
+        """Figures of a job; the sinks follow those that are active.
+
+        Args:
+            job: the sender's active job, if there is one.
+            message: the report.
+        """
+        point = point_of(message, self._wall())
+        active = job is not None and job.id == point.job
+        if job is not None and active:
+            self._follow(job, point.unix_s)
+        self._curves.add(point)
+        if active and self._followed[point.job].takes(point):
+            self._tell(_figures(point))
+
+    def _follow(self, job: Job, unix_s: float) -> None:
+        """Describe a job, before its first figures."""
+        if job.id in self._followed:
+            return
+        while len(self._followed) >= MAX_FOLLOWED:
+            del self._followed[next(iter(self._followed))]
+        self._followed[job.id] = Thinner()
+        self._curves.add(Begun(job=job.id, unix_s=unix_s, settings=_hparams(job)))
+        self._tell(_began(job, unix_s))
+
+    def ended(self, job: Job) -> None:
+        """A job has reached its last state."""
+        self._followed.pop(job.id, None)
+        ended = _ended(job, self._wall())
+        self._curves.add(ended)
+        self._tell(ended)
+
+    def _tell(self, entry: Entry) -> None:
+        for feed in self._feeds:
+            feed.tell(entry)
+
+    async def run(self) -> None:
+        """Keep the sinks' processes running until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for feed in self._feeds:
+                tasks.create_task(feed.run())
+
+    def close(self) -> None:
+        """Write waiting points to files; in the store's thread."""
+        self._curves.close()
+
+
+@dataclass(slots=True)
+class Thinner:
+    """Lets a long job's points through ever less often, so that what is kept stays bounded."""
+
+    count: int = 0
+    last_s: float = 0.0
+
+    def takes(self, point: Point) -> bool:
+        """Whether the point is passed on; those of evaluations always are."""
+        if not point.regular:
+            return True
+        spacing_s = FIRST_SPACING_S * (2 ** (self.count // THINNED_EVERY) - 1)
+        if 0 <= point.unix_s - self.last_s < spacing_s:
+            return False
+        self.count, self.last_s = self.count + 1, point.unix_s
+        return True
+
+
+def _began(job: Job, unix_s: float) -> Began:
+    tags = {
+        "dtd.task": job.spec.get("job", {}).get("task", ""),
+        "dtd.package": job.package,
+        "dtd.dataset_fingerprint": job.dataset_fingerprint,
+        "dtd.dataset_rows": job.dataset_rows,
+        "dtd.from_job": job.from_job,
+    }
+    shown = {name: _shown(name, value) for name, value in settings(job.spec).items()}
+    return Began(
+        job=job.id,
+        identity=job.identity,
+        unix_s=unix_s,
+        settings=bounded(shown),
+        tags=bounded({name: value for name, value in tags.items() if value}),
+    )
+
+
+def _hparams(job: Job) -> dict[str, bool | float | str]:
+    """A job's settings as TensorBoard's HParams tab takes them: numbers as numbers."""
+    found: dict[str, bool | float | str] = {}
+    given = [one for one in settings(job.spec).items() if one[1] is not None]
+    for name, value in given[:MAX_SETTINGS]:
+        exact = isinstance(value, int | float) and not abs(value) > _EXACT
+        text = is_secret(name.rpartition(".")[2]) or not exact
+        found[one_line(name)] = _shown(name, value)[:MAX_TEXT_CHARACTERS] if text else value
+    return found
+
+
+def _shown(name: str, value: Any) -> str:
+    """A setting as text, unless it is named like a secret."""
+    if is_secret(name.rpartition(".")[2]):
+        return "(not passed on)"
+    if isinstance(value, list | tuple) and all(isinstance(x, int | float | str) for x in value):
+        return json.dumps(value)
+    return value if isinstance(value, str) else shown_value(value)
+
+
+def _figures(point: Point) -> Figures:
+    return Figures(job=point.job, step=point.step, unix_s=point.unix_s, scalars=dict(point.scalars))
+
+
+def _ended(job: Job, unix_s: float) -> Ended:
+    metrics = {f"eval_{name}": value for name, value in job.metrics.items()}
+    known = {"steps": job.step, **metrics, **job.result}
+    numbers = {k: float(v) for k, v in known.items() if isinstance(v, int | float)}
+    return Ended(
+        job=job.id, identity=job.identity, unix_s=unix_s, state=job.state.value, result=numbers
+    )

@@ -1,0 +1,311 @@
+"""HTTP of the page: checks of every request, forms of the answers, and the page's own files.
+
+A page of another site can make a browser send requests here, and can have its own name resolve to
+this host's address.  So the Host header must be an address or a name of this coordinator; a change
+must be requested by the page itself; and every request for data shows two secrets, one of which no
+other page can read (`dtd.observe.web.sessions`).
+
+Answers are made and sent piece by piece, so that the event loop runs in between and a browser that
+reads nothing holds a piece in memory and not the file.  (`dtd.observe.web.listener` cuts it.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gzip
+import hashlib
+import importlib.resources
+import ipaddress
+import json
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from typing import Any, Final
+
+from aiohttp import web
+
+from dtd.errors import DtdError, ProtocolError
+from dtd.shown import escaped
+
+API: Final = "/api/"
+KEY_HEADER: Final = "X-Dtd-Key"
+READING: Final = frozenset({"GET", "HEAD"})
+JSON: Final = "application/json"
+HTTP_REFUSED: Final = 400
+HTTP_LOGIN: Final = 401
+HTTP_FORBIDDEN: Final = 403
+HTTP_FOREIGN: Final = 421
+HTTP_TOO_MANY: Final = 429
+HTTP_FAILED: Final = 500
+_HOST: Final = re.compile(
+    r"(\[(?P<address>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9_.-]{1,253}))(:[0-9]{1,5})?"
+)
+# The chart library adds rules to a style element that it makes empty: the hash is that of nothing.
+_EMPTY_STYLE: Final = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+CONTENT_POLICY: Final = (
+    f"default-src 'none'; script-src 'self'; style-src 'self' {_EMPTY_STYLE}; img-src 'self' data:;"
+    " connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def is_our_name(host: str, names: Collection[str]) -> bool:
+    """Whether a Host header names this coordinator: by an address, as localhost, or by its name.
+
+    An address cannot be made to point elsewhere, as another's name can.
+
+    Args:
+        host: the header, with or without a port.
+        names: the coordinator's own, in lower case.
+    """
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    if found["address"]:
+        return is_address(found["address"])
+    name = found["name"].lower().rstrip(".")
+    return name == "localhost" or name in names or is_address(name)
+
+
+def is_address(text: str) -> bool:
+    """Whether this is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def foreign(request: web.Request, *, secured: bool, names: Collection[str]) -> str:
+    """Why a request does not come from the page itself; empty when it may."""
+    host = request.headers.get("Host", "")
+    if not is_our_name(host, names):
+        return "the page is not served under this name"
+    if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+        return "another site has sent this request"
+    if request.method in READING:
+        return ""
+    if request.method != "POST":
+        return f"{request.method[:16]} is not used here"
+    if request.headers.get("Origin", "") != f"{'https' if secured else 'http'}://{host}":
+        return "another site has sent this request"
+    return "" if request.content_type == JSON else f"requests must be {JSON}"
+
+
+def answer_headers(path: str) -> dict[str, str]:
+    """Return the headers of an answer; data is not stored by anybody."""
+    kept = {"Cache-Control": "no-store"} if path.startswith(API) else {}
+    return {**HEADERS, **kept}
+
+
+def refused(status: int, message: str, remedy: str = "") -> web.Response:
+    """An error, for the page to show; the connection of a caller without a session ends."""
+    told = {"error": escaped(message), "remedy": escaped(remedy)}
+    made = web.json_response(told, status=status)
+    if status in (HTTP_LOGIN, HTTP_FOREIGN):
+        made.force_close()
+    return made
+
+
+def of_error(error: DtdError) -> web.Response:
+    """Return the answer for a refusal by the coordinator."""
+    forbidden = isinstance(error, ProtocolError)
+    return refused(HTTP_FORBIDDEN if forbidden else HTTP_REFUSED, error.message, error.remedy)
+
+
+PIECE_BYTES: Final = 32 * 1024
+_MAX_LOG_CHARACTERS: Final = 200
+
+
+async def in_pieces(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
+    """Send an answer with a large body; any other is returned as it is, to be sent."""
+    body = answer.body if isinstance(answer, web.Response) else None
+    if not isinstance(body, bytes) or len(body) <= PIECE_BYTES or request.method == "HEAD":
+        return answer
+    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    response.content_length = len(body)
+    await response.prepare(request)
+    view = memoryview(body)
+    for start in range(0, len(body), PIECE_BYTES):
+        await response.write(view[start : start + PIECE_BYTES])
+    await response.write_eof()
+    return response
+
+
+def quiet_log(note: Callable[[str, str], None]) -> None:
+    """Have aiohttp log refused requests in one line, at a bounded rate.
+
+    Args:
+        note: told the address, as far as it is known, and the reason.
+    """
+    log = logging.getLogger("aiohttp")  # the parent of all of its own
+    log.propagate = False
+    log.handlers = [_Noting(note)]
+
+
+class _Noting(logging.Handler):
+    """Hands a record on without its traceback."""
+
+    def __init__(self, note: Callable[[str, str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        kind = type(error).__name__ if error is not None else record.getMessage()
+        self._note("?", f"a request could not be read: {kind}"[:_MAX_LOG_CHARACTERS])
+
+
+ROWS_AT_ONCE: Final = 24
+AT_ONCE_S: Final = 0.002
+"""Most seconds that the event loop is kept at a time."""
+
+
+async def encoded(value: Any) -> bytes:
+    """A decoded answer as JSON; the event loop runs in between."""
+    clock = asyncio.get_running_loop().time
+    parts: list[str] = []
+    began_s = clock()
+    for part in pieces(value):
+        parts.append(part)
+        if clock() - began_s > AT_ONCE_S:
+            await asyncio.sleep(0)
+            began_s = clock()
+    return "".join(parts).encode()
+
+
+def pieces(value: Any) -> Iterator[str]:
+    """The parts of the JSON text, in order; each takes a fraction of a millisecond to make."""
+    if isinstance(value, dict):
+        opening = "{"
+        for key, one in value.items():
+            yield f"{opening}{json.dumps(escaped(str(key)))}:"
+            yield from pieces(one)
+            opening = ","
+        yield "{}" if opening == "{" else "}"
+    elif isinstance(value, list | tuple):
+        yield from _of_list(value)
+    else:
+        yield _dumped(value)
+
+
+def _of_list(values: list[Any] | tuple[Any, ...]) -> Iterator[str]:
+    if any(_is_deep(one) for one in values):
+        opening = "["
+        for one in values:
+            yield opening
+            yield from pieces(one)
+            opening = ","
+        yield "]"
+        return
+    yield "["
+    for begin in range(0, len(values), ROWS_AT_ONCE):
+        comma = "," if begin else ""
+        yield comma + _dumped(list(values[begin : begin + ROWS_AT_ONCE]))[1:-1]
+    yield "]"
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether it may be large: a container that is long, or has containers in it."""
+    if not isinstance(value, dict | list | tuple):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return len(value) > ROWS_AT_ONCE or any(isinstance(one, dict | list | tuple) for one in inner)
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(_safe(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _safe(value: Any) -> Any:
+    match value:
+        case str():
+            return escaped(value)
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {escaped(str(key)): _safe(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_safe(one) for one in value]
+        case bytes():
+            return value.hex()
+        case _:
+            return value
+
+
+INDEX: Final = "index.html"
+CHARTS: Final = "charts.js"
+"""The name under which the library's script is served; ours have others."""
+
+_CHART_PACKAGE: Final = "plotly"
+_CHART_SCRIPT: Final = ("package_data", "plotly.min.js")
+_TYPES: Final = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
+}
+_FAST: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedFile:
+    """One file; `tag` is a hash of it."""
+
+    content_type: str
+    plain: bytes
+    compressed: bytes
+    tag: str
+
+    def answer(self, request: web.Request) -> web.Response:
+        """The file, or that the browser has it already."""
+        etag = f'"{self.tag}"'
+        headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+        if request.headers.get("If-None-Match", "") == etag:
+            return web.Response(status=304, headers=headers)
+        body = self.plain
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            body = self.compressed
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(
+            body=body, content_type=self.content_type, charset="utf-8", headers=headers
+        )
+
+
+@functools.cache
+def read_files() -> dict[str, ServedFile]:
+    """All files by name; blocking.
+
+    Raises:
+        ModuleNotFoundError: the chart library is not installed.
+    """
+    own = importlib.resources.files("dtd.observe.web").joinpath("static")
+    found = {one.name: _read(one, one.name) for one in own.iterdir() if "." in one.name}
+    script = importlib.resources.files(_CHART_PACKAGE).joinpath(*_CHART_SCRIPT)
+    return {**found, CHARTS: _read(script, CHARTS)}
+
+
+def _read(file: Traversable, name: str) -> ServedFile:
+    plain = file.read_bytes()
+    return ServedFile(
+        content_type=_TYPES[name[name.rindex(".") :]],
+        plain=plain,
+        compressed=gzip.compress(plain, _FAST, mtime=0),
+        tag=hashlib.sha256(plain).hexdigest()[:32],
+    )

@@ -1,0 +1,359 @@
+"""The page's URLs: files, logging in, data, actions.
+
+Data and actions go to the coordinator as the same messages that `dtdctl` sends, in the name of
+the person who is logged in, and fields are checked as those are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from aiohttp import web
+
+from dtd import figures
+from dtd.errors import RequestRefused
+from dtd.json_reader import read_json
+from dtd.limits.rates import Pacing
+from dtd.observe.report.document import document_of
+from dtd.observe.report.facts import facts_of
+from dtd.observe.report.render import to_html
+from dtd.observe.web.api import WebBackend
+from dtd.observe.web.http import HTTP_LOGIN, INDEX, JSON, ServedFile, encoded, in_pieces, refused
+from dtd.observe.web.live import Live, SharedAnswers
+from dtd.observe.web.logins import Logins, caller, holder_of
+from dtd.observe.web.sessions import Session
+from dtd.rules import did_you_mean
+from dtd.security.identity import Identity
+from dtd.wire import messages as m
+
+MOST_POINTS: Final = 1000
+MOST_NAMES: Final = 32
+_LARGEST: Final = 2**53
+"""The largest integer that a browser's numbers can count to."""
+
+_MOST_VERSIONS: Final = 2**32
+
+Query = Mapping[str, str]
+
+
+def metrics(job: str, query: Query) -> m.GetMetrics:
+    """Curves of a job.
+
+    Raises:
+        RequestRefused: a number is none, or too large.
+    """
+    names = tuple(name for name in query.get("names", "").split(",") if name)
+    if len(names) > MOST_NAMES:
+        raise RequestRefused(f"names: {len(names)} figures are more than {MOST_NAMES}")
+    return m.GetMetrics(
+        job=job,
+        names=names,
+        workers=query.get("workers", "") == "1",
+        from_step=number(query, "from", 0),
+        to_step=number(query, "to", 0),
+        points=min(MOST_POINTS, max(1, number(query, "points", 400))),
+        after=number(query, "after", 0),
+    )
+
+
+def comparison(query: Query) -> m.CompareJobs:
+    """Return the request for the differences between jobs."""
+    return m.CompareJobs(jobs=tuple(job for job in query.get("jobs", "").split(",") if job))
+
+
+def number(query: Query, name: str, otherwise: int, most: int = _LARGEST) -> int:
+    """A whole number of a query.
+
+    Raises:
+        RequestRefused: it is none, or too large.
+    """
+    text = query.get(name, "")
+    if not text:
+        return otherwise
+    if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= most):
+        raise RequestRefused(f"{name}: must be a whole number from 0 to {most}")
+    return int(text)
+
+
+ACTIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], m.Message]]] = {
+    "cancel": lambda given: m.CancelJob(job=_text(given, "job")),
+    "cancel-sweep": lambda given: m.CancelSweep(sweep=_text(given, "sweep")),
+    "drain": lambda given: m.DrainWorker(name=_text(given, "worker")),
+    "alias": lambda given: m.AliasModel(
+        name=_text(given, "model"), alias=_text(given, "alias"), version=_version(given)
+    ),
+    "kill": lambda given: m.KillWorker(name=_text(given, "worker"), signal="KILL"),
+}
+
+
+def action(given: Any) -> m.Message:
+    """Read the action that a browser requests.
+
+    Raises:
+        RequestRefused: it is none of the actions, or lacks a field.
+    """
+    if not isinstance(given, dict):
+        raise RequestRefused("an action is a JSON object")
+    what = _text(given, "what")
+    if what not in ACTIONS:
+        raise RequestRefused(f"{what[:40]!r} is no action{did_you_mean(what, sorted(ACTIONS))}")
+    return ACTIONS[what](given)
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    found = given.get(name)
+    if not isinstance(found, str) or not found:
+        raise RequestRefused(f"{name}: must be a text")
+    return found
+
+
+def _version(given: Mapping[str, Any]) -> int:
+    found = given.get("version")
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < _MOST_VERSIONS:
+        raise RequestRefused("version: must be a number")
+    return found
+
+
+POINTS: Final = 500
+"""Points of each curve: more would not be seen."""
+MOST_PAGES: Final = 400
+"""Most pages of incidents or of curves; the rest is left out."""
+
+Look = Callable[[m.Message], Awaitable[dict[str, Any]]]
+
+
+async def report_of(look: Look, job: str) -> bytes:
+    """A job's report as HTML.
+
+    Args:
+        look: asks the coordinator.
+        job: its id.
+
+    Raises:
+        DtdError: there is no such job.
+    """
+    details = await look(m.ShowJob(job=job))
+    answers = await _pages(
+        look, "series", lambda at: m.GetMetrics(job=job, workers=True, points=POINTS, after=at)
+    )
+    events = await _pages(look, "events", lambda at: m.ReadEvents(after=at))
+    first = answers[0] if answers else {"stopped": "", "dropped": 0}
+    series = [one for answer in answers for one in answer["series"]]
+    happened = [event for answer in events for event in answer["events"]]
+    made = figures.moment(time.time())
+
+    def write() -> bytes:
+        facts = facts_of(details, {**first, "series": series}, happened)
+        return to_html(document_of(facts, None, made=made)).encode()
+
+    return await asyncio.get_running_loop().run_in_executor(None, write)
+
+
+async def _pages(look: Look, key: str, make: Callable[[int], m.Message]) -> list[dict[str, Any]]:
+    """Answers in order, until one brings nothing new under `key`."""
+    found: list[dict[str, Any]] = []
+    after = 0
+    while len(found) < MOST_PAGES:
+        answer = await look(make(after))
+        if not answer[key]:
+            break
+        found.append(answer)
+        after = answer["next"]
+    return found
+
+
+REQUESTS_PER_S: Final = 20.0
+REQUESTS_AT_ONCE: Final = 80.0
+MAX_BODY_BYTES: Final = 64 * 1024
+ANSWERS_UNDER_WAY: Final = 8
+"""Most at a time for one credential or token, however often logged in; more wait."""
+
+LINES_AT_ONCE: Final = 500
+PAGES_AT_ONCE: Final = 20
+"""Pages of a job's output that one search looks through; the cursor of its answer goes on."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OfSession = Callable[[web.Request, Session[Identity]], Awaitable[web.StreamResponse]]
+
+
+class Routes:
+    """The handlers of the page's URLs.
+
+    Args:
+        backend: the coordinator.
+        logins: the sessions.
+        live: live data.
+        shared: answers for everybody.
+        files: the page's files by name.
+    """
+
+    def __init__(
+        self,
+        backend: WebBackend,
+        logins: Logins,
+        live: Live,
+        shared: SharedAnswers,
+        files: dict[str, ServedFile],
+    ) -> None:
+        self._backend = backend
+        self._logins = logins
+        self._live = live
+        self._shared = shared
+        self._files = files
+        self._pacing = Pacing(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_AT_ONCE)
+        self._under_way: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def add_to(self, app: web.Application) -> None:
+        """Declare all URLs."""
+        app.router.add_get("/", self._index)
+        app.router.add_get("/static/{name}", self._file)
+        app.router.add_post("/api/login", self._log_in)
+        for path, answer in (
+            ("/api/me", self._me),
+            ("/api/status", self._asks(lambda _request: m.GetStatus())),
+            ("/api/jobs", self._asks(lambda _request: m.ListJobs())),
+            ("/api/jobs/{job}", self._asks(lambda request: m.ShowJob(job=_job(request)))),
+            ("/api/jobs/{job}/metrics", self._asks(_metrics)),
+            ("/api/jobs/{job}/logs", self._logs),
+            ("/api/jobs/{job}/report", self._report),
+            ("/api/events", self._events),
+            ("/api/models", self._asks(lambda _request: m.ListModels())),
+            ("/api/sweeps", self._asks(lambda _request: m.ListSweeps())),
+            ("/api/sweeps/{sweep}", self._asks(_sweep)),
+            ("/api/compare", self._asks(lambda request: comparison(request.query))),
+            ("/api/checkpoints", self._asks(_checkpoints)),
+        ):
+            app.router.add_get(path, self._for_session(answer))
+        app.router.add_get("/api/live", self._watch)
+        app.router.add_post("/api/act", self._for_session(self._act))
+        app.router.add_post("/api/logout", self._for_session(self._log_out))
+
+    # --- without a session ---------------------------------------------------------------------
+
+    async def _index(self, request: web.Request) -> web.StreamResponse:
+        return await in_pieces(request, self._files[INDEX].answer(request))
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        found = self._files.get(request.match_info["name"])
+        if found is None:
+            return refused(404, "there is no such file")
+        return await in_pieces(request, found.answer(request))
+
+    async def _log_in(self, request: web.Request) -> web.StreamResponse:
+        given = await _json(request)
+        word = given.get("word") if isinstance(given, dict) else None
+        if not isinstance(word, str):
+            word = ""  # an attempt as any other that is wrong
+        return await self._logins.log_in(word, request.remote or "?")
+
+    # --- with a session --------------------------------------------------------------------------
+
+    def _for_session(self, answer: OfSession) -> Handler:
+        """Answer requests with a session, at a bounded rate for each holder."""
+
+        @functools.wraps(answer)
+        async def handler(request: web.Request) -> web.StreamResponse:
+            session = self._logins.find(request)
+            if session is None:
+                return refused(HTTP_LOGIN, "nobody is logged in here", "log in")
+            clock, holder = asyncio.get_running_loop().time, holder_of(session)
+            wait_s = self._pacing.wait_s(holder, clock())
+            while wait_s:
+                await asyncio.sleep(wait_s)
+                wait_s = self._pacing.wait_s(holder, clock())
+            under_way = self._under_way.get(holder)
+            if under_way is None:
+                under_way = self._under_way[holder] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
+            async with under_way:
+                return await in_pieces(request, await answer(request, session))
+
+        return handler
+
+    def _asks(self, made: Callable[[web.Request], m.Message]) -> OfSession:
+        async def answer(request: web.Request, _session: Session[Identity]) -> web.StreamResponse:
+            return _body(await self._shared.body(made(request)))
+
+        return answer
+
+    async def _me(self, _request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        return _body(await encoded({**self._logins.shown(session), **self._backend.tells()}))
+
+    async def _events(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        """Look up afresh for each: a browser just told of an incident must find it."""
+        message = m.ReadEvents(after=number(request.query, "after", 0))
+        return _body(await encoded(await self._backend.ask(caller(session, request), message)))
+
+    async def _logs(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        """Lines of a job's output that contain a text, and where to go on."""
+        query = request.query
+        after = number(query, "after", 0)
+        text, worker = query.get("text", "").casefold(), query.get("worker", "")
+        found: list[dict[str, Any]] = []
+        at_end = False
+        for _ in range(PAGES_AT_ONCE):
+            message = m.ReadLogs(job=_job(request), after=after)
+            page = await self._backend.ask(caller(session, request), message)
+            found += [
+                line
+                for line in page["lines"]
+                if text in line["text"].casefold() and worker in ("", line["worker"])
+            ]
+            at_end, after = not page["lines"], page["next"]
+            if at_end or len(found) >= LINES_AT_ONCE:
+                break
+        return _body(await encoded({"lines": found, "next": after, "at_end": at_end}))
+
+    async def _report(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        """A file to keep: it is not shown within the page."""
+        job = _job(request)
+        body = await self._shared.made(f"report {job}", lambda: report_of(self._shared.look, job))
+        headers = {"Content-Disposition": "attachment"}
+        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        session = self._logins.find(request)
+        if session is None:
+            return refused(HTTP_LOGIN, "nobody is logged in here", "log in")
+        return await self._live.watch(request, session)
+
+    async def _act(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        order = action(await _json(request))
+        return _body(await encoded(await self._backend.ask(caller(session, request), order)))
+
+    async def _log_out(
+        self, _request: web.Request, session: Session[Identity]
+    ) -> web.StreamResponse:
+        return await self._logins.log_out(session)
+
+
+def _job(request: web.Request) -> str:
+    return request.match_info["job"]
+
+
+def _metrics(request: web.Request) -> m.Message:
+    return metrics(_job(request), request.query)
+
+
+def _sweep(request: web.Request) -> m.Message:
+    return m.ShowSweep(sweep=request.match_info["sweep"])
+
+
+def _checkpoints(request: web.Request) -> m.Message:
+    return m.ListCheckpoints(job=request.query.get("job", ""))
+
+
+def _body(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type=JSON)
+
+
+async def _json(request: web.Request) -> Any:
+    """The request's body, None if it is no JSON; an encoding that the caller names is ignored."""
+    try:
+        return read_json(await request.read(), max_bytes=MAX_BODY_BYTES)
+    except ValueError:
+        return None

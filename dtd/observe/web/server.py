@@ -1,0 +1,181 @@
+"""The web page as a whole: listens, guards, answers; belongs to the coordinator's event loop.
+
+Beyond loopback it speaks TLS with the coordinator's certificate, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from dtd.address import Address
+from dtd.errors import ConfigError, DtdError
+from dtd.observe.web.api import WebBackend, WebCaller
+from dtd.observe.web.http import (
+    HTTP_FAILED,
+    HTTP_FOREIGN,
+    HTTP_TOO_MANY,
+    answer_headers,
+    foreign,
+    of_error,
+    quiet_log,
+    read_files,
+    refused,
+)
+from dtd.observe.web.listener import Listener
+from dtd.observe.web.live import Live, SharedAnswers
+from dtd.observe.web.logins import Logins, Offer
+from dtd.observe.web.routes import MAX_BODY_BYTES, Routes
+from dtd.security.identity import LOCAL, Identity
+
+log = structlog.get_logger()
+
+MAX_LINE_BYTES: Final = 8190
+IDLE_S: Final = 60.0
+CERTIFICATE_EVERY_S: Final = 3600.0
+"""Seconds between readings of the certificate: it is renewed long before it ends."""
+
+HOUSE: Final = WebCaller(identity=Identity(role=LOCAL, name="the web page", where=""), host="-")
+"""The caller for data that every logged-in person may see."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class WebServer:
+    """The page of one coordinator.
+
+    Args:
+        address: where to listen; port 0 takes a free one.
+        backend: the coordinator.
+
+    Attributes:
+        address: where it listens, once it does.
+    """
+
+    def __init__(self, address: Address, backend: WebBackend) -> None:
+        self.address = address
+        self._backend = backend
+        self._logins = Logins(backend)
+        self._live = Live(backend, HOUSE, self._logins.is_open)
+        self._shared = SharedAnswers(lambda message: backend.ask(HOUSE, message))
+        self._listener: Listener | None = None
+        self._runner: web.AppRunner | None = None
+        self._names: frozenset[str] = frozenset()
+        self._renewing: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL of the page for a browser of this host, or of another one."""
+        host = self.address.host
+        if self.address.is_wildcard:
+            host = self._backend.public_host()
+        scheme = "https" if self._logins.secured else "http"
+        return f"{scheme}://{Address(host, self.address.port)}/"
+
+    async def start(self) -> None:
+        """Listen and answer.
+
+        Raises:
+            ConfigError: the address cannot be listened on, or there is no certificate for it.
+        """
+        loop = asyncio.get_running_loop()
+        secured = not self.address.is_loopback
+        self._names = self._backend.host_names()
+        files = await loop.run_in_executor(None, read_files)
+        quiet_log(self._backend.refused)
+        app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        Routes(self._backend, self._logins, self._live, self._shared, files).add_to(app)
+        app.on_response_prepare.append(_with_headers)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            handler_cancellation=True,
+            auto_decompress=False,
+            keepalive_timeout=IDLE_S,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+        )
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self._listener = Listener(self._runner.server, self._backend.refused, self._backend.shares)
+        if secured:
+            await self._read_certificate()
+            self._renewing = asyncio.create_task(self._keep_certificate())
+        await self._logins.restore()
+        self.address = await self._listener.bind(self.address)
+        self._logins.use_address(self.address.port, secured=secured)
+        self._listener.serve()
+        log.info("web_listening", url=self.url)
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        self._live.close()
+        self._shared.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def offer(self, who: Identity) -> Offer:
+        """Return a code that is good for one login."""
+        return self._logins.offer(who)
+
+    async def _read_certificate(self) -> None:
+        assert self._listener is not None
+        context = await asyncio.get_running_loop().run_in_executor(None, self._backend.tls)
+        if context is None:
+            raise ConfigError(
+                f"web: beyond this host the page is served over TLS, and this coordinator has no"
+                f" certificate for {self.address}",
+                remedy="start it with --listen HOST:PORT, too, or serve the page on 127.0.0.1 and"
+                " reach it through ssh -L",
+            )
+        self._listener.context = context
+
+    async def _keep_certificate(self) -> None:
+        while True:
+            await asyncio.sleep(CERTIFICATE_EVERY_S)
+            try:
+                await self._read_certificate()
+            except DtdError as error:  # the one that is served counts for a while yet
+                log.warning("web_certificate_not_read", reason=error.message)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse requests that do not come from the page, and answer errors in words."""
+        assert self._listener is not None
+        why = foreign(request, secured=self._logins.secured, names=self._names)
+        if why:
+            self._backend.refused(request.remote or "?", why)
+            return refused(HTTP_FOREIGN, why, "open the page by the address that `dtdctl web` says")
+        who = self._logins.caller_of(request)
+        no_room = self._listener.proven(request.protocol, who) if who is not None else ""
+        if no_room:
+            return refused(HTTP_TOO_MANY, no_room, "close some pages")
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return refused(error.status, error.reason)
+        except DtdError as error:
+            return of_error(error)
+        except ConnectionError:
+            raise  # the browser is gone
+        except Exception as error:
+            self._backend.failed(error)
+            if request.writer.output_size:
+                raise ConnectionResetError from error  # half of an answer is sent already
+            return refused(
+                HTTP_FAILED, "the coordinator failed with an internal error", "see its log"
+            )
+
+
+async def _with_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(answer_headers(request.path))
+    response.headers.pop("Server", None)

@@ -1,0 +1,119 @@
+"""A real coordinator is asked for figures that workers reported, and that a liar made up."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+
+import pytest
+
+from dtd.errors import DtdError
+from dtd.limits import quotas
+from dtd.wire import messages as m
+from dtd.wire.step_rows import MAX_STEP_ROWS, pack_step_rows
+from tests.unit.coordinator.events import await_event, events, progress
+from tests.unit.observe.test_intake import row
+
+
+@pytest.fixture
+def train(daemon, play, spec):
+    """A worker that trains alone, its generation, and the job."""
+    honest = play(daemon, "honest")
+    job = str(daemon.ask(m.SubmitJob(spec=spec))["job"])
+    return honest, honest.run_alone(), job
+
+
+def with_rows(assign, step, *rows):
+    return dataclasses.replace(progress(assign, step), steps=pack_step_rows(rows))
+
+
+def heard(daemon, worker):
+    """Everything that a worker has said was acted on."""
+    worker.say(m.Evaluated(job=worker_job(daemon), step=1, metrics={"heard": 1.0}))
+    while not any(one["name"] == "eval/heard" for one in ask(daemon)["series"]):
+        pass
+
+
+def worker_job(daemon):
+    return daemon.ask(m.GetStatus())["job"]["id"]
+
+
+def ask(daemon, **request):
+    return daemon.ask(m.GetMetrics(job=worker_job(daemon), **request))
+
+
+def losses(daemon):
+    return [
+        (point[0], point[4])
+        for one in ask(daemon)["series"]
+        if one["name"] == "loss"
+        for point in one["points"]
+    ]
+
+
+def test_reported_steps_are_remembered(daemon, train):
+    honest, assign, _job = train
+    rows = [row(step, assign.generation, loss=0.5) for step in (1, 2, 3)]
+    honest.say(with_rows(assign, 3, *rows))
+    heard(daemon, honest)
+    assert losses(daemon) == [(1, 0.5), (2, 0.5), (3, 0.5)]
+
+
+def test_rows_that_rank_0_makes_up_are_left_out(daemon, train):
+    """Of steps and generations to come; the rest of the message counts."""
+    honest, assign, _job = train
+    generation = assign.generation
+    lies = [row(2**62, generation), row(3, generation + 7), row(2, generation, step_s=-1.0)]
+    honest.say(with_rows(assign, 3, row(1, generation, loss=0.5), *lies))
+    heard(daemon, honest)
+    assert losses(daemon) == [(1, 0.5)]
+
+
+@pytest.fixture
+def nothing_regained(monkeypatch):
+    """A worker regains nothing of its share while it floods, however slow this machine is."""
+    monkeypatch.setattr(quotas, "FIGURES_PER_S", 1e-9)
+
+
+@pytest.mark.usefixtures("nothing_regained")
+def test_a_member_that_floods_is_held_to_its_share(daemon, train):
+    honest, assign, _job = train
+    rows = [row(step, assign.generation) for step in range(1, MAX_STEP_ROWS + 1)]
+    octets = pack_step_rows(rows[:1])
+    for _ in range(int(quotas.FIGURES_BURST) + 1):
+        honest.say(dataclasses.replace(progress(assign, 1), steps=octets))
+    assert await_event(daemon, "share_exceeded")["worker"] == "honest"
+    assert len(losses(daemon)) == 1
+
+
+def test_the_nearest_job_is_named(daemon, train):
+    _honest, _assign, job = train
+    with pytest.raises(DtdError, match=f'did you mean "{job}"'):
+        daemon.ask(m.GetMetrics(job=job + "0"))
+
+
+def test_a_deleted_job_has_no_figures(daemon, train):
+    honest, assign, job = train
+    honest.say(with_rows(assign, 1, row(1, assign.generation)))
+    heard(daemon, honest)
+    honest.finish(assign)
+    daemon.ask(m.WaitJob(job=job))
+    daemon.ask(m.Delete(job=job))
+    store = daemon.coordinator.history._store
+    assert store.database.read("SELECT count(*) FROM cells") == [(0,)]
+
+
+def test_a_full_disk_is_in_status_and_training_goes_on(daemon, train, monkeypatch):
+    def full(*_arguments):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    honest, assign, job = train
+    monkeypatch.setattr(daemon.coordinator.history._store, "write", full)
+    honest.say(with_rows(assign, 1, row(1, assign.generation)))
+    await_event(daemon, "metrics_stopped")
+    (found,) = daemon.ask(m.GetStatus())["troubles"]
+    assert (found["kind"], found["where"]) == ("disk", "the coordinator")
+    assert "metrics: database or disk is full" in found["message"]
+    assert events(daemon, "metrics_resumed") == []
+    honest.finish(assign)
+    assert daemon.ask(m.WaitJob(job=job))["state"] == "done"

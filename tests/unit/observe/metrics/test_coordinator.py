@@ -1,0 +1,276 @@
+"""The cluster's figures: what status says, and what was counted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import dtd.observe.metrics.coordinator as module
+from dtd.address import Address
+from dtd.cluster.detector import Detector
+from dtd.cluster.events import Disconnect, Incident
+from dtd.cluster.records import Job, Liveness, Registration, Worker
+from dtd.cluster.state import ClusterState
+from dtd.cluster.state_records import Run
+from dtd.cluster.status import status_of
+from dtd.cluster.transitions import JobState, WorkerState
+from dtd.observe.metrics.catalogue import BY_NAME
+from dtd.observe.metrics.coordinator import ClusterFigures, CoordinatorMetrics
+from dtd.wire import messages as m
+
+SPEC = {"job": {"name": "j", "task": "digits", "global_batch_size": 64, "epochs": 2}}
+
+
+@pytest.fixture
+def cluster() -> ClusterState:
+    """Two workers train, one is lost."""
+    made = ClusterState(
+        heartbeat_interval_s=0.25,
+        heartbeat_timeout_s=1.5,
+        detector=Detector(timeout_s=1.5, tick_s=0.25),
+        run=Run(generation=3),
+    )
+    beat = m.Heartbeat(state="running", generation=3, step=12, step_s=0.1, rtt_s=0.001)
+    for name, state in (("w-0", "running"), ("w-1", "running"), ("w-2", "lost")):
+        made.workers[name] = Worker(
+            registration=Registration(
+                name=name,
+                incarnation=1,
+                pid=1,
+                host="h",
+                device="cpu",
+                data_host="h",
+                data_port=1,
+                version="0",
+            ),
+            state=WorkerState(state),
+            liveness=Liveness(heartbeat=beat if state == "running" else None),
+        )
+        if state == "running":
+            made.detector.watch(name, 0.0)
+    made.run.roster = ["w-0", "w-1"]
+    made.job = Job(
+        id="j-1",
+        spec=SPEC,
+        state=JobState.RUNNING,
+        generation=3,
+        step=12,
+        total_steps=40,
+        epoch=1,
+        loss=0.5,
+        steps_lost=2,
+        skipped_steps=1,
+        metrics={"accuracy": 0.75},
+    )
+    return made
+
+
+def look(cluster: ClusterState) -> tuple[list[ClusterState], dict[str, Any]]:
+    status = status_of(cluster, explain="", address="a", uptime_s=9.0, version="0", now=0.5)
+    return [cluster], status
+
+
+def seen(figures: ClusterFigures, cluster: ClusterState) -> dict[str, float]:
+    """Samples as they would be written, without their prefix."""
+    samples = list(figures.samples(*look(cluster)))
+    for sample in samples:
+        assert len(sample.labels) == len(BY_NAME[sample.name].labels), sample
+        assert "coordinator" in BY_NAME[sample.name].served_by
+    assert len({(sample.name, sample.labels) for sample in samples}) == len(samples)
+    return {
+        " ".join((sample.name.removeprefix("dtd_"), *sample.labels)): sample.value
+        for sample in samples
+    }
+
+
+def registered(name: str, incarnation: int) -> m.Register:
+    return m.Register(
+        name=name,
+        incarnation=incarnation,
+        pid=1,
+        host="h",
+        device="cpu",
+        data_host="h",
+        data_port=1,
+        version="0",
+    )
+
+
+def saved(step: int, generation: int = 1, job: str = "j-1", **more: Any) -> m.CheckpointSaved:
+    return m.CheckpointSaved(
+        job=job,
+        generation=generation,
+        step=step,
+        digest="ab",
+        size_bytes=100 * step,
+        directory="/d",
+        metrics={},
+        kept=(),
+        **more,
+    )
+
+
+def progress(step: int, job: str = "j-1") -> m.Progress:
+    return m.Progress(
+        job=job,
+        generation=1,
+        step=step,
+        epoch=0,
+        loss=0.5,
+        learning_rate=0.25,
+        grad_norm=1.5,
+        rows=64,
+        step_s=0.1,
+        compute_s=0.1,
+        comm_s=0.1,
+        exposed_s=0.1,
+        skipped=False,
+        skipped_steps=0,
+    )
+
+
+def test_the_job_and_its_workers(cluster: ClusterState) -> None:
+    figures = seen(ClusterFigures(), cluster)
+    job = {name: value for name, value in figures.items() if name.startswith("job_")}
+    assert job == {
+        "job_step j-1": 12,
+        "job_planned_steps j-1": 40,
+        "job_epoch j-1": 1,
+        "job_loss j-1": 0.5,
+        "job_samples_per_second j-1": 640.0,
+        "job_generation j-1": 3,
+        "job_world_size j-1": 2,
+        "job_skipped_steps_total j-1": 1,
+        "job_lost_steps_total j-1": 2,
+        "job_evaluation j-1 accuracy": 0.75,
+    }
+    assert (figures["workers running"], figures["workers lost"]) == (2, 1)
+    assert figures["worker_step w-1"] == 12
+    assert figures["link_round_trip_seconds w-0 w-1"] == 0.001
+    assert figures["link_round_trip_seconds w-1 w-0"] == 0.001
+    assert figures["worker_heartbeat_age_seconds w-0"] == 0.5
+    assert not [name for name in figures if " w-2" in name]
+
+
+def test_the_coordinator_itself(cluster: ClusterState) -> None:
+    cluster.job = None
+    cluster.queue.append(Job(id="j-2", spec=SPEC))
+    figures = ClusterFigures()
+    assert "certificate_expiry_timestamp_seconds" not in seen(figures, cluster)
+    figures.certificate_expires_s = 2e9
+    figures.store_errors = 4
+    samples = seen(figures, cluster)
+    assert samples["coordinator_uptime_seconds"] == 9.0
+    assert samples["queued_jobs"] == 1
+    assert samples["store_errors_total"] == 4
+    assert samples["certificate_expiry_timestamp_seconds"] == 2e9
+    assert not [name for name in samples if name.startswith(("job_", "checkpoint"))]
+
+
+def test_learning_rate_and_gradient_are_the_active_jobs(cluster: ClusterState) -> None:
+    figures = ClusterFigures()
+    figures.reported(progress(7, job="j-0"), unix_s=1.0)
+    assert "job_learning_rate j-1" not in seen(figures, cluster)
+    figures.reported(progress(7), unix_s=1.0)
+    assert seen(figures, cluster)["job_learning_rate j-1"] == 0.25
+    assert seen(figures, cluster)["job_gradient_norm j-1"] == 1.5
+
+
+def test_the_newest_checkpoint(cluster: ClusterState) -> None:
+    figures = ClusterFigures()
+    figures.reported(saved(10, write_s=0.5), unix_s=1000.0)
+    figures.reported(saved(5), unix_s=1001.0)  # a slower disk
+    assert {n: v for n, v in seen(figures, cluster).items() if n.startswith("checkpoint")} == {
+        "checkpoint_step j-1": 10,
+        "checkpoint_size_bytes j-1": 1000,
+        "checkpoint_timestamp_seconds j-1": 1000.0,
+        "checkpoint_write_seconds j-1": 0.5,
+        "checkpoints_total j-1": 2,
+    }
+    figures.reported(saved(6, generation=2), unix_s=1002.0)  # steps were lost
+    assert seen(figures, cluster)["checkpoint_step j-1"] == 6
+    figures.reported(saved(1, job="j-2"), unix_s=1003.0)
+    samples = seen(figures, cluster)
+    assert (samples["checkpoint_step j-2"], samples["checkpoints_total j-1"]) == (1, 3)
+    assert samples["checkpoint_step j-1"] == 6  # it trains beside the other one
+    assert "checkpoint_write_seconds j-2" not in samples
+
+
+def test_restarts(cluster: ClusterState) -> None:
+    figures = ClusterFigures()
+    figures.registered(registered("w-0", 1), released=False)
+    figures.registered(registered("w-0", 1), released=False)  # the same process called again
+    assert seen(figures, cluster)["worker_restarts_total w-0"] == 0
+    figures.registered(registered("w-0", 2), released=True)  # as after every job
+    assert seen(figures, cluster)["worker_restarts_total w-0"] == 0
+    figures.registered(registered("w-0", 3), released=False)
+    assert seen(figures, cluster)["worker_restarts_total w-0"] == 1
+
+
+def test_incidents_and_evictions(cluster: ClusterState) -> None:
+    figures = ClusterFigures()
+    figures.registered(registered("w-0", 1), released=False)
+    for _ in range(2):
+        figures.decided(Incident(kind="worker_lost", message="gone"))
+    figures.decided(Incident(kind="recovered", message="back"))
+    figures.decided(Disconnect(name="w-0", reason="silent"))
+    samples = seen(figures, cluster)
+    assert (samples["incidents_total worker_lost"], samples["incidents_total recovered"]) == (2, 1)
+    assert samples["worker_evictions_total w-0"] == 1
+
+
+def test_what_others_name_is_bounded(
+    cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_NAMES", 3)
+    monkeypatch.setattr(module, "MAX_KINDS", 2)
+    assert cluster.job is not None
+    cluster.job.metrics = {f"metric_{n}": 1.0 for n in range(5)}
+    figures = ClusterFigures()
+    for number in range(10):
+        figures.decided(Incident(kind=f"kind_{number}", message=""))
+        figures.registered(registered(f"w-{number}", 1), released=False)
+        figures.registered(registered(f"w-{number}", 2), released=False)
+        figures.reported(saved(1, job=f"j-{number}"), unix_s=1.0)
+    names = seen(figures, cluster)
+    assert [n for n in names if n.startswith("incidents")] == [
+        "incidents_total kind_0",
+        "incidents_total kind_1",
+    ]
+    assert [n for n in names if n.startswith("worker_restarts")] == [
+        f"worker_restarts_total w-{number}" for number in (7, 8, 9)
+    ]
+    assert len([n for n in names if n.startswith("checkpoints_total")]) == 3
+    assert len([n for n in names if n.startswith("job_evaluation")]) == 2
+    assert len(figures._restarts) == 3
+
+
+# --- the endpoint ----------------------------------------------------------------------------
+
+
+async def test_the_endpoint_shows_what_is_now(
+    cluster: ClusterState, scrape: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "PUBLISH_EVERY_S", 0.0)
+    metrics = CoordinatorMetrics(Address("127.0.0.1", 0))
+    await metrics.start()
+    keeping = asyncio.create_task(metrics.keep(lambda: look(cluster)))
+    assert metrics._exposition is not None
+    assert cluster.job is not None
+    async with asyncio.timeout(30):
+        for cluster.job.step in (12, 13):
+            step: Any = None
+            while step != cluster.job.step:
+                seen = await asyncio.to_thread(scrape, metrics._exposition.address)
+                step = seen.get(("dtd_job_step", (("job", "j-1"),)))
+    keeping.cancel()
+    await metrics.close()
+
+
+async def test_without_an_address_there_is_none(cluster: ClusterState) -> None:
+    metrics = CoordinatorMetrics(None)
+    await metrics.start()
+    await metrics.keep(lambda: look(cluster))
+    await metrics.close()

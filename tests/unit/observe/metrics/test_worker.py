@@ -1,0 +1,216 @@
+"""A heartbeat as samples: every figure that it has, and none that it has not."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import types
+from typing import Any
+
+import pytest
+
+import dtd.observe.metrics.worker as module
+from dtd.address import Address
+from dtd.observe.metrics.worker import (
+    NO_GPU,
+    GpuFigures,
+    WorkerMetrics,
+    gpu_figures,
+    next_in_ring,
+    worker_samples,
+)
+from dtd.wire import messages as m
+
+TRAINING = m.Heartbeat(
+    state="running",
+    job="j-1",
+    generation=3,
+    step=12,
+    loss=0.5,
+    samples_per_s=640.0,
+    step_s=0.1,
+    compute_s=0.07,
+    comm_s=0.05,
+    exposed_s=0.02,
+    own_s=0.08,
+    memory_bytes=1000,
+    learning_rate=0.25,
+    grad_norm=1.5,
+    cpu_s=9.0,
+    sent_bytes=300,
+    received_bytes=200,
+    rtt_s=0.001,
+    link_bytes_per_s=5000.0,
+)
+
+
+def figures(beat: m.Heartbeat, peer: str = "w-1") -> dict[str, float]:
+    samples = list(worker_samples("w-0", peer, beat))
+    assert len({sample.name for sample in samples}) == len(samples)
+    for sample in samples:
+        link = sample.name.startswith("dtd_link_")
+        assert sample.labels == (("w-0", peer) if link else ("w-0",))
+    return {sample.name.removeprefix("dtd_"): sample.value for sample in samples}
+
+
+def test_a_worker_that_trains() -> None:
+    assert figures(TRAINING) == {
+        "worker_step": 12,
+        "worker_generation": 3,
+        "worker_loss": 0.5,
+        "worker_learning_rate": 0.25,
+        "worker_gradient_norm": 1.5,
+        "worker_samples_per_second": 640.0,
+        "worker_step_seconds": 0.1,
+        "worker_compute_seconds": 0.07,
+        "worker_communication_seconds": 0.05,
+        "worker_exposed_communication_seconds": 0.02,
+        "worker_own_seconds": 0.08,
+        "worker_stalled_seconds": 0.0,
+        "worker_sent_bytes_total": 300,
+        "worker_received_bytes_total": 200,
+        "link_round_trip_seconds": 0.001,
+        "link_bytes_per_second": 5000.0,
+        "worker_cpu_seconds_total": 9.0,
+        "worker_resident_memory_bytes": 1000,
+    }
+
+
+def test_a_worker_that_is_idle_says_nothing_of_steps() -> None:
+    assert set(figures(m.Heartbeat(state="idle", cpu_s=1.0, memory_bytes=5))) == {
+        *("worker_cpu_seconds_total", "worker_resident_memory_bytes"),
+        *("worker_sent_bytes_total", "worker_received_bytes_total"),
+    }
+
+
+def test_memory_by_part() -> None:
+    part = m.MemoryPart(name="optimizer", measured_bytes=12, predicted_bytes=10)
+    peak = m.MemoryPart(name="activations", measured_bytes=7)
+    beat = m.Heartbeat(
+        state="running", memory=(part, peak, m.MemoryPart(name="x", measured_bytes=1))
+    )
+    found = {s.name: {} for s in worker_samples("w", "", beat)}
+    for sample in worker_samples("w", "", beat):
+        found[sample.name][sample.labels] = sample.value
+    measured = {("w", "optimizer"): 12, ("w", "activations"): 7}
+    assert found["dtd_worker_part_memory_bytes"] == measured
+    assert found["dtd_worker_predicted_memory_bytes"] == {("w", "optimizer"): 10}
+
+
+def test_alone_in_a_ring_there_is_no_link() -> None:
+    assert not {name for name in figures(TRAINING, peer="") if name.startswith("link_")}
+
+
+def test_a_gpu() -> None:
+    beat = m.Heartbeat(state="running", gpu_use=0.0, gpu_memory_bytes=7)
+    assert figures(beat)["worker_gpu_use_ratio"] == 0.0
+    assert figures(beat)["worker_gpu_memory_bytes"] == 7
+
+
+@pytest.mark.parametrize(
+    ("roster", "peer"), [("abc", "c"), ("bc", "c"), ("ab", "a"), ("b", ""), ("ac", ""), ("", "")]
+)
+def test_to_whom_b_sends(roster: str, peer: str) -> None:
+    assert next_in_ring(list(roster), "b") == peer
+
+
+# --- GPUs without torch ----------------------------------------------------------------------
+
+
+class Cuda:
+    ready = True
+
+    def is_initialized(self) -> bool:
+        return self.ready
+
+    def memory_reserved(self, index: int) -> int:
+        return 100 + index
+
+    def utilization(self, index: int) -> int:
+        return 25
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    made = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=made))
+    return made
+
+
+def test_what_torch_says_of_a_gpu(cuda: Cuda) -> None:
+    assert gpu_figures("cuda:1") == GpuFigures(use=0.25, memory_bytes=101)
+
+
+def test_a_driver_that_does_not_say_is_passed_over(cuda: Cuda, monkeypatch: Any) -> None:
+    def refuses(_self: Cuda, _index: int) -> int:
+        raise ModuleNotFoundError("pynvml")
+
+    monkeypatch.setattr(Cuda, "utilization", refuses)
+    assert gpu_figures("cuda:0") == GpuFigures(use=-1.0, memory_bytes=100)
+
+
+def test_a_gpu_that_is_not_in_use_is_not_touched(cuda: Cuda, monkeypatch: Any) -> None:
+    assert gpu_figures("cpu") == NO_GPU
+    cuda.ready = False
+    assert gpu_figures("cuda:0") == NO_GPU
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace())  # it is being imported
+    assert gpu_figures("cuda:0") == NO_GPU
+    monkeypatch.delitem(sys.modules, "torch")
+    assert gpu_figures("cuda:0") == NO_GPU
+    assert "torch" not in sys.modules
+
+
+# --- the endpoint ----------------------------------------------------------------------------
+
+
+async def test_a_workers_own_endpoint(scrape: Any) -> None:
+    metrics = WorkerMetrics("w-0", "cpu", Address("127.0.0.1", 0))
+    await metrics.start()
+    roster = [
+        m.Member(name=name, incarnation=1, host="h", port=1, holds=True) for name in ("w-0", "w-1")
+    ]
+    metrics.certificate_expires_s = 2e9
+    metrics.publish(TRAINING, roster)
+    assert metrics._exposition is not None
+    seen = scrape(metrics._exposition.address)
+    await metrics.close()
+    assert seen["dtd_worker_step", (("worker", "w-0"),)] == 12
+    assert seen["dtd_link_round_trip_seconds", (("peer", "w-1"), ("worker", "w-0"))] == 0.001
+    assert seen["dtd_certificate_expiry_timestamp_seconds", ()] == 2e9
+
+
+async def test_without_an_address_there_is_none() -> None:
+    metrics = WorkerMetrics("w-0", "cpu", None)
+    await metrics.start()
+    metrics.publish(TRAINING, ())
+    await metrics.keep()
+    await metrics.close()
+    fields = metrics.heartbeat_fields()
+    assert fields["cpu_s"] > 0
+    assert (fields["gpu_use"], fields["gpu_memory_bytes"]) == (-1.0, 0)
+    m.Heartbeat(state="idle", **fields)
+
+
+async def test_the_gpu_is_asked_beside_the_event_loop(cuda: Cuda, monkeypatch: Any) -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    thread = threading.get_ident()
+    original = module.gpu_figures
+
+    def ask(device: str) -> GpuFigures:
+        assert threading.get_ident() != thread
+        loop.call_soon_threadsafe(asked.set)
+        return original(device)
+
+    monkeypatch.setattr(module, "gpu_figures", ask)
+    monkeypatch.setattr(module, "GPU_EVERY_S", 0.0)
+
+    metrics = WorkerMetrics("w-0", "cuda:0", None)
+    asking = asyncio.create_task(metrics.keep())
+    async with asyncio.timeout(30):
+        for _ in range(2):  # whoever asks again has kept the first answer
+            await asked.wait()
+            asked.clear()
+    asking.cancel()
+    assert metrics.heartbeat_fields()["gpu_use"] == 0.25

@@ -1,0 +1,189 @@
+"""Traces, and the files of workers that they are merged from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtd.errors import ProfileError
+from dtd.observe.profile import trace as worker_file
+from dtd.observe.profile.spans import (
+    BUCKET,
+    CHUNK,
+    HOP,
+    STAR_BUCKET,
+    STAR_CHUNK,
+    STEP,
+    WAIT,
+    WORD,
+    Span,
+)
+from dtd.observe.profile.trace import Track, WorkerTrace, decoded, encoded, trace_events
+
+SPANS = [
+    Span(STEP, 1000, 9000, 12),
+    Span(WAIT, 2000, 3000),
+    Span(BUCKET, 1500, 5000, 0),
+    Span(BUCKET, 2500, 6000, 1),
+    Span(WORD, 6000, 7000, 3),
+    Span(CHUNK, 1600, 1700, 0, (12, 0, 0)),
+    Span(CHUNK, 1800, 1900, 0, (12, 0, 0)),
+    Span(CHUNK, 2000, 2100, 0, (12, 7, 1)),
+    Span(STAR_BUCKET, 3000, 4000, 2),
+    Span(STAR_CHUNK, 3500, 3600, 2, (12, 5, 3)),
+]
+TRACKS = [Track(name="thread 1", rows=[("aten::mm", 1200, 1300)])]
+
+
+def rows(events, pid):
+    return {
+        (one["name"], one["ts"], one["dur"])
+        for one in events
+        if one["ph"] == "X" and one["pid"] == pid
+    }
+
+
+def test_each_worker_is_a_process_with_its_threads():
+    second = [
+        span._replace(begin_ns=span.begin_ns + 500, end_ns=span.end_ns + 500) for span in SPANS
+    ]
+    workers = [
+        WorkerTrace(name="a", rank=0, spans=SPANS, tracks=TRACKS),
+        WorkerTrace(name="b", rank=1, spans=second),
+    ]
+    events = list(trace_events(workers))
+    assert json.loads(json.dumps(events)) == events
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {"rank 0: a", "rank 1: b"}
+    assert rows(events, 1) == {
+        ("step 12", 0.0, 8.0),
+        ("wait", 1.0, 1.0),
+        ("bucket 0", 0.5, 3.5),
+        ("bucket 1", 1.5, 3.5),
+        ("word", 5.0, 1.0),
+        ("chunk: bucket 0, reduce-scatter, hop 0", 0.6, 0.1),
+        ("chunk: bucket 0, reduce-scatter, hop 0", 0.8, 0.1),
+        ("chunk: bucket 0, 7, hop 1", 1.0, 0.1),
+        ("hop: bucket 0, reduce-scatter, hop 0", 0.6, 0.3),
+        ("hop: bucket 0, 7, hop 1", 1.0, 0.1),
+        ("bucket 2", 2.0, 1.0),
+        ("chunk: bucket 2, pull, from rank 3", 2.5, 0.1),
+        ("aten::mm", 0.2, 0.1),
+    }
+    assert ("step 12", 0.5, 8.0) in rows(events, 2)
+    titles = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    ring = {"ring: buckets", "ring: words", "ring: chunks", "ring: hops"}
+    assert titles == {"training", "torch: thread 1", *ring, "star: buckets", "star: chunks"}
+    (pulled,) = [e for e in events if e["name"].endswith("from rank 3") and e["pid"] == 1]
+    assert pulled["args"] == {"bucket": 2, "phase": "pull", "rank": 3}
+
+
+def test_nothing_was_recorded():
+    assert list(trace_events([])) == []
+    assert rows(list(trace_events([WorkerTrace(name="a", rank=0, spans=[])])), 1) == set()
+
+
+kinds = st.sampled_from([BUCKET, WORD, CHUNK])
+
+
+@given(
+    st.lists(
+        st.tuples(kinds, st.integers(0, 50), st.integers(0, 20), st.integers(0, 3)), max_size=12
+    )
+)
+def test_spans_of_a_ring_never_overlap_on_one_thread(drawn):
+    spans = [
+        Span(kind, begin, begin + length, number, (1, 0, number) if kind == CHUNK else ())
+        for kind, begin, length, number in drawn
+    ]
+    threads = {}
+    for event in trace_events([WorkerTrace(name="a", rank=0, spans=spans)]):
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            begin = round(1000 * event["ts"])
+            threads.setdefault(event["tid"], []).append((begin, begin + round(1000 * event["dur"])))
+    for found in threads.values():
+        found.sort()
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(found))
+    assert sum(map(len, threads.values())) >= len(spans)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def contents():
+    made = encoded(SPANS, TRACKS, ahead_ns=10**6, dropped={"spans": 1})
+    return json.loads(json.dumps(made))
+
+
+def test_a_file_brings_back_what_was_recorded_on_another_clock():
+    found = decoded(contents(), name="a", rank=3, offset_ns=10**6 - 7)
+    assert (found.name, found.rank) == ("a", 3)
+    assert found.spans == [
+        span._replace(begin_ns=span.begin_ns + 7, end_ns=span.end_ns + 7) for span in SPANS
+    ]
+    shift = 10**6 - 7
+    assert found.tracks == [Track(name="thread 1", rows=[("aten::mm", 1200 - shift, 1300 - shift)])]
+    assert contents()["dropped"] == {"spans": 1}
+
+
+def test_long_names_are_cut():
+    track = Track(name="t" * 999, rows=[("n" * 999, 0, 1)])
+    (found,) = decoded(
+        encoded([], [track], ahead_ns=0, dropped={}), name="a", rank=0, offset_ns=0
+    ).tracks
+    assert (len(found.name), len(found.rows[0][0])) == (200, 200)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("format", 2),
+        ("spans", {}),
+        ("spans", [["step", 5, 4, 0, []]]),
+        ("spans", [["step", -1, 4, 0, []]]),
+        ("spans", [["step", 0, 1 << 62, 0, []]]),
+        ("spans", [["step", 0, 4, -1, []]]),
+        ("spans", [["gold", 0, 4, 0, []]]),
+        ("spans", [["step", 0, 4, 0, [1]]]),
+        ("spans", [["chunk", 0, 4, 0, [1, 2]]]),
+        ("spans", [["chunk", 0, 4, 0, [1, 2, -3]]]),
+        ("spans", [["chunk", 0, 4, 0, [1, 2, "x"]]]),
+        ("spans", [["star chunk", 0, 4, 0, []]]),
+        ("spans", ["step"]),
+        ("tracks", None),
+        ("tracks", [{"name": "a"}]),
+        ("tracks", [{"name": "a" * 201, "rows": []}]),
+        ("tracks", [{"name": "a", "rows": [["b", 2, 1]]}]),
+        ("tracks", [{"name": "a", "rows": [["b" * 201, 1, 2]]}]),
+        ("tracks", [{"name": "a", "rows": [5]}]),
+        ("tracks", [{"name": "a", "rows": []}] * 257),
+    ],
+)
+def test_what_no_worker_writes_is_refused(key, value):
+    with pytest.raises(ProfileError, match="the profile of a has"):
+        decoded({**contents(), key: value}, name="a", rank=0, offset_ns=0)
+
+
+def test_more_than_a_worker_records_is_refused(monkeypatch):
+    with pytest.raises(ProfileError, match="format"):
+        decoded([], name="a", rank=0, offset_ns=0)
+    monkeypatch.setattr(worker_file, "MAX_SPANS", 1)
+    with pytest.raises(ProfileError, match="spans"):
+        decoded(contents(), name="a", rank=0, offset_ns=0)
+    monkeypatch.setattr(worker_file, "MAX_SPANS", 100)
+    monkeypatch.setattr(worker_file, "MAX_ROWS", 1)
+    rows = [["x", 0, 1]]
+    tracks = [{"name": "a", "rows": rows}, {"name": "b", "rows": rows}]
+    with pytest.raises(ProfileError, match="rows"):
+        decoded({**contents(), "tracks": tracks}, name="a", rank=0, offset_ns=0)
+
+
+def test_hops_are_reckoned_here_and_not_believed():
+    spans = [Span(HOP, 5, 6, 0)]
+    events = trace_events([WorkerTrace(name="a", rank=0, spans=spans)])
+    assert rows(list(events), 1) == set()

@@ -1,0 +1,100 @@
+"""Facts follow from the coordinator's answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.observe.report.document import document_of
+from dtd.observe.report.facts import Facts, facts_of
+from tests.unit.observe.report.conftest import EVENTS, STEPS, details, event, metrics, series
+
+
+def test_rates_are_told_apart_by_the_number_of_workers(facts: Facts) -> None:
+    two, three = facts.worlds
+    assert (two.workers, two.steps, three.workers, three.steps) == (2, 50, 3, 50)
+    assert two.rows_per_s == pytest.approx(300)
+    assert three.rows_per_s == pytest.approx(360)
+    assert (two.efficiency, three.efficiency) == (1.0, pytest.approx(0.8))
+    assert three.exposed_s == pytest.approx(0.06)
+
+
+def test_a_stretch_of_steps_of_two_generations_belongs_to_neither() -> None:
+    def merged(one):
+        points = [
+            [10 * at + 1, 10 * at + 10, 10, *_summary(one["points"][10 * at : 10 * at + 10])]
+            for at in range(10)
+        ]
+        return one | {"points": points}
+
+    def _summary(points):
+        values = [point[4] for point in points]
+        return min(values), sum(values) / len(values), max(values)
+
+    shifted = metrics(generation=lambda step: 1.0 if step < 56 else 2.0)
+    answer = shifted | {"series": [merged(one) for one in shifted["series"][:12]]}
+    two, three = facts_of(details(), answer, EVENTS).worlds
+    assert (two.steps, three.steps) == (50, 40)
+
+
+def test_a_generation_whose_size_is_forgotten_is_not_guessed() -> None:
+    (only,) = facts_of(details(), metrics(), []).worlds
+    assert (only.workers, only.steps) == (3, 50)  # the newest is written in the job
+
+
+def test_parameter_servers_are_no_workers() -> None:
+    (only,) = facts_of(details(result={"servers": 1}), metrics(), []).worlds
+    assert only.workers == 2
+    served = {"world_size": 5, "servers": 2}
+    began = event("generation_running", generation=2, details=served)
+    (only,) = facts_of(details(), metrics(), [began]).worlds
+    assert only.workers == 3
+
+
+def test_incidents_are_the_jobs_own_without_the_usual(facts: Facts) -> None:
+    assert [one["kind"] for one in facts.incidents] == ["worker_lost", "recovered"]
+
+
+def test_workers_and_links(facts: Facts) -> None:
+    assert [one.name for one in facts.workers] == ["w-0", "w-1", "w-2"]
+    slow = facts.workers[2]
+    assert slow.parts["compute_s"] == pytest.approx(0.1)
+    assert (slow.memory_bytes, slow.cores) == (2**20, 0.5)
+    (link,) = facts.links
+    assert (link.source, link.to, link.bytes_per_s) == ("w-0", "w-1", 1e6)
+    assert link.round_trip_s == pytest.approx(0.001)
+
+
+def test_a_worker_that_was_idle_at_times_counts_while_it_trained() -> None:
+    answer = metrics()
+    answer["series"] += [
+        series("worker_step_s", lambda step: 0.0 if step < 91 else 0.5, "worker", source="w-9"),
+        series("worker_data_s", lambda step: 0.0 if step < 91 else 0.1, "worker", source="w-9"),
+    ]
+    late = facts_of(details(), answer, EVENTS).workers[-1]
+    assert (late.step_s, late.parts["data_s"]) == (0.5, pytest.approx(0.1))
+    assert late.memory_bytes is None
+
+
+def test_a_job_without_figures_has_no_facts(untrained: Facts) -> None:
+    assert not untrained.has_trained
+    assert (untrained.worlds, untrained.mean("step_s")) == ([], None)
+    older = event("generation_running", generation=1)  # an earlier release told no number
+    assert facts_of(details(), metrics(), [older]).generations == {2: 3}
+
+
+def test_a_metric_that_never_was_a_number_is_named_and_drawn_nowhere() -> None:
+    answer = metrics()
+    nothing = [[at, at, 0, None, None, None] for at in (20, 60)]
+    answer["series"].append(
+        {"name": "eval/score", "kind": "evaluations", "source": "", "to": "", "points": nothing}
+    )
+    found = facts_of(details(), answer, [])
+    assert found.without_numbers == ["score"]
+    assert list(found.evaluations) == ["accuracy"]
+    document = document_of(found, None, made="now")
+    assert "score was not a finite number in any evaluation." in str(document)
+
+
+def test_the_last_loss_is_that_of_the_last_step() -> None:
+    assert facts_of(details(result={}), metrics(), []).last_loss == 2.0 / STEPS
+    assert facts_of(details(result={"train_loss": 0.5}), metrics(), []).last_loss == 0.5

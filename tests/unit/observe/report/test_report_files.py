@@ -1,0 +1,182 @@
+"""The files: well-formed, self-contained, and nothing in them that a peer could have put there."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+
+from dtd.observe.report.charts import Bar, Line, bar_chart, line_chart
+from dtd.observe.report.document import document_of
+from dtd.observe.report.facts import facts_of
+from dtd.observe.report.render import to_html, to_markdown
+from tests.unit.observe.report.conftest import EVENTS, HOSTILE, details, metrics
+
+VOID = {"meta", "br"}
+
+
+class Reader(HTMLParser):
+    """Checks that every element ends, and collects what is there."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.add(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.add(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def page_of(facts, against=None) -> Reader:
+    return Reader(to_html(document_of(facts, against, made="today")))
+
+
+def test_a_page_shows_everything_and_loads_nothing(facts, alone) -> None:
+    page = page_of(facts, alone)
+    for heading in (
+        *("Summary", "Convergence", "Throughput and scaling", "Where a step's time goes"),
+        *("Communication", "Incidents", "Environment", "Configuration", "Model card"),
+    ):
+        assert heading in page.text
+    for word in ("alone-2", "360/s", "80.0 %", "optimizer.lr", "0.25", "1,500 rows", "2.15.0"):
+        assert word in page.text
+    assert not page.seen & {"script", "img", "link", "iframe", "object", "a"}
+    names = {name for name, _ in page.attributes}
+    assert not names & {"src", "href", "style"}
+    assert not any(name.startswith("on") for name in names)
+    assert "default-src 'none'" in dict(page.attributes)["content"] or any(
+        value and "default-src 'none'" in value for _, value in page.attributes
+    )
+    assert "url(" not in to_html(document_of(facts, alone, made="today"))
+
+
+def test_the_result_is_said_in_words() -> None:
+    result = {
+        "replica_digests": {"w-0": "ab" * 16, "w-1": "ab" * 16},
+        "metrics": {"accuracy": 0.5},
+        "rows_missing": 0,
+        "mean_step_s": 0.25,
+    }
+    text = page_of(facts_of(details(result=result), metrics(), EVENTS)).text
+    assert "2, all equal (abababab" in text
+    assert "accuracy=0.5" in text
+    assert "rows missing" in text
+    assert "mean" not in text.split("Model card")[1].split("How these")[0]
+    different = {"replica_digests": {"w-0": "ab", "w-1": "cd"}}
+    odd = page_of(facts_of(details(result=different), metrics(), EVENTS)).text
+    assert "2, NOT equal: 2 different digests" in odd
+    none = page_of(facts_of(details(result={"replica_digests": {}}), metrics(), EVENTS)).text
+    assert "replicas" not in none.split("Model card")[1]
+
+
+def test_what_others_said_is_text(facts, untrained) -> None:
+    for page in (page_of(facts), page_of(untrained)):
+        assert "<script>alert(1)</script> & x | *y*" in page.text
+        assert "script" not in page.seen
+    markdown = to_markdown(document_of(facts, None, made="today"))
+    assert "<script>" not in markdown
+    assert r"\<script\>alert(1)\</script\> \& `x` \| \*y\*" in markdown
+
+
+def test_charts_are_xml_with_a_name(facts, alone) -> None:
+    page = to_html(document_of(facts, alone, made="today"))
+    charts = re.findall(r"<svg.*?</svg>", page)
+    assert len(charts) >= 7
+    for chart in charts:
+        assert ET.fromstring(chart).attrib["aria-label"]
+        assert "nan" not in chart
+
+
+def test_a_job_that_never_trained_has_a_short_report(untrained) -> None:
+    page = page_of(untrained)
+    assert "never trained a step" in page.text
+    assert "svg" not in page.seen
+    assert "Convergence" not in page.text
+
+
+def test_markdown_has_tables_and_curves(facts, alone) -> None:
+    text = to_markdown(document_of(facts, alone, made="today"))
+    assert text.startswith("# digits-1\n\nReport of a training job, against alone-2 · today")
+    assert re.search(r"^digits-1  [▁-█ ]{60}$", text, re.MULTILINE)
+    assert "| digits-1 | 3 | 50 | 360/s | 167 ms | 36.0 % | 80.0 % |" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in rows)
+
+
+def test_an_odd_backtick_opens_no_code() -> None:
+    job = details(note="a ` b <i>")
+    text = to_markdown(document_of(facts_of(job, metrics(), EVENTS), None, made="today"))
+    assert r"a \` b \<i\>" in text
+
+
+def test_what_is_not_stored_is_said() -> None:
+    answer = metrics() | {"stopped": "the disk is full", "dropped": 12}
+    text = to_markdown(document_of(facts_of(details(), answer, EVENTS), None, made="today"))
+    assert "Figures are not stored at present: the disk is full." in text
+    assert "12 rows of figures were lost" in text
+
+
+# --- charts ----------------------------------------------------------------------------------
+
+
+def line(*values: float, name: str = "x") -> Line:
+    return Line(name=name, points=[(at, v, v, v) for at, v in enumerate(values, 1)])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [line(1.0)],
+        [line(0.0, 0.0)],
+        [line(-5.0, 5.0)],
+        [line(1e-9, 1e9)],
+        [line(1.0, 1.0, 1.0)],
+        [line(float("inf"), 1.0, float("nan"))],
+        [line(*range(1, 200)), line(3.0, name=HOSTILE)],
+    ],
+)
+def test_any_values_make_a_chart(lines) -> None:
+    svg = line_chart(lines, title=HOSTILE, marks=[(1.5, HOSTILE), (900.0, "outside")])
+    root = ET.fromstring(svg)
+    numbers = re.findall(r"-?[0-9.]+(?:e-?[0-9]+)?|nan|inf", re.sub(r"<text.*?</text>", "", svg))
+    assert "nan" not in numbers
+    assert "inf" not in numbers
+    assert root.attrib["aria-label"] == HOSTILE
+    assert "outside" not in svg
+
+
+def test_nothing_makes_no_chart() -> None:
+    assert line_chart([], title="t") == ""
+    assert line_chart([line(float("nan"))], title="t") == ""
+    assert bar_chart([], title="t", parts=(), unit="s") == ""
+    assert bar_chart([Bar(name="b", parts=[(0.0, 0)])], title="t", parts=("p",), unit="s") == ""
+
+
+def test_bars_are_as_long_as_their_parts() -> None:
+    bars = [Bar(name="a", parts=[(1.0, 0), (3.0, 1)]), Bar(name="b", parts=[(2.0, 0)])]
+    svg = bar_chart(bars, title="t", parts=("first", "second"), unit="ms")
+    root = ET.fromstring(svg)
+    rects = [one for one in root if one.tag.endswith("rect")]
+    widths = [float(one.attrib["width"]) for one in rects[:3]]
+    assert widths[1] == pytest.approx(3 * widths[0], abs=0.5)
+    assert widths[2] == pytest.approx(2 * widths[0], abs=0.5)
+    assert len({one.attrib["class"] for one in rects}) == 2

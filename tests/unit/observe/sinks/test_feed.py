@@ -1,0 +1,298 @@
+"""A sink's process from the coordinator's side: nothing waits for it, whatever it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.cluster.records import Job, JobState
+from dtd.config import CoordinatorConfig, load_coordinator_config
+from dtd.errors import ConfigError
+from dtd.job import parse_job, to_mapping
+from dtd.observe.sinks import trackers as module
+from dtd.observe.sinks import trackers as trackers_module
+from dtd.observe.sinks.entries import Began, Ended, Figures, from_line
+from dtd.observe.sinks.tensorboard import Begun, Curves, Point
+from dtd.observe.sinks.trackers import (
+    MAX_PIPE_BYTES,
+    THINNED_EVERY,
+    Feed,
+    Thinner,
+    Trackers,
+    sinks_of,
+)
+from dtd.wire import messages as m
+
+SPEC = """
+[job]
+name = "digits"
+task = "digits"
+epochs = 2
+global_batch_size = 64
+[task]
+limit = 7
+api_token = "marker-secret"
+"""
+
+
+class Operators:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.news = asyncio.Event()
+
+    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
+        self.told.append((kind, message))
+        self.news.set()
+
+
+def figures(step: int, text: str = "") -> Figures:
+    return Figures(job="j-1", step=step, unix_s=1.0, scalars={f"train/loss{text}": 0.5})
+
+
+@contextlib.asynccontextmanager
+async def running(feed: Feed):
+    task = asyncio.create_task(feed.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+def started(monkeypatch) -> asyncio.Queue[Any]:
+    """Processes that were started."""
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    start = asyncio.create_subprocess_exec
+
+    async def remembered(*arguments: Any, **options: Any) -> Any:
+        process = await start(*arguments, **options)
+        queue.put_nowait(process)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", remembered)
+    return queue
+
+
+async def test_a_sink_that_cannot_begin_is_reported_once_and_tried_again(
+    monkeypatch, started
+) -> None:
+    monkeypatch.setattr(module, "RESTART_AFTER_S", 0.0)
+    operators = Operators()
+    feed = Feed({"sink": "nothing"}, operators)
+    async with asyncio.timeout(60), running(feed):
+        first, second = await started.get(), await started.get()
+        assert first.pid != second.pid
+        assert operators.news.is_set()
+    assert operators.told == [
+        ("tracking_failed", "figures do not reach nothing, training continues: KeyError")
+    ]
+    assert feed.failing == "KeyError"
+
+
+async def test_a_process_that_does_not_read_costs_figures_and_is_killed(
+    monkeypatch, started
+) -> None:
+    monkeypatch.setattr(module, "END_WITHIN_S", 0.05)
+    feed = Feed({"sink": "nothing"}, Operators())
+    async with asyncio.timeout(60), running(feed):
+        process = await started.get()
+        os.kill(process.pid, signal.SIGSTOP)
+        await asyncio.sleep(0)  # the feed takes it over
+        for step in range(200):
+            feed.tell(figures(step, "x" * 20_000))
+        assert process.stdin is not None
+        assert process.stdin.transport.get_write_buffer_size() < MAX_PIPE_BYTES + 30_000
+        assert 100 < feed.dropped < 200
+    assert process.returncode == -signal.SIGKILL
+
+
+async def test_before_there_is_a_process_everything_is_dropped_but_the_job(monkeypatch) -> None:
+    written: asyncio.Queue[bytes] = asyncio.Queue()
+    feed = Feed({"sink": "nothing"}, Operators())
+    ended = Ended(job="j-0", identity="i", unix_s=1.0, state="done")
+    for job in ("j-0", "j-1", "j-2"):
+        feed.tell(Began(job=job, identity="i", unix_s=1.0))
+    feed.tell(figures(1))
+    feed.tell(ended)
+    assert feed.dropped == 5
+    monkeypatch.setattr(feed, "_write", written.put_nowait)
+    async with asyncio.timeout(60), running(feed):
+        first, second, third = [await written.get() for _ in range(3)]
+    assert b'"sink": "nothing"' in first
+    assert from_line(second) == Began(job="j-1", identity="i", unix_s=1.0)
+    assert from_line(third) == Began(job="j-2", identity="i", unix_s=1.0)
+
+
+def test_a_process_is_told_of_so_many_jobs_and_no_more(monkeypatch) -> None:
+    monkeypatch.setattr(module, "MAX_RUNNING", 2)
+    feed = Feed({"sink": "nothing"}, Operators())
+    for number in range(4):
+        feed.tell(Began(job=f"j-{number}", identity="i", unix_s=1.0))
+    assert list(feed._running) == ["j-2", "j-3"]
+
+
+# --- what is passed on -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CoordinatorConfig:
+    return CoordinatorConfig(state_dir=tmp_path, socket=tmp_path / "s", mlflow="http://127.0.0.1:1")
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[Any]:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    entries: list[Any] = []
+    monkeypatch.setattr(Feed, "tell", lambda self, entry: entries.append(entry))
+    return entries
+
+
+def job(job_id: str = "digits-1") -> Job:
+    spec = to_mapping(parse_job(SPEC, source="test"))
+    return Job(id=job_id, spec=spec, identity="abc", package="p" * 64)
+
+
+def progress(step: int, job_id: str = "digits-1") -> m.Progress:
+    return m.Progress(
+        job=job_id,
+        generation=1,
+        step=step,
+        epoch=0,
+        loss=0.5,
+        learning_rate=0.1,
+        grad_norm=1.0,
+        rows=64,
+        step_s=0.5,
+        compute_s=0.1,
+        comm_s=0.1,
+        exposed_s=0.1,
+        skipped=False,
+        skipped_steps=0,
+    )
+
+
+def test_a_job_is_told_of_with_its_settings_but_no_secrets(config, told) -> None:
+    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
+    trackers.reported(job(), progress(1))
+    trackers.reported(job(), progress(2))
+    trackers.reported(job(), progress(3, "another"))  # not the active job
+    trackers.reported(None, progress(4))
+    ended = job()
+    ended.state, ended.result = JobState.DONE, {"steps": 2, "ended_early": "why", "x": None}
+    ended.metrics = {"f1": 0.75, "bad": None}
+    trackers.ended(ended)
+    began, first, second, last = told
+    assert (began.job, began.identity, began.unix_s) == ("digits-1", "abc", 5.0)
+    assert began.settings["task.limit"] == "7"
+    assert began.settings["job.task"] == "digits"
+    assert began.settings["task.api_token"] == "(not passed on)"
+    assert began.tags == {"dtd.task": "digits", "dtd.package": "p" * 64}
+    assert (first.step, second.step, first.scalars["train/loss"]) == (1, 2, 0.5)
+    assert (last.state, last.result) == ("done", {"steps": 2.0, "eval_f1": 0.75})
+
+
+def test_jobs_beside_each_other_are_told_of_once_each(config, told) -> None:
+    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
+    one, other = job(), job("digits-2")
+    for step in range(1, 4):
+        trackers.reported(one, progress(step))
+        trackers.reported(other, progress(step, "digits-2"))
+    began = [entry.job for entry in told if isinstance(entry, Began)]
+    assert began == ["digits-1", "digits-2"]
+
+
+def test_each_job_is_thinned_by_itself(config, told, monkeypatch) -> None:
+    monkeypatch.setattr(trackers_module, "THINNED_EVERY", 2)
+    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
+    for step in range(1, 9):
+        trackers.reported(job(), progress(step))
+        trackers.reported(job("digits-2"), progress(step, "digits-2"))
+    assert [entry.step for entry in told if isinstance(entry, Figures)] == [1, 1, 2, 2]
+
+
+def test_so_many_jobs_are_followed_and_no_more(config, told, monkeypatch) -> None:
+    monkeypatch.setattr(trackers_module, "MAX_FOLLOWED", 2)
+    trackers = Trackers(config, lambda action: None, Operators())
+    for number in range(4):
+        trackers.reported(job(f"digits-{number}"), progress(1, f"digits-{number}"))
+    assert list(trackers._followed) == ["digits-2", "digits-3"]
+
+
+def test_tensorboard_gets_settings_as_they_are_but_no_secrets(config, told, monkeypatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(Curves, "add", lambda self, entry: drawn.append(entry))
+    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
+    active = job()
+    active.spec["task"] |= {"seed": 2**60, "wide": True, "name": "x" * 900, "sizes": [1, 2]}
+    trackers.reported(active, progress(1))
+    trackers.ended(active)
+    begun, point, ended = drawn
+    assert isinstance(begun, Begun)
+    assert begun.settings["task.limit"] == 7
+    assert begun.settings["task.wide"] is True
+    assert "job.steps" not in begun.settings  # the job names epochs
+    assert begun.settings["task.seed"] == str(2**60)
+    assert begun.settings["task.sizes"] == "[1, 2]"
+    assert len(str(begun.settings["task.name"])) == 500
+    assert begun.settings["task.api_token"] == "(not passed on)"
+    assert (point.step, ended.job) == (1, "digits-1")
+
+
+def test_nothing_is_told_without_a_sink(tmp_path, told) -> None:
+    none = CoordinatorConfig(state_dir=tmp_path, socket=tmp_path / "s")
+    trackers = Trackers(none, lambda action: None, Operators())
+    trackers.reported(job(), progress(1))
+    trackers.ended(job())
+    assert told == []
+
+
+def test_a_missing_package_is_named(config, monkeypatch) -> None:
+    monkeypatch.setattr(trackers_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="mlflow-skinny is not installed") as caught:
+        sinks_of(config)
+    assert "pip install mlflow-skinny" in caught.value.remedy
+
+
+def test_a_long_jobs_points_become_rarer() -> None:
+    thinner = Thinner()
+
+    def takes(at_s: float, *, regular: bool = True) -> bool:
+        return thinner.takes(Point(job="j", step=1, unix_s=at_s, scalars={}, regular=regular))
+
+    assert all(takes(0.1 * number) for number in range(THINNED_EVERY))
+    begun_s = 0.1 * THINNED_EVERY
+    taken = [takes(begun_s + 0.05 * number) for number in range(400)]
+    assert 150 < sum(taken) <= 200
+    assert takes(begun_s + 20.0, regular=False)
+    assert takes(0.0)  # the clock was set back
+
+
+@pytest.mark.parametrize(
+    ("address", "good"),
+    [
+        ("http://127.0.0.1:5000", True),
+        ("https://tracking.example.org/mlflow/", True),
+        ("http://[::1]:5000", True),
+        ("http://user:marker@host:5000", False),
+        ("http://host:5000/?token=marker", False),
+        ("ftp://marker", False),
+        ("marker", False),
+    ],
+)
+def test_an_address_has_no_secrets_and_is_not_repeated(tmp_path, address, good) -> None:
+    flags = {"state_dir": str(tmp_path), "mlflow": address}
+    if good:
+        assert load_coordinator_config(flags, {}, default_file=tmp_path / "no").mlflow == address
+        return
+    with pytest.raises(ConfigError, match="mlflow: must be http") as caught:
+        load_coordinator_config(flags, {}, default_file=tmp_path / "no")
+    assert "marker" not in str(caught.value)

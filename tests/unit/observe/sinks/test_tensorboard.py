@@ -1,0 +1,383 @@
+"""Event files: what TensorBoard reads in them, and that a bad disk costs points only."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dtd.observe.sinks.tensorboard as module
+from dtd.observe.sinks.entries import Ended
+from dtd.observe.sinks.tensorboard import MAX_JOBS, Begun, Curves, point_of
+from dtd.wire import messages as m
+
+POLYNOMIAL = 0x82F63B78
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (POLYNOMIAL if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(data: bytes) -> int:
+    crc = crc32c(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def records(path: Path) -> Iterator[bytes]:
+    content = path.read_bytes()
+    while content:
+        (size,) = struct.unpack_from("<Q", content)
+        assert struct.unpack_from("<I", content, 8)[0] == masked(content[:8])
+        data = content[12 : 12 + size]
+        assert struct.unpack_from("<I", content, 12 + size)[0] == masked(data)
+        yield data
+        content = content[16 + size :]
+
+
+def events(directory: Path) -> list[Any]:
+    """Events of all files of a job, file by file."""
+    proto = module._library()[0]
+    found = []
+    for path in sorted(directory.iterdir()):
+        assert ".tfevents." in path.name
+        first, *others = (proto.Event.FromString(data) for data in records(path))
+        assert first.file_version == "brain.Event:2"
+        found += others
+    return found
+
+
+def curve(directory: Path, tag: str) -> list[tuple[int, float]]:
+    return [
+        (event.step, value.simple_value)
+        for event in events(directory)
+        for value in event.summary.value
+        if value.tag == tag
+    ]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def curves(tmp_path: Path, clock: Clock) -> Iterator[Curves]:
+    made = Curves(tmp_path, lambda function: function(), clock)
+    yield made
+    made.close()
+
+
+def progress(step: int, loss: float = 0.5, job: str = "j-1", **more: Any) -> m.Progress:
+    values: dict[str, Any] = {
+        "job": job,
+        "generation": 1,
+        "step": step,
+        "epoch": 0,
+        "loss": loss,
+        "learning_rate": 0.25,
+        "grad_norm": 2.0,
+        "rows": 64,
+        "step_s": 0.5,
+        "compute_s": 0.1,
+        "comm_s": 0.1,
+        "exposed_s": 0.1,
+        "skipped": False,
+        "skipped_steps": 0,
+    }
+    return m.Progress(**(values | more))
+
+
+def say(curves: Curves, *messages: m.Progress | m.Evaluated, unix_s: float = 1000.0) -> None:
+    for message in messages:
+        curves.add(point_of(message, unix_s))
+
+
+def test_what_was_written_can_be_read(curves, tmp_path):
+    evaluated = m.Evaluated(job="j-1", step=2, metrics={"accuracy": 0.75, "note": "no number"})
+    say(curves, progress(1, 0.5), progress(2, 0.25), evaluated)
+    assert curve(tmp_path / "j-1", "train/loss") == [(1, 0.5), (2, 0.25)]
+    assert curve(tmp_path / "j-1", "train/learning_rate") == [(1, 0.25), (2, 0.25)]
+    assert curve(tmp_path / "j-1", "train/gradient_norm") == [(1, 2.0), (2, 2.0)]
+    assert curve(tmp_path / "j-1", "train/samples_per_s") == [(1, 128.0), (2, 128.0)]
+    assert curve(tmp_path / "j-1", "eval/accuracy") == [(2, 0.75)]
+    assert curve(tmp_path / "j-1", "eval/note") == []
+    assert {event.wall_time for event in events(tmp_path / "j-1")} == {1000.0}
+
+
+def test_each_job_has_its_directory(curves, tmp_path):
+    say(curves, progress(1), progress(7, job="j-2"), progress(2))
+    assert [step for step, _ in curve(tmp_path / "j-1", "train/loss")] == [1, 2]
+    assert [step for step, _ in curve(tmp_path / "j-2", "train/loss")] == [7]
+
+
+def test_jobs_beside_each_other_have_one_file_each(curves, tmp_path):
+    for step in range(20):
+        say(curves, progress(step), progress(step, job="j-2"))
+    for job in ("j-1", "j-2"):
+        assert [step for step, _ in curve(tmp_path / job, "train/loss")] == list(range(20))
+        assert len(list((tmp_path / job).iterdir())) == 1
+
+
+def test_so_many_files_are_open_and_no_more(curves, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_OPEN", 2)
+    say(curves, *(progress(1, job=f"j-{number}") for number in range(4)))
+    assert list(curves._files) == ["j-2", "j-3"]
+    say(curves, progress(2, job="j-0"))
+    assert [step for step, _ in curve(tmp_path / "j-0", "train/loss")] == [1, 2]
+
+
+# --- settings for the HParams tab --------------------------------------------------------------
+
+
+def sessions(directory: Path) -> Iterator[Any]:
+    """What the HParams tab reads, in order."""
+    messages = module._hparams_messages()
+    for event in events(directory):
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name == "hparams":
+                content = value.metadata.plugin_data.content
+                yield value.tag, messages.HParamsPluginData.FromString(content)
+
+
+def test_settings_and_the_end_are_written_for_the_hparams_tab(curves, tmp_path):
+    settings = {"optimizer.lr": 0.1, "job.task": "digits", "train.amp": False, "job.epochs": 3}
+    curves.add(Begun(job="j-1", unix_s=5.0, settings=settings))
+    say(curves, progress(2))
+    result = {"steps": 2.0, "eval_accuracy": 0.75}
+    curves.add(Ended(job="j-1", identity="i", unix_s=9.0, state="done", result=result))
+    (first, begun), (last, ended) = sessions(tmp_path / "j-1")
+    assert first == "_hparams_/session_start_info"
+    assert last == "_hparams_/session_end_info"
+    start = begun.session_start_info
+    found = {name: getattr(v, v.WhichOneof("kind")) for name, v in start.hparams.items()}
+    assert found == settings
+    assert (start.group_name, start.start_time_secs) == ("j-1", 5.0)
+    assert (ended.session_end_info.status, ended.session_end_info.end_time_secs) == (1, 9.0)
+    assert curve(tmp_path / "j-1", "final/eval_accuracy") == [(2, 0.75)]
+    assert curves._files == {}
+
+
+@pytest.mark.parametrize(("state", "status"), [("failed", 2), ("cancelled", 0)])
+def test_how_a_job_has_ended_is_told(curves, tmp_path, state, status):
+    say(curves, progress(1))
+    curves.add(Ended(job="j-1", identity="i", unix_s=9.0, state=state))
+    ((_tag, ended),) = sessions(tmp_path / "j-1")
+    assert ended.session_end_info.status == status
+
+
+def test_a_job_that_never_began_leaves_nothing(curves, tmp_path):
+    curves.add(Ended(job="j-9", identity="i", unix_s=9.0, state="cancelled"))
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- again ---------------------------------------------------------------------------------------
+
+
+def test_a_coordinator_that_starts_again_goes_on(curves, tmp_path):
+    say(curves, progress(1))
+    curves.close()
+    again = Curves(tmp_path, lambda function: function())
+    say(again, progress(2))
+    again.close()
+    assert len(list((tmp_path / "j-1").iterdir())) == 2
+    assert [step for step, _ in curve(tmp_path / "j-1", "train/loss")] == [1, 2]
+
+
+def test_steps_that_were_lost_are_taken_back(curves, tmp_path):
+    proto = module._library()[0]
+    say(curves, progress(5), progress(6), progress(3))
+    starts = [e.step for e in events(tmp_path / "j-1") if e.session_log.status]
+    assert starts == [3]
+    assert proto.SessionLog.START == 1
+    assert [step for step, _ in curve(tmp_path / "j-1", "train/loss")] == [5, 6, 3]
+
+
+def test_numbers_that_are_none_are_written(curves, tmp_path):
+    say(curves, progress(1, float("nan")), progress(2**64 - 1))
+    (first, value), (last, _) = curve(tmp_path / "j-1", "train/loss")
+    assert (first, value != value, last) == (1, True, 2**63 - 1)
+
+
+# --- bounds ----------------------------------------------------------------------------------
+
+
+def test_points_become_rarer_as_a_file_grows(curves, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PART_BYTES", 1000)
+    for step in range(1, 401):
+        say(curves, progress(step), unix_s=1000.0 + step * 0.125)
+    say(curves, m.Evaluated(job="j-1", step=400, metrics={"accuracy": 1.0}), unix_s=1040.0)
+    steps = [step for step, _ in curve(tmp_path / "j-1", "train/loss")]
+    gaps = [after - before for before, after in itertools.pairwise(steps)]
+    assert gaps[0] == 1
+    assert gaps == sorted(gaps)
+    assert 8 <= gaps[-1] < 64
+    assert curve(tmp_path / "j-1", "eval/accuracy") == [(400, 1.0)]
+
+
+def test_a_job_has_so_many_bytes_and_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_JOB_BYTES", 2000)
+    for _start in range(3):  # a new file does not begin a new account
+        curves = Curves(tmp_path, lambda function: function())
+        for step in range(100):
+            say(curves, progress(step))
+        curves.close()
+    assert sum(file.stat().st_size for file in (tmp_path / "j-1").iterdir()) < 2400
+
+
+def test_the_oldest_jobs_curves_make_room(curves, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_JOBS", 2)
+    assert MAX_JOBS > 2
+    for number in range(4):
+        say(curves, progress(1, job=f"j-{number}"))
+        curves.close()
+        for rank, one in enumerate(sorted(tmp_path.iterdir())):
+            os.utime(one, (rank, rank))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["j-2", "j-3"]
+
+
+def test_curves_that_are_being_written_stay(curves, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_JOBS", 2)
+    for number in range(4):
+        say(curves, progress(1, job=f"j-{number}"))
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_store_that_hangs_holds_a_bounded_number_of_points(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_WAITING_POINTS", 10)
+    asked: list[Callable[[], None]] = []
+    curves = Curves(tmp_path, asked.append)
+    for step in range(100):
+        say(curves, progress(step))
+    assert len(asked) == 1
+    asked[0]()
+    assert [step for step, _ in curve(tmp_path / "j-1", "train/loss")] == list(range(90, 100))
+    say(curves, progress(100))
+    assert len(asked) == 2
+    curves.close()
+    assert curve(tmp_path / "j-1", "train/loss")[-1][0] == 100
+
+
+# --- bad disks -------------------------------------------------------------------------------
+
+
+class Full:
+    """A file on a disk that takes `room` more bytes."""
+
+    def __init__(self, stream: Any, disk: Disk) -> None:
+        self._stream, self._disk = stream, disk
+
+    def write(self, data: bytes) -> int:
+        part = data[: self._disk.room]
+        if not part:
+            raise OSError(28, "No space left on device")
+        self._disk.room -= len(part)
+        return self._stream.write(part)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class Disk:
+    room = 1 << 30
+
+
+@pytest.fixture
+def disk(monkeypatch) -> Disk:
+    made, original = Disk(), Path.open
+
+    def open_on_disk(path: Path, *arguments: Any, **more: Any) -> Any:
+        stream = original(path, *arguments, **more)
+        return Full(stream, made) if arguments[:1] == ("xb",) else stream
+
+    monkeypatch.setattr(Path, "open", open_on_disk)
+    return made
+
+
+def whole_steps(directory: Path) -> list[int]:
+    """Steps that a reader finds, who gives a file up where it is damaged."""
+    proto = module._library()[0]
+    found = []
+    for path in sorted(directory.iterdir()):
+        try:
+            for data in records(path):
+                event = proto.Event.FromString(data)
+                found += [event.step] if event.summary.value else []
+        except (AssertionError, struct.error):
+            pass
+    return found
+
+
+def test_a_full_disk_costs_points_only(curves, tmp_path, clock, disk, caplog):
+    say(curves, progress(1))
+    disk.room = 50
+    say(curves, progress(2))  # a part of it is written
+    say(curves, progress(3))  # too soon to try again
+    clock.now = module.RETRY_S
+    disk.room = 0
+    say(curves, progress(4))  # not even a file can be begun
+    clock.now = 2 * module.RETRY_S
+    disk.room = 1 << 30
+    say(curves, progress(5), progress(6))
+    assert whole_steps(tmp_path / "j-1") == [1, 5, 6]
+
+
+def test_a_directory_that_cannot_be_made_is_said_once(tmp_path, clock, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(module.log, "warning", lambda event, **_: said.append(event), raising=False)
+    (tmp_path / "tensorboard").write_text("in the way")
+    curves = Curves(tmp_path / "tensorboard", lambda function: function(), clock)
+    for step in range(5):
+        clock.now += module.RETRY_S
+        say(curves, progress(step))
+    assert said == ["curves_failed"]
+    (tmp_path / "tensorboard").unlink()
+    clock.now += module.RETRY_S
+    say(curves, progress(5))
+    assert curve(tmp_path / "tensorboard" / "j-1", "train/loss") == [(5, 0.5)]
+    curves.close()
+
+
+# --- torch -----------------------------------------------------------------------------------
+
+
+def test_the_coordinator_writes_curves_without_torch(tmp_path):
+    script = f"""
+import sys
+import dtd.coordinator.daemon
+assert "torch" not in sys.modules
+from pathlib import Path
+from dtd.observe.sinks.tensorboard import Curves, Point
+curves = Curves(Path({str(tmp_path)!r}), lambda function: function())
+curves.add(Point(job="j-1", step=1, unix_s=1.0, scalars={{"train/loss": 0.5}}, regular=True))
+curves.close()
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert curve(tmp_path / "j-1", "train/loss") == [(1, 0.5)]
+
+
+def test_a_tag_can_be_shown():
+    evaluated = m.Evaluated(job="j", step=1, metrics={"a\x1b[2J\u202e\nb": 1.0})
+    assert list(point_of(evaluated, 0.0).scalars) == ["eval/a\\x1b[2J\\u202e b"]

@@ -1,0 +1,117 @@
+"""Live data: the newest to everybody, and nobody waits for a browser that reads nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from dtd.observe.web import live
+from dtd.observe.web.api import WebCaller
+from dtd.observe.web.live import Live
+from dtd.observe.web.sessions import Session
+from dtd.security.identity import Identity
+from dtd.wire import messages as m
+
+WHO = Identity(role="viewer", name="eve", where="token")
+SESSION: Session[Identity] = Session(id="s", holder=WHO, key_sha256="", expires_s=1e9)
+LARGE = "x" * 400_000
+
+
+class Changing:
+    """A coordinator whose status is large and another one each time."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    async def ask(self, caller: WebCaller, message: m.Message) -> dict[str, Any]:
+        if isinstance(message, m.ReadEvents):
+            return {"events": [], "next": 0}
+        self.looks += 1
+        return {"look": self.looks, "padding": LARGE}
+
+
+class Served:
+    """The live data alone, without logins."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.session = SESSION
+        self.coordinator: Any = Changing()
+        house = WebCaller(identity=WHO, host="-")
+        self.live = Live(self.coordinator, house, lambda _session: self.is_open)
+        app = web.Application()
+        app.router.add_get("/live", self._watch)
+        self.server = TestServer(app)
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        return await self.live.watch(request, self.session)
+
+
+@pytest.fixture
+async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    monkeypatch.setattr(live, "EVERY_S", 0.001)
+    monkeypatch.setattr(live, "UNREAD_S", 0.5)
+    made = Served()
+    await made.server.start_server()
+    yield made
+    made.live.close()
+    await made.server.close()
+
+
+async def test_who_reads_nothing_is_dropped_and_holds_up_nobody(served: Served) -> None:
+    idle = socket.socket()
+    idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    idle.settimeout(0)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(idle, (served.server.host, served.server.port))
+    await loop.sock_sendall(idle, b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    async with ClientSession() as session, session.get(served.server.make_url("/live")) as reader:
+        seen, were_two = 0, False
+        while not were_two or len(served.live._watchers) == 2:
+            line = await reader.content.readuntil(b"\n\n")
+            seen += line.startswith(b"event: status")
+            were_two = were_two or len(served.live._watchers) == 2
+        assert seen > 0
+        (left,) = served.live._watchers
+        assert left.session is SESSION
+        assert await reader.content.readuntil(b"\n\n")
+    idle.close()
+
+
+async def test_whose_session_ends_is_told_and_let_go(served: Served) -> None:
+    async with ClientSession() as session, session.get(served.server.make_url("/live")) as reader:
+        await reader.content.readuntil(b"\n\n")
+        served.is_open = False
+        assert (await reader.content.read()).endswith(b"event: ended\ndata: {}\n\n")
+    assert served.live._watchers == set()
+
+
+async def test_only_so_many_pages_of_one_holder_watch(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_WATCHERS_OF_ONE", 1)
+    url = served.server.make_url("/live")
+    async with ClientSession() as session, session.get(url), session.get(url) as second:
+        assert second.status == 429
+        assert (await second.json())["error"] == "1 pages are watching already"
+
+
+async def test_some_pages_are_reserved_for_operators(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_VIEWERS", 1)
+    url = served.server.make_url("/live")
+    async with ClientSession() as session, session.get(url):
+        served.session = replace(SESSION, id="t", holder=replace(WHO, name="mallory"))
+        async with session.get(url) as viewer:
+            assert viewer.status == 429
+        served.session = replace(SESSION, id="o", holder=replace(WHO, role="operator", name="ada"))
+        async with session.get(url) as operator:
+            assert operator.status == 200

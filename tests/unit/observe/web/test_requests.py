@@ -1,0 +1,69 @@
+"""What URLs ask for, and what cannot be asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtd.errors import RequestRefused
+from dtd.observe.web import routes as requests
+from dtd.wire import messages as m
+
+
+def test_curves() -> None:
+    query = {"names": "loss,,rows_per_s", "workers": "1", "from": "5", "to": "9", "points": "99999"}
+    assert requests.metrics("j", query) == m.GetMetrics(
+        job="j", names=("loss", "rows_per_s"), workers=True, from_step=5, to_step=9, points=1000
+    )
+    assert requests.metrics("j", {}) == m.GetMetrics(job="j", points=400)
+
+
+def test_a_comparison() -> None:
+    assert requests.comparison({"jobs": "a,b,"}) == m.CompareJobs(jobs=("a", "b"))
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "1.5", "٣", "9" * 30, "99999999999999999"])
+def test_a_number_that_is_none(text: str) -> None:
+    with pytest.raises(RequestRefused, match="after: must be a whole number from 0 to"):
+        requests.number({"after": text}, "after", 0)
+
+
+def test_too_many_names() -> None:
+    with pytest.raises(RequestRefused, match="33 figures are more than 32"):
+        requests.metrics("j", {"names": ",".join("n" * 33)})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"what": "cancel", "job": "j"}, m.CancelJob(job="j")),
+        ({"what": "drain", "worker": "w"}, m.DrainWorker(name="w")),
+        (
+            {"what": "alias", "model": "m", "alias": "best", "version": 2},
+            m.AliasModel(name="m", alias="best", version=2),
+        ),
+        ({"what": "cancel-sweep", "sweep": "sweep-1"}, m.CancelSweep(sweep="sweep-1")),
+        ({"what": "kill", "worker": "w"}, m.KillWorker(name="w", signal="KILL")),
+    ],
+)
+def test_actions(given: dict[str, Any], message: m.Message) -> None:
+    assert requests.action(given) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "a JSON object"),
+        ({}, "what: must be a text"),
+        ({"what": "cancle"}, "'cancle' is no action; did you mean 'cancel'"),
+        ({"what": "drain", "worker": 3}, "worker: must be a text"),
+        ({"what": "submit"}, "no action"),
+        ({"what": "alias", "model": "m", "alias": "a", "version": "1"}, "version: must be"),
+        ({"what": "alias", "model": "m", "alias": "a", "version": 0}, "version: must be"),
+    ],
+)
+def test_what_is_no_action(given: Any, said: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        requests.action(given)
+    assert said.split(";")[0] in str(refused.value)

@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 from torchvision import datasets, models, transforms
 
-from dtd.train.data.batch_sources import BatchSource, CallerSource, ProcessSource, ThreadSource
+from dtd.train.data.loader import BatchSource, CallerSource, ProcessSource, ThreadSource
 from dtd.train.data.rows import BatchRequest
 from scripts import markdown
 

@@ -23,7 +23,7 @@ from dtd import job
 from dtd.doctor.state_memory import needed_bytes
 from dtd.job.strategy_table import SHARDED_STAGES
 from dtd.train.footprint import division_of, state_size
-from dtd.train.optimizer.build import build_optimizer
+from dtd.train.optimizer import build_optimizer
 from scripts.benchrun.daemons import DaemonRun
 from scripts.benchrun.tasks import MODELS
 from scripts.benchrun.workloads import Workload, job_of

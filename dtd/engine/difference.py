@@ -4,7 +4,7 @@ Every rank has a list of entries (parameters, buffers, optimizer state, counters
 of each.  A round exchanges the hashes of a few ranges of that list; the first range that is not the
 same everywhere is searched in the next round.  All ranks see the same words and take the same path,
 so a state of a million entries takes four rounds of 256 bytes.  Pure: words in, words out; the
-shells are `dtd.train.state.difference` and the simulation.  The words are in protocol.md, "Control
+shells are `dtd.train.agreement` and the simulation.  The words are in protocol.md, "Control
 word".
 """
 

@@ -2,7 +2,7 @@
 
 One bit for each place of the current epoch's order, and counts over the whole job.  Planned rows
 are entered by place; where other rows than planned went through the model, which
-`dtd.train.data.used_rows` detects, the counts are corrected.  The ledger is part of the training
+`dtd.train.data.rows` detects, the counts are corrected.  The ledger is part of the training
 state, so it survives whatever the state survives.  Pure.
 """
 

@@ -18,7 +18,7 @@ receives the state from another one.  A rank without rows in a step skips that s
 running buffers are averaged at the end of a round (`dtd.train.state.buffers`); otherwise the
 evaluation would use statistics that belong to no model.  Where the outer step leads to other
 weights than the mean, each rank first measures BatchNorm's statistics for these weights
-(`dtd.train.state.statistics`), and the round's scalars, which carry the buffers, follow the
+(`dtd.train.state.buffers`), and the round's scalars, which carry the buffers, follow the
 changes.  A change that is not finite on one rank is not finite on any, and all ranks skip the whole
 round.
 

@@ -22,7 +22,7 @@ from dtd.exchange.api import BucketMemory
 from dtd.strategy.wire_memory import tensor_bytes
 
 USED_WORDS: Final = 4
-"""Number of integers that describe the rows a rank has used (`dtd.train.data.used_rows`)."""
+"""Number of integers that describe the rows a rank has used (`dtd.train.data.rows`)."""
 
 _HEAD = 3
 _ITEM_BYTES = 8

@@ -1,7 +1,7 @@
 """Copies and hashes of whole states, in pieces, so that progress is visible.
 
 Processing a large state may exceed any fixed time limit, so `progress` is called after each piece.
-`dtd.train.state.tensors` and `dtd.train.checkpoint.saver` decide what is copied or hashed.
+`dtd.train.state.tensors` and `dtd.train.saver` decide what is copied or hashed.
 """
 
 from __future__ import annotations

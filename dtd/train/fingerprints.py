@@ -1,10 +1,21 @@
-"""Short hashes that reveal before training that workers differ in data or numerics."""
+"""Short hashes that reveal before training that workers differ in data or numerics.
+
+The hash of the dataset covers the number of rows and the content of a few, keyed by the job's seed;
+reading the whole dataset would take too long.  The hash of the numerics covers torch's version, the
+type of device, and the result of clipping and optimizer on fixed numbers: replicas stay equal only
+if both give the same bytes everywhere.  Forward and backward may differ between workers, since
+their gradients are averaged.  The coordinator compares the hashes in the warm-up reports.
+
+`environment` names the software and hardware of this process, for the record of a job.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import platform
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,18 +23,13 @@ import torch
 import xxhash
 from torch import nn
 
+from dtd import __version__
 from dtd.errors import TaskError
 from dtd.job import OptimizerTable
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.data.rows import fields_of, kept_random_state, probed_rows
-from dtd.train.optimizer.build import build_optimizer
+from dtd.train.optimizer import build_optimizer
 from dtd.train.task import MapDataset
-
-# --- A short hash by which workers find out, before they train, that they hold different data ---
-#
-# It covers the number of rows and the content of a few, keyed by the job's seed; reading the whole
-# dataset would take too long.  It goes into the warm-up report and is compared by the coordinator.
-
 
 _DIGEST_BYTES = 16
 
@@ -110,16 +116,6 @@ def _feed_bytes(digest: hashlib.blake2b, content: bytes) -> None:
     digest.update(content)
 
 
-# --- A hash by which workers find out, before they train, that they do not compute alike -------
-#
-# Replicas stay equal only if clipping and the optimizer give the same bytes everywhere, so the
-# result of both on fixed numbers is hashed, with torch's version and the type of device.  Forward
-# and backward may differ between workers: their gradients are averaged.  A task's own optimizer,
-# and the kernels for models in channels_last, are not tried out here; digests still compare what
-# they make. Builds of one torch version for CPUs and for CUDA (2.15.0+cpu, 2.15.0+cu130) train
-# together on CPUs as long as they compute alike.
-
-
 _ELEMENTS = 100_031
 """Leaves as much as can be left by vectors of 8, 16 and 32: a rest is computed one by one."""
 _UPDATES = 3
@@ -127,7 +123,12 @@ _CLIP_NORM = 0.5
 
 
 def numerics_fingerprint(table: OptimizerTable, device: torch.device) -> str:
-    """Hex hash of this worker's result of a fixed clip and optimizer step."""
+    """Hex hash of this worker's result of a fixed clip and optimizer step.
+
+    A task's own optimizer, and the kernels for models in channels_last, are not tried out; digests
+    still compare what they make.  Builds of one torch version for CPUs and for CUDA (2.15.0+cpu,
+    2.15.0+cu130) train together on CPUs as long as they compute alike.
+    """
     numbers = torch.arange(_ELEMENTS, dtype=torch.float32, device=device)
     parameter = nn.Parameter((numbers % 1013) / 512 - 1)
     optimizer = build_optimizer(table, [parameter])
@@ -141,3 +142,42 @@ def numerics_fingerprint(table: OptimizerTable, device: torch.device) -> str:
         content.update(repr(norm).encode())
     content.update(tensor_bytes(parameter.detach().cpu()))
     return content.hexdigest()
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+_MODEL = "model name"
+
+
+def environment(name: str) -> dict[str, str]:
+    """Return versions and hardware that affect numbers and speed.
+
+    Args:
+        name: the device on which the worker trains, as torch names it.
+    """
+    device = torch.device(name)
+    found = {
+        "dtd": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()),
+        "processor": _processor(),
+        "device": device.type,
+        "threads": str(torch.get_num_threads()),
+    }
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    return found
+
+
+def _processor() -> str:
+    """The first processor's name, as the kernel tells it; empty on kinds for which it does not."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return ""
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(_MODEL))
+    return next(named, "")

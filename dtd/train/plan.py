@@ -15,9 +15,8 @@ from dtd.engine.rounds import Rounds
 from dtd.engine.sampler import Position, position_of_step, slice_bounds, steps_per_epoch
 from dtd.errors import TaskError
 from dtd.job import JobSpec
-from dtd.train.data.rows import BatchRequest
+from dtd.train.data.rows import BatchRequest, checksum
 from dtd.train.data.sampling import Order, Rows
-from dtd.train.data.used_rows import checksum
 
 LOOK_AHEAD_STEPS: Final = 100
 """In which the loader looks for the next batch with rows of its rank."""
@@ -157,7 +156,7 @@ class JobPlan:
         return range(step, self.rounds.end(step, self.steps_total))
 
     def checksum(self, step: int) -> int:
-        """Return the checksum of `dtd.train.data.used_rows` if exactly a step's rows were used."""
+        """Return the checksum of `dtd.train.data.rows` if exactly a step's rows were used."""
         return checksum(self.position(step).epoch, self._rows(step))
 
     def _rows(self, step: int) -> Rows:

@@ -1,7 +1,7 @@
 """The records, reports and requests between training and the rest of the worker.
 
-Repeated warnings are throttled: a full disk makes every checkpoint fail; an operator should see
-this once, and later that it lasts.
+Plain values and two Protocols, without torch: the worker's event loop, its wire messages and tests
+use them in processes that never import it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ class _Kept:
 class WarningThrottle:
     """Forwards warnings, at most one of each event per interval.
 
+    A full disk makes every checkpoint fail; an operator should see this once, and later that it
+    lasts.
+
     Args:
         warn: receives them.
         every_s: the interval.
@@ -54,12 +57,6 @@ class WarningThrottle:
         more = f"; {kept.count} more like it since the last report" if kept and kept.count else ""
         self._events[event] = _Kept(told_s=now)
         self._warn(event, message + more)
-
-
-# --- reports of training, and its requests to the rest of the worker ---------------------------
-#
-# Plain values and two Protocols, without torch: the worker's event loop, its wire messages and
-# tests use them in processes that never import it.
 
 
 Where = Literal["memory", "checkpoint", "none"]

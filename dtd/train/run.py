@@ -32,7 +32,7 @@ from dtd.train.fingerprints import (
 )
 from dtd.train.loop import commit_at_take_over, train
 from dtd.train.malloc_tuning import mapped_blocks
-from dtd.train.optimizer.build import ignored_settings
+from dtd.train.optimizer import ignored_settings
 from dtd.train.profile import StepProfiler
 from dtd.train.record import (
     HeldState,
@@ -45,7 +45,7 @@ from dtd.train.record import (
 )
 from dtd.train.sanity import try_evaluation
 from dtd.train.session import JobSession, build_session, updates_of_step
-from dtd.train.state.image import IncomingImage, export_image
+from dtd.train.state.load import IncomingImage, export_image
 from dtd.train.state.tensors import named_tensors
 from dtd.train.step import check_skips
 from dtd.train.task import load_task

@@ -24,12 +24,10 @@ from dtd.strategy.scalars import StepScalars
 from dtd.strategy.sharded.optimizers import check_complete, check_shardable
 from dtd.train.callbacks import Callbacks
 from dtd.train.checkpoint.first_weights import FirstWeights
-from dtd.train.checkpoint.saver import Checkpoints
 from dtd.train.data.loader import Loader
-from dtd.train.data.rows import seed_generators
+from dtd.train.data.rows import UsedRows, seed_generators
 from dtd.train.data.sampling import order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
-from dtd.train.data.used_rows import UsedRows
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
 from dtd.train.footprint import check_room, state_size
@@ -38,11 +36,12 @@ from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.memory import MemoryMeter
 from dtd.train.model_checks import check_memory, check_tensors
 from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of
-from dtd.train.optimizer.build import JoinedOptimizer
+from dtd.train.optimizer import JoinedOptimizer
 from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
 from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, WarningThrottle
 from dtd.train.rehearsal import Rehearsal
+from dtd.train.saver import Checkpoints
 from dtd.train.single_rows import SingleRow, smallest_rows
 from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica, build_replica, reset_replica

@@ -25,13 +25,20 @@ from dtd.errors import TaskError
 from dtd.exchange.api import Collective
 from dtd.strategy.api import LossSum
 from dtd.strategy.scalars import StepScalars
-from dtd.train.data.rows import NO_ROW, BatchRequest, draw_key, seed_generators, shape_of
-from dtd.train.data.used_rows import MODULUS, UsedRows
+from dtd.train.data.rows import (
+    MODULUS,
+    NO_ROW,
+    BatchRequest,
+    UsedRows,
+    draw_key,
+    seed_generators,
+    shape_of,
+)
 from dtd.train.model_setup import autocast
 from dtd.train.plan import Share
 from dtd.train.session import JobSession
-from dtd.train.state.local_steps import LocalStepsUndo
-from dtd.train.state.statistics import estimated_anew, layers_with_statistics
+from dtd.train.state.buffers import estimated_anew, layers_with_statistics
+from dtd.train.state.replica import LocalStepsUndo
 
 _CLIP_EPSILON = 1e-6
 """Constant of torch.nn.utils.clip_grad_norm_."""

@@ -201,7 +201,7 @@ class TrainingThread(threading.Thread):
             )
         refuse_if_laxer(self._sandbox, spec.job.sandbox)
         with made_to_last():
-            from dtd.train.environment import environment
+            from dtd.train.fingerprints import environment
             from dtd.train.record import InitFrom
             from dtd.train.run import JobSessionRunner
         if spec.sync.transport != "ring":

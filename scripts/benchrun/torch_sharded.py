@@ -15,7 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from dtd.job import OptimizerTable
-from dtd.train.optimizer.build import build_optimizer
+from dtd.train.optimizer import build_optimizer
 from scripts.benchrun.torch_divisions import FSDP, ZERO
 
 _ADAM: Final = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

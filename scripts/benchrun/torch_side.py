@@ -25,8 +25,8 @@ from dtd.exchange.ring.buckets import plan_buckets
 from dtd.job import JobSpec, from_mapping
 from dtd.strategy.buckets import parameter_shapes
 from dtd.train.malloc_tuning import keep_freed_memory
-from dtd.train.optimizer.build import build_optimizer
-from dtd.train.optimizer.learning_rate import learning_rate
+from dtd.train.optimizer import build_optimizer
+from dtd.train.schedule import learning_rate
 from dtd.train.task import load_task
 from scripts.benchrun.ranks import Bucket, layout
 from scripts.benchrun.torch_sharded import divided

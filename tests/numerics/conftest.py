@@ -14,7 +14,7 @@ from torch import nn
 from dtd.engine.sampler import Position, advance
 from dtd.errors import RingBroken
 from dtd.job import JobSpec
-from dtd.train.checkpoint import saver as checkpoints
+from dtd.train import saver as checkpoints
 from dtd.train.data.sampling import batch_rows
 from tests.arena import Arena, Regression
 

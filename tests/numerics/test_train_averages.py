@@ -11,8 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from dtd.checkpoint.format import list_checkpoints
 from dtd.errors import CheckpointError, RingBroken, TaskError
 from dtd.train.record import Flags, InitFrom
-from dtd.train.state.averages import Averages
-from dtd.train.state.weights import load_weights
+from dtd.train.state.weights import Averages, load_weights
 from tests.numerics.cuts import Cut
 
 pytestmark = pytest.mark.numerics

@@ -13,7 +13,7 @@ from dtd.checkpoint.format import list_checkpoints
 from dtd.checkpoint.writer import CheckpointWriter
 from dtd.engine.control_word import Flags
 from dtd.errors import RingBroken, TaskError
-from dtd.train.checkpoint import saver as checkpoints
+from dtd.train import saver as checkpoints
 
 pytestmark = pytest.mark.numerics
 

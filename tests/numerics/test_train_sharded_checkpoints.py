@@ -16,7 +16,7 @@ from dtd.engine.control_word import Flags
 from dtd.engine.shards import united
 from dtd.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError
-from dtd.train.checkpoint import saver
+from dtd.train import saver
 from dtd.train.checkpoint.load import read_stored
 from dtd.train.record import InitFrom
 from tests.shards import held_shards

@@ -17,8 +17,9 @@ from torch import Tensor
 from dtd.checkpoint.format import Manifest, Progress, no_progress, verify
 from dtd.checkpoint.tensor_file import Range, placed
 from dtd.errors import CheckpointError
+from dtd.train.state.load import load_state, own_entries
 from dtd.train.state.replica import Replica
-from dtd.train.state.tensors import MODEL, OPTIMIZER, digest_of, load_state, own_entries
+from dtd.train.state.tensors import MODEL, OPTIMIZER, digest_of
 
 Pieces = dict[str, list[tuple[int, int, Tensor]]]
 """By name of a sharded tensor: (start, stop, values) of pieces of the flattened tensor."""

@@ -1,9 +1,15 @@
-"""Combines rows of a dataset into a batch; keys every random draw of a job.
+"""Rows of a dataset: their batches, the keys of all random draws, the tally of rows used.
 
 A dataset with `fetch` keys its own draws.  For any other, the generators of torch, numpy and
 `random` are set by (seed, epoch, row) before the row is read.  They belong to the whole process, so
 that is done only where nothing else draws: in a loader process, or in the training thread with
 `kept_random_state` around it.
+
+Each batch records which rows were read (`LoadedBatch`).  A rank sums a hash of (epoch, row) over
+all its batches (`UsedRows`).  The sums of all ranks are added in the step's scalars
+(`dtd.strategy.scalars`), modulo 2**64, and compared with the same sum over the plan's rows when the
+step is committed.  So "exactly once" is measured where rows are used rather than derived from the
+step's number.  The ledger keeps the totals.
 """
 
 from __future__ import annotations
@@ -16,12 +22,14 @@ import sqlite3
 import struct
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 from torch.nn.utils.rnn import PackedSequence
@@ -29,6 +37,7 @@ from torch.utils.data import default_collate
 
 from dtd.engine.sampler import probe_rows, row_key
 from dtd.errors import TaskError
+from dtd.train.data.sampling import mixed
 from dtd.train.task import CollatedRows, MapDataset
 
 RETRY_PAUSES_S: Final = (0.1, 0.3, 1.0, 2.5)
@@ -305,3 +314,75 @@ def random_state() -> tuple[bytes, bytes, int, object]:
     numpy_state: Any = np.random.get_state()
     torch_state = torch.default_generator.get_state().numpy().tobytes()
     return torch_state, numpy_state[1].tobytes(), numpy_state[2], random.getstate()
+
+
+MODULUS = 1 << 64
+_SHOWN_ROWS = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class UsedRows:
+    """A tally of rows, of one rank or of all.
+
+    Attributes:
+        checksum: sum of the rows' hashes, modulo 2**64.
+        rows: number of rows.
+        missing: number of requested rows that were not used.
+        extra: number of used rows that were not requested.
+        example: description of the first error on this rank; not sent to others.
+    """
+
+    checksum: int = 0
+    rows: int = 0
+    missing: int = 0
+    extra: int = 0
+    example: str = ""
+
+    def add(self, asked: BatchRequest, loaded: LoadedBatch) -> None:
+        """Add a batch that the model processes."""
+        self.checksum = (self.checksum + checksum(loaded.epoch, loaded.rows)) % MODULUS
+        self.rows += len(loaded.rows)
+        if (loaded.epoch, loaded.rows) == (asked.epoch, asked.rows):
+            return
+        wanted = Counter((asked.epoch, row) for row in asked.rows)
+        used = Counter((loaded.epoch, row) for row in loaded.rows)
+        self.missing += (wanted - used).total()
+        self.extra += (used - wanted).total()
+        self.example = self.example or (
+            f"rows {_shown(loaded.rows)} of epoch {loaded.epoch} were used instead of"
+            f" {_shown(asked.rows)} of epoch {asked.epoch}"
+        )
+
+    def words(self) -> list[int]:
+        """Return the tally as signed integers for the step's scalars, which add modulo 2**64."""
+        signed = (self.checksum + MODULUS // 2) % MODULUS - MODULUS // 2
+        return [signed, self.rows, self.missing, self.extra]
+
+    @classmethod
+    def of_words(cls, words: Sequence[int]) -> UsedRows:
+        """Return the tally for these words, which may be sums over ranks."""
+        signed, rows, missing, extra = words
+        return cls(checksum=signed % MODULUS, rows=rows, missing=missing, extra=extra)
+
+    def against(self, planned_checksum: int, planned_rows: int) -> tuple[int, int]:
+        """Return lower bounds of the planned rows not used, and of the used rows not planned.
+
+        Each rank knows which requested rows it did not get.  Overlaps and gaps between slices are
+        visible to no rank; only the checksum reveals them.
+        """
+        missing = max(self.missing, planned_rows - self.rows)
+        extra = max(self.extra, self.rows - planned_rows)
+        if self.checksum != planned_checksum and not (missing or extra):
+            return 1, 1
+        return missing, extra
+
+
+def checksum(epoch: int, rows: Sequence[int] | npt.NDArray[np.uint64]) -> int:
+    """Return the sum of the hashes of (epoch, row), modulo 2**64; independent of the order."""
+    salted = np.array(rows, dtype=np.uint64) ^ np.uint64(row_key(0, epoch, 0))
+    return int(mixed(salted).sum(dtype=np.uint64))
+
+
+def _shown(rows: Sequence[int]) -> str:
+    more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""
+    return f"[{', '.join(str(row) for row in rows[:_SHOWN_ROWS])}]{more}"

@@ -1,4 +1,14 @@
-"""The order of rows in an epoch: the default order, or the one that the task defines."""
+"""The order of rows in an epoch: the default order, or the one that the task defines.
+
+Each is a function of (seed, epoch, place), equal on every worker; a step takes the next places and
+each rank a slice of them.  So the number of workers changes nothing, and a step that is redone has
+the same rows.  Every place of an epoch is used exactly once; how often a row stands in it is the
+sampler's doing.  What workers give is compared before they train together (`Order.digest`).
+
+The default order is `permuted_row` of `dtd.engine.sampler`, here in numpy for many places at once:
+every rank needs the rows of the whole global batch, its own to load them and all of them to check
+what was loaded, and entry by entry that would take milliseconds of a step.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +21,6 @@ import numpy.typing as npt
 
 from dtd.engine.sampler import Position, cipher_sides, round_keys, row_key
 from dtd.errors import TaskError
-
-# ---
-# The order of an epoch for many places at once: `permuted_row` of `dtd.engine.sampler` in numpy.
-#
-# Every rank needs the rows of the whole global batch, its own to load them and all of them to check
-# what was loaded (`dtd.train.data.used_rows`).  Entry by entry that would take milliseconds of a
-# step. What the order is, is said there; this file must give the same rows.
-
 
 Rows = npt.NDArray[np.uint64]
 
@@ -69,17 +71,6 @@ def mixed(values: Rows) -> Rows:
     values *= np.uint64(0x94D049BB133111EB)
     values ^= values >> np.uint64(31)
     return values
-
-
-# ---
-# Which row stands at which place of an epoch where the task has a say: weights, lengths, an
-# order.
-#
-# Like the plain order (`dtd.train.data.sampling`), each is a function of (seed, epoch, place),
-# equal on every worker; a step takes the next places and each rank a slice of them.  So the number
-# of workers changes nothing, and a step that is redone has the same rows.  Every place of an epoch
-# is used exactly once; how often a row stands in it is the sampler's doing.  What workers give is
-# compared before they train together (`Order.digest`).
 
 
 POOL_BATCHES: Final = 64

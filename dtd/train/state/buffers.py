@@ -15,11 +15,14 @@ with the same bytes.  The values ride in the step's scalars (`dtd.strategy.scala
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.data.sampling import mixed
@@ -147,3 +150,56 @@ def _marks(bits: Tensor) -> Tensor:
     The sums are taken modulo 2**64, as everywhere with such integers.
     """
     return torch.from_numpy(mixed(bits.numpy().view(np.uint64).copy()).view(np.int64))
+
+
+def layers_with_statistics(model: nn.Module) -> list[_BatchNorm]:
+    """Return the BatchNorm layers of a model whose statistics change in training."""
+    return [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, _BatchNorm)
+        and layer.training
+        and layer.running_mean is not None
+        and layer.momentum != 0.0
+    ]
+
+
+@contextlib.contextmanager
+def estimated_anew(model: nn.Module) -> Iterator[None]:
+    """Make the statistics those of the training forwards within this context.
+
+    A layer without one keeps what it had.  The counts of batches stay as they were.  If an
+    exception leaves the context, the statistics are undefined.
+    """
+    layers = layers_with_statistics(model)
+    before = [[tensor.clone() for tensor in _statistics(layer)] for layer in layers]
+    for layer in layers:
+        for tensor in _statistics(layer):
+            tensor.zero_()
+    yield
+    for layer, saved in zip(layers, before, strict=True):
+        _finish(layer, saved)
+
+
+def _statistics(layer: _BatchNorm) -> list[Tensor]:
+    """Mean, variance and the count of batches."""
+    mean, variance, count = layer.running_mean, layer.running_var, layer.num_batches_tracked
+    assert mean is not None
+    assert variance is not None
+    assert count is not None
+    return [mean, variance, count]
+
+
+def _finish(layer: _BatchNorm, saved: list[Tensor]) -> None:
+    """Correct the averages of one layer for their begin at zero; restore its count."""
+    mean, variance, count = _statistics(layer)
+    batches = int(count)
+    with torch.no_grad():
+        count.copy_(saved[2])
+        if not batches:
+            mean.copy_(saved[0])
+            variance.copy_(saved[1])
+        elif layer.momentum is not None:  # None: a plain mean, which needs no correction
+            seen = 1.0 - (1.0 - layer.momentum) ** batches
+            mean.div_(seen)
+            variance.div_(seen)

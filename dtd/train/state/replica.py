@@ -21,7 +21,9 @@ from dtd.engine.sampler import Position, advance
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import TaskError
 from dtd.job import JobSpec
+from dtd.strategy.nested import copied
 from dtd.strategy.sharded.state import ShardedState
+from dtd.strategy.replicated import OptimizerSnapshot
 from dtd.train.data.rows import seed_generators
 from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
 from dtd.train.gradient_hooks import HookKey, hooks_on, replace_hooks
@@ -35,13 +37,11 @@ from dtd.train.model_setup import (
     loss_scaler,
     materialise,
 )
-from dtd.train.optimizer.build import JoinedOptimizer, optimizer_of
-from dtd.train.optimizer.learning_rate import learning_rate
-from dtd.train.optimizer.task_schedule import TaskSchedule, schedule_of
+from dtd.train.optimizer import JoinedOptimizer, optimizer_of
 from dtd.train.plan import steps_of
-from dtd.train.state.averages import Averages
+from dtd.train.schedule import TaskSchedule, learning_rate, schedule_of
 from dtd.train.state.task_state import OwnState
-from dtd.train.state.weights import live_tensors, parameter_names
+from dtd.train.state.weights import Averages, live_tensors, parameter_names
 from dtd.train.task import Task, stand_in
 
 
@@ -181,7 +181,7 @@ class Replica:
     def updated(self, steps: int = 1) -> None:
         """Count an update, or those of a round, and advance the task's schedule.
 
-        Local steps have advanced that themselves (`dtd.train.state.local_steps`).
+        Local steps have advanced that themselves (`dtd.train.state.replica`).
         """
         if self.averages is not None:
             self.averages.update(first=self.updates == 0, steps=steps)
@@ -377,3 +377,25 @@ def reset_replica(
     _add_schedule(replica, task, spec)
     if replica.averages is not None:
         replica.averages.begin()
+
+
+class LocalStepsUndo:
+    """A copy of the optimizer's and the schedule's state before a round.
+
+    Args:
+        replica: the replica that takes the local steps.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._schedule = replica.schedule
+        self._tensors: dict[str, Tensor] = {}
+        if replica.schedule is not None:
+            self._schedule_state = replica.schedule.state(self._tensors)
+            self._tensors = copied(self._tensors)
+        self._optimizer = OptimizerSnapshot(replica.optimizer)
+
+    def restore(self) -> None:
+        """Restore the copy; to be called once."""
+        if self._schedule is not None:
+            self._schedule.load(self._schedule_state, self._tensors)
+        self._optimizer.restore()

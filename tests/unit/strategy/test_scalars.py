@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dtd.strategy.scalars import StepScalars
-from dtd.train.data.used_rows import UsedRows
+from dtd.train.data.rows import UsedRows
 
 
 def tally(rows: int) -> UsedRows:

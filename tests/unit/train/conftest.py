@@ -9,7 +9,7 @@ from torch import nn
 from dtd.engine.ledger import Ledger
 from dtd.job import OptimizerTable
 from dtd.train.model_setup import loss_scaler
-from dtd.train.optimizer.build import build_optimizer
+from dtd.train.optimizer import build_optimizer
 from dtd.train.state.replica import Replica, trained_parameters
 
 

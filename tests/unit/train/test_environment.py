@@ -6,7 +6,7 @@ import platform
 
 import torch
 
-from dtd.train import environment as module
+from dtd.train import fingerprints as module
 
 
 def test_what_this_process_runs_with():

@@ -15,7 +15,7 @@ from dtd.errors import TaskError
 from dtd.strategy.sharded.wire_pool import PIECES
 from dtd.train.footprint import optimizer_bytes
 from dtd.train.measure import measure
-from dtd.train.optimizer.build import JoinedOptimizer
+from dtd.train.optimizer import JoinedOptimizer
 from tests.unit.train.small_job import spec
 
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from dtd.errors import TaskError
 from dtd.job import OptimizerTable
 from dtd.strategy.sharded.optimizers import check_shardable
-from dtd.train.optimizer.build import build_optimizer
+from dtd.train.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 NAMES = ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop"]

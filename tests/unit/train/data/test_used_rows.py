@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from dtd.strategy.scalars import USED_WORDS
-from dtd.train.data.rows import BatchRequest, LoadedBatch, load_rows
-from dtd.train.data.used_rows import UsedRows, checksum
+from dtd.train.data.rows import BatchRequest, LoadedBatch, UsedRows, checksum, load_rows
 
 
 def used(asked: tuple[int, ...], loaded: tuple[int, ...], epoch: int = 0) -> UsedRows:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dtd.errors import CheckpointError
-from dtd.train.optimizer.fit import check_entries, check_groups, own_numbers
+from dtd.train.state.load import check_entries, check_groups, own_numbers
 
 OURS = ("params", "foreach", "fused")
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from dtd.errors import TaskError
 from dtd.job import OptimizerTable
-from dtd.train.optimizer.build import build_optimizer, optimizer_of
+from dtd.train.optimizer import build_optimizer, optimizer_of
 
 
 def test_build_optimizer_of_the_task() -> None:
@@ -146,7 +146,7 @@ NOTHING_COMPILED = """
 import sys, torch
 from dtd.job import OptimizerTable
 from dtd.tasks.digits import Digits
-from dtd.train.optimizer.build import build_optimizer
+from dtd.train.optimizer import build_optimizer
 
 Digits().train_dataset()
 for name in ("sgd", "adam", "adamw"):

@@ -9,7 +9,7 @@ import torch
 
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
-from dtd.train.state.image import IncomingImage, export_image
+from dtd.train.state.load import IncomingImage, export_image
 from dtd.train.state.tensors import state_digest
 
 

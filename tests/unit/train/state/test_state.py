@@ -13,9 +13,10 @@ from dtd.engine.ledger import Ledger
 from dtd.errors import CheckpointError, TaskError
 from dtd.job import OptimizerTable
 from dtd.train.model_setup import loss_scaler
-from dtd.train.optimizer.build import build_optimizer
+from dtd.train.optimizer import build_optimizer
+from dtd.train.state.load import load_state
 from dtd.train.state.replica import Replica, trained_parameters
-from dtd.train.state.tensors import load_state, metadata, named_tensors, state_digest
+from dtd.train.state.tensors import metadata, named_tensors, state_digest
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])

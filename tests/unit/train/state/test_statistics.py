@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.train.state.statistics import estimated_anew, layers_with_statistics
+from dtd.train.state.buffers import estimated_anew, layers_with_statistics
 
 
 def batches(count: int) -> list[torch.Tensor]:

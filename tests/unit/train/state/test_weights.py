@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from dtd.ctl.checkpoints import loading_lines
 from dtd.errors import CheckpointError, TaskError
-from dtd.train.state.tensors import load_weights as load_state_weights
+from dtd.train.state.load import load_weights as load_state_weights
 from dtd.train.state.weights import live_tensors, load_weights, model_tensors, plain_name
 
 MODULE = "dtd_weights_task"

@@ -1,13 +1,15 @@
-"""A learning-rate schedule that the task builds: any of torch.optim.lr_scheduler, stepped by dtd.
+"""Learning rates: the job's schedule, or the task's own.
 
-It moves on by one with every update, so not with a step that was skipped or is redone, and its
-state goes with the rest (`dtd.train.state.tensors`).  What it changes in the optimizer's
-groups (rates, momentum) is the optimizer's state.  The schedules of a job file are
-`dtd.train.optimizer.learning_rate`.
+The job's is a pure function of the number of updates, so it needs no state.  Warm-up is linear over
+the first `warmup_steps` updates.  "step" drops by `gamma` every `step_every` updates, warm-up
+included; "cosine" goes from the end of warm-up to the end of the job down to `min_lr`.  Skipped
+steps are no updates.  A task's own schedule (`build_schedule`) is stepped once an update, and what
+it keeps is a part of the state.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +18,32 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dtd.errors import CheckpointError, TaskError
+from dtd.job import ScheduleTable
 from dtd.strategy.nested import decoded, encoded
+
+
+def learning_rate(
+    schedule: ScheduleTable, *, base_lr: float, update: int, updates_total: int
+) -> float:
+    """Learning rate of update number `update` (0-based).
+
+    Args:
+        schedule: the job's [schedule].
+        base_lr: the rate that warm-up leads to.
+        update: updates made so far.
+        updates_total: updates of the whole job, where "cosine" ends.
+    """
+    if update < schedule.warmup_steps:
+        return base_lr * (update + 1) / schedule.warmup_steps
+    low = min(schedule.min_lr, base_lr)
+    if schedule.name == "step":
+        return max(low, base_lr * schedule.gamma ** (update // schedule.step_every))
+    if schedule.name == "cosine":
+        span = max(1, updates_total - schedule.warmup_steps)
+        progress = min(1.0, (update - schedule.warmup_steps) / span)
+        return low + (base_lr - low) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    return base_lr
+
 
 SCHEDULE = "schedule."
 """Begins the names of its tensors in a state."""

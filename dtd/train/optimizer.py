@@ -1,4 +1,10 @@
-"""The optimizer that a job requests, or the task's own; several of them presented as one."""
+"""The optimizer that a job requests, or the task's own; several of them presented as one.
+
+On a CPU the job's is torch's fused kernel: one pass over parameter, gradient and state, for Adam in
+a sixth of the time, for SGD in two thirds.  It goes through memory as it lies and does not look
+whether all lie alike, and gradients lie as in a contiguous parameter; so other models
+(channels_last, bfloat16) get `foreach`, a handful of kernels over all parameters, as GPUs do.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +20,12 @@ from dtd.errors import TaskError
 from dtd.job import JobSpec, OptimizerTable, ScheduleTable
 from dtd.shown import shown
 
-# --- several optimizers seen as one: their groups in a row, their states together --------------
-#
-# Whatever looks at a job's optimizer (its schedule, the state, digests, callbacks) looks at all
-# parts alike; only an update is made by one of them.  Each part keeps what is its own, so nothing
-# is stored here but the row of groups.
-
 
 class JoinedOptimizer(torch.optim.Optimizer):
-    """A torch optimizer, as far as others look at it.
+    """Several optimizers seen as one: their groups in a row, their states together.
+
+    Whatever looks at a job's optimizer (its schedule, the state, digests, callbacks) looks at all
+    parts alike; only an update is made by one of them.
 
     Args:
         parts: the optimizers by name; no parameter is in two of them.
@@ -89,17 +92,6 @@ class JoinedOptimizer(torch.optim.Optimizer):
             )
             first += count
         self._gather()
-
-
-# --- the optimizer that a job asks for, or the task's own --------------------------------------
-#
-# On a CPU it is torch's fused kernel: one pass over parameter, gradient and state, for Adam in a
-# sixth of the time, for SGD in two thirds.  It goes through memory as it lies and does not look
-# whether all lie alike, and gradients lie as in a contiguous parameter; so other models
-# (channels_last, bfloat16) get `foreach`, a handful of kernels over all parameters, as GPUs do.
-# Learning rates are set before every update from the schedule.  The job's own are used without what
-# torch puts around their methods for its compiler (`_plain`), so that a job that compiles nothing
-# does not import it.
 
 
 def build_optimizer(

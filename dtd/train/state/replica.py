@@ -22,8 +22,8 @@ from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.strategy.nested import copied
-from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.replicated import OptimizerSnapshot
+from dtd.strategy.sharded.state import ShardedState
 from dtd.train.data.rows import seed_generators
 from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
 from dtd.train.gradient_hooks import HookKey, hooks_on, replace_hooks

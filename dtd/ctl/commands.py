@@ -381,7 +381,7 @@ COMMANDS: Final = (
     ),
     Command(
         name="doctor",
-        function="doctor.command:doctor",
+        function="doctor:doctor",
         help="Examine coordinator, workers and links; with a job, forecast step time and memory.",
         arguments=(
             argument(

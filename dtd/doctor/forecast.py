@@ -16,7 +16,7 @@ part of the step whose cost, if it were zero, would shorten the step most.  Pure
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dtd.doctor.travel import Coded, Ring, Star, Travel, travel
@@ -260,12 +260,3 @@ def _limit(
                 compute, replace(ring, star=wide)
             )
     return min(without, key=lambda limit: without[limit])
-
-
-def memory_bytes(parts: Mapping[str, int]) -> int:
-    """A worker's peak memory in bytes.
-
-    The gradients of a step and the copy for a checkpoint never coexist with activations, but the
-    copy is made while the next step runs, so all parts are summed.
-    """
-    return sum(parts.values())

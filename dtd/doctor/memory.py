@@ -1,13 +1,14 @@
 """The memory of a worker's training by part: measured beside predicted.  Pure.
 
-Workers measure in one step (`dtd.train.memory`) and report with their heartbeats.  A worker may say
-what it likes: only parts that are listed here are shown, each once.
+Workers measure in one step (`dtd.train.memory`) and report with their heartbeats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
+
+from dtd.wire import messages as m
 
 PARTS: Final[Mapping[str, str]] = {
     "parameters": "Parameters and running buffers, as far as they are held after backward.",
@@ -26,32 +27,13 @@ PREDICTED: Final = frozenset({"parameters", "gradients", "optimizer", "snapshots
 """Parts that the strategy determines (`dtd.doctor.state_memory`)."""
 
 
-class Said(Protocol):
-    """A worker's report of one part; see `dtd.wire.messages.control.MemoryPart`."""
-
-    @property
-    def name(self) -> str:
-        """One of `PARTS`."""
-        ...
-
-    @property
-    def measured_bytes(self) -> int:
-        """Measured size."""
-        ...
-
-    @property
-    def predicted_bytes(self) -> int:
-        """Size predicted by the strategy; 0 where nothing is predicted."""
-        ...
-
-
-def memory_of(said: Iterable[Said]) -> dict[str, dict[str, int | None]] | None:
+def memory_of(reported: Iterable[m.MemoryPart]) -> dict[str, dict[str, int | None]] | None:
     """Return {part: {"measured_bytes", "predicted_bytes"}} in the order of `PARTS`; None if empty.
 
     Args:
-        said: by one worker.
+        reported: by one worker.
     """
-    known = {one.name: one for one in said}
+    known = {one.name: one for one in reported}
     listed = {name: known[name] for name in PARTS if name in known}
     return {
         name: {

@@ -154,7 +154,7 @@ class CodedBuckets(Buckets):
 
     def _lay_out(self, plans: Sequence[Sequence[Wire]]) -> None:
         """Allocate wire buffers for these plans; the previous ones are no longer offered."""
-        order = _order([len(plan) for plan in plans])
+        order = exchange_order([len(plan) for plan in plans])
         buffers, memories = self._buffers([plans[bucket][stage] for bucket, stage in order])
         self._laid_out = list(zip(order, buffers, memories, strict=True))
         position = {at: index for index, at in enumerate(order)}
@@ -308,7 +308,7 @@ def _fail(transfer: _Transfer, error: BaseException) -> None:
         event.set()
 
 
-def _order(stages: Sequence[int]) -> list[tuple[int, int]]:
+def exchange_order(stages: Sequence[int]) -> list[tuple[int, int]]:
     """Return the exchanges (bucket, stage) of buckets with so many stages, in order."""
     last = len(stages) - 1
     return sorted(

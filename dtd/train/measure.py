@@ -3,9 +3,9 @@
 A probe in a process of its own: the daemon that starts it never imports torch, and what a task does
 to its process ends with it.  One JSON object comes on stdin (`spec`, `device`, `threads`, `worlds`,
 `limit_s`, `place` of a shipped package), one goes to stdout; what the task prints goes to stderr.
-For each world size it takes real steps over rank 0's slice (where steps are local, in rounds of one
-step), with a ring that only notes when each bucket was handed over.  Nothing is kept.  What the
-figures mean is `dtd.doctor.forecast`.
+For each world size it takes real steps over rank 0's slice, with a ring that only notes when each
+bucket was handed over.  Nothing is kept.  Of codecs only what they send is found out; what they
+take follows from the time of one pass over memory (`dtd.doctor.strategies`).
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 import torch
 
 from dtd import job
 from dtd.engine.control_word import Flags
+from dtd.engine.rounds import Rounds
 from dtd.engine.step_protocol import FRESH, StateKey
-from dtd.errors import DtdError
+from dtd.errors import DtdError, JobSpecError
 from dtd.exchange.api import BucketMemory, CommTiming
 from dtd.exchange.ring.buckets import plan_buckets
 from dtd.job.strategy_table import SHARDED
+from dtd.rules import fields_of
 from dtd.shown import cut
 from dtd.strategy.buckets import layouts_of, parameter_shapes
-from dtd.strategy.codec.api import FlatLayout, World
+from dtd.strategy.choice import CODECS, OVERLAPPING, STRATEGY_RISKS
+from dtd.strategy.codec.api import Codec, FlatLayout, World
+from dtd.strategy.coded_buckets import Uncoded, exchange_order
 from dtd.train.available_memory import available_memory
 from dtd.train.callbacks import Callbacks
 from dtd.train.footprint import memory_parts, saved_for_backward, state_size
 from dtd.train.malloc_tuning import keep_freed_memory, return_freed_memory
-from dtd.train.measure_codecs import measure_codecs, with_strategy
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
 from dtd.train.session import JobSession, build_session, parts_of, shows_model
 from dtd.train.step import Clock, commit, contribute
@@ -52,6 +55,10 @@ LEAST_STEPS: Final = 3
 WARM_UP_STEPS: Final = 2
 LONGEST_S: Final = 300.0
 MIB: Final = 1 << 20
+MOST_WIRES: Final = 1500
+"""Most exchanges of one codec in the answer."""
+_PASS_BYTES: Final = 4 * MIB
+_PASSES: Final = 16
 
 
 @dataclass(slots=True)
@@ -152,56 +159,57 @@ def measure(
         limit_s: for all steps together, beyond the least number of them.
 
     Returns:
-        {"parameters", "rows", "device_name", "buckets": sizes in bytes as they travel, the tail
-        last, "memory": bytes of each part, "available_bytes", "state": a `StateSize`, "worlds":
-        {size: {"data_s", "compute_s", "ready_s", "optimizer_s", "step_s"}}}.  For worlds of
-        several, unless a step makes several updates, also what `measure_codecs` returns and, if the
-        job has a codec or local steps, "plain": "buckets" and "worlds" of it without.
+        {"parameters", "rows", "memory": bytes of each part, "available_bytes", "state": a
+        `StateSize`} of the job, and of its steps while gradients travel as they are "buckets":
+        sizes in bytes, the tail last, and "worlds": {size: {"data_s", "compute_s", "ready_s",
+        "optimizer_s", "step_s"}}.  For worlds of several, unless a step makes several updates, also
+        what `_compared` returns.
 
     Raises:
         TaskError: the task, its data or the job's choices do not work here.
     """
     parsed = job.from_mapping(dict(spec), source="job to be measured")
-    strategy = replace(
-        parsed.strategy, inner_steps=1, fragments=1, inner_steps_double_every=0, local_start_step=0
-    )
-    parsed = replace(parsed, strategy=strategy)
+    own, plain = _one_step_rounds(parsed), _plain(spec, parsed)
     torch.set_num_threads(threads or parsed.train.threads)
-    plain = _plain(spec)
-    share_s = limit_s / (1 if plain is None else 2)
     worlds = _worlds(parsed, worlds)
-    figures, layouts, last_step = _own_steps(parsed, device, worlds, share_s)
+    with _session(own, device) as session:
+        figures = _memory(session, worlds)
+        layouts, last_step = _layouts(session), session.plan.steps_total - 1
+        if plain is None:
+            figures |= _steps(session, worlds, limit_s)
     gc.collect()  # its memory is needed
-    several = [world for world in worlds if world > 1]
-    if not several or layouts is None:
-        return figures
     if plain is not None:
         with _session(plain, device) as session:
-            figures["plain"] = _steps(session, worlds, share_s)
-    return figures | measure_codecs(
-        spec, layouts, device=torch.device(device), worlds=several, step=last_step
+            figures |= _steps(session, worlds, limit_s)
+        gc.collect()
+    if max(worlds) > 1 and layouts is not None:
+        figures |= _compared(spec, layouts, torch.device(device), max(worlds), last_step)
+    return figures
+
+
+def _one_step_rounds(spec: job.JobSpec) -> job.JobSpec:
+    strategy = replace(
+        spec.strategy, inner_steps=1, fragments=1, inner_steps_double_every=0, local_start_step=0
     )
+    return replace(spec, strategy=strategy)
 
 
-def _own_steps(
-    spec: job.JobSpec, device: str, worlds: Sequence[int], limit_s: float
-) -> tuple[dict[str, Any], list[FlatLayout] | None, int]:
-    """Figures of the job as it is, `_layouts`, and its last step."""
-    available = available_memory(torch.device(device)).bytes
-    with _session(spec, device) as session:
-        shown = shows_model(session.task, evaluates=session.evaluator is not None)
-        state = state_size(session.replica, spec, shows_whole=shown)
-        with saved_for_backward(session.replica.model) as saved:
-            _world(session, worlds[0], limit_s=0.0)
-        figures = {
-            "parameters": sum(parameter.numel() for _, parameter in session.replica.trained),
-            "rows": spec.job.global_batch_size,
-            **_steps(session, worlds, limit_s),
-            "memory": {**memory_parts(session), "activations": saved.peak_bytes},
-            "available_bytes": available,
-            "state": asdict(state),
-        }
-        return figures, _layouts(session), session.plan.steps_total - 1
+def _memory(session: JobSession, worlds: Sequence[int]) -> dict[str, Any]:
+    """The memory of the job as it is, after steps in the smallest world and in the largest."""
+    available = available_memory(session.device).bytes
+    shown = shows_model(session.task, evaluates=session.evaluator is not None)
+    state = state_size(session.replica, session.spec, shows_whole=shown)
+    with saved_for_backward(session.replica.model) as saved:
+        _world(session, worlds[0], limit_s=0.0)
+    if worlds[1:]:
+        _world(session, worlds[-1], limit_s=0.0)
+    return {
+        "parameters": sum(parameter.numel() for _, parameter in session.replica.trained),
+        "rows": session.spec.job.global_batch_size,
+        "memory": {**memory_parts(session), "activations": saved.peak_bytes},
+        "available_bytes": available,
+        "state": asdict(state),
+    }
 
 
 def _worlds(spec: job.JobSpec, worlds: Sequence[int]) -> Sequence[int]:
@@ -212,16 +220,15 @@ def _worlds(spec: job.JobSpec, worlds: Sequence[int]) -> Sequence[int]:
     return [world for world in worlds if world >= least] or [least]
 
 
-def _plain(spec: Mapping[str, Any]) -> job.JobSpec | None:
+def _plain(spec: Mapping[str, Any], parsed: job.JobSpec) -> job.JobSpec | None:
     """The job when all gradients travel as they are; None if they do.
 
     A state that is divided stays so: otherwise it might not fit.
     """
-    parsed = job.from_mapping(dict(spec), source="job to be measured")
     name = parsed.strategy.name if parsed.strategy.name in SHARDED else "replicated"
     if (parsed.strategy.name, parsed.codec) == (name, "none"):
         return None
-    return job.from_mapping(with_strategy(spec, name, "none"), source="job to be measured")
+    return job.from_mapping(_with_strategy(spec, name, "none"), source="job to be measured")
 
 
 @contextlib.contextmanager
@@ -340,6 +347,140 @@ def _step(session: JobSession, ring: HandOvers) -> dict[str, Any]:
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+# --- other strategies and codecs -------------------------------------------------------------
+
+
+def _compared(
+    spec: Mapping[str, Any],
+    layouts: Sequence[FlatLayout],
+    device: torch.device,
+    world_size: int,
+    step: int,
+) -> dict[str, Any]:
+    """Every strategy and codec that the job could name.
+
+    Args:
+        spec: the job, as SUBMIT_JOB carries it.
+        layouts: of its gradients' buckets.
+        device: where these are.
+        world_size: the largest world.
+        step: for which wire sizes are computed; they may follow a schedule.
+
+    Returns:
+        {"candidates": [{"strategy", "codec", "every_steps": between two exchanges of the same
+        parameters, "overlaps": whether they travel while the next steps go on, "stage" and
+        "mirrors" of a state that is divided, "risk", "reason": why it cannot be used; or empty}],
+        "pass_s_per_byte": time of one pass over memory, "codecs": {name: {"passes", "wires": for
+        each exchange, in order, its bucket, its bytes (of one rank, if it is a gather), whether it
+        is one, and whether the codec adds by itself}}}; "none" is not among the codecs: it costs
+        nothing.
+    """
+    wires: dict[str, dict[str, Any] | str] = {}
+    listed: list[dict[str, Any]] = []
+    for strategy, codec in _choices(spec):
+        found: dict[str, Any] = {"strategy": strategy, "codec": codec, "every_steps": 1}
+        found |= {"overlaps": strategy in OVERLAPPING, "risk": "", "reason": ""}
+        listed.append(found)
+        try:
+            parsed = job.from_mapping(_with_strategy(spec, strategy, codec), source="candidate")
+        except JobSpecError as error:
+            found["reason"] = f"does not fit: {error.problems[0]}"
+            continue
+        found["every_steps"] = _every_steps(parsed, step)
+        if strategy in SHARDED:
+            found |= {"stage": parsed.strategy.stage, "mirrors": parsed.strategy.mirrors}
+        risks = [STRATEGY_RISKS[strategy]]
+        build = CODECS[codec]
+        if build is not None:
+            made = build(parsed)
+            risks.append(made.risk)
+            if codec not in wires:
+                wires[codec] = _wires(made, layouts, device, world_size, step)
+            found["reason"] = reason if isinstance(reason := wires[codec], str) else ""
+        found["risk"] = "; ".join(filter(None, risks))
+    codecs = {name: one for name, one in wires.items() if not isinstance(one, str)}
+    pass_s = _pass_s_per_byte(device)
+    return {"candidates": listed, "codecs": codecs, "pass_s_per_byte": pass_s}
+
+
+def _choices(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every codec, and each other strategy without one, and with the job's own."""
+    own = job.from_mapping(dict(spec), source="job to be measured").codec
+    for strategy in get_args(get_type_hints(job.StrategyTable)["name"]):
+        for codec in CODECS:
+            if strategy == "replicated" or codec in ("none", own):
+                yield strategy, codec
+
+
+def _every_steps(spec: job.JobSpec, step: int) -> int:
+    """Steps between two exchanges of the same parameters, when so many steps are committed."""
+    table, rounds = spec.strategy, Rounds.of(spec.strategy)
+    if table.local_from is None or step < table.local_from:
+        return 1
+    end = rounds.end(step)
+    return (end - rounds.begin(end)) * (table.inner_steps // table.round_steps)
+
+
+def _with_strategy(spec: Mapping[str, Any], strategy: str, codec: str) -> dict[str, Any]:
+    """The job with another strategy; keys that it uses already stay as they are."""
+    parsed = job.from_mapping(dict(spec), source="job to be measured")
+    kept = {parsed.strategy.name, parsed.codec} & {strategy, codec}
+    kind: type = job.StrategyTable
+    table = {
+        info.name: getattr(parsed.strategy, info.name)
+        for info in fields_of(kind).values()
+        if kept & set(info.rule.only_for or ())
+    }
+    sync = {key: value for key, value in spec.get("sync", {}).items() if key != "wire_dtype"}
+    return {**spec, "sync": sync, "strategy": {**table, "name": strategy, "codec": codec}}
+
+
+def _wires(
+    codec: Codec,
+    layouts: Sequence[FlatLayout],
+    device: torch.device,
+    world_size: int,
+    step: int,
+) -> dict[str, Any] | str:
+    """The exchanges of all buckets through a codec, or why it cannot be used."""
+    world = World(size=world_size, first_step=step)
+    try:
+        coders = [codec.coder(layout, index, device) for index, layout in enumerate(layouts)]
+        if not any(coders):
+            return "does not fit: finds nothing to compress among the parameters"
+        stages = []
+        for layout, coder in zip(layouts, coders, strict=True):
+            used = coder or Uncoded(layout)
+            used.restart(world)
+            stages.append(used.wires(world, step))
+    except DtdError as error:
+        return f"does not fit: {error.message}"
+    except (RuntimeError, MemoryError) as error:  # torch's own: no memory, no kernel
+        return f"cannot be used here: {error}"[:200]
+    wires = []
+    for bucket, stage in exchange_order([len(wires) for wires in stages]):
+        wire = stages[bucket][stage]
+        gathers = wire.operation.is_half
+        size = wire.elements * wire.dtype.itemsize // (world_size if gathers else 1)
+        wires.append([bucket, size, gathers, wire.arithmetic is not None])
+    if len(wires) > MOST_WIRES:
+        return "not compared: the model has too many buckets"
+    return {"passes": codec.passes, "wires": wires}
+
+
+def _pass_s_per_byte(device: torch.device) -> float:
+    """Time of one pass over a bucket's elements, for each byte of it."""
+    source = torch.ones(_PASS_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    took_s = []
+    for _ in range(_PASSES):
+        begun_s = time.perf_counter()
+        torch.mul(source, 0.5, out=target)
+        _synchronise(device)
+        took_s.append(time.perf_counter() - begun_s)
+    return statistics.median(took_s[1:]) / _PASS_BYTES
 
 
 # --- the process -----------------------------------------------------------------------------

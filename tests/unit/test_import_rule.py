@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe.sinks": BASE | {"cluster", "wire"},
     "observe.report": BASE | {"observe.series", "packages"},
     "observe.web": BASE | {"limits", "net", "observe.report", "security", "wire"},
-    "doctor": PURE_BELOW,
+    "doctor": {"figures", *PURE_BELOW},
     "cluster": {"diagnostics", "doctor", *PURE_BELOW},
     "registry": {"cluster", *PURE_BELOW},
     "sweeps": {"cluster", *PURE_BELOW},

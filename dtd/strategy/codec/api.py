@@ -163,6 +163,14 @@ class Codec(Protocol):
         """Return the codec's risk for a job, as a phrase for its user; empty if none."""
         ...
 
+    @property
+    def passes(self) -> float:
+        """Time to encode and decode a bucket, in times that one pass over its elements takes.
+
+        Measured with one thread on a CPU; for forecasts of `dtdctl doctor`.
+        """
+        ...
+
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> Coder | None:
         """Create the coder of a bucket; None sends the bucket unchanged.
 

@@ -48,6 +48,7 @@ class Int8:
     """The codec; applies to all float32 buckets."""
 
     start_step = 0
+    passes = 13.0
     risk = "rounds to 8 bits, in blocks of 256 with a scale each"
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> Int8Coder | None:

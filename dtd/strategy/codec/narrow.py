@@ -65,6 +65,7 @@ class NarrowCodec:
     """
 
     start_step = 0
+    passes = 2.0
 
     def __init__(self, dtype: torch.dtype, widen: _Widen, risk: str) -> None:
         self._dtype = dtype

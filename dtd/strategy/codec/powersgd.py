@@ -81,6 +81,10 @@ class PowerSGD:
     def risk(self) -> str:
         return f"matrices become approximations of rank {self.rank}; check the loss"
 
+    @property
+    def passes(self) -> float:
+        return 8.0 + 2.0 * self.rank
+
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> PowerSGDCoder | None:
         if layout.dtype != torch.float32:
             return None

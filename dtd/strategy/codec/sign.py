@@ -35,6 +35,7 @@ class Sign:
     """The codec; leaves other types than float32, and buckets of whole tensors, as they are."""
 
     start_step = 0
+    passes = 30.0
     risk = "leaves the sign of each element; check the loss"
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> SignCoder | None:

@@ -77,6 +77,8 @@ class _Sparse:
 class TopK(_Sparse):
     """The codec `top_k`."""
 
+    passes = 25.0
+
     @property
     def risk(self) -> str:
         return f"sends the largest {self.density:.2%} of a gradient in a step; check the loss"
@@ -88,6 +90,8 @@ class TopK(_Sparse):
 
 class RandomK(_Sparse):
     """The codec `random_k`; its seed is equal on all ranks."""
+
+    passes = 5.0
 
     def __init__(self, *, density: float, momentum: float, warmup_steps: int, seed: int) -> None:
         super().__init__(density=density, momentum=momentum, warmup_steps=warmup_steps)

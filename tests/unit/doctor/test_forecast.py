@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.doctor.forecast import Compute, Exchanged, LinkSpeed, forecast, memory_bytes, sent_bytes
+from dtd.doctor.forecast import Compute, Exchanged, LinkSpeed, forecast, sent_bytes
 from dtd.doctor.travel import Coded, Exchange, Star
 
 MIB = 1 << 20
@@ -209,7 +209,3 @@ def test_the_link_that_limits_workers_and_servers_is_named():
 def test_a_worker_sends_to_servers_what_it_has_summed_once():
     assert sent_bytes(halves(10**8), 4, star()) == 10**8
     assert sent_bytes(halves(10**8), 4) == 2 * 10**8 * 3 // 4
-
-
-def test_memory_is_the_sum_of_its_parts():
-    assert memory_bytes({"parameters": 10, "activations": 5}) == 15

@@ -14,8 +14,11 @@ from torch import nn
 
 import dtd.train.measure as measure_module
 from dtd.job import load_job, to_mapping
+from dtd.strategy.choice import CODECS, STRATEGY_RISKS
+from dtd.strategy.codec.api import FlatLayout, TensorPlace
+from dtd.strategy.codec.powersgd import PowerSGD
 from dtd.train.footprint import SavedBytes, saved_for_backward
-from dtd.train.measure import HandOvers, main, measure
+from dtd.train.measure import HandOvers, _wires, main, measure
 from tests.unit.train.small_job import spec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,14 +62,39 @@ def test_an_optimizer_of_ones_own_is_counted_with_its_copy(name):
     assert memory["snapshot"] < 3 * memory["parameters"], "no checkpoint has the moments"
 
 
-def test_narrow_gradients_travel_in_half_of_the_bytes_and_take_half_as_much_memory_more():
-    plain, narrow = (
-        measure(spec(*overrides), device="cpu", threads=1, worlds=[2], limit_s=0.0)
-        for overrides in ((), ("sync.wire_dtype=bfloat16",))
-    )
-    *whole, tail = plain["buckets"]
-    assert narrow["buckets"] == [*(size // 2 for size in whole), tail]
+def measured(*overrides, worlds=(2,)):
+    return measure(spec(*overrides), device="cpu", threads=1, worlds=list(worlds), limit_s=0.0)
+
+
+def test_steps_are_timed_without_a_codec_and_memory_is_that_with_it():
+    plain, narrow = (measured(*overrides) for overrides in ((), ("sync.wire_dtype=bfloat16",)))
+    assert narrow["buckets"] == plain["buckets"]
+    *whole, _tail = plain["buckets"]
     assert narrow["memory"]["buckets"] == plain["memory"]["buckets"] + sum(whole) // 2
+
+
+def test_every_strategy_and_codec_is_listed_with_what_travels():
+    figures = measured("job.steps=200", worlds=(1, 4))
+    listed = {(one["strategy"], one["codec"]): one for one in figures["candidates"]}
+    assert {codec for strategy, codec in listed if strategy == "replicated"} == set(CODECS)
+    assert {strategy for strategy, _ in listed} == set(STRATEGY_RISKS)
+    assert set(figures["codecs"]) == set(CODECS) - {"none"}
+    assert figures["pass_s_per_byte"] > 0
+    *sizes, _tail = figures["buckets"]
+    halves = [[bucket, size // 2, False, True] for bucket, size in enumerate(sizes)]
+    narrow = figures["codecs"]["bfloat16"]
+    assert [wire[:3] for wire in narrow["wires"]] == [half[:3] for half in halves]
+    assert all(gathers for _, _, gathers, _ in figures["codecs"]["top_k"]["wires"])
+    assert listed["replicated", "int8"]["risk"]
+    assert listed["local_sgd", "none"]["every_steps"] > 1
+    assert listed["streaming_diloco", "none"]["overlaps"]
+    assert "candidates" not in measured(worlds=(1,))
+
+
+def test_a_codec_that_cannot_be_used_gives_its_reason():
+    vector = FlatLayout(dtype=torch.float32, tensors=(TensorPlace(start=0, stop=64, shape=(64,)),))
+    found = _wires(PowerSGD(rank=1), [vector], torch.device("cpu"), 2, 0)
+    assert found == "does not fit: finds nothing to compress among the parameters"
 
 
 def test_a_step_is_measured_with_all_updates_that_it_may_make(monkeypatch):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.ctl.doctor import checks
-from dtd.ctl.doctor.measurements import forecasts
-from dtd.job import parse_job
+from dtd.doctor import checks
 
 GIB = 1 << 30
 
@@ -104,33 +102,3 @@ def test_a_slow_link_is_named():
     assert found.message.startswith("a -> c carries 80 Mbit/s, others 800 Mbit/s")
     assert states(checks.check_links(links[:2])) == ["ok"]
     assert states(checks.check_links([link("a", "b", bytes_per_s=None)] * 3)) == []
-
-
-# --- forecasts -------------------------------------------------------------------------------
-
-
-def step(worlds):
-    world = {"data_s": 0.0, "compute_s": 0.1, "ready_s": [0.1], "optimizer_s": 0.0}
-    return {
-        "buckets": [10**7],
-        "rows": 10,
-        "worlds": {str(size): world for size in range(1, worlds + 1)},
-    }
-
-
-SPEC = parse_job(
-    '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n', source="test"
-)
-
-
-def test_a_forecast_for_every_world_that_links_reach():
-    steps = {"a": step(3), "b": step(3), "c": step(3)}
-    ways = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "a")]
-    links = [link(*way, rtt_s=0.0) for way in ways]
-    made = forecasts(steps, links, most=3, spec=SPEC)
-    assert [one.world_size for one in made] == [1, 2, 3]
-    assert made[1].step_s == pytest.approx(0.2)
-    assert [one.world_size for one in forecasts(steps, links, most=2, spec=SPEC)] == [1, 2]
-    assert [one.world_size for one in forecasts(steps, links[:2], most=3, spec=SPEC)] == [1, 2]
-    assert [one.world_size for one in forecasts(steps, [], most=3, spec=SPEC)] == [1]
-    assert forecasts({}, [], most=0, spec=SPEC) == []

@@ -1,4 +1,4 @@
-"""The findings of `dtdctl doctor` from its measurements, each a sentence and a remedy.  Pure.
+"""The findings of `dtdctl doctor` about hosts and links, each a sentence and a remedy.  Pure.
 
 A finding is "ok", "warn" (it works, and not as well as it could) or "fail" (it does not work).
 """

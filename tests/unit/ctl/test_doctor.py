@@ -42,14 +42,15 @@ def step():
             {**none, "codec": "rank", "reason": "does not fit: no matrix"},
         ],
         "codecs": {
-            "half": {
-                "buckets": [0],
-                "gathers": [False],
-                "worlds": {"2": [5 * 10**7]},
-                "encode_s": [0.01],
-                "add_s": [0.0],
-                "decode_s": [0.01],
-            }
+            "half": {"passes": 2, "wires": [[0, 5 * 10**7, False, False]]},
+        },
+        "pass_s_per_byte": 1e-10,
+        "state": {
+            "parameter_bytes": 1 << 19,
+            "common_bytes": 0,
+            "optimizer_bytes": 1 << 20,
+            "pool_bytes": 0,
+            "gathered_bytes": 0,
         },
         "buckets": [10**8, 0],
         "rows": 8,
@@ -62,7 +63,7 @@ def step():
 @pytest.fixture
 def cluster(server, result, status, monkeypatch):
     """A healthy one with two idle workers, and what it was asked to examine."""
-    monkeypatch.setattr("dtd.ctl.doctor.command.time.time", lambda: 0.0)
+    monkeypatch.setattr("dtd.ctl.doctor.time.time", lambda: 0.0)
     status["job"] = None
     for worker in status["workers"]:
         worker["state"] = "idle"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.doctor.memory_remedy import MOST_REMEDIES, Need, needed_bytes, remedies
+from dtd.doctor.job_memory import MOST_REMEDIES, Need, needed_bytes, remedies
 from dtd.doctor.state_memory import Division, StateSize
 
 MIB = 1 << 20

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtd.ctl.doctor.measurements import choices_of, forecasts
-from dtd.ctl.doctor.strategies import SAME_NUMBERS, Choice, check_choice, choice_row
+from dtd.doctor.strategies import SAME_NUMBERS, Choice, check_choice, choices_of, forecasts
 from dtd.job import parse_job
 
 JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'
@@ -39,15 +38,8 @@ def candidate(codec, *, strategy="replicated", risk="", reason="", every_steps=1
 
 
 def codec(size_bytes, *, took_s=0.0):
-    """Of one bucket that a codec makes a sum of so many bytes of."""
-    return {
-        "buckets": [0],
-        "gathers": [False],
-        "worlds": {"2": [size_bytes]},
-        "encode_s": [took_s],
-        "add_s": [0.0],
-        "decode_s": [0.0],
-    }
+    """Of one bucket of 10 MB that a codec makes a sum of so many bytes of; 0.1 s a pass."""
+    return {"passes": 10 * took_s, "wires": [[0, size_bytes, False, False]]}
 
 
 def step(candidates=(), codecs=None, **more):
@@ -59,6 +51,7 @@ def step(candidates=(), codecs=None, **more):
         "worlds": {"1": world, "2": world},
         "candidates": list(candidates),
         "codecs": codecs or {},
+        "pass_s_per_byte": 1e-8,
     } | more
 
 
@@ -93,18 +86,36 @@ def test_each_choice_has_its_step_and_what_it_risks_and_the_fastest_comes_first(
     assert (slow.codec, slow.step_s) == ("slow", pytest.approx(2.2))
 
 
-def test_every_rank_waits_for_the_one_where_a_codec_takes_longest():
-    steps = both(candidate("none"), candidate("half", risk="r"), half=codec(5 * MB))
-    steps["b"] = step(steps["b"]["candidates"], {"half": codec(5 * MB, took_s=1.0)})
+def test_a_codec_takes_its_passes_over_memory_on_the_slowest_worker():
+    steps = both(candidate("none"), candidate("half", risk="r"), half=codec(5 * MB, took_s=0.1))
+    steps["b"] = {**steps["b"], "pass_s_per_byte": 1e-7}
     listed = by_codec(choices_of(steps, links(), spec=spec()))
-    assert listed["replicated", "half"].step_s == pytest.approx(1.6)
+    assert listed["replicated", "half"].step_s == pytest.approx(0.1 + 0.5 + 1.0)
+
+
+def test_stages_share_what_encoding_takes_and_a_codec_s_own_addition_costs_its_passes():
+    staged = {"passes": 40, "wires": [[0, MB, False, False], [0, MB, False, False]]}
+    gathered = {"passes": 0, "wires": [[0, MB, True, False]]}
+    added = {"passes": 20, "wires": [[0, MB, False, True]]}
+    names = ("staged", "gathered", "added")
+    steps = both(
+        *(candidate(name, risk="r") for name in names),
+        staged=staged,
+        gathered=gathered,
+        added=added,
+    )
+    step_s = {one.codec: one.step_s for one in choices_of(steps, links(), spec=spec())}
+    assert step_s["staged"] == pytest.approx(0.1 + 1 + 0.1 + 1 + 0.1 + 2)
+    assert step_s["gathered"] == pytest.approx(0.1 + 0.1)
+    # 1 s to encode, then a segment of half the bucket: added in 1 s, passed on in 0.05 s.
+    assert step_s["added"] == pytest.approx(0.1 + 1 + 1 + 0.05 + 1)
 
 
 def test_what_does_not_fit_is_listed_with_the_reason_and_never_recommended():
     why = "does not fit: no matrix"
     steps = both(candidate("none"), candidate("rank", reason=why))
     listed = choices_of(steps, links(), spec=spec())
-    assert choice_row(vars_of(listed[-1])) == ("replicated", "rank", "-", "-", "-", why)
+    assert (listed[-1].codec, listed[-1].step_s, listed[-1].risk) == ("rank", None, why)
     assert not listed[-1].lossless
     assert recommended(steps) == []
 
@@ -187,32 +198,27 @@ def test_local_steps_exchange_seldom():
     late = candidate("none", strategy="late", risk="r", every_steps=10, overlaps=True)
     hidden = by_codec(choices_of(both(candidate("none"), late), links(), spec=spec()))
     assert hidden["late", "none"].step_s == pytest.approx(0.1)
-    assert choice_row(vars_of(local))[0] == "local, 10 steps"
 
 
-def test_a_job_with_a_codec_is_forecast_from_steps_without():
-    """Its codec's time is in its own steps, and would count twice."""
-    slow = {"data_s": 0.0, "compute_s": 0.9, "ready_s": [0.9, 0.9], "optimizer_s": 0.0}
+def test_a_job_s_own_codec_is_in_its_forecast():
     one = step(
         [candidate("none"), candidate("bfloat16", risk="r")],
-        {"bfloat16": codec(5 * MB, took_s=0.5)},
+        {"bfloat16": codec(5 * MB, took_s=1.0)},
     )
-    plain = {"buckets": one["buckets"], "worlds": one["worlds"]}
-    own = {**one, "buckets": [5 * MB, 0], "worlds": {"1": slow, "2": slow}, "plain": plain}
-    steps, job = {"a": own, "b": own}, spec("strategy.codec=bfloat16")
+    steps, job = {"a": one, "b": one}, spec("strategy.codec=bfloat16")
     alone, two = forecasts(steps, links(), most=2, spec=job)
-    assert alone.step_s == pytest.approx(0.9)
-    assert two.step_s == pytest.approx(0.1 + 0.5 + 0.5)
+    assert alone.step_s == pytest.approx(0.1)
+    assert two.step_s == pytest.approx(0.1 + 0.5 + 0.5 + 0.5)
     listed = by_codec(choices_of(steps, links(), spec=job))
     assert listed["replicated", "bfloat16"].step_s == pytest.approx(two.step_s)
     assert listed["replicated", "none"].step_s == pytest.approx(1.1)
 
 
-def test_workers_that_say_nothing_of_codecs_are_forecast_as_before():
-    one = step(buckets=[5 * MB, 0])
+def test_a_job_whose_codecs_are_not_compared_is_forecast_without():
+    one = step()
     del one["candidates"], one["codecs"]
     steps, job = {"a": one, "b": one}, spec("strategy.codec=bfloat16")
-    assert forecasts(steps, links(), most=2, spec=job)[1].step_s == pytest.approx(0.6)
+    assert forecasts(steps, links(), most=2, spec=job)[1].step_s == pytest.approx(1.1)
     assert choices_of(steps, links(), spec=job) == []
 
 
@@ -221,10 +227,6 @@ def test_alone_or_without_a_link_there_is_nothing_to_compare(known):
     steps = both(candidate("none"))
     assert choices_of(steps, known, spec=spec()) == []
     assert choices_of({"a": steps["a"]}, links(), spec=spec()) == []
-
-
-def vars_of(choice):
-    return {name: getattr(choice, name) for name in choice.__dataclass_fields__}
 
 
 # --- a state that is divided ---------------------------------------------------------------------
@@ -287,3 +289,17 @@ def test_a_world_in_which_the_job_does_not_train_is_not_forecast():
     assert [made.world_size for made in forecasts(steps, links(), most=2, spec=spec())] == [2]
     del steps["a"]["worlds"]["2"]
     assert choices_of(steps, links(), spec=spec()) == []
+
+
+def test_a_forecast_for_every_world_that_links_reach():
+    worlds = {str(size): step()["worlds"]["1"] for size in (1, 2, 3)}
+    steps = dict.fromkeys("abc", step(worlds=worlds))
+    ways = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "a")]
+    known = [{"from": a, "to": b, "rtt_s": 0.0, "bytes_per_s": 1e8} for a, b in ways]
+    made = forecasts(steps, known, most=3, spec=spec())
+    assert [one.world_size for one in made] == [1, 2, 3]
+    assert made[1].step_s == pytest.approx(0.2)
+    assert [one.world_size for one in forecasts(steps, known, most=2, spec=spec())] == [1, 2]
+    assert [one.world_size for one in forecasts(steps, known[:2], most=3, spec=spec())] == [1, 2]
+    assert [one.world_size for one in forecasts(steps, [], most=3, spec=spec())] == [1]
+    assert forecasts({}, [], most=0, spec=spec()) == []

@@ -2,7 +2,7 @@
 
 Asks the coordinator to have hosts and links measured (EXAMINE), one at a time; with a job file also
 a few steps on every idle worker.  A running job is not disturbed: bandwidths are measured beside it
-only with --force.  `dtd.ctl.doctor.checks` judges the measurements.
+only with --force.  `dtd.doctor` judges the measurements.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,21 +19,19 @@ from dtd import __version__, figures
 from dtd.cluster.roster import natural_key
 from dtd.ctl import output
 from dtd.ctl.answers import ask, show
-from dtd.ctl.doctor import checks
-from dtd.ctl.doctor.checks import Finding
-from dtd.ctl.doctor.measurements import Patient, choices_of, forecasts, measure_links
-from dtd.ctl.doctor.memory import HEADINGS as NEEDED
-from dtd.ctl.doctor.memory import check_memory, need_rows
-from dtd.ctl.doctor.servers import check_servers
-from dtd.ctl.doctor.state import HEADINGS as STATE
-from dtd.ctl.doctor.state import check_division, divided, state_rows
-from dtd.ctl.doctor.strategies import HEADINGS, check_choice, choice_row
-from dtd.ctl.packages import packed_task
+from dtd.ctl.packages import packed_task, ship
 from dtd.ctl.settings import Settings
+from dtd.doctor import checks
+from dtd.doctor.checks import Finding
 from dtd.doctor.forecast import Forecast
+from dtd.doctor.job_memory import NEEDED_PARTS, check_division, check_memory, divided
+from dtd.doctor.state_memory import REPLICATED
+from dtd.doctor.strategies import check_choice, check_servers, choices_of, forecasts
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.job import JobSpec, load_job, to_mapping
+from dtd.net.control_client import ControlClient
 from dtd.packages.pack import Archive
+from dtd.shown import counted
 from dtd.wire import messages as m
 
 SCHEMA: Final = 1
@@ -41,7 +40,20 @@ EXIT_FAILED: Final = 4
 _AWAY: Final = frozenset({"lost", "released", "refused", "away"})
 _MARKS: Final = {"ok": ("ok  ", output.GREEN), "warn": ("warn", output.YELLOW)}
 _FAIL: Final = ("FAIL", output.RED)
+ANSWER_TIMEOUT_S: Final = 200.0
+"""Beyond the coordinator's own patience with a worker."""
+_LINK_HEADINGS: Final = ("FROM", "TO", "ROUND TRIP", "BANDWIDTH")
+_NEEDED_HEADINGS: Final = (
+    *("MEMORY OF", *(part.upper() for part in NEEDED_PARTS)),
+    *("ALL", "AVAILABLE"),
+)
+_FORECAST_HEADINGS: Final = ("WORKERS", "STEP", "COMPUTE", "EXPOSED", "DATA", "RATE", "LIMITED BY")
+_CHOICE_HEADINGS: Final = ("STRATEGY", "CODEC", "SENT/STEP", "STEP", "SPEEDUP", "RISK")
+_STATE_HEADINGS: Final = (
+    *("STATE", "MIRRORS", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ALL", "FITS FROM"),
+)
 
+Values = Mapping[str, Any]
 Report = dict[str, Any]
 
 
@@ -79,15 +91,15 @@ def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
     status = ask(settings, m.GetStatus())
     workers = [one for one in status["workers"] if one["state"] not in _AWAY]
     names = sorted((worker["name"] for worker in workers), key=natural_key)
-    patient = Patient(settings)
+    examiner = _Examiner(settings)
     sent_s = time.time()
-    coordinator = patient.ask(m.Examine(what="host", spec={}))
+    coordinator = examiner.ask(m.Examine(what="host", spec={}))
     own_skew_s = (sent_s + time.time()) / 2 - coordinator["time_s"]
-    hosts, silent = patient.each(
+    hosts, silent = examiner.each(
         {name: m.Examine(what="host", worker=name, spec={}) for name in names}
     )
     bandwidths = status["job"] is None or force
-    links, unreached = measure_links(patient, list(hosts), bandwidths=bandwidths, force=force)
+    links, unreached = measure_links(examiner, list(hosts), bandwidths=bandwidths, force=force)
     found = [
         *checks.check_coordinator(
             coordinator, address=str(settings.address), own_version=__version__
@@ -113,7 +125,7 @@ def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
             if worker["state"] == "idle" and worker["name"] not in servers
         ]
         places = {worker["name"]: _place(worker) for worker in workers}
-        _add_job(report, patient, job, sorted(idle, key=natural_key), servers, places)
+        _add_job(report, examiner, job, sorted(idle, key=natural_key), servers, places)
     return report
 
 
@@ -163,9 +175,6 @@ def _report(found: Sequence[Finding], **more: Any) -> Report:
     }
 
 
-# --- a job -----------------------------------------------------------------------------------
-
-
 _NOT_MEASURED: Final = Finding(
     check="job",
     state="warn",
@@ -176,7 +185,7 @@ _NOT_MEASURED: Final = Finding(
 
 def _add_job(
     report: Report,
-    patient: Patient,
+    examiner: _Examiner,
     job: _Job,
     idle: Sequence[str],
     servers: Sequence[str],
@@ -185,8 +194,8 @@ def _add_job(
     """Steps on every idle worker, all at once as in the job, and what follows from them."""
     most = min(len(idle), job.spec.elastic.max_workers)
     mapping = to_mapping(job.spec)
-    package = patient.ship(job.archive) if job.archive is not None and idle else ""
-    steps, refusals = patient.each(
+    package = examiner.ship(job.archive) if job.archive is not None and idle else ""
+    steps, refusals = examiner.each(
         {
             name: m.Examine(what="step", worker=name, spec=mapping, worlds=most, package=package)
             for name in idle[:most]
@@ -223,9 +232,6 @@ def _memory_of(worker: str, place: str, step: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# --- printing --------------------------------------------------------------------------------
-
-
 def _print(report: Report) -> None:
     output.print_lines(report_lines(report, colour=output.wants_colour(sys.stdout)))
 
@@ -238,32 +244,22 @@ def report_lines(report: Report, *, colour: bool) -> list[str]:
         lines.append(f"{output.paint(mark, style, colour=colour)}  {finding['message']}")
         if finding["remedy"]:
             lines.append(f"      try: {finding['remedy']}")
-    if report["links"]:
-        rows = [
-            (
-                link["from"],
-                link["to"],
-                figures.span(link["rtt_s"]),
-                figures.bandwidth(link["bytes_per_s"]),
-            )
-            for link in report["links"]
-        ]
-        lines += [
-            "",
-            *output.table_lines(("FROM", "TO", "ROUND TRIP", "BANDWIDTH"), rows, colour=colour),
-        ]
-    if report["memory"]:
-        lines += ["", *output.table_lines(NEEDED, need_rows(report["memory"]), colour=colour)]
-    if report["forecast"]:
-        headings = ("WORKERS", "STEP", "COMPUTE", "EXPOSED", "DATA", "RATE", "LIMITED BY")
-        forecast_rows = [_forecast_row(one) for one in report["forecast"]]
-        lines += ["", *output.table_lines(headings, forecast_rows, colour=colour)]
-    if report["strategies"]:
-        choice_rows = [choice_row(one) for one in report["strategies"]]
-        lines += ["", *output.table_lines(HEADINGS, choice_rows, colour=colour)]
-    if report["state"]:
-        lines += ["", *output.table_lines(STATE, state_rows(report["state"]), colour=colour)]
+    tables = (
+        (_LINK_HEADINGS, map(_link_row, report["links"])),
+        (_NEEDED_HEADINGS, map(_need_row, report["memory"])),
+        (_FORECAST_HEADINGS, map(_forecast_row, report["forecast"])),
+        (_CHOICE_HEADINGS, map(_choice_row, report["strategies"])),
+        (_STATE_HEADINGS, map(_state_row, report["state"])),
+    )
+    for headings, rows in tables:
+        if listed := list(rows):
+            lines += ["", *output.table_lines(headings, listed, colour=colour)]
     return lines
+
+
+def _link_row(link: Values) -> tuple[str, ...]:
+    speeds = figures.span(link["rtt_s"]), figures.bandwidth(link["bytes_per_s"])
+    return link["from"], link["to"], *speeds
 
 
 def _forecast_row(one: dict[str, Any]) -> tuple[str, ...]:
@@ -277,3 +273,106 @@ def _forecast_row(one: dict[str, Any]) -> tuple[str, ...]:
         figures.rate(made.samples_per_s),
         made.limit,
     )
+
+
+def _need_row(need: Values) -> tuple[str, ...]:
+    return (
+        need["worker"],
+        *(figures.size(need["parts"].get(part, 0)) for part in NEEDED_PARTS),
+        figures.size(need["needed_bytes"]),
+        figures.size(need["available_bytes"]),
+    )
+
+
+def _state_row(one: Values) -> tuple[str, ...]:
+    parts = [one[part] for part in ("parameters", "gradients", "optimizer")]
+    name = "replicated" if one["stage"] == REPLICATED else f"sharded, stage {one['stage']}"
+    least = one["least_workers"]
+    return (
+        name + (" (the job's)" if one["own"] else ""),
+        figures.NOTHING if one["stage"] == REPLICATED else str(one["mirrors"]),
+        *map(figures.size, (*parts, sum(parts))),
+        figures.NOTHING if least is None else counted(least, "worker"),
+    )
+
+
+def _choice_row(one: Values) -> tuple[str, ...]:
+    sent, speedup = one["bytes_per_step"], one["speedup"]
+    return (
+        one["strategy"] + (f", {every} steps" if (every := one["every_steps"]) > 1 else ""),
+        one["codec"] + (" (the job's)" if one["own"] else ""),
+        figures.size(sent) if sent is not None else figures.NOTHING,
+        figures.span(one["step_s"]),
+        f"{speedup:.2f} x" if speedup is not None else figures.NOTHING,
+        one["risk"],
+    )
+
+
+class _Examiner:
+    """Sends requests to measure, and awaits their answers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def ask(self, request: m.Examine) -> dict[str, Any]:
+        """One measurement; a refusal ends its connection, so each has its own."""
+        with self._settings.connect() as client:
+            client.ask(request)
+            return _answer(client)
+
+    def ship(self, archive: Archive) -> str:
+        """Upload a task's package to the coordinator; returns its digest."""
+        with self._settings.connect() as client:
+            ship(client, archive)
+        return archive.digest
+
+    def each(
+        self, requests: dict[str, m.Examine]
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, RequestRefused]]:
+        """Concurrent measurements, and those that failed."""
+        answers: dict[str, dict[str, Any]] = {}
+        refusals: dict[str, RequestRefused] = {}
+        with ExitStack() as stack:
+            clients = {name: stack.enter_context(self._settings.connect()) for name in requests}
+            for name, client in clients.items():
+                client.ask(requests[name])
+            for name, client in clients.items():
+                try:
+                    answers[name] = _answer(client)
+                except RequestRefused as error:
+                    refusals[name] = error
+        return answers, refusals
+
+
+def _answer(client: ControlClient) -> dict[str, Any]:
+    answer = client.answer(timeout_s=ANSWER_TIMEOUT_S)
+    if answer is None:
+        raise CoordinatorUnreachable(
+            f"the coordinator did not answer within {ANSWER_TIMEOUT_S:g} s",
+            remedy="read its log",
+        )
+    return answer
+
+
+def measure_links(
+    examiner: _Examiner, names: Sequence[str], *, bandwidths: bool, force: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Both directions between every two workers, one at a time; and those that do not work."""
+    links: list[dict[str, Any]] = []
+    unreached: list[dict[str, Any]] = []
+    what = "bandwidth" if bandwidths else "latency"
+    ways = [(sender, receiver) for sender in names for receiver in names if sender != receiver]
+    for number, (sender, receiver) in enumerate(ways, start=1):
+        if sys.stderr.isatty():
+            output.say(f"measuring {sender} -> {receiver} ({number}/{len(ways)})")
+        request = m.Examine(what=what, worker=receiver, peer=sender, spec={}, force=force)
+        way = {"from": sender, "to": receiver}
+        try:
+            measured = examiner.ask(request)
+        except RequestRefused as error:
+            unreached.append({**way, "reason": error.message, "remedy": error.remedy})
+        else:
+            links.append(
+                {**way, "rtt_s": measured["rtt_s"], "bytes_per_s": measured.get("bytes_per_s")}
+            )
+    return links, unreached

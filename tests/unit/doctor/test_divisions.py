@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from dtd.ctl.doctor.state import check_division, divided, state_rows
+from dtd.doctor.job_memory import check_division, divided
 from dtd.doctor.state_memory import TRAINING_BYTES
 from dtd.job import parse_job
 
@@ -26,27 +24,19 @@ def steps(workers, available_mib=12):
 
 
 def test_every_stage_is_listed_with_its_parts_and_the_least_world_for_the_smallest_worker():
-    rows = state_rows([dataclasses.asdict(one) for one in divided(spec(), steps(4))])
-    mib = ["16.0 MiB", "12.0 MiB", "10.0 MiB", "8.0 MiB"]
-    assert [row[5] for row in rows] == mib
-    assert rows[0] == (
-        *("replicated (the job's)", "-", "4.0 MiB", "4.0 MiB", "8.0 MiB", "16.0 MiB", "-"),
-    )
-    assert rows[1] == (
-        *("sharded, stage 1", "1", "4.0 MiB", "4.0 MiB", "4.0 MiB", "12.0 MiB", "4 workers"),
-    )
-    assert [row[6] for row in rows[2:]] == ["4 workers", "3 workers"]
+    listed = divided(spec(), steps(4))
+    assert [(one.stage, one.mirrors, one.own) for one in listed] == [
+        *((0, 0, True), (1, 1, False), (2, 1, False), (3, 1, False)),
+    ]
+    sizes = [one.parameters + one.gradients + one.optimizer for one in listed]
+    assert sizes == [16 * MIB, 12 * MIB, 10 * MIB, 8 * MIB]
+    assert [one.least_workers for one in listed] == [None, 4, 4, 3]
 
 
 def test_the_jobs_own_mirrors_count():
     listed = divided(spec("strategy.name='sharded'", "strategy.mirrors=0"), steps(4))
     assert [one.own for one in listed] == [False, True, False, False]
     assert [(one.mirrors, one.optimizer) for one in listed[1:]] == [(0, 2 * MIB)] * 3
-
-
-def test_an_older_worker_does_not_say_what_a_state_consists_of():
-    assert divided(spec(), [{"available_bytes": 1}]) == []
-    assert divided(spec(), []) == []
 
 
 def findings(workers, *overrides):

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from dtd.ctl.doctor.measurements import choices_of, forecasts
-from dtd.ctl.doctor.servers import check_servers, star_of
+from dtd.doctor.strategies import check_servers, choices_of, forecasts, star_of
 from dtd.job import parse_job
 
 JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'

@@ -1,1 +1,0 @@
-"""`dtdctl doctor`: measurements, findings, and a forecast of a job's speed."""

@@ -1,0 +1,405 @@
+"""Times of a job's step with every strategy and codec, in worlds of every size.  Pure.
+
+Puts what workers have measured in the form that `dtd.doctor.forecast` reads.  Nothing here knows a
+codec by name: a worker lists what the job could use, with the bytes that travel and the risk.  A
+choice that keeps all numbers the same is recommended as it is.  Another one is recommended for a
+trial, with its risk, and only if none of the first kind helps.
+
+A worker sends a whole bucket up to parameter servers before it gets one back, so the links with
+them are computed apart from the ring (docs/strategies.md, "Parameter servers").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from dtd import figures
+from dtd.doctor.checks import Finding
+from dtd.doctor.forecast import Compute, Exchanged, Forecast, LinkSpeed, forecast, sent_bytes
+from dtd.doctor.travel import Coded, Exchange, Star
+from dtd.job import JobSpec
+from dtd.job.strategy_table import SHARDED
+
+LEAST_GAIN: Final = 0.05
+"""A step that is shorter by less is not worth a change."""
+
+LEAST_LOSSY_SPEEDUP: Final = 1.25
+"""A choice that changes the numbers has to be worth the risk."""
+
+STAGE_OF_PARAMETERS: Final = 3
+SAME_NUMBERS: Final = "same numbers"
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A strategy with a codec.
+
+    Attributes:
+        strategy: `strategy.name` in a job file.
+        codec: `strategy.codec`.
+        every_steps: between two exchanges.
+        own: whether it is the job's own.
+        bytes_per_step: that one worker sends; None if it cannot be said.
+        step_s: expected, in the largest world; None likewise.
+        speedup: the job's own step over this one; None likewise.
+        risk: what a job may lose, or why the choice has no figures.
+        lossless: whether it keeps all numbers the same.
+        for_memory: whether it is chosen to save memory, never to save time.
+    """
+
+    strategy: str
+    codec: str
+    every_steps: int
+    own: bool
+    bytes_per_step: int | None
+    step_s: float | None
+    speedup: float | None
+    risk: str
+    lossless: bool
+    for_memory: bool = False
+
+
+def forecasts(
+    steps: Mapping[str, Values],
+    links: Sequence[Values],
+    *,
+    most: int,
+    spec: JobSpec,
+    servers: Sequence[str] = (),
+) -> list[Forecast]:
+    """One for each world of the first 1, 2, ... workers, as far as links are known.
+
+    A job that wants parameter servers has none without them.
+
+    Args:
+        steps: each worker's measurements, by name, in the order of ranks.
+        links: {"from", "to", "rtt_s", "bytes_per_s"} of each direction.
+        most: the largest world.
+        spec: the job.
+        servers: the parameter servers, of use to a job that wants them.
+    """
+    made: list[Forecast] = []
+    wants, says = has_servers(spec), _own_choice(steps, spec)
+    servers = servers if wants else ()
+    steps_first = next(iter(steps.values()), {})
+    for size in range(1, min(len(steps), most) + 1):
+        ranks = dict(list(steps.items())[:size])
+        ring = _ring([*ranks, *servers], links)
+        star = star_of(list(ranks), servers, links, mirrors=spec.strategy.mirrors)
+        if ring is None or (wants and star is None):
+            break
+        if not all(str(size) in step["worlds"] for step in ranks.values()):
+            continue  # the job does not train in so small a world
+        # Gradients of several updates in a step are forecast as they are, without a codec.
+        own = exchanged(list(ranks.values()), says) or Exchanged(
+            coded=Coded.plain(steps_first["buckets"])
+        )
+        made.append(_forecast(ranks, ring, own, star))
+    return made
+
+
+def _own_choice(steps: Mapping[str, Values], spec: JobSpec) -> Values:
+    """The candidate that the job names, as workers list it."""
+    says: Values = {"codec": spec.codec, "every_steps": 1, "overlaps": False}
+    for step in steps.values():
+        for one in step.get("candidates", []):
+            if (one["strategy"], one["codec"]) == (spec.strategy.name, spec.codec):
+                says = one
+    return says
+
+
+def choices_of(
+    steps: Mapping[str, Values],
+    links: Sequence[Values],
+    *,
+    spec: JobSpec,
+    servers: Sequence[str] = (),
+) -> list[Choice]:
+    """Every strategy and codec that the job could name, in the world of all who measured steps.
+
+    A divided state goes over the parameter servers if the job wants them.
+    """
+    ranks, ring = list(steps.values()), _ring(list(steps), links)
+    wants = has_servers(spec)
+    star = star_of(list(steps), servers, links, mirrors=spec.strategy.mirrors) if wants else None
+    longer = _ring([*steps, *servers], links)
+    measured = all(str(len(ranks)) in step["worlds"] for step in ranks)
+    if len(ranks) < 2 or ring is None or not measured:  # alone nothing is exchanged
+        return []
+    step_s: dict[tuple[str, str], float] = {}
+    for one in ranks[0].get("candidates", []):
+        what = exchanged(ranks, one)
+        if what is None or one["reason"]:
+            continue
+        if wants and one.get("stage"):
+            if star is None or longer is None:
+                continue
+            found = _forecast(steps, longer, what, star)
+        else:
+            found = _forecast(steps, ring, what)
+        step_s[one["strategy"], one["codec"]] = found.step_s
+    return choices(spec, ranks, step_s, star)
+
+
+def _ring(names: Sequence[str], links: Sequence[Values]) -> list[LinkSpeed] | None:
+    """The links from each to the next one; None if one is not known."""
+    speeds = {
+        (link["from"], link["to"]): LinkSpeed(
+            sender=link["from"],
+            receiver=link["to"],
+            latency_s=link["rtt_s"] / 2,
+            bytes_per_s=link["bytes_per_s"],
+        )
+        for link in links
+        if link["bytes_per_s"]
+    }
+    size = len(names)
+    ways = [(names[rank], names[(rank + 1) % size]) for rank in range(size)] if size > 1 else []
+    return [speeds[way] for way in ways] if all(way in speeds for way in ways) else None
+
+
+def _forecast(
+    steps: Mapping[str, Values],
+    ring: Sequence[LinkSpeed],
+    what: Exchanged,
+    star: Star | None = None,
+) -> Forecast:
+    first = next(iter(steps.values()))
+    return forecast(
+        [_compute(step, len(steps)) for step in steps.values()],
+        ring,
+        what=what,
+        rows=first["rows"],
+        overhead_s=max((link.latency_s for link in ring), default=0.0),
+        star=star,
+    )
+
+
+def _compute(step: Values, world_size: int) -> Compute:
+    world = step["worlds"][str(world_size)]
+    return Compute(
+        data_s=world["data_s"],
+        compute_s=world["compute_s"],
+        ready_s=tuple(world["ready_s"]),
+        optimizer_s=world["optimizer_s"],
+    )
+
+
+def exchanged(steps: Sequence[Values], candidate: Values) -> Exchanged | None:
+    """Return the exchanges of a step of these workers; None if one cannot use the codec.
+
+    What a codec takes follows from its passes over the memory of a bucket, and from the time of one
+    pass, which each worker has measured: half of it for encoding, shared by the stages, and half
+    for decoding.  Adding two wire buffers takes one pass over them, or all passes of the codec
+    where it adds by itself.
+
+    Args:
+        steps: each rank's measurements.
+        candidate: as a worker lists it: "codec", "every_steps", "overlaps", and of a state that is
+            divided "stage" and "mirrors".
+    """
+    *sizes, scalars = steps[0]["buckets"]
+    codec = candidate["codec"]
+    if codec == "none":
+        coded = Coded.plain([*sizes, scalars])
+    else:
+        known = [step.get("codecs", {}).get(codec) for step in steps]
+        if not all(known):
+            return None
+        pass_s = max(step["pass_s_per_byte"] for step in steps)
+        coded = _coded(known[0], sizes, scalars, pass_s, world_size=len(steps))
+    whole = Exchanged(
+        coded=coded, every_steps=candidate["every_steps"], overlaps=candidate["overlaps"]
+    )
+    return _divided(whole, sizes, candidate) if candidate.get("stage") else whole
+
+
+def _coded(
+    codec: Values, sizes: Sequence[int], scalars: int, pass_s: float, *, world_size: int
+) -> Coded:
+    """Return the exchanges of buckets through a codec, and of the scalars without it."""
+    half_s = [codec["passes"] * size * pass_s / 2 for size in sizes]
+    stages = Counter(bucket for bucket, *_ in codec["wires"])
+    exchanges = []
+    for bucket, size, gathers, adds in codec["wires"]:
+        exchanges.append(
+            Exchange(
+                bucket=bucket,
+                size_bytes=size * world_size if gathers else size,
+                gathers=gathers,
+                encode_s=half_s[bucket] / stages[bucket],
+                add_s=0.0 if gathers else 2 * half_s[bucket] if adds else size * pass_s,
+            )
+        )
+    last = Exchange(bucket=len(sizes), size_bytes=scalars)
+    return Coded(exchanges=(*exchanges, last), decode_s=(*half_s, 0.0))
+
+
+def _divided(whole: Exchanged, sizes: Sequence[int], candidate: Values) -> Exchanged:
+    """Return the halves of its sums: gradients are scattered, parameters gathered as they are."""
+    mirrors = candidate["mirrors"]
+    gathers = [
+        Exchange(bucket=bucket, size_bytes=size, gathers=True, copies=mirrors)
+        for bucket, size in enumerate(sizes)
+    ]
+    *sums, scalars = whole.coded.exchanges
+    travelling: list[Exchange] = []
+    for one in sums:
+        if candidate["stage"] == STAGE_OF_PARAMETERS:  # they are gathered for backward, too
+            travelling.append(gathers[one.bucket])
+        travelling.append(replace(one, scatters=True, copies=mirrors))
+    ordered = [replace(one, bucket=at) for at, one in enumerate(reversed(gathers))]
+    return replace(
+        whole,
+        coded=replace(whole.coded, exchanges=(*travelling, scalars)),
+        parameters=Coded(exchanges=tuple(ordered), decode_s=(0.0,) * len(ordered)),
+    )
+
+
+def choices(
+    spec: JobSpec,
+    steps: Sequence[Values],
+    step_s: Mapping[tuple[str, str], float],
+    star: Star | None = None,
+) -> list[Choice]:
+    """All choices for [strategy], the fastest first.
+
+    Args:
+        spec: the job.
+        steps: each rank's measurements.
+        step_s: expected steps, by strategy and codec.
+        star: the parameter servers of a divided state; None without.
+    """
+    own = (spec.strategy.name, spec.codec)
+    listed: list[Choice] = []
+    for one in steps[0].get("candidates", []):
+        at = (one["strategy"], one["codec"])
+        took_s, own_s = step_s.get(at), step_s.get(own)
+        what = exchanged(steps, one)
+        over = star if one.get("stage") else None
+        listed.append(
+            Choice(
+                strategy=at[0],
+                codec=at[1],
+                every_steps=one["every_steps"],
+                own=at == own,
+                bytes_per_step=sent_bytes(what, len(steps), over) if took_s and what else None,
+                step_s=took_s,
+                speedup=own_s / took_s if own_s and took_s else None,
+                risk=one["reason"] or one["risk"] or SAME_NUMBERS,
+                lossless=not (one["risk"] or one["reason"]),
+                for_memory=bool(one.get("stage")),
+            )
+        )
+    return sorted(listed, key=lambda one: (one.step_s is None, one.step_s or 0.0))
+
+
+def check_choice(listed: Sequence[Choice], spec: JobSpec) -> Iterator[Finding]:
+    """One recommendation, or none if nothing helps much."""
+    better = [one for one in listed if one.speedup and 1 - 1 / one.speedup >= LEAST_GAIN]
+    own = next((one for one in listed if one.own), None)
+    # Who saves memory needs it, and who does not gains no time by it.
+    better = [one for one in better if own is not None and one.for_memory == own.for_memory]
+    better = [one for one in better if one.lossless] or [
+        one for one in better if (one.speedup or 0.0) >= LEAST_LOSSY_SPEEDUP
+    ]
+    if not better or own is None:
+        return
+    # Of those that are about as fast as the fastest, the one that leaves least out.
+    fastest_s = min(one.step_s or 0.0 for one in better)
+    near = [one for one in better if (one.step_s or 0.0) * (1 - LEAST_GAIN) <= fastest_s]
+    best = max(near, key=lambda one: one.bytes_per_step or 0)
+    write = f'under [strategy] write name = "{best.strategy}" and codec = "{best.codec}"'
+    if spec.sync.wire_dtype:
+        write += ", and leave out sync.wire_dtype"
+    if not best.lossless:
+        write = f"compare the loss of short runs first; {write}"
+    yield Finding(
+        check="strategy",
+        state="ok",
+        message=f"with strategy {best.strategy} and codec {best.codec} a step should take"
+        f" {figures.span(best.step_s)} instead of {figures.span(own.step_s)}"
+        f" ({best.speedup:.2f} times as fast): {best.risk}",
+        remedy=write,
+    )
+
+
+def has_servers(spec: JobSpec) -> bool:
+    """Whether a job wants parameter servers."""
+    return spec.strategy.name in SHARDED and spec.strategy.owners == "servers"
+
+
+def check_servers(spec: JobSpec, servers: int) -> Iterator[Finding]:
+    """Check that there are enough parameter servers for a job that wants them.
+
+    Args:
+        spec: the job.
+        servers: those that are connected.
+    """
+    if not has_servers(spec):
+        return
+    start = "start a dtd-worker@server (`dtd-worker --role server`), on a host with a fast link"
+    if not servers:
+        yield Finding(
+            check="strategy",
+            state="fail",
+            message='[strategy] owners = "servers", and no parameter server is connected',
+            remedy=f'{start}, or use owners = "workers"',
+        )
+    elif servers == 1 or spec.strategy.mirrors == 0:
+        count = "one server" if servers == 1 else "strategy.mirrors = 0"
+        yield Finding(
+            check="strategy",
+            state="warn",
+            message=f"{count}: the loss of a server costs the steps since the newest checkpoint",
+            remedy=f"{start}, and keep strategy.mirrors = 1: then a loss costs no step",
+        )
+
+
+def star_of(
+    workers: Sequence[str], servers: Sequence[str], links: Sequence[Values], *, mirrors: int
+) -> Star | None:
+    """The star of these ranks; None if there is no server or a link is not known.
+
+    A bucket's n bytes go up through each worker's link, and N n / S through that of each of S
+    servers, and m n / S more to its m mirrors.  Down, each worker gets n again, and servers what
+    they do not hold.  A rank's own link is as fast as the fastest way that was measured over it,
+    one at a time: one server seems no faster than the fastest worker, so this is the worst case.
+    """
+    rates = {
+        (link["from"], link["to"]): link["bytes_per_s"] for link in links if link["bytes_per_s"]
+    }
+    ways = [(one, other) for one in workers for other in servers]
+    both = [*ways, *((other, one) for one, other in ways)]
+    if not ways or not all(way in rates for way in both):
+        return None
+    trainers, owners = len(workers), len(servers)
+    copies = min(mirrors, owners - 1)
+    out, back = _own_rates(rates, 0), _own_rates(rates, 1)
+    up = [(out[name], name) for name in workers]
+    up += [(back[name] * owners / (trainers + copies), name) for name in servers]
+    up += [(rates[way] * owners, way[1]) for way in ways]
+    down = [(back[name], name) for name in workers]
+    down += [(out[name] * owners / (trainers + owners - 1 - copies), name) for name in servers]
+    down += [(rates[other, one] * owners, other) for one, other in ways]
+    trips_s = {(link["from"], link["to"]): link["rtt_s"] for link in links}
+    return Star(
+        servers=owners,
+        latency_s=max(trips_s[way] for way in both) / 2,
+        up_bytes_per_s=min(up)[0],
+        down_bytes_per_s=min(down)[0],
+        narrowest=min(*up, *down)[1],
+    )
+
+
+def _own_rates(rates: Mapping[tuple[str, str], float], end: int) -> dict[str, float]:
+    """The fastest that each sends (0) or receives (1)."""
+    found: dict[str, float] = {}
+    for way, rate in rates.items():
+        found[way[end]] = max(rate, found.get(way[end], 0.0))
+    return found

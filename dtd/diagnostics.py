@@ -107,7 +107,7 @@ _JOIN_AGAIN: Final = (
 )
 _SEE_PORT: Final = "check the port: no coordinator that serves other hosts listens there"
 
-# By cause, for the connecting side and for the accepting side: cause as `dtd.security.tls_faults`
+# By cause, for the connecting side and for the accepting side: cause as `dtd.net.tls`
 # names it -> kind, remedy.
 _WHEN_CALLING: Final = {
     "its certificate is not valid yet by this host's clock": ("clock", CLOCK_REMEDY),
@@ -164,7 +164,7 @@ def no_tls(where: str, cause: str, times: str = "") -> Diagnostic:
 
     Args:
         where: its address.
-        cause: from `dtd.security.tls_faults`.
+        cause: from `dtd.net.tls`.
         times: see `Diagnostic`.
     """
     kind, remedy = _WHEN_CALLING.get(cause, ("tls", "read the log of the coordinator"))

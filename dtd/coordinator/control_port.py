@@ -25,12 +25,12 @@ from dtd.limits.connection_limiter import ConnectionLimiter
 from dtd.limits.shares import Shares
 from dtd.net.link import Link
 from dtd.net.server import Place, Server
+from dtd.net.tls import clock
 from dtd.security import identity
 from dtd.security.authority import DIRECTORY, Authority, open_authority
 from dtd.security.credential_book import REVOKED_REMEDY
 from dtd.security.local_users import look_up
 from dtd.security.permissions import NO_CREDENTIAL_REMEDY, refusal
-from dtd.security.tls_faults import clock
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
@@ -94,10 +94,10 @@ class ControlPort:
         directory = self._config.state_dir / DIRECTORY
         self.coordinators = advertised(self._config.advertise, bound)
         self.authority = open_authority(directory, life_days=self._config.credential_days)
-        if self.authority.own.equip(self.coordinators):
+        if self.authority.equip(self.coordinators):
             log.info("authority_made", directory=str(directory), cluster=self.authority.cluster)
-        self.authority.own.renew_server()
-        self._server.serve(context=self.authority.own.server_context())
+        self.authority.renew_server()
+        self._server.serve(context=self.authority.server_context())
         return bound
 
     async def _serve_users(self) -> None:
@@ -155,7 +155,7 @@ class ControlPort:
         """
         assert self.authority is not None
         loop = asyncio.get_running_loop()
-        context = await loop.run_in_executor(None, self.authority.own.server_context)
+        context = await loop.run_in_executor(None, self.authority.server_context)
         self._server.use(context)
 
     def _not_his_name(self, worker: str) -> tuple[str, str]:

@@ -224,7 +224,7 @@ class Coordinator:
         bound = await self.port.listen()
         await self.metrics.start()
         if self.port.authority is not None:
-            self.metrics.figures.certificate_expires_s = self.port.authority.own.server_expires_s()
+            self.metrics.figures.certificate_expires_s = self.port.authority.server_expires_s()
         await self.web.start()
         self.address = str(bound or SocketPath(str(self.config.socket)))
         address_file = self.config.state_dir / "address"
@@ -241,7 +241,7 @@ class Coordinator:
     def _metrics_context(self) -> ssl.SSLContext:
         """Return the TLS of the metrics endpoint, for members of the cluster only; in a thread."""
         authority = self.port.authority
-        return members_only(authority.own.server_context() if authority is not None else None)
+        return members_only(authority.server_context() if authority is not None else None)
 
     async def run(self) -> None:
         """Perform effects until cancelled."""

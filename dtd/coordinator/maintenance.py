@@ -85,14 +85,14 @@ def run_init(arguments: Sequence[str]) -> int:
     directory = config.state_dir / DIRECTORY
     make_private_directory(config.state_dir)
     authority = open_authority(directory)
-    authority.own.equip(advertised(config.advertise, config.listen))
+    authority.equip(advertised(config.advertise, config.listen))
     open_data_key(directory)
     if config.listen.is_loopback:
         sys.stderr.write(
             f"{config.listen} can be reached from this host only; to serve other hosts, use "
             f"--listen 0.0.0.0:{config.listen.port}\n"
         )
-    token = authority.own.first_token()
+    token = authority.first_token()
     if token is None:
         sys.stderr.write("the first token was revoked; create another with `dtdctl token create`\n")
     else:

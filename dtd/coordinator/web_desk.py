@@ -125,7 +125,7 @@ class WebDesk:
         offer = self._server.offer(caller.identity)
         authority, sha256 = self._port.authority, ""
         if authority is not None and self._server.url.startswith("https:"):
-            sha256 = await self._coordinator.in_store(authority.own.server_sha256)
+            sha256 = await self._coordinator.in_store(authority.server_sha256)
         return {
             "url": self._server.url,
             "code": offer.code,
@@ -197,7 +197,7 @@ class WebDesk:
         authority = self._port.authority
         if authority is None:
             return None
-        context = authority.own.server_context()
+        context = authority.server_context()
         context.verify_mode = ssl.CERT_NONE
         return context
 

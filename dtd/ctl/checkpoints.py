@@ -234,7 +234,7 @@ def connect_for(settings: Settings, job: str, spec: Mapping[str, Any]) -> Connec
     """Return the function that connects to a worker: encrypted if the job's traffic is."""
     if spec.get("sync", {}).get("encryption") != "tls":
         return connect_tcp
-    from dtd.net.tls_connect import tls_connect  # seldom needed, and slow to load
+    from dtd.net.tls import tls_connect  # seldom needed, and slow to load
 
     context = settings.tls_context()
     if context is None:

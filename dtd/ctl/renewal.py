@@ -12,7 +12,7 @@ from pathlib import Path
 from dtd.ctl import output
 from dtd.ctl.settings import CREDENTIAL_FILE, Settings
 from dtd.errors import ConfigError, DtdError, RequestRefused
-from dtd.security.lifetimes import WARN_BEFORE_DAYS
+from dtd.security.clock import WARN_BEFORE_DAYS
 
 TIMEOUT_S = 5.0
 
@@ -32,7 +32,7 @@ def renew_if_due(settings: Settings) -> None:
 def _renew(settings: Settings, path: Path, now: dt.datetime) -> None:
     from dtd.net.blocking_link import BlockingLink
     from dtd.net.join_client import write_renewed
-    from dtd.net.tls_connect import tls_connect
+    from dtd.net.tls import tls_connect
     from dtd.security import certificates
     from dtd.security.credential import Credential
     from dtd.security.identity import COORDINATOR

@@ -26,7 +26,7 @@ from dtd.net.blocking_link import connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
 from dtd.net.link import Traffic
-from dtd.net.tls_connect import tls_connect
+from dtd.net.tls import tls_connect
 from dtd.observe.profile.spans import NS, WAIT, RingSpans, SpanLog
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m

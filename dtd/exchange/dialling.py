@@ -9,7 +9,7 @@ from typing import Final
 
 from dtd.exchange.ring.neighbours import Neighbours
 from dtd.net.link import Link
-from dtd.security.tls_faults import tls_fault
+from dtd.net.tls import tls_fault
 
 CONNECT_PAUSE_S: Final = 0.02
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from dtd.limits.connection_limiter import IN_ALL as MOST_UNPROVEN
-from dtd.security.permissions import Identity
+from dtd.security.identity import Identity
 
 MOST_CONNECTIONS: Final = 4096
 RESERVED_DESCRIPTORS: Final = 64

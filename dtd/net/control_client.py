@@ -155,7 +155,7 @@ class ControlClient:
         closed = isinstance(error, ConnectionResetError | BrokenPipeError)
         if self._credential is None or not closed:
             return None
-        from dtd.net.tls_connect import times_of
+        from dtd.net.tls import times_of
 
         times = times_of(None, self._address, self._credential)
         return CoordinatorUnreachable(
@@ -221,8 +221,7 @@ class ControlClient:
         """The TLS failure in words, and the times if it is about them; empty if there is none."""
         from ssl import SSLError
 
-        from dtd.net.tls_connect import times_of
-        from dtd.security.tls_faults import tls_fault
+        from dtd.net.tls import times_of, tls_fault
 
         if not isinstance(error, SSLError):
             return "", ""
@@ -243,7 +242,7 @@ def _unreachable_here(
 
 
 def _over_tls(context: ssl.SSLContext) -> Connect:
-    from dtd.net.tls_connect import tls_connect
+    from dtd.net.tls import tls_connect
     from dtd.security.identity import COORDINATOR
 
     return tls_connect(context, COORDINATOR)

@@ -25,18 +25,17 @@ from dtd.diagnostics import CLOCK_REMEDY
 from dtd.errors import ConfigError, CoordinatorUnreachable, DtdError, ProtocolError, UsageError
 from dtd.names import NAME_WORDS, is_name
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.tls_connect import times_of, tls_connect
+from dtd.net.tls import times_of, tls_connect, tls_fault
 from dtd.security import certificates
 from dtd.security.credential import (
     Credential,
     bare_client_context,
+    check_renews,
     parse_addresses,
     write_credential,
 )
 from dtd.security.identity import COORDINATOR, WORKER, worker_names
 from dtd.security.private_files import make_private_directory, read_private, write_private
-from dtd.security.renewed import check_renews
-from dtd.security.tls_faults import tls_fault
 from dtd.security.token import Token
 from dtd.shown import shown
 from dtd.wire import messages as m

@@ -26,7 +26,7 @@ from typing import Final
 from dtd.address import Address
 from dtd.errors import DtdError
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
-from dtd.net.tls_connect import tls_connect
+from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential

@@ -24,9 +24,9 @@ from dtd.limits.connection_limiter import PATIENCE_S, ConnectionLimiter
 from dtd.limits.shares import Shares
 from dtd.net.link import Link
 from dtd.net.local_socket import bound_socket, remove_socket
+from dtd.net.tls import tls_fault
 from dtd.security import identity
 from dtd.security.local_users import LocalUsers, peer_groups, peer_uid
-from dtd.security.tls_faults import tls_fault
 from dtd.wire import messages as m
 
 MAX_CONNECTIONS = 1024

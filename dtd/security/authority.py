@@ -4,39 +4,74 @@
         tokens.json  issued.json  revoked.json  operator.credential  worker.token
 
 A process that can read `ca.key` can impersonate any member of the cluster, so only the owner has
-access to the directory. Making, loading and issuing block for milliseconds; they happen at start
-and in the store's thread. Certificates are issued here; the decisions are
-made in its parts: `admission` for other hosts, `own_certificate` for this one.
+access to the directory.  Nothing that is damaged is made anew: hosts that have joined would be shut
+out.  All of it blocks for milliseconds, at start and in the store's thread.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import secrets
+import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from dtd.address import Address
+from dtd.errors import ConfigError, RequestRefused, UsageError
+from dtd.names import NAME_WORDS, is_name
 from dtd.security import certificates, identity
-from dtd.security.admission import Admission, Enrolment
 from dtd.security.clock import FILE_NAME as CLOCK_FILE
-from dtd.security.clock import Clock
-from dtd.security.credential import certificates_in, write_credential
+from dtd.security.clock import LIFE_DAYS, Clock, renewed_from_s
+from dtd.security.credential import certificates_in, server_context, write_credential
 from dtd.security.credential_book import CredentialBook, IssuedRecord
-from dtd.security.identity import worker_names
-from dtd.security.lifetimes import LIFE_DAYS, renewed_from_s
-from dtd.security.own_certificate import OwnCertificates
+from dtd.security.identity import check_names, worker_names
 from dtd.security.private_files import make_private_directory, read_private, write_private
-from dtd.security.signer import CERTIFICATE_FILE, KEY_FILE, Signer, cluster_of, damaged
-from dtd.security.token_book import TOKENS_FILE, TokenBook
+from dtd.security.token import DEFAULT_LIFE_S, TOKENS_FILE, Token, TokenBook
 from dtd.wire.data_keys import KEY_BYTES
 
 DIRECTORY: Final = "pki"
+CERTIFICATE_FILE: Final = "ca.pem"
+KEY_FILE: Final = "ca.key"
 DATA_KEY_FILE: Final = "data.key"
+SERVER_FILE: Final = "server.pem"
+OPERATOR_FILE: Final = "operator.credential"
+FIRST_TOKEN_FILE: Final = "worker.token"  # noqa: S105 - a file's name
+OPERATOR_NAME: Final = "operator"
+COORDINATOR_NAME: Final = "coordinator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolment:
+    """The requested name and role, its workers, and the signing request (PEM)."""
+
+    role: str
+    name: str
+    workers: tuple[str, ...] = ()
+    request_pem: str = ""
+
+    def check(self) -> None:
+        """Whether there can be such a member of the cluster.
+
+        Raises:
+            RequestRefused: there cannot.
+        """
+        role, name = self.role, self.name
+        if role not in identity.JOINABLE or not is_name(name):
+            raise RequestRefused(
+                f"joining is not possible as {role[:20]}/{name[:80]}",
+                remedy=f"choose with --name a name of {NAME_WORDS}",
+            )
+        if role == identity.WORKER:
+            check_names(name, self.workers)
+        elif self.workers:
+            raise RequestRefused(f"a {role} cannot register workers")
 
 
 class Authority:
@@ -54,12 +89,14 @@ class Authority:
         self.directory = directory
         self.life_days = life_days
         self._clock = Clock(directory / CLOCK_FILE)
-        self.signer = Signer.load(directory)
-        self.cluster = cluster_of(self.signer.certificate, directory)
+        self.key = _load_key(directory / KEY_FILE)
+        self.certificate = _load_certificate(directory / CERTIFICATE_FILE)
+        if self.certificate.public_key() != self.key.public_key():
+            raise _damaged(directory, f"{KEY_FILE} does not belong to {CERTIFICATE_FILE}")
+        self.cluster = _cluster_of(self.certificate, directory)
         self.tokens = TokenBook(directory / TOKENS_FILE)
         self.credentials = CredentialBook(directory)
-        self.admission = Admission(self)
-        self.own = OwnCertificates(self)
+        self._own_good_s: dict[str, tuple[float, float]] = {}
 
     @classmethod
     def create(cls, directory: Path, *, life_days: float = LIFE_DAYS) -> Authority:
@@ -78,12 +115,12 @@ class Authority:
     @property
     def certificate_pem(self) -> bytes:
         """The certificate that tokens name."""
-        return self.signer.pem
+        return certificates.certificate_pem(self.certificate)
 
     @property
     def sha256(self) -> str:
         """The hash by which tokens identify it."""
-        return self.signer.sha256
+        return certificates.sha256_hex(self.certificate)
 
     def now_s(self) -> float:
         """Unix time, by a clock that does not jump."""
@@ -151,7 +188,7 @@ class Authority:
             key_pem=certificates.key_pem(key),
             certificate_pem=issued,
             facts=certificates.facts_of(issued),
-            authority_pem=self.signer.pem,
+            authority_pem=self.certificate_pem,
         )
 
     def issue(
@@ -199,8 +236,8 @@ class Authority:
             first = credential or identity.serial_text(serial)
             uris.append(identity.credential_uri(self.cluster, first))
         return certificates.member_certificate(
-            self.signer.certificate,
-            self.signer.key,
+            self.certificate,
+            self.key,
             key,
             uris=uris,
             role=request.role,
@@ -208,6 +245,169 @@ class Authority:
             now=dt.datetime.fromtimestamp(self.now_s(), dt.UTC),
             life_days=self.life_days,
         )
+
+    def create_token(
+        self,
+        role: str,
+        *,
+        life_s: int,
+        coordinators: tuple[Address, ...],
+        uses: int = 1,
+        names: tuple[str, ...] = (),
+        replaces: bool = False,
+    ) -> tuple[Token, float]:
+        """A new token and when it expires (Unix seconds, 0: never).
+
+        Args:
+            role: the role that it grants.
+            life_s: how long it is good for; 0: until it is used up.
+            coordinators: where the coordinator is.
+            uses: how often it is good.
+            names: those that can join with it, each once; empty: any.
+            replaces: a living credential of the name gives way.
+
+        Raises:
+            RequestRefused: the role or a name is not acceptable, or too many tokens are valid.
+        """
+        if role not in identity.JOINABLE:
+            roles = ", ".join(identity.JOINABLE)
+            raise RequestRefused(
+                f"joining is not possible as {role[:40]!r}", remedy=f"one of {roles}"
+            )
+        for name in names:
+            Enrolment(role=role, name=name).check()
+        token = Token.make(role=role, coordinators=coordinators, authority_sha256=self.sha256)
+        record = self.tokens.add(
+            token,
+            life_s=life_s,
+            now_s=self.now_s(),
+            uses=max(uses, len(names)),
+            names=names,
+            replaces=replaces,
+        )
+        return token, record.expires_s
+
+    # --- files for the coordinator's own host ------------------------------------------------
+
+    def own_are_due(self) -> bool:
+        """Whether it is time to renew the server's certificate, or the operator's credential."""
+        now_s, good = self.now_s(), self._own_good_s.values()
+        return not good or not all(begin_s <= now_s < end_s for begin_s, end_s in good)
+
+    def server_expires_s(self) -> float:
+        """Unix time at which the coordinator's own certificate ends."""
+        served = _load_certificate(self.directory / SERVER_FILE)
+        return served.not_valid_after_utc.timestamp()
+
+    def server_sha256(self) -> str:
+        """Fingerprint of the coordinator's own certificate, as browsers show it."""
+        served = _load_certificate(self.directory / SERVER_FILE)
+        return served.fingerprint(hashes.SHA256()).hex()
+
+    def server_context(self) -> ssl.SSLContext:
+        """TLS for the control port: callers may show a certificate, and then it must be ours.
+
+        A certificate that is there is not renewed here: any thread may ask, and a renewal has to
+        reach the control port.
+
+        Raises:
+            ConfigError: the server's certificate cannot be read or written.
+        """
+        if not self._has_server():
+            self.renew_server()
+        context = server_context()
+        context.verify_mode = ssl.CERT_OPTIONAL
+        context.load_verify_locations(cadata=self.certificate_pem.decode())
+        try:
+            context.load_cert_chain(self.directory / SERVER_FILE)
+        except (OSError, ssl.SSLError) as error:
+            raise _damaged(self.directory, f"{SERVER_FILE}: {error}") from None
+        return context
+
+    def renew_server(self) -> bool:
+        """Make the coordinator's own certificate if it is time; returns whether it was.
+
+        Key and certificate are one file, so that they fit one another whatever happens.
+
+        Raises:
+            ConfigError: it cannot be read or written.
+        """
+        path = self.directory / SERVER_FILE
+        if self._has_server() and not self._own_is_due(path):
+            return False
+        key = certificates.new_key()
+        own = Enrolment(role=identity.COORDINATOR, name=COORDINATOR_NAME)
+        made = self.signed(key.public_key(), own)
+        write_private(path, certificates.key_pem(key) + certificates.certificate_pem(made))
+        self._own_is_due(path)
+        return True
+
+    def _has_server(self) -> bool:
+        """Whether there is a certificate of the coordinator's, with its key."""
+        path = self.directory / SERVER_FILE
+        return path.exists() and b"PRIVATE KEY" in read_private(path)
+
+    def _own_is_due(self, path: Path) -> bool:
+        """Whether to make anew what is in this file; remembers while it need not.
+
+        It is also when members could not accept it: it counts from a later time on, since the
+        clock was ahead, or was issued by an authority that is no longer here.
+        """
+        served = _load_certificate(path)
+        begin_s = served.not_valid_before_utc.timestamp()
+        from_s = self.renewed_from_s(*certificates.life_of(served))
+        if not certificates.is_signed_by(served, [self.certificate]):
+            from_s = begin_s
+        self._own_good_s[path.name] = begin_s, from_s
+        return not begin_s <= self.now_s() < from_s
+
+    def equip(self, coordinators: tuple[Address, ...]) -> bool:
+        """Make a credential for this host's operator, and a first token for workers, if missing.
+
+        Both state where the coordinator is, so they follow when that changes.
+
+        Returns:
+            whether the first token is new.
+
+        Raises:
+            ConfigError: a file cannot be written.
+        """
+        self._equip_operator(coordinators)
+        path = self.directory / FIRST_TOKEN_FILE
+        if path.exists():
+            token = dataclasses.replace(_read_token(path), coordinators=coordinators)
+            if token != _read_token(path):
+                write_private(path, token.word().encode() + b"\n")
+            return False
+        token, _expires_s = self.create_token(
+            identity.WORKER, life_s=DEFAULT_LIFE_S, coordinators=coordinators
+        )
+        write_private(path, token.word().encode() + b"\n")
+        return True
+
+    def _equip_operator(self, coordinators: tuple[Address, ...]) -> None:
+        """The operator's credential of this host is made anew when it is time."""
+        path = self.directory / OPERATOR_FILE
+        line = f"# coordinator: {','.join(map(str, coordinators))}"
+        if path.exists():
+            text = read_private(path).decode()
+            lines = [line if one.startswith("# coordinator:") else one for one in text.split("\n")]
+            if "\n".join(lines) != text:
+                write_private(path, "\n".join(lines).encode())
+            if not self._own_is_due(path):
+                return
+        self.enrol(
+            path, identity.OPERATOR, OPERATOR_NAME, coordinators=coordinators, renews=path.exists()
+        )
+        self._own_is_due(path)
+
+    def first_token(self) -> Token | None:
+        """The first worker token while it is valid."""
+        path = self.directory / FIRST_TOKEN_FILE
+        if not path.exists():
+            return None
+        token = _read_token(path)
+        return token if self.tokens.is_valid(token.id, now_s=self.now_s()) else None
 
 
 def open_authority(directory: Path, *, life_days: float = LIFE_DAYS) -> Authority:
@@ -238,5 +438,63 @@ def open_data_key(directory: Path) -> bytes:
         write_private(path, secrets.token_bytes(KEY_BYTES))
     key = read_private(path)
     if len(key) != KEY_BYTES:
-        raise damaged(directory, f"{DATA_KEY_FILE} has {len(key)} bytes, not {KEY_BYTES}")
+        raise _damaged(directory, f"{DATA_KEY_FILE} has {len(key)} bytes, not {KEY_BYTES}")
     return key
+
+
+def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The authority's private key.
+
+    Raises:
+        ConfigError: it is missing, damaged, or readable by others.
+    """
+    content = read_private(path)
+    try:
+        key = load_pem_private_key(content, None)
+    except (ValueError, TypeError):
+        raise _damaged(path.parent, f"{path.name} is not a private key") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise _damaged(path.parent, f"{path.name} is not an EC key")
+    return key
+
+
+def _load_certificate(path: Path) -> x509.Certificate:
+    """The authority's or the server's certificate.
+
+    Raises:
+        ConfigError: it is missing, damaged, or readable by others.
+    """
+    content = read_private(path)
+    try:
+        return x509.load_pem_x509_certificate(content)
+    except ValueError:
+        raise _damaged(path.parent, f"{path.name} is not a certificate") from None
+
+
+def _cluster_of(certificate: x509.Certificate, directory: Path) -> str:
+    """The cluster of an authority's certificate.
+
+    Raises:
+        ConfigError: it is no dtd cluster's.
+    """
+    names = [str(one.value) for one in certificate.subject]
+    cluster = names[0].removeprefix("dtd cluster ") if len(names) == 1 else ""
+    if not cluster or len(cluster) != 32:
+        raise _damaged(directory, f"{CERTIFICATE_FILE} is not a dtd cluster's")
+    return cluster
+
+
+def _damaged(directory: Path, why: str) -> ConfigError:
+    """The one error for an authority that cannot be used."""
+    return ConfigError(
+        f"the cluster's authority in {directory} is damaged: {why}",
+        remedy="restore the directory from a backup; without one, move it away: a new authority "
+        "is created, and every host must join again",
+    )
+
+
+def _read_token(path: Path) -> Token:
+    try:
+        return Token.parse(read_private(path).decode())
+    except (UsageError, UnicodeDecodeError) as error:
+        raise _damaged(path.parent, f"{path.name}: {error}") from None

@@ -11,7 +11,6 @@ import contextlib
 import datetime as dt
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
@@ -22,22 +21,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dtd.errors import RequestRefused
 from dtd.security import identity
+from dtd.security.identity import Facts
 
 AUTHORITY_LIFE_DAYS: Final = 3650
 CLOCK_SKEW: Final = dt.timedelta(hours=1)
 
 _SERVES: Final = frozenset({identity.COORDINATOR, identity.WORKER})
 _CALLS: Final = frozenset({identity.WORKER, identity.OPERATOR, identity.VIEWER})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The credential and the validity of a certificate."""
-
-    serial: str
-    credential: str
-    issued: dt.datetime
-    expires: dt.datetime
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

@@ -1,4 +1,9 @@
-"""The time by which credentials and tokens expire, safe from jumps of the system's clock."""
+"""The time by which credentials and tokens expire, safe from jumps of the system's clock.
+
+A certificate is renewed once two thirds of its life are over, of 30 days after 20: a host that is
+away for less than the rest comes back by itself.  After its end there is no grace; a host that was
+away for longer joins again.
+"""
 
 from __future__ import annotations
 
@@ -123,3 +128,21 @@ class TrustedTime:
         if steady_s - self._began_s < HOLD_S:
             return 0.0
         return steady_s + self._offset_s
+
+
+DAY_S: Final = 86400.0
+LIFE_DAYS: Final = 30
+RENEWED_AFTER: Final = 2 / 3
+WARN_BEFORE_DAYS: Final = 7
+"""Days before its end at which it should have been renewed long ago."""
+
+
+def renewed_from_s(issued_s: float, expires_s: float, *, life_days: float = LIFE_DAYS) -> float:
+    """Unix time from which a certificate is renewed.
+
+    Args:
+        issued_s: when it began.
+        expires_s: when it ends.
+        life_days: how long new ones live, which may be shorter.
+    """
+    return issued_s + RENEWED_AFTER * min(expires_s - issued_s, life_days * DAY_S)

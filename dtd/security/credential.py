@@ -13,55 +13,38 @@
 
 The lines of the head are for people and for finding the coordinator; what counts is in the
 certificate.  Nothing here keeps the private key in memory: TLS reads it from the file.
+
+A renewed certificate takes the place of the credential's file where that may be written.  Where not
+(a service manager hands the file over read-only) it goes into the state directory, or into one that
+all workers of the host share, and the next process takes the newest.  A job's code can write to
+both directories.  So a file there is only a key and a certificate: addresses of the coordinator,
+authority, role and names come from the credential alone, whose authority must have signed the
+certificate.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from dtd.address import Address
 from dtd.errors import ConfigError, UsageError
 from dtd.security import identity
-from dtd.security.identity import split_names, worker_names
+from dtd.security.identity import Facts, split_names
 from dtd.security.private_files import make_private_directory, read_private, write_private
 
-LONG_AGO: Final = dt.datetime.fromtimestamp(0, dt.UTC)
 FIRST_LINE: Final = "# dtd credential 1"
 CERTIFICATES: Final = 2
 """Certificates in a file: its holder's, and the authority's."""
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 _REMEDY: Final = "get a new one with `dtd-worker join TOKEN` or `dtdctl join TOKEN`"
-
-
-class Facts(Protocol):
-    """The facts in a certificate: `dtd.security.certificates.Facts`, which takes long to load."""
-
-    @property
-    def serial(self) -> str:
-        """The certificate's serial number."""
-        ...
-
-    @property
-    def credential(self) -> str:
-        """The credential that it belongs to."""
-        ...
-
-    @property
-    def issued(self) -> dt.datetime:
-        """The start of its validity."""
-        ...
-
-    @property
-    def expires(self) -> dt.datetime:
-        """The end of its validity."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +59,11 @@ class Credential:
         expires: end of its life.
         authority_pem: the authority's certificate.
         workers: the names that a worker's is good for.
-        id: the id that it shares with those that renew it; empty in files of before.
-        serial: its certificate's own; empty in files of before.
+        id: the id that it shares with those that renew it.
+        serial: its certificate's own.
         issued: beginning of its life.
         key_path: the file with the private key and the certificate: `path`, or one in which a
-            renewed certificate is kept (`dtd.security.renewed`).
+            renewed certificate is kept (`dtd.security.credential`).
     """
 
     path: Path
@@ -90,9 +73,9 @@ class Credential:
     expires: dt.datetime
     authority_pem: str
     workers: tuple[str, ...] = ()
-    id: str = ""
-    serial: str = ""
-    issued: dt.datetime = LONG_AGO
+    id: str
+    serial: str
+    issued: dt.datetime
     key_path: Path
 
     @classmethod
@@ -123,7 +106,7 @@ class Credential:
         try:
             coordinators = parse_addresses(head.get("coordinator", ""))
             expires = dt.datetime.fromisoformat(head.get("expires", ""))
-            issued = dt.datetime.fromisoformat(head.get("issued", LONG_AGO.isoformat()))
+            issued = dt.datetime.fromisoformat(head.get("issued", ""))
             bare_client_context().load_cert_chain(path)
         except (UsageError, ValueError, OSError) as error:
             if read_private(path, group_may_read=guarded).decode("utf-8", "replace") != text:
@@ -131,8 +114,6 @@ class Credential:
             raise ConfigError(f"{path} is damaged: {error}", remedy=_REMEDY) from None
         role, name = head.get("role", ""), head.get("name", "")
         workers = split_names(head.get("workers", ""))
-        if role == identity.WORKER and not workers:  # written before certificates had a list
-            workers = worker_names(name)
         return cls(
             path=path,
             role=role,
@@ -286,3 +267,116 @@ def check_role(credential: Credential, *allowed: str) -> None:
             remedy="ask for a token of the right role: `dtdctl token create --role"
             f" {identity.WORKER if identity.WORKER in allowed else identity.OPERATOR}`",
         )
+
+
+LEAF: Final = "renewed.credential"
+SHARED: Final = "workers"
+"""Directory next to the workers' own, for all workers of a host, made by systemd."""
+
+
+def place_of_renewed(path: Path, state_dir: Path) -> Path:
+    """The file that a renewal of the credential in `path` is written to."""
+    if os.access(path.parent, os.W_OK):
+        return path
+    shared = state_dir.parent / SHARED
+    return (shared if os.access(shared, os.W_OK) else state_dir) / LEAF
+
+
+def places_of_renewed(state_dir: Path) -> tuple[Path, ...]:
+    """Return the paths of renewed certificates that workers of this host could not put in place."""
+    return state_dir / LEAF, state_dir.parent / SHARED / LEAF
+
+
+def with_renewed(
+    credential: Credential, places: Iterable[Path]
+) -> tuple[Credential, tuple[ConfigError, ...]]:
+    """The credential with the newest certificate that renews it.
+
+    Args:
+        credential: as in its file.
+        places: files that may hold a renewed certificate.
+
+    Returns:
+        the credential, and for each newer file that does not renew it the reason.
+    """
+    newest, rejected = credential, []
+    for place in places:
+        if not place.is_file():
+            continue
+        try:
+            found = _renewed(credential, place)
+        except ConfigError as error:
+            rejected.append(error)
+            continue
+        if found.issued > newest.issued:
+            newest = found
+    return newest, tuple(rejected)
+
+
+def check_renews(credential: Credential, certificate_pem: str, source: str) -> bool:
+    """Whether a certificate renews a credential: of the same authority, for the same holder.
+
+    Args:
+        credential: the credential.
+        certificate_pem: the certificate.
+        source: its source, as the message names it.
+
+    Returns:
+        whether it was issued later than the credential's; an older one may be of a credential that
+        the host had before it joined again.
+
+    Raises:
+        ConfigError: it does not renew the credential.
+    """
+    from cryptography import x509
+
+    from dtd.security import certificates
+
+    try:
+        found = x509.load_pem_x509_certificate(certificate_pem.encode())
+        own = x509.load_pem_x509_certificate(credential.path.read_bytes())
+        authorities = x509.load_pem_x509_certificates(credential.authority_pem.encode())
+        same = set(certificates.uris_of(found)) == set(certificates.uris_of(own))
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{source} is damaged: {error}") from None
+    if not certificates.is_signed_by(found, authorities):
+        raise ConfigError(f"{source} is not signed by the authority of {credential.path}")
+    is_newer = certificates.life_of(found)[0] > credential.issued.timestamp()
+    if is_newer and not same:
+        raise ConfigError(f"{source} is not for the holder of {credential.path}")
+    return is_newer
+
+
+def _renewed(credential: Credential, place: Path) -> Credential:
+    """The credential with the certificate in a file, if that was issued later.
+
+    Raises:
+        ConfigError: the file does not renew it.
+    """
+    from dtd.security import certificates
+
+    try:
+        pem = certificates_in(read_private(place).decode("utf-8", "replace"))[0]
+        if not check_renews(credential, pem, str(place)):
+            return credential
+        bare_client_context().load_cert_chain(place)
+        facts = certificates.facts_of(pem.encode())
+    except (ValueError, OSError, IndexError) as error:
+        raise _ignored(place, f"{place} is damaged: {error}", credential) from None
+    except ConfigError as error:
+        raise _ignored(place, error.message, credential) from None
+    return dataclasses.replace(
+        credential,
+        key_path=place,
+        serial=facts.serial,
+        issued=facts.issued,
+        expires=facts.expires,
+    )
+
+
+def _ignored(place: Path, why: str, credential: Credential) -> ConfigError:
+    return ConfigError(
+        f"{why}; the certificate in {credential.path} is used",
+        remedy=f"remove {place}; if the cluster was made anew, ask for a token and run `dtd-worker"
+        " join TOKEN`",
+    )

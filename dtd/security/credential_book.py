@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from dtd.errors import ConfigError, RequestRefused
+from dtd.security.identity import Identity
 from dtd.security.private_files import read_records, write_records
-from dtd.security.token_book import TOKENS_FILE
+from dtd.security.token import TOKENS_FILE
 
 MAX_ISSUED: Final = 4096
 MAX_REVOKED: Final = 4096
@@ -50,9 +51,9 @@ class IssuedRecord:
         expires_s: when it ends.
         token: id of the token that it was made for, empty without one.
         workers: the names that it may register.
-        credential: the credential that it belongs to; empty: of its own serial.
+        credential: the credential that it belongs to.
         key: SHA-256 of its public key.
-        fingerprint: SHA-256 of the certificate; empty: an earlier release has issued it.
+        fingerprint: SHA-256 of the certificate.
     """
 
     serial: str
@@ -61,23 +62,18 @@ class IssuedRecord:
     issued_s: float
     expires_s: float
     token: str
-    workers: tuple[str, ...] = ()
-    credential: str = ""
-    key: str = ""
-    fingerprint: str = ""
+    workers: tuple[str, ...]
+    credential: str
+    key: str
+    fingerprint: str
 
-    @property
-    def id(self) -> str:
-        """The credential's."""
-        return self.credential or self.serial
-
-    def is_of(self, who: Holder) -> bool:
+    def is_of(self, who: Identity) -> bool:
         """Whether it is this very certificate; the authority's key can sign any serial again."""
-        return self.names(who) and self.fingerprint in ("", who.fingerprint)
+        return self.names(who) and self.fingerprint == who.fingerprint
 
-    def names(self, who: Holder) -> bool:
+    def names(self, who: Identity) -> bool:
         """Whether it is of this holder's credential, role and name."""
-        return (self.id, self.role, self.name) == (who.credential, who.role, who.name)
+        return (self.credential, self.role, self.name) == (who.credential, who.role, who.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,45 +83,6 @@ class RevokedRecord:
     serial: str
     revoked_s: float
     expires_s: float
-
-
-class Holder(Protocol):
-    """The holder of a certificate: `dtd.security.identity.Identity`."""
-
-    @property
-    def serial(self) -> str:
-        """Serial number of the certificate; empty without one."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the certificate."""
-        ...
-
-    @property
-    def role(self) -> str:
-        """The role that it states."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The name that it states."""
-        ...
-
-    @property
-    def credential(self) -> str:
-        """The credential that it belongs to."""
-        ...
-
-    @property
-    def issued_s(self) -> float:
-        """The start of its validity, Unix seconds."""
-        ...
-
-    @property
-    def expires_s(self) -> float:
-        """The end of its validity, Unix seconds."""
-        ...
 
 
 class CredentialBook:
@@ -141,9 +98,12 @@ class CredentialBook:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         try:
-            issued = [_issued_record(one) for one in read_records(directory / ISSUED_FILE)]
+            issued = [
+                IssuedRecord(**{**one, "workers": tuple(one["workers"])})
+                for one in read_records(directory / ISSUED_FILE)
+            ]
             revoked = [RevokedRecord(**one) for one in read_records(directory / REVOKED_FILE)]
-        except TypeError as error:
+        except (KeyError, TypeError) as error:
             raise ConfigError(f"a list of credentials in {directory} is damaged: {error}") from None
         self._issued = {record.serial: record for record in issued}
         self._revoked = {record.serial: record for record in revoked}
@@ -151,7 +111,7 @@ class CredentialBook:
 
     # --- validity ----------------------------------------------------------------------------
 
-    def standing(self, who: Holder, *, now_s: float) -> tuple[str, str]:
+    def standing(self, who: Identity, *, now_s: float) -> tuple[str, str]:
         """Return why a certificate does not count, and the remedy; empty when it counts."""
         if not who.serial:
             return "", ""
@@ -169,7 +129,7 @@ class CredentialBook:
         """Return all at once: the event loop may add one while the store's thread reads them."""
         return list(self._issued.values())
 
-    def _renewed_after_backup(self, who: Holder) -> bool:
+    def _renewed_after_backup(self, who: Identity) -> bool:
         """Whether a certificate renews a known credential, and was made after the backup."""
         known = [one for one in self._all() if one.names(who)]
         if not known or who.issued_s >= self._restored_s:
@@ -199,7 +159,7 @@ class CredentialBook:
             (
                 one
                 for one in self._all()
-                if one.expires_s > now_s and not self.is_revoked(one.serial, one.id)
+                if one.expires_s > now_s and not self.is_revoked(one.serial, one.credential)
             ),
             key=lambda one: one.issued_s,
         )
@@ -272,7 +232,7 @@ class CredentialBook:
         over += [
             one
             for one in kept.values()
-            if one.expires_s > record.issued_s and self.is_revoked(one.serial, one.id)
+            if one.expires_s > record.issued_s and self.is_revoked(one.serial, one.credential)
         ]
         for one in over[: max(0, len(kept) + 1 - MAX_ISSUED)]:
             del kept[one.serial]
@@ -296,7 +256,7 @@ class CredentialBook:
         wanted = [
             one
             for one in self._all()
-            if name_or_serial in (one.serial, one.id, one.name, f"{one.role}/{one.name}")
+            if name_or_serial in (one.serial, one.credential, one.name, f"{one.role}/{one.name}")
         ]
         if not wanted:
             raise RequestRefused(
@@ -309,18 +269,22 @@ class CredentialBook:
                 f"several roles have a credential {name_or_serial!r}",
                 remedy=f"specify which one: {names}",
             )
-        return self.take_back({one.id for one in wanted}, now_s=now_s)
+        return self.take_back({one.credential for one in wanted}, now_s=now_s)
 
     def take_back(self, credentials: Iterable[str], *, now_s: float) -> list[IssuedRecord]:
         """Have these credentials count no more; returns the certificates that did until now."""
         gone = frozenset(credentials)
         fresh = [
-            one for one in self._all() if one.id in gone and not self.is_revoked(one.serial, one.id)
+            one
+            for one in self._all()
+            if one.credential in gone and not self.is_revoked(one.serial, one.credential)
         ]
         revoked = dict(self._revoked)
         for one in fresh:
-            ends_s = max(one.expires_s, getattr(revoked.get(one.id), "expires_s", 0.0))
-            revoked[one.id] = RevokedRecord(serial=one.id, revoked_s=now_s, expires_s=ends_s)
+            ends_s = max(one.expires_s, getattr(revoked.get(one.credential), "expires_s", 0.0))
+            revoked[one.credential] = RevokedRecord(
+                serial=one.credential, revoked_s=now_s, expires_s=ends_s
+            )
         self._keep_revoked(revoked, now_s)
         return fresh
 
@@ -345,7 +309,7 @@ class CredentialBook:
         return [
             {
                 "serial": one.serial,
-                "credential": one.id,
+                "credential": one.credential,
                 "role": one.role,
                 "name": one.name,
                 "workers": list(one.workers),
@@ -359,7 +323,7 @@ class CredentialBook:
         ]
 
     def _revoked_s(self, record: IssuedRecord) -> float:
-        found = self._revoked.get(record.id) or self._revoked.get(record.serial)
+        found = self._revoked.get(record.credential) or self._revoked.get(record.serial)
         return found.revoked_s if found is not None else 0.0
 
 
@@ -374,16 +338,6 @@ def restored_s(directory: Path) -> float:
         return max((float(one["restored_s"]) for one in records), default=0.0)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{directory / RESTORED_FILE} is damaged: {error}") from None
-
-
-def _issued_record(found: dict[str, Any]) -> IssuedRecord:
-    """Return the stored record of a certificate; earlier releases of dtd wrote more.
-
-    Raises:
-        TypeError: it is damaged.
-    """
-    known = {name: found[name] for name in IssuedRecord.__slots__ if name in found}
-    return IssuedRecord(**{**known, "workers": tuple(found.get("workers", ()))})
 
 
 def mark_restored(directory: Path, *, now_s: float) -> None:

@@ -3,12 +3,13 @@
 A certificate of the cluster's authority names its holder in URIs among its subject's alternative
 names: `dtd://CLUSTER/ROLE/NAME`; of a worker's, the names that it may register,
 `dtd://CLUSTER/registers/NAME`; and the credential that it belongs to, `dtd://CLUSTER/credential/ID`.
-On the coordinator's own host the kernel says which user calls.  Parsing only: that the certificate
-is genuine was checked by TLS before.
+On the coordinator's own host the kernel says which user calls.  That a certificate is genuine was
+checked by TLS before.  Pure.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,16 @@ class Identity:
         return f"{self.role}/{self.name}" if self.serial else self.name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The credential and the validity of a certificate."""
+
+    serial: str
+    credential: str
+    issued: dt.datetime
+    expires: dt.datetime
+
+
 NO_CERTIFICATE: Final = Identity(role=STRANGER, name="a caller without a credential", where="")
 
 
@@ -132,8 +143,6 @@ def of_certificate(certificate: Mapping[str, Any] | None, der: bytes | None) -> 
 
     serial = serial_text(int(certificate["serialNumber"], 16))
     role, name = found[0]["role"], found[0]["name"]
-    if role == WORKER and not workers:  # as dtd has issued them before certificates had a list
-        workers = list(worker_names(name))
     return Identity(
         role=role,
         name=name,

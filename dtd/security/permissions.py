@@ -8,8 +8,9 @@ a user that the settings do not name may do nothing.  Pure.
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from dtd.security.identity import Identity
 from dtd.wire import messages as m
 
 VIEWER_MAY: Final[frozenset[type[Any]]] = frozenset(
@@ -44,30 +45,6 @@ NO_CREDENTIAL_REMEDY: Final = (
     "ask for a token: on the coordinator's host run `dtdctl token create`, then"
     " `dtd-worker join TOKEN` or `dtdctl join TOKEN` here"
 )
-
-
-class Identity(Protocol):
-    """The identity of a caller: `dtd.security.identity.Identity`."""
-
-    @property
-    def role(self) -> str:
-        """The role, which determines the permissions."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The name within the role."""
-        ...
-
-    @property
-    def uid(self) -> int | None:
-        """The user's number, on the coordinator's own host."""
-        ...
-
-    @property
-    def workers(self) -> tuple[str, ...] | None:
-        """The worker names that the caller may register; None: any."""
-        ...
 
 
 def refusal(who: Identity, message: m.Message) -> str:

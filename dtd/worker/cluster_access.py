@@ -18,10 +18,9 @@ from dtd import __version__
 from dtd.address import ANY_IPV4, ANY_IPV6, Address
 from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
 from dtd.errors import ConfigError
-from dtd.security.credential import Credential, check_role
+from dtd.security.clock import WARN_BEFORE_DAYS
+from dtd.security.credential import Credential, check_role, places_of_renewed, with_renewed
 from dtd.security.identity import WORKER
-from dtd.security.lifetimes import WARN_BEFORE_DAYS
-from dtd.security.renewed import places_of_renewed, with_renewed
 from dtd.security.targets import Target, credential_places, find_credential, targets, targets_here
 from dtd.shown import one_line
 from dtd.wire import messages as m

@@ -23,9 +23,9 @@ from dtd.diagnostics import REFUSED, Diagnostic
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link, attach
 from dtd.net.local_socket import call
+from dtd.net.tls import tls_fault
 from dtd.security.identity import COORDINATOR
 from dtd.security.targets import Target
-from dtd.security.tls_faults import tls_fault
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
 from dtd.wire.greeting import hello
@@ -143,7 +143,7 @@ class ControlConnection:
             return known
         if target.credential is None or diagnostic.kind not in diagnostics.OF_TIME:
             return diagnostic
-        from dtd.net.tls_connect import times_of
+        from dtd.net.tls import times_of
 
         loop = asyncio.get_running_loop()
         times = await loop.run_in_executor(

@@ -31,7 +31,7 @@ from dtd.net.driver import Driver
 from dtd.net.lifeline import Lifeline
 from dtd.net.link import Link
 from dtd.net.resource import Resource
-from dtd.net.tls_connect import tls_connect
+from dtd.net.tls import tls_connect
 from dtd.observe.metrics.endpoint import members_only
 from dtd.observe.metrics.worker import WorkerMetrics
 from dtd.security.credential import Credential

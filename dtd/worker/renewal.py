@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from dtd.errors import ConfigError
-from dtd.security.credential import Credential
-from dtd.security.renewed import place_of_renewed
+from dtd.security.credential import Credential, place_of_renewed
 from dtd.wire import messages as m
 
 if TYPE_CHECKING:  # takes long to load, and a credential is seldom renewed

@@ -23,7 +23,7 @@ from dtd.job import JobSpec
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
-from dtd.net.tls_connect import tls_connect
+from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
 from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m

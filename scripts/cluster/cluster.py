@@ -22,11 +22,10 @@ from dtd.errors import DtdError
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
-from dtd.net.tls_connect import tls_connect
+from dtd.net.tls import tls_connect
 from dtd.places import SOCKET_NAME
-from dtd.security.authority import DIRECTORY, Authority
+from dtd.security.authority import DIRECTORY, OPERATOR_FILE, Authority
 from dtd.security.credential import Credential
-from dtd.security.own_certificate import OPERATOR_FILE
 from dtd.security.private_files import make_private_directory
 from dtd.security.token import Token
 from dtd.wire import messages as m
@@ -251,7 +250,7 @@ class Cluster:
         self.address = at = address or Address(HOST, free_port())
         make_private_directory(state)
         authority = Authority.create(state / DIRECTORY)
-        authority.own.equip((at,))
+        authority.equip((at,))
         for role, name in callers:
             authority.enrol(self.credential_path(name), role, name, coordinators=(at,))
         self.operator = Credential.load(state / DIRECTORY / OPERATOR_FILE)

@@ -26,7 +26,7 @@ from dtd import __version__
 from dtd.address import Address
 from dtd.errors import DtdError
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.tls_connect import tls_connect
+from dtd.net.tls import tls_connect
 from dtd.security.credential import Credential
 from dtd.security.identity import COORDINATOR
 from dtd.wire import messages as m

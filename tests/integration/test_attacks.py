@@ -196,7 +196,7 @@ def test_a_package_bomb_is_refused(coordinator):
 def test_a_rogue_coordinator_learns_nothing(coordinator, tmp_path):
     """Whoever answers in its place without its key is left before the first word."""
     rogue = Authority.create(tmp_path / "pki")
-    context = rogue.own.server_context()
+    context = rogue.server_context()
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

@@ -158,8 +158,8 @@ def test_a_certificate_that_was_not_issued_here_does_not_count(
     if is_of_an_issued_one:
         serial = int(coordinator.join("honest").serial, 16)
     made = certificates.member_certificate(
-        authority.signer.certificate,
-        authority.signer.key,
+        authority.certificate,
+        authority.key,
         key.public_key(),
         uris=[identity.identity_uri(authority.cluster, "operator", "mallory")],
         role="operator",

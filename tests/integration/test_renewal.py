@@ -23,7 +23,7 @@ from dtd.errors import RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.control_client import ControlClient
-from dtd.net.tls_connect import tls_connect
+from dtd.net.tls import tls_connect
 from dtd.places import SOCKET_NAME
 from dtd.security.credential import Credential
 from dtd.wire import messages as m

@@ -28,7 +28,7 @@ from dtd.errors import (
 )
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.tls_connect import tls_connect
+from dtd.net.tls import tls_connect
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context
 from dtd.security.token import Token
@@ -172,7 +172,7 @@ def test_without_a_credential_nobody_is_heard(cluster: Secured) -> None:
 
 def test_a_credential_of_another_cluster_is_no_credential(cluster: Secured, tmp_path: Path) -> None:
     other = Authority.create(tmp_path / "pki")
-    other.own.equip((cluster.address,))
+    other.equip((cluster.address,))
     foreign = Credential.load(tmp_path / "pki" / "operator.credential")
     with pytest.raises(CoordinatorUnreachable, match="its certificate is from another cluster"):
         Cluster.client(cluster, foreign)  # without patience
@@ -182,9 +182,7 @@ def test_a_token_of_another_cluster_is_not_shown_to_this_one(
     cluster: Secured, tmp_path: Path
 ) -> None:
     other = Authority.create(tmp_path / "pki")
-    token, _expires = other.admission.create_token(
-        "worker", life_s=0, coordinators=(cluster.address,)
-    )
+    token, _expires = other.create_token("worker", life_s=0, coordinators=(cluster.address,))
     with pytest.raises(ConfigError, match="is not the coordinator that issued the token"):
         cluster.join("fooled", token=token)
     assert token.secret not in (cluster.directory / "coordinator.log").read_text()

@@ -196,8 +196,8 @@ class Cluster(Place):
 def living(authority: Authority, key: Any, role: str, name: str, start: dt.datetime, days: int):
     """A certificate of this authority that lives from `start` for so many days."""
     return certificates.member_certificate(
-        authority.signer.certificate,
-        authority.signer.key,
+        authority.certificate,
+        authority.key,
         key,
         uris=[identity.identity_uri(authority.cluster, role, name)],
         role=role,

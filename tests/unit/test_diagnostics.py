@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd import diagnostics
-from dtd.security import tls_faults
+from dtd.net import tls
 from scripts.gen_docs.catalogues import samples
 
 SAMPLES = samples()
@@ -50,7 +50,7 @@ def test_words_that_people_search_for(said: str) -> None:
 
 
 def test_every_cause_that_tls_has_is_one_that_tls_can_name() -> None:
-    named = {sentence for _fragment, sentence in tls_faults._CAUSES}
+    named = {sentence for _fragment, sentence in tls._CAUSES}
     assert set(diagnostics.TLS_CAUSES_WHEN_CALLING) <= named
     assert set(diagnostics.TLS_CAUSES_WHEN_CALLED) <= named
     assert diagnostics.no_tls("c:1", "TLS failed: odd").kind == "tls"

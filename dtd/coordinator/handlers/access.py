@@ -78,14 +78,14 @@ class AccessHandler:
         if isinstance(request, m.ListCredentials):
             return {"credentials": authority.credentials.listed(now_s=authority.now_s())}
         if isinstance(request, m.ShowAuthority):
-            expires = authority.signer.certificate.not_valid_after_utc
+            expires = authority.certificate.not_valid_after_utc
             return {"sha256": authority.sha256, "expires_s": expires.timestamp()}
         return await self._revoke(authority, request.name)
 
     async def _create_token(self, authority: Authority, request: m.CreateToken) -> dict[str, Any]:
         names = split_names(request.names)
         token, expires_s = await self._in_store(
-            lambda: authority.admission.create_token(
+            lambda: authority.create_token(
                 request.role,
                 life_s=request.life_s,
                 coordinators=self._port.coordinators,

@@ -22,8 +22,9 @@ from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.limits.connection_limiter import origin_of
 from dtd.limits.rates import Pacing
 from dtd.net.link import Link
-from dtd.security.admission import Admitted, Enrolment
-from dtd.security.authority import Authority
+from dtd.security import admission
+from dtd.security.admission import Admitted
+from dtd.security.authority import Authority, Enrolment
 from dtd.security.credential_book import IssuedRecord
 from dtd.security.identity import WORKER, split_names, worker_names
 from dtd.wire import messages as m
@@ -192,4 +193,4 @@ def _admit(authority: Authority, request: m.Enrol) -> Admitted:
     enrolment = Enrolment(
         role=request.role, name=request.name, workers=workers, request_pem=request.request_pem
     )
-    return authority.admission.admit(enrolment, request.token_id, request.token_secret)
+    return admission.admit(authority, enrolment, request.token_id, request.token_secret)

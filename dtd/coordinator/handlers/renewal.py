@@ -22,6 +22,7 @@ from dtd.coordinator.throttles import Contain, Refusals, SingleAnswers, go_on
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.limits.rates import Pacing
 from dtd.net.link import Link
+from dtd.security import admission
 from dtd.security.admission import Renewal
 from dtd.security.authority import Authority
 from dtd.wire import messages as m
@@ -89,7 +90,7 @@ class RenewalHandler:
         """The new certificate is on the holder's disk: the connection goes on with it."""
         authority, who = self._port.authority, link.identity
         record = authority.credentials.record(serial) if authority is not None else None
-        if record is None or who is None or record.id != who.credential:
+        if record is None or who is None or record.credential != who.credential:
             raise ProtocolError(ErrorCode.REFUSED, "that certificate does not renew this one")
         link.identity = dataclasses.replace(
             who, serial=serial, issued_s=record.issued_s, expires_s=record.expires_s
@@ -102,7 +103,7 @@ class RenewalHandler:
             authority = self._port.authority
             if authority is not None:
                 self.look(authority)
-                if authority.own.are_due():
+                if authority.own_are_due():
                     await self._renew_own(authority)
                 if looks % TIME_KEPT_EVERY_LOOKS == 0:
                     await self._keep_time(authority)
@@ -155,7 +156,9 @@ class RenewalHandler:
         authority, who = self._port.authority, link.identity
         if authority is None or who is None:
             raise RequestRefused("the request shows no certificate that can be renewed")
-        renewal: Renewal = await self._in_store(authority.admission.renew, who, request.request_pem)
+        renewal: Renewal = await self._in_store(
+            admission.renew, authority, who, request.request_pem
+        )
         if renewal.certificate_pem:
             log.info("credential_renewed", role=who.role, name=who.name, host=link.peer_host())
         return m.Renewed(
@@ -166,10 +169,10 @@ class RenewalHandler:
 
     async def _renew_own(self, authority: Authority) -> None:
         try:
-            await self._in_store(authority.own.equip, self._port.coordinators)
-            if await self._in_store(authority.own.renew_server):
+            await self._in_store(authority.equip, self._port.coordinators)
+            if await self._in_store(authority.renew_server):
                 await self._port.use_new_certificate()
-                self._own_ends(authority.own.server_expires_s())
+                self._own_ends(authority.server_expires_s())
         except (DtdError, OSError) as error:
             self._note_failure(error)
 

@@ -135,7 +135,7 @@ def test_what_workers_encrypt_is_fetched_encrypted(
         called.append((type(context), peer_role))
         return connect_tcp  # the scripted server speaks none
 
-    monkeypatch.setattr("dtd.net.tls_connect.tls_connect", tls_connect)
+    monkeypatch.setattr("dtd.net.tls.tls_connect", tls_connect)
     spec["sync"] = {"encryption": "tls"}
     assert dtdctl("fetch", "digits-1", str(tmp_path))[0] == 0
     assert called == [(ssl.SSLContext, "worker")]

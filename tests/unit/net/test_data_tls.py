@@ -15,7 +15,7 @@ from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
 from dtd.net.resource import Resource, memory_blob
 from dtd.net.server import begins_tls
-from dtd.net.tls_connect import tls_connect
+from dtd.net.tls import tls_connect
 from dtd.security import identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential

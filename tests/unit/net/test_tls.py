@@ -51,7 +51,7 @@ class Listening:
 
     async def listen(self) -> Address:
         bound = await self.server.bind(LOOPBACK)
-        self.server.serve(context=self.authority.own.server_context())
+        self.server.serve(context=self.authority.server_context())
         return bound
 
     def _new_link(self) -> Link:

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from dtd.address import Address
 from dtd.errors import ConfigError, RequestRefused
-from dtd.security import certificates
-from dtd.security.admission import Admitted, Enrolment
-from dtd.security.authority import Authority, open_authority, open_data_key
+from dtd.security import admission, certificates
+from dtd.security.admission import Admitted
+from dtd.security.authority import Authority, Enrolment, open_authority, open_data_key
 from dtd.security.credential import Credential
 from dtd.security.identity import Identity
 from dtd.security.token import Token
@@ -46,9 +46,9 @@ def admit(
     if token is None:
         joinable = role if role in ("worker", "operator", "viewer") else "worker"
         given = {"life_s": 60, "coordinators": HERE, **more}
-        token, _ = authority.admission.create_token(joinable, **given)  # type: ignore[arg-type]
+        token, _ = authority.create_token(joinable, **given)  # type: ignore[arg-type]
     wanted = Enrolment(role=role, name=name, workers=workers, request_pem=pem or request())
-    return authority.admission.admit(wanted, token.id, token.secret)
+    return admission.admit(authority, wanted, token.id, token.secret)
 
 
 def uris_of(pem: bytes) -> list[str]:
@@ -65,8 +65,8 @@ def test_it_is_made_once_and_found_again(tmp_path: Path) -> None:
 
 
 def test_every_file_is_its_owners_alone(authority: Authority) -> None:
-    authority.own.equip(HERE)
-    authority.own.server_context()
+    authority.equip(HERE)
+    authority.server_context()
     open_data_key(authority.directory)
     assert authority.directory.stat().st_mode & 0o777 == 0o700
     modes = {path.name: path.stat().st_mode & 0o777 for path in authority.directory.iterdir()}
@@ -130,7 +130,7 @@ def test_a_living_name_gives_way_only_when_an_operator_says_so(authority: Author
 
 def test_who_asks_again_with_his_key_is_not_punished(authority: Authority) -> None:
     """The answer got lost: no second use of the token, and nobody else's credential gives way."""
-    token, _ = authority.admission.create_token("worker", life_s=60, coordinators=HERE)
+    token, _ = authority.create_token("worker", life_s=60, coordinators=HERE)
     pem = request()
     for _ in range(2):
         assert admit(authority, token=token, pem=pem).replaced == ()
@@ -141,7 +141,7 @@ def test_who_asks_again_with_his_key_is_not_punished(authority: Authority) -> No
 def test_a_token_is_used_before_its_certificate_is_made(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token, _ = authority.admission.create_token("worker", life_s=60, coordinators=HERE)
+    token, _ = authority.create_token("worker", life_s=60, coordinators=HERE)
 
     def fail(*_arguments: object, **_more: object) -> bytes:
         raise OSError("the power is gone")
@@ -173,20 +173,20 @@ def test_odd_requests_are_refused(authority: Authority) -> None:
 
 
 def test_operator_and_first_token_follow_the_address(authority: Authority) -> None:
-    assert authority.own.equip(HERE)
-    first = authority.own.first_token()
+    assert authority.equip(HERE)
+    first = authority.first_token()
     elsewhere = (Address("10.0.0.2", 7117),)
-    assert not authority.own.equip(elsewhere)
+    assert not authority.equip(elsewhere)
     operator = Credential.load(authority.directory / "operator.credential")
     assert (operator.role, operator.coordinators) == ("operator", elsewhere)
-    second = authority.own.first_token()
+    second = authority.first_token()
     assert first is not None
     assert second is not None
     assert (second.id, second.secret) == (first.id, first.secret)
     assert second.coordinators == elsewhere
     authority.tokens.revoke(first.id)
-    assert authority.own.first_token() is None
-    assert not authority.own.equip(HERE)
+    assert authority.first_token() is None
+    assert not authority.equip(HERE)
 
 
 def passes(authority: Authority, days: float) -> None:
@@ -199,29 +199,29 @@ def test_the_servers_certificate_and_the_operators_are_renewed_in_good_time(
     authority: Authority,
 ) -> None:
     files = [authority.directory / leaf for leaf in ("server.pem", "operator.credential")]
-    authority.own.equip(HERE)
-    authority.own.server_context()
+    authority.equip(HERE)
+    authority.server_context()
     first = [path.read_bytes() for path in files]
     passes(authority, 19.9)
-    assert not authority.own.are_due()
-    authority.own.equip(HERE)
-    assert not authority.own.renew_server()
+    assert not authority.own_are_due()
+    authority.equip(HERE)
+    assert not authority.renew_server()
     assert [path.read_bytes() for path in files] == first
     passes(authority, 0.2)
-    assert authority.own.are_due()
-    authority.own.equip(HERE)
-    assert authority.own.renew_server()
-    assert not authority.own.are_due()
+    assert authority.own_are_due()
+    authority.equip(HERE)
+    assert authority.renew_server()
+    assert not authority.own_are_due()
     assert all(path.read_bytes() != old for path, old in zip(files, first, strict=True))
-    assert authority.own.server_expires_s() > time.time() + 49 * 86400
+    assert authority.server_expires_s() > time.time() + 49 * 86400
 
 
 def test_a_servers_certificate_whose_key_is_elsewhere_is_made_anew(authority: Authority) -> None:
     """As dtd has kept it before: two files, of which one could be older."""
-    authority.own.server_context()
+    authority.server_context()
     path = authority.directory / "server.pem"
     path.write_bytes(path.read_bytes().partition(b"-----BEGIN CERT")[2])
-    authority.own.server_context()
+    authority.server_context()
     assert b"PRIVATE KEY" in path.read_bytes()
 
 
@@ -248,11 +248,11 @@ def test_a_certificate_is_renewed_once_two_thirds_of_its_life_are_over(
     authority: Authority,
 ) -> None:
     first = identity_of(admit(authority, workers=("host7", "host7-cpu")).certificate_pem, authority)
-    early = authority.admission.renew(first, request())
+    early = admission.renew(authority, first, request())
     assert early.certificate_pem == b""
     assert early.reason.startswith("it can be renewed from 20")
     passes(authority, 20.1)
-    second = identity_of(authority.admission.renew(first, request()).certificate_pem, authority)
+    second = identity_of(admission.renew(authority, first, request()).certificate_pem, authority)
     assert (second.workers, second.credential) == (first.workers, first.serial)
     assert second.serial != first.serial
     assert authority.standing(first) == authority.standing(second) == ("", "")
@@ -260,30 +260,30 @@ def test_a_certificate_is_renewed_once_two_thirds_of_its_life_are_over(
     passes(authority, 10)
     assert "has expired" in authority.standing(first)[0]
     with pytest.raises(RequestRefused, match="has expired"):
-        authority.admission.renew(first, request())
+        admission.renew(authority, first, request())
     authority.credentials.revoke("host7", now_s=authority.now_s())
     with pytest.raises(RequestRefused, match="is revoked"):
-        authority.admission.renew(second, request())
+        admission.renew(authority, second, request())
 
 
 def test_nobody_renews_without_end(authority: Authority) -> None:
     first = identity_of(admit(authority, workers=("host7",)).certificate_pem, authority)
     passes(authority, 20.1)
     for _ in range(9):
-        assert authority.admission.renew(first, request()).certificate_pem
-    assert "of its certificates are valid" in authority.admission.renew(first, request()).reason
+        assert admission.renew(authority, first, request()).certificate_pem
+    assert "of its certificates are valid" in admission.renew(authority, first, request()).reason
 
 
 def test_who_has_shown_nothing_has_nothing_to_renew(authority: Authority) -> None:
     user = Identity(role="local", name="uid 0", where="socket")
     with pytest.raises(RequestRefused, match="shows no certificate"):
-        authority.admission.renew(user, request())
+        admission.renew(authority, user, request())
 
 
 def test_no_certificate_outlives_the_authority(authority: Authority) -> None:
     passes(authority, 3640)
     made = admit(authority).certificate_pem
-    assert certificates.facts_of(made).expires == authority.signer.certificate.not_valid_after_utc
+    assert certificates.facts_of(made).expires == authority.certificate.not_valid_after_utc
 
 
 @pytest.mark.parametrize(

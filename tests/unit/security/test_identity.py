@@ -41,16 +41,6 @@ def test_a_certificate_names_its_holder() -> None:
     )
 
 
-def test_a_certificate_without_a_list_is_good_for_the_usual_names() -> None:
-    who = identity.of_certificate(certificate(f"dtd://{CLUSTER}/worker/host7"), b"der")
-    assert who.workers is not None
-    assert {"host7", "host7-cpu", "host7-cuda0"} < set(who.workers)
-    assert "host7-b" not in who.workers
-    assert who.credential == "a1b"
-    viewer = identity.of_certificate(certificate(f"dtd://{CLUSTER}/viewer/eve"), b"der")
-    assert viewer.workers == ()
-
-
 @pytest.mark.parametrize("nothing", [None, {}])
 def test_without_a_certificate_one_is_a_stranger(nothing: dict | None) -> None:
     assert identity.of_certificate(nothing, None).role == identity.STRANGER

@@ -7,9 +7,9 @@ from cryptography import x509
 
 from dtd.address import Address
 from dtd.errors import RequestRefused
-from dtd.security import certificates, credential_book
-from dtd.security.admission import MAX_RENEWED, Enrolment
-from dtd.security.authority import Authority
+from dtd.security import admission, certificates, credential_book
+from dtd.security.admission import MAX_RENEWED
+from dtd.security.authority import Authority, Enrolment
 from dtd.security.token import Token
 
 HERE = (Address("10.0.0.1", 7117),)
@@ -20,13 +20,13 @@ def request() -> str:
 
 
 def token_of(authority: Authority) -> Token:
-    return authority.admission.create_token("worker", life_s=86400, coordinators=HERE)[0]
+    return authority.create_token("worker", life_s=86400, coordinators=HERE)[0]
 
 
 def joins(authority: Authority, token: Token, pem: str, name: str = "host7") -> str:
     """The serial of what is handed out."""
     wanted = Enrolment(role="worker", name=name, workers=(name,), request_pem=pem)
-    made = authority.admission.admit(wanted, token.id, token.secret).certificate_pem
+    made = admission.admit(authority, wanted, token.id, token.secret).certificate_pem
     return f"{x509.load_pem_x509_certificate(made).serial_number:x}"
 
 
@@ -47,15 +47,15 @@ def test_what_is_handed_out_again_is_revoked_with_the_first(authority: Authority
     assert first != second
     gone = authority.credentials.revoke(first, now_s=authority.now_s())
     assert {one.serial for one in gone} == {first, second}
-    assert {one.id for one in gone} == {first}
+    assert {one.credential for one in gone} == {first}
 
 
 def test_another_name_is_another_credential(authority: Authority) -> None:
-    token, _ = authority.admission.create_token("worker", life_s=60, coordinators=HERE, uses=2)
+    token, _ = authority.create_token("worker", life_s=60, coordinators=HERE, uses=2)
     pem = request()
     first, second = joins(authority, token, pem, "host1"), joins(authority, token, pem, "host2")
     living = authority.credentials.living(now_s=authority.now_s())
-    assert [one.id for one in living] == [first, second]
+    assert [one.credential for one in living] == [first, second]
 
 
 def test_a_token_that_is_used_hands_out_only_so_much(authority: Authority) -> None:
@@ -80,7 +80,7 @@ def test_revoked_certificates_make_room(
     joins(authority, token_of(authority), request(), "host4")
     left = {one.name for one in authority.credentials.living(now_s=authority.now_s())}
     assert left == {"host1", "host3", "host4"}
-    assert authority.credentials.is_revoked(gone.serial, gone.id)
+    assert authority.credentials.is_revoked(gone.serial, gone.credential)
     assert gone.serial not in {
         str(one["serial"]) for one in authority.credentials.listed(now_s=authority.now_s())
     }

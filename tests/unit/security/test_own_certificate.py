@@ -24,29 +24,29 @@ def test_one_that_was_made_when_the_clock_was_ahead_is_made_anew(tmp_path: Path)
     """A host whose clock was wrong when it started: else nobody could call for that year."""
     ahead = Authority.create(tmp_path / "pki")
     passes(ahead, YEAR_DAYS)
-    ahead.own.equip(HERE)
-    ahead.own.server_context()
+    ahead.equip(HERE)
+    ahead.server_context()
     files = [ahead.directory / leaf for leaf in ("server.pem", "operator.credential")]
     wrong = [path.read_bytes() for path in files]
     authority = Authority(ahead.directory)
-    authority.own.equip(HERE)
-    assert authority.own.renew_server()
+    authority.equip(HERE)
+    assert authority.renew_server()
     assert all(path.read_bytes() != old for path, old in zip(files, wrong, strict=True))
-    assert not authority.own.are_due()
+    assert not authority.own_are_due()
 
 
 def test_one_of_an_authority_that_is_gone_is_made_anew(
     authority: Authority, tmp_path: Path
 ) -> None:
     """Of the directory only the authority's key and certificate were replaced."""
-    authority.own.equip(HERE)
-    authority.own.server_context()
+    authority.equip(HERE)
+    authority.server_context()
     old, other = served(authority), Authority.create(tmp_path / "other")
     for leaf in ("ca.pem", "ca.key"):
         (other.directory / leaf).replace(authority.directory / leaf)
     again = Authority(authority.directory)
-    again.own.equip(HERE)
-    assert again.own.renew_server()
+    again.equip(HERE)
+    assert again.renew_server()
     assert served(again) != old
 
 
@@ -54,11 +54,11 @@ def test_whoever_only_serves_with_it_leaves_its_renewal_to_those_who_tell_the_po
     authority: Authority,
 ) -> None:
     """The metrics' thread once renewed it, and the control port went on with the old one."""
-    authority.own.equip(HERE)
-    authority.own.renew_server()
+    authority.equip(HERE)
+    authority.renew_server()
     old = served(authority)
     passes(authority, 20.1)
-    authority.own.server_context()
+    authority.server_context()
     assert served(authority) == old
-    assert authority.own.are_due()
-    assert authority.own.renew_server()
+    assert authority.own_are_due()
+    assert authority.renew_server()

@@ -14,8 +14,13 @@ from dtd.address import Address
 from dtd.errors import ConfigError
 from dtd.security import certificates, identity
 from dtd.security.authority import Authority
-from dtd.security.credential import Credential, write_credential
-from dtd.security.renewed import place_of_renewed, places_of_renewed, with_renewed
+from dtd.security.credential import (
+    Credential,
+    place_of_renewed,
+    places_of_renewed,
+    with_renewed,
+    write_credential,
+)
 
 HERE, ELSEWHERE = Address("10.0.0.1", 7117), Address("10.6.6.6", 7117)
 DAY = dt.timedelta(days=1)
@@ -46,7 +51,7 @@ class Host:
     ) -> Path:
         """Write a file as a worker would, or the code of a job, for another coordinator."""
         issuer, key = authority or self.authority, certificates.new_key()
-        signer, cluster = issuer.signer, self.authority.cluster
+        signer, cluster = issuer, self.authority.cluster
         names = self.credential.workers if workers is None else workers
         made = certificates.member_certificate(
             signer.certificate,
@@ -72,7 +77,7 @@ class Host:
             key_pem=certificates.key_pem(key),
             certificate_pem=pem,
             facts=certificates.facts_of(pem),
-            authority_pem=signer.pem,
+            authority_pem=signer.certificate_pem,
         )
         return place
 

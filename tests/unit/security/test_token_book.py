@@ -8,9 +8,8 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import ConfigError, RequestRefused
-from dtd.security import token_book
-from dtd.security.token import Token
-from dtd.security.token_book import TokenBook
+from dtd.security import token
+from dtd.security.token import Token, TokenBook
 
 
 def new_token(role: str = "worker") -> Token:
@@ -86,7 +85,7 @@ def test_what_replaces_must_say_whom(path: Path) -> None:
 
 
 def test_used_tokens_make_room_and_no_sooner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_book, "MAX_TOKENS", 2)
+    monkeypatch.setattr(token, "MAX_TOKENS", 2)
     book = TokenBook(path)
     first, second, third = new_token(), new_token(), new_token()
     book.add(first, life_s=0, now_s=1.0)
@@ -145,7 +144,7 @@ def test_a_revoked_token_is_gone(path: Path) -> None:
 
 
 def test_tokens_that_are_over_make_room(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_book, "MAX_TOKENS", 1)
+    monkeypatch.setattr(token, "MAX_TOKENS", 1)
     book = TokenBook(path)
     old, new = new_token(), new_token()
     book.add(old, life_s=10, now_s=0.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtd.address import Address
+from dtd.security import admission
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
 from dtd.security.identity import Identity
@@ -45,13 +46,13 @@ class Talk:
             name="host7",
             where="certificate",
             serial=record.serial,
-            credential=record.id,
+            credential=record.credential,
             workers=record.workers,
             issued_s=record.issued_s - 21 * DAY_S,
             expires_s=record.expires_s,
             fingerprint=record.fingerprint,
         )
-        made = self.authority.admission.renew(who, request.request_pem)
+        made = admission.renew(self.authority, who, request.request_pem)
         return m.Renewed(
             certificate_pem=made.certificate_pem.decode(),
             coordinators=str(HERE),

@@ -11,6 +11,7 @@ import pytest
 
 from dtd.coordinator.handlers.renewal import RENEWALS_AT_ONCE, RenewalHandler
 from dtd.errors import ProtocolError
+from dtd.security import admission
 from dtd.security.admission import Renewal
 from dtd.wire import messages as m
 
@@ -54,17 +55,16 @@ class World:
     def __init__(self):
         self.asked = 0
         self.fails = None
-        admission = SimpleNamespace(renew=lambda *_call: NOT_YET)
-        authority = SimpleNamespace(admission=admission)
-        port = SimpleNamespace(authority=authority, coordinators=())
+        port = SimpleNamespace(authority=SimpleNamespace(), coordinators=())
         renewals = RenewalHandler(port, self.in_store, lambda _s: None, lambda: (), contain)
         self.desk = (lambda link: renewals.ask(link, m.Renew())), renewals, RENEWALS_AT_ONCE
 
-    async def in_store(self, function, *arguments):
+    async def in_store(self, function, *_arguments):
         self.asked += 1
         if self.fails is not None:
             raise self.fails
-        return function(*arguments)
+        assert function is admission.renew
+        return NOT_YET
 
 
 async def settle():

@@ -35,10 +35,7 @@ async def test_what_fails_on_the_disk_is_logged_and_keeps_nothing_else_from_bein
 
     def keep_time(): ...
 
-    authority = SimpleNamespace(
-        own=SimpleNamespace(are_due=lambda: True, equip=equip),
-        keep_time=keep_time,
-    )
+    authority = SimpleNamespace(own_are_due=lambda: True, equip=equip, keep_time=keep_time)
     port = SimpleNamespace(authority=authority, coordinators=(), links=list)
     handler = RenewalHandler(
         port, in_store, lambda _s: None, list, lambda *_: contextlib.nullcontext()

@@ -200,7 +200,7 @@ def authority(tmp_path):
 @pytest.fixture
 def members(authority):
     """An endpoint that answers members of the authority's cluster only."""
-    made = Exposition(LOOPBACK, lambda: members_only(authority.own.server_context()))
+    made = Exposition(LOOPBACK, lambda: members_only(authority.server_context()))
     made.start()
     made.publish([Sample("dtd_queued_jobs", (), 3)])
     yield made

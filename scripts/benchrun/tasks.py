@@ -23,7 +23,6 @@ from dtd.tasks.classification import classification_loss
 from dtd.tasks.resnet import ResNet18
 from dtd.tasks.synthetic import MadeUpRows, Synthetic
 from dtd.tasks.transformer import Transformer
-from scripts.benchrun.shapes import Shaped
 
 _ROWS: Final = 2048
 _CLASSES: Final = 10
@@ -144,7 +143,6 @@ MODELS: Final[Mapping[str, Any]] = {
     "text": RandomText,
     "layers": Synthetic,
     "paced": PacedShapes,
-    "shaped": Shaped,
 }
 
 

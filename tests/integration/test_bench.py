@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -10,8 +9,6 @@ from operator import itemgetter
 from pathlib import Path
 
 import pytest
-
-from scripts import steps_cost, viewers_cost
 
 pytestmark = pytest.mark.integration
 
@@ -55,53 +52,3 @@ def test_train(tmp_path):
     assert all(len(steps_s) == 2 for steps_s in made["steps_s"].values())
     # Everybody has torch in memory; a daemon that had begun afresh would not.
     assert min(made["peak_bytes"].values()) > 100 << 20
-
-
-def test_the_cost_of_figures_in_a_step():
-    found = steps_cost.measure(2, dataclasses.replace(steps_cost.STEP, block_steps=4))
-    assert found["blocks"] == 2
-    assert min(found["with_s"], found["without_s"]) > 0
-    lowest, highest = found["quartiles"]
-    assert lowest <= found["ratio"] <= highest
-    assert found["viewer_bytes"] > 0
-
-
-def test_the_cost_of_viewers():
-    found = viewers_cost.measure(1, viewers=2, commands=1)
-    assert {one["of"] for one in found["asked"].values()} == {viewers_cost.ASKED}
-    assert all(one["slowest_s"] > 0 for one in found["commands"].values())
-
-
-def test_the_cost_of_viewers_to_the_event_loop():
-    found = viewers_cost.callbacks(5.0, viewers=2, warm_s=1.0)
-    assert found.keys() == {"nobody watches", "watched"}
-    assert all(one["longest_s"] > 0 and 0 < one["loop_busy"] < 1 for one in found.values())
-    assert any("RequestHandler" in name for name in found["watched"]["worst"])  # of aiohttp
-
-
-def test_convergence(tmp_path):
-    bench("convergence", "--quick", "--worlds", "1", directory=tmp_path)
-    made = records("convergence", tmp_path)
-    assert {record["workers"] for record in made} == {"plain loop", "1"}
-    # digits, one epoch: far better than to guess among ten.
-    assert all(record["metrics"][0]["accuracy"] > 0.3 for record in made)
-
-
-def test_report(tmp_path):
-    document = tmp_path / "benchmarks.md"
-    document.write_text((ROOT / "docs" / "benchmarks.md").read_text())
-    bench("report", "--document", str(document), directory=tmp_path)
-    assert "Not measured yet" in document.read_text()
-
-
-def test_a_mistake_is_one_sentence_and_a_remedy():
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.benchrun", "train", "--links", "string"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr == "error: no link string\ntry: one of loopback, 1gbit, 100mbit\n"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import UsageError
-from scripts import markdown, tryout
+from scripts import markdown
 from scripts.benchrun import report
 from scripts.underattack import __main__ as under_attack
 
-PLACES = [(module.PAGE, module.MARK, module.WRITTEN_BY) for module in (tryout, under_attack)]
+PLACES = [(under_attack.PAGE, under_attack.MARK, under_attack.WRITTEN_BY)]
 PLACES += [(report.DOCUMENT, kind, report.WRITTEN_BY) for kind in report.TABLES]
 
 

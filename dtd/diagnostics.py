@@ -313,22 +313,21 @@ def no_way(one: str, one_at: str, other: str, other_at: str) -> Diagnostic:
     )
 
 
-def disputed_way(by: str, other: str, other_at: str) -> Diagnostic:
-    """One worker says that it does not reach another one, which says that the link works.
+def one_way(by: str, other: str, other_at: str) -> Diagnostic:
+    """One worker does not reach another one, which reaches it.
 
     Args:
-        by: the name of the worker that says so.
+        by: the name of the worker that does not reach the other.
         other: the other worker's name.
         other_at: HOST:PORT that the first one calls.
     """
     return Diagnostic(
-        kind="disputed-way",
+        kind="one-way",
         where=f"{by} - {other}",
-        message=f"{by} says that it does not reach {other} (data port {other_at}), and {other} says"
-        f" that it reaches {by}: one way is closed, or one of them is wrong",
-        remedy=f"check that {by}'s host can connect to {other_at}; if it cannot, allow that port"
-        f" through the firewall or correct --advertise of {other}; if it can, restart {by} with"
-        f" `dtdctl kill-worker {by}`, and if it then says so again, `dtdctl revoke {by}`",
+        message=f"{by} does not reach {other} (data port {other_at}), and {other} reaches {by}:"
+        " one way is closed",
+        remedy=f"check that {by}'s host can connect to {other_at}: allow that port through the"
+        f" firewall, or correct --advertise of {other}",
     )
 
 
@@ -400,17 +399,6 @@ def stands_still(name: str, host: str, why: str, kept: str) -> Diagnostic:
         remedy=f"check what it is waiting for; `dtdctl kill-worker {name}` discards what is in "
         "its memory, `dtdctl cancel` ends the job; if such pauses are normal, raise"
         " elastic.stall_timeout_s",
-    )
-
-
-def withheld(name: str, host: str, word: str, said_by: str) -> Diagnostic:
-    """A worker sends heartbeats, and has not said what other members of its generation have."""
-    return Diagnostic(
-        kind="withheld",
-        where=name,
-        message=f"{name} on {host} has not said {word}, as {said_by} did",
-        remedy=f"read its log; if nothing there takes long, `dtdctl kill-worker {name}` gives it"
-        " up, and if it does so again, `dtdctl revoke` keeps it out",
     )
 
 

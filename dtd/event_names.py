@@ -118,12 +118,6 @@ INCIDENTS: Final = {
     "worker_away": "The connection to a member was lost; it is not evicted while its ring makes"
     " progress.",
     "worker_barred": "A worker is left out of rings until it can reach its neighbours again.",
-    "report_dropped": "A worker's report was ignored because it had not been asked for.",
-    "stop_unasked": "Workers stopped before the last step as if told to, and nobody has asked; the"
-    " job goes on.",
-    "report_contradicted": "A worker's report of its state is contradicted by the other members'"
-    " reports.",
-    "report_false": "A worker's report cannot be true; its connection was closed.",
     "worker_signalled": "An operator sent a signal to a worker.",
     "job_started": "A job has begun to warm up.",
     "job_waiting": "A job is waiting; the message says for what.",

@@ -6,7 +6,7 @@ Part of the membership machine; changes the cluster's state, adds effects.  `mem
 
 from __future__ import annotations
 
-from dtd.cluster import dissent, doubt, ending, environment, holding, reconnection, registration
+from dtd.cluster import digests, doubt, ending, environment, holding, reconnection, registration
 from dtd.cluster import roster as choice
 from dtd.cluster.coverage import can_spare, covers
 from dtd.cluster.events import Disconnect
@@ -40,7 +40,7 @@ def register(cluster: ClusterState, message: m.Register, now: float) -> None:
         cluster.isolation.links.forget(message.name)
     _fence(cluster, message)
     _make_room(cluster, message.name)
-    worker = registration.newcomer(message, known)
+    worker = registration.newcomer(message)
     worker.leaving, worker.reason = leaving, "was about to leave" if leaving else ""
     cluster.workers[worker.name] = worker
     cluster.detector.watch(worker.name, now)
@@ -53,9 +53,6 @@ def register(cluster: ClusterState, message: m.Register, now: float) -> None:
         _take_back(cluster, worker, message)
     elif job is not None and job.state not in ENDING_JOBS:
         _prepare_unless_aside(cluster, worker, job, now)
-    elif job is not None:
-        # An earlier process of this coordinator may have sent it PREPARE.
-        worker.participation.given(job.id)
 
 
 def _prepare_unless_aside(cluster: ClusterState, worker: Worker, job: Job, now: float) -> None:
@@ -84,12 +81,6 @@ def _take_back(cluster: ClusterState, worker: Worker, message: m.Register) -> No
     if job is None or not doubt.is_ours(job, message):
         worker.stray = True
         release(cluster, worker, "unknown", _why_unknown(cluster, message))
-        return
-    if (worker.name, worker.incarnation) in cluster.trust.contradicted:
-        worker.stray = True
-        release(
-            cluster, worker, "evicted", "the other members contradict the state that it reports"
-        )
         return
     doubt.learn(cluster, job, message)
     worker.reconnection.returning = True
@@ -142,7 +133,6 @@ def prepare(cluster: ClusterState, worker: Worker, job: Job) -> None:
     if worker.serves:
         worker.reason = ""
     cluster.move_worker(worker, WorkerEvent.PREPARED)
-    worker.participation.given(job.id)
     cluster.send(worker.name, what_to_prepare(job))
 
 
@@ -172,7 +162,7 @@ def warmed(cluster: ClusterState, worker: Worker, message: m.Warmed) -> None:
     if worker.state is not WorkerState.WARMING or worker.reconnection.returning:
         return
     worker.holdings.warmed = message
-    holding.warmed_up(cluster, cluster.job, worker, message)
+    holding.warmed_up(cluster.job, worker, message)
     if worker.name in cluster.isolation.set_aside:
         # If it fails again, its pause is longer.
         cluster.isolation.set_aside[worker.name].until = 0.0
@@ -184,10 +174,10 @@ def taken_back(
     cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen | m.Finished, now: float
 ) -> None:
     """A returned worker has left its old generation and reports its state."""
-    holding.left(cluster, job, worker, message)
+    holding.left(job, worker, message)
     if message.generation == job.generation:
         job.fenced = True
-    why = dissent.why_distrusted(cluster, worker, message)
+    why = digests.why_distrusted(cluster, job, worker)
     if why:
         expel(cluster, worker, why, now)
         return

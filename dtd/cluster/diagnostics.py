@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd import diagnostics
-from dtd.cluster import laggards
 from dtd.cluster.admission import is_aside
 from dtd.cluster.records import Worker
 from dtd.cluster.standstill import why_late
@@ -96,27 +95,19 @@ def standing(cluster: ClusterState) -> list[Diagnostic]:
         diagnostics.stands_still(w.name, w.registration.host, why_late(w), w.liveness.kept)
         for w in kept
     ]
-    return found + _withheld(cluster) + _bad_links(cluster)
-
-
-def _withheld(cluster: ClusterState) -> list[Diagnostic]:
-    word, said, late = laggards.behind(cluster)
-    if not said:
-        return []
-    hosts = {name: cluster.workers[name].registration.host for name in late}
-    return [diagnostics.withheld(name, hosts[name], word, ", ".join(said)) for name in late]
+    return found + _bad_links(cluster)
 
 
 def _bad_links(cluster: ClusterState) -> list[Diagnostic]:
     found, links = [], cluster.isolation.links
-    disputed = links.disputed()
+    one_way = links.one_way()
     for pair in sorted(links.bad):
         one, other = (cluster.workers.get(name) for name in pair)
         if one is None or other is None:
             continue
-        if pair in disputed:
-            by, of = (one, other) if disputed[pair] == one.name else (other, one)
-            found.append(diagnostics.disputed_way(by.name, of.name, _at(of)))
+        if pair in one_way:
+            by, of = (one, other) if one_way[pair] == one.name else (other, one)
+            found.append(diagnostics.one_way(by.name, of.name, _at(of)))
             continue
         tell = diagnostics.narrow_way if links.is_narrow(pair) else diagnostics.no_way
         found.append(tell(one.name, _at(one), other.name, _at(other)))

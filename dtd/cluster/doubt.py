@@ -28,7 +28,6 @@ from dtd.cluster.records import Job
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GenerationState
 from dtd.wire import messages as m
-from dtd.wire.fields import generations_in
 
 NUMBERS_PER_EPOCH: Final = 1_000_000
 """Generations of epoch E have numbers above (E - 1) times this."""
@@ -72,29 +71,6 @@ def why_exhausted(cluster: ClusterState) -> str:
     )
 
 
-def implausible(cluster: ClusterState, name: str, message: m.Message) -> int:
-    """The first number in a message that no generation of this store can have; 0 if none.
-
-    A worker that took part in a job of another store uses that store's numbers, which are not
-    checked.  Only REGISTER may contain unknown numbers of this epoch, since the store may have been
-    rolled back; its sender has proved that it was assigned them (`must_be_proved`).
-    """
-    if _speaks_of_others(cluster, name, message):
-        return 0
-    highest = _highest_known(cluster)
-    if isinstance(message, m.Register):
-        highest = max(highest, cluster.epoch * NUMBERS_PER_EPOCH)
-    return next((number for number in generations_in(message) if number > highest), 0)
-
-
-def why_implausible(number: int) -> str:
-    """The error message for the sender of such a number, which the operator sees as well."""
-    return (
-        f"this coordinator's store has given no generation the number {number}; if the store is"
-        " older than that, back it up and restore the backup, which begins a new epoch"
-    )
-
-
 def must_be_proved(cluster: ClusterState, message: m.Register) -> bool:
     """Whether the worker must prove its membership in the generation that it names.
 
@@ -111,13 +87,6 @@ def must_be_proved(cluster: ClusterState, message: m.Register) -> bool:
 def is_ours(job: Job | None, message: m.Register) -> bool:
     """Whether a worker registers with the active job itself, not another job of the same id."""
     return job is not None and (job.id, job.identity) == (message.job, message.identity)
-
-
-def _speaks_of_others(cluster: ClusterState, name: str, message: m.Message) -> bool:
-    if isinstance(message, m.Register):
-        return not is_ours(cluster.job, message)
-    known = cluster.workers.get(name)
-    return known is None or known.stray
 
 
 def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
@@ -142,25 +111,10 @@ def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
         job.branches = branches.left(branches.remembered(job.branches), start, job.generation)
         job.step = max(job.step, message.held_step)  # the store may know of fewer
         job.fenced = False
-        cluster.trust.vouched.clear()
+        cluster.vouched.clear()
     same = (message.generation, message.roster_id) == (job.generation, job.roster_id)
     if same and message.phase in PARTAKING:
-        cluster.trust.vouched.add(message.name)
-
-
-def began_before(cluster: ClusterState, name: str, number: int) -> bool:
-    """Whether a number shows that another backup was restored before, with the same epoch as this.
-
-    Then the next epoch begins.  No proof is needed: the job is in doubt anyway, so a lie changes
-    only the next number.  It can do so once in the life of this process.
-    """
-    job = cluster.job
-    first = cluster.epoch == cluster.identity.epoch
-    given = number <= cluster.epoch * NUMBERS_PER_EPOCH
-    if job is None or not (lasts(cluster, job) and first and given):
-        return False
-    _went_back(cluster, name, number)
-    return True
+        cluster.vouched.add(message.name)
 
 
 def _went_back(cluster: ClusterState, name: str, number: int) -> None:
@@ -175,13 +129,13 @@ def _went_back(cluster: ClusterState, name: str, number: int) -> None:
 
 def is_over(cluster: ClusterState, job: Job) -> bool:
     """Whether all members of the newest known generation have registered without having left it."""
-    return bool(job.roster) and cluster.trust.vouched.issuperset(job.roster)
+    return bool(job.roster) and cluster.vouched.issuperset(job.roster)
 
 
 def end(cluster: ClusterState, job: Job) -> None:
     """End the doubt: the store now knows the newest generation."""
     job.store_epoch = cluster.epoch
-    cluster.trust.vouched.clear()
+    cluster.vouched.clear()
     cluster.emit(SaveJob(job=job))
 
 
@@ -194,7 +148,7 @@ def explain(cluster: ClusterState, job: Job) -> str:
     way_out = f"`dtdctl resume {job.id}` if nobody else trains it"
     if not job.generation:
         return f"waiting: {why}; {way_out}"
-    missing = [name for name in job.roster if name not in cluster.trust.vouched]
+    missing = [name for name in job.roster if name not in cluster.vouched]
     return (
         f"waiting for {', '.join(missing)} to say that generation {job.generation}, the newest"
         f" known, still runs or has finished: {why}; {way_out}"

@@ -130,7 +130,7 @@ def member_frozen(
 ) -> None:
     """A member takes no further part and reports its state."""
     cluster.move_worker(worker, WorkerEvent.FROZE)
-    holding.left(cluster, job, worker, message)
+    holding.left(job, worker, message)
     job.fenced = True
     if message.evidence:
         _tell_evidence(cluster, worker, message)
@@ -170,10 +170,10 @@ def member_finished(cluster: ClusterState, job: Job, worker: Worker, message: m.
     """A member has committed the last step and its digest equals that of all others."""
     cluster.move_worker(worker, WorkerEvent.FINISHED)
     worker.holdings.digest = message.digest
-    worker.participation.stopped = message.stopped
-    holding.left(cluster, job, worker, message)
+    worker.stopped = message.stopped
+    holding.left(job, worker, message)
     job.fenced = True
-    if message.result and worker.participation.rank == 0:
+    if message.result and worker.rank == 0:
         job.result = figures.result(message.result)
 
 
@@ -185,35 +185,11 @@ def was_stopped(cluster: ClusterState, job: Job) -> bool:
     """Whether its workers have ended it before its last step because they were told to.
 
     In a generation that an earlier process of the coordinator announced, they know it even if this
-    one does not: the store could not write the request.  Half of them are enough, for a job that is
-    taken for stopped can be resumed; fewer may be a worker that lies.
+    one does not: the store could not write the request.
     """
     if job.step >= job.total_steps:
         return False
-    if job.state is JobState.STOPPING:
-        return True
-    return cluster.run.inherited and bool(_say_that_they_were_told(cluster))
-
-
-def stops_unasked(cluster: ClusterState, job: Job) -> str:
-    """Return the members that end a job early without any request, in words; or empty.
-
-    Any rank can ask the others in the control word of a step, and a single worker can claim that
-    one did.  The job goes on from the state that they hold.
-    """
-    if job.step >= job.total_steps or was_stopped(cluster, job):
-        return ""
-    names = _say_that_they_were_told(cluster)
-    return (
-        f"{', '.join(names)} stopped as if told to, and nobody has asked for that" if names else ""
-    )
-
-
-def _say_that_they_were_told(cluster: ClusterState) -> list[str]:
-    """The members that say that they were told to stop, if half of those that finished do."""
-    finished = [one for one in cluster.members() if one.state is WorkerState.FINISHED]
-    told = [one.name for one in finished if one.participation.stopped]
-    return told if len(finished) <= 2 * len(told) else []
+    return job.state is JobState.STOPPING or any(one.stopped for one in cluster.members())
 
 
 def is_complete(cluster: ClusterState) -> bool:

@@ -188,7 +188,7 @@ def choose(cluster: ClusterState, job: Job) -> choice.Choice:
         cluster.available(),
         start=choice.start_key(job, cluster.available()),
         max_workers=most_workers(job),
-        bad_links=cluster.isolation.links.at_fault(),
+        bad_links=cluster.isolation.links.bad,
     )
 
 
@@ -225,7 +225,7 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
     )
     for rank, worker in enumerate(members):
         cluster.move_worker(worker, WorkerEvent.ASSIGNED)
-        worker.participation.assigned(cluster.run.generation, rank)
+        worker.generation, worker.rank = cluster.run.generation, rank
         worker.reason = worker.reason if worker.leaving else ""
         assign = m.Assign(
             job=job.id,

@@ -10,10 +10,9 @@ Part of the membership machine; changes the cluster's state, adds effects.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Final
 
-from dtd.cluster import admission, divergence, doubt, ending, figures, reconnection, running
+from dtd.cluster import admission, doubt, ending, figures, reconnection, running
 from dtd.cluster.events import JobEnded, SaveJob, Undeliverable
 from dtd.cluster.records import Job
 from dtd.cluster.state import ClusterState
@@ -67,11 +66,6 @@ def activate(cluster: ClusterState, job: Job, now: float) -> None:
     cluster.waiting.must_settle = True
     cluster.ending.recovery = cluster.isolation.verdict_by = None
     cluster.isolation.set_aside.clear()
-    cluster.trust.agreed.clear()
-    cluster.trust.claims.clear()
-    cluster.trust.contradicted.clear()
-    cluster.trust.differed_when_copied.clear()
-    cluster.trust.distrusted = divergence.last_generation(divergence.remembered(job.divergences))
     if job.state is JobState.SAVING:
         _is_to_end_again(cluster, job)
     if job.announced and not doubt.lasts(cluster, job):
@@ -196,22 +190,11 @@ def progress(cluster: ClusterState, job: Job, name: str, message: m.Progress, no
 
 
 def note_digests(cluster: ClusterState, job: Job) -> None:
-    """Record the digests that finished members report of their common state.
-
-    Each has finished because all of them had the same; one that reports another than most is not
-    believed.
-    """
+    """Record the digests that finished members report of their common state."""
     finished = [w for w in cluster.workers.values() if w.state is WorkerState.FINISHED]
-    if not finished:
-        return
-    said = {worker.name: worker.holdings.digest for worker in finished}
-    digest, times = Counter(said.values()).most_common(1)[0]
-    odd = [name for name, one in said.items() if one != digest and 2 * times > len(said)]
-    for name in odd if "replica_digests" not in job.result else ():
-        why = f"{name} says that it finished with digest {said[name]}, and most with {digest}"
-        cluster.incident("report_contradicted", why, worker=name)
-    job.result["replica_digests"] = {name: one for name, one in said.items() if name not in odd}
-    job.result |= {"world_size": len(cluster.run.roster), "servers": job.servers}
+    if finished:
+        job.result["replica_digests"] = {one.name: one.holdings.digest for one in finished}
+        job.result |= {"world_size": len(cluster.run.roster), "servers": job.servers}
 
 
 def finish(cluster: ClusterState, state: JobState, reason: str) -> None:

@@ -4,15 +4,11 @@ A ring shows only that a link is broken, not which end is at fault.  A link that
 tried once more; one that fell silent, could not be made, or broke again soon is *bad*: its two ends
 are not made neighbours (`dtd.cluster.roster`) until probes in both directions have passed.
 A link may pass every probe and fail in training, so one that goes bad again waits longer each
-time before it is probed.  Where only one end says that the link is bad, and the other one says that
-it works, nobody knows which of them is right: that word counts against the one who says it, until
-another worker says the same of the accused.  So one that lies about its links puts out itself.
-Pure; times are seconds of the caller's clock.
+time before it is probed.  Pure; times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
@@ -60,11 +56,6 @@ class _Probing:
 
 def _other_end(pair: Pair, name: str) -> str:
     return pair[1] if name == pair[0] else pair[0]
-
-
-def _accusers(probing: _Probing) -> list[str]:
-    """The ends by whose last word the link does not work."""
-    return [name for name, works in probing.works.items() if not works]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,32 +138,13 @@ class Links:
         """The workers to which this worker has no working link."""
         return sorted(_other_end(pair, name) for pair in self._bad if name in pair)
 
-    def disputed(self) -> dict[Pair, str]:
-        """Bad links of which one end says that they work, and the other end, which does not."""
+    def one_way(self) -> dict[Pair, str]:
+        """Bad links that work one way alone, with the end that does not reach the other."""
         return {
-            pair: _accusers(probing)[0]
+            pair: next(name for name, works in probing.works.items() if not works)
             for pair, probing in self._bad.items()
             if len(set(probing.works.values())) > 1
         }
-
-    def at_fault(self) -> dict[Pair, tuple[str, ...]]:
-        """Return, for each bad link, the ends against which it counts.
-
-        Both, if both say that it is bad.  If only one does, its word counts against itself, unless
-        another worker says the same of the same end.
-        """
-        accusers = {pair: _accusers(probing) for pair, probing in self._bad.items()}
-        alone = {pair: by[0] for pair, by in accusers.items() if len(by) == 1}
-        accused = Counter(_other_end(pair, by) for pair, by in alone.items())
-        faults: dict[Pair, tuple[str, ...]] = {}
-        for pair in self._bad:
-            if pair not in alone:
-                faults[pair] = pair
-                continue
-            by = alone[pair]
-            other = _other_end(pair, by)
-            faults[pair] = (other if accused[other] > 1 else by,)
-        return faults
 
     def is_narrow(self, pair: Pair) -> bool:
         """Whether small frames pass this bad link, and large ones do not."""

@@ -18,21 +18,20 @@ from collections.abc import Iterable
 
 from dtd.cluster import (
     admission,
-    contradiction,
+    checkpoints,
+    digests,
     doubt,
     ending,
     figures,
     forming,
-    hearing,
     isolation,
     jobs,
-    laggards,
     reconnection,
+    reports,
     running,
     saving,
     standstill,
     suspicion,
-    vouching,
     waiting,
 )
 from dtd.cluster import roster as choice
@@ -142,7 +141,7 @@ class Membership:
 
     def hears(self, name: str, message: m.Message) -> bool:
         """Whether a registered worker's message counts, also for collectors of figures."""
-        return hearing.judge(self.cluster, name, message).word is hearing.Word.COUNTS
+        return reports.counts(self.cluster, name, message)
 
     def awaits(self, name: str, message: m.Message) -> bool:
         """Whether a worker answers a request; such answers are exempt from its share."""
@@ -194,12 +193,6 @@ class Membership:
 
     def _on_message(self, name: str, message: m.Message, now: float) -> None:
         cluster = self.cluster
-        number = doubt.implausible(cluster, name, message)
-        if number and doubt.began_before(cluster, name, number):
-            number = doubt.implausible(cluster, name, message)
-        if number:
-            hearing.turn_away(cluster, name, message, hearing.false(doubt.why_implausible(number)))
-            return
         if isinstance(message, m.Register):
             if not reconnection.comes_back(cluster, message, now):
                 admission.register(cluster, message, now)
@@ -208,10 +201,9 @@ class Membership:
         if worker is None:  # it was rejected, and has not read the rejection yet
             return
         cluster.detector.heard(name, now)
-        verdict = hearing.judge(cluster, name, message)
-        if verdict.word is not hearing.Word.COUNTS:
-            hearing.turn_away(cluster, name, message, verdict)
-        elif isinstance(message, m.Heartbeat):
+        if not reports.counts(cluster, name, message):
+            return
+        if isinstance(message, m.Heartbeat):
             self._on_heartbeat(worker, message, now)
         elif isinstance(message, m.Leave):
             admission.let_leave(cluster, worker, message.reason, now)
@@ -223,7 +215,6 @@ class Membership:
             self._on_job_message(cluster.job, worker, message, now)
 
     def _on_heartbeat(self, worker: Worker, message: m.Heartbeat, now: float) -> None:
-        message = standstill.believable(self.cluster.job, message)
         worker.liveness.heartbeat = message
         self.cluster.send(worker.name, m.HeartbeatAck())
         job = self.cluster.job
@@ -246,9 +237,9 @@ class Membership:
                 message.step,
             )  # a worker that has saved a state has committed it
             running.progressed(cluster, job, worker.name, *key, now)
-            vouching.saved(cluster, job, worker.name, message)
+            checkpoints.saved(cluster, job, worker.name, message)
         elif isinstance(message, m.Agreed):
-            vouching.agreed(cluster, job, worker.name, message)
+            checkpoints.agreed(cluster, job, message)
         elif isinstance(message, m.Failed):
             isolation.failed(cluster, job, worker, message, now)
         elif isinstance(message, m.Notice):
@@ -268,13 +259,14 @@ class Membership:
             running.left(self.cluster, job, worker.name, message, now)
             ending.member_frozen(self.cluster, job, worker, message, now)
             suspicion.accused(self.cluster, worker.name, message, now)
-            suspicion.left(self.cluster, job, worker.name, message, now)
+            dissenter = digests.reported(self.cluster, job, message, now)
+            if dissenter is not None:
+                admission.expel(self.cluster, dissenter, digests.MINORITY, now)
         elif isinstance(message, m.Finished):
             if worker.state is WorkerState.FORMING:  # it has run, even if it has not said so
                 forming.member_running(self.cluster, job, worker, now)
             running.left(self.cluster, job, worker.name, message, now)
             ending.member_finished(self.cluster, job, worker, message)
-            suspicion.left(self.cluster, job, worker.name, message, now)
 
     def _on_effect_done(self, event: JobSaved | Undeliverable, now: float) -> None:
         if isinstance(event, Undeliverable):
@@ -308,9 +300,6 @@ class Membership:
         cluster = self.cluster
         if jobs.may_start(cluster):
             jobs.activate(cluster, cluster.queue.popleft(), now)
-        if cluster.job is not None:
-            running.bear_out(cluster, cluster.job, now)
-            vouching.count(cluster, cluster.job)
         admission.release_leavers(cluster)
         if cluster.job is not None:
             isolation.try_again(cluster, cluster.job, now)
@@ -318,7 +307,6 @@ class Membership:
             standstill.give_up_returning(cluster, cluster.job, now)
             admission.give_up_warming(cluster, cluster.job, now)
             jobs.break_off_late(cluster, cluster.job, now)
-            laggards.look(cluster, cluster.job, now)
         if cluster.job is not None and cluster.run.phase is GenerationState.RUNNING:
             self._advance_running(cluster.job, now)
         if cluster.job is not None and cluster.run.phase is GenerationState.ENDING:
@@ -335,11 +323,7 @@ class Membership:
             running.admit_ready(self.cluster, job, now)
 
     def _finish(self, job: Job, now: float) -> None:
-        unasked = ending.stops_unasked(self.cluster, job)
-        if unasked:
-            self.cluster.incident("stop_unasked", f"{unasked}; job {job.id} goes on")
-            self._close(job, now)
-        elif ending.was_stopped(self.cluster, job):
+        if ending.was_stopped(self.cluster, job):
             job.reason = job.reason or ending.STOP_FORGOTTEN
             saving.begin(self.cluster, job, self._verdict(job), now)
         else:
@@ -361,13 +345,18 @@ class Membership:
 
     def _close(self, job: Job, now: float) -> None:
         ending.close(self.cluster, job, now)
-        suspicion.settle(self.cluster, job, now)
+        hopeless = digests.settle(self.cluster, job)
+        for worker in self.cluster.available():
+            why = digests.why_distrusted(self.cluster, job, worker)
+            if why:
+                admission.expel(self.cluster, worker, why, now)
+        if hopeless and not job.verdict:
+            jobs.give_up(self.cluster, job, hopeless)
         admission.release_leavers(self.cluster)
 
     def _advance_waiting(self, job: Job, now: float) -> None:
         """Form a generation once there is nothing left to wait for."""
         cluster = self.cluster
-        contradiction.settle(cluster, job, now)
         if job.state is JobState.SAVING:
             saving.advance(cluster, job, now)
             return
@@ -439,12 +428,10 @@ class Membership:
             return kept
         if cluster.run.phase is GenerationState.FORMING:
             late = [w.name for w in cluster.members() if w.state in TRAINING]
-            forms = f"forming generation {cluster.run.generation}: waiting for {', '.join(late)}"
-            return forms + laggards.explain(cluster)
+            return f"forming generation {cluster.run.generation}: waiting for {', '.join(late)}"
         if cluster.run.phase is GenerationState.ENDING:
             late = [w.name for w in cluster.members() if w.state in TRAINING]
-            ends = f"ending generation {cluster.run.generation}: waiting for {', '.join(late)}"
-            return ends + laggards.explain(cluster)
+            return f"ending generation {cluster.run.generation}: waiting for {', '.join(late)}"
         return waiting.explain(cluster, job)
 
     def _why_unfinished(self) -> str:

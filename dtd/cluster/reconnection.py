@@ -48,7 +48,7 @@ def adopt(cluster: ClusterState, job: Job, now: float) -> None:
     cluster.run.generation = max(cluster.run.generation, job.generation)
     cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
     cluster.run.start_step = job.start_step
-    cluster.run.begin(inherited=True)
+    cluster.run.begin()
     formed = job.state is not JobState.FORMING
     if job.state is JobState.STOPPING:  # even if its generation was still forming
         formed = job.step > job.start_step
@@ -89,7 +89,7 @@ def take_up(cluster: ClusterState, job: Job, phase: MemberState) -> None:
     cluster.run.generation = job.generation
     cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
     cluster.run.start_step = job.start_step
-    cluster.run.begin(inherited=True)
+    cluster.run.begin()
     cluster.move_generation(GenerationEvent.TAKEN_UP)
     cluster.waiting.must_settle, cluster.waiting.newer_since = False, None
     cluster.move_job(job, JobEvent.TAKEN_UP)
@@ -154,7 +154,7 @@ def comes_back(cluster: ClusterState, message: m.Register, now: float) -> bool:
     same_generation = (message.generation, message.roster_id) == (run.generation, run.roster_id)
     if not (same_process and same_generation):
         return False
-    worker = replace(registration.newcomer(message, known), state=known.state)
+    worker = replace(registration.newcomer(message), state=known.state)
     worker.leaving = known.leaving
     worker.holdings = Holdings(held=known.holdings.held, warmed=known.holdings.warmed)
     worker.liveness = Liveness(

@@ -7,15 +7,12 @@ coordinator's store and read from it, so fields may be added but not removed.  N
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from dtd.cluster.transitions import JobState, WorkerState
 from dtd.engine.rounds import Rounds
 from dtd.job.terms import JobTerms, terms_of
 from dtd.wire import messages as m
-
-MAX_JOBS_OF_A_PROCESS = 4
-"""A process takes part in one job; in others it may have failed and been set aside."""
 
 WARM_UP = -1
 """Stands for the committed steps of a worker that failed before it was in a generation."""
@@ -106,32 +103,6 @@ class Liveness:
 
 
 @dataclass(slots=True, kw_only=True)
-class Participation:
-    """The jobs and generations about which a process may report.
-
-    Attributes:
-        jobs: jobs that it was told to prepare for or registered with, the newest first.
-        generation: the newest generation that it was assigned to or registered with.
-        rank, ranks: its rank in that generation, and all ranks that it ever had; initially 0.
-        stopped: whether it has finished because it was told to stop.
-    """
-
-    jobs: tuple[str, ...] = ()
-    generation: int = 0
-    rank: int = 0
-    ranks: frozenset[int] = frozenset({0})
-    stopped: bool = False
-
-    def given(self, job: str) -> None:
-        """Record that it is told to prepare for a job."""
-        self.jobs = tuple(dict.fromkeys((job, *self.jobs)))[:MAX_JOBS_OF_A_PROCESS]
-
-    def assigned(self, generation: int, rank: int) -> None:
-        """Record that it is assigned to a generation."""
-        self.generation, self.rank, self.ranks = generation, rank, self.ranks | {rank}
-
-
-@dataclass(slots=True, kw_only=True)
 class Reconnection:
     """The generation of the job with which a worker registered again.
 
@@ -160,7 +131,9 @@ class Worker:
         stray: whether it took part in a job of another store; its reports of jobs do not count.
         holdings: the states that it has reported.
         liveness: whether its process is alive and its training advances.
-        participation: the jobs and generations about which it may report.
+        generation, rank: the newest generation that it was assigned to or registered with, and its
+            rank there.
+        stopped: whether it has finished because it was told to stop.
         reconnection: the generation with which it registered again.
     """
 
@@ -173,7 +146,9 @@ class Worker:
     stray: bool = False
     holdings: Holdings = field(default_factory=Holdings)
     liveness: Liveness = field(default_factory=Liveness)
-    participation: Participation = field(default_factory=Participation)
+    generation: int = 0
+    rank: int = 0
+    stopped: bool = False
     reconnection: Reconnection = field(default_factory=Reconnection)
 
     @property
@@ -225,6 +200,14 @@ class SetAside:
 # --- a job -------------------------------------------------------------------------------------
 
 
+class Divergence(NamedTuple):
+    """States differed in this generation after this many steps, first in this entry, if known."""
+
+    generation: int
+    step: int
+    entry: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Job:
     """One job, from submission to its result.
@@ -243,9 +226,9 @@ class Job:
         checkpoint_generation, checkpoint_step, checkpoint_holders: the newest complete checkpoint,
             and the workers that have it or, if the state is sharded, a part of it.
         parts: in a sharded job, the parts of that checkpoint and of newer ones that are not
-            complete, see `dtd.cluster.vouching`.
-        divergences: when replicas differed without a majority, see `membership.divergence`.
-        agreed: confirmed digests of saved states, see `dtd.cluster.vouching`.
+            complete, see `dtd.cluster.checkpoints`.
+        divergences: when replicas differed without a majority, see `dtd.cluster.digests`.
+        agreed: confirmed digests of saved states, see `dtd.cluster.checkpoints`.
         branches: states on abandoned branches, see `membership.branches`.
         step_s: recent mean duration of a step; 0 if unknown.
         verdict: how the job will end once its state is saved: "done", "failed" or "cancelled";

@@ -23,13 +23,8 @@ from dtd.wire import messages as m
 _RELEASE_PARTS = 2
 
 
-def newcomer(message: m.Register, known: Worker | None = None) -> Worker:
-    """The record of a worker that registers.
-
-    Args:
-        message: its REGISTER, whose claims about a generation have been verified.
-        known: the record of an earlier worker with this name, if any.
-    """
+def newcomer(message: m.Register) -> Worker:
+    """The record of a worker that registers."""
     worker = Worker(
         registration=Registration(
             name=message.name,
@@ -44,13 +39,9 @@ def newcomer(message: m.Register, known: Worker | None = None) -> Worker:
             serves=message.serves,
         )
     )
-    part = worker.participation
-    if known is not None and known.incarnation == message.incarnation:
-        part.jobs, part.ranks = known.participation.jobs, known.participation.ranks
-    if message.generation:
-        names = [member.name for member in message.roster]
-        part.given(message.job)
-        part.assigned(message.generation, names.index(worker.name) if worker.name in names else 0)
+    names = [member.name for member in message.roster]
+    worker.generation = message.generation
+    worker.rank = names.index(worker.name) if worker.name in names else 0
     return worker
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,9 +67,8 @@ def start_key(job: Job, available: Iterable[Worker]) -> Key:
 
     A step that every reachable member has prepared may have been committed by an unreachable one,
     so it is committed (ADR 0006).  A reachable member that has not prepared the step has not voted
-    for it, so no member has committed it; its word is worth less than that of two members who have
-    told that they had.  One that reports no state has no say: all that others have prepared, it had
-    computed with them.  A decision to commit a step is permanent.  A state of
+    for it, so no member has committed it.  One that reports no state has no say: all that others
+    have prepared, it had computed with them.  A decision to commit a step is permanent.  A state of
     which the workers lack a shard cannot be continued.
     """
     workers = list(available)
@@ -88,7 +87,7 @@ def _keys(job: Job, workers: Sequence[Worker]) -> set[Key]:
     ended = {w.holdings.prepared for w in left}
     if len(ended) == 1:
         keys |= {key for key in ended if key[0] == job.generation}
-    if job.step > job.start_step:  # two members have told so
+    if job.step > job.start_step:  # a member has told so
         keys |= ended & {(job.generation, job.step)}
     decided = (job.start_generation, job.start_step)
     return keys | {w.holdings.prepared for w in workers if w.holdings.prepared == decided}
@@ -151,7 +150,7 @@ def choose(
     *,
     start: Key,
     max_workers: int,
-    bad_links: Mapping[Pair, Collection[str]],
+    bad_links: Collection[Pair],
 ) -> Choice:
     """The members of the next roster.
 
@@ -160,9 +159,8 @@ def choose(
     on their state do not count towards the limit, nor do parameter servers.  Ranks follow
     the order of names, so that they are deterministic, unless a bad link would join two neighbours;
     servers are last.  If no order avoids all bad links, a worker with a bad link is excluded:
-    preferably one whose state or shards others have, then one against which its bad link counts
-    (`bad_links`, from `Links.at_fault`), then one without the state, then the one with the most bad
-    links, then the last by name.
+    preferably one whose state or shards others have, then one without the state, then the one
+    with the most bad links, then the last by name.
     """
     by_name = sorted(workers, key=lambda w: natural_key(w.name))
     few = {worker.name for worker in needed(by_name, start)}
@@ -190,14 +188,13 @@ def _blame(
     worker: Worker,
     chosen: Sequence[Worker],
     start: Key,
-    bad_links: Mapping[Pair, Collection[str]],
-) -> tuple[bool, bool, bool, int, int, tuple[tuple[int, int, str], ...]]:
+    bad_links: Collection[Pair],
+) -> tuple[bool, bool, int, tuple[tuple[int, int, str], ...]]:
     pairs = [pair_of(worker.name, other.name) for other in chosen]
     broken = [pair for pair in pairs if pair in bad_links]
-    faults = sum(worker.name in bad_links[pair] for pair in broken)
     lacks = bool(broken) and not holds(worker, start)
     spare = bool(broken) and covers([one for one in chosen if one is not worker], start)
-    return spare, faults > 0, lacks, faults, len(broken), natural_key(worker.name)
+    return spare, lacks, len(broken), natural_key(worker.name)
 
 
 def ring_order(

@@ -10,13 +10,8 @@ from dtd.cluster import roster as choice
 from dtd.cluster.ending import end_at_boundary
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState, most_workers
-from dtd.cluster.transitions import GONE, GenerationState, JobState, WorkerState
+from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
-
-MISSED_BEATS = 2.5
-"""After this many heartbeat intervals without a message a worker counts as silent."""
-
-_UNHEARD = GONE | {WorkerState.DISCONNECTED}
 
 ADMIT_PATIENCE_S = 0.5
 """Seconds that a ready worker waits for others that warm up, to join together with them."""
@@ -25,30 +20,20 @@ ADMIT_PATIENCE_S = 0.5
 def progressed(
     cluster: ClusterState, job: Job, name: str, generation: int, step: int, now: float
 ) -> None:
-    """A member reports a committed step; it counts once another member confirms it.
+    """A member reports a committed step.
 
     A member that is still forming has committed none in this generation: it may still have the
     steps that the generation is to redo.
     """
-    if generation != cluster.run.generation or step <= cluster.run.reported_step(name):
+    run = cluster.run
+    if generation != run.generation or run.phase is GenerationState.NONE:
         return
-    if cluster.workers[name].state is WorkerState.FORMING:
-        return
-    cluster.run.reported_steps[name] = step
-    bear_out(cluster, job, now)
-
-
-def bear_out(cluster: ClusterState, job: Job, now: float) -> None:
-    """Count the members' committed steps as far as others confirm them."""
-    if cluster.run.phase is GenerationState.NONE:
-        return
-    step = _borne_out(cluster, now)
-    if step <= max(cluster.run.start_step, job.step):
+    if cluster.workers[name].state is WorkerState.FORMING or step <= max(run.start_step, job.step):
         return
     cluster.advance(step)
-    cluster.run.advanced_at = now
+    run.advanced_at = now
     job.step = step
-    if cluster.ending.recovery is not None and cluster.run.phase is not GenerationState.ENDING:
+    if cluster.ending.recovery is not None and run.phase is not GenerationState.ENDING:
         recovery, cluster.ending.recovery = cluster.ending.recovery, None
         cluster.incident(
             "recovered",
@@ -57,22 +42,6 @@ def bear_out(cluster: ClusterState, job: Job, now: float) -> None:
             step=step,
             **recovery.details(now),
         )
-
-
-def _borne_out(cluster: ClusterState, now: float) -> int:
-    """The newest step that two members report, so that no single report advances the job.
-
-    A member that is away, or has not been heard from recently, confirms nothing.  If only one
-    member is heard from, its report counts.
-    """
-    late_s = MISSED_BEATS * cluster.heartbeat_interval_s
-    heard = [
-        one.name
-        for one in cluster.members()
-        if one.state not in _UNHEARD and cluster.detector.silence_s(one.name, now) <= late_s
-    ]
-    told = sorted(map(cluster.run.reported_step, heard), reverse=True)
-    return told[min(1, len(told) - 1)] if told else cluster.run.start_step
 
 
 def left(
@@ -105,13 +74,11 @@ def _ready(cluster: ClusterState) -> list[Worker]:
 def _fit_in(cluster: ClusterState, job: Job, ready: list[Worker]) -> bool:
     """Whether the ring would grow with these workers; bad links may leave no place for them."""
     candidates = [*cluster.members(), *ready]
-    # No member makes room for those that come, so that no word about a link puts it out.
-    bad_links = {pair: pair for pair in cluster.isolation.links.bad}
     choice_now = choice.choose(
         candidates,
         start=(job.start_generation, job.start_step),
         max_workers=most_workers(job),
-        bad_links=bad_links,
+        bad_links=cluster.isolation.links.bad,
     )
     forming.bar(cluster, [worker for worker in choice_now.barred if worker in ready])
     return len(choice_now.members) > len(cluster.run.roster)

@@ -12,9 +12,7 @@ writes its part, and a copy is durable when the parts cover [0, 1).  What came b
 
 from __future__ import annotations
 
-from collections import Counter
-
-from dtd.cluster import admission, branches, coverage, ending, forming, jobs, vouching
+from dtd.cluster import admission, branches, checkpoints, coverage, ending, forming, jobs
 from dtd.cluster import roster as choice
 from dtd.cluster.events import SaveJob
 from dtd.cluster.records import Job, Worker
@@ -45,7 +43,7 @@ def begin(
     cluster.withdraw(job)
     jobs.note_digests(cluster, job)
     finished = [w for w in cluster.members() if w.state is WorkerState.FINISHED]
-    key = _told_by_most(finished) if finished else newest_key(cluster, job)
+    key = max(map(choice.held_key, finished)) if finished else newest_key(cluster, job)
     job.verdict = verdict.value
     if hopes_s == 0.0 and _copies_of(job, key) >= copies(job):
         _finish(cluster, job)
@@ -181,12 +179,6 @@ def newest_key(cluster: ClusterState, job: Job) -> choice.Key:
     return choice.start_key(job, cluster.available())
 
 
-def _told_by_most(finished: list[Worker]) -> choice.Key:
-    """Key of the state that most finished workers report; all report the same unless one lies."""
-    counted = Counter(map(choice.held_key, finished))
-    return min(counted, key=lambda key: (-counted[key], key))
-
-
 # --- inside ------------------------------------------------------------------------------------
 
 
@@ -204,7 +196,7 @@ def _written(job: Job, key: choice.Key) -> dict[str, ShardSet]:
     """
     saved = (job.checkpoint_generation, job.checkpoint_step)
     step = branches.saved_step(job) if saved >= key else key[1]
-    return {} if _is_short(job, step) else vouching.written(job, key)
+    return {} if _is_short(job, step) else checkpoints.written(job, key)
 
 
 def _is_short(job: Job, step: int) -> bool:

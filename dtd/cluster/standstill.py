@@ -10,7 +10,6 @@ alone can give it up. Part of the membership machine; changes the cluster's stat
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Final
 
 from dtd.cluster import admission, branches, ending, joiners
@@ -36,20 +35,6 @@ MOST_LIMITS: Final = 10.0
 
 LOOK_AGAIN_S: Final = 1.0
 """Interval of checks of members that have not frozen in time but make progress."""
-
-
-def believable(job: Job | None, beat: m.Heartbeat) -> m.Heartbeat:
-    """The heartbeat, with its times limited to values that the job's limits permit.
-
-    The wait for a member to freeze depends on its own report, so the report must be bounded here.
-    """
-    if job is None:
-        return beat
-    most_s = MOST_LIMITS * job.terms.longest_limit_s
-    if max(beat.patience_s, beat.step_s) <= most_s:
-        return beat
-    patience_s, step_s = min(beat.patience_s, most_s), min(beat.step_s, most_s)
-    return replace(beat, patience_s=patience_s, step_s=step_s)
 
 
 def is_stuck(beat: m.Heartbeat | None) -> bool:
@@ -85,9 +70,6 @@ def give_up_late(cluster: ClusterState, job: Job, now: float) -> None:
     for worker in [one for one in late if _is_late(cluster, one, now)]:
         why = "it did not freeze in time: its training thread does not respond"
         _give_up(cluster, job, worker, why, now)
-    for worker in [one for one in late if _stays_behind(cluster, one)]:
-        # What it holds is not lost: if it is honest, it comes back with it.
-        admission.evict(cluster, worker, "it did not take up its generation in time", now)
     assert cluster.ending.freeze_by is not None, "nobody was asked to freeze by now"
     cluster.ending.freeze_by = max(cluster.ending.freeze_by, now + LOOK_AGAIN_S)
 
@@ -107,20 +89,6 @@ def _is_late(cluster: ClusterState, worker: Worker, now: float) -> bool:
         and knows
         and not (gets_on(beat) or is_stuck(beat))
     )
-
-
-def _stays_behind(cluster: ClusterState, worker: Worker) -> bool:
-    """Whether it still reports an older generation, though its assignment has been sent.
-
-    All assignments are sent at once, so when one member is heard in the generation, no other one's
-    waits for the coordinator's disk.
-    """
-    beats = [one.liveness.heartbeat for one in cluster.members()]
-    heard = [beat for beat in beats if beat is not None]
-    known = cluster.run.last_words or any(_is_of(cluster, beat) for beat in heard)
-    beat = worker.liveness.heartbeat
-    takes_part = worker.state in MEMBERS - {WorkerState.FINISHED}
-    return bool(known) and takes_part and beat is not None and not _is_of(cluster, beat)
 
 
 def _is_of(cluster: ClusterState, beat: m.Heartbeat) -> bool:
@@ -191,21 +159,11 @@ def _why_kept(cluster: ClusterState, job: Job, worker: Worker, now: float) -> st
 def _is_spare(cluster: ClusterState, job: Job, worker: Worker, alike: Collection[str]) -> bool:
     """Whether no committed step is lost with it: others, or a disk, hold them all."""
     beat = worker.liveness.heartbeat
-    step = max(_committed_step(cluster, job), beat.step if beat is not None else 0)
+    step = max(job.step, beat.step if beat is not None else 0)
     if step <= branches.saved_step(job) or not remembers(cluster, job, worker):
         return True
     heirs = (one for one in cluster.workers.values() if one is not worker and one.name not in alike)
     return united(_remembered_part(cluster, job, one) for one in heirs).is_whole
-
-
-def _committed_step(cluster: ClusterState, job: Job) -> int:
-    """The newest step that may be committed: the job's, or the next if any member reports it.
-
-    The stuck worker may have prepared that one and not committed it.  A member that reports it
-    falsely has a stuck worker waited for, which the operator can give up.
-    """
-    told = max(cluster.run.reported_steps.values(), default=0)
-    return max(job.step, min(told, job.rounds.end(job.step, job.total_steps)))
 
 
 def _remembered_part(cluster: ClusterState, job: Job, worker: Worker) -> ShardSet:

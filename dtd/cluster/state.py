@@ -22,7 +22,6 @@ from dtd.cluster.state_records import (
     Isolation,
     Run,
     Setbacks,
-    Trust,
     WaitingTimes,
 )
 from dtd.cluster.straggler import StragglerWatch
@@ -78,7 +77,7 @@ class ClusterState:
         waiting: conditions of the next generation.
         ending: deadlines of a generation that is ending.
         isolation: workers and links that the job does not use for now.
-        trust: workers' reports that are compared with those of others.
+        vouched: members of the newest known generation that have registered without having left it.
         saving: which workers write the job's last state; None unless the job is saving.
         straggler: which worker slows the others down.
         now: time of the current event, on the coordinator's clock.
@@ -101,7 +100,7 @@ class ClusterState:
     waiting: WaitingTimes = field(default_factory=WaitingTimes)
     ending: EndingTimes = field(default_factory=EndingTimes)
     isolation: Isolation = field(default_factory=Isolation)
-    trust: Trust = field(default_factory=Trust)
+    vouched: set[str] = field(default_factory=set)
     saving: SaveOrders | None = None
     straggler: StragglerWatch = field(default_factory=StragglerWatch)
     now: float = 0.0
@@ -300,7 +299,6 @@ class ClusterState:
         self.warming_since = {name: at + gap_s for name, at in self.warming_since.items()}
         self.waiting.slept(gap_s)
         self.ending.slept(gap_s)
-        self.run.slept(gap_s)
         if self.isolation.verdict_by is not None:
             self.isolation.verdict_by += gap_s
         if self.saving is not None:

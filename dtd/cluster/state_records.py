@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from dtd.cluster.divergence import Divergence
 from dtd.cluster.links import Links
-from dtd.cluster.records import Recovery, SetAside, Worker
+from dtd.cluster.records import Divergence, Recovery, SetAside, Worker
 from dtd.cluster.transitions import GenerationState
 from dtd.wire import messages as m
 
@@ -57,21 +56,6 @@ class Decision:
     again_at: float | None = None
 
 
-class Lag(NamedTuple):
-    """Some members have said something, and others have not: what, and since when."""
-
-    word: str
-    since: float
-
-
-class Finding(NamedTuple):
-    """The digest that counts for a generation's state after `step` steps; empty if none does."""
-
-    generation: int
-    step: int
-    digest: str
-
-
 @dataclass(slots=True, kw_only=True)
 class Run:
     """The generation in which the job runs, or the previous one while there is none.
@@ -85,17 +69,13 @@ class Run:
         roster: names in rank order; empty when no generation is forming, running or ending.
         roster_id: id of that roster.
         start_step: number of committed steps of its starting state.
-        reported_steps: the newest step that each member reports as committed in it.
         has_run: whether it has run, or was running when this coordinator started.
         advanced_at: when its committed step was last seen to advance.
         lost_member: whether a worker has died or hung in it since it last advanced.
         brought: members that brought its starting state; empty if unknown.
         joined: members that join others which have trained without them; empty if unknown.
-        last_words: the report (FROZEN or FINISHED) with which each member left it, by name.
+        differed: the reports of members that have seen its states differ.
         said_ended: for each member, the names of those that report that its process has ended.
-        lag: since when some members have not said what others have (`membership.laggards`).
-        inherited: whether an earlier process of this coordinator may have made requests to its
-            members that this one does not know.
     """
 
     generation: int = 0
@@ -106,41 +86,19 @@ class Run:
     roster: list[str] = field(default_factory=list)
     roster_id: int = 0
     start_step: int = 0
-    reported_steps: dict[str, int] = field(default_factory=dict)
     has_run: bool = False
     advanced_at: float | None = None
     lost_member: bool = False
     brought: frozenset[str] = frozenset()
     joined: frozenset[str] = frozenset()
-    last_words: dict[str, m.Frozen | m.Finished] = field(default_factory=dict)
+    differed: list[m.Frozen] = field(default_factory=list)
     said_ended: dict[str, set[str]] = field(default_factory=dict)
-    lag: Lag | None = None
-    inherited: bool = False
 
-    def begin(
-        self,
-        brought: Iterable[str] = (),
-        joined: Iterable[str] = (),
-        *,
-        inherited: bool = False,
-    ) -> None:
+    def begin(self, brought: Iterable[str] = (), joined: Iterable[str] = ()) -> None:
         """Discard the reports of the previous generation when one begins or is adopted."""
-        self.inherited = inherited
-        self.joined = frozenset(joined)
-        self.lag = None
-        self.reported_steps.clear()
-        self.last_words.clear()
+        self.brought, self.joined = frozenset(brought), frozenset(joined)
+        self.differed.clear()
         self.said_ended.clear()
-        self.brought = frozenset(brought)
-
-    def slept(self, gap_s: float) -> None:
-        """Postpone what follows from a missing word: it could not be read for `gap_s`."""
-        if self.lag is not None:
-            self.lag = self.lag._replace(since=self.lag.since + gap_s)
-
-    def reported_step(self, name: str) -> int:
-        """The newest step that a member reports as committed."""
-        return self.reported_steps.get(name, self.start_step)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,6 +114,8 @@ class Setbacks:
         crash_generations: consecutive generations that ran, lost such a worker and did not get
             beyond `crash_step`.
         crash_step: the highest number of committed steps at which such a worker was lost.
+        dissenters: processes (name, incarnation) whose memory differs from the majority's.
+        copies_differed: when a member differed from those from which it had just copied the state.
     """
 
     no_progress_generations: int = 0
@@ -164,6 +124,8 @@ class Setbacks:
     last_ends: dict[str, str] = field(default_factory=dict)
     crash_generations: int = 0
     crash_step: int = 0
+    dissenters: set[tuple[str, int]] = field(default_factory=set)
+    copies_differed: list[Divergence] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -231,43 +193,3 @@ class Isolation:
     set_aside: dict[str, SetAside] = field(default_factory=dict)
     verdict_by: float | None = None
     links: Links = field(default_factory=Links)
-
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """Number of a worker's messages dropped since the last incident about it, and its time."""
-
-    dropped: int = 0
-    told_at: float | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Trust:
-    """Workers' reports that are compared with those of others, and the results.
-
-    Attributes:
-        vouched: members of the job's newest known generation that registered without having left
-            it.
-        distrusted: the newest generation in which states differed and none had a majority.
-        finding: result of comparing the digests that the members of the newest generation reported
-            when they left it.
-        differed_when_copied: when a member differed from those from which it had just copied the
-            state (`membership.divergence`).
-        disputed: the newest generation of which it was told that its members contradict each other
-            and that nobody knows who is right.
-        contradicted: processes (name, incarnation) whose report of their state in memory the others
-            contradict; it does not count any more.
-        agreed: for each state, the digest that each rank reports as agreed by all.
-        claims: saved states of each worker that are not confirmed yet.
-        tallies: counts of workers' dropped messages, by name (`dtd.cluster.hearing`).
-    """
-
-    vouched: set[str] = field(default_factory=set)
-    distrusted: int = 0
-    disputed: int = 0
-    finding: Finding | None = None
-    differed_when_copied: list[Divergence] = field(default_factory=list)
-    contradicted: set[tuple[str, int]] = field(default_factory=set)
-    agreed: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
-    claims: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    tallies: dict[str, Tally] = field(default_factory=dict)

@@ -8,15 +8,12 @@ effects.
 
 from __future__ import annotations
 
-from dtd.cluster import admission, dissent, divergence, jobs, joiners
-from dtd.cluster.divergence import Divergence
-from dtd.cluster.events import SaveJob
+from dtd.cluster import admission
 from dtd.cluster.links import DEAD, ENDED
 from dtd.cluster.reconnection import NEVER_HEARD
-from dtd.cluster.records import Job, Worker
+from dtd.cluster.records import Worker
 from dtd.cluster.state import ClusterState
-from dtd.cluster.state_records import Finding
-from dtd.cluster.transitions import MEMBERS, GenerationState, JobState, WorkerEvent, WorkerState
+from dtd.cluster.transitions import MEMBERS, GenerationState, WorkerEvent, WorkerState
 from dtd.wire import messages as m
 
 MISSED_BEATS = 2.5
@@ -53,98 +50,12 @@ def _advances(cluster: ClusterState, now: float) -> bool:
     return now - cluster.run.advanced_at <= grace_s
 
 
-def left(
-    cluster: ClusterState, job: Job, name: str, message: m.Frozen | m.Finished, now: float
-) -> None:
-    """Keep a member's last report; a member that more than half call different is not awaited."""
-    cluster.run.last_words[name] = message
-    if not isinstance(message, m.Frozen):
-        return
-    suspect = cluster.workers.get(message.suspect)
-    if suspect is None:
-        return
-    _keep_away(cluster, job, suspect, message, now)
-    if suspect.state not in MEMBERS | {WorkerState.FROZEN}:
-        return
-    naming = [by for by, one in dissent.claims(cluster) if one.suspect == suspect.name != by]
-    if 2 * len(naming) > len(cluster.run.roster):
-        admission.expel(cluster, suspect, dissent.MINORITY, now)
-
-
-def _keep_away(
-    cluster: ClusterState, job: Job, suspect: Worker, message: m.Frozen, now: float
-) -> None:
-    """Set a joiner aside whose state differs from the majority's; it restarts by itself."""
-    differs = message.evidence == dissent.DIVERGED
-    if differs and suspect.name in joiners.dispensable(cluster, job):
-        joiners.keep_away(cluster, job, suspect, message.reason, now)
-
-
-def settle(cluster: ClusterState, job: Job, now: float) -> None:
-    """Restart members whose state differs, by their own reports, once all members have left.
-
-    Without a majority, all members that still hold a state restart.  If that happens repeatedly at
-    one point, it is not accidental, and the job fails.
-    """
-    finding = cluster.trust.finding = dissent.find(cluster, job)
-    for name, why in dissent.contradicted(cluster, job):
-        cluster.incident("report_contradicted", why, worker=name)
-    if finding is not None and not finding.digest:
-        hopeless = _note_divergence(cluster, job, finding)
-        if hopeless:
-            jobs.finish(cluster, JobState.FAILED, hopeless)
-            return
-    hopeless = _note_transfer(cluster)
-    if hopeless and not job.verdict:
-        jobs.give_up(cluster, job, hopeless)
-    for worker in cluster.available():
-        why = dissent.why_distrusted(cluster, worker, cluster.run.last_words.get(worker.name))
-        if why:
-            admission.expel(cluster, worker, why, now)
-
-
-def _note_divergence(cluster: ClusterState, job: Job, finding: Finding) -> str:
-    """Note that states differ without a majority; returns why that is not accidental, or ""."""
-    cluster.trust.distrusted = finding.generation
-    seen = [(name, one) for name, one in dissent.claims(cluster) if not one.suspect]
-    known = divergence.remembered(job.divergences)
-    for entry in [one.differs for _, one in seen] or [""]:
-        known = divergence.noted(known, Divergence(finding.generation, finding.step, entry))
-    job.divergences = tuple(known)
-    cluster.emit(SaveJob(job=job))
-    why = divergence.why_hopeless(known)
-    said = "".join(f"; {name}: {one.reason}" for name, one in seen[:1])
-    return f"{why}{said}" if why else ""
-
-
-def _note_transfer(cluster: ClusterState) -> str:
-    """Note that a copied state differs at once; returns why that is not accidental, or "".
-
-    It is not if the job, which cannot go on without that worker, comes to the same point again.
-    """
-    run = cluster.run
-    seen = [
-        one
-        for _, one in dissent.claims(cluster)
-        if one.suspect and one.suspect not in run.brought and one.diverged_step == run.start_step
-    ]
-    if 2 * len(seen) <= len(run.brought) or not run.brought:
-        return ""
-    known = cluster.trust.differed_when_copied
-    for one in seen:
-        known = divergence.noted(known, Divergence(run.generation, run.start_step, one.differs))
-    cluster.trust.differed_when_copied = known
-    why = divergence.why_hopeless(known)
-    return f"{why}; {seen[0].reason}" if why else ""
-
-
 def accused(cluster: ClusterState, name: str, message: m.Frozen, now: float) -> None:
     """A member has lost its neighbour: evict that one if the coordinator cannot reach it either.
 
-    A lifeline is closed only by the end of a process.  The suspect's control connection may still
-    be open, since the kernel closes it later.  The reports of two members are therefore sufficient.
-    A single member may lie, so its report counts only once the suspect misses heartbeats or its
-    connection ends.
+    A lifeline is closed by the end of a process, while the kernel closes its control connection
+    later; or by a middlebox that forgets idle connections.  So the reports of two members are
+    enough, and that of one once the suspect misses heartbeats or its connection ends.
     """
     suspect = cluster.workers.get(message.suspect)
     if suspect is None or suspect.state not in MEMBERS or not message.evidence:

@@ -224,14 +224,10 @@ def explain(cluster: ClusterState, job: Job) -> str:
 
 
 def _explain_links(cluster: ClusterState) -> str:
-    """Return the awaited links, and those whose ends disagree, in words."""
+    """Return the awaited links, in words."""
     links = cluster.isolation.links
     dead = "; ".join(f"{one} and {other}" for one, other in sorted(links.bad))
-    disputed = "".join(
-        f"; {by} alone says that theirs does not work: `dtdctl kill-worker {by}` restarts it"
-        for _, by in sorted(links.disputed().items())
-    )
-    return f"waiting for a working link between {dead}{disputed}"
+    return f"waiting for a working link between {dead}"
 
 
 def _explain_state(cluster: ClusterState, job: Job) -> str:

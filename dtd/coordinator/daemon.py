@@ -19,7 +19,7 @@ import structlog
 
 from dtd import __version__
 from dtd.address import SocketPath
-from dtd.cluster import allocation
+from dtd.cluster import allocation, reports
 from dtd.cluster.events import (
     Effect,
     Event,
@@ -440,6 +440,7 @@ class Coordinator:
         self._driver.handle(WorkerLost(name=name, incarnation=incarnation, reason=reason))
 
     def _on_report(self, link: Link, name: str, message: m.Message, payload: memoryview) -> None:
+        reports.check_form(message)
         if isinstance(message, m.GetPackage):
             self.counter(message).ask(link, message)
             return

@@ -17,8 +17,8 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from dtd.checkpoint.choice import confirmation_of, holders_of, part_of
+from dtd.cluster.checkpoints import CONTRADICTED
 from dtd.cluster.figures import page
-from dtd.cluster.vouching import CONTRADICTED
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.coordinator.store.thread import StoreThread
 from dtd.coordinator.worker_links import WorkerLinks

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dtd import figures
 from dtd.checkpoint.choice import by_checkpoint, confirmation_of, holders_of, missing, part_of
-from dtd.cluster.vouching import UNCONFIRMED, VERIFIED
+from dtd.cluster.checkpoints import UNCONFIRMED, VERIFIED
 from dtd.ctl import output
 from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask, ask_and_show, parse_job_at_step
 from dtd.ctl.settings import Settings

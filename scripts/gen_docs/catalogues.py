@@ -69,7 +69,7 @@ def samples() -> list[Diagnostic]:
         diagnostics.name_taken("NAME", "HOST (pid 1)", "HOST2 (pid 2)"),
         diagnostics.no_way("NAME", _AT, "NAME2", "HOST2:PORT"),
         diagnostics.narrow_way("NAME", _AT, "NAME2", "HOST2:PORT"),
-        diagnostics.disputed_way("NAME", "NAME2", "HOST2:PORT"),
+        diagnostics.one_way("NAME", "NAME2", "HOST2:PORT"),
         diagnostics.data_port_closed("NAME", _AT, "WHY"),
         diagnostics.data_port_narrow("NAME", _AT, "WHY"),
         diagnostics.cannot_listen(_AT, "is in use"),
@@ -80,6 +80,5 @@ def samples() -> list[Diagnostic]:
             " for 9.0 s; elastic.stall_timeout_s allows 5 s)",
             "no other worker that makes progress holds step 40",
         ),
-        diagnostics.withheld("NAME", "HOST", "that it runs", "NAME2"),
         diagnostics.disk("NAME", "WHY"),
     ]

@@ -32,7 +32,6 @@ def test_where_only_workers_know_the_end_they_say_it(daemons: Daemons) -> None:
     assert answer["state"] == "failed"
     assert "the state to start from has 20 steps, and this job ends after 16" in answer["reason"]
     assert daemons.wait(after)["state"] == "done"
-    assert not daemons.events("report_false", job)
     assert pids.keys() == daemons.pids().keys()
 
 

@@ -513,9 +513,7 @@ def test_an_advertised_address_that_others_do_not_reach(plain):
             one.await_words("waits for a job", START_S)
         submit(plain, "synthetic")
         other.await_words("connects to its neighbours", START_S)
-        diagnostic = plain.await_diagnostic(
-            "disputed-way", f"w-0 says that it does not reach w-1 (data port {dead})"
-        )
+        diagnostic = plain.await_diagnostic("one-way", f"w-0 does not reach w-1 (data port {dead})")
         assert "one way is closed" in diagnostic["message"]
         assert "correct --advertise of w-1" in diagnostic["remedy"]
         unreached = f"the data port {dead} of w-1 cannot be reached from here"

@@ -10,6 +10,7 @@ from typing import Any, Final
 from dtd import job
 from dtd.checkpoint.choice import complete
 from dtd.cluster.admission import what_to_prepare
+from dtd.cluster.checkpoints import CONTRADICTED
 from dtd.cluster.events import (
     CancelRequested,
     DrainRequested,
@@ -19,7 +20,6 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import JobState
-from dtd.cluster.vouching import CONTRADICTED
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.errors import RequestRefused
 from dtd.job.differences import Difference, differences, obstacles, shown_value

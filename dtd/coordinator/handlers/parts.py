@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from dtd.checkpoint.choice import complete, fewest, missing, part_of
+from dtd.cluster.checkpoints import CONTRADICTED, VERIFIED
 from dtd.cluster.transitions import JobState
-from dtd.cluster.vouching import CONTRADICTED, VERIFIED
 from dtd.coordinator.handlers.api import CoordinatorApi
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link

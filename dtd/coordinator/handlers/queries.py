@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from dtd import __version__
+from dtd.cluster.checkpoints import VERIFIED
 from dtd.cluster.status import EndedJob, status_of
-from dtd.cluster.vouching import VERIFIED
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.coordinator.handlers.runs import compare_jobs
 from dtd.wire import messages as m

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from dtd.cluster import vouching
+from dtd.cluster import checkpoints
 from dtd.cluster.branches import Branch, is_left, remembered
 from dtd.cluster.events import Incident
 from dtd.cluster.figures import PAGE_ROWS, finite, page
@@ -47,7 +47,7 @@ class _History:
     """The stored history of a job by which its checkpoints are judged."""
 
     branches: Sequence[Branch]
-    confirmed: Sequence[vouching.Confirmed]
+    confirmed: Sequence[checkpoints.Confirmed]
     sharded: bool
 
     @classmethod
@@ -55,7 +55,7 @@ class _History:
         """Read it from a job's body, which may be empty."""
         return cls(
             branches=remembered(body.get("branches", ())),
-            confirmed=vouching.remembered(body.get("agreed", ())),
+            confirmed=checkpoints.remembered(body.get("agreed", ())),
             sharded=terms_of(body.get("spec", {})).sharded,
         )
 
@@ -305,7 +305,7 @@ class Store:
             one["metrics"] = finite(json.loads(one["metrics"]))
             one["part"] = json.loads(one["part"])
             one["left_behind"] = is_left(key, history.branches)
-            one["confirmation"] = vouching.verdict(
+            one["confirmation"] = checkpoints.verdict(
                 history.confirmed, key, one["digest"], sharded=history.sharded
             )
         return found

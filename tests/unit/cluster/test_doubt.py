@@ -306,57 +306,6 @@ def on_disk(generation: int) -> tuple[m.Held, ...]:
     return (m.Held(job="j-1", generation=generation, step=6, digest="", where="checkpoint"),)
 
 
-def test_a_checkpoint_shows_that_the_epoch_was_used_and_is_no_reason_to_refuse_its_holder(
-    make_desk: Any,
-) -> None:
-    desk = restored(make_desk)
-    used = doubt.NUMBERS_PER_EPOCH + 3
-    desk.register("a")
-    desk.warmed("a", held=on_disk(used))
-    assert (desk.cluster.epoch, desk.disconnected) == (3, [])
-    desk.handle(ResumeRequested(job="j-1"))
-    desk.tick(1.0)
-    (assign,) = desk.told("a", m.Assign)
-    assert assign.generation == 2 * doubt.NUMBERS_PER_EPOCH + 1
-    assert (assign.held_generation, assign.held_step) == (used, 6)
-
-
-@pytest.mark.parametrize("epochs_beyond", [1, 2])
-def test_one_who_lies_about_a_used_epoch_moves_it_once_at_most(
-    make_desk: Any, epochs_beyond: int
-) -> None:
-    desk = restored(make_desk)
-    desk.register("a")
-    claimed = epochs_beyond * doubt.NUMBERS_PER_EPOCH + 3
-    for number in (claimed, claimed + doubt.NUMBERS_PER_EPOCH):
-        desk.warmed("a", held=on_disk(number))
-    assert desk.cluster.epoch == (3 if epochs_beyond == 1 else 2)
-    assert desk.disconnected
-
-
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_numbers_that_the_store_cannot_have_given_are_refused(make_desk: Any, epoch: int) -> None:
-    desk = make_desk(identity=CoordinatorIdentity(store_id="s", epoch=epoch))
-    desk.submit()
-    beyond = epoch * doubt.NUMBERS_PER_EPOCH + 1
-    comes(desk, "a", beyond, "a")
-    assert "a" not in desk.cluster.workers
-    assert desk.cluster.run.highest_seen == 0
-    desk.register("b")
-    held = m.Held(job="j-1", generation=beyond, step=1, digest="", where="checkpoint")
-    desk.warmed("b", held=(held,))
-    assert desk.state("b") == "warming"
-    desk.warmed("b")
-    desk.all_run("b")
-    number = desk.cluster.run.generation
-    desk.froze("b", generation=number, step=1, prepared=(beyond, 2))
-    assert desk.state("b") == "running"
-    assert desk.cluster.run.generation == number
-    refused = [one.name for one in desk.disconnected]
-    assert refused == ["a", "b", "b"]
-    assert f"no generation the number {beyond}" in desk.disconnected[0].reason
-
-
 REGISTER = m.Register(
     name="a",
     incarnation=1,
@@ -392,19 +341,6 @@ def test_a_number_that_a_worker_was_given_may_be_named_again_while_another_runs(
     comes(desk, "b", 7, "b")
     desk.froze("b", generation=7, step=3)
     assert desk.disconnected == []
-
-
-def test_what_older_epochs_may_have_given_is_no_news(make_desk: Any) -> None:
-    """A restored store does not know which of their numbers were given, and gives none of them."""
-    desk = make_desk(identity=SECOND)
-    desk.submit()
-    desk.register("a")
-    last = doubt.NUMBERS_PER_EPOCH
-    for number, refused in ((last, 0), (last + 2, 1)):
-        held = m.Held(job="j-1", generation=number, step=1, digest="", where="checkpoint")
-        desk.warmed("a", held=(held,))
-        assert len(desk.disconnected) == refused
-    assert desk.cluster.run.generation == last + 1
 
 
 @pytest.mark.parametrize("last", [2**32 - 1, 2**62])

@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster.diagnostics import standing
 from dtd.cluster.events import CancelRequested, DrainRequested
 from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
@@ -54,18 +53,6 @@ def test_numbers_exceed_all_that_were_ever_given(make_desk: Any) -> None:
     held = m.Held(job="j-1", generation=7, step=5, digest="", where="checkpoint")
     desk.warmed("a", held=(held,))
     assert desk.cluster.run.generation == 8
-
-
-def test_a_checkpoint_cannot_raise_the_number_of_generations(make_desk: Any) -> None:
-    desk = make_desk(last_generation=7)
-    desk.submit()
-    desk.register("a")
-    held = m.Held(job="j-1", generation=11, step=5, digest="", where="checkpoint")
-    desk.warmed("a", held=(held,))
-    assert desk.cluster.run.generation == 7
-    (refused,) = desk.disconnected
-    assert refused.name == "a"
-    assert "no generation the number 11; if the store is older" in refused.reason
 
 
 # --- which state -----------------------------------------------------------------------------
@@ -208,55 +195,6 @@ def probed(desk: Any, by: str, other: str, *, reachable: bool) -> None:
     desk.say(by, m.Probed(name=other, reachable=reachable))
 
 
-@pytest.mark.parametrize("names", ["ab", "abc"])
-@pytest.mark.parametrize("liar", "ab")
-def test_who_alone_says_that_a_link_is_dead_puts_out_itself(
-    desk: Any, names: str, liar: str
-) -> None:
-    """Nobody else has anything against the other one."""
-    desk.submit()
-    other = "b" if liar == "a" else "a"
-    desk.run_generation(*names)
-    for _ in range(3):
-        number = desk.all_run(*desk.cluster.run.roster)
-        if liar in desk.cluster.run.roster:
-            desk.froze(liar, generation=number, step=0, suspect=other, evidence="unreachable")
-        for name in names:
-            if name in desk.cluster.run.roster and name != liar:
-                desk.froze(name, generation=number, step=0, suspect=liar, evidence="reset")
-        desk.tick(desk.now + 0.25)
-        probed(desk, liar, other, reachable=False)
-        probed(desk, other, liar, reachable=True)
-        assert desk.state(liar) == "barred"
-        assert desk.cluster.run.roster == [name for name in names if name != liar]
-    [told] = standing(desk.cluster)
-    assert told.kind == "disputed-way"
-    assert f"{liar} says that it does not reach {other}" in told.message
-    assert f"dtdctl kill-worker {liar}" in told.remedy
-
-
-def test_whom_two_do_not_reach_stays_out_and_they_do_not(desk: Any) -> None:
-    """Its port is closed to all: the first one that says so stays out only until another does."""
-    desk.submit()
-    number = desk.run_generation(*"abc")
-    desk.commit(1)
-    for name, suspect in (("a", "b"), ("b", ""), ("c", "")):
-        evidence = "unreachable" if suspect else ""
-        desk.froze(name, generation=number, step=1, suspect=suspect, evidence=evidence)
-    assert desk.cluster.run.roster == ["b", "c"]
-    for name, suspect in (("c", "b"), ("b", "")):
-        evidence = "unreachable" if suspect else ""
-        desk.froze(
-            name,
-            generation=number + 1,
-            step=1,
-            held_generation=1,
-            suspect=suspect,
-            evidence=evidence,
-        )
-    assert desk.cluster.run.roster == ["a", "c"]
-
-
 def test_only_holder_of_the_state_stays_whatever_it_says(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a")
@@ -269,19 +207,6 @@ def test_only_holder_of_the_state_stays_whatever_it_says(desk: Any) -> None:
     desk.froze("b", generation=number + 1, step=0, held=())
     assert desk.cluster.run.roster == ["a"]
     assert desk.state("b") == "barred"
-
-
-def test_both_ends_of_a_link_are_named_where_it_is_awaited(desk: Any) -> None:
-    desk.submit(min_workers=2)
-    number = desk.run_generation("a", "b")
-    break_link(desk, number, "b", "a")
-    desk.tick(0.25)
-    probed(desk, "b", "a", reachable=False)
-    probed(desk, "a", "b", reachable=True)
-    assert desk.core.explain() == (
-        "waiting for a working link between a and b; b alone says that theirs does not work:"
-        " `dtdctl kill-worker b` restarts it"
-    )
 
 
 def test_too_few_without_the_barred_wait_for_a_working_link(desk: Any) -> None:

@@ -154,22 +154,6 @@ def test_newest_checkpoint_and_its_holders_are_known(desk: Any) -> None:
     assert job.checkpoint_holders == ("a",)
 
 
-@pytest.mark.parametrize(
-    ("names", "known"), [("abc", {"a": "x", "b": "x"}), ("ac", {"a": "x", "c": "forged"})]
-)
-def test_one_that_says_that_it_finished_with_another_state_is_not_believed(
-    desk: Any, names: str, known: dict[str, str]
-) -> None:
-    """Of two, nobody knows who is right."""
-    job = desk.submit()
-    number = desk.run_generation(*names)
-    for name in names:
-        desk.finished(name, generation=number, digest="forged" if name == "c" else "x")
-    assert job.result["replica_digests"] == known
-    told = [one.worker for one in desk.told_of("report_contradicted")]
-    assert told == [name for name in names if name not in known]
-
-
 def test_result_has_the_digests_of_all_who_finished(desk: Any) -> None:
     job = desk.submit()
     number = desk.run_generation("a", "b")

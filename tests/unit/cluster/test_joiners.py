@@ -219,15 +219,6 @@ def test_a_copy_that_differs_twice_at_one_point_fails_a_job_that_needs_it(desk: 
     assert verdict(desk) == f"{again_in}; ranks [2] differ first in model.w"
 
 
-def test_the_next_job_begins_with_a_clean_sheet(desk: Any) -> None:
-    desk.submit(min_workers=2)
-    desk.warm_up("a", "b")
-    copies_differ(desk)
-    desk.handle(CancelRequested(job="j-1"))
-    desk.submit("j-2")
-    assert desk.cluster.trust.differed_when_copied == []
-
-
 def test_one_of_two_that_brought_the_state_cannot_fail_the_job(desk: Any) -> None:
     desk.submit(min_workers=3)
     number = desk.run_generation("a", "b", "c")

@@ -178,7 +178,6 @@ def test_running_generation_is_adopted_and_nobody_is_disturbed(make_desk: Any) -
     desk = adopted(make_desk, job)
     assert [desk.state(name) for name in "ab"] == ["away", "away"]
     assert "a, b are expected" in desk.told_of("generation_adopted")[0].message
-    assert desk.cluster.run.inherited
     for name in "ab":
         desk.back(name)
         desk.warmed(name)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from dtd.cluster import suspicion
 from dtd.cluster.events import Submitted
 from dtd.cluster.records import Job
@@ -46,30 +44,12 @@ def test_whoever_is_a_round_behind_survives(desk: Any) -> None:
     assert desk.cluster.job.steps_lost == 0
 
 
-@pytest.mark.parametrize("prepared", [2 * ROUND + 1, 4 * ROUND])
-def test_nobody_has_prepared_anything_but_the_next_round(desk: Any, prepared: int) -> None:
-    number = training(desk, "a", "b")
-    desk.froze("a", generation=number, step=2 * ROUND, prepared=(number, prepared))
-    (told,) = desk.told_of("report_false")
-    assert told.worker == "a"
-
-
 def test_the_last_round_ends_with_the_job(desk: Any) -> None:
     number = training(desk, "a", "b")
     last = desk.cluster.job.total_steps
     assert last == 10_000 == 1250 * ROUND
     desk.cluster.job.total_steps = 3 * ROUND - 5
     desk.froze("a", generation=number, step=2 * ROUND, prepared=(number, 3 * ROUND - 5))
-    assert desk.told_of("report_false") == []
-
-
-def test_of_two_the_one_counts_that_is_at_most_a_round_behind_what_both_have_told(
-    desk: Any,
-) -> None:
-    number = training(desk, "a", "b")
-    desk.froze("a", generation=number, step=ROUND - 1)
-    desk.froze("b", generation=number, step=2 * ROUND)
-    assert [one.worker for one in desk.told_of("report_contradicted")] == ["a"]
 
 
 def test_a_generation_advances_by_rounds(desk: Any) -> None:

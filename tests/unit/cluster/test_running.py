@@ -44,20 +44,6 @@ def test_steps_that_only_a_frozen_report_tells_of_are_progress(desk: Any) -> Non
     assert desk.cluster.setbacks.no_progress_generations == 1  # of the generation that forms now
 
 
-def test_a_step_counts_once_two_members_bear_it_out(desk: Any) -> None:
-    """One that lies about its step makes nobody wait for it."""
-    job = desk.submit()
-    desk.run_generation("a", "b", "c")
-    desk.beat("a", step=9_000)
-    assert job.step == 0
-    desk.beat("b", step=5)
-    assert job.step == 5
-    desk.beat("c", step=7)
-    assert job.step == 7
-    desk.beat("a", step=2)
-    assert job.step == 7
-
-
 def test_who_is_not_heard_from_need_not_bear_a_step_out(desk: Any) -> None:
     job = desk.submit()
     desk.run_generation("a", "b", "c")
@@ -65,15 +51,6 @@ def test_who_is_not_heard_from_need_not_bear_a_step_out(desk: Any) -> None:
     desk.silence(3 * desk.cluster.heartbeat_interval_s, "a")
     desk.beat("a", step=5)
     assert (desk.state("b"), desk.state("c"), job.step) == ("running", "away", 5)
-
-
-def test_of_a_generation_in_which_nobody_is_heard_nothing_is_borne_out(desk: Any) -> None:
-    job = desk.submit()
-    number = desk.run_generation("a", "b")
-    for name in "ab":
-        desk.lost(name, farewell=False)
-    running.progressed(desk.cluster, job, "a", number, 5, desk.now)
-    assert job.step == 0
 
 
 def test_old_checkpoint_of_a_joiner_is_no_progress(desk: Any) -> None:

@@ -203,16 +203,6 @@ def test_a_stuck_server_with_the_only_shards_of_a_step_is_kept(desk: Any, has_le
     assert "it is kept" in desk.told_of("training_stalled")[0].message
 
 
-def test_a_worker_claims_no_shards(desk: Any) -> None:
-    number = running(desk)
-    desk.commit(5)
-    desk.lost("ps-2")
-    everything = m.Held(job="j-1", generation=number, step=5, digest="", where="memory")
-    desk.froze("a", generation=number, step=5, held_generation=number, held=(everything,))
-    assert desk.told_of("report_contradicted")
-    assert not coverage.part_at(desk.cluster.workers["a"], (number, 5))
-
-
 def test_a_server_is_drained_while_another_one_has_its_shards(desk: Any) -> None:
     running(desk)
     desk.handle(DrainRequested(name="ps-1"))

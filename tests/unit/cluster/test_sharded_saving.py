@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from dtd.cluster import vouching
+from dtd.cluster import checkpoints
 from dtd.cluster.events import CancelRequested
-from dtd.engine.shards import ShardSet
 from dtd.wire import messages as m
 from tests.shards import held_shards
 from tests.unit.cluster.sharded_job import (
@@ -46,7 +43,7 @@ def test_as_many_write_as_cover_the_state(desk: Any) -> None:
     assert [job.state.value for job in desk.ended] == ["done"]
     job = desk.ended[0]
     assert (job.checkpoint_step, job.checkpoint_holders) == (10, ("a", "c"))
-    assert set(vouching.parts_at(job, (number, 10))) == {"a", "c"}
+    assert set(checkpoints.parts_at(job, (number, 10))) == {"a", "c"}
 
 
 def test_two_copies_are_written_by_all(desk: Any) -> None:
@@ -132,7 +129,7 @@ def test_parts_of_older_checkpoints_are_forgotten_and_those_of_one_worker_bounde
     desk.commit(50)
     for step in range(1, 21):
         saved(desk, "a", (number, step))
-    assert len(desk.cluster.job.parts) == vouching.MAX_CLAIMS
+    assert len(desk.cluster.job.parts) == checkpoints.MAX_PARTS
     for name in FOUR:
         saved(desk, name, (number, 30))
     assert {one[:2] for one in desk.cluster.job.parts} == {(number, 30)}
@@ -168,48 +165,6 @@ def test_a_part_that_nobody_can_write_is_named(desk: Any) -> None:
 # --- what nobody can have ---
 
 
-def test_a_member_cannot_claim_more_than_its_rank_has(desk: Any) -> None:
-    number = running(desk)
-    desk.commit(5)
-    desk.lost("b")
-    desk.lost("c")
-    froze(desk, "a", number, 5, part=())
-    froze(desk, "d", number, 5, prepared=(number, 6))
-    assert desk.cluster.run.generation == number
-    (told,) = desk.told_of("report_contradicted")
-    assert told.message == (
-        "a claims the shards all of step 5, of which it can have 0 to 1/2: only those count"
-    )
-    assert desk.cluster.workers["a"].holdings.prepared == (number, 5)
-
-
-def test_who_has_not_run_yet_has_what_it_brought_and_what_it_was_assigned(desk: Any) -> None:
-    number = running(desk)
-    desk.commit(5)
-    desk.lost("d")
-    three = ("a", "b", "c")
-    for name in three:
-        froze(desk, name, number, 5)
-    second = desk.cluster.run.generation
-    held = desk.cluster.workers["a"].holdings
-    froze(desk, "a", second, 5, by=number, part=())
-    assert held.held.part == wire(
-        ShardSet.from_wire(share("a")) | ShardSet.from_wire(share("a", three))
-    )
-
-
-def test_a_member_without_a_share_of_an_older_state_cannot_claim_one(desk: Any) -> None:
-    number = running(desk)
-    desk.commit(5)
-    desk.lost("d")
-    for name in "abc":
-        froze(desk, name, number, 5)
-    second = desk.cluster.run.generation
-    froze(desk, "a", second, 4, by=number, prepared=(number, 5))
-    assert desk.cluster.workers["a"].holdings.held.where == "none"
-    assert desk.cluster.workers["a"].holdings.prepared == (0, 0)
-
-
 def test_who_provides_the_untrained_state_has_all_of_it(desk: Any) -> None:
     desk.submit(min_workers=2, strategy={"name": "sharded"})
     desk.warm_up("a", "b", "c")
@@ -228,55 +183,6 @@ def test_what_a_member_brought_is_not_known_to_a_coordinator_that_has_started(de
     desk.cluster.job.start_generation, desk.cluster.job.start_step = 0, 5
     froze(desk, "a", number, 5, by=0, part=())
     assert worker.holdings.held.part == ()
-
-
-def test_what_a_worker_has_saved_is_limited_by_its_rank(desk: Any) -> None:
-    number = running(desk)
-    desk.commit(5)
-    saved(desk, "a", (number, 5), part=())
-    assert desk.cluster.job.checkpoint_step == 0
-    assert vouching.parts_at(desk.cluster.job, (number, 5)) == {"a": ShardSet.from_wire(share("a"))}
-    saved(desk, "b", (number, 5), part=share("d"))
-    assert set(vouching.parts_at(desk.cluster.job, (number, 5))) == {"a"}
-
-
-def test_a_part_of_a_state_that_is_not_sharded_is_nothing(desk: Any) -> None:
-    desk.submit(min_workers=1)
-    desk.register("a")
-    desk.warmed("a", held=(at(0, 5, (0, 1, 1, 2), "checkpoint"), at(0, 3, (), "checkpoint")))
-    (told,) = desk.told_of("report_contradicted")
-    assert "a claims the shards 0 to 1/2 of step 5, of which it can have nothing" in told.message
-    assert desk.told("a", m.Assign)[-1].held_step == 0
-    assert desk.cluster.workers["a"].holdings.saved == ()
-
-
-@pytest.mark.parametrize(
-    ("claim", "counts"),
-    [
-        (at(1, 3, share("a"), "checkpoint"), True),
-        (at(1, 0, share("a"), "checkpoint"), False),
-        (at(1, 3, share("a"), "checkpoint", "j-0"), False),
-        (at(0, 0, (), "none"), False),
-    ],
-)
-def test_only_checkpoints_that_it_can_have_count(desk: Any, claim: m.Held, counts: bool) -> None:
-    running(desk)
-    desk.commit(5)
-    desk.register("e")
-    desk.warmed("e", held=(at(1, 4, share("b"), "checkpoint"), claim))
-    assert desk.cluster.workers["e"].holdings.saved == ((claim,) if counts else ())
-    assert desk.disconnected == []
-
-
-def test_a_checkpoint_that_the_members_had_not_got_to_does_not_count(desk: Any) -> None:
-    number = running(desk)
-    desk.commit(5)
-    desk.register("e")
-    beyond = at(number, 9, share("b"), "checkpoint")
-    desk.warmed("e", held=(at(number, 3, share("a"), "checkpoint"), beyond))
-    for name in FOUR:
-        froze(desk, name, number, 5)
-    assert desk.cluster.workers["e"].holdings.saved == ()
 
 
 def agreed(desk: Any, name: str, key: tuple[int, int], digest: str) -> None:
@@ -309,12 +215,12 @@ def test_a_state_has_another_digest_once_it_is_divided_among_others(desk: Any) -
     for name in "cd":
         saved(desk, name, key, share(name, THREE), digest=OF_THREE)
     assert "checkpoint_contradicted" not in desk.kinds()
-    parts = vouching.parts_at(desk.cluster.job, key)
+    parts = checkpoints.parts_at(desk.cluster.job, key)
     assert {name: wire(parts[name]) for name in THREE} == {n: share(n, THREE) for n in THREE}
-    confirmed = vouching.remembered(desk.cluster.job.agreed)
+    confirmed = checkpoints.remembered(desk.cluster.job.agreed)
     for digest in (OF_FOUR, OF_THREE):
-        assert vouching.verdict(confirmed, key, digest, sharded=True) == vouching.VERIFIED
-    assert vouching.verdict(confirmed, key, "", sharded=True) == vouching.UNCONFIRMED
+        assert checkpoints.verdict(confirmed, key, digest, sharded=True) == checkpoints.VERIFIED
+    assert checkpoints.verdict(confirmed, key, "", sharded=True) == checkpoints.UNCONFIRMED
 
 
 def test_whoever_holds_parts_of_either_division_is_believed(desk: Any) -> None:

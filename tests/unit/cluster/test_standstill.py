@@ -268,28 +268,6 @@ def test_who_has_not_heard_of_the_generation_yet_is_not_late(desk: Any) -> None:
     assert desk.disconnected == []
 
 
-@pytest.mark.parametrize("heard", ["frozen", "heartbeat"])
-def test_who_stays_in_an_older_generation_is_not_waited_for_for_ever(desk: Any, heard: str) -> None:
-    """It has said that it had left that one, and trains on in it; others know the newest one."""
-    desk.submit()
-    desk.warm_up("a", "b", "c")
-    number = desk.cluster.run.generation
-    desk.lost("c")
-    if heard == "frozen":
-        desk.froze("a", generation=number, step=0)
-    else:
-        desk.beat("a", stalled_s=0.2, patience_s=60.0)
-    for _ in range(40):
-        desk.silence(desk.now + 0.25)
-        desk.beat("b", generation=number - 1)
-        desk.beat("a", stalled_s=0.2, patience_s=60.0)
-    assert [one.name for one in desk.disconnected] == ["b"]
-    assert released(desk) == []  # it may come back with what it holds
-    if heard == "heartbeat":
-        desk.froze("a", generation=number, step=0)
-    assert desk.cluster.run.roster == ["a"]
-
-
 def test_the_last_who_remembers_is_waited_for_although_it_does_not_freeze(desk: Any) -> None:
     train(desk, "a", "b")
     desk.lost("b")
@@ -329,24 +307,6 @@ def test_who_comes_back_with_what_others_remember_is_given_up(desk: Any) -> None
     desk.register("b", job="j-1", generation=number)
     desk.silence(30.0, "a", "b", step=17)
     assert [one.name for one in desk.disconnected] == ["b"]
-
-
-@pytest.mark.parametrize(
-    ("said", "believed"),
-    [
-        ({"patience_s": 1e9, "stalled_s": 1.0, "step_s": 0.5}, (1200.0, 0.5)),
-        ({"patience_s": 5.0, "step_s": 1e9}, (5.0, 1200.0)),
-        ({"patience_s": 1200.0, "step_s": 7.0}, (1200.0, 7.0)),
-    ],
-)
-def test_nobody_is_given_more_time_than_the_job_can_have_led_to(
-    desk: Any, said: dict[str, float], believed: tuple[float, float]
-) -> None:
-    """A member that lies kept a job that was to end waiting for ever."""
-    train(desk, "a", "b")
-    desk.beat("b", step=5, **said)
-    beat = desk.cluster.workers["b"].liveness.heartbeat
-    assert (beat.patience_s, beat.step_s) == believed
 
 
 def test_without_a_job_there_is_nothing_to_measure_patience_by(desk: Any) -> None:

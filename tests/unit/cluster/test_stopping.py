@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from dtd.cluster.ending import LEAVE_S
 from dtd.cluster.events import CancelRequested, Ticked
 from dtd.cluster.jobs import BOUNDARY_S
@@ -140,7 +138,6 @@ def test_who_cancels_again_and_again_gives_no_more_time(desk: Any) -> None:
 def test_a_stop_that_a_restarted_coordinator_has_forgotten_is_a_stop(desk: Any) -> None:
     """Its store could not write the request, and its workers have followed it."""
     job = computing(desk)
-    desk.cluster.run.inherited = True
     for name in "ab":
         desk.finished(name, generation=1, step=5, stopped=True)
     assert job.state is JobState.CANCELLED
@@ -149,39 +146,9 @@ def test_a_stop_that_a_restarted_coordinator_has_forgotten_is_a_stop(desk: Any) 
 
 def test_a_forgotten_stop_is_a_stop_without_the_rank_that_reports_figures(desk: Any) -> None:
     job = computing(desk)
-    desk.cluster.run.inherited = True
     desk.finished("b", generation=1, step=5, stopped=True)
     desk.silence(desk.now + 60.0, "b")
     assert job.state is JobState.CANCELLED
-
-
-@pytest.mark.parametrize("who", ["a", "b", "ab"])
-def test_a_stop_for_which_nobody_has_asked_ends_no_job(desk: Any, who: str) -> None:
-    """A rank has raised it in the ring, or one of two says that one did."""
-    job = computing(desk)
-    for name in "ab":
-        desk.finished(name, generation=1, step=5, stopped=name in who)
-    assert job.state is JobState.FORMING
-    assert (job.generation, job.start_step, job.steps_lost) == (2, 5, 0)
-    assert desk.cluster.run.roster == ["a", "b"]
-    [incident] = desk.told_of("stop_unasked")
-    assert incident.message.startswith(f"{', '.join(who)} stopped as if told to")
-
-
-def test_a_stop_for_which_nobody_has_asked_ends_no_job_that_loses_a_member(desk: Any) -> None:
-    job = computing(desk)
-    desk.finished("b", generation=1, step=5, stopped=True)
-    desk.silence(desk.now + 5.0, "b")
-    assert (job.state, job.generation, job.start_step) == (JobState.FORMING, 2, 5)
-
-
-def test_one_of_three_that_speaks_of_a_stop_ends_no_job_as_cancelled(desk: Any) -> None:
-    job = desk.submit()
-    desk.run_generation("a", "b", "c")
-    desk.finished("a", generation=1, step=5, stopped=True)
-    for name in "bc":
-        desk.finished(name, generation=1, step=5)
-    assert job.state is JobState.DONE
 
 
 def test_a_job_that_ends_early_by_itself_is_done(desk: Any) -> None:

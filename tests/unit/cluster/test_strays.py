@@ -70,12 +70,3 @@ def test_stray_of_a_store_that_has_counted_further_is_let_go_too(desk: Any) -> N
     assert [desk.told(name, m.Release)[0].state for name in "ab"] == ["unknown", "unknown"]
     assert not desk.disconnected
     assert desk.cluster.run.highest_seen == 0
-
-
-def test_what_follows_upon_a_register_that_was_turned_away_is_passed_over(desk: Any) -> None:
-    submit(desk)
-    desk.register("a", job="j-1", generation=BEYOND, identity=OURS)
-    assert [one.name for one in desk.disconnected] == ["a"]
-    desk.say("a", m.Heartbeat(state="running", job="j-1", generation=BEYOND))
-    desk.say("a", m.Leave(reason="drained"))
-    assert not desk.cluster.workers

@@ -117,23 +117,6 @@ def test_a_process_that_has_ended_may_be_forgotten_before_the_next_generation(de
     assert desk.state("a") == "frozen"
 
 
-@pytest.mark.parametrize("evidence", ["ended", "diverged"])
-@pytest.mark.parametrize("names", ["ab", "abc"])
-def test_one_members_word_puts_nobody_out(desk: Any, names: str, evidence: str) -> None:
-    """The suspect goes on in the next generation with what it remembers."""
-    desk.submit()
-    number = desk.run_generation(*names)
-    desk.commit(3)
-    desk.froze("a", generation=number, step=3, suspect="b", evidence=evidence, digest="x")
-    for name in names[1:]:
-        desk.froze(name, generation=number, step=3, digest="x")
-    assert desk.disconnected == []
-    assert desk.cluster.run.roster == list(names)
-    assert desk.cluster.run.start_step == 3
-    told = [one.worker for one in desk.told_of("report_contradicted")]
-    assert told == (["a"] if evidence == "diverged" else [])
-
-
 @pytest.mark.parametrize("says", ["ended", "reset"])
 def test_a_process_cannot_bear_out_itself_nor_a_reset_a_death(desk: Any, says: str) -> None:
     """A ring that one member breaks is reset all round."""
@@ -194,62 +177,6 @@ def test_word_about_nobody_in_the_generation_is_no_accusation(desk: Any, suspect
 # --- replicas that differ ------------------------------------------------------------------------
 
 
-def test_who_differs_from_the_majority_starts_afresh(desk: Any) -> None:
-    """Two of three say so: one that hangs is not waited for."""
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
-    desk.froze("a", generation=number, step=3, suspect="c", evidence="diverged", digest="x")
-    assert desk.disconnected == []
-    desk.froze("b", generation=number, step=3, suspect="c", evidence="diverged", digest="x")
-    assert [one.name for one in desk.disconnected] == ["c"]
-    assert desk.cluster.run.roster == ["a", "b"]
-    assert [one.worker for one in desk.told_of("replicas_diverged")] == ["a", "b"]
-    assert desk.told_of("report_contradicted") == []
-
-
-@pytest.mark.parametrize("seen_by", ["a", ""])
-def test_who_differs_from_the_majority_starts_afresh_even_if_it_has_frozen(
-    desk: Any, seen_by: str
-) -> None:
-    """Two were stopped before they saw the digests, and name nobody; or nobody saw them."""
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
-    desk.froze("c", generation=number, step=3, digest="y")
-    saw = {"suspect": "c", "evidence": "diverged"} if seen_by else {}
-    desk.froze("a", generation=number, step=3, digest="x", **saw)
-    assert desk.state("c") == "frozen"
-    desk.froze("b", generation=number, step=3, digest="x")
-    assert desk.state("c") == "lost"
-    assert desk.told("c", m.Release)[-1].state == "evicted"
-    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["a", "b"], 3)
-
-
-def test_a_member_whose_own_digest_differs_puts_itself_out_whomever_it_names(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
-    desk.froze("a", generation=number, step=3, suspect="c", evidence="diverged", digest="y")
-    desk.froze("b", generation=number, step=3, digest="x")
-    desk.froze("c", generation=number, step=3, digest="x")
-    assert [one.name for one in desk.disconnected] == ["a"]
-    assert [one.worker for one in desk.told_of("report_contradicted")] == ["a"]
-    assert desk.cluster.run.roster == ["b", "c"]
-
-
-@pytest.mark.parametrize("names", ["ab", "abc"])
-def test_one_members_word_that_none_has_a_majority_costs_nobody_its_memory(
-    desk: Any, names: str
-) -> None:
-    desk.submit()
-    number = desk.run_generation(*names)
-    desk.froze("a", generation=number, step=3, where="checkpoint", evidence="diverged", digest="x")
-    for name in names[1:]:
-        desk.froze(name, generation=number, step=3, digest="x")
-    assert desk.disconnected == []
-    assert desk.cluster.run.start_step == 3
-    assert desk.cluster.job.divergences == ()
-    assert [one.worker for one in desk.told_of("report_contradicted")] == ["a"]
-
-
 @pytest.mark.parametrize("digest", ["x", ""])
 def test_what_one_has_not_compared_is_left_to_the_next_generation(desk: Any, digest: str) -> None:
     """Nobody can have seen that states differ before all have offered their digests."""
@@ -262,45 +189,6 @@ def test_what_one_has_not_compared_is_left_to_the_next_generation(desk: Any, dig
     desk.froze("c", generation=number, step=6, **more)
     assert desk.disconnected == []
     assert desk.cluster.run.roster == ["a", "b", "c"]
-
-
-def test_what_was_agreed_on_before_outweighs_a_members_word(desk: Any) -> None:
-    """Of two, too: who contradicts what both have told differs."""
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.commit(3)
-    for name in "ab":
-        desk.say(name, m.Agreed(job="j-1", generation=number, step=3, digest="x"))
-    desk.froze("a", generation=number, step=3, evidence="diverged", digest="y")
-    desk.froze("b", generation=number, step=3, digest="x")
-    assert [one.name for one in desk.disconnected] == ["a"]
-    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["b"], 3)
-    assert desk.cluster.job.divergences == ()
-
-
-def test_of_two_that_differ_neither_brings_its_memory(desk: Any) -> None:
-    """One was stopped before it saw the digests, and does not know."""
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.froze("b", generation=number, step=3, digest="y")
-    desk.froze("a", generation=number, step=3, where="checkpoint", evidence="diverged", digest="x")
-    assert [desk.state(name) for name in "ab"] == ["frozen", "lost"]
-    assert desk.cluster.job.divergences == ((number, 3, ""),)
-
-
-def test_a_copy_says_nothing_new_about_the_state_that_a_generation_starts_from(desk: Any) -> None:
-    """One of the two that brought it differs, and the third has copied from that one."""
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.commit(3)
-    desk.warm_up("c")
-    for name in "ab":
-        desk.froze(name, generation=number, step=3, digest="x")
-    number = desk.all_run("a", "b", "c")
-    assert [one.holds for one in desk.told("a", m.Assign)[-1].roster] == [True, True, False]
-    for name, digest in zip("abc", "xyy", strict=True):
-        desk.froze(name, generation=number, step=3, digest=digest)
-    assert [desk.state(name) for name in "abc"] == ["lost"] * 3
 
 
 def test_the_only_one_who_brought_the_state_puts_nobody_out_by_its_own_digest(desk: Any) -> None:
@@ -320,22 +208,6 @@ def test_the_only_one_who_brought_the_state_puts_nobody_out_by_its_own_digest(de
     assert desk.disconnected == []
 
 
-def test_nor_does_a_single_copy_of_what_it_brought(desk: Any) -> None:
-    """Of two that differ one has copied from the other: whose state is wrong cannot be told."""
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.commit(3)
-    desk.warm_up("c")
-    desk.lost("b")
-    desk.froze("a", generation=number, step=3, digest="x")
-    number = desk.all_run("a", "c")
-    assert desk.cluster.run.brought == {"a"}
-    for name, digest in zip("ac", "xy", strict=True):
-        desk.froze(name, generation=number, step=3, digest=digest)
-    assert desk.cluster.trust.finding is None
-    assert "lost" not in {desk.state(name) for name in "ac"}
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_when_most_see_no_majority_nobody_brings_its_memory(desk: Any, first: bool) -> None:
     """Their word is enough for one that tells no digest."""
@@ -353,21 +225,6 @@ def test_when_most_see_no_majority_nobody_brings_its_memory(desk: Any, first: bo
     assign = desk.told("a", m.Assign)[-1]
     assert assign.generation == number + 1
     assert (assign.held_generation, assign.held_step) == (0, 0)
-
-
-def test_the_word_of_one_of_three_does_not_cost_those_their_memory_who_come_later(
-    desk: Any,
-) -> None:
-    desk.submit(min_workers=2)
-    number = desk.run_generation("a", "b", "c")
-    for name in "bc":
-        desk.lost(name)
-    desk.froze("a", generation=number, step=0, where="none", evidence="diverged")
-    for name in "bc":
-        desk.register(name, job="j-1", generation=number, roster_id=desk.cluster.job.roster_id)
-        desk.froze(name, generation=number, step=3, digest="x")
-    assert desk.told("b", m.Release) == desk.told("c", m.Release) == []
-    assert desk.cluster.run.start_step == 3
 
 
 def test_one_that_differs_is_put_out_when_it_comes_later(desk: Any) -> None:
@@ -401,20 +258,6 @@ def diverge(desk: Any, *names: str, step: int, differs: str = "model.w") -> None
             compared_step=step,
             compared_digest=name,
         )
-
-
-def test_differing_twice_at_one_point_fails_the_job(desk: Any) -> None:
-    desk.submit()
-    desk.warm_up("a", "b")
-    diverge(desk, "a", "b", step=50)
-    assert not desk.ended
-    assert desk.saved[-1].divergences == ((1, 50, "model.w"),)
-    diverge(desk, "a", "b", step=50)
-    assert [job.state.value for job in desk.ended] == ["failed"]
-    assert desk.ended[0].reason == (
-        "replicas differ again after step 50, again in model.w; a: it differs in model.w"
-    )
-    assert [desk.state(name) for name in "ab"] == ["released", "released"]
 
 
 def test_bits_that_flip_at_different_points_do_not_fail_the_job(desk: Any) -> None:
@@ -490,9 +333,3 @@ def test_a_disputed_state_stays_disputed_when_the_coordinator_starts_again(desk:
     desk.froze("b", generation=3, step=9, held_generation=3)
     assert [one.state for one in desk.told("b", m.Release)] == ["evicted"]
     assert desk.state("b") == "lost"
-
-
-def test_the_next_job_has_no_disputed_state(desk: Any) -> None:
-    desk.cluster.trust.distrusted = 3
-    desk.submit()
-    assert desk.cluster.trust.distrusted == 0

@@ -6,9 +6,9 @@ import ast
 from pathlib import Path
 from typing import Any
 
-import dtd.core
 import pytest
 
+import dtd.cluster
 from dtd.cluster import member
 from dtd.cluster.transitions import (
     ENDED,
@@ -34,7 +34,7 @@ from dtd.cluster.transitions import (
 from dtd.errors import ImpossibleTransition
 from dtd.wire import messages as m
 
-CORE = Path(dtd.core.__file__).parent
+CORE = Path(dtd.cluster.__file__).parent
 TABLES = [
     (WORKER, WorkerState.IDLE, WorkerEvent, GONE),
     (GENERATION, GenerationState.NONE, GenerationEvent, {GenerationState.NONE}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.cluster.divergence import MAX_DIVERGENCES, Divergence, noted, remembered, why_hopeless
+from dtd.cluster.digests import MAX_DIVERGENCES, Divergence, noted, remembered, why_hopeless
 
 
 def run(*points: tuple[int, str]) -> list[str]:

@@ -1,24 +1,20 @@
-"""Confirms checkpoints on whose digest all ranks agreed; a single worker's report proves little.
+"""Checkpoints of the active job: the agreed digests, the holders, and the parts of sharded ones.
 
-Every rank sees the digests of all ranks before a checkpoint is published, and reports the digest on
-which they agreed (AGREED).  A digest that more than half of the generation's roster report is
-*confirmed* and stored with the job; the digest in a worker's CHECKPOINT_SAVED is compared with it.
-A saved state counts for decisions only once the job is known to have reached its step; until then
-the claim waits for other workers to confirm the step.  A sharded state is saved in parts: they
-count as a checkpoint once together they cover [0, 1).  Its digest is that of its division among the
-ranks (`dtd.engine.shard_digests`), so a state has another digest in a generation of another
-size, and several may be confirmed for one state.  Part of the membership machine; changes the
-cluster's state.
+All ranks compare the digest of a state before a checkpoint of it is published, and report it
+(AGREED).  It is recorded with the job: a checkpoint with another digest was written from memory in
+which a bit has flipped.  A sharded state is saved in parts: they count as a checkpoint once
+together they cover [0, 1).  Its digest is that of its division among the ranks
+(`dtd.engine.shard_digests`), so several may be known for one state.  Part of the membership
+machine; changes the cluster's state.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from dtd.cluster import branches
-from dtd.cluster.coverage import assigned_part, copies, part_from
+from dtd.cluster.coverage import copies, part_from
 from dtd.cluster.events import SaveJob
 from dtd.cluster.records import Job
 from dtd.cluster.state import ClusterState
@@ -32,11 +28,8 @@ CONTRADICTED: Final = "contradicted"
 MAX_CONFIRMED: Final = 128
 """Number of confirmed digests kept for a job, the newest ones."""
 
-MAX_OPEN: Final = 16
-"""Number of unconfirmed digests kept for each rank, its newest ones."""
-
-MAX_CLAIMS: Final = 8
-"""Number of saved states kept for each worker until other workers confirm their steps."""
+MAX_PARTS: Final = 8
+"""Number of incomplete parts kept for each worker."""
 
 
 class Confirmed(NamedTuple):
@@ -69,33 +62,15 @@ def verdict(
     return CONTRADICTED if known and not sharded else UNCONFIRMED
 
 
-def agreed(cluster: ClusterState, job: Job, name: str, message: m.Agreed) -> None:
-    """Handle a member's AGREED; a digest that a majority of the roster reports is confirmed."""
+def agreed(cluster: ClusterState, job: Job, message: m.Agreed) -> None:
+    """Handle AGREED: all ranks have this digest of a state."""
     key, known = (message.generation, message.step), remembered(job.agreed)
-    said_of_it = {one.digest for one in known if (one.generation, one.step) == key}
-    if message.digest in said_of_it or (said_of_it and not job.terms.sharded):
+    of_it = {one.digest for one in known if (one.generation, one.step) == key}
+    if message.digest in of_it or (of_it and not job.terms.sharded):
         return
-    # Reinserted at the end: the dictionary is ordered from the oldest report to the newest.
-    said = cluster.trust.agreed[key] = cluster.trust.agreed.pop(key, {})
-    said[name] = message.digest
-    _forget_oldest(cluster, name)
-    counted = Counter(digest for by, digest in said.items() if by in job.roster)
-    digest, times = counted.most_common(1)[0]
-    if 2 * times <= len(job.roster):
-        return
-    del cluster.trust.agreed[key]
-    job.agreed = (*known, Confirmed(*key, digest))[-MAX_CONFIRMED:]
+    job.agreed = (*known, Confirmed(*key, message.digest))[-MAX_CONFIRMED:]
     if key == (job.checkpoint_generation, job.checkpoint_step):
         cluster.emit(SaveJob(job=job))  # otherwise saved with a later change
-
-
-def _forget_oldest(cluster: ClusterState, name: str) -> None:
-    """Discard a rank's oldest reports; limits are per rank, so no rank can displace another's."""
-    told = [key for key, said in cluster.trust.agreed.items() if name in said]
-    for key in told[:-MAX_OPEN]:
-        del cluster.trust.agreed[key][name]
-        if not cluster.trust.agreed[key]:
-            del cluster.trust.agreed[key]
 
 
 def saved(cluster: ClusterState, job: Job, name: str, message: m.CheckpointSaved) -> None:
@@ -113,31 +88,11 @@ def saved(cluster: ClusterState, job: Job, name: str, message: m.CheckpointSaved
         if cluster.saving is not None:
             cluster.saving.contradicts(name, cluster.now)
         return
-    claims = cluster.trust.claims.setdefault(name, [])
-    claims.append(key)
-    if job.terms.sharded:
+    if sharded:
         _note_part(job, name, message)
-    del claims[:-MAX_CLAIMS]
     if cluster.saving is not None:
         cluster.saving.answered(name)
-    count(cluster, job)
-
-
-def count(cluster: ClusterState, job: Job) -> None:
-    """Accept claims of saved states whose step the job is known to have reached."""
-    for name, claims in cluster.trust.claims.items():
-        for key in [one for one in claims if _is_borne_out(cluster, job, one)]:
-            claims.remove(key)
-            _counts(cluster, job, name, key)
-
-
-def _is_borne_out(cluster: ClusterState, job: Job, key: branches.Key) -> bool:
-    """Whether the state lies on the current branch or an abandoned one, or was requested."""
-    start = (job.start_generation, job.start_step)
-    before = key <= start and key[1] <= start[1]
-    since = key[0] == job.generation and job.start_step < key[1] <= job.step
-    asked = cluster.saving is not None and key == cluster.saving.key
-    return before or since or asked or branches.is_left(key, branches.remembered(job.branches))
+    _counts(cluster, job, name, key)
 
 
 def _counts(cluster: ClusterState, job: Job, name: str, newest: branches.Key) -> None:
@@ -191,10 +146,8 @@ def written(job: Job, key: branches.Key) -> dict[str, ShardSet]:
 def _note_part(job: Job, name: str, message: m.CheckpointSaved) -> None:
     """Record which shards a worker's checkpoint has; one part for each worker and state counts."""
     key, part = (message.generation, message.step), part_from(message.part)
-    if message.generation == job.generation and name in job.roster:
-        part = part & assigned_part(job, name)
     others = [one for one in job.parts if (key_of(one), one[2]) != (key, name)]
-    mine = [one for one in others if one[2] == name][-MAX_CLAIMS + 1 :]
+    mine = [one for one in others if one[2] == name][-MAX_PARTS + 1 :]
     kept = [one for one in others if one[2] != name or one in mine]
     if part:
         job.parts = (*kept, (*key, name, tuple(part.to_wire())))

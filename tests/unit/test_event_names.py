@@ -43,7 +43,7 @@ def test_names_are_constants_with_one_sentence_each() -> None:
 
 def test_a_worker_can_report_what_its_code_reports_and_nothing_else() -> None:
     """Those of dtd.train and dtd.worker, which a NOTICE carries; the member has one more."""
-    elsewhere = ("dtd/cluster/", "dtd/coordinator/")
+    elsewhere = ("dtd/cluster/", "dtd/coordinator/", "dtd/observe/")
     said = [use for use in all_uses() if use.kind == "incident"]
     told = {use.name for use in said if not use.where.startswith(elsewhere)}
     assert told | {"replicas_diverged"} == NOTICES

@@ -42,7 +42,6 @@ from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.diagnostics import DiagnosticsCollector
 from dtd.coordinator.effects import Effects
-from dtd.coordinator.figures import Figures
 from dtd.coordinator.handlers.access import AccessHandler
 from dtd.coordinator.handlers.deletions import Deletions
 from dtd.coordinator.handlers.join import JoinHandler
@@ -119,7 +118,6 @@ class Coordinator:
         )
         self._desk = RequestHandler(self, last_job=store.last_ended())
         self.sweeps = Sweeps(self, self._desk.submit)
-        self.figures = Figures()
         self.measurement_broker = MeasurementBroker(
             self.membership, self._links, self._secrets, config.state_dir
         )
@@ -158,13 +156,13 @@ class Coordinator:
         self.deletions = Deletions(self, self._links, self._store_thread, config.state_dir)
         self.models = ModelRegistry(self, self._links, self._store_thread)
         self._trackers = Trackers(
-            config, functools.partial(self._store_thread.later, turn=Turn.PATIENT), self
+            config, functools.partial(self._store_thread.later, turn=Turn.PATIENT), self.incident
         )
         self._history_thread = StoreThread(self._store_failed)
         self.history = MetricsRecorder(
             config.state_dir,
             config.metrics_store_mib * 1024 * 1024,
-            self,
+            self.incident,
             run=self._history_thread.run,
             later=self._history_thread.later,
         )
@@ -466,8 +464,6 @@ class Coordinator:
         """Store a worker's accepted report, and add it to the figures."""
         if isinstance(message, m.JobOutput):
             self._reports.output(name, message, bytes(payload))
-        if isinstance(message, m.Progress):
-            self.figures.progress(message)
         if isinstance(message, m.CheckpointSaved):
             self._store_thread.later(self.store.save_checkpoint, name, message)
             self.diagnostics.saved(name)

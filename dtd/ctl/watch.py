@@ -35,6 +35,8 @@ Values = Mapping[str, Any]
 
 LOOK_EVERY_S: Final = 1.0
 MOST_EVENTS: Final = 50
+MOST_POINTS: Final = 500
+"""Of the loss: more than a screen is wide."""
 EXIT_DONE: Final = 0
 
 
@@ -64,7 +66,8 @@ class Watcher:
 
     Attributes:
         status: the answer to GET_STATUS.
-        history: the answer to GET_FIGURES.
+        figures: the answer to GET_FIGURES.
+        loss: [step, loss] of the job.
         events: the newest ones, the newest last.
         fresh: those of them that the last answer added.
         note: why all this may be out of date; empty when it is not.
@@ -72,7 +75,8 @@ class Watcher:
 
     def __init__(self, settings: Settings) -> None:
         self.status: dict[str, Any] = {}
-        self.history: dict[str, Any] = {}
+        self.figures: dict[str, Any] = {}
+        self.loss: list[list[float]] = []
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.fresh: list[dict[str, Any]] = []
         self.note = ""
@@ -87,7 +91,8 @@ class Watcher:
             client = self._client or self._settings.connect()
             self._client = client
             self.status = client.request(m.GetStatus())
-            self.history = client.request(m.GetFigures())
+            self.figures = client.request(m.GetFigures())
+            self.loss = self._loss(client)
             self._read_events(client)
             self.note = ""
         except (CoordinatorUnreachable, RequestRefused) as error:
@@ -95,6 +100,14 @@ class Watcher:
             if not self.status:
                 raise
             self.note = one_line(f"{error.message}; training goes on without it")
+
+    def _loss(self, client: ControlClient) -> list[list[float]]:
+        """The curve of the job that is shown."""
+        if self.status["job"] is None:
+            return []
+        request = m.GetMetrics(job=self.status["job"]["id"], names=("loss",), points=MOST_POINTS)
+        series = client.request(request)["series"]
+        return [[point[1], point[4]] for one in series for point in one["points"] if point[2]]
 
     def close(self) -> None:
         """Hang up."""
@@ -119,7 +132,13 @@ def _show(watcher: Watcher) -> None:
     console = Console(highlight=False, no_color=not output.wants_colour(sys.stdout))
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            scene = Scene(watcher.status, watcher.history, tuple(watcher.events), watcher.note)
+            scene = Scene(
+                watcher.status,
+                watcher.figures,
+                watcher.loss,
+                tuple(watcher.events),
+                watcher.note,
+            )
             size = console.size
             live.update(view(scene, width=size.width, height=size.height), refresh=True)
             time.sleep(LOOK_EVERY_S)
@@ -222,13 +241,15 @@ class Scene(NamedTuple):
 
     Attributes:
         status: the answer to GET_STATUS.
-        history: the answer to GET_FIGURES.
+        figures: the answer to GET_FIGURES.
+        loss: [step, loss] of the job.
         events: the newest last.
         note: why this may be out of date; empty when it is not.
     """
 
     status: Values
-    history: Values
+    figures: Values
+    loss: Sequence[Sequence[float]]
     events: Sequence[Values]
     note: str = ""
 
@@ -239,7 +260,7 @@ def view(scene: Scene, *, width: int, height: int) -> Text:
     Events are always visible: on a small screen the links are dropped first, then the curve, then
     workers.
     """
-    head, diagnostics, links = [*_head(scene, width)], [*_troubles(scene)], [*_links(scene.history)]
+    head, diagnostics, links = [*_head(scene, width)], [*_troubles(scene)], [*_links(scene.figures)]
     spare = height - len(head) - len(diagnostics) - 1 - min(LEAST_EVENTS, len(scene.events))
     workers = _workers(scene, width, most=min(MOST_WORKERS, max(2, spare - WORKERS_FRAME)))
     spare -= len(workers)
@@ -324,13 +345,10 @@ def eta_s(status: Values) -> float | None:
 
 
 def _curve(scene: Scene, width: int, *, rows: int) -> Iterator[Text]:
-    job, history = scene.status["job"], scene.history
-    if job is None or history.get("job") != job["id"]:
-        return
-    finite = [value for _, value in history["loss"] if math.isfinite(value)]
+    finite = [value for _, value in scene.loss if math.isfinite(value)]
     if len(finite) < 2:
         return
-    drawn = curve(history["loss"], width=width - LABEL_WIDTH, height=rows)
+    drawn = curve(scene.loss, width=width - LABEL_WIDTH, height=rows)
     labels = [""] * rows
     labels[0], labels[-1] = figures.number(max(finite)), figures.number(min(finite))
     yield _heading("LOSS (logarithmic)" if is_logarithmic(finite) else "LOSS")
@@ -348,7 +366,7 @@ def _workers(scene: Scene, width: int, *, most: int) -> list[Text]:
         return [_line("no worker is registered")]
     names = max(6, *(min(20, len(worker["name"])) for worker in workers))
     bar = max(10, width - names - _FIGURES_WIDTH)
-    times = {one["name"]: one for one in scene.history.get("workers", ())}
+    times = {one["name"]: one for one in scene.figures.get("workers", ())}
     longest_s = max((one["step_s"] for one in times.values()), default=0.0)
     heading = (
         f"{'WORKER':<{names}} {'STATE':<8} {'STEP TIME':<{bar}} {'':>7} {'MEMORY':>9} {'HEARD':>5}"
@@ -384,8 +402,8 @@ def _worker(worker: Values, times: Values | None, names: int, bar: int, longest_
     return _line(*pieces)
 
 
-def _links(history: Values) -> Iterator[Text]:
-    links = [link for link in history.get("links", ()) if link["rtt_s"] or link["bytes_per_s"]]
+def _links(figures_now: Values) -> Iterator[Text]:
+    links = [link for link in figures_now.get("links", ()) if link["rtt_s"] or link["bytes_per_s"]]
     if not links:
         return
     ways = [f"{link['from']} -> {link['to']}" for link in links]

@@ -1,7 +1,7 @@
 """Answers GET_METRICS from the metrics store, in its thread; sends nothing.
 
 An answer has as many series as fit; `next` is where the following one goes on.  A plot takes the
-coarsest level that still has at least as many buckets as points.  Where the rows of that level have
+coarsest level that still has a bucket for every two points.  Where the rows of that level have
 been removed, coarser ones stand in for them.
 """
 
@@ -12,23 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from dtd.errors import RequestRefused
-from dtd.observe.pyramid import LEVELS, Cell, summary, unpack_column, width
+from dtd.observe.pyramid import LEVELS, Cell, aligned, merged, unpack_column, width
 from dtd.observe.series import LINK_MARK, STEP_COLUMNS, Kind
-from dtd.observe.store import Database
+from dtd.observe.store import MetricsStore
 from dtd.rules import did_you_mean
 from dtd.shown import shown
 from dtd.wire import messages as m
 
 MOST_POINTS: Final = 20_000
 """Most points of all columns of an answer: packing them must not hold the event loop up."""
-
-
-class Piece(NamedTuple):
-    """The buckets `first` to `last` of a level."""
-
-    level: int
-    first: int
-    last: int
 
 
 class Slot(NamedTuple):
@@ -48,32 +40,10 @@ class Slot(NamedTuple):
 
 
 def level_for(begin: int, end: int, points: int) -> int:
-    """The coarsest level with at least `points` buckets from `begin` to `end`; 0 if none has."""
+    """The coarsest level with a bucket for every two points from `begin` to `end`; else 0."""
     span = end - begin + 1
-    fitting = [level for level in range(LEVELS) if span // width(level) >= points]
+    fitting = [level for level in range(LEVELS) if 2 * (span // width(level)) >= points]
     return max(fitting, default=0)
-
-
-def pieces(begin: int, end: int, level: int, kept_from: Sequence[int]) -> list[Piece]:
-    """Return the pieces to read, the oldest first, so that no position is read twice.
-
-    Args:
-        begin: the first position wanted.
-        end: the last one.
-        level: the finest level to use.
-        kept_from: of each level, the first position that it still has, a multiple of the width of
-            the level above; of a coarser level it is never later.
-    """
-    found: list[Piece] = []
-    upper = end
-    for one in range(level, LEVELS):
-        lower = max(begin, kept_from[one])
-        if lower <= upper:
-            found.append(Piece(one, lower // width(one), upper // width(one)))
-            upper = kept_from[one] - 1
-        if upper < begin:
-            break
-    return found[::-1]
 
 
 def slots_of(buckets: Iterable[tuple[int, int]], begin: int, end: int, points: int) -> list[Slot]:
@@ -103,12 +73,14 @@ _TIME = STEP_COLUMNS.index("unix_s")
 
 
 class _Track(NamedTuple):
+    """One track; `first` has the first bucket of each level, None of a level without any."""
+
     number: int
     kind: Kind
     name: str
     columns: tuple[str, ...]
     newest: int
-    kept_from: tuple[int, ...]
+    first: tuple[int | None, ...]
 
 
 class _Wanted(NamedTuple):
@@ -126,21 +98,21 @@ class Point(NamedTuple):
     cell: Cell
 
 
-def answer(database: Database, request: m.GetMetrics) -> dict[str, Any]:
+def answer(store: MetricsStore, request: m.GetMetrics) -> dict[str, Any]:
     """The series that are asked for, and the next cursor.
 
     Raises:
         RequestRefused: the job has no figure of such a name.
     """
-    tracks = _tracks(database, request.job)
+    tracks = _tracks(store, request.job)
     steps = next((one for one in tracks if one.kind is Kind.STEPS), None)
     points = max(1, min(request.points, MOST_POINTS))
     found = []
     wanted = _wanted(tracks, request)
     page = _page(wanted, request.after, columns_at_once(points))
     for one in page:
-        begin, end = _range(database, one.track, steps, request)
-        for place, drawn in zip(one.places, _drawn(database, one, begin, end, points), strict=True):
+        begin, end = _range(store, one.track, steps, request)
+        for place, drawn in zip(one.places, _drawn(store, one, begin, end, points), strict=True):
             found.append(_series(one.track, one.track.columns[place], drawn))
     return {
         "job": request.job,
@@ -150,20 +122,18 @@ def answer(database: Database, request: m.GetMetrics) -> dict[str, Any]:
     }
 
 
-def _tracks(database: Database, job: str) -> list[_Track]:
-    rows = database.read(
+def _tracks(store: MetricsStore, job: str) -> list[_Track]:
+    rows = store.read(
         "SELECT tracks.number, kind, name, columns, newest FROM tracks"
         " JOIN jobs ON jobs.number = tracks.job WHERE jobs.id=? ORDER BY tracks.number",
         job,
     )
     made = []
     for number, kind, name, columns, newest in rows:
-        extents = database.read(
-            "SELECT level, first FROM extents WHERE track=? ORDER BY level", number
-        )
-        kept_from = tuple(first * width(level) for level, first in extents)
+        query = "SELECT min(bucket) FROM cells WHERE track=? AND level=?"
+        first = tuple(store.read(query, number, level)[0][0] for level in range(LEVELS))
         names = tuple(json.loads(columns))
-        made.append(_Track(number, Kind(kind), name, names, newest, kept_from))
+        made.append(_Track(number, Kind(kind), name, names, newest, first))
     order = list(Kind)
     return sorted(made, key=lambda one: (order.index(one.kind), one.name))
 
@@ -212,13 +182,13 @@ def _page(wanted: Sequence[_Wanted], after: int, columns: int) -> list[_Wanted]:
 
 
 def _range(
-    database: Database, track: _Track, steps: _Track | None, request: m.GetMetrics
+    store: MetricsStore, track: _Track, steps: _Track | None, request: m.GetMetrics
 ) -> tuple[int, int]:
     """First and last position; of workers and links the seconds in which the steps were taken.
 
     Without a last step they go on to the newest second: workers report between two steps as well.
     """
-    first, last = track.kept_from[LEVELS - 1], track.newest
+    first, last = (track.first[-1] or 0) * width(LEVELS - 1), track.newest
     begin, end = request.from_step, request.to_step or last
     if track.kind in _OF_THE_JOB:
         return max(first, begin), min(last, end)
@@ -226,7 +196,7 @@ def _range(
         return first, last
     until = min(steps.newest, request.to_step or steps.newest)
     moments = _Wanted(steps, (_TIME,))
-    (drawn,) = _drawn(database, moments, request.from_step, until, 2)
+    (drawn,) = _drawn(store, moments, request.from_step, until, 2)
     cells = [one.cell for one in drawn if one.cell.values]
     if not cells:
         return last + 1, last
@@ -235,47 +205,52 @@ def _range(
 
 
 def _drawn(
-    database: Database, wanted: _Wanted, begin: int, end: int, points: int
+    store: MetricsStore, wanted: _Wanted, begin: int, end: int, points: int
 ) -> Iterator[list[Point]]:
     """The points of each column."""
-    begin = max(begin, _first_row(database, wanted.track))
-    buckets = _read(database, wanted.track, begin, end, level_for(begin, end, points))
+    begin = max(begin, _first_row(wanted.track))
+    buckets = _buckets(store, wanted.track, begin, end, level_for(begin, end, points))
     slots = slots_of(((level, number) for level, number, _data in buckets), begin, end, points)
     rows = [(level, data) for level, _number, data in buckets]
     for place in wanted.places:
         cells = unpack_column(rows, place)
-        yield [Point(one.begin, one.end, summary(cells[one.first : one.stop])) for one in slots]
+        yield [Point(one.begin, one.end, merged(cells[one.first : one.stop])) for one in slots]
 
 
-def _first_row(database: Database, track: _Track) -> int:
+def _first_row(track: _Track) -> int:
     """Return the track's first row, as exactly as known: plots begin where there is something."""
     first = 0
     for level in reversed(range(LEVELS)):
-        ((bucket,),) = database.read(
-            "SELECT min(bucket) FROM cells WHERE track=? AND level=?", track.number, level
-        )
-        here = (bucket or 0) * width(level)
+        here = (track.first[level] or 0) * width(level)
         is_removed = level < LEVELS - 1 and here >= first + width(level + 1)
         if is_removed:
             break
         first = here
-    return int(first)
+    return first
 
 
-def _read(
-    database: Database, track: _Track, begin: int, end: int, level: int
+def _buckets(
+    store: MetricsStore, track: _Track, begin: int, end: int, level: int
 ) -> list[tuple[int, int, bytes]]:
-    """Level, number and data of the buckets, in order."""
-    return [
-        (piece.level, number, data)
-        for piece in pieces(begin, end, level, track.kept_from)
-        for number, data in database.read(
-            "SELECT bucket, data FROM cells WHERE track=? AND level=? AND bucket BETWEEN ? AND ?"
-            " ORDER BY bucket",
-            track.number,
-            *piece,
-        )
-    ]
+    """Level, number and data of the buckets, in order, so that no position is read twice.
+
+    Where the rows of a level have been removed, the next one has them, up to the first bucket of
+    it that the finer level has whole.
+    """
+    found: list[tuple[int, int, bytes]] = []
+    query = (
+        "SELECT level, bucket, data FROM cells WHERE track=? AND level=? AND bucket BETWEEN ? AND ?"
+        " ORDER BY bucket"
+    )
+    for one in range(level, LEVELS):
+        first = track.first[one]
+        if first is None or end < begin:
+            break
+        whole_from = aligned(one, first * width(one)) * width(one)
+        lower = max(begin, whole_from) // width(one)
+        found = store.read(query, track.number, one, lower, end // width(one)) + found
+        end = min(end, whole_from - 1)
+    return found
 
 
 def _series(track: _Track, name: str, drawn: Sequence[Point]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Rows are collected for a second and written in one transaction by a thread of their own.  What does
 not fit into the queue is dropped and counted, for each worker by itself.  While the disk fails,
-rows wait as long as there is room, an event and `dtdctl status` say so, and it is tried again.
+rows wait as long as there is room, an event and `dtdctl status` say so, and it is tried again.  A
+row that cannot be written for any other reason is dropped, so that the others are written.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from dtd.observe import query, series
-from dtd.observe.series import believable
 from dtd.observe.store import Batch, MetricsStore
 from dtd.wire import messages as m
-from dtd.wire.step_rows import unpack_step_rows
 
 WRITE_EVERY_S: Final = 1.0
 RETRY_S: Final = 10.0
@@ -31,16 +30,6 @@ MAX_WAITING: Final = 20_000
 MAX_WAITING_OF_ONE: Final = 5_000
 WRITE_AT_ONCE: Final = 4_000
 MAX_WORKERS: Final = 1024
-MAX_JOBS: Final = 64
-"""Most jobs with a heartbeat that is kept, for rates."""
-
-
-class Teller(Protocol):
-    """Reports incidents to operators."""
-
-    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
-        """Something for an operator to read."""
-        ...
 
 
 class _Beat(NamedTuple):
@@ -54,7 +43,7 @@ class MetricsRecorder:
     Args:
         directory: the coordinator's state directory.
         limit_bytes: the most that the store may hold.
-        teller: has operators told.
+        tell_operators: reports an incident to operators: kind, message and details.
         run: runs a function in the store's thread, and awaits its result.
         later: the same without waiting.
         clock: monotonic seconds.
@@ -68,14 +57,14 @@ class MetricsRecorder:
         self,
         directory: Path,
         limit_bytes: int,
-        teller: Teller,
+        tell_operators: Callable[..., None],
         run: Callable[..., Awaitable[Any]],
         later: Callable[..., object],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._teller = teller
+        self._tell_operators = tell_operators
         self._run = run
         self._later = later
         self._clock = clock
@@ -84,7 +73,6 @@ class MetricsRecorder:
         self._waiting: deque[tuple[str, Batch]] = deque()
         self._waiting_of: Counter[str] = Counter()
         self._beats: dict[str, _Beat] = {}
-        self._rows_from: dict[str, int] = {}  # job to generation, the newest last
         self._timer: asyncio.TimerHandle | None = None
         self._writing = self._closes = False
         self.dropped = 0
@@ -94,19 +82,12 @@ class MetricsRecorder:
     # --- what comes in -------------------------------------------------------------------------
 
     def progress(self, worker: str, identity: str, message: m.Progress) -> None:
-        """Rank 0 tells of steps; one of an earlier release tells of this one only."""
+        """Rank 0 tells of steps."""
         unix_s = self._wall()
-        rows = believable(
-            unpack_step_rows(message.steps), step=message.step, generation=message.generation
-        )
-        if message.steps:
-            self._rows_from.pop(message.job, None)
-            self._rows_from[message.job] = message.generation
-            if len(self._rows_from) > MAX_JOBS:
-                del self._rows_from[next(iter(self._rows_from))]
-        elif self._rows_from.get(message.job) != message.generation:
-            rows = [series.row_of_progress(message)]
-        self._put(worker, identity, [series.step_entry(message.job, row, unix_s) for row in rows])
+        entries = [
+            series.step_entry(message.job, row, unix_s) for row in series.known_rows(message)
+        ]
+        self._put(worker, identity, entries)
 
     def evaluated(self, worker: str, identity: str, message: m.Evaluated) -> None:
         """An evaluation is complete."""
@@ -152,22 +133,35 @@ class MetricsRecorder:
         self._later(self._write_in_thread, batch)
 
     def _write_in_thread(self, batch: list[Batch]) -> None:
-        failure: str | None = "an internal error"
+        failure, unfit = "", 0
         try:
             self._store.write(batch, self._wall())
-            failure = None
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.OperationalError) as error:
             failure = str(error)
+        except Exception:
+            unfit = self._write_each(batch)
+            raise  # for the log
         finally:
-            self._loop.call_soon_threadsafe(self._written, len(batch), failure)
+            self._loop.call_soon_threadsafe(self._written, len(batch), unfit, failure)
 
-    def _written(self, count: int, failure: str | None) -> None:
+    def _write_each(self, batch: list[Batch]) -> int:
+        """Write rows one by one; returns how many could not be written."""
+        unfit = 0
+        for one in batch:
+            try:
+                self._store.write([one], self._wall())
+            except Exception:  # noqa: BLE001 - the caller's error is the one that is told
+                unfit += 1
+        return unfit
+
+    def _written(self, count: int, unfit: int, failure: str) -> None:
         self._writing = False
-        if failure is None:
+        if not failure:
             for _ in range(count):
                 worker, _one = self._waiting.popleft()
                 self._waiting_of[worker] -= 1
             self._waiting_of = +self._waiting_of
+            self.dropped += unfit
             self._resumes()
         else:
             self._stops(failure)
@@ -176,7 +170,7 @@ class MetricsRecorder:
     def _stops(self, failure: str) -> None:
         if not self._stopped:
             self._dropped_before = self.dropped
-            self._teller.incident(
+            self._tell_operators(
                 "metrics_stopped",
                 f"figures are not stored any more, training continues: {failure}",
             )
@@ -186,7 +180,7 @@ class MetricsRecorder:
         if self._stopped:
             self._stopped = ""
             lost = self.dropped - self._dropped_before
-            self._teller.incident(
+            self._tell_operators(
                 "metrics_resumed", f"figures are stored again; {lost} were dropped", dropped=lost
             )
 
@@ -195,7 +189,7 @@ class MetricsRecorder:
         self._loop.call_soon_threadsafe(self._tell_set_aside, why)
 
     def _tell_set_aside(self, why: str) -> None:
-        self._teller.incident("metrics_set_aside", why)
+        self._tell_operators("metrics_set_aside", why)
 
     def complaint(self) -> str:
         """Why nothing is stored; empty when it is."""
@@ -223,7 +217,7 @@ class MetricsRecorder:
             await self._run(_nothing)  # what is being written first
 
     def _answer(self, request: m.GetMetrics) -> dict[str, Any]:
-        return query.answer(self._store.database, request)
+        return query.answer(self._store, request)
 
     async def forget(self, job: str) -> None:
         """A job was deleted; what cannot be removed now is removed to make room later."""

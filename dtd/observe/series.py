@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from dtd.wire import messages as m
 from dtd.wire.fields import MOST_SECONDS
-from dtd.wire.step_rows import StepRow
+from dtd.wire.step_rows import StepRow, unpack_step_rows
 
 NAN: Final = math.nan
 EVALUATION: Final = "eval/"
@@ -85,28 +85,6 @@ def step_entry(job: str, row: StepRow, unix_s: float) -> Entry:
         *(float(row.steps), float(row.generation), unix_s),
     )
     return Entry(Track(job, Kind.STEPS), row.step, row.generation, STEP_COLUMNS, values)
-
-
-def row_of_progress(message: m.Progress) -> StepRow:
-    """Return a step's row from PROGRESS alone: all that workers of earlier releases report."""
-    return StepRow(
-        step=message.step,
-        generation=message.generation,
-        epoch=message.epoch,
-        steps=1,
-        rows=message.rows,
-        loss=message.loss,
-        learning_rate=message.learning_rate,
-        gradient_norm=message.grad_norm,
-        sent_bytes=0,
-        step_s=message.step_s,
-        data_s=NAN,
-        compute_s=message.compute_s,
-        comm_s=message.comm_s,
-        exposed_s=message.exposed_s,
-        optimizer_s=NAN,
-        skipped=int(message.skipped),
-    )
 
 
 def evaluation_entry(message: m.Evaluated) -> Entry:
@@ -187,22 +165,16 @@ def placement(
     return Placement.REPLACES if again or kind is Kind.EVALUATIONS else Placement.LEFT_OUT
 
 
-def believable(rows: Iterable[StepRow], *, step: int, generation: int) -> list[StepRow]:
-    """The rows that the sender of a PROGRESS of this step and generation can have seen.
-
-    Generations only increase, and so do the steps of one generation.
-    """
-    found: list[StepRow] = []
-    before = (0, 0)
-    for row in rows:
-        key = (row.generation, row.step)
-        times = row[9:15]
-        sane = all(math.isfinite(one) and 0 <= one <= MOST_SECONDS for one in times)
-        sane = sane and row.skipped <= 1 <= row.steps
-        if sane and before < key and row.step <= step and row.generation <= generation:
-            found.append(row)
-            before = key
-    return found
+def known_rows(message: m.Progress) -> list[StepRow]:
+    """The rows of a PROGRESS that are of committed steps and have times."""
+    return [
+        row
+        for row in unpack_step_rows(message.steps)
+        if row.step <= message.step
+        and row.generation <= message.generation
+        and row.skipped <= 1 <= row.steps
+        and all(math.isfinite(one) and 0 <= one <= MOST_SECONDS for one in row[9:15])
+    ]
 
 
 def widened(columns: Sequence[str], entry_columns: Sequence[str]) -> tuple[str, ...]:

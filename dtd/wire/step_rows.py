@@ -1,7 +1,7 @@
 """Committed steps as rows of fixed length: the octets of PROGRESS.steps (protocol.md).
 
 A row is what one rank measured of one step.  Rows are packed rather than listed as records because
-there may be a hundred in a message.  A received row is bounded but not yet believed: which rows
+there may be a hundred in a message.  Which received rows
 count is decided in `dtd.observe.series`.  Pure.
 """
 

@@ -10,7 +10,6 @@ from dtd.cluster.pools import Pools
 from dtd.coordinator.audit_log import AuditLog
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.diagnostics import DiagnosticsCollector
-from dtd.coordinator.figures import Figures
 from dtd.coordinator.handlers.access import AccessHandler
 from dtd.coordinator.handlers.measurements import MeasurementBroker
 from dtd.coordinator.handlers.packages import PackageCounter
@@ -39,7 +38,6 @@ class CoordinatorApi(Protocol):
     packages: PackageCounter
     weights: PackageCounter
     membership: Pools
-    figures: Figures
     measurement_broker: MeasurementBroker
     access: AccessHandler
     diagnostics: DiagnosticsCollector

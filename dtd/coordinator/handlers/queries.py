@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from dtd.cluster.checkpoints import VERIFIED
 from dtd.cluster.status import EndedJob, status_of
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.coordinator.handlers.runs import compare_jobs
+from dtd.observe.metrics.worker import next_in_ring
 from dtd.wire import messages as m
 
 QUESTIONS: Final = (
@@ -27,6 +29,8 @@ QUESTIONS: Final = (
     m.ReadAudit,
     m.ListCheckpoints,
 )
+
+STEP_TIMES: Final = ("step_s", "data_s", "compute_s", "exposed_s", "optimizer_s", "own_s")
 
 
 class Queries:
@@ -125,7 +129,16 @@ class Queries:
         cluster = pools.cluster_with(job_id) if job_id else pools.cluster
         known = job_id or (cluster.job.id if cluster.job is not None else "")
         beats = {worker.name: worker.liveness.heartbeat for worker in cluster.workers.values()}
-        return self._coordinator.figures.answer(beats, cluster.run.roster, job=known)
+        heard = {name: beat for name, beat in beats.items() if beat is not None}
+        return {
+            "job": known,
+            "workers": [
+                {"name": name, **{key: getattr(beat, key) for key in STEP_TIMES}}
+                for name, beat in heard.items()
+                if beat.step_s > 0
+            ],
+            "links": _links(heard, cluster.run.roster),
+        }
 
     async def _events(self, request: m.ReadEvents) -> dict[str, Any]:
         store = self._coordinator.store
@@ -157,3 +170,17 @@ class Queries:
     def _ticket(self, worker: str, folder: str, name: str) -> dict[str, Any]:
         expires_s, key = self._coordinator.ticket(worker, f"checkpoint/{folder}/{name}")
         return {"ticket_expires_s": expires_s, "ticket_key": key}
+
+
+def _links(beats: Mapping[str, m.Heartbeat], roster: Sequence[str]) -> list[dict[str, Any]]:
+    """Return each rank's figures of the link to the next one."""
+    return [
+        {
+            "from": name,
+            "to": to,
+            "rtt_s": beats[name].rtt_s,
+            "bytes_per_s": beats[name].link_bytes_per_s,
+        }
+        for name in roster
+        if (to := next_in_ring(roster, name)) and name in beats
+    ]

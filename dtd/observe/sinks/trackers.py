@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dtd.cluster.records import Job
 from dtd.config import CoordinatorConfig
@@ -49,20 +49,12 @@ MAX_RUNNING: Final = 64
 """Jobs of which a process that was started again is told."""
 
 
-class Teller(Protocol):
-    """Reports incidents to operators."""
-
-    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
-        """Something for an operator to read."""
-        ...
-
-
 class Feed:
     """One sink's process.
 
     Args:
         settings: the sink's, with its name under "sink".
-        teller: has operators told.
+        tell_operators: reports an incident to operators: kind, message and details.
 
     Attributes:
         name: of the sink.
@@ -70,9 +62,9 @@ class Feed:
         failing: why the sink does not work at present; empty if it does.
     """
 
-    def __init__(self, settings: Mapping[str, Any], teller: Teller) -> None:
+    def __init__(self, settings: Mapping[str, Any], tell_operators: Callable[..., None]) -> None:
         self._settings = settings
-        self._teller = teller
+        self._tell_operators = tell_operators
         self._process: asyncio.subprocess.Process | None = None
         self._running: dict[str, Began] = {}
         self._told_s = -TOLD_EVERY_S
@@ -159,7 +151,7 @@ class Feed:
         now = time.monotonic()
         if now - self._told_s >= TOLD_EVERY_S:
             self._told_s = now
-            self._teller.incident(
+            self._tell_operators(
                 "tracking_failed",
                 f"figures do not reach {self.name}, training continues: {why}",
                 sink=self.name,
@@ -168,7 +160,7 @@ class Feed:
     def _works(self, dropped: int) -> None:
         if self.failing:
             self.failing = ""
-            self._teller.incident(
+            self._tell_operators(
                 "tracking_resumed",
                 f"figures reach {self.name} again; {dropped + self.dropped} entries were dropped",
                 sink=self.name,
@@ -234,7 +226,7 @@ class Trackers:
     Args:
         config: says which sinks are switched on.
         later: runs a function in the store's thread, for TensorBoard's files.
-        teller: has operators told.
+        tell_operators: reports an incident to operators: kind, message and details.
         wall: Unix time in seconds.
 
     Raises:
@@ -245,11 +237,11 @@ class Trackers:
         self,
         config: CoordinatorConfig,
         later: Callable[[Callable[[], None]], None],
-        teller: Teller,
+        tell_operators: Callable[..., None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._curves = Curves(config.state_dir / TENSORBOARD, later)
-        self._feeds = [Feed(one, teller) for one in sinks_of(config)]
+        self._feeds = [Feed(one, tell_operators) for one in sinks_of(config)]
         self._wall = wall
         self._followed: dict[str, Thinner] = {}
 

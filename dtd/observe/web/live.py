@@ -104,9 +104,6 @@ UNREAD_S: Final = 15.0
 BUFFER_BYTES: Final = 64 * 1024
 RETRY_MS: Final = 2000
 
-CURVES: Final = ("loss", "rates")
-"""Parts of GET_FIGURES that the page takes from the metrics store instead."""
-
 
 class _Watcher:
     """The messages to send to one browser next, the newest of each topic."""
@@ -218,8 +215,7 @@ class Live:
 
     async def _states(self) -> None:
         await self._put("status", await self._backend.ask(self._house, m.GetStatus()))
-        figures = await self._backend.ask(self._house, m.GetFigures())
-        await self._put("figures", {k: v for k, v in figures.items() if k not in CURVES})
+        await self._put("figures", await self._backend.ask(self._house, m.GetFigures()))
 
     async def _incidents(self) -> None:
         """Tell the newest incident's number; the page asks for the incident."""

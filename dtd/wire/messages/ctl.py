@@ -175,7 +175,7 @@ class ListCheckpoints(Message):
 
 @message
 class GetFigures(Message):
-    """Ask for the recent history of a job: losses, rates, links.
+    """Ask for the times of a step of a job's workers, and for its links.
 
     `job`: its id; empty: of the first active job.
     """

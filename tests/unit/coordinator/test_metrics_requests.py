@@ -12,7 +12,7 @@ from dtd.limits import quotas
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, pack_step_rows
 from tests.unit.coordinator.events import await_event, events, progress
-from tests.unit.observe.test_intake import row
+from tests.unit.observe.reports import row
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_deleted_job_has_no_figures(daemon, train):
     daemon.ask(m.WaitJob(job=job))
     daemon.ask(m.Delete(job=job))
     store = daemon.coordinator.history._store
-    assert store.database.read("SELECT count(*) FROM cells") == [(0,)]
+    assert store.read("SELECT count(*) FROM cells") == [(0,)]
 
 
 def test_a_full_disk_is_in_status_and_training_goes_on(daemon, train, monkeypatch):

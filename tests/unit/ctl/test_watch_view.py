@@ -30,9 +30,8 @@ def scene(status) -> Scene:
     job["straggler"] = {"name": "worker-1", "cost_s": 0.012}
     for worker, step_s in zip(status["workers"], (0.04, 0.05), strict=True):
         worker.update(step_s=step_s, memory_bytes=512 << 20)
-    history = {
-        "job": "digits-1",
-        "loss": [[step, 2.4 - step * 0.01] for step in range(200)],
+    loss = [[step, 2.4 - step * 0.01] for step in range(200)]
+    figures = {
         "workers": [
             {
                 "name": f"worker-{rank}",
@@ -53,7 +52,7 @@ def scene(status) -> Scene:
         {"time_s": 3661.0, "kind": "worker_lost", "message": "worker-2 is gone: " + "x" * 90},
         {"time_s": 3662.0, "kind": "recovered", "message": "generation 2 goes on from step 7"},
     ]
-    return Scene(status, history, events)
+    return Scene(status, figures, loss, events)
 
 
 def drawn(scene, *, width=80, height=HEIGHT, **console):
@@ -82,8 +81,8 @@ def test_no_more_lines_than_the_screen_has(scene):
 @pytest.mark.parametrize("workers", [2, 4, 16])
 def test_events_are_in_sight_on_a_small_screen(scene, status, workers):
     status["workers"] = [{**status["workers"][0], "name": f"worker-{i}"} for i in range(workers)]
-    link = scene.history["links"][0]
-    scene.history["links"] = [{**link, "to": f"worker-{i}"} for i in range(workers)]
+    link = scene.figures["links"][0]
+    scene.figures["links"] = [{**link, "to": f"worker-{i}"} for i in range(workers)]
     events = [
         {"time_s": 3600.0 + i, "kind": "worker_lost", "message": f"number {i}"} for i in range(9)
     ]
@@ -98,7 +97,7 @@ def test_events_are_in_sight_on_a_small_screen(scene, status, workers):
 
 def test_a_loss_that_falls_by_orders_of_magnitude_has_a_logarithmic_axis(scene):
     assert "LOSS (logarithmic)" not in drawn(scene)
-    scene.history["loss"] = [[step, 10 ** (2 - step / 50)] for step in range(200)]
+    scene.loss[:] = [[step, 10 ** (2 - step / 50)] for step in range(200)]
     text = drawn(scene)
     assert "LOSS (logarithmic)" in text
     rows = [line[9:].rstrip() for line in text.splitlines()[6:12]]
@@ -117,12 +116,12 @@ def test_without_colour_there_are_no_control_codes_and_the_same_characters(scene
 def test_without_a_job_workers_say_why(scene, status):
     status.update(job=None, explain="no job: submit one")
     status["workers"][0]["reason"] = "waits for a job"
-    text = drawn(Scene(status, {"job": "", "loss": [], "workers": [], "links": []}, []))
+    text = drawn(Scene(status, {"workers": [], "links": []}, [], []))
     assert "no job: submit one" in text
     assert "waits for a job" in text
     assert "LOSS" not in text
     status["workers"] = []
-    assert "no worker is registered" in drawn(Scene(status, {}, []))
+    assert "no worker is registered" in drawn(Scene(status, {}, [], []))
 
 
 def test_troubles_and_a_coordinator_that_is_away(scene, status):
@@ -144,7 +143,7 @@ def test_how_long_it_will_take(status):
     assert eta_s(status) == 240
     status["job"]["total_steps"] = 0
     assert eta_s(status) is None
-    assert "ETA" not in drawn(Scene(status, {}, []))
+    assert "ETA" not in drawn(Scene(status, {}, [], []))
 
 
 def test_nothing_that_others_wrote_makes_a_line_of_its_own(scene):

@@ -12,8 +12,7 @@ from dtd.observe import recorder as module
 from dtd.observe.recorder import MAX_WAITING_OF_ONE, SYSTEM_EVERY_S, MetricsRecorder
 from dtd.wire import messages as m
 from dtd.wire.step_rows import pack_step_rows
-from tests.unit.observe.test_intake import row
-from tests.unit.observe.test_series import progress
+from tests.unit.observe.reports import progress, row
 
 
 class Box:
@@ -26,7 +25,7 @@ class Box:
         self.recorder = MetricsRecorder(
             directory,
             1 << 30,
-            self,
+            self.incident,
             run=self.thread.run,
             later=self.thread.later,
             clock=lambda: self.now_s,
@@ -66,18 +65,6 @@ async def test_all_steps_of_a_message_are_remembered(box):
     box.progress(row(5, loss=0.5), row(6, loss=0.25))
     box.progress(row(7, 2, loss=0.125))
     assert await box.points() == [(5, 0.5), (6, 0.25), (7, 0.125)]
-
-
-async def test_a_worker_of_an_earlier_release_tells_of_fewer_steps(box):
-    box.progress(step=4)
-    box.progress(step=7)
-    assert await box.points() == [(4, 0.5), (7, 0.5)]
-
-
-async def test_a_message_without_rows_repeats_nothing(box):
-    box.progress(row(7, 2, loss=0.125))
-    box.progress()
-    assert await box.points() == [(7, 0.125)]
 
 
 async def test_evaluations_are_remembered(box):
@@ -180,3 +167,40 @@ async def test_what_is_reported_while_it_closes_is_written_and_what_comes_later_
     again = Box(tmp_path)
     assert [step for step, _loss in await again.points()] == [5, 6, 7]
     await again.recorder.close()
+
+
+async def test_a_row_that_cannot_be_written_holds_up_no_other(box, monkeypatch):
+    """Such a batch was tried again for ever, and nothing after it was written."""
+    write = box.recorder._store.write
+
+    def choke(batch, unix_s):
+        if any(one.entry.position == 2 for one in batch):
+            raise ValueError("a defect")
+        write(batch, unix_s)
+
+    monkeypatch.setattr(box.recorder._store, "write", choke)
+    box.progress(row(1), row(2), row(3))
+    await box.write()
+    await box.write()
+    assert await box.points() == [(1, 1.0), (3, 1.0)]
+    assert (box.recorder.dropped, box.recorder.complaint()) == (1, "")
+
+
+async def test_rows_of_steps_that_are_not_committed_are_left_out(box):
+    box.progress(row(7, 2), row(8, 2), row(7, 3), row(6, 2, step_s=-1.0), row(6, 2, skipped=2))
+    assert await box.points() == [(7, 1.0)]
+
+
+async def test_a_worker_has_rates_since_its_heartbeat_before(box):
+    def heartbeat(**changed):
+        beat = m.Heartbeat(state="training", job="j-1", received_bytes=5, **changed)
+        box.recorder.heartbeat("w", "i", beat, "")
+        box.now_s += SYSTEM_EVERY_S
+
+    heartbeat(cpu_s=10.0, sent_bytes=100)
+    heartbeat(cpu_s=14.0, sent_bytes=300)
+    heartbeat(cpu_s=1.0, sent_bytes=0)  # another process
+    found = {one["name"]: one["points"] for one in (await box.ask(workers=True))["series"]}
+    assert [point[4] for point in found["processor_cores"]] == [None, 2.0, None]
+    assert [point[4] for point in found["sent_bytes_per_s"]] == [None, 100.0, None]
+    assert [point[2] for point in found["gpu_use"]] == [0, 0, 0]

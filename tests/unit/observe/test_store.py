@@ -10,7 +10,7 @@ import pytest
 from dtd.errors import HistoryDamaged, RequestRefused
 from dtd.observe import query
 from dtd.observe import store as database_module
-from dtd.observe.pyramid import LEVELS, width
+from dtd.observe.pyramid import FACTOR
 from dtd.observe.series import (
     MAX_TRACKS_OF_A_JOB,
     evaluation_entry,
@@ -18,19 +18,9 @@ from dtd.observe.series import (
     step_entry,
     worker_entry,
 )
-from dtd.observe.store import (
-    AGE_EVERY_S,
-    DAMAGED_NAME,
-    DAY_S,
-    FILE_NAME,
-    GROWING,
-    STEPS,
-    Batch,
-    Database,
-    MetricsStore,
-)
+from dtd.observe.store import DAMAGED_NAME, FILE_NAME, GROWING, Batch, MetricsStore
 from dtd.wire import messages as m
-from tests.unit.observe.test_intake import row
+from tests.unit.observe.reports import row
 
 LIMIT_BYTES = 1 << 30
 
@@ -52,18 +42,11 @@ class Box:
         self.write(*entries, unix_s=unix_s)
 
     def ask(self, job="j-1", **request):
-        return query.answer(self.store.database, m.GetMetrics(job=job, **request))
+        return query.answer(self.store, m.GetMetrics(job=job, **request))
 
     def loss(self, **request):
         (found,) = self.ask(names=("loss",), **request)["series"]
         return found["points"]
-
-    def level(self, level):
-        """The counts of all buckets of the first track's level."""
-        found = self.store.database.read(
-            "SELECT count(*) FROM cells WHERE track=1 AND level=?", level
-        )
-        return found[0][0]
 
 
 @pytest.fixture
@@ -222,33 +205,22 @@ def test_a_job_has_so_many_tracks(box):
         for number in range(MAX_TRACKS_OF_A_JOB + 5)
     ]
     box.write(*entries)
-    assert box.store.database.read("SELECT count(*) FROM tracks")[0][0] == MAX_TRACKS_OF_A_JOB
+    assert box.store.read("SELECT count(*) FROM tracks")[0][0] == MAX_TRACKS_OF_A_JOB
 
 
 # --- room --------------------------------------------------------------------------------------
-
-
-def test_old_steps_become_coarser(box):
-    box.steps(1, 1001, unix_s=DAY_S)
-    later = DAY_S * 9
-    box.steps(1001, 1101, unix_s=later)
-    box.write(unix_s=later + AGE_EVERY_S)
-    assert box.level(0) == 1100 - (1000 // 8 * 8 - 1)
-    found = box.loss(points=2000)
-    assert sum(point[2] for point in found) == 1100
-    assert found[0][:3] == [0, 7, 7]
 
 
 def test_a_store_that_is_full_keeps_coarser_steps_of_the_job_that_holds_most(tmp_path):
     box = Box(tmp_path)
     box.steps(1, 101, job="small")
     box.steps(1, 5001)
-    before = box.store.database.used_bytes()
+    before = box.store.used_bytes()
     box.store.close()
     box.store = MetricsStore(tmp_path, before // 2, box.told.append)
     for step in range(5001, 5011):
         box.steps(step, step + 1)
-    assert box.store.database.used_bytes() <= before // 2
+    assert box.store.used_bytes() <= before // 2
     assert len(box.loss(job="small")) == 100
     assert sum(point[2] for point in box.loss(points=20_000)) == 5010
     box.store.close()
@@ -258,7 +230,7 @@ def test_jobs_are_forgotten_where_nothing_else_can_be_spared(tmp_path):
     box = Box(tmp_path, limit_bytes=1)
     for number in range(3):
         box.steps(1, GROWING // 2, job=f"j-{number}", unix_s=1000.0 + number)
-    assert [row[0] for row in box.store.database.read("SELECT id FROM jobs")] == ["j-2"]
+    assert [row[0] for row in box.store.read("SELECT id FROM jobs")] == ["j-2"]
     box.store.close()
 
 
@@ -277,7 +249,7 @@ def test_a_damaged_store_is_set_aside_and_replaced(tmp_path):
 
 def test_a_store_that_is_damaged_while_it_is_open_is_replaced(box, monkeypatch):
     box.steps(1, 3)
-    box.store.database.read("PRAGMA wal_checkpoint(TRUNCATE)")
+    box.store.read("PRAGMA wal_checkpoint(TRUNCATE)")
     path = box.directory / FILE_NAME
     content = bytearray(path.read_bytes())
     for page in range(1, len(content) // 4096):
@@ -289,32 +261,25 @@ def test_a_store_that_is_damaged_while_it_is_open_is_replaced(box, monkeypatch):
     assert [point[0] for point in box.loss()] == [3, 4]
 
 
-def test_a_store_of_a_later_release_is_set_aside(tmp_path):
-    Database(tmp_path, (*STEPS, "CREATE TABLE more (x);")).close()
+def test_a_store_of_another_release_is_set_aside(tmp_path):
     box = Box(tmp_path)
     box.steps(1, 3)
-    assert "a later release" in box.told[0]
+    box.store.read("PRAGMA user_version=1")
     box.store.close()
-
-
-def test_a_store_of_an_earlier_release_is_migrated(tmp_path):
-    box = Box(tmp_path)
-    box.steps(1, 3)
+    box.steps(1, 2)
+    assert "another release" in box.told[0]
+    assert len(box.loss()) == 1
     box.store.close()
-    more = Database(tmp_path, (*STEPS, "ALTER TABLE jobs ADD COLUMN note TEXT DEFAULT 'none';"))
-    assert more.read("SELECT id, note FROM jobs") == [("j-1", "none")]
-    assert more.read("PRAGMA user_version") == [(len(STEPS) + 1,)]
-    more.close()
 
 
 def test_a_full_disk_loses_no_row_that_is_written_again(box):
     box.steps(1, 3)
-    pages = box.store.database.read("PRAGMA page_count")[0][0]
-    box.store.database.read(f"PRAGMA max_page_count={pages}")
+    pages = box.store.read("PRAGMA page_count")[0][0]
+    box.store.read(f"PRAGMA max_page_count={pages}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
         box.steps(3, 2000)
     assert len(box.loss()) == 2
-    box.store.database.read("PRAGMA max_page_count=1000000")
+    box.store.read("PRAGMA max_page_count=1000000")
     box.steps(3, 2000)
     (point,) = box.loss(points=1)
     assert point[2] == 1999
@@ -327,11 +292,26 @@ def test_an_error_of_the_disk_is_no_damage():
         raise sqlite3.DatabaseError("malformed")
 
 
-def test_coarser_levels_begin_no_later(box):
-    """Whatever is removed, plots find every position in some level."""
-    box.steps(100, 3000)
-    rows = box.store.database.read("SELECT level, first FROM extents ORDER BY level")
-    begins = [first * width(level) for level, first in rows]
-    assert begins == sorted(begins, reverse=True)
-    assert len(begins) == LEVELS
-    assert sum(point[2] for point in box.loss(points=5)) == 2900
+def test_rows_that_were_given_up_are_still_in_every_plot(tmp_path):
+    """Whatever is removed, each position is read once, and the newest steps are whole."""
+    box = Box(tmp_path, limit_bytes=1 << 18)
+    for begin in range(100, 9000, 100):
+        box.steps(begin, begin + 100)
+        box.store._make_room()
+    for points in (1, 5, 100, 3000, 20_000):
+        assert sum(point[2] for point in box.loss(points=points)) == 8900
+    assert box.loss(points=20_000)[-1] == [8999, 8999, 1, 8999, 8999, 8999]
+    first = box.loss(points=20_000)[0]
+    assert first[1] - first[0] >= FACTOR - 1
+    assert sum(point[2] for point in box.loss(from_step=8000, points=50)) == 1000
+    box.store.close()
+
+
+def test_steps_trained_again_count_once_at_every_resolution(box):
+    box.steps(1, 3001)
+    box.steps(1500, 1600, generation=2)
+    box.steps(1600, 2001, generation=2)
+    for points in (1, 10, 3000):
+        found = box.loss(points=points)
+        assert sum(point[2] for point in found) == 2000
+        assert sum(point[2] * point[4] for point in found) == pytest.approx(2000 * 2001 / 2)

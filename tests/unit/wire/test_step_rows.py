@@ -14,7 +14,7 @@ from dtd.wire.step_rows import (
     pack_step_rows,
     unpack_step_rows,
 )
-from tests.unit.observe.test_intake import row
+from tests.unit.observe.reports import row
 
 PROGRESS = {
     "job": "digits-1", "generation": 2, "step": 7, "epoch": 1, "loss": 0.5, "learning_rate": 0.1,

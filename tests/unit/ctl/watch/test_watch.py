@@ -18,7 +18,10 @@ def watcher(server, result, status):
         if isinstance(message, m.GetStatus):
             return result(status)
         if isinstance(message, m.GetFigures):
-            return result({"job": "digits-1", "loss": []})
+            return result({"job": "digits-1", "workers": [], "links": []})
+        if isinstance(message, m.GetMetrics):
+            points = [[1, 1, 1, 2.0, 2.0, 2.0], [2, 2, 0, None, None, None]]
+            return result({"series": [{"name": "loss", "points": points}]})
         new = [EVENT] if message.after < 7 else []
         return result({"events": new, "next": 7})
 
@@ -30,6 +33,7 @@ def watcher(server, result, status):
 
 def test_events_are_fresh_once(watcher):
     watcher.look()
+    assert watcher.loss == [[1, 2.0]]
     assert watcher.fresh == [EVENT]
     watcher.look()
     assert (watcher.fresh, list(watcher.events)) == ([], [EVENT])

@@ -13,21 +13,30 @@ from __future__ import annotations
 import platform
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from dtd.address import Address, Endpoint, is_host
+from dtd.address import Address, Endpoint, SocketPath, is_host, parse_endpoint
 from dtd.errors import ConfigError, UsageError
 from dtd.logs import LogFormat, LogLevel
 from dtd.names import NAME, NAME_WORDS, name_of
 from dtd.places import COORDINATOR, socket_place, state_directory
-from dtd.rules import FieldInfo, did_you_mean, fields_of, rule
-from dtd.setting_values import converted
-from dtd.shown import counted
+from dtd.rules import (
+    FieldInfo,
+    did_you_mean,
+    fault,
+    fields_of,
+    rule,
+    setting,
+    without_none,
+)
+from dtd.shown import counted, shown
 from dtd.toml_source import CONTENT_ERRORS, content_fault, key_lines, read_text
 
+ENDPOINTS: Final = tuple[Endpoint, ...]
+NAMES: Final = tuple[str, ...]
 DEFAULT_DATA_ADDRESS: Final = Address("127.0.0.1", 0)
 COORDINATOR_FILE: Final = Path("/etc/dtd/coordinator.toml")
 WORKER_FILE: Final = Path("/etc/dtd/worker.toml")
@@ -65,12 +74,10 @@ _STATE_DIR: Final = rule(
 class CoordinatorConfig:
     """Settings of `dtd-coordinator`."""
 
-    listen: Address | None = field(
-        default=None,
-        metadata=rule(
-            "Additional TCP address to listen on, for holders of a credential of the cluster;"
-            " default: none, so that only users and workers of this host connect, at the socket."
-        ),
+    listen: Address | None = setting(
+        None,
+        "Additional TCP address to listen on, for holders of a credential of the cluster;"
+        " default: none, so that only users and workers of this host connect, at the socket.",
     )
     state_dir: Path = field(metadata=_STATE_DIR)
     socket: Path = field(
@@ -79,100 +86,77 @@ class CoordinatorConfig:
             "RUNTIME_DIRECTORY, otherwise in the state directory."
         )
     )
-    local_operators: tuple[str, ...] = field(
-        default=(),
-        metadata=rule("Users and @groups of this host that may do everything.", **_USERS),
+    local_operators: tuple[str, ...] = setting(
+        (), "Users and @groups of this host that may do everything.", **_USERS
     )
-    local_workers: tuple[str, ...] = field(
-        default=(WORKER_USER,),
-        metadata=rule("Users and @groups of this host whose processes may be workers.", **_USERS),
+    local_workers: tuple[str, ...] = setting(
+        (WORKER_USER,), "Users and @groups of this host whose processes may be workers.", **_USERS
     )
-    local_viewers: tuple[str, ...] = field(
-        default=(),
-        metadata=rule("Users and @groups of this host that have read-only access.", **_USERS),
+    local_viewers: tuple[str, ...] = setting(
+        (), "Users and @groups of this host that have read-only access.", **_USERS
     )
-    heartbeat_interval_s: float = field(
-        default=0.25,
-        metadata=rule("Interval at which workers send heartbeats.", above=0, maximum=60),
+    heartbeat_interval_s: float = setting(
+        0.25, "Interval at which workers send heartbeats.", above=0, maximum=60
     )
-    heartbeat_timeout_s: float = field(
-        default=1.5,
-        metadata=rule("Silence after which a worker is suspected.", above=0, maximum=3600),
+    heartbeat_timeout_s: float = setting(
+        1.5, "Silence after which a worker is suspected.", above=0, maximum=3600
     )
-    advertise: str = field(
-        default="",
-        metadata=rule(
-            "HOST or HOST:PORT at which other hosts reach it, separated by commas; empty: the "
-            "listening"
-            " address, or this host's own address."
-        ),
+    advertise: str = setting(
+        "",
+        "HOST or HOST:PORT at which other hosts reach it, separated by commas; empty: the "
+        "listening"
+        " address, or this host's own address.",
     )
-    credential_days: int = field(
-        default=30,
-        metadata=rule(
-            "Lifetime of newly issued credentials; they are renewed automatically after two "
-            "thirds of it.",
-            minimum=1,
-            maximum=825,
-        ),
+    credential_days: int = setting(
+        30,
+        "Lifetime of newly issued credentials; they are renewed automatically after two "
+        "thirds of it.",
+        minimum=1,
+        maximum=825,
     )
-    output_lines_per_s: int = field(
-        default=1000,
-        metadata=rule(
-            "Lines of a job's output that are kept per worker and second; the excess is dropped and"
-            " counted.",
-            minimum=1,
-            maximum=100_000,
-        ),
+    output_lines_per_s: int = setting(
+        1000,
+        "Lines of a job's output that are kept per worker and second; the excess is dropped and"
+        " counted.",
+        minimum=1,
+        maximum=100_000,
     )
-    metrics_store_mib: int = field(
-        default=1024,
-        metadata=rule(
-            "Largest size, in MiB, of the file in which figures of jobs and workers are kept for"
-            " `dtdctl metrics`; when it is reached, the oldest become coarser.",
-            minimum=64,
-            maximum=1024 * 1024,
-        ),
+    metrics_store_mib: int = setting(
+        1024,
+        "Largest size, in MiB, of the file in which figures of jobs and workers are kept for"
+        " `dtdctl metrics`; when it is reached, the oldest become coarser.",
+        minimum=64,
+        maximum=1024 * 1024,
     )
-    mlflow: str = field(
-        default="",
-        metadata=rule(
-            "Address of an MLflow tracking server that receives the figures of jobs, as"
-            " http://HOST:PORT; a password belongs in MLFLOW_TRACKING_PASSWORD. Needs the package"
-            " mlflow-skinny; empty: none."
-        ),
+    mlflow: str = setting(
+        "",
+        "Address of an MLflow tracking server that receives the figures of jobs, as"
+        " http://HOST:PORT; a password belongs in MLFLOW_TRACKING_PASSWORD. Needs the package"
+        " mlflow-skinny; empty: none.",
     )
-    mlflow_experiment: str = field(
-        default="dtd",
-        metadata=rule(
-            "Name of the MLflow experiment in which each job is a run.",
-            pattern=r"[^\x00-\x1f\x7f]{1,250}",
-            wording="1 to 250 characters of one line",
-        ),
+    mlflow_experiment: str = setting(
+        "dtd",
+        "Name of the MLflow experiment in which each job is a run.",
+        pattern=r"[^\x00-\x1f\x7f]{1,250}",
+        wording="1 to 250 characters of one line",
     )
-    wandb: WandbMode = field(
-        default="off",
-        metadata=rule(
-            "`offline`: write the figures of jobs to files for Weights & Biases, for `wandb sync`;"
-            " needs the package wandb."
-        ),
+    wandb: WandbMode = setting(
+        "off",
+        "`offline`: write the figures of jobs to files for Weights & Biases, for `wandb sync`;"
+        " needs the package wandb.",
     )
-    wandb_project: str = field(
-        default="dtd",
-        metadata=rule(
-            "Name of the W&B project in which each job is a run.",
-            pattern=r"[\w.\-]{1,128}",
-            wording="1 to 128 letters, digits, dots, hyphens and underscores",
-        ),
+    wandb_project: str = setting(
+        "dtd",
+        "Name of the W&B project in which each job is a run.",
+        pattern=r"[\w.\-]{1,128}",
+        wording="1 to 128 letters, digits, dots, hyphens and underscores",
     )
     metrics: Address | None = field(default=None, metadata=_METRICS)
     metrics_for: MetricsFor = field(default="anybody", metadata=_METRICS_FOR)
-    web: Address | None = field(
-        default=None,
-        metadata=rule(
-            "Address at which browsers find the web page, for those who log in; beyond loopback it"
-            " requires `listen` and is served over TLS; default: none."
-        ),
+    web: Address | None = setting(
+        None,
+        "Address at which browsers find the web page, for those who log in; beyond loopback it"
+        " requires `listen` and is served over TLS; default: none.",
     )
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
     log_level: LogLevel = field(default="info", metadata=_LOG_LEVEL)
@@ -182,16 +166,13 @@ class CoordinatorConfig:
 class WorkerConfig:
     """Settings of `dtd-worker`."""
 
-    coordinator: tuple[Endpoint, ...] = field(
-        default=(),
-        metadata=rule(
-            "Addresses of the coordinator, separated by commas; default: those in the credential;"
-            " without a credential, a coordinator on this host."
-        ),
+    coordinator: tuple[Endpoint, ...] = setting(
+        (),
+        "Addresses of the coordinator, separated by commas; default: those in the credential;"
+        " without a credential, a coordinator on this host.",
     )
-    credential: Path | None = field(
-        default=None,
-        metadata=rule("Credential of this host; default: where `dtd-worker join` stores it."),
+    credential: Path | None = setting(
+        None, "Credential of this host; default: where `dtd-worker join` stores it."
     )
     name: str = field(
         metadata=rule(
@@ -200,39 +181,29 @@ class WorkerConfig:
             wording=NAME_WORDS,
         )
     )
-    device: str = field(
-        default="cpu",
-        metadata=rule(
-            "Device on which the worker trains.",
-            pattern=r"cpu|cuda:(0|[1-9][0-9]{0,2})",
-            wording='"cpu" or "cuda:N"',
-        ),
+    device: str = setting(
+        "cpu",
+        "Device on which the worker trains.",
+        pattern=r"cpu|cuda:(0|[1-9][0-9]{0,2})",
+        wording='"cpu" or "cuda:N"',
     )
-    role: Role = field(
-        default="worker",
-        metadata=rule(
-            "`worker`: trains. `server`: a parameter server, which trains no rows; it takes part in"
-            ' jobs with `[strategy] owners = "servers"`.'
-        ),
+    role: Role = setting(
+        "worker",
+        "`worker`: trains. `server`: a parameter server, which trains no rows; it takes part in"
+        ' jobs with `[strategy] owners = "servers"`.',
     )
-    threads: int = field(
-        default=0,
-        metadata=rule("CPU threads; 0: the number that the job sets.", minimum=0, maximum=1024),
+    threads: int = setting(
+        0, "CPU threads; 0: the number that the job sets.", minimum=0, maximum=1024
     )
     listen: Address = field(default=DEFAULT_DATA_ADDRESS, metadata=_LISTEN)
-    advertise: str = field(
-        default="",
-        metadata=rule(
-            "HOST or HOST:PORT at which other workers reach this one; empty: the listening address."
-        ),
+    advertise: str = setting(
+        "", "HOST or HOST:PORT at which other workers reach this one; empty: the listening address."
     )
     state_dir: Path = field(metadata=_STATE_DIR)
-    sandbox: Sandbox = field(
-        default="normal",
-        metadata=rule(
-            "`strict`: start only inside a sandbox in which jobs write only to this worker's own"
-            " directories and reach no address outside the cluster; accepts jobs that require one."
-        ),
+    sandbox: Sandbox = setting(
+        "normal",
+        "`strict`: start only inside a sandbox in which jobs write only to this worker's own"
+        " directories and reach no address outside the cluster; accepts jobs that require one.",
     )
     metrics: Address | None = field(default=None, metadata=_METRICS)
     metrics_for: MetricsFor = field(default="anybody", metadata=_METRICS_FOR)
@@ -346,7 +317,7 @@ def _gather(
             origin = _Origin(flags[name], f"--{name.replace('_', '-')}", is_text=True)
         if origin is None:
             continue
-        value, text = converted(info, origin.value, is_text=origin.is_text)
+        value, text = _converted(info, origin.value, is_text=origin.is_text)
         if text:
             problems[name] = f"{origin.place}: {text}"
         else:
@@ -385,6 +356,82 @@ def _from_file(
         key: _Origin(value, place(key), is_text=False) for key, value in raw.items() if key in known
     }
     return origins, problems
+
+
+def _converted(info: FieldInfo, value: object, *, is_text: bool) -> tuple[Any, str]:
+    """The value, or None and the fault.
+
+    Args:
+        info: the field.
+        value: as found.
+        is_text: it is text that stands for a value, as in a flag or a variable.
+    """
+    kind = without_none(info.hint)
+    if kind == ENDPOINTS:
+        return _endpoints(value)
+    if kind == NAMES:
+        return _names(info, value)
+    if kind in (Address, Path):
+        if isinstance(value, kind):
+            return value, ""
+        if not isinstance(value, str) or not value:
+            return None, f"must be a string, not {shown(value)}"
+        return _address(value) if kind is Address else _path(value)
+    if is_text and isinstance(value, str) and info.hint in (int, float):
+        value = _number(info.hint, value)
+    text = fault(info.hint, info.rule, value)
+    return (float(value) if info.hint is float and not text else value), text  # type: ignore[arg-type]
+
+
+def _number(kind: Callable[[str], float], text: str) -> float | str:
+    try:
+        return kind(text)
+    except ValueError:
+        return text
+
+
+def _address(text: str) -> tuple[Address | None, str]:
+    try:
+        return Address.parse(text), ""
+    except UsageError as error:
+        return None, str(error)
+
+
+def _endpoints(value: object) -> tuple[tuple[Endpoint, ...] | None, str]:
+    """Addresses as text with commas between, as an array of texts, or as they are."""
+    words: object = value.split(",") if isinstance(value, str) else value
+    if isinstance(words, Address | SocketPath):
+        words = [words]
+    if not isinstance(words, list | tuple) or not words:
+        return None, f"must be a string or an array of strings, not {shown(value)}"
+    found: list[Endpoint] = []
+    for word in words:
+        if not isinstance(word, str | Address | SocketPath):
+            return None, f"must be a string or an array of strings, not {shown(value)}"
+        try:
+            found.append(parse_endpoint(word.strip()) if isinstance(word, str) else word)
+        except UsageError as error:
+            return None, str(error)
+    return tuple(found), ""
+
+
+def _names(info: FieldInfo, value: object) -> tuple[tuple[str, ...] | None, str]:
+    """Names as text with commas between, or as an array of texts, which may be empty."""
+    words: object = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        return None, f"must be a string or an array of strings, not {shown(value)}"
+    found = [word.strip() if isinstance(word, str) else word for word in words]
+    text = next((text for word in found if (text := fault(str, info.rule, word))), "")
+    return (None, text) if text else (tuple(found), "")
+
+
+def _path(text: str) -> tuple[Path | None, str]:
+    if not text.isprintable():
+        return None, f"must be a path without control characters, not {shown(text)}"
+    try:
+        return Path(text).expanduser().absolute(), ""
+    except RuntimeError:
+        return None, f"names an unknown user: {shown(text)}"
 
 
 def _bad_hosts(advertise: str, *, many: bool) -> dict[str, str]:

@@ -79,6 +79,11 @@ def rule(meaning: str, **limits: Any) -> Mapping[str, Rule]:
     return {_RULE: Rule(meaning=meaning, **limits)}
 
 
+def setting(default: Any, meaning: str, **limits: Any) -> Any:
+    """A dataclass field with a default and a `Rule`; the keywords are the attributes of `Rule`."""
+    return dataclasses.field(default=default, metadata=rule(meaning, **limits))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldInfo:
     """One field of a settings dataclass; `default` is `dataclasses.MISSING` where required."""

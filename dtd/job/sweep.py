@@ -22,7 +22,7 @@ from dtd.errors import JobSpecError
 from dtd.job.parse import default_settings, from_mapping, setting_problems, to_mapping
 from dtd.job.tables import JobSpec
 from dtd.names import NAME, NAME_WORDS
-from dtd.rules import did_you_mean, fault, fields_of, rule, too_many_keys
+from dtd.rules import did_you_mean, fault, fields_of, rule, setting, too_many_keys
 from dtd.shown import INTEGER_LIMIT, shown
 
 MAX_TRIALS: Final = 1000
@@ -42,49 +42,33 @@ class SweepTable:
     """The choice and comparison of trials."""
 
     metric: str = field(metadata=rule("The evaluation metric by which trials are judged."))
-    direction: Literal["minimize", "maximize"] = field(
-        default="minimize", metadata=rule("Whether less of it is better, or more.")
+    direction: Literal["minimize", "maximize"] = setting(
+        "minimize", "Whether less of it is better, or more."
     )
-    method: Literal["grid", "random", "tpe"] = field(
-        default="tpe",
-        metadata=rule("How settings are chosen: all combinations, at random, or by TPE."),
+    method: Literal["grid", "random", "tpe"] = setting(
+        "tpe", "How settings are chosen: all combinations, at random, or by TPE."
     )
-    trials: int = field(
-        default=20, metadata=rule("At most so many trials.", minimum=1, maximum=MAX_TRIALS)
+    trials: int = setting(20, "At most so many trials.", minimum=1, maximum=MAX_TRIALS)
+    parallel: int = setting(1, "At most so many trials at once.", minimum=1, maximum=32)
+    workers_per_trial: int = setting(
+        0, "`elastic.workers` of each trial; 0 = that of the job.", minimum=0, maximum=64
     )
-    parallel: int = field(
-        default=1, metadata=rule("At most so many trials at once.", minimum=1, maximum=32)
+    seed: int = setting(0, "Makes the choice of settings repeatable.", minimum=0, maximum=2**31 - 1)
+    pruner: Literal["none", "median", "asha"] = setting(
+        "none", "Whether trials that do worse than others are cancelled early, and how."
     )
-    workers_per_trial: int = field(
-        default=0,
-        metadata=rule(
-            "`elastic.workers` of each trial; 0 = that of the job.", minimum=0, maximum=64
-        ),
+    warmup_evaluations: int = setting(
+        1, "No trial is cancelled before so many evaluations.", minimum=0, maximum=1000
     )
-    seed: int = field(
-        default=0,
-        metadata=rule("Makes the choice of settings repeatable.", minimum=0, maximum=2**31 - 1),
+    model: str = setting(
+        "",
+        "Name under which the best trial's weights are registered when the sweep is done;"
+        " empty: they are not.",
+        pattern=f"({NAME})?",
+        wording=NAME_WORDS,
     )
-    pruner: Literal["none", "median", "asha"] = field(
-        default="none",
-        metadata=rule("Whether trials that do worse than others are cancelled early, and how."),
-    )
-    warmup_evaluations: int = field(
-        default=1,
-        metadata=rule("No trial is cancelled before so many evaluations.", minimum=0, maximum=1000),
-    )
-    model: str = field(
-        default="",
-        metadata=rule(
-            "Name under which the best trial's weights are registered when the sweep is done;"
-            " empty: they are not.",
-            pattern=f"({NAME})?",
-            wording=NAME_WORDS,
-        ),
-    )
-    max_failures: int = field(
-        default=3,
-        metadata=rule("The sweep stops after so many failures in a row.", minimum=1, maximum=1000),
+    max_failures: int = setting(
+        3, "The sweep stops after so many failures in a row.", minimum=1, maximum=1000
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from dtd.job.learning import OptimizerTable, ScheduleTable, TrainTable
 from dtd.job.strategy_table import StrategyTable
 from dtd.names import NAME, NAME_WORDS, REFERENCE
-from dtd.rules import rule
+from dtd.rules import rule, setting
 from dtd.shown import INTEGER_LIMIT
 
 BUILT_IN_TASKS: Final = ("digits", "mnist", "cifar10", "chargpt", "synthetic")
@@ -41,21 +41,15 @@ class JobTable:
             + ' or "package.module:attribute"',
         )
     )
-    epochs: int | None = field(
-        default=None,
-        metadata=rule("Passes over the training data.", minimum=1, maximum=10**6),
+    epochs: int | None = setting(None, "Passes over the training data.", minimum=1, maximum=10**6)
+    steps: int | None = setting(
+        None, "Optimizer steps, instead of epochs.", minimum=1, maximum=10**12
     )
-    steps: int | None = field(
-        default=None,
-        metadata=rule("Optimizer steps, instead of epochs.", minimum=1, maximum=10**12),
-    )
-    seed: int = field(
-        default=0,
-        metadata=rule(
-            "Determines initial weights, order of rows, augmentation and dropout.",
-            minimum=0,
-            maximum=INTEGER_LIMIT,
-        ),
+    seed: int = setting(
+        0,
+        "Determines initial weights, order of rows, augmentation and dropout.",
+        minimum=0,
+        maximum=INTEGER_LIMIT,
     )
     global_batch_size: int = field(
         metadata=rule(
@@ -65,12 +59,10 @@ class JobTable:
             maximum=2**24,
         )
     )
-    sandbox: Literal["normal", "strict"] = field(
-        default="normal",
-        metadata=rule(
-            "`strict`: only workers with the setting of the same name take part, where the job's"
-            " code reaches no network but the cluster's and writes nothing but its worker's own."
-        ),
+    sandbox: Literal["normal", "strict"] = setting(
+        "normal",
+        "`strict`: only workers with the setting of the same name take part, where the job's"
+        " code reaches no network but the cluster's and writes nothing but its worker's own.",
     )
 
 
@@ -78,46 +70,35 @@ class JobTable:
 class SyncTable:
     """The exchange of gradients around the ring."""
 
-    bucket_mib: float = field(
-        default=1.0,
-        metadata=rule("Gradients flattened together for one all-reduce.", above=0, maximum=1024),
+    bucket_mib: float = setting(
+        1.0, "Gradients flattened together for one all-reduce.", above=0, maximum=1024
     )
-    first_bucket_mib: float = field(
-        default=1.0,
-        metadata=rule("Size of the first bucket; a small one starts early.", above=0, maximum=1024),
+    first_bucket_mib: float = setting(
+        1.0, "Size of the first bucket; a small one starts early.", above=0, maximum=1024
     )
-    chunk_kib: int = field(
-        default=1024,
-        metadata=rule("Piece of a bucket in one frame, in KiB.", minimum=16, maximum=16 * 1024),
+    chunk_kib: int = setting(
+        1024, "Piece of a bucket in one frame, in KiB.", minimum=16, maximum=16 * 1024
     )
-    wire_dtype: Literal["", "bfloat16"] = field(
-        default="",
-        metadata=rule(
-            "Deprecated name of `strategy.codec`, accepted for one more release. Empty = "
-            "`strategy.codec` applies."
-        ),
+    wire_dtype: Literal["", "bfloat16"] = setting(
+        "",
+        "Deprecated name of `strategy.codec`, accepted for one more release. Empty = "
+        "`strategy.codec` applies.",
     )
-    transport: Literal["ring", "gloo", "nccl"] = field(
-        default="ring",
-        metadata=rule(
-            "How gradients travel: around dtd's own ring, or through a process group of torch, "
-            "`gloo` or (workers on GPUs only) `nccl`, which is created for each generation. "
-            "Groups open their own ports, and their traffic is neither encrypted nor authenticated."
-        ),
+    transport: Literal["ring", "gloo", "nccl"] = setting(
+        "ring",
+        "How gradients travel: around dtd's own ring, or through a process group of torch, "
+        "`gloo` or (workers on GPUs only) `nccl`, which is created for each generation. "
+        "Groups open their own ports, and their traffic is neither encrypted nor authenticated.",
     )
-    encryption: Literal["none", "tls"] = field(
-        default="none",
-        metadata=rule(
-            "`tls` encrypts what workers send one another, and what `dtdctl fetch` takes from them;"
-            " it needs a cluster with credentials."
-        ),
+    encryption: Literal["none", "tls"] = setting(
+        "none",
+        "`tls` encrypts what workers send one another, and what `dtdctl fetch` takes from them;"
+        " it needs a cluster with credentials.",
     )
-    plain_gradients: bool = field(
-        default=False,
-        metadata=rule(
-            "With `tls` and a process group: let gradients travel unencrypted. State,"
-            " votes and running buffers stay encrypted."
-        ),
+    plain_gradients: bool = setting(
+        False,
+        "With `tls` and a process group: let gradients travel unencrypted. State,"
+        " votes and running buffers stay encrypted.",
     )
 
 
@@ -125,63 +106,49 @@ class SyncTable:
 class ElasticTable:
     """The number of workers that the job takes, and how long it waits for them."""
 
-    min_workers: int = field(
-        default=1,
-        metadata=rule("The job waits while fewer workers are ready.", minimum=1, maximum=1024),
+    min_workers: int = setting(
+        1, "The job waits while fewer workers are ready.", minimum=1, maximum=1024
     )
-    max_workers: int = field(
-        default=64,
-        metadata=rule(
-            "Workers beyond this number stay idle; at least `min_workers`.", minimum=1, maximum=1024
-        ),
+    max_workers: int = setting(
+        64, "Workers beyond this number stay idle; at least `min_workers`.", minimum=1, maximum=1024
     )
-    workers: int = field(
-        default=0,
-        metadata=rule(
-            "How many workers the job takes, from `min_workers` to `max_workers`: such jobs run"
-            " beside each other as long as there are workers for them. 0 = all, and no other job"
-            " runs meanwhile.",
-            minimum=0,
-            maximum=64,
-        ),
+    workers: int = setting(
+        0,
+        "How many workers the job takes, from `min_workers` to `max_workers`: such jobs run"
+        " beside each other as long as there are workers for them. 0 = all, and no other job"
+        " runs meanwhile.",
+        minimum=0,
+        maximum=64,
     )
-    settle_s: float = field(
-        default=2.0,
-        metadata=rule(
-            "How long the first generation waits for more workers once `min_workers` are ready.",
-            minimum=0,
-            maximum=3600,
-        ),
+    settle_s: float = setting(
+        2.0,
+        "How long the first generation waits for more workers once `min_workers` are ready.",
+        minimum=0,
+        maximum=3600,
     )
-    warmup_timeout_s: float = field(
-        default=120.0,
-        metadata=rule(
-            "How long a worker may take to import the task and build model and data, and how long"
-            " nothing may move in whatever it then does for the first time: its first step, its"
-            " first evaluation, with a compiler or on a GPU a batch of another shape.",
-            above=0,
-            maximum=86400,
-        ),
+    warmup_timeout_s: float = setting(
+        120.0,
+        "How long a worker may take to import the task and build model and data, and how long"
+        " nothing may move in whatever it then does for the first time: its first step, its"
+        " first evaluation, with a compiler or on a GPU a batch of another shape.",
+        above=0,
+        maximum=86400,
     )
-    stall_timeout_s: float = field(
-        default=5.0,
-        metadata=rule(
-            "How long nothing may move in the job's own code (no processor time, nothing read,"
-            " nothing compiled); ten times the longest such silence so far, if that is longer."
-            " Then the worker starts afresh. Whatever is done for the first time has"
-            " `warmup_timeout_s`.",
-            above=0,
-            maximum=86400,
-        ),
+    stall_timeout_s: float = setting(
+        5.0,
+        "How long nothing may move in the job's own code (no processor time, nothing read,"
+        " nothing compiled); ten times the longest such silence so far, if that is longer."
+        " Then the worker starts afresh. Whatever is done for the first time has"
+        " `warmup_timeout_s`.",
+        above=0,
+        maximum=86400,
     )
-    busy_timeout_s: float = field(
-        default=1800.0,
-        metadata=rule(
-            "How long a pause in training may be while something moves in it: longer than the"
-            " longest step of a worker. A loop that never ends is found by this.",
-            above=0,
-            maximum=604800,
-        ),
+    busy_timeout_s: float = setting(
+        1800.0,
+        "How long a pause in training may be while something moves in it: longer than the"
+        " longest step of a worker. A loop that never ends is found by this.",
+        above=0,
+        maximum=604800,
     )
 
 
@@ -189,67 +156,49 @@ class ElasticTable:
 class CheckpointTable:
     """When the state is saved, where, and how much of it is kept."""
 
-    every_steps: int = field(
-        default=0,
-        metadata=rule(
-            "Steps between checkpoints; 0 = at the end of every epoch. The final step is always"
-            " saved.",
-            minimum=0,
-        ),
+    every_steps: int = setting(
+        0,
+        "Steps between checkpoints; 0 = at the end of every epoch. The final step is always saved.",
+        minimum=0,
     )
-    directory: str = field(
-        default="",
-        metadata=rule(
-            "Where checkpoints go; empty = the worker's own state directory.",
-            pattern=r"|/.*",
-            wording="an absolute path, because workers share no working directory, or empty",
-        ),
+    directory: str = setting(
+        "",
+        "Where checkpoints go; empty = the worker's own state directory.",
+        pattern=r"|/.*",
+        wording="an absolute path, because workers share no working directory, or empty",
     )
-    keep: int = field(
-        default=3,
-        metadata=rule("How many of the newest checkpoints are kept.", minimum=1, maximum=10**6),
+    keep: int = setting(3, "How many of the newest checkpoints are kept.", minimum=1, maximum=10**6)
+    copies: int = setting(
+        1,
+        "How many workers write each checkpoint, on different hosts where possible; more than "
+        "1 protects against the loss of a disk.",
+        minimum=1,
+        maximum=1024,
     )
-    copies: int = field(
-        default=1,
-        metadata=rule(
-            "How many workers write each checkpoint, on different hosts where possible; more than "
-            "1 protects against the loss of a disk.",
-            minimum=1,
-            maximum=1024,
-        ),
+    best_metric: str = setting(
+        "",
+        "Metric of the evaluation by which the best checkpoint is kept as well; empty = none.",
+        pattern=rf"|{NAME}",
+        wording='the name of a metric, such as "accuracy" or "loss", or empty',
     )
-    best_metric: str = field(
-        default="",
-        metadata=rule(
-            "Metric of the evaluation by which the best checkpoint is kept as well; empty = none.",
-            pattern=rf"|{NAME}",
-            wording='the name of a metric, such as "accuracy" or "loss", or empty',
-        ),
+    best_mode: Literal["", "max", "min"] = setting(
+        "",
+        "Whether a greater or a smaller `best_metric` is better; empty = smaller if its name"
+        ' contains "loss", else greater.',
     )
-    best_mode: Literal["", "max", "min"] = field(
-        default="",
-        metadata=rule(
-            "Whether a greater or a smaller `best_metric` is better; empty = smaller if its name"
-            ' contains "loss", else greater.'
-        ),
+    keep_days: float = setting(
+        0.0,
+        "Checkpoints older than this are removed regardless of `keep`, except the newest and "
+        "the best; 0 = no limit.",
+        minimum=0,
+        maximum=36500,
     )
-    keep_days: float = field(
-        default=0.0,
-        metadata=rule(
-            "Checkpoints older than this are removed regardless of `keep`, except the newest and "
-            "the best; 0 = no limit.",
-            minimum=0,
-            maximum=36500,
-        ),
-    )
-    keep_gib: float = field(
-        default=0.0,
-        metadata=rule(
-            "The oldest are removed while this job's checkpoints take more room than this on a "
-            "worker, except the newest and the best; 0 = no limit.",
-            minimum=0,
-            maximum=2**20,
-        ),
+    keep_gib: float = setting(
+        0.0,
+        "The oldest are removed while this job's checkpoints take more room than this on a "
+        "worker, except the newest and the best; 0 = no limit.",
+        minimum=0,
+        maximum=2**20,
     )
 
 

@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from dtd.address import Address
-from dtd.config import COORDINATOR_FILE, WORKER_FILE, CoordinatorConfig, WorkerConfig
+from dtd.config import (
+    COORDINATOR_FILE,
+    ENDPOINTS,
+    NAMES,
+    WORKER_FILE,
+    CoordinatorConfig,
+    WorkerConfig,
+)
 from dtd.ctl.settings import ADDRESS_VARIABLE, CREDENTIAL_VARIABLE
 from dtd.job import JobSpec, load_job
 from dtd.rules import FieldInfo, allowed, fields_of, without_none
-from dtd.setting_values import ENDPOINTS, NAMES
 from scripts import markdown
 
 _EXAMPLE: Final = Path(__file__).resolve().parents[2] / "docs" / "examples" / "cifar10.toml"

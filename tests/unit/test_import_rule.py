@@ -39,7 +39,7 @@ BASE = {
         "names",
         "notify",
     ),
-    *("places", "platform", "rules", "setting_values", "shown", "streams", "toml_source"),
+    *("places", "platform", "rules", "shown", "streams", "toml_source"),
     "diagnostics",
 }
 PURE_BELOW = {

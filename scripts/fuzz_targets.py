@@ -29,7 +29,7 @@ from dtd.cluster.machine import Membership
 from dtd.cluster.records import Job
 from dtd.errors import CheckpointError, ConfigError, ProtocolError, TaskError, UsageError
 from dtd.job import parse_job, to_mapping
-from dtd.packages.unpack import unpack
+from dtd.packages.archive import unpack
 from dtd.security.credential import Credential
 from dtd.security.token import Token
 from dtd.wire import messages as m

@@ -30,7 +30,7 @@ from dtd.doctor.strategies import check_choice, check_servers, choices_of, forec
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.job import JobSpec, load_job, to_mapping
 from dtd.net.control_client import ControlClient
-from dtd.packages.pack import Archive
+from dtd.packages.archive import Archive
 from dtd.shown import counted
 from dtd.wire import messages as m
 

@@ -16,11 +16,17 @@ from dtd import figures
 from dtd.ctl import output
 from dtd.errors import RequestRefused, TaskError, UsageError
 from dtd.net.control_client import ControlClient
-from dtd.packages.imports import with_imports
+from dtd.packages.archive import Archive, pack
+from dtd.packages.archives import WeightsFile
 from dtd.packages.limits import CHUNK_BYTES, short
-from dtd.packages.pack import Archive, pack
-from dtd.packages.source import OWN_NAME, Source, find_source, module_name, top_level_name
-from dtd.packages.weights import WeightsFile
+from dtd.packages.source import (
+    OWN_NAME,
+    Source,
+    find_source,
+    module_name,
+    top_level_name,
+    with_imports,
+)
 from dtd.shown import counted
 from dtd.wire import messages as m
 

@@ -20,8 +20,8 @@ from dtd.ctl.settings import Settings
 from dtd.errors import RequestRefused, UsageError
 from dtd.job import load_job, overridden, to_mapping
 from dtd.job.differences import shown_value
+from dtd.packages.archives import ENDING, read_weights_file
 from dtd.packages.limits import short
-from dtd.packages.weights import ENDING, read_weights_file
 from dtd.shown import counted
 from dtd.wire import messages as m
 

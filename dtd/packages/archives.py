@@ -1,11 +1,14 @@
-"""Archives of packages in the coordinator's state directory: taken in by pieces, given in pieces.
+"""Files that travel to workers by way of the coordinator: archives of packages, and weights.
 
-Each lies under its digest once its bytes have been verified; before that it is a part that grows
-from where it ends.  Blocking; belongs in the store's thread, one call at a time.
+Each lies in the coordinator's state directory under its digest once its bytes have been verified;
+before that it is a part that grows from where it ends.  A file of weights is a safetensors file;
+nothing here needs torch: whether the weights fit a model is found out by the workers.  Blocking;
+belongs in the store's thread, one call at a time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -13,8 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from dtd.durable import make_directory
-from dtd.errors import RequestRefused
-from dtd.packages import weights
+from dtd.errors import RequestRefused, TaskError, UsageError
+from dtd.json_reader import read_json
+from dtd.packages.archive import verify
 from dtd.packages.limits import (
     CHUNK_BYTES,
     MAX_ARCHIVE_BYTES,
@@ -23,15 +27,83 @@ from dtd.packages.limits import (
     MAX_WEIGHTS_BYTES,
     MAX_WEIGHTS_KEPT,
     MAX_WEIGHTS_KEPT_BYTES,
+    MIB,
     checked_digest,
     short,
 )
-from dtd.packages.unpack import verify
 
+ENDING: Final = ".safetensors"
+_LENGTH_BYTES: Final = 8
+_MAX_HEADER_BYTES: Final = 16 * MIB
 PART: Final = ".part"
 
 InUse = Callable[[], Collection[str]]
 """The digests of packages that must not be forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFile:
+    """A file of weights: where it is, its sha256 in hex, and its size."""
+
+    path: Path
+    digest: str
+    size_bytes: int
+
+
+def read_weights_file(path: Path) -> WeightsFile:
+    """Look at a file before it is brought to the coordinator.
+
+    Raises:
+        UsageError: it cannot be read, is not a safetensors file, or is too large.
+    """
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_WEIGHTS_BYTES:
+            raise UsageError(
+                f"{path} has {size_bytes} bytes, more than {MAX_WEIGHTS_BYTES}",
+                remedy="put it on all workers, and have the task's build_model() load it",
+            )
+        _check_header(path, size_bytes)
+        return WeightsFile(path=path, digest=digest_of_file(path), size_bytes=size_bytes)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def digest_of_file(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify_file(path: Path, digest: str) -> None:
+    """Check that a file has the bytes that the digest names.
+
+    Raises:
+        TaskError: it has not.
+    """
+    found = digest_of_file(path)
+    if found != digest:
+        raise TaskError(
+            f"weights {short(digest)} were damaged during transfer: the bytes have the sha256"
+            f" {short(found)}",
+            remedy="submit the job again",
+        )
+
+
+def _check_header(path: Path, size_bytes: int) -> None:
+    with path.open("rb") as file:
+        length_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        sound = 0 < length_bytes <= min(_MAX_HEADER_BYTES, size_bytes - _LENGTH_BYTES)
+        header = file.read(length_bytes) if sound else b""
+    try:
+        sound = isinstance(read_json(header, max_bytes=_MAX_HEADER_BYTES), dict)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise UsageError(
+            f"{path} is not a safetensors file",
+            remedy="write it with safetensors.torch.save_file(model.state_dict(), FILE)",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +132,11 @@ PACKAGE: Final = Kind(
 )
 WEIGHTS: Final = Kind(
     noun="weights",
-    ending=weights.ENDING,
+    ending=ENDING,
     max_bytes=MAX_WEIGHTS_BYTES,
     max_kept=MAX_WEIGHTS_KEPT,
     max_kept_bytes=MAX_WEIGHTS_KEPT_BYTES,
-    verify=weights.verify_file,
+    verify=verify_file,
 )
 
 

@@ -20,8 +20,8 @@ from typing import Final
 import structlog
 
 from dtd.errors import TaskError
-from dtd.packages.archives import PART
-from dtd.packages.imports import with_imports
+from dtd.packages.archive import install, installed, source_digest
+from dtd.packages.archives import ENDING, PART, digest_of_file, verify_file
 from dtd.packages.limits import (
     MAX_ARCHIVE_BYTES,
     MAX_WEIGHTS_BYTES,
@@ -29,10 +29,7 @@ from dtd.packages.limits import (
     checked_digest,
     short,
 )
-from dtd.packages.pack import source_digest
-from dtd.packages.source import find_source, module_name, top_level_name
-from dtd.packages.unpack import install, installed
-from dtd.packages.weights import ENDING, digest_of_file, verify_file
+from dtd.packages.source import find_source, module_name, top_level_name, with_imports
 from dtd.wire import messages as m
 
 

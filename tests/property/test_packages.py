@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtd.errors import TaskError
-from dtd.packages.pack import pack
+from dtd.packages.archive import pack, unpack
 from dtd.packages.source import Source
-from dtd.packages.unpack import unpack
 
 PARTS = st.sampled_from(["a", "b", "..", ".", "", "c.py", "\x00", "é", "\udce9", "x" * 300])
 NAMES = st.lists(PARTS, min_size=1, max_size=5).map("/".join)

@@ -11,9 +11,9 @@ import pytest
 
 from dtd.ctl.packages import packed_task, ship
 from dtd.errors import RequestRefused, TaskError
-from dtd.packages import pack as packing
+from dtd.packages import archive as packing
+from dtd.packages.archive import Archive
 from dtd.packages.limits import CHUNK_BYTES
-from dtd.packages.pack import Archive
 from dtd.wire import messages as m
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dtd.packages.imports import with_imports
-from dtd.packages.pack import source_digest
-from dtd.packages.source import Source, find_source
+from dtd.packages.archive import source_digest
+from dtd.packages.source import Source, find_source, with_imports
 
 
 def found(folder: Path, files: Mapping[str, str], module: str = "train") -> list[str]:

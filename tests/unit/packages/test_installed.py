@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import TaskError
-from dtd.packages import unpack as shelf
+from dtd.packages import archive as shelf
+from dtd.packages.archive import install, installed, pack
 from dtd.packages.limits import MAX_KEPT
-from dtd.packages.pack import pack
-from dtd.packages.unpack import install, installed
 
 
 def test_what_is_installed_is_found_again(make_package, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import TaskError
-from dtd.packages import pack as packing
-from dtd.packages.pack import pack, source_digest
+from dtd.packages import archive as packing
+from dtd.packages.archive import pack, source_digest
 from dtd.packages.source import Source
 
 FILES = {"__init__.py": "", "b/c.py": "x = 1\n", "a.txt": "data"}

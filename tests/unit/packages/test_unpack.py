@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import TaskError
-from dtd.packages import unpack as unpacking
+from dtd.packages import archive as unpacking
+from dtd.packages.archive import pack, unpack, verify
 from dtd.packages.limits import MAX_FILES, MAX_FOLDERS
-from dtd.packages.pack import pack
-from dtd.packages.unpack import unpack, verify
 
 
 def archive(*members: tuple[str, bytes | tarfile.TarInfo]) -> bytes:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import RequestRefused, TaskError, UsageError
-from dtd.packages import weights
-from dtd.packages.archives import WEIGHTS, Archives
-from dtd.packages.weights import read_weights_file, verify_file
+from dtd.packages import archives as weights
+from dtd.packages.archives import WEIGHTS, Archives, read_weights_file, verify_file
 
 
 def content(size: int = 100) -> bytes:

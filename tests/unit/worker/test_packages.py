@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import TaskError
+from dtd.packages.archive import pack
 from dtd.packages.limits import MAX_ARCHIVE_BYTES, MAX_WEIGHTS_KEPT
-from dtd.packages.pack import pack
 from dtd.packages.source import Source
 from dtd.wire import messages as m
 from dtd.worker.packages import ABANDONED_S, TaskPackages

@@ -18,7 +18,7 @@ from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.net.resource import MEASURE_PREFIX, Blob, Resource, zeros
 from dtd.wire import messages as m
-from dtd.wire.header import MAX_HEADER_BYTES
+from dtd.wire.frames import MAX_HEADER_BYTES
 
 MAX_FETCH_BYTES: Final = 4 * 1024 * 1024
 MAX_REQUESTS_AHEAD: Final = 16

@@ -34,11 +34,11 @@ from dtd.wire.frames import (
     PROTOCOL_VERSION,
     Frame,
     FrameDecoder,
+    Header,
     Hold,
     encode_frame,
     frame_bytes,
 )
-from dtd.wire.header import Header
 from dtd.wire.messages.catalogue import acceptor_numbers, opener_numbers
 from dtd.wire.tags import CHECKSUM, FLAG_GCM, FLAG_XXH3, TAG_FLAGS, UNDECIDED, Tag
 

@@ -27,8 +27,7 @@ from typing import Final, Literal, Self, TypeVar
 
 from dtd.address import Address, Endpoint, SocketPath
 from dtd.errors import ProtocolError
-from dtd.wire.frames import PREFIX, PREFIX_BYTES
-from dtd.wire.header import MAX_HEADER_BYTES, decode_header
+from dtd.wire.frames import MAX_HEADER_BYTES, PREFIX, PREFIX_BYTES, decode_header
 
 READ_BYTES: Final = 256 * 1024
 _MAX_WAITING_PIECES: Final = 16

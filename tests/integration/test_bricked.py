@@ -22,8 +22,7 @@ from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
 from dtd.security.credential import Credential
 from dtd.wire import messages as m
-from dtd.wire.frames import frame_bytes
-from dtd.wire.header import decode_header
+from dtd.wire.frames import decode_header, frame_bytes
 from scripts.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.integration

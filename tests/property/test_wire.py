@@ -15,8 +15,7 @@ from dtd.event_names import NOTICES
 from dtd.names import NAME
 from dtd.wire import fields, frames
 from dtd.wire import messages as m
-from dtd.wire.frames import HOLD, FrameDecoder, Hold
-from dtd.wire.header import Header, _any_map, _flat_map
+from dtd.wire.frames import HOLD, FrameDecoder, Header, Hold, _any_map, _flat_map
 from dtd.wire.step_rows import STEP_ROW_BYTES
 
 LIMIT_BYTES = 4096

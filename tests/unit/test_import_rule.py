@@ -274,7 +274,7 @@ def test_status_loads_only_what_it_needs() -> None:
     slow = {"asyncio", "cryptography", "numpy", "sqlite3", "ssl", "structlog", "uvloop"}
     assert not loaded & slow
     messages = {name for name in loaded if name.startswith("dtd.wire.messages.")}
-    others = ("control", "errands", "fetch", "joining", "reports", "ring")
+    others = ("control", "data", "requests")
     assert not messages & {f"dtd.wire.messages.{name}" for name in others}
 
 

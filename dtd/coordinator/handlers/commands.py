@@ -25,7 +25,7 @@ from dtd.errors import RequestRefused
 from dtd.job.differences import Difference, differences, obstacles, shown_value
 from dtd.job.identity import identity_of
 from dtd.wire import messages as m
-from dtd.wire.header import MAX_HEADER_BYTES
+from dtd.wire.frames import MAX_HEADER_BYTES
 
 # --- what a job takes over from another one, and whether that is possible.  Pure ---------------
 # This compares the two jobs' settings only; the workers find out whether the state fits the model.

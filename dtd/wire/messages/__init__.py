@@ -12,12 +12,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dtd.wire.messages.catalogue import BESIDE, BY_NAME, MAX_WORD_BYTES, Role
-from dtd.wire.messages.codec import TYPE_KEY, decode_message, encode_header, message_bytes
 from dtd.wire.messages.registry import (
+    TYPE_KEY,
     Message,
+    decode_message,
+    encode_header,
     from_acceptor,
     from_opener,
     kind_of,
+    message_bytes,
     message_name,
     message_types,
 )
@@ -38,15 +41,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:  # type checkers see all modules as loaded
+    from dtd.wire.messages.connection import *  # noqa: F403
     from dtd.wire.messages.control import *  # noqa: F403
     from dtd.wire.messages.ctl import *  # noqa: F403
-    from dtd.wire.messages.errands import *  # noqa: F403
-    from dtd.wire.messages.fetch import *  # noqa: F403
-    from dtd.wire.messages.handshake import *  # noqa: F403
-    from dtd.wire.messages.joining import *  # noqa: F403
+    from dtd.wire.messages.data import *  # noqa: F403
     from dtd.wire.messages.models import *  # noqa: F403
-    from dtd.wire.messages.reports import *  # noqa: F403
-    from dtd.wire.messages.ring import *  # noqa: F403
+    from dtd.wire.messages.requests import *  # noqa: F403
 else:
 
     def __getattr__(name: str) -> Any:

@@ -19,8 +19,8 @@ from dtd.wire.fields import (
     Words,
     list_of,
 )
-from dtd.wire.messages.errands import MAX_PART_HOLDERS
 from dtd.wire.messages.registry import Message, message
+from dtd.wire.messages.requests import MAX_PART_HOLDERS
 
 MAX_MODEL_FILES: Final = 4
 

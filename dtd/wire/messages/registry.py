@@ -1,7 +1,8 @@
-"""Declares message classes, and finds them by name or number.
+"""Declares message classes, finds them, encodes them as a frame's msgpack map, and decodes them.
 
 The other modules declare each message as a class under `@message`; the catalogue's row of that
-name holds everything else about it.
+name holds everything else about it.  Unknown fields are ignored; unknown types are rejected
+(protocol.md, "Frames").
 """
 
 from __future__ import annotations
@@ -11,6 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar, dataclass_transform
 
+import msgpack
+
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+from dtd.wire import frames
+from dtd.wire.fields import parse_record, record_values
+from dtd.wire.frames import Header
 from dtd.wire.messages.catalogue import (
     BY_NAME,
     BY_NUMBER,
@@ -20,8 +27,10 @@ from dtd.wire.messages.catalogue import (
     acceptor_numbers,
     opener_numbers,
 )
+from dtd.wire.tags import CHECKSUM, Tag
 
 _PACKAGE: Final = "dtd.wire.messages"
+TYPE_KEY: Final = "t"
 
 
 class Message:
@@ -134,3 +143,47 @@ def message_name(message_type: type[Any]) -> str:
 
 def _upper_name(name: str) -> str:
     return "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(name)).upper()
+
+
+def encode_header(message: Message) -> bytes:
+    """The msgpack map of a message, its number under "t".
+
+    Text that is not valid Unicode (a file name in a traceback) is sent with question marks.
+
+    Raises:
+        LocalProtocolError: the receiver would reject a field's value.
+    """
+    kind = type(message)
+    values = {TYPE_KEY: message_number(kind)}
+    try:
+        return _packed(record_values(message, where=message_name(kind), into=values))
+    except (ProtocolError, ValueError, TypeError, OverflowError) as error:
+        raise LocalProtocolError(f"{message_name(kind)} cannot be sent: {error}") from None
+
+
+def _packed(values: dict[str, Any]) -> bytes:
+    try:
+        packed: bytes = msgpack.Packer().pack(values)
+    except UnicodeEncodeError:
+        packed = msgpack.Packer(unicode_errors="replace").pack(values)
+    return packed
+
+
+def decode_message(header: Header) -> Message:
+    """The message of a decoded header.
+
+    Raises:
+        ProtocolError: UNKNOWN_TYPE or BAD_FIELD.
+    """
+    number = header.get(TYPE_KEY)
+    kind = message_type(number)
+    if kind is None:
+        shown = number if isinstance(number, int) else type(number).__name__
+        raise ProtocolError(ErrorCode.UNKNOWN_TYPE, f"message type {shown} is not known")
+    message: Message = parse_record(kind, header, where=message_name(kind))
+    return message
+
+
+def message_bytes(message: Message, payload: bytes = b"", tag: Tag = CHECKSUM) -> bytes:
+    """A complete small frame that carries a message."""
+    return frames.frame_bytes(encode_header(message), payload, tag)

@@ -12,7 +12,7 @@ import dtd.coordinator.main as main_module
 from dtd import __version__
 from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError, RequestRefused
 from dtd.wire import messages as m
-from dtd.wire.header import MAX_HEADER_BYTES
+from dtd.wire.frames import MAX_HEADER_BYTES
 
 
 def test_it_says_where_it_listens(daemon):

@@ -14,6 +14,7 @@ from dtd.wire import frames
 from dtd.wire.frames import (
     LARGEST_MAX_PAYLOAD_BYTES,
     MAGIC,
+    MAX_HEADER_BYTES,
     PREFIX,
     PREFIX_BYTES,
     TAG_BYTES,
@@ -22,7 +23,6 @@ from dtd.wire.frames import (
     encode_frame,
     frame_bytes,
 )
-from dtd.wire.header import MAX_HEADER_BYTES
 from dtd.wire.keyed_tag import KeyedTag
 from dtd.wire.tags import FLAG_GCM, TAG_FLAGS, UNDECIDED
 

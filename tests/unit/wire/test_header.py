@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.wire.header import MAX_HEADER_BYTES, MAX_NESTING, decode_header
+from dtd.wire.frames import MAX_HEADER_BYTES, MAX_NESTING, decode_header
 
 
 def refused(data: bytes) -> str:

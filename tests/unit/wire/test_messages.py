@@ -14,8 +14,7 @@ import pytest
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.wire import fields
 from dtd.wire import messages as m
-from dtd.wire.frames import FrameDecoder
-from dtd.wire.header import MAX_HEADER_BYTES, decode_header
+from dtd.wire.frames import MAX_HEADER_BYTES, FrameDecoder, decode_header
 from dtd.wire.messages.catalogue import BESIDE, BY_NAME, KINDS
 from dtd.wire.messages.registry import message
 
@@ -133,8 +132,8 @@ def declared(name: str, module: str) -> type[m.Message]:
 def test_message_is_declared_once_and_where_the_catalogue_says() -> None:
     assert m.message_types()[0x01] is m.Hello
     with pytest.raises(ValueError, match="Hello is declared twice"):
-        declared("Hello", "handshake")
-    for name, module in (("Hello", "control"), ("Unheard", "handshake")):
+        declared("Hello", "connection")
+    for name, module in (("Hello", "control"), ("Unheard", "connection")):
         with pytest.raises(ValueError, match=f"{name} of .*{module} is not in the catalogue"):
             declared(name, module)
 
@@ -179,7 +178,7 @@ def test_modules_are_loaded_when_their_messages_are_used_or_arrive() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.split() == ["catalogue", "codec", "registry", "control", "ring"]
+    assert done.stdout.split() == ["catalogue", "registry", "control", "data"]
 
 
 def test_registry_that_is_handed_out_is_a_copy() -> None:

@@ -1,4 +1,4 @@
-"""Messages between a rank and the next one (protocol.md, "Ring")."""
+"""Between workers: a rank and the next one; a fetching client and a holder (protocol.md)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from dtd.wire.fields import U8, U16, U32, U64, Generation, Octets, Text, list_of
+from dtd.wire.fields import U8, U16, U32, U64, Flag, Generation, Octets, Text, list_of
 from dtd.wire.messages.registry import Message, message
 
 MAX_LENT: Final = 3072
@@ -109,3 +109,43 @@ class ShmReleased(Message):
     generation: Generation
     step: U64
     bucket: U16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobInfo:
+    """One piece of fetchable bytes."""
+
+    name: Text
+    size_bytes: U64
+
+
+@message
+class FetchOpen(Message):
+    """Ask for a resource: "state/GENERATION", "checkpoint/DIRECTORY/NAME" or "model/VERSION"."""
+
+    resource: Text
+
+
+@message
+class FetchInfo(Message):
+    """The blobs of the resource, in order; the payload is its manifest."""
+
+    blobs: Annotated[tuple[BlobInfo, ...], list_of(BlobInfo, 16384)]
+    more: Flag = False
+
+
+@message
+class FetchRange(Message):
+    """Ask for a range of one blob of the open resource."""
+
+    blob: U32
+    offset: U64
+    length: U32
+
+
+@message
+class FetchData(Message):
+    """The requested range, as payload."""
+
+    blob: U32
+    offset: U64

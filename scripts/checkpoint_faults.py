@@ -279,14 +279,20 @@ class Trials:
         intact = [path for path in self._originals() if _same_files(path, self._live / JOB)]
         newest = max((parse_name(path.name) or (0, 0) for path in intact), default=(0, 0))
         self._run.forget()
-        held = self._run.held()
-        key = (held.generation, held.step)
-        if key < newest:
-            return f"holds {key}, and {newest} is intact"
-        try:
-            self._run.adopt_local(*key)
-        except CheckpointError as error:
-            return f"held, but not loaded: {error}"
+        self._run._origin._damaged.clear()  # noqa: SLF001 - of the trial before
+        key, failure = None, ""
+        while True:  # what turns out to be damaged is offered no more
+            held = self._run.held()
+            if (held.generation, held.step) == key:
+                return f"held, but not loaded: {failure}"
+            key = (held.generation, held.step)
+            if key < newest:
+                return f"holds {key}, and {newest} is intact"
+            try:
+                self._run.adopt_local(*key)
+                break
+            except CheckpointError as error:
+                failure = str(error)
         digest = state_digest(self._run._session.replica).hex()  # noqa: SLF001
         return "" if digest == truth.get(key) else f"bad load of {key}: {digest}"
 

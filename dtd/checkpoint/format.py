@@ -6,7 +6,8 @@
         optimizer.safetensors    optimizer state
         manifest.json            everything else, with size and hash of both files and of itself
 
-The newest is the highest (generation, step) that verifies; others are passed over with a reason.
+The newest is the highest (generation, step) that is complete; others are passed over with a reason.
+Its tensors are read once, when it is loaded, and hashed on the way.
 Whatever has another name (a write that was cut short leaves `.tmp-...`) is no checkpoint.  Where
 the state is sharded, such a directory is a part of a checkpoint (`dtd.checkpoint.tensor_file`), and
 the parts of several workers make a whole one (`dtd.checkpoint.assemble`).  Without torch, so that a
@@ -17,10 +18,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import xxhash
 
@@ -31,6 +32,7 @@ from dtd.checkpoint.tensor_file import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     Part,
+    TensorFile,
     placed,
 )
 from dtd.engine.shards import WHOLE, ShardSet
@@ -52,7 +54,6 @@ ORIGIN: Final = "origin"
 """In a job's directory: the checkpoint that it starts from, if that was assembled here."""
 
 _NAME = re.compile(r"g(\d{6,})-s(\d{9,})")
-_READ_BYTES = 1 << 20
 _MAX_MANIFEST_BYTES = 64 << 20
 
 
@@ -117,19 +118,11 @@ class Manifest:
         return WHOLE if self.part is None else self.part.shards
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A checkpoint that verified, and those that were passed over on the way to it.
+class Found(NamedTuple):
+    """A checkpoint on this disk."""
 
-    Attributes:
-        path: its directory; None if none verified.
-        manifest: its manifest.
-        passed_over: (path, why) of newer ones.
-    """
-
-    path: Path | None
-    manifest: Manifest | None
-    passed_over: tuple[tuple[Path, str], ...]
+    path: Path
+    manifest: Manifest
 
 
 def no_progress() -> None:
@@ -157,39 +150,57 @@ def list_checkpoints(directory: Path, folder: str) -> list[Path]:
     return [path for _, path in sorted(named, reverse=True)]
 
 
-def newest_verified(
+def newest_complete(
     directory: Path,
     job_id: str,
     *,
     identity: str = "",
     step: int | None = None,
-    progress: Progress = no_progress,
-) -> Found:
-    """The newest checkpoint of a job that verifies.
+    besides: Container[Path] = (),
+    pass_over: Callable[[Path, str], None] = lambda _path, _why: None,
+) -> Found | None:
+    """The newest checkpoint of a job that is complete; its tensors are not read.
 
     Args:
         directory: where all jobs' checkpoints are.
         job_id: whose.
         identity: the job's; empty for one of dtd 0.1.0.
         step: only those after this many steps.
-        progress: called while files are read.
+        besides: not these.
+        pass_over: told the path of each newer one that is damaged, and why.
     """
-    passed_over: list[tuple[Path, str]] = []
     for path in list_checkpoints(directory, folder_of(job_id, identity)):
         key = parse_name(path.name)
-        if step is not None and key is not None and key[1] != step:
+        if path in besides or (step is not None and key is not None and key[1] != step):
             continue
         try:
-            manifest = verify(path, progress)
+            manifest = inspect(path)
         except CheckpointError as error:
-            passed_over.append((path, error.message))
+            pass_over(path, error.message)
             continue
-        if manifest.identity != identity:
-            whose = manifest.identity or "a job without identity, of dtd 0.1.0"
-            passed_over.append((path, f"it belongs to another job: {whose}"))
-            continue
-        return Found(path=path, manifest=manifest, passed_over=tuple(passed_over))
-    return Found(path=None, manifest=None, passed_over=tuple(passed_over))
+        if manifest.identity == identity:
+            return Found(path, manifest)
+        whose = manifest.identity or "a job without identity, of dtd 0.1.0"
+        pass_over(path, f"it belongs to another job: {whose}")
+    return None
+
+
+def inspect(path: Path) -> Manifest:
+    """Compare a checkpoint's directory with its manifest in all but the tensors' bytes.
+
+    Raises:
+        CheckpointError: it is torn, incomplete or lies under a wrong name.
+    """
+    manifest = read_manifest(path)
+    if path.name != checkpoint_name(manifest.generation, manifest.step):
+        raise CheckpointError(f"{path} holds step {manifest.step}: it was renamed")
+    if manifest.files.keys() - {AVERAGES_FILE} != {MODEL_FILE, OPTIMIZER_FILE}:
+        raise CheckpointError(f"{path / MANIFEST_FILE} lists {', '.join(sorted(manifest.files))}")
+    for name, info in manifest.files.items():
+        _check_size(path / name, info)
+    if manifest.part is not None:
+        _check_part(path, manifest)
+    return manifest
 
 
 def verify(path: Path, progress: Progress = no_progress) -> Manifest:
@@ -198,15 +209,10 @@ def verify(path: Path, progress: Progress = no_progress) -> Manifest:
     Raises:
         CheckpointError: it is torn, damaged, incomplete or lies under a wrong name.
     """
-    manifest = read_manifest(path)
-    if path.name != checkpoint_name(manifest.generation, manifest.step):
-        raise CheckpointError(f"{path} holds step {manifest.step}: it was renamed")
-    if manifest.files.keys() - {AVERAGES_FILE} != {MODEL_FILE, OPTIMIZER_FILE}:
-        raise CheckpointError(f"{path / MANIFEST_FILE} lists {', '.join(sorted(manifest.files))}")
+    manifest = inspect(path)
     for name, info in manifest.files.items():
-        _verify_file(path / name, info, progress)
-    if manifest.part is not None:
-        _verify_part(path, manifest)
+        with TensorFile(path / name) as file:
+            check_hash(path / name, info, file.read_all(progress=progress))
     return manifest
 
 
@@ -222,7 +228,7 @@ def part_files(path: Path, manifest: Manifest, holder: str) -> PartFiles:
     return PartFiles(holder=holder, directory=path, tensors=manifest.tensors, part=manifest.part)
 
 
-def _verify_part(path: Path, manifest: Manifest) -> None:
+def _check_part(path: Path, manifest: Manifest) -> None:
     """Compare the tensors in a part's files with those that its manifest lists."""
     part = part_files(path, manifest, str(path))
     unlisted = part.part.tensors.keys() - set(manifest.tensors)
@@ -295,19 +301,22 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _verify_file(file: Path, info: FileInfo, progress: Progress) -> None:
-    content = xxhash.xxh3_128()
+def _check_size(file: Path, info: FileInfo) -> None:
     try:
         size_bytes = file.stat().st_size
-        if size_bytes != info.size_bytes:
-            raise CheckpointError(f"{file} has {size_bytes} bytes, not {info.size_bytes}: torn")
-        with file.open("rb") as stream:
-            while block := stream.read(_READ_BYTES):
-                content.update(block)
-                progress()
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
-    if content.hexdigest() != info.hash:
+    if size_bytes != info.size_bytes:
+        raise CheckpointError(f"{file} has {size_bytes} bytes, not {info.size_bytes}: torn")
+
+
+def check_hash(file: Path, info: FileInfo, found: str) -> None:
+    """Compare the hash of a file that was read with the manifest's.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    if found != info.hash:
         raise CheckpointError(f"{file} does not match its hash: a bit flipped or it was edited")
 
 

@@ -14,12 +14,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Self
+
+import xxhash
 
 from dtd.engine.shards import ShardSet
 from dtd.errors import CheckpointError, ProtocolError
@@ -42,6 +45,7 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
 
 _ALIGNMENT: Final = 8
 _LENGTH_BYTES: Final = 8
+_PIECE_BYTES: Final = 1 << 20
 _MAX_HEADER_BYTES: Final = 16 << 20
 _MAX_DIMENSIONS: Final = 64
 """Most dimensions that torch can use; the product of a shape costs the square of its length."""
@@ -149,6 +153,39 @@ class TensorFile:
         if len(content) != size_bytes:
             raise CheckpointError(f"{self._path} ends within {name}: torn")
         return content
+
+    def read_all(
+        self,
+        memory: Mapping[str, memoryview] = MappingProxyType({}),
+        progress: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Read the whole file once; returns the hex xxh3-128 of its bytes.
+
+        Args:
+            memory: by name, memory that receives a tensor's bytes; others are only hashed.
+            progress: called after each piece.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        content, scratch = xxhash.xxh3_128(), memoryview(bytearray(_PIECE_BYTES))
+        at, end = 0, os.fstat(self._file.fileno()).st_size
+        wanted = sorted((self._starts[name], view) for name, view in memory.items() if view)
+        try:
+            self._file.seek(0)
+            for start, view in [*wanted, (end, scratch[:0])]:
+                spans = [scratch] * ((start - at) // _PIECE_BYTES)
+                spans += [scratch[: (start - at) % _PIECE_BYTES]]
+                spans += [view[i : i + _PIECE_BYTES] for i in range(0, len(view), _PIECE_BYTES)]
+                for span in spans:
+                    if self._file.readinto(span) != len(span):
+                        raise CheckpointError(f"{self._path} ends too early: torn")
+                    content.update(span)
+                    progress()
+                at = start + len(view)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return content.hexdigest()
 
     def _read_header(self) -> tuple[dict[str, TensorInfo], dict[str, int]]:
         try:

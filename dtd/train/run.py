@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from dtd.checkpoint.format import checkpoint_name
 from dtd.cluster.branches import Branch
 from dtd.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
 from dtd.errors import CheckpointError
 from dtd.exchange.api import Collective
 from dtd.job import JobSpec
-from dtd.train.checkpoint.first_weights import FirstWeights
-from dtd.train.checkpoint.initial_state import Origin, check_position, checkpoint_directory
 from dtd.train.data.rows import seed_generators
 from dtd.train.fingerprints import (
     dataset_fingerprint,
@@ -43,6 +43,7 @@ from dtd.train.record import (
     StateImage,
     WarmupReport,
 )
+from dtd.train.restore import Origin, check_position, take_weights, take_weights_of_file
 from dtd.train.sanity import try_evaluation
 from dtd.train.session import JobSession, build_session, updates_of_step
 from dtd.train.state.load import IncomingImage, export_image
@@ -113,12 +114,11 @@ class JobSessionRunner:
         self._job_id = job_id
         self._identity = identity
         self._device = torch.device(device)
-        self._directory = checkpoint_directory(spec, state_dir)
+        self._directory = Path(spec.checkpoint.directory or state_dir / "checkpoints")
         self._origin = Origin(
             job_id=job_id,
             identity=identity,
             init_from=init_from,
-            strict=strict,
             directory=self._directory,
             reporter=reporter,
         )
@@ -156,10 +156,13 @@ class JobSessionRunner:
             )
         session.profiler = self._profiler
         if self._weights is not None:
-            session.begins_with = FirstWeights(
-                self._weights, strict=self._strict, reporter=self._reporter
+            session.begin_with = partial(
+                take_weights_of_file,
+                path=self._weights,
+                strict=self._strict,
+                reporter=self._reporter,
             )
-            session.begins_with.give(session.replica)
+            session.begin_with(session.replica)
         try_evaluation(session)
         session.loader.warm_up(session.plan.requests(rank=0, world_size=_small_world(self._spec)))
         self._doubts = self._find_doubts()
@@ -285,11 +288,38 @@ class JobSessionRunner:
         session.engine.replace()
         with mapped_blocks():  # what is whole here may be divided soon
             if way is TakeOver.LOAD:
-                self._origin.load(session, key.generation, key.step)
+                self._load(key)
             elif way is TakeOver.RESET:
                 session.reset()
         session.replaced(key)
         return way
+
+    def _load(self, key: StateKey) -> None:
+        """Make a state on disk the live one."""
+        session, progress = self._session, self._reporter.progress
+        replica, checkpoints = session.replica, session.checkpoints
+        # A divided state is copied into slices when its generation begins.
+        job_id, stored = self._origin.read(*key, mapped=replica.shards is not None)
+        manifest = stored.manifest
+        if self._origin.weights_only(job_id):
+            session.reset()
+            take_weights(
+                replica,
+                stored.tensors,
+                source=f"step {manifest.step} of {job_id}",
+                strict=self._strict,
+                reporter=self._reporter,
+                progress=progress,
+            )
+            return
+        stored.give(replica, progress)
+        if job_id == self._job_id:
+            parts_of = 0 if manifest.part is None else manifest.world_size
+            checkpoints.loaded(key, parts_of, manifest.shards)
+        else:
+            checkpoints.parent = checkpoint_name(manifest.generation, manifest.step)
+            replica.ended_of = 0
+        check_position(replica, session.plan)
 
     def leave_behind(self, branches: tuple[Branch, ...]) -> None:
         """The job continues without these states; their checkpoints on this disk are kept."""
@@ -357,7 +387,7 @@ class JobSessionRunner:
         session.discard()
         session.engine.replace()
         incoming.apply(session.replica, self._reporter.progress)
-        check_position(session)
+        check_position(session.replica, session.plan)
         session.replaced(incoming.key)
 
     # --- training --------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from dtd.strategy.choice import build_strategy
 from dtd.strategy.scalars import StepScalars
 from dtd.strategy.sharded.optimizers import check_complete, check_shardable
 from dtd.train.callbacks import Callbacks
-from dtd.train.checkpoint.first_weights import FirstWeights
 from dtd.train.data.loader import Loader
 from dtd.train.data.rows import UsedRows, seed_generators
 from dtd.train.data.sampling import order_of
@@ -85,7 +84,7 @@ class JobSession:
         compared: (generation, step, digest) that this rank last sent to the others.
         metrics: metrics of the last evaluation.
         used: rows that this rank's model processed in the last step.
-        begins_with: file with the weights of a fresh state; None if there is none.
+        begin_with: gives a fresh state its weights; None: it keeps those of `build_model`.
         judged: early stopping's result of the evaluation before the current step; None if
             there was none.
         ended: why the job ended early; empty if it did not, or not in this process.
@@ -122,7 +121,7 @@ class JobSession:
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
     judged: EarlyStop | None = None
-    begins_with: FirstWeights | None = None
+    begin_with: Callable[[Replica], None] | None = None
     ended: str = ""
     stream_position: Any = None
     servers: int = 0
@@ -210,8 +209,8 @@ class JobSession:
     def reset(self) -> None:
         """Make the live state the fresh one."""
         reset_replica(self.replica, self.task, self.spec, self.device, self.sample)
-        if self.begins_with is not None:
-            self.begins_with.give(self.replica)
+        if self.begin_with is not None:
+            self.begin_with(self.replica)
         self._rewind()
 
     def _rewind(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from multiprocessing import active_children
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.checkpoint.format import list_checkpoints, newest_verified
+from dtd.checkpoint.format import list_checkpoints, newest_complete
 from dtd.engine.control_word import Flags
 from dtd.errors import CheckpointError, DivergenceError, RingBroken
 from dtd.train.record import InitFrom
@@ -216,7 +217,7 @@ def test_checkpoints_on_request_at_epochs_and_at_the_end(arena, regression) -> N
     assert saved[-1].kept == ("g000001-s000000012", "g000001-s000000008")
     assert saved[-1].digest == ranks[0].outcome.digest
     assert saved[-1].metrics == ranks[0].recorder.evals[-1].metrics
-    found = newest_verified(arena.directory / "w0/checkpoints", "job")
+    found = newest_complete(arena.directory / "w0/checkpoints", "job")
     assert found.manifest.parent == "g000001-s000000008"
     assert found.manifest.metrics == ranks[0].recorder.evals[-1].metrics
 
@@ -337,3 +338,19 @@ def test_a_checkpoint_that_is_damaged_between_offer_and_load_is_offered_no_more(
     second.run.adopt_local(1, 4)
     arena.generation([second], generation=2)
     assert second.outcome.step == 9
+
+
+def test_a_restore_reads_each_file_once(arena, regression) -> None:
+    spec = arena.spec(job={"steps": 9}, checkpoint={"every_steps": 4})
+    first = arena.start(regression(), spec, ask=lambda step: Flags(stop=step == 7))
+    arena.generation([first])
+    first.run.close()
+    second = arena.start(regression(), spec)
+    opened: list[str] = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    held = second.run.held()
+    assert not [path for path in opened if path.endswith(".safetensors")]
+    second.run.adopt_local(held.generation, held.step)
+    read = sorted(Path(path).name for path in opened if path.endswith(".safetensors"))
+    opened.clear()
+    assert read == ["model.safetensors", "optimizer.safetensors"]

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from dtd.checkpoint import format as checkpoint_format
 from dtd.checkpoint.format import checkpoint_name, list_checkpoints, verify
+from dtd.train import restore
 from scripts.checkpoint_faults import FAULTS, JOB, Trials, main, run_trials, sound
 from scripts.checkpoint_saver import NOT_SAVED
 
@@ -50,7 +50,7 @@ def test_every_fault_does_something(trials, fault) -> None:
 
 
 def test_a_reader_that_does_not_look_is_found_out(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(checkpoint_format, "_verify_file", lambda file, info, got_on: None)
+    monkeypatch.setattr(restore.Origin, "_pass_over", lambda origin, path, why: None)
     _, wrong = run_trials(6, 1, tmp_path)
     assert wrong
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.errors import CheckpointError
-from dtd.train.checkpoint.first_weights import FirstWeights, take_weights
+from dtd.train.restore import take_weights, take_weights_of_file
 from dtd.train.state.tensors import MODEL
 
 
@@ -181,8 +181,8 @@ def test_a_file(tmp_path: Path) -> None:
     reporter: Any = told
     path = tmp_path / "w.safetensors"
     safetensors.torch.save_file(source.state_dict(), path)
-    FirstWeights(path, strict=True, reporter=reporter).give(replica_of(model))
+    take_weights_of_file(replica_of(model), path, strict=True, reporter=reporter)
     assert torch.equal(model.state_dict()["0.weight"], source.state_dict()["0.weight"])
     path.write_bytes(b"no weights")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        FirstWeights(path, strict=True, reporter=reporter).give(replica_of(model))
+        take_weights_of_file(replica_of(model), path, strict=True, reporter=reporter)

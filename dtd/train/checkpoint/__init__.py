@@ -1,1 +1,0 @@
-"""Checkpoints on a worker's disk: format, writing, retention, and the state to start from."""

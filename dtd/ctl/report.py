@@ -73,14 +73,8 @@ def _events(client: ControlClient) -> list[dict[str, Any]]:
 
 def _facts(client: ControlClient, job: str, events: list[dict[str, Any]]) -> Facts:
     details = client.request(m.ShowJob(job=job))
-    first: dict[str, Any] = {}
-    series: list[dict[str, Any]] = []
 
     def request(after: int) -> m.Message:
         return m.GetMetrics(job=job, workers=True, points=POINTS, after=after)
 
-    for answer in pages(client.request, request, "series"):
-        first = first or answer
-        series += answer["series"]
-    first = first or {"stopped": "", "dropped": 0}
-    return facts_of(details, {**first, "series": series}, events)
+    return facts_of(details, list(pages(client.request, request, "series")), events)

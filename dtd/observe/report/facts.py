@@ -143,17 +143,17 @@ class Facts:
 
 def facts_of(
     job: Mapping[str, Any],
-    metrics: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]],
     events: Iterable[Mapping[str, Any]],
 ) -> Facts:
     """Compute a report's facts.
 
     Args:
         job: the answer to SHOW_JOB.
-        metrics: the answers to GET_METRICS with all series under "series".
+        metrics: the answers to GET_METRICS, page by page.
         events: those of the answers to READ_EVENTS.
     """
-    series = metrics["series"]
+    series = [one for page in metrics for one in page["series"]]
     mine = [event for event in events if event["job"] == job["id"]]
     curves = {one["name"]: _points(one) for one in series if one["kind"] == Kind.STEPS}
     metrics_of = {
@@ -171,8 +171,8 @@ def facts_of(
         workers=_workers(series),
         links=_links(series),
         incidents=[event for event in mine if event["kind"] not in QUIET],
-        stopped=metrics["stopped"],
-        dropped=metrics["dropped"],
+        stopped=metrics[0]["stopped"] if metrics else "",
+        dropped=metrics[0]["dropped"] if metrics else 0,
         generations=sizes,
     )
 

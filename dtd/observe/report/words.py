@@ -198,7 +198,10 @@ def recoveries(facts: Facts) -> Iterator[str]:
     events = [one for one in facts.incidents if one["kind"] == "recovered"]
     lost = Counter(one["worker"] for one in facts.incidents if one["kind"] == "worker_lost")
     if not events:
-        yield "Nothing broke." if not lost else f"Lost workers: {', '.join(sorted(lost))}."
+        if lost:
+            yield f"Lost workers: {', '.join(sorted(lost))}."
+        elif facts.job["state"] != "failed":
+            yield "Nothing broke."
         return
     times = [one["details"].get("recovered_after_s") for one in events]
     known = [one for one in times if one is not None]

@@ -100,7 +100,7 @@ MAX_WATCHERS_OF_ONE: Final = 8
 """Most watchers of one credential or token, however often it is logged in."""
 MAX_VIEWERS: Final = 48
 """The rest is reserved for operators."""
-UNREAD_S: Final = 15.0
+STILL_HERE_S: Final = 15.0
 BUFFER_BYTES: Final = 64 * 1024
 RETRY_MS: Final = 2000
 
@@ -170,25 +170,21 @@ class Live:
             if request.transport is not None:
                 request.transport.set_write_buffer_limits(high=BUFFER_BYTES)
             await response.write(b"retry: %d\n\n" % RETRY_MS)
-            await self._send(request, response, watcher)
-        except (ConnectionError, TimeoutError):
-            if request.transport is not None:
-                request.transport.abort()
+            await self._send(response, watcher)
+        except ConnectionError:
+            pass  # the browser is gone, or has read nothing: `dtd.observe.web.listener` cuts it
         finally:
             self._watchers.discard(watcher)
             if not self._watchers:
                 self.close()
         return response
 
-    async def _send(
-        self, request: web.Request, response: web.StreamResponse, watcher: _Watcher
-    ) -> None:
+    async def _send(self, response: web.StreamResponse, watcher: _Watcher) -> None:
         while self._is_open(watcher.session):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(watcher.wake.wait(), UNREAD_S)
-            body = watcher.take() or b": still here\n\n"
-            await asyncio.wait_for(response.write(body), UNREAD_S)
-        await asyncio.wait_for(response.write(b"event: ended\ndata: {}\n\n"), UNREAD_S)
+                await asyncio.wait_for(watcher.wake.wait(), STILL_HERE_S)
+            await response.write(watcher.take() or b": still here\n\n")
+        await response.write(b"event: ended\ndata: {}\n\n")
 
     def close(self) -> None:
         """Look no more."""

@@ -142,13 +142,11 @@ async def report_of(look: Look, job: str) -> bytes:
         look, "series", lambda at: m.GetMetrics(job=job, workers=True, points=POINTS, after=at)
     )
     events = await _pages(look, "events", lambda at: m.ReadEvents(after=at))
-    first = answers[0] if answers else {"stopped": "", "dropped": 0}
-    series = [one for answer in answers for one in answer["series"]]
     happened = [event for answer in events for event in answer["events"]]
     made = figures.moment(time.time())
 
     def write() -> bytes:
-        facts = facts_of(details, {**first, "series": series}, happened)
+        facts = facts_of(details, answers, happened)
         return to_html(document_of(facts, None, made=made)).encode()
 
     return await asyncio.get_running_loop().run_in_executor(None, write)

@@ -145,7 +145,7 @@ def metrics(**replaced: Callable[[int], float]) -> dict[str, Any]:
 
 @pytest.fixture
 def facts() -> Facts:
-    return facts_of(details(), metrics(), EVENTS)
+    return facts_of(details(), [metrics()], EVENTS)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def alone() -> Facts:
         unix_s=lambda step: 5000.0 + 0.4 * step,
     )
     job = details("alone-2", generation=1, world_size=1, workers=["w-0"])
-    return facts_of(job, figures, [one])
+    return facts_of(job, [figures], [one])
 
 
 @pytest.fixture
@@ -168,4 +168,4 @@ def untrained() -> Facts:
     job = details(
         "idle-3", state="failed", reason=HOSTILE, step=0, result={}, checkpoints=[], workers=[]
     )
-    return facts_of(job, {"series": [], "stopped": "", "dropped": 0}, [])
+    return facts_of(job, [], [])

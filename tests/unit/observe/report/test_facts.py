@@ -32,21 +32,21 @@ def test_a_stretch_of_steps_of_two_generations_belongs_to_neither() -> None:
 
     shifted = metrics(generation=lambda step: 1.0 if step < 56 else 2.0)
     answer = shifted | {"series": [merged(one) for one in shifted["series"][:12]]}
-    two, three = facts_of(details(), answer, EVENTS).worlds
+    two, three = facts_of(details(), [answer], EVENTS).worlds
     assert (two.steps, three.steps) == (50, 40)
 
 
 def test_a_generation_whose_size_is_forgotten_is_not_guessed() -> None:
-    (only,) = facts_of(details(), metrics(), []).worlds
+    (only,) = facts_of(details(), [metrics()], []).worlds
     assert (only.workers, only.steps) == (3, 50)  # the newest is written in the job
 
 
 def test_parameter_servers_are_no_workers() -> None:
-    (only,) = facts_of(details(result={"servers": 1}), metrics(), []).worlds
+    (only,) = facts_of(details(result={"servers": 1}), [metrics()], []).worlds
     assert only.workers == 2
     served = {"world_size": 5, "servers": 2}
     began = event("generation_running", generation=2, details=served)
-    (only,) = facts_of(details(), metrics(), [began]).worlds
+    (only,) = facts_of(details(), [metrics()], [began]).worlds
     assert only.workers == 3
 
 
@@ -70,7 +70,7 @@ def test_a_worker_that_was_idle_at_times_counts_while_it_trained() -> None:
         series("worker_step_s", lambda step: 0.0 if step < 91 else 0.5, "worker", source="w-9"),
         series("worker_data_s", lambda step: 0.0 if step < 91 else 0.1, "worker", source="w-9"),
     ]
-    late = facts_of(details(), answer, EVENTS).workers[-1]
+    late = facts_of(details(), [answer], EVENTS).workers[-1]
     assert (late.step_s, late.parts["data_s"]) == (0.5, pytest.approx(0.1))
     assert late.memory_bytes is None
 
@@ -79,7 +79,7 @@ def test_a_job_without_figures_has_no_facts(untrained: Facts) -> None:
     assert not untrained.has_trained
     assert (untrained.worlds, untrained.mean("step_s")) == ([], None)
     older = event("generation_running", generation=1)  # an earlier release told no number
-    assert facts_of(details(), metrics(), [older]).generations == {2: 3}
+    assert facts_of(details(), [metrics()], [older]).generations == {2: 3}
 
 
 def test_a_metric_that_never_was_a_number_is_named_and_drawn_nowhere() -> None:
@@ -88,7 +88,7 @@ def test_a_metric_that_never_was_a_number_is_named_and_drawn_nowhere() -> None:
     answer["series"].append(
         {"name": "eval/score", "kind": "evaluations", "source": "", "to": "", "points": nothing}
     )
-    found = facts_of(details(), answer, [])
+    found = facts_of(details(), [answer], [])
     assert found.without_numbers == ["score"]
     assert list(found.evaluations) == ["accuracy"]
     document = document_of(found, None, made="now")
@@ -96,5 +96,5 @@ def test_a_metric_that_never_was_a_number_is_named_and_drawn_nowhere() -> None:
 
 
 def test_the_last_loss_is_that_of_the_last_step() -> None:
-    assert facts_of(details(result={}), metrics(), []).last_loss == 2.0 / STEPS
-    assert facts_of(details(result={"train_loss": 0.5}), metrics(), []).last_loss == 0.5
+    assert facts_of(details(result={}), [metrics()], []).last_loss == 2.0 / STEPS
+    assert facts_of(details(result={"train_loss": 0.5}), [metrics()], []).last_loss == 0.5

@@ -76,15 +76,15 @@ def test_the_result_is_said_in_words() -> None:
         "rows_missing": 0,
         "mean_step_s": 0.25,
     }
-    text = page_of(facts_of(details(result=result), metrics(), EVENTS)).text
+    text = page_of(facts_of(details(result=result), [metrics()], EVENTS)).text
     assert "2, all equal (abababab" in text
     assert "accuracy=0.5" in text
     assert "rows missing" in text
     assert "mean" not in text.split("Model card")[1].split("How these")[0]
     different = {"replica_digests": {"w-0": "ab", "w-1": "cd"}}
-    odd = page_of(facts_of(details(result=different), metrics(), EVENTS)).text
+    odd = page_of(facts_of(details(result=different), [metrics()], EVENTS)).text
     assert "2, NOT equal: 2 different digests" in odd
-    none = page_of(facts_of(details(result={"replica_digests": {}}), metrics(), EVENTS)).text
+    none = page_of(facts_of(details(result={"replica_digests": {}}), [metrics()], EVENTS)).text
     assert "replicas" not in none.split("Model card")[1]
 
 
@@ -124,13 +124,13 @@ def test_markdown_has_tables_and_curves(facts, alone) -> None:
 
 def test_an_odd_backtick_opens_no_code() -> None:
     job = details(note="a ` b <i>")
-    text = to_markdown(document_of(facts_of(job, metrics(), EVENTS), None, made="today"))
+    text = to_markdown(document_of(facts_of(job, [metrics()], EVENTS), None, made="today"))
     assert r"a \` b \<i\>" in text
 
 
 def test_what_is_not_stored_is_said() -> None:
     answer = metrics() | {"stopped": "the disk is full", "dropped": 12}
-    text = to_markdown(document_of(facts_of(details(), answer, EVENTS), None, made="today"))
+    text = to_markdown(document_of(facts_of(details(), [answer], EVENTS), None, made="today"))
     assert "Figures are not stored at present: the disk is full." in text
     assert "12 rows of figures were lost" in text
 

@@ -16,13 +16,13 @@ def said(facts, against=None) -> str:
 
 
 def of(job=None, events=EVENTS, **curves) -> str:
-    return said(facts_of(details(**(job or {})), metrics(**curves), events))
+    return said(facts_of(details(**(job or {})), [metrics(**curves)], events))
 
 
 def test_a_job_that_never_trained(untrained, facts) -> None:
     (only,) = words.interpretation(untrained)
     assert only.startswith("idle-3 never trained a step; it is failed: <script>")
-    older = facts_of(details("old-1"), {"series": [], "stopped": "", "dropped": 0}, [])
+    older = facts_of(details("old-1"), [], [])
     assert "has trained 100 steps, and their figures are not known" in said(older)
     assert "Nothing to compare with: idle-3 never trained" in said(facts, untrained)
 
@@ -70,6 +70,9 @@ def test_other_figures_say_something_else(curves, sentence) -> None:
 def test_quiet_and_unfinished_jobs() -> None:
     quiet = [one for one in EVENTS if one["kind"] == "generation_running"]
     assert "Nothing broke." in of(events=quiet)
+    failed = of({"state": "failed", "reason": "the task raised ValueError"}, events=quiet)
+    assert "The job is failed (the task raised ValueError)" in failed
+    assert "Nothing broke." not in failed
     lost = event("worker_lost", worker="w-1")
     assert "Lost workers: w-1." in of(events=[*quiet, lost])
     stopped = of({"state": "cancelled", "reason": "by bob", "total_steps": 400, "ended_s": None})

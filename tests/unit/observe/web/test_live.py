@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -57,32 +55,11 @@ class Served:
 @pytest.fixture
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     monkeypatch.setattr(live, "EVERY_S", 0.001)
-    monkeypatch.setattr(live, "UNREAD_S", 0.5)
     made = Served()
     await made.server.start_server()
     yield made
     made.live.close()
     await made.server.close()
-
-
-async def test_who_reads_nothing_is_dropped_and_holds_up_nobody(served: Served) -> None:
-    idle = socket.socket()
-    idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    idle.settimeout(0)
-    loop = asyncio.get_running_loop()
-    await loop.sock_connect(idle, (served.server.host, served.server.port))
-    await loop.sock_sendall(idle, b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    async with ClientSession() as session, session.get(served.server.make_url("/live")) as reader:
-        seen, were_two = 0, False
-        while not were_two or len(served.live._watchers) == 2:
-            line = await reader.content.readuntil(b"\n\n")
-            seen += line.startswith(b"event: status")
-            were_two = were_two or len(served.live._watchers) == 2
-        assert seen > 0
-        (left,) = served.live._watchers
-        assert left.session is SESSION
-        assert await reader.content.readuntil(b"\n\n")
-    idle.close()
 
 
 async def test_whose_session_ends_is_told_and_let_go(served: Served) -> None:

@@ -11,9 +11,6 @@ from typing import Any, Final
 
 from dtd.job.identity import folder_of
 
-MAX_SETTINGS: Final = 500
-MAX_TEXT_CHARACTERS: Final = 500
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Began:
@@ -23,25 +20,26 @@ class Began:
         job: its id.
         identity: tells it from another cluster's job of the same id.
         unix_s: when.
-        settings: those of its job file, as text, by "table.key".
+        settings: those of its job file, by "table.key".
         tags: facts of its code, data and origin.
     """
 
     job: str
     identity: str
     unix_s: float
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, bool | float | str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Values of one step of a job."""
+    """Values of one step of a job; `regular` ones are thinned out as they become many."""
 
     job: str
     step: int
     unix_s: float
     scalars: Mapping[str, float]
+    regular: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +76,6 @@ def from_line(line: bytes) -> Entry:
     """The entry of a line that `to_line` made."""
     values: dict[str, Any] = json.loads(line)
     return _KINDS[values.pop("kind")](**values)
-
-
-def bounded(values: Mapping[str, Any]) -> dict[str, str]:
-    """Settings or tags as short texts."""
-    kept = list(values.items())[:MAX_SETTINGS]
-    return {name: str(value)[:MAX_TEXT_CHARACTERS] for name, value in kept}
 
 
 TENSORBOARD: Final = "tensorboard"

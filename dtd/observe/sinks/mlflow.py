@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from dtd.job.differences import shown_value
 from dtd.observe.sinks.entries import Began, Ended, Figures
 
 JOB_TAG: Final = "dtd.job"
@@ -72,7 +73,11 @@ class MlflowSink:
             self._client.update_run(run.info.run_id, status="RUNNING")
         self._runs[entry.job] = run.info.run_id
         known = run.data.params
-        fresh = [Param(_key(k), v) for k, v in entry.settings.items() if _key(k) not in known]
+        texts = (
+            (_key(name), value if isinstance(value, str) else shown_value(value))
+            for name, value in entry.settings.items()
+        )
+        fresh = [Param(key, text) for key, text in texts if key not in known]
         for part in _parts(fresh, _MAX_PARAMETERS):
             self._client.log_batch(run.info.run_id, params=part)
 

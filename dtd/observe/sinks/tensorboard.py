@@ -7,9 +7,8 @@ again begins another file beside those that are there, which is how TensorBoard 
 A job's settings and its end are written for TensorBoard's HParams tab, which finds the metrics
 among the job's scalars by itself.
 
-Bounded in every direction: points that wait, bytes of a job (its points become rarer: each part of
-the file is written half as fast as the one before), open files, and jobs (the oldest curves are
-removed).
+Bounded in every direction: points that wait, bytes of a job, open files, and jobs (the oldest
+curves are removed).
 """
 
 from __future__ import annotations
@@ -24,15 +23,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 import structlog
 
-from dtd.observe.sinks.entries import Ended
+from dtd.observe.sinks.entries import Began, Ended, Entry, Figures
 from dtd.shown import one_line
-from dtd.wire import messages as m
 
 log = structlog.get_logger()
 
@@ -40,60 +37,11 @@ MAX_WAITING_POINTS: Final = 1000
 MAX_JOBS: Final = 256
 MAX_OPEN: Final = 64
 """Most jobs whose files are open: those that run at the same time."""
-MAX_SCALARS: Final = 64
-MAX_STEP: Final = 2**63 - 1
-PART_BYTES: Final = 8 * 1024 * 1024
-MAX_JOB_BYTES: Final = 16 * PART_BYTES
-FIRST_SPACING_S: Final = 0.1
+MAX_JOB_BYTES: Final = 128 * 1024 * 1024
 RETRY_S: Final = 10.0
 _HPARAMS: Final = "hparams"
 _STATUS: Final[Mapping[str, int]] = {"done": 1, "failed": 2}
 """Values of TensorBoard's `api.proto`; 0: neither."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """Values of one step; `regular` ones are thinned out when a file grows long."""
-
-    job: str
-    step: int
-    unix_s: float
-    scalars: Mapping[str, float]
-    regular: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """A job's curves follow.
-
-    Attributes:
-        job: its id.
-        unix_s: when.
-        settings: those of its job file, by "table.key".
-    """
-
-    job: str
-    unix_s: float
-    settings: Mapping[str, bool | float | str]
-
-
-def point_of(message: m.Progress | m.Evaluated, unix_s: float) -> Point:
-    """The point that a report makes."""
-    if isinstance(message, m.Progress):
-        scalars = {
-            "train/loss": message.loss,
-            "train/learning_rate": message.learning_rate,
-            "train/gradient_norm": message.grad_norm,
-        }
-        if message.step_s > 0:
-            scalars["train/samples_per_s"] = message.rows / message.step_s
-    else:
-        figures = {f"eval/{one_line(name)}": one for name, one in message.metrics.items()}
-        numbers = [name for name in sorted(figures) if isinstance(figures[name], int | float)]
-        scalars = {name: float(figures[name]) for name in numbers[:MAX_SCALARS]}
-    regular = isinstance(message, m.Progress)
-    step = min(message.step, MAX_STEP)
-    return Point(job=message.job, step=step, unix_s=unix_s, scalars=scalars, regular=regular)
 
 
 class Curves:
@@ -114,12 +62,12 @@ class Curves:
         self._directory = directory
         self._later = later
         self._clock = clock
-        self._waiting: deque[Point | Begun | Ended] = deque(maxlen=MAX_WAITING_POINTS)
+        self._waiting: deque[Entry] = deque(maxlen=MAX_WAITING_POINTS)
         self._files: dict[str, _JobFile] = {}
         self._retry_at = -math.inf
         self._warned = False
 
-    def add(self, entry: Point | Begun | Ended) -> None:
+    def add(self, entry: Entry) -> None:
         """Have a point, or a job's begin or end, written; on the event loop, returns at once."""
         self._waiting.append(entry)
         if len(self._waiting) == 1:
@@ -137,7 +85,7 @@ class Curves:
         while self._waiting:
             self._write(self._waiting.popleft())
 
-    def _write(self, entry: Point | Begun | Ended) -> None:
+    def _write(self, entry: Entry) -> None:
         if self._clock() < self._retry_at:
             return
         try:
@@ -152,13 +100,13 @@ class Curves:
         else:
             self._warned = False
 
-    def _append(self, entry: Point | Begun | Ended) -> None:
+    def _append(self, entry: Entry) -> None:
         if isinstance(entry, Ended) and not (self._directory / entry.job).is_dir():
             return  # it has no curves: it never began, or they were deleted
         file = self._file_of(entry.job)
-        if isinstance(entry, Point):
+        if isinstance(entry, Figures):
             file.write(entry)
-        elif isinstance(entry, Begun):
+        elif isinstance(entry, Began):
             file.begin(entry)
         else:
             file.end(entry)
@@ -188,7 +136,6 @@ class _JobFile:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._bytes = sum(file.stat().st_size for file in directory.iterdir())
         self._newest_step = -1
-        self._newest_s = -math.inf
         name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
         self._stream: IO[bytes] = (directory / name).open("xb", buffering=0)
         try:
@@ -201,10 +148,8 @@ class _JobFile:
         with contextlib.suppress(OSError):
             self._stream.close()
 
-    def write(self, point: Point) -> None:
-        spacing_s = FIRST_SPACING_S * (2 ** (self._bytes // PART_BYTES) - 1)
-        too_soon = point.regular and 0 <= point.unix_s - self._newest_s < spacing_s
-        if too_soon or self._bytes >= MAX_JOB_BYTES:
+    def write(self, point: Figures) -> None:
+        if self._bytes >= MAX_JOB_BYTES:
             return
         if point.regular and point.step < self._newest_step:
             # Steps were lost: TensorBoard forgets the points that this start has overtaken.
@@ -214,9 +159,9 @@ class _JobFile:
         summary = {"value": values}
         self._append({"wall_time": point.unix_s, "step": point.step, "summary": summary})
         if point.regular:
-            self._newest_step, self._newest_s = point.step, point.unix_s
+            self._newest_step = point.step
 
-    def begin(self, begun: Begun) -> None:
+    def begin(self, begun: Began) -> None:
         """The job's settings, for the HParams tab."""
         start = _hparams_messages().SessionStartInfo(start_time_secs=begun.unix_s)
         start.group_name = self.job
@@ -231,9 +176,11 @@ class _JobFile:
 
     def end(self, ended: Ended) -> None:
         """Write the end of the job, with its final figures."""
-        step = min(int(ended.result.get("steps", 0)), MAX_STEP)
+        step = int(ended.result.get("steps", 0))
         last = {f"final/{one_line(name)}": value for name, value in ended.result.items()}
-        self.write(Point(job=self.job, step=step, unix_s=ended.unix_s, scalars=last, regular=False))
+        self.write(
+            Figures(job=self.job, step=step, unix_s=ended.unix_s, scalars=last, regular=False)
+        )
         end = _hparams_messages().SessionEndInfo(
             status=_STATUS.get(ended.state, 0), end_time_secs=ended.unix_s
         )

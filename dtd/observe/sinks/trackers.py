@@ -24,18 +24,8 @@ from dtd.config import CoordinatorConfig
 from dtd.errors import ConfigError
 from dtd.job.differences import settings, shown_value
 from dtd.logs import is_secret
-from dtd.observe.sinks.entries import (
-    MAX_SETTINGS,
-    MAX_TEXT_CHARACTERS,
-    TENSORBOARD,
-    Began,
-    Ended,
-    Entry,
-    Figures,
-    bounded,
-    to_line,
-)
-from dtd.observe.sinks.tensorboard import Begun, Curves, Point, point_of
+from dtd.observe.sinks.entries import TENSORBOARD, Began, Ended, Entry, Figures, to_line
+from dtd.observe.sinks.tensorboard import Curves
 from dtd.shown import one_line
 from dtd.wire import messages as m
 
@@ -184,6 +174,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 FIRST_SPACING_S: Final = 0.1
 THINNED_EVERY: Final = 20_000
 """Points after which those of a job come half as often."""
+MAX_SCALARS: Final = 64
+"""Most metrics of an evaluation that are passed on."""
+
+MAX_SETTINGS: Final = 500
+MAX_TEXT_CHARACTERS: Final = 500
 MAX_FOLLOWED: Final = 64
 """Most jobs that run at the same time."""
 _EXACT: Final = 2**53
@@ -246,38 +241,30 @@ class Trackers:
         self._followed: dict[str, Thinner] = {}
 
     def reported(self, job: Job | None, message: m.Progress | m.Evaluated) -> None:
-        """Figures of a job; the sinks follow those that are active.
+        """Figures of a job; those of the sender's active job are passed on.
 
         Args:
             job: the sender's active job, if there is one.
             message: the report.
         """
-        point = point_of(message, self._wall())
-        active = job is not None and job.id == point.job
-        if job is not None and active:
-            self._follow(job, point.unix_s)
-        self._curves.add(point)
-        if active and self._followed[point.job].takes(point):
-            self._tell(_figures(point))
-
-    def _follow(self, job: Job, unix_s: float) -> None:
-        """Describe a job, before its first figures."""
-        if job.id in self._followed:
+        if job is None or job.id != message.job:
             return
-        while len(self._followed) >= MAX_FOLLOWED:
-            del self._followed[next(iter(self._followed))]
-        self._followed[job.id] = Thinner()
-        self._curves.add(Begun(job=job.id, unix_s=unix_s, settings=_hparams(job)))
-        self._tell(_began(job, unix_s))
+        figures = figures_of(message, self._wall())
+        if job.id not in self._followed:
+            while len(self._followed) >= MAX_FOLLOWED:
+                del self._followed[next(iter(self._followed))]
+            self._followed[job.id] = Thinner()
+            self._tell(_began(job, figures.unix_s))
+        if self._followed[job.id].takes(figures):
+            self._tell(figures)
 
     def ended(self, job: Job) -> None:
         """A job has reached its last state."""
         self._followed.pop(job.id, None)
-        ended = _ended(job, self._wall())
-        self._curves.add(ended)
-        self._tell(ended)
+        self._tell(_ended(job, self._wall()))
 
     def _tell(self, entry: Entry) -> None:
+        self._curves.add(entry)
         for feed in self._feeds:
             feed.tell(entry)
 
@@ -299,14 +286,14 @@ class Thinner:
     count: int = 0
     last_s: float = 0.0
 
-    def takes(self, point: Point) -> bool:
-        """Whether the point is passed on; those of evaluations always are."""
-        if not point.regular:
+    def takes(self, figures: Figures) -> bool:
+        """Whether the figures are passed on; those of evaluations always are."""
+        if not figures.regular:
             return True
         spacing_s = FIRST_SPACING_S * (2 ** (self.count // THINNED_EVERY) - 1)
-        if 0 <= point.unix_s - self.last_s < spacing_s:
+        if 0 <= figures.unix_s - self.last_s < spacing_s:
             return False
-        self.count, self.last_s = self.count + 1, point.unix_s
+        self.count, self.last_s = self.count + 1, figures.unix_s
         return True
 
 
@@ -318,18 +305,17 @@ def _began(job: Job, unix_s: float) -> Began:
         "dtd.dataset_rows": job.dataset_rows,
         "dtd.from_job": job.from_job,
     }
-    shown = {name: _shown(name, value) for name, value in settings(job.spec).items()}
     return Began(
         job=job.id,
         identity=job.identity,
         unix_s=unix_s,
-        settings=bounded(shown),
-        tags=bounded({name: value for name, value in tags.items() if value}),
+        settings=_settings(job),
+        tags={name: str(value)[:MAX_TEXT_CHARACTERS] for name, value in tags.items() if value},
     )
 
 
-def _hparams(job: Job) -> dict[str, bool | float | str]:
-    """A job's settings as TensorBoard's HParams tab takes them: numbers as numbers."""
+def _settings(job: Job) -> dict[str, bool | float | str]:
+    """Those of a job file that are set: numbers as numbers, others and secrets as short texts."""
     found: dict[str, bool | float | str] = {}
     given = [one for one in settings(job.spec).items() if one[1] is not None]
     for name, value in given[:MAX_SETTINGS]:
@@ -348,8 +334,27 @@ def _shown(name: str, value: Any) -> str:
     return value if isinstance(value, str) else shown_value(value)
 
 
-def _figures(point: Point) -> Figures:
-    return Figures(job=point.job, step=point.step, unix_s=point.unix_s, scalars=dict(point.scalars))
+def figures_of(message: m.Progress | m.Evaluated, unix_s: float) -> Figures:
+    """The figures of a report."""
+    if isinstance(message, m.Progress):
+        scalars = {
+            "train/loss": message.loss,
+            "train/learning_rate": message.learning_rate,
+            "train/gradient_norm": message.grad_norm,
+        }
+        if message.step_s > 0:
+            scalars["train/samples_per_s"] = message.rows / message.step_s
+    else:
+        named = {f"eval/{one_line(name)}": one for name, one in message.metrics.items()}
+        numbers = [name for name in sorted(named) if isinstance(named[name], int | float)]
+        scalars = {name: float(named[name]) for name in numbers[:MAX_SCALARS]}
+    return Figures(
+        job=message.job,
+        step=message.step,
+        unix_s=unix_s,
+        scalars=scalars,
+        regular=isinstance(message, m.Progress),
+    )
 
 
 def _ended(job: Job, unix_s: float) -> Ended:

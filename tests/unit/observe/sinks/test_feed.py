@@ -19,7 +19,6 @@ from dtd.job import parse_job, to_mapping
 from dtd.observe.sinks import trackers as module
 from dtd.observe.sinks import trackers as trackers_module
 from dtd.observe.sinks.entries import Began, Ended, Figures, from_line
-from dtd.observe.sinks.tensorboard import Begun, Curves, Point
 from dtd.observe.sinks.trackers import (
     MAX_PIPE_BYTES,
     THINNED_EVERY,
@@ -87,7 +86,7 @@ async def test_a_sink_that_cannot_begin_is_reported_once_and_tried_again(
 ) -> None:
     monkeypatch.setattr(module, "RESTART_AFTER_S", 0.0)
     operators = Operators()
-    feed = Feed({"sink": "nothing"}, operators)
+    feed = Feed({"sink": "nothing"}, operators.incident)
     async with asyncio.timeout(60), running(feed):
         first, second = await started.get(), await started.get()
         assert first.pid != second.pid
@@ -102,7 +101,7 @@ async def test_a_process_that_does_not_read_costs_figures_and_is_killed(
     monkeypatch, started
 ) -> None:
     monkeypatch.setattr(module, "END_WITHIN_S", 0.05)
-    feed = Feed({"sink": "nothing"}, Operators())
+    feed = Feed({"sink": "nothing"}, Operators().incident)
     async with asyncio.timeout(60), running(feed):
         process = await started.get()
         os.kill(process.pid, signal.SIGSTOP)
@@ -117,7 +116,7 @@ async def test_a_process_that_does_not_read_costs_figures_and_is_killed(
 
 async def test_before_there_is_a_process_everything_is_dropped_but_the_job(monkeypatch) -> None:
     written: asyncio.Queue[bytes] = asyncio.Queue()
-    feed = Feed({"sink": "nothing"}, Operators())
+    feed = Feed({"sink": "nothing"}, Operators().incident)
     ended = Ended(job="j-0", identity="i", unix_s=1.0, state="done")
     for job in ("j-0", "j-1", "j-2"):
         feed.tell(Began(job=job, identity="i", unix_s=1.0))
@@ -130,14 +129,6 @@ async def test_before_there_is_a_process_everything_is_dropped_but_the_job(monke
     assert b'"sink": "nothing"' in first
     assert from_line(second) == Began(job="j-1", identity="i", unix_s=1.0)
     assert from_line(third) == Began(job="j-2", identity="i", unix_s=1.0)
-
-
-def test_a_process_is_told_of_so_many_jobs_and_no_more(monkeypatch) -> None:
-    monkeypatch.setattr(module, "MAX_RUNNING", 2)
-    feed = Feed({"sink": "nothing"}, Operators())
-    for number in range(4):
-        feed.tell(Began(job=f"j-{number}", identity="i", unix_s=1.0))
-    assert list(feed._running) == ["j-2", "j-3"]
 
 
 # --- what is passed on -----------------------------------------------------------------------
@@ -181,10 +172,12 @@ def progress(step: int, job_id: str = "digits-1") -> m.Progress:
 
 
 def test_a_job_is_told_of_with_its_settings_but_no_secrets(config, told) -> None:
-    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
-    trackers.reported(job(), progress(1))
-    trackers.reported(job(), progress(2))
-    trackers.reported(job(), progress(3, "another"))  # not the active job
+    trackers = Trackers(config, lambda action: None, Operators().incident, wall=lambda: 5.0)
+    active = job()
+    active.spec["task"] |= {"seed": 2**60, "wide": True, "name": "x" * 900, "sizes": [1, 2]}
+    trackers.reported(active, progress(1))
+    trackers.reported(active, progress(2))
+    trackers.reported(active, progress(3, "another"))  # not the active job
     trackers.reported(None, progress(4))
     ended = job()
     ended.state, ended.result = JobState.DONE, {"steps": 2, "ended_early": "why", "x": None}
@@ -192,7 +185,12 @@ def test_a_job_is_told_of_with_its_settings_but_no_secrets(config, told) -> None
     trackers.ended(ended)
     began, first, second, last = told
     assert (began.job, began.identity, began.unix_s) == ("digits-1", "abc", 5.0)
-    assert began.settings["task.limit"] == "7"
+    assert began.settings["task.limit"] == 7
+    assert began.settings["task.wide"] is True
+    assert began.settings["task.seed"] == str(2**60)
+    assert began.settings["task.sizes"] == "[1, 2]"
+    assert len(str(began.settings["task.name"])) == 500
+    assert "job.steps" not in began.settings  # the job names epochs
     assert began.settings["job.task"] == "digits"
     assert began.settings["task.api_token"] == "(not passed on)"
     assert began.tags == {"dtd.task": "digits", "dtd.package": "p" * 64}
@@ -200,59 +198,13 @@ def test_a_job_is_told_of_with_its_settings_but_no_secrets(config, told) -> None
     assert (last.state, last.result) == ("done", {"steps": 2.0, "eval_f1": 0.75})
 
 
-def test_jobs_beside_each_other_are_told_of_once_each(config, told) -> None:
-    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
-    one, other = job(), job("digits-2")
-    for step in range(1, 4):
-        trackers.reported(one, progress(step))
-        trackers.reported(other, progress(step, "digits-2"))
-    began = [entry.job for entry in told if isinstance(entry, Began)]
-    assert began == ["digits-1", "digits-2"]
-
-
 def test_each_job_is_thinned_by_itself(config, told, monkeypatch) -> None:
     monkeypatch.setattr(trackers_module, "THINNED_EVERY", 2)
-    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
+    trackers = Trackers(config, lambda action: None, Operators().incident, wall=lambda: 5.0)
     for step in range(1, 9):
         trackers.reported(job(), progress(step))
         trackers.reported(job("digits-2"), progress(step, "digits-2"))
     assert [entry.step for entry in told if isinstance(entry, Figures)] == [1, 1, 2, 2]
-
-
-def test_so_many_jobs_are_followed_and_no_more(config, told, monkeypatch) -> None:
-    monkeypatch.setattr(trackers_module, "MAX_FOLLOWED", 2)
-    trackers = Trackers(config, lambda action: None, Operators())
-    for number in range(4):
-        trackers.reported(job(f"digits-{number}"), progress(1, f"digits-{number}"))
-    assert list(trackers._followed) == ["digits-2", "digits-3"]
-
-
-def test_tensorboard_gets_settings_as_they_are_but_no_secrets(config, told, monkeypatch) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(Curves, "add", lambda self, entry: drawn.append(entry))
-    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
-    active = job()
-    active.spec["task"] |= {"seed": 2**60, "wide": True, "name": "x" * 900, "sizes": [1, 2]}
-    trackers.reported(active, progress(1))
-    trackers.ended(active)
-    begun, point, ended = drawn
-    assert isinstance(begun, Begun)
-    assert begun.settings["task.limit"] == 7
-    assert begun.settings["task.wide"] is True
-    assert "job.steps" not in begun.settings  # the job names epochs
-    assert begun.settings["task.seed"] == str(2**60)
-    assert begun.settings["task.sizes"] == "[1, 2]"
-    assert len(str(begun.settings["task.name"])) == 500
-    assert begun.settings["task.api_token"] == "(not passed on)"
-    assert (point.step, ended.job) == (1, "digits-1")
-
-
-def test_nothing_is_told_without_a_sink(tmp_path, told) -> None:
-    none = CoordinatorConfig(state_dir=tmp_path, socket=tmp_path / "s")
-    trackers = Trackers(none, lambda action: None, Operators())
-    trackers.reported(job(), progress(1))
-    trackers.ended(job())
-    assert told == []
 
 
 def test_a_missing_package_is_named(config, monkeypatch) -> None:
@@ -266,7 +218,7 @@ def test_a_long_jobs_points_become_rarer() -> None:
     thinner = Thinner()
 
     def takes(at_s: float, *, regular: bool = True) -> bool:
-        return thinner.takes(Point(job="j", step=1, unix_s=at_s, scalars={}, regular=regular))
+        return thinner.takes(Figures(job="j", step=1, unix_s=at_s, scalars={}, regular=regular))
 
     assert all(takes(0.1 * number) for number in range(THINNED_EVERY))
     begun_s = 0.1 * THINNED_EVERY

@@ -88,11 +88,6 @@ def test_more_than_fits_into_a_request_goes_in_several(sink) -> None:
     assert len(sink._client.get_metric_history(run.info.run_id, "loss")) == 1500
 
 
-def test_the_end_of_a_job_that_never_began_is_nothing(sink) -> None:
-    sink.end(ended())
-    assert runs(sink) == []
-
-
 def test_what_may_pass_and_what_stays(sink) -> None:
     from mlflow.exceptions import MlflowException
 

@@ -194,17 +194,6 @@ def test_the_oldest_figures_make_room_and_are_counted(monkeypatch) -> None:
     assert delivery.dropped == 3
 
 
-def test_the_end_does_not_wait_for_a_library_that_hangs() -> None:
-    sink = Scripted()
-    sink.go.clear()
-    delivery = Delivery(sink, lambda remark: None)
-    delivery.put(began())
-    assert sink.entered.wait(WAIT_S)
-    delivery.close(within_s=0.01)
-    assert sink.seen == []
-    sink.go.set()
-
-
 def test_a_reason_names_kinds_of_errors_and_nothing_that_they_say() -> None:
     class RefusedByServer(Exception):
         error_code = "PERMISSION_DENIED"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import struct
 import subprocess
@@ -14,8 +13,9 @@ from typing import Any
 import pytest
 
 import dtd.observe.sinks.tensorboard as module
-from dtd.observe.sinks.entries import Ended
-from dtd.observe.sinks.tensorboard import MAX_JOBS, Begun, Curves, point_of
+from dtd.observe.sinks.entries import Began, Ended
+from dtd.observe.sinks.tensorboard import MAX_JOBS, Curves
+from dtd.observe.sinks.trackers import figures_of
 from dtd.wire import messages as m
 
 POLYNOMIAL = 0x82F63B78
@@ -108,7 +108,7 @@ def progress(step: int, loss: float = 0.5, job: str = "j-1", **more: Any) -> m.P
 
 def say(curves: Curves, *messages: m.Progress | m.Evaluated, unix_s: float = 1000.0) -> None:
     for message in messages:
-        curves.add(point_of(message, unix_s))
+        curves.add(figures_of(message, unix_s))
 
 
 def test_what_was_written_can_be_read(curves, tmp_path):
@@ -123,26 +123,12 @@ def test_what_was_written_can_be_read(curves, tmp_path):
     assert {event.wall_time for event in events(tmp_path / "j-1")} == {1000.0}
 
 
-def test_each_job_has_its_directory(curves, tmp_path):
-    say(curves, progress(1), progress(7, job="j-2"), progress(2))
-    assert [step for step, _ in curve(tmp_path / "j-1", "train/loss")] == [1, 2]
-    assert [step for step, _ in curve(tmp_path / "j-2", "train/loss")] == [7]
-
-
 def test_jobs_beside_each_other_have_one_file_each(curves, tmp_path):
     for step in range(20):
         say(curves, progress(step), progress(step, job="j-2"))
     for job in ("j-1", "j-2"):
         assert [step for step, _ in curve(tmp_path / job, "train/loss")] == list(range(20))
         assert len(list((tmp_path / job).iterdir())) == 1
-
-
-def test_so_many_files_are_open_and_no_more(curves, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_OPEN", 2)
-    say(curves, *(progress(1, job=f"j-{number}") for number in range(4)))
-    assert list(curves._files) == ["j-2", "j-3"]
-    say(curves, progress(2, job="j-0"))
-    assert [step for step, _ in curve(tmp_path / "j-0", "train/loss")] == [1, 2]
 
 
 # --- settings for the HParams tab --------------------------------------------------------------
@@ -160,7 +146,7 @@ def sessions(directory: Path) -> Iterator[Any]:
 
 def test_settings_and_the_end_are_written_for_the_hparams_tab(curves, tmp_path):
     settings = {"optimizer.lr": 0.1, "job.task": "digits", "train.amp": False, "job.epochs": 3}
-    curves.add(Begun(job="j-1", unix_s=5.0, settings=settings))
+    curves.add(Began(job="j-1", identity="i", unix_s=5.0, settings=settings))
     say(curves, progress(2))
     result = {"steps": 2.0, "eval_accuracy": 0.75}
     curves.add(Ended(job="j-1", identity="i", unix_s=9.0, state="done", result=result))
@@ -174,14 +160,6 @@ def test_settings_and_the_end_are_written_for_the_hparams_tab(curves, tmp_path):
     assert (ended.session_end_info.status, ended.session_end_info.end_time_secs) == (1, 9.0)
     assert curve(tmp_path / "j-1", "final/eval_accuracy") == [(2, 0.75)]
     assert curves._files == {}
-
-
-@pytest.mark.parametrize(("state", "status"), [("failed", 2), ("cancelled", 0)])
-def test_how_a_job_has_ended_is_told(curves, tmp_path, state, status):
-    say(curves, progress(1))
-    curves.add(Ended(job="j-1", identity="i", unix_s=9.0, state=state))
-    ((_tag, ended),) = sessions(tmp_path / "j-1")
-    assert ended.session_end_info.status == status
 
 
 def test_a_job_that_never_began_leaves_nothing(curves, tmp_path):
@@ -211,26 +189,7 @@ def test_steps_that_were_lost_are_taken_back(curves, tmp_path):
     assert [step for step, _ in curve(tmp_path / "j-1", "train/loss")] == [5, 6, 3]
 
 
-def test_numbers_that_are_none_are_written(curves, tmp_path):
-    say(curves, progress(1, float("nan")), progress(2**64 - 1))
-    (first, value), (last, _) = curve(tmp_path / "j-1", "train/loss")
-    assert (first, value != value, last) == (1, True, 2**63 - 1)
-
-
 # --- bounds ----------------------------------------------------------------------------------
-
-
-def test_points_become_rarer_as_a_file_grows(curves, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PART_BYTES", 1000)
-    for step in range(1, 401):
-        say(curves, progress(step), unix_s=1000.0 + step * 0.125)
-    say(curves, m.Evaluated(job="j-1", step=400, metrics={"accuracy": 1.0}), unix_s=1040.0)
-    steps = [step for step, _ in curve(tmp_path / "j-1", "train/loss")]
-    gaps = [after - before for before, after in itertools.pairwise(steps)]
-    assert gaps[0] == 1
-    assert gaps == sorted(gaps)
-    assert 8 <= gaps[-1] < 64
-    assert curve(tmp_path / "j-1", "eval/accuracy") == [(400, 1.0)]
 
 
 def test_a_job_has_so_many_bytes_and_no_more(tmp_path, monkeypatch):
@@ -252,13 +211,6 @@ def test_the_oldest_jobs_curves_make_room(curves, tmp_path, monkeypatch):
         for rank, one in enumerate(sorted(tmp_path.iterdir())):
             os.utime(one, (rank, rank))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["j-2", "j-3"]
-
-
-def test_curves_that_are_being_written_stay(curves, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_JOBS", 2)
-    for number in range(4):
-        say(curves, progress(1, job=f"j-{number}"))
-    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_store_that_hangs_holds_a_bounded_number_of_points(tmp_path, monkeypatch):
@@ -340,22 +292,6 @@ def test_a_full_disk_costs_points_only(curves, tmp_path, clock, disk, caplog):
     assert whole_steps(tmp_path / "j-1") == [1, 5, 6]
 
 
-def test_a_directory_that_cannot_be_made_is_said_once(tmp_path, clock, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(module.log, "warning", lambda event, **_: said.append(event), raising=False)
-    (tmp_path / "tensorboard").write_text("in the way")
-    curves = Curves(tmp_path / "tensorboard", lambda function: function(), clock)
-    for step in range(5):
-        clock.now += module.RETRY_S
-        say(curves, progress(step))
-    assert said == ["curves_failed"]
-    (tmp_path / "tensorboard").unlink()
-    clock.now += module.RETRY_S
-    say(curves, progress(5))
-    assert curve(tmp_path / "tensorboard" / "j-1", "train/loss") == [(5, 0.5)]
-    curves.close()
-
-
 # --- torch -----------------------------------------------------------------------------------
 
 
@@ -365,9 +301,10 @@ import sys
 import dtd.coordinator.daemon
 assert "torch" not in sys.modules
 from pathlib import Path
-from dtd.observe.sinks.tensorboard import Curves, Point
+from dtd.observe.sinks.tensorboard import Curves
+from dtd.observe.sinks.entries import Figures
 curves = Curves(Path({str(tmp_path)!r}), lambda function: function())
-curves.add(Point(job="j-1", step=1, unix_s=1.0, scalars={{"train/loss": 0.5}}, regular=True))
+curves.add(Figures(job="j-1", step=1, unix_s=1.0, scalars={{"train/loss": 0.5}}))
 curves.close()
 assert "torch" not in sys.modules
 """
@@ -380,4 +317,4 @@ assert "torch" not in sys.modules
 
 def test_a_tag_can_be_shown():
     evaluated = m.Evaluated(job="j", step=1, metrics={"a\x1b[2J\u202e\nb": 1.0})
-    assert list(point_of(evaluated, 0.0).scalars) == ["eval/a\\x1b[2J\\u202e b"]
+    assert list(figures_of(evaluated, 0.0).scalars) == ["eval/a\\x1b[2J\\u202e b"]

@@ -173,13 +173,6 @@ def test_a_coordinator_that_starts_again_continues_the_run(sink, state_dir, monk
     assert made or newest.files == 1
 
 
-def test_what_was_not_begun_here_is_left_alone(sink, state_dir) -> None:
-    sink.end(ended("j-9", "done"))
-    assert not curves_of(state_dir, "j-9", "abc")[1:]
-    assert sink.may_pass(OSError())
-    assert not sink.may_pass(ValueError())
-
-
 def test_the_oldest_runs_make_room(sink, state_dir, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_RUNS", 2)
     old = [state_dir / "wandb" / f"offline-run-2000010{day}_000000-x-1" for day in (1, 2, 3)]

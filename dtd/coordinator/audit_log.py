@@ -27,7 +27,7 @@ import structlog
 from dtd.coordinator.audit_file import BEGUN, CUT, DONE, FAILED, REFUSED, AuditFile, Entry
 from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.errors import DtdError, RequestRefused
-from dtd.limits.rates import Allowance
+from dtd.net.limits import Allowance
 from dtd.security.identity import LOCAL, STRANGER, Identity
 from dtd.shown import one_line
 from dtd.wire import messages as m

@@ -21,8 +21,7 @@ from dtd.coordinator.advertised import advertised
 from dtd.coordinator.audit_log import Caller
 from dtd.coordinator.throttles import Refusals
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.limits.connection_limiter import ConnectionLimiter
-from dtd.limits.shares import Shares
+from dtd.net.limits import ConnectionLimiter, Connections
 from dtd.net.link import Link
 from dtd.net.server import Place, Server
 from dtd.net.tls import clock
@@ -46,7 +45,7 @@ class ControlPort:
         new_link: makes the protocol object of a connection.
         now: the clock of the daemon, in seconds.
         turned_away: told of each rejected connection.
-        shares: bounds everybody's connections.
+        connections: bounds the connections of all listeners.
 
     Attributes:
         authority: the cluster's; None while there is the socket alone.
@@ -59,17 +58,17 @@ class ControlPort:
         new_link: Callable[[], Link],
         now: Callable[[], float],
         turned_away: Callable[[diagnostics.Diagnostic], None],
-        shares: Shares[Place],
+        connections: Connections[Place],
     ) -> None:
         self._config = config
         self._now = now
-        self.shares = shares
+        self.connections = connections
         self._turned_away = turned_away
         self._server, self._socket = [
             Server(
                 new_link,
-                connection_limiter=ConnectionLimiter(in_all=shares.unproven),
-                shares=shares,
+                connection_limiter=ConnectionLimiter(in_all=connections.most_unproven),
+                connections=connections,
                 refused=self.note_refusal,
             )
             for _ in range(2)

@@ -61,9 +61,8 @@ from dtd.coordinator.throttles import Pace
 from dtd.coordinator.web_desk import WebDesk
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.errors import DtdError, ProtocolError
-from dtd.limits.quotas import Quotas
-from dtd.limits.shares import Shares, connections_for
 from dtd.net.driver import Driver
+from dtd.net.limits import Connections, Quotas, connections_for
 from dtd.net.link import Link
 from dtd.observe.metrics.coordinator import CoordinatorMetrics
 from dtd.observe.metrics.endpoint import members_only
@@ -187,7 +186,7 @@ class Coordinator:
             self._new_link,
             time.monotonic,
             self.diagnostics.turned_away,
-            Shares(in_all=connections_for(allowed_files())),
+            Connections(in_all=connections_for(allowed_files())),
         )
         first = functools.partial(self._store_thread.run, turn=Turn.URGENT)
         last = functools.partial(self._store_thread.run, turn=Turn.PATIENT)

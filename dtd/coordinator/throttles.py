@@ -11,7 +11,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.limits.rates import Allowance, Pacing
+from dtd.net.limits import Allowance, Pacing
 from dtd.net.link import Link
 from dtd.security.identity import LOCAL, VIEWER
 from dtd.wire import messages as m

@@ -82,7 +82,7 @@ class WebDesk:
         self._desk = desk
         self._server: WebServer | None = None
         self._refusals = Refusals()
-        self.shares = port.shares
+        self.connections = port.connections
 
     # --- life ----------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from dtd.exchange.submitted import SubmittedBuckets
 from dtd.exchange.tcp_ring import RingEndpoint
 from dtd.net.blocking_link import connect_tcp
 from dtd.net.data_server import DataServer
-from dtd.net.lifeline import Lifeline
 from dtd.net.link import Traffic
+from dtd.net.liveness import Lifeline
 from dtd.net.tls import tls_connect
 from dtd.observe.profile.spans import NS, WAIT, RingSpans, SpanLog
 from dtd.security.identity import WORKER

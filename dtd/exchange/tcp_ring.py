@@ -1,9 +1,10 @@
 """One generation's links: to the next rank, from the previous one, and those of its star.
 
 This file connects the links, passes chunks between them and the node (`dtd.exchange.ring_node`)
-and monitors all neighbours (`dtd.net.pulse`).  It reports once that the ring is up, and once that
-it is broken, with the suspect and the evidence.  Frames of other generations never reach the node:
-the HELLO of a ring link names generation and roster, and the machine checks every frame again.
+and monitors all neighbours (`dtd.net.liveness`).  It reports once that the ring is up, and once
+that it is broken, with the suspect and the evidence.  Frames of other generations never reach the
+node: the HELLO of a ring link names generation and roster, and the machine checks every frame
+again.
 A generation whose roster names parameter servers has a star besides (`dtd.exchange.star_links`);
 it is up and ends together with the ring.
 """
@@ -24,9 +25,8 @@ from dtd.exchange.ring_node import SCRATCH_SLOTS, RingNode
 from dtd.exchange.shared_memory import SharedMemory
 from dtd.exchange.star_links import StarLinks
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
-from dtd.net.lifeline import Lifeline
 from dtd.net.link import Link, Traffic, traffic_of
-from dtd.net.pulse import LinkHeartbeats
+from dtd.net.liveness import Lifeline, LinkHeartbeats
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
 from dtd.wire.greeting import DataCredential

@@ -94,7 +94,7 @@ class BlockingLink:
             return
         from ssl import SSLSocket  # a control connection on this host loads no TLS
 
-        from dtd.net.remote import private_ends
+        from dtd.net.link import private_ends
 
         connected = self._socket
         ends = private_ends(

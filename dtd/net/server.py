@@ -19,9 +19,8 @@ from typing import Any, Final, Protocol
 
 from dtd import diagnostics
 from dtd.address import ANY_IPV4, ANY_IPV6, Address, SocketPath
-from dtd.errors import ConfigError, ErrorCode, ProtocolError
-from dtd.limits.connection_limiter import PATIENCE_S, ConnectionLimiter
-from dtd.limits.shares import Shares
+from dtd.errors import ConfigError
+from dtd.net.limits import PATIENCE_S, ConnectionLimiter, Connections
 from dtd.net.link import Link
 from dtd.net.local_socket import bound_socket, remove_socket
 from dtd.net.tls import tls_fault
@@ -33,7 +32,6 @@ MAX_CONNECTIONS = 1024
 BACKLOG: Final = 512
 ACCEPT_PAUSE_S: Final = 0.1
 OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
-SHARE_REMEDY: Final = "close connections that are not needed; `dtdctl status` needs one only"
 TLS_SHUTDOWN_S: Final = 5.0
 
 
@@ -45,7 +43,7 @@ class Listening(Protocol):
         ...
 
 
-# A listener and its key for a connection: the key under which shares are counted.
+# A listener and its key for a connection, by which connections are counted.
 Place = tuple[Listening, int]
 
 # Called with (address, reason) for each connection that ended before its first message.
@@ -67,7 +65,7 @@ class Server:
     Args:
         new_link: creates the protocol object of an accepted connection.
         connection_limiter: bounds unauthenticated callers; None: callers need not authenticate.
-        shares: bounds all callers, on all listeners of this process that use it.
+        connections: bounds all callers, on all listeners of this process that use it.
         refused: called for connections that ended before their first message.
     """
 
@@ -76,12 +74,12 @@ class Server:
         new_link: Callable[[], Link],
         *,
         connection_limiter: ConnectionLimiter | None = None,
-        shares: Shares[Place] | None = None,
+        connections: Connections[Place] | None = None,
         refused: Refused = lambda _host, _why: None,
     ) -> None:
         self._new_link = new_link
         self._connection_limiter = connection_limiter
-        self._shares = shares or Shares(in_all=MAX_CONNECTIONS, of_callers=False)
+        self._connections = connections or Connections(in_all=MAX_CONNECTIONS)
         self._refused = refused
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -170,6 +168,7 @@ class Server:
         for key, caller in self._callers.items():
             if caller.link is link and self._connection_limiter is not None:
                 self._connection_limiter.proven(key)
+                self._connections.proven((self, key))
 
     # --- accepting ---------------------------------------------------------------------------
 
@@ -202,16 +201,16 @@ class Server:
         key = next(self._keys)
         try:
             host, who = self._look_at(accepted)
-            refusal = self._shares.opened((self, key)) or self._ask_connection_limiter(
+            refusal = self._connections.opened((self, key)) or self._ask_connection_limiter(
                 key, host, who
             )
         except BaseException:
             accepted.close()
-            self._shares.gone((self, key))
+            self._connections.gone((self, key))
             raise
         if refusal:
             accepted.close()
-            self._shares.gone((self, key))
+            self._connections.gone((self, key))
             self._refused(host, refusal)
             return
         link = self._new_link()
@@ -257,10 +256,6 @@ class Server:
         who = caller.link.identity
         if who is not None and who.is_known and caller.key in self._callers:
             self.proven(caller.link)
-            why = self._shares.known((self, caller.key), who)
-            if why:
-                self._refused(caller.host, why)
-                caller.link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy=SHARE_REMEDY))
 
     async def _tls_options(self, accepted: socket.socket) -> dict[str, Any]:
         if self._context is None:
@@ -278,12 +273,12 @@ class Server:
     def _gone(self, key: int) -> bool:
         if self._connection_limiter is not None:
             self._connection_limiter.gone(key, asyncio.get_running_loop().time())
-        self._shares.gone((self, key))
+        self._connections.gone((self, key))
         return self._callers.pop(key, None) is not None
 
     def _make_room(self) -> None:
-        """No descriptors are left: close the connections that are needed least."""
-        newest = self._shares.newest_idler()
+        """No descriptors are left: close the newest unauthenticated connection."""
+        newest = self._connections.newest_unproven()
         if newest is not None:
             server, key = newest
             server.turn_out(key, "there is no room for more connections")
@@ -297,7 +292,7 @@ class Server:
 
     def _drop(self, key: int) -> None:
         caller = self._callers.pop(key)
-        self._shares.gone((self, key))
+        self._connections.gone((self, key))
         caller.link.abort()
         with contextlib.suppress(OSError):  # this ends a handshake in progress
             caller.socket.shutdown(socket.SHUT_RDWR)

@@ -12,7 +12,7 @@ from typing import Final
 from dtd.checkpoint.format import TEMPORARY, checkpoint_name, read_manifest
 from dtd.errors import CheckpointError
 from dtd.job.identity import folder_of
-from dtd.net.resource import Resource, file_blob
+from dtd.net.data_server import Resource, file_blob
 from dtd.wire import messages as m
 
 # ---

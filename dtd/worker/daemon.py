@@ -26,11 +26,10 @@ from dtd.errors import CheckpointError, JobSpecError
 from dtd.exchange.bridge import Bridge
 from dtd.job import JobSpec, from_mapping
 from dtd.net.blocking_link import Connect, connect_tcp
-from dtd.net.data_server import DataServer
+from dtd.net.data_server import DataServer, Resource
 from dtd.net.driver import Driver
-from dtd.net.lifeline import Lifeline
 from dtd.net.link import Link
-from dtd.net.resource import Resource
+from dtd.net.liveness import Lifeline
 from dtd.net.tls import tls_connect
 from dtd.observe.metrics.endpoint import members_only
 from dtd.observe.metrics.worker import WorkerMetrics

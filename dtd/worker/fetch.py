@@ -21,8 +21,8 @@ from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
 from dtd.exchange.ring.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
+from dtd.net.data_server import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_client import open_resource, unexpected
-from dtd.net.fetch_desk import MAX_REQUESTS_AHEAD
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 from dtd.worker.range_scheduler import Range, RangeScheduler

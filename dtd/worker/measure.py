@@ -27,9 +27,8 @@ from dtd.config import WorkerConfig
 from dtd.errors import DtdError, RequestRefused
 from dtd.json_reader import read_json
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.data_server import PROBE_SCOPE
+from dtd.net.data_server import MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD, PROBE_SCOPE
 from dtd.net.fetch_client import open_resource
-from dtd.net.fetch_desk import MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD
 from dtd.shown import cut
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential

@@ -31,8 +31,8 @@ from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.json_reader import read_json
 from dtd.net.blocking_link import Connect
+from dtd.net.data_server import Resource, file_blob
 from dtd.net.fetch_client import file_digest
-from dtd.net.resource import Resource, file_blob
 from dtd.net.weights import fetch_model, fetch_parts, fetch_whole, merge_parts
 from dtd.registry.copies import MOST_OF_A_WORKER
 from dtd.wire import messages as m

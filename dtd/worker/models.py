@@ -16,7 +16,7 @@ import structlog
 
 from dtd.errors import DtdError
 from dtd.net.blocking_link import Connect
-from dtd.net.resource import Resource
+from dtd.net.data_server import Resource
 from dtd.shown import one_line
 from dtd.wire import messages as m
 from dtd.worker.model_files import drop_model, held, open_model, pin_model, remove_drafts

@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 import structlog
 
 from dtd.errors import CheckpointError, RequestRefused
+from dtd.net.data_server import Resource, file_blob
 from dtd.net.fetch_client import file_digest
-from dtd.net.resource import Resource, file_blob
 from dtd.train.profile import MOST_STEPS, ProfileOrder, StepProfiler
 from dtd.wire import messages as m
 

@@ -22,7 +22,7 @@ from dtd.exchange.bridge import Bridge, RingCollective
 from dtd.job import JobSpec
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer
-from dtd.net.lifeline import Lifeline
+from dtd.net.liveness import Lifeline
 from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
 from dtd.train.profile import StepProfiler

@@ -41,7 +41,7 @@ from dtd.exchange.ring.neighbours import CORRUPT
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
 from dtd.net.blocking_link import Connect
-from dtd.net.resource import Resource, memory_blob
+from dtd.net.data_server import Resource, memory_blob
 from dtd.shown import cut, cut_trace, one_line
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential

@@ -23,8 +23,7 @@ from dtd.errors import CheckpointError
 from dtd.exchange.api import BucketMemory, all_reduce
 from dtd.exchange.bridge import Bridge, RingCollective
 from dtd.job import SyncTable
-from dtd.net.data_server import DataServer
-from dtd.net.resource import Resource
+from dtd.net.data_server import DataServer, Resource
 from dtd.security.credential import Credential
 from dtd.strategy.wire_memory import RingMemory, bucket_memory
 from dtd.wire import messages as m

@@ -22,9 +22,9 @@ import pytest
 from dtd.address import Address
 from dtd.cluster.diagnostics import MAX_DIAGNOSTICS
 from dtd.errors import DtdError, RequestRefused
-from dtd.limits.connection_limiter import PATIENCE_S, PER_ADDRESS, RATE_PER_S
 from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
+from dtd.net.limits import PATIENCE_S, PER_ADDRESS, RATE_PER_S
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context
 from dtd.security.token import Token

@@ -17,7 +17,6 @@ import pytest
 
 from dtd import __version__
 from dtd.coordinator.handlers import join
-from dtd.errors import DtdError, RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
 from dtd.security.credential import Credential, bare_client_context
@@ -187,28 +186,6 @@ def test_a_page_is_bounded_by_bytes(attacked):
     assert max(sum(map(len, page)) for page in attacked.lines()) <= MIB // 2
 
 
-def test_viewers_take_neither_an_operators_connection_nor_the_files(attacked):
-    """As many as there may be, and more: each has a share, and revoking still writes its file."""
-    idlers: list[BlockingLink] = []
-    refusals: list[str] = []
-    deadline_s = time.monotonic() + PATIENCE_S
-    try:
-        for name in ("idler", "idler-2"):
-            for _ in range(20):
-                try:
-                    idlers.append(attacked.viewer(name))
-                except (DtdError, OSError) as error:
-                    refusals.append(str(error))
-                assert time.monotonic() < deadline_s
-        attacked.answers()
-        attacked.revokes("v-viewers")
-        assert len(idlers) < 30
-        assert any("connections of viewer/idler are open" in why for why in refusals)
-    finally:
-        for idler in idlers:
-            idler.close()
-
-
 def test_a_strangers_questions_do_not_slow_an_operator(attacked):
     """One stranger on a few connections asks for the authority as fast as it can."""
     over = threading.Event()
@@ -270,15 +247,4 @@ def test_half_open_connections_keep_nobody_out(attacked):
         attacked.revokes("v-calls")
     finally:
         for one in calling:
-            one.close()
-
-
-def test_a_refused_viewer_is_told_why(attacked):
-    first = [attacked.viewer() for _ in range(12)]
-    try:
-        with pytest.raises(RequestRefused, match="12 connections of viewer/idler are open") as told:
-            attacked.viewer().receive(timeout_s=PATIENCE_S)
-        assert "close connections" in told.value.remedy
-    finally:
-        for one in first:
             one.close()

@@ -1,6 +1,6 @@
 """A simulated process's lifeline: connections to its neighbours that end first when it is killed.
 
-The counterpart of `dtd.net.lifeline`, and of the kernel's actions when a process is killed: its
+The counterpart of `dtd.net.liveness`, and of the kernel's actions when a process is killed: its
 threads end, its memory is freed, and only then are its sockets closed, except those that only one
 thread held (docs/adr/0007).  In some simulated deaths that thread ends last, and some processes
 have no such thread.

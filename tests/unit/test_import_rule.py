@@ -65,18 +65,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe.comparison": {"errors", "job", "observe.series", "rules", "shown"},
     "observe.annotations": {"errors", "rules", "shown"},
     "observe": BASE | {"observe.pyramid", "observe.series", "wire"},
-    "observe.metrics": BASE | {"cluster", "doctor", "limits", "wire"},
+    "observe.metrics": BASE | {"cluster", "doctor", "net.limits", "wire"},
     "observe.sinks": BASE | {"cluster", "wire"},
     "observe.report": BASE | {"observe.series", "packages"},
-    "observe.web": BASE | {"limits", "net", "observe.report", "security", "wire"},
+    "observe.web": BASE | {"net", "net.limits", "observe.report", "security", "wire"},
     "doctor": {"figures", *PURE_BELOW},
     "cluster": {"diagnostics", "doctor", *PURE_BELOW},
     "registry": {"cluster", *PURE_BELOW},
     "sweeps": {"cluster", *PURE_BELOW},
     "security": BASE | {"wire"},
-    "limits": BASE | {"security", "wire"},
+    "net.limits": set(),
     "packages": {"durable", "errors", "json_reader", "names"},
-    "net": BASE | {"checkpoint", "cluster", "exchange.ring", "limits", "security", "wire"},
+    "net": BASE | {"checkpoint", "cluster", "exchange.ring", "net.limits", "security", "wire"},
     "exchange": BASE | PURE_BELOW | {"exchange.api", "net", "observe.profile", "security"},
     "checkpoint": BASE | {"cluster", "engine"},
     "tasks": BASE | {"engine"},
@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"cluster", "doctor", "exchange.api", "observe.profile", "checkpoint", "strategy", "tasks"},
     "coordinator": BASE
     | PURE_BELOW
-    | {"checkpoint", "cluster", "limits", "net", "observe", "packages", "registry", "security"}
+    | {"checkpoint", "cluster", "net", "net.limits", "observe", "packages", "registry", "security"}
     | {"observe.annotations", "observe.comparison", "observe.metrics", "observe.profile"}
     | {"observe.sinks", "observe.web", "sweeps"},
     "worker": BASE
@@ -128,7 +128,7 @@ LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
 
 
 CONTRACTS = {
-    *(("exchange", "api"), ("exchange", "ring"), ("exchange", "star")),
+    *(("exchange", "api"), ("exchange", "ring"), ("exchange", "star"), ("net", "limits")),
     *(("observe", name) for name in ("annotations", "comparison", "metrics", "profile")),
     *(("observe", name) for name in ("pyramid", "report", "series", "sinks", "web")),
 }

@@ -19,8 +19,7 @@ from dtd.coordinator.audit_log import AuditLog
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.throttles import Contain, go_on
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
-from dtd.limits.connection_limiter import origin_of
-from dtd.limits.rates import Pacing
+from dtd.net.limits import Pacing, origin_of
 from dtd.net.link import Link
 from dtd.security import admission
 from dtd.security.admission import Admitted

@@ -20,7 +20,7 @@ import structlog
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.throttles import Contain, Refusals, SingleAnswers, go_on
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
-from dtd.limits.rates import Pacing
+from dtd.net.limits import Pacing
 from dtd.net.link import Link
 from dtd.security import admission
 from dtd.security.admission import Renewal

@@ -1,7 +1,7 @@
 """Passes workers' reports of their jobs to the store and the core, within each worker's quota.
 
 Lines of output are written in the store's last turn, a few at a time; what a worker sends beyond
-its share (`dtd.limits.quotas`) is left out, and said: in the output, as an event, as a figure.
+its share (`dtd.net.limits`) is left out, and said: in the output, as an event, as a figure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.thread import StoreThread, Turn
-from dtd.limits.quotas import CHECKPOINTS, FIGURES, LINES, NOTICES, Quotas
+from dtd.net.limits import CHECKPOINTS, FIGURES, LINES, NOTICES, Quotas
 from dtd.wire import messages as m
 
 LINES_AT_ONCE: Final = 250

@@ -2,7 +2,7 @@
 
 The threads see nothing of the daemon but an immutable snapshot, which the event loop replaces. Some
 requests are answered at once, each in a thread and within a time; of more, the oldest of the
-caller with most makes way (`dtd.limits.connection_limiter`): none keeps others from reading.
+caller with most makes way (`dtd.net.limits`): none keeps others from reading.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from dtd.address import Address
 from dtd.errors import ConfigError
-from dtd.limits.connection_limiter import ConnectionLimiter
+from dtd.net.limits import ConnectionLimiter
 from dtd.observe.metrics.catalogue import BY_NAME, Sample
 from dtd.shown import one_line
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dtd.limits.shares import Shares
+from dtd.net.limits import Connections
 from dtd.net.server import Place
 from dtd.observe.web.sessions import KeptSessions
 from dtd.security.identity import Identity
@@ -35,11 +35,11 @@ class WebBackend(Protocol):
     """The coordinator, as the page sees it: the same requests, checks and records as dtdctl's.
 
     Attributes:
-        shares: bounds all callers' connections, the page's as well.
+        connections: bounds all callers' connections, the page's as well.
         sessions: outlive the process.
     """
 
-    shares: Shares[Place]
+    connections: Connections[Place]
     sessions: KeptSessions
 
     async def ask(self, caller: WebCaller, message: m.Message) -> dict[str, Any]:

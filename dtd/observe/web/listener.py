@@ -1,9 +1,7 @@
 """Accepts browsers' connections within bounds and hands them to aiohttp.
 
 Until a session is shown on a connection, it is bounded as any unknown caller's is
-(`dtd.limits.connection_limiter`): in number, rate and time.  After that it counts as a
-connection of the session's holder, like those to the other ports (`dtd.limits.shares`).  One
-on which nothing is read for a while is cut.
+(`dtd.net.limits`): in number, rate and time.  One on which nothing is read for a while is cut.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ from typing import Any, Final, cast
 
 from dtd.address import Address
 from dtd.errors import ConfigError
-from dtd.limits.connection_limiter import ConnectionLimiter
-from dtd.limits.shares import Shares
+from dtd.net.limits import ConnectionLimiter, Connections
 from dtd.net.server import ACCEPT_PAUSE_S, BACKLOG, Place, listening_sockets
 from dtd.security.identity import Identity
 
@@ -41,7 +38,7 @@ SHUTDOWN_S: Final = 2.0
 class _Open:
     host: str
     watched: _Watched | None = None
-    holder: tuple[str, str] | None = None
+    is_proven: bool = False
 
 
 class _Watched(asyncio.Protocol):
@@ -89,18 +86,18 @@ class Listener:
     Args:
         make_protocol: makes the protocol object of a connection.
         note_refusal: told the address and the reason of each connection that is turned away.
-        shares: bounds the connections of all listeners of this process.
+        connections: bounds the connections of all listeners of this process.
     """
 
     def __init__(
         self,
         make_protocol: Callable[[], asyncio.Protocol],
         note_refusal: Callable[[str, str], None],
-        shares: Shares[Place],
+        connections: Connections[Place],
     ) -> None:
         self._make_protocol = make_protocol
         self._note_refusal = note_refusal
-        self._shares = shares
+        self._connections = connections
         self._limiter = ConnectionLimiter(
             patience_s=PATIENCE_S, per_address=64, in_all=256, only_failures=True
         )
@@ -145,13 +142,11 @@ class Listener:
         """Note a connection's identity; return why it may not stay, empty if it may."""
         for key, one in self._open.items():
             if one.watched is not None and one.watched.inner is protocol:
-                if one.holder == (who.role, who.name):
-                    return ""
-                why = self._shares.known((self, key), who)
-                if not why:
+                if not one.is_proven:
+                    one.is_proven = True
                     self._limiter.proven(key)
-                    one.holder = who.role, who.name
-                return why
+                    self._connections.proven((self, key))
+                return ""
         return "the connection is closed"
 
     def turn_out(self, key: int, why: str) -> None:
@@ -188,10 +183,10 @@ class Listener:
         except OSError:  # it is gone already
             accepted.close()
             return
-        refusal = self._shares.opened((self, key)) or self._ask_limiter(key, host)
+        refusal = self._connections.opened((self, key)) or self._ask_limiter(key, host)
         if refusal:
             accepted.close()
-            self._shares.gone((self, key))
+            self._connections.gone((self, key))
             self._note_refusal(host, refusal)
             return
         self._open[key] = _Open(host)
@@ -251,7 +246,7 @@ class Listener:
 
     def _gone(self, key: int) -> None:
         self._limiter.gone(key, asyncio.get_running_loop().time())
-        self._shares.gone((self, key))
+        self._connections.gone((self, key))
         self._open.pop(key, None)
 
 

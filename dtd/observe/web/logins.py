@@ -20,8 +20,7 @@ import structlog
 from aiohttp import web
 
 from dtd.errors import DtdError
-from dtd.limits.connection_limiter import origin_of
-from dtd.limits.rates import Pacing
+from dtd.net.limits import Pacing, origin_of
 from dtd.observe.web.api import WebBackend, WebCaller
 from dtd.observe.web.http import HTTP_LOGIN, HTTP_TOO_MANY, KEY_HEADER, refused
 from dtd.observe.web.sessions import SESSION_LIFE_S, Session, WebSessions

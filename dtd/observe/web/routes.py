@@ -18,7 +18,7 @@ from aiohttp import web
 from dtd import figures
 from dtd.errors import RequestRefused
 from dtd.json_reader import read_json
-from dtd.limits.rates import Pacing
+from dtd.net.limits import Pacing
 from dtd.observe.report.document import document_of
 from dtd.observe.report.facts import facts_of
 from dtd.observe.report.render import to_html

@@ -102,7 +102,9 @@ class WebServer:
         )
         await self._runner.setup()
         assert self._runner.server is not None
-        self._listener = Listener(self._runner.server, self._backend.refused, self._backend.shares)
+        self._listener = Listener(
+            self._runner.server, self._backend.refused, self._backend.connections
+        )
         if secured:
             await self._read_certificate()
             self._renewing = asyncio.create_task(self._keep_certificate())

@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from dtd.errors import DtdError
-from dtd.limits import quotas
+from dtd.net import limits as quotas
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, pack_step_rows
 from tests.unit.coordinator.events import await_event, events, progress

@@ -10,7 +10,7 @@ import pytest
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.control_port import ControlPort
 from dtd.errors import ProtocolError
-from dtd.limits.shares import Shares
+from dtd.net.limits import Connections
 from dtd.security.authority import Authority
 from dtd.security.identity import WORKER, Identity
 from dtd.wire import messages as m
@@ -24,7 +24,7 @@ def test_a_clock_that_is_ahead_ends_nobodys_claim_to_a_name(tmp_path, monkeypatc
         lambda: None,
         time.monotonic,
         lambda *_why: None,
-        Shares(in_all=64),
+        Connections(in_all=64),
     )
     port.authority = Authority.create(tmp_path / "pki")
     port.authority.enrol(tmp_path / "w.credential", "worker", "host7", coordinators=())

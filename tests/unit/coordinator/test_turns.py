@@ -8,7 +8,7 @@ import pytest
 
 import dtd.coordinator.throttles as module
 from dtd.coordinator.throttles import ANSWERS_UNDER_WAY, REQUESTS_AT_ONCE, Turns, go_on, read_out
-from dtd.limits.rates import Pacing
+from dtd.net.limits import Pacing
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
 

@@ -20,7 +20,6 @@ import pytest
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
 from dtd.errors import ConfigError, RequestRefused
-from dtd.limits.shares import MOST_OF_A_VIEWER
 from dtd.observe.web import listener
 from dtd.observe.web.http import PIECE_BYTES
 from dtd.observe.web.sessions import FILE
@@ -327,26 +326,6 @@ def test_malformed_http_is_one_line_of_the_log_without_a_traceback(
     printed = "".join(capfd.readouterr())
     assert "Traceback" not in printed
     assert printed.count("could not be read") <= 2
-
-
-def test_one_holders_connections_are_bounded_over_all_its_sessions(
-    served: WebDaemon, open_browser: Callable[[], Browser]
-) -> None:
-    token = token_of(served, "viewer")
-    kept, statuses = [], []
-    for _ in range(MOST_OF_A_VIEWER + 4):
-        browser = open_browser()
-        assert browser.log_in(token)[0] == 200
-        connection = http.client.HTTPConnection(browser.host, timeout=PATIENCE_S)
-        own = {"Cookie": browser.cookie, "X-Dtd-Key": browser.key}
-        connection.request("GET", "/api/me", headers=own)
-        answer = connection.getresponse()
-        answer.read()
-        statuses.append(answer.status)
-        kept.append(connection)
-    assert statuses == [200] * MOST_OF_A_VIEWER + [429] * 4
-    for connection in kept:
-        connection.close()
 
 
 def test_a_file_is_not_queued_for_a_browser_that_does_not_read(

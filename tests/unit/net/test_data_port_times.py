@@ -12,8 +12,8 @@ import contextlib
 import pytest
 
 from dtd.address import Address
-from dtd.limits.connection_limiter import PATIENCE_S as FIRST_BYTE_S
 from dtd.net.data_server import UNPROVEN_S, DataServer
+from dtd.net.limits import PATIENCE_S as FIRST_BYTE_S
 from dtd.net.link import HANDSHAKE_TIMEOUT_S
 from dtd.security.credential import server_context
 from dtd.wire import messages as m

@@ -9,15 +9,23 @@ import threading
 import pytest
 
 import dtd.net.data_server as data_server_module
-import dtd.net.fetch_desk as fetch_desk_module
+import dtd.net.data_server as fetch_desk_module
 import dtd.net.link as link_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
-from dtd.limits import connection_limiter as connection_limiter
-from dtd.net.data_server import MAX_UNPROVEN, DataServer
-from dtd.net.fetch_desk import INFO_BLOBS, MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD
+from dtd.net import limits as connection_limiter
+from dtd.net.data_server import (
+    INFO_BLOBS,
+    MAX_FETCH_BYTES,
+    MAX_REQUESTS_AHEAD,
+    MAX_UNPROVEN,
+    Blob,
+    DataServer,
+    Resource,
+    file_blob,
+    memory_blob,
+)
 from dtd.net.link import Link
-from dtd.net.resource import Blob, Resource, file_blob, memory_blob
 from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential

@@ -11,9 +11,8 @@ from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.exchange.tcp_ring import RingEndpoint
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.data_server import DataServer
-from dtd.net.lifeline import Lifeline
-from dtd.net.resource import Resource, memory_blob
+from dtd.net.data_server import DataServer, Resource, memory_blob
+from dtd.net.liveness import Lifeline
 from dtd.net.server import begins_tls
 from dtd.net.tls import tls_connect
 from dtd.security import identity

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.net import remote as remote_module
-from dtd.net.remote import Remote, private_ends
+from dtd.net import link as remote_module
+from dtd.net.link import Remote, private_ends
 
 
 class Transport:

@@ -11,11 +11,9 @@ import pytest
 import dtd.net.server as server_module
 from dtd.address import Address
 from dtd.errors import ConfigError
-from dtd.limits.connection_limiter import ConnectionLimiter
-from dtd.limits.shares import Shares
+from dtd.net.limits import Connections
 from dtd.net.link import Link
 from dtd.net.server import Server
-from dtd.security.identity import Identity
 from dtd.wire import messages as m
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -26,7 +24,7 @@ class Welcoming:
     """Welcomes everyone, and counts."""
 
     def __init__(self):
-        self.server = Server(self._new_link, shares=Shares(in_all=2))
+        self.server = Server(self._new_link, connections=Connections(in_all=2))
         self.gone = asyncio.Queue()
 
     def _new_link(self):
@@ -106,34 +104,6 @@ async def test_when_no_more_files_can_be_opened_the_newest_stranger_makes_way(we
     assert not first.link.closing
     third = await dial(bound, m.Role.CTL, secret=b"")
     await third.welcomed()
-
-
-async def test_who_has_its_share_of_connections_is_told_so(dial):
-    class Sharing(Welcoming):
-        def _new_link(self):
-            link = super()._new_link()
-            link.identity = Identity(role="viewer", name="ann", serial="ab", where="certificate")
-            return link
-
-    sharing = Sharing()
-    sharing.server = Server(
-        sharing._new_link, connection_limiter=ConnectionLimiter(), shares=Shares(in_all=16)
-    )
-    bound = await sharing.server.bind(LOOPBACK)
-    sharing.server._look_at = seen
-    sharing.server.serve()
-    peers = [await dial(bound, m.Role.CTL, secret=b"") for _ in range(2)]
-    for peer in peers:
-        await peer.welcomed()
-    third = await dial(bound, m.Role.CTL, secret=b"")
-    error = await third.end()
-    assert error.message == "2 connections of viewer/ann are open"
-    assert "close connections" in error.remedy
-    sharing.server.close(m.Goodbye())
-
-
-def seen(accepted):
-    return "10.0.0.1", Identity(role="viewer", name="ann", serial="ab", where="certificate")
 
 
 async def test_the_wildcard_is_that_of_ipv4_where_there_is_no_other(welcoming, dial, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from dtd.net.remote import round_trip_s
+from dtd.net.link import round_trip_s
 
 
 def test_a_connection_has_a_round_trip_time():

@@ -14,8 +14,8 @@ from dtd.address import Address
 from dtd.errors import DtdError
 from dtd.exchange.dialling import dial
 from dtd.exchange.ring.neighbours import NEXT, Neighbours
-from dtd.limits import connection_limiter as connection_limiter
-from dtd.limits.connection_limiter import ConnectionLimiter
+from dtd.net import limits as connection_limiter
+from dtd.net.limits import ConnectionLimiter
 from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.security.authority import Authority

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import RequestRefused
-from dtd.net.fetch_desk import MAX_FETCH_BYTES
-from dtd.net.resource import MAX_MEASURED_BYTES, ZEROS_BYTES, zeros
+from dtd.net.data_server import MAX_FETCH_BYTES, MAX_MEASURED_BYTES, ZEROS_BYTES, zeros
 
 
 def test_any_range_of_it_is_zeros_from_one_buffer():

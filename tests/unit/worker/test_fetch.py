@@ -9,12 +9,11 @@ import threading
 
 import pytest
 
-import dtd.net.fetch_desk as fetch_desk_module
+import dtd.net.data_server as fetch_desk_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
 from dtd.net.blocking_link import connect_tcp
-from dtd.net.data_server import DataServer
-from dtd.net.resource import Blob, Resource, memory_blob
+from dtd.net.data_server import Blob, DataServer, Resource, memory_blob
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.greeting import DataCredential

@@ -11,7 +11,7 @@ import pytest
 
 from dtd.coordinator.handlers.join import MAX_QUESTIONS, JoinHandler
 from dtd.errors import ProtocolError, RequestRefused
-from dtd.limits.rates import Pacing
+from dtd.net.limits import Pacing
 from dtd.wire import messages as m
 
 ENROL = m.Enrol(role="worker", name="w", token_id="a", token_secret="b", request_pem="c")

@@ -8,7 +8,7 @@ import pytest
 
 import dtd.coordinator.handlers.reports as module
 from dtd.coordinator.handlers.reports import LINES_AT_ONCE, ReportHandler
-from dtd.limits.quotas import CHECKPOINTS_BURST, FIGURES_BURST, LINES, NOTICES_BURST, Quotas
+from dtd.net.limits import CHECKPOINTS_BURST, FIGURES_BURST, LINES, NOTICES_BURST, Quotas
 from dtd.wire import messages as m
 
 
@@ -89,7 +89,7 @@ async def test_lines_beyond_the_share_leave_one_line_and_one_event(world):
 
 
 async def test_what_was_left_out_last_is_marked_though_nothing_follows(world, monkeypatch):
-    monkeypatch.setattr("dtd.limits.quotas.MARK_EVERY_S", 0.01)
+    monkeypatch.setattr("dtd.net.limits.MARK_EVERY_S", 0.01)
     world.output(b"\n" * 10_000)
     world.output(b"\n" * 10)
     world.now += 0.02

@@ -1,1 +1,0 @@
-"""Limits on what one peer may use: rates, shares, connections, refusals."""

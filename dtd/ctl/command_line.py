@@ -33,14 +33,23 @@ class Argument:
     options: Mapping[str, Any]
 
 
-def argument(*names: str, **options: Any) -> Argument:
-    """Return an `Argument`; see `argparse.ArgumentParser.add_argument`."""
-    return Argument(names=names, options=options)
+def argument(name: str, metavar: str, meaning: str, **options: Any) -> Argument:
+    """Return a positional argument; `options` are further keywords of `add_argument`."""
+    return Argument(names=(name,), options={"metavar": metavar, "help": meaning, **options})
 
 
-def switch(*names: str, **options: Any) -> Argument:
+def option(
+    flags: str | tuple[str, ...], metavar: str | None, meaning: str, **options: Any
+) -> Argument:
+    """Return an option with a value; without a default it is None."""
+    names = (flags,) if isinstance(flags, str) else flags
+    return Argument(names=names, options={"metavar": metavar, "help": meaning, **options})
+
+
+def switch(flags: str | tuple[str, ...], meaning: str, **options: Any) -> Argument:
     """Return an option without a value."""
-    return Argument(names=names, options={"action": "store_true", **options})
+    names = (flags,) if isinstance(flags, str) else flags
+    return Argument(names=names, options={"action": "store_true", "help": meaning, **options})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +68,11 @@ class Command:
     function: str
     help: str
     arguments: tuple[Argument, ...] = ()
+
+
+def command(name: str, function: str, meaning: str, *arguments: Argument) -> Command:
+    """Return a `Command`; the parameters are its attributes."""
+    return Command(name=name, function=function, help=meaning, arguments=arguments)
 
 
 def number(kind: Callable[[str], float], *, least: float, most: float = math.inf) -> Any:

@@ -20,7 +20,7 @@ TIMEOUT_S = 5.0
 def renew_if_due(settings: Settings) -> None:
     """Renew the credential that a command has used, if the coordinator has said that it is time."""
     path = settings.credential_file()
-    if path is None or not any(client.renew for client in settings.clients):
+    if path is None:
         return
     now = dt.datetime.now(dt.UTC)
     try:

@@ -16,7 +16,8 @@ import pytest
 
 from dtd import __version__
 from dtd.ctl.command_line import read_arguments
-from dtd.ctl.commands import COMMANDS, completions
+from dtd.ctl.commands import COMMANDS
+from dtd.ctl.main import completions
 from dtd.wire import messages as m
 
 DTDCTL = (sys.executable, "-m", "dtd.ctl.main")
@@ -220,7 +221,7 @@ def test_watch_prints_each_change_when_nobody_looks(server, result, status):
 
     def script(message):
         if not isinstance(message, m.GetStatus):
-            return result({"events": [], "next": 0})
+            return result({"events": [], "series": [], "next": 0})
         return result({**status, "job": {**status["job"], "epoch": next(epochs)}})
 
     server.script = script

@@ -1,7 +1,7 @@
 """The control word: the few in-band bytes that end every step (two-phase commit in band).
 
 A rank offers its entry only after all buckets of the step are averaged, so a complete control word
-proves that every rank has *prepared* the step; it is committed if no rank vetoes.  Entries go
+proves that every rank has *prepared* the step; it is committed unless digests differ.  Entries go
 once around the ring and every rank reduces the same list in rank order, so all reach the same
 verdict.  Values to be summed (losses, weights, presence of gradients) are in the step's last bucket
 (`dtd.strategy.scalars`).  Pure; the layout is in protocol.md, "Control word".
@@ -21,12 +21,11 @@ DIGEST_BYTES: Final = 16
 NO_DIGEST_STEP: Final = -1
 _ENTRY: Final = struct.Struct("!BBq16s")
 
-VOTE: Final = 0x01
 CHECKPOINT: Final = 0x04
 STOP: Final = 0x08
 LEAVE: Final = 0x10
 YIELD: Final = 0x20
-_KNOWN: Final = VOTE | CHECKPOINT | STOP | LEAVE | YIELD
+_KNOWN: Final = CHECKPOINT | STOP | LEAVE | YIELD
 
 
 T = TypeVar("T")
@@ -66,7 +65,6 @@ class ControlEntry:
     """One rank's entry at the end of a step.
 
     Attributes:
-        vote: its buckets are averaged and it is ready to commit.
         checkpoint: it requests a checkpoint after this step.
         stop: it requests the end of the job after this step.
         leave: it will leave after this step.
@@ -75,7 +73,6 @@ class ControlEntry:
         digest: 16-byte hash of parameters, buffers and optimizer state.
     """
 
-    vote: bool = True
     checkpoint: bool = False
     stop: bool = False
     leave: bool = False
@@ -96,8 +93,7 @@ class ControlWord:
     """All entries, reduced; equal on every rank.
 
     Attributes:
-        commit: every rank voted for it and no digests differ.
-        vetoes: ranks that did not vote for it.
+        commit: no digests differ.
         checkpoint: some rank requests a checkpoint.
         stop: some rank requests the end of the job.
         leave: some rank leaves.
@@ -109,7 +105,6 @@ class ControlWord:
     """
 
     commit: bool
-    vetoes: tuple[int, ...]
     checkpoint: bool
     stop: bool
     leave: bool
@@ -181,8 +176,7 @@ def encode_entry(entry: ControlEntry) -> bytes:
             f" for digest step {entry.digest_step}"
         )
     flags = (
-        VOTE * entry.vote
-        | CHECKPOINT * entry.checkpoint
+        CHECKPOINT * entry.checkpoint
         | STOP * entry.stop
         | LEAVE * entry.leave
         | YIELD * entry.yield_
@@ -204,7 +198,6 @@ def decode_entry(data: bytes) -> ControlEntry:
     if digest_step < NO_DIGEST_STEP:
         raise _bad(f"digest of step {digest_step}")
     return ControlEntry(
-        vote=bool(flags & VOTE),
         checkpoint=bool(flags & CHECKPOINT),
         stop=bool(flags & STOP),
         leave=bool(flags & LEAVE),
@@ -249,11 +242,9 @@ def reduce_entries(
     digests = [(entry.digest_step, entry.digest) for entry in entries]
     digest_step = max(step for step, _ in digests)
     compared = compare(digests, voters=voters)
-    vetoes = tuple(rank for rank, entry in enumerate(entries) if not entry.vote)
     agreed = None if digest_step == NO_DIGEST_STEP else not compared.dissenters
     return ControlWord(
-        commit=not vetoes and agreed is not False,
-        vetoes=vetoes,
+        commit=agreed is not False,
         checkpoint=any(entry.checkpoint for entry in entries),
         stop=any(entry.stop for entry in entries),
         leave=any(entry.leave for entry in entries),

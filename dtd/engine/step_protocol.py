@@ -25,8 +25,8 @@ How a shell drives it:
     protocol.begin(generation)                       # forward, backward, exchange
     protocol.prepare()                               # every result is here
     words = exchange(protocol.entry(flags))          # one control word a rank
-    verdict = protocol.judge(words)
-    #  COMMIT: protocol.apply(), unless the step is skipped; change the state; protocol.commit()
+    word = protocol.judge(words)
+    #  commit: protocol.apply(), unless the step is skipped; change the state; protocol.commit()
     #  else:   undo the step, protocol.discard(); raise
 
     protocol.interrupted()                           # the ring broke: is there something to undo?
@@ -95,28 +95,12 @@ class TakeOver(Enum):
     FETCH = "fetch it from the members that hold it"
 
 
-class Ruling(Enum):
-    """The decision of all ranks on a step, after its control word."""
-
-    COMMIT = "commit"
-    REDO = "redo"
-    DIVERGED = "diverged"
-
-
 class Reaction(Enum):
     """A rank's treatment of its state when replicas differ."""
 
     KEEP = "keep the state: it is the majority's"
     START_AFRESH = "restart: it is the minority's"
     FORGET = "discard the state: no state has a majority"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The outcome of a step's control word; equal on all ranks."""
-
-    ruling: Ruling
-    word: ControlWord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,11 +263,13 @@ class StepProtocol:
         self._expect("entry")
         return encode_entry(ControlEntry.saying(flags, digest_step=digest_step, digest=digest))
 
-    def judge(self, entries: Sequence[bytes], *, voters: Collection[int] | None = None) -> Verdict:
-        """The verdict on all ranks' entries, in rank order.
+    def judge(
+        self, entries: Sequence[bytes], *, voters: Collection[int] | None = None
+    ) -> ControlWord:
+        """Reduce all ranks' entries, in rank order; the step is to be committed if `commit` is set.
 
-        A complete list proves that every rank has prepared the step.  If some rank vetoes or
-        digests differ, the results are void.
+        A complete list proves that every rank has prepared the step.  If digests
+        differ, the results are void.
 
         Args:
             entries: one for each rank.
@@ -296,10 +282,9 @@ class StepProtocol:
         word = reduce_entries(entries, voters=voters)
         if word.commit:
             self.phase = Phase.DECIDED
-            return Verdict(ruling=Ruling.COMMIT, word=word)
-        self._drop_results()
-        ruling = Ruling.DIVERGED if word.digest_agreed is False else Ruling.REDO
-        return Verdict(ruling=ruling, word=word)
+        else:
+            self._drop_results()
+        return word
 
     def apply(self) -> None:
         """Record that the update begins to change the live state; a skipped step has no update."""

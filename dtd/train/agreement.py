@@ -27,8 +27,7 @@ from dtd.engine.difference import search
 from dtd.engine.regroup import check_claims
 from dtd.engine.shard_digests import Shared, Tally, combined, compared
 from dtd.engine.shards import ShardSet
-from dtd.engine.step_protocol import Ruling
-from dtd.errors import DivergenceError, ProtocolError, RingBroken, UnreadableWord
+from dtd.errors import DivergenceError, ProtocolError, RingBroken
 from dtd.exchange.api import Collective
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.schedule import SCHEDULE
@@ -236,7 +235,7 @@ def exchange(session: JobSession, ring: Collective, flags: Flags) -> ControlWord
 
     Raises:
         DivergenceError: the states before this step differ; nothing of it was applied.
-        UnreadableWord: a rank's data cannot be read, or it vetoes the step.
+        UnreadableWord: a rank's data cannot be read.
     """
     engine = session.engine
     disputed = _combine(session, ring)
@@ -244,16 +243,11 @@ def exchange(session: JobSession, ring: Collective, flags: Flags) -> ControlWord
     entry = engine.entry(flags, digest_step=digest_step, digest=digest)
     if digest:
         session.compared = (ring.generation, digest_step, digest)
-    verdict = engine.judge(ring.gather(entry))
-    word = verdict.word
-    if verdict.ruling is not Ruling.COMMIT:
+    word = engine.judge(ring.gather(entry))
+    if not word.commit:
         session.discard()
-    if verdict.ruling is Ruling.DIVERGED:
         result = Comparison(dissenters=word.dissenters, majority=word.majority)
         raise _diverged(session, ring, result, disputed)
-    if verdict.ruling is Ruling.REDO:
-        # Who offers an entry has all sums of the step, so an honest rank has no reason to veto.
-        raise UnreadableWord(word.vetoes[0], f"it vetoes step {session.replica.step}")
     if word.digest_agreed:
         session.checkpoints.agreed()
     return word

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtd.engine.control_word import ControlEntry, Flags, encode_entry
-from dtd.engine.step_protocol import FRESH, Phase, Ruling, StateKey, StepProtocol, TakeOver
+from dtd.engine.step_protocol import FRESH, Phase, StateKey, StepProtocol, TakeOver
 
 RANKS = 3
 
@@ -114,7 +114,7 @@ def broken_step(ranks: list[Shell], generation: int, reaches: list[int]) -> None
     if min(reaches) >= 3:
         for rank, reach in zip(ranks, reaches, strict=True):
             if reach == 4:
-                assert rank.protocol.judge(entries).ruling is Ruling.COMMIT
+                assert rank.protocol.judge(entries).commit
                 rank.commit(skipped=False)
 
 
@@ -135,7 +135,7 @@ def test_a_key_names_one_state_and_no_committed_step_is_lost(
                 rank.prepare(generation)
             entries = [rank.protocol.entry(Flags()) for rank in ranks]
             for rank in ranks:
-                assert rank.protocol.judge(entries).ruling is Ruling.COMMIT
+                assert rank.protocol.judge(entries).commit
                 rank.commit(skipped=skipped)
         committed = max(rank.protocol.live or FRESH for rank in ranks)
         broken_step(ranks, generation, reaches)
@@ -148,22 +148,13 @@ def test_a_key_names_one_state_and_no_committed_step_is_lost(
 
 @given(
     digests=st.lists(st.sampled_from([bytes(16), bytes([1] * 16)]), min_size=1, max_size=5),
-    votes=st.lists(st.booleans(), min_size=5, max_size=5),
 )
-def test_all_ranks_rule_alike_and_only_a_unanimous_vote_commits(
-    digests: list[bytes], votes: list[bool]
-) -> None:
-    entries = [
-        encode_entry(ControlEntry(vote=vote, digest_step=1, digest=digest))
-        for digest, vote in zip(digests, votes, strict=False)
-    ]
-    rulings = set()
+def test_all_ranks_rule_alike_and_only_equal_digests_commit(digests: list[bytes]) -> None:
+    entries = [encode_entry(ControlEntry(digest_step=1, digest=one)) for one in digests]
     for _ in digests:
         rank = Shell()
         rank.prepare(1)
-        ruling = rank.protocol.judge(entries).ruling
-        rulings.add(ruling)
-        assert (rank.protocol.phase is Phase.DECIDED) == (ruling is Ruling.COMMIT)
-        assert (rank.protocol.prepared is None) == (ruling is not Ruling.COMMIT)
-    unanimous = len(set(digests)) == 1 and all(votes[: len(digests)])
-    assert rulings == {Ruling.COMMIT} if unanimous else Ruling.COMMIT not in rulings
+        commits = rank.protocol.judge(entries).commit
+        assert commits == (len(set(digests)) == 1)
+        assert (rank.protocol.phase is Phase.DECIDED) == commits
+        assert (rank.protocol.prepared is None) == (not commits)

@@ -12,7 +12,6 @@ from dtd.engine.agenda import after_commit, before_step
 from dtd.engine.control_word import Comparison, ControlWord, Flags, compare, decode_entry
 from dtd.engine.difference import search
 from dtd.engine.shard_digests import ShardDigests, combined
-from dtd.engine.step_protocol import Ruling
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.strategy.codec.local_state import ResidualHandoff
 from tests.sim import regroup, reports, shards
@@ -194,9 +193,8 @@ def _vote(
     if session.pending is not None:
         session.compared = (ring.assign.generation, digest_step, digest.hex())
     words = yield from _exchange(ring, entry)
-    verdict = session.engine.judge(words)
-    word = verdict.word
-    if verdict.ruling is Ruling.DIVERGED:
+    word = session.engine.judge(words)
+    if not word.commit:
         compared = Comparison(dissenters=word.dissenters, majority=word.majority)
         digests = [decode_entry(one).digest for one in words]
         yield from _diverge(session, ring, digest_step, compared, digests, None)

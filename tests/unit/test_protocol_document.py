@@ -259,7 +259,7 @@ def test_kinds_are_explained() -> None:
     assert explained - used <= {"u8", "u16"}
 
 
-NOTHING = ControlEntry(vote=False)
+NOTHING = ControlEntry()
 
 
 def test_control_word_layout_is_the_struct() -> None:
@@ -270,11 +270,11 @@ def test_control_word_layout_is_the_struct() -> None:
     assert sum(sizes) == len(control_word.encode_entry(ControlEntry()))
     for bits, name, combined, _means in flags:
         attribute = {"yield": "yield_"}.get(name, name.replace(" ", "_"))
-        entry = ControlEntry(**{"vote": False, attribute: True})  # type: ignore[arg-type]
+        entry = ControlEntry(**{attribute: True})  # type: ignore[arg-type]
         data = control_word.encode_entry(entry)
         assert data[1] == int(bits, 16)
         word = reduce_entries([data, control_word.encode_entry(NOTHING)])
-        assert getattr(word, "commit" if name == "vote" else attribute) == (combined == "or")
+        assert getattr(word, attribute) == (combined == "or")
 
 
 def test_layout_of_the_digests_of_shards_is_what_is_encoded() -> None:

@@ -48,7 +48,6 @@ digests = st.one_of(
 def control_entries(draw: st.DrawFn) -> ControlEntry:
     step, digest = draw(digests)
     return ControlEntry(
-        vote=draw(st.booleans()),
         checkpoint=draw(st.booleans()),
         stop=draw(st.booleans()),
         leave=draw(st.booleans()),
@@ -65,13 +64,12 @@ def test_an_entry_survives_the_wire(entry: ControlEntry) -> None:
 
 def test_the_layout_is_the_documented_one() -> None:
     entry = ControlEntry(checkpoint=True, digest_step=7, digest=A)
-    assert encode_entry(entry) == ENTRY.pack(1, 0x01 | 0x04, 7, A)
+    assert encode_entry(entry) == ENTRY.pack(1, 0x04, 7, A)
 
 
 @pytest.mark.parametrize(
     ("field", "bit"),
     [
-        ("vote", 0x01),
         ("checkpoint", 0x04),
         ("stop", 0x08),
         ("leave", 0x10),
@@ -79,7 +77,7 @@ def test_the_layout_is_the_documented_one() -> None:
     ],
 )
 def test_every_flag_has_its_bit(field: str, bit: int) -> None:
-    quiet = ControlEntry(vote=False)
+    quiet = ControlEntry()
     assert encode_entry(quiet)[1] == 0
     assert encode_entry(replace(quiet, **{field: True}))[1] == bit
 
@@ -99,7 +97,7 @@ def test_an_entry_that_cannot_be_said_is_our_own_fault(entry: ControlEntry) -> N
         encode_entry(entry)
 
 
-def raw(layout: int = 1, flags: int = 1, step: int = -1) -> bytes:
+def raw(layout: int = 1, flags: int = 0x04, step: int = -1) -> bytes:
     return ENTRY.pack(layout, flags, step, bytes(16))
 
 
@@ -130,12 +128,6 @@ def test_any_bytes_are_an_entry_or_a_protocol_error(data: bytes) -> None:
 
 
 # --- the verdict -----------------------------------------------------------------------------
-
-
-def test_one_veto_prevents_the_commit() -> None:
-    assert reduced(ControlEntry(), ControlEntry()).commit
-    word = reduced(ControlEntry(), ControlEntry(vote=False))
-    assert (word.commit, word.vetoes) == (False, (1,))
 
 
 @pytest.mark.parametrize("field", ["checkpoint", "stop", "leave", "yield_"])
@@ -193,7 +185,7 @@ def test_one_unreadable_entry_spoils_the_word() -> None:
 @given(entries=st.lists(control_entries(), min_size=1, max_size=9))
 def test_the_verdict_is_the_and_or_or_of_the_entries(entries: list[ControlEntry]) -> None:
     word = reduced(*entries)
-    assert word.commit == (all(e.vote for e in entries) and word.digest_agreed is not False)
+    assert word.commit == (word.digest_agreed is not False)
     for field in ("checkpoint", "stop", "leave", "yield_"):
         assert getattr(word, field) == any(getattr(e, field) for e in entries)
     assert bool(word.dissenters) == (word.digest_agreed is False)
@@ -257,7 +249,7 @@ def test_what_was_asked_stays_asked() -> None:
 
 def test_an_entry_says_all_flags() -> None:
     entry = ControlEntry.saying(Flags(checkpoint=True, stop=True, leave=True, yield_=True))
-    assert (entry.vote, entry.checkpoint, entry.stop, entry.leave, entry.yield_) == (True,) * 5
+    assert (entry.checkpoint, entry.stop, entry.leave, entry.yield_) == (True,) * 4
     assert entry.digest_step == NO_DIGEST_STEP
 
 

@@ -10,7 +10,6 @@ from dtd.engine.step_protocol import (
     Phase,
     Reaction,
     Report,
-    Ruling,
     StateKey,
     StepProtocol,
     TakeOver,
@@ -21,8 +20,7 @@ from dtd.errors import LocalProtocolError, ProtocolError
 GENERATION = 4
 LIVE = StateKey(3, 7)
 NEXT = StateKey(GENERATION, 8)
-VOTE = encode_entry(ControlEntry())
-VETO = encode_entry(ControlEntry(vote=False))
+QUIET = encode_entry(ControlEntry())
 A, B = bytes(16), bytes([1] * 16)
 
 
@@ -34,7 +32,7 @@ def in_phase(phase: Phase) -> StepProtocol:
         (Phase.OPEN, protocol.open),
         (Phase.COMPUTING, lambda: protocol.begin(GENERATION)),
         (Phase.PREPARED, protocol.prepare),
-        (Phase.DECIDED, lambda: protocol.judge([VOTE])),
+        (Phase.DECIDED, lambda: protocol.judge([QUIET])),
         (Phase.APPLYING, protocol.apply),
     ]
     for reached, go in steps:
@@ -81,7 +79,7 @@ CALLS = {
     "begin": lambda protocol: protocol.begin(GENERATION),
     "prepare": lambda protocol: protocol.prepare(),
     "entry": lambda protocol: protocol.entry(Flags()),
-    "judge": lambda protocol: protocol.judge([VOTE]),
+    "judge": lambda protocol: protocol.judge([QUIET]),
     "apply": lambda protocol: protocol.apply(),
     "commit": lambda protocol: protocol.commit(),
     "replace": lambda protocol: protocol.replace(),
@@ -124,32 +122,21 @@ def test_an_entry_carries_what_is_asked_and_a_digest() -> None:
     protocol = in_phase(Phase.PREPARED)
     entry = protocol.entry(Flags(leave=True), digest_step=7, digest=A)
     assert entry == encode_entry(ControlEntry(leave=True, digest_step=7, digest=A))
-    assert protocol.entry(Flags()) == VOTE
+    assert protocol.entry(Flags()) == QUIET
 
 
-def test_all_votes_commit() -> None:
+def test_a_complete_word_commits() -> None:
     protocol = in_phase(Phase.PREPARED)
-    verdict = protocol.judge([VOTE, encode_entry(ControlEntry(stop=True))])
-    assert verdict.ruling is Ruling.COMMIT
-    assert verdict.word.stop
+    word = protocol.judge([QUIET, encode_entry(ControlEntry(stop=True))])
+    assert word.commit
+    assert word.stop
     assert protocol.prepared == NEXT
 
 
-@pytest.mark.parametrize(
-    ("entries", "ruling"),
-    [
-        ([VOTE, VETO], Ruling.REDO),
-        (
-            [encode_entry(ControlEntry(digest_step=7, digest=one)) for one in (A, B)],
-            Ruling.DIVERGED,
-        ),
-    ],
-)
-def test_what_is_not_committed_may_not_be_committed_later(
-    entries: list[bytes], ruling: Ruling
-) -> None:
+def test_what_is_not_committed_may_not_be_committed_later() -> None:
     protocol = in_phase(Phase.PREPARED)
-    assert protocol.judge(entries).ruling is ruling
+    entries = [encode_entry(ControlEntry(digest_step=7, digest=one)) for one in (A, B)]
+    assert not protocol.judge(entries).commit
     assert protocol.report() == Report(live=LIVE, prepared=None)
     with pytest.raises(LocalProtocolError):
         protocol.commit()
@@ -159,14 +146,14 @@ def test_what_is_not_committed_may_not_be_committed_later(
 
 def test_only_voters_decide_which_state_is_right() -> None:
     entries = [encode_entry(ControlEntry(digest_step=7, digest=one)) for one in (A, B)]
-    verdict = in_phase(Phase.PREPARED).judge(entries, voters={0})
-    assert (verdict.word.dissenters, verdict.word.majority) == ((1,), True)
+    word = in_phase(Phase.PREPARED).judge(entries, voters={0})
+    assert (word.dissenters, word.majority) == ((1,), True)
 
 
 def test_an_entry_that_cannot_be_read_decides_nothing() -> None:
     protocol = in_phase(Phase.PREPARED)
     with pytest.raises(ProtocolError):
-        protocol.judge([VOTE, b"?"])
+        protocol.judge([QUIET, b"?"])
     assert protocol.prepared == NEXT
 
 

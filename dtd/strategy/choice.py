@@ -22,7 +22,7 @@ from dtd.strategy.diloco import Nesterov, StreamingDiloco
 from dtd.strategy.local_sgd import Average, LocalSgd, Outer, PostLocal
 from dtd.strategy.replicated import Replicated
 from dtd.strategy.scalars import StepScalars
-from dtd.strategy.sharded.pooled_gradients import Passes
+from dtd.strategy.sharded.gradients import Passes
 from dtd.strategy.sharded.strategy import Sharded
 
 CODECS: Final[Mapping[str, Callable[[JobSpec], Codec] | None]] = {

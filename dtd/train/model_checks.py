@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.errors import TaskError
-from dtd.strategy.sharded.shared_memory import Region, overlap
+from dtd.strategy.sharded.memory import Region, overlap
 from dtd.train.state.tensors import DTYPES
 from dtd.train.state.weights import extra_states, named_state_buffers
 

@@ -1,4 +1,4 @@
-"""Check that an optimizer, with its hooks, updates a part of a parameter as it would all of it."""
+"""Optimizers of a sharded state: each must update a part of a parameter as it would all of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from dtd.errors import TaskError
+from dtd.strategy.nested import leaves
 
 _ELEMENTWISE: Final = frozenset(
     {
@@ -27,6 +28,9 @@ _ELEMENTWISE: Final = frozenset(
     }
 )
 """Optimizers of torch that treat each element by itself."""
+
+_ONCE: Final = ("step", "eta", "mu", "mu_product")
+"""Entries that torch's optimizers keep once for each parameter, whatever its shape."""
 
 
 def check_shardable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -134,3 +138,38 @@ def _is_elementwise(kind: type) -> bool:
         if not base.__module__.startswith("dtd."):
             return False
     return False
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether an entry of the optimizer has its parameter's shape, so that it is divided."""
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def flattened(key: str, value: Any, parameter: Tensor) -> Any:
+    """Return an entry of a whole parameter as that of a one-dimensional one."""
+    once = isinstance(value, Tensor) and value.dim() == 0 and (parameter.dim() or key in _ONCE)
+    check_shape(key, value, parameter)
+    return value if once or not isinstance(value, Tensor) else value.detach().reshape(-1)
+
+
+def check_shape(key: str, value: Any, parameter: Tensor) -> None:
+    """Check that an entry which is to be divided has its parameter's shape.
+
+    Raises:
+        TaskError: it has another one, or is one of several in a list or a dictionary.
+    """
+    if not isinstance(value, Tensor) and any(is_sharded(one) for one in leaves(value)):
+        raise TaskError(
+            f"the optimizer keeps {key} as a {type(value).__name__} with tensors in it, which"
+            " cannot be sharded",
+            remedy="keep each tensor as an entry of its own, with the parameter's shape, or use"
+            ' strategy.name = "replicated"',
+        )
+    if is_sharded(value) and value.shape != parameter.shape:
+        raise TaskError(
+            f"the optimizer keeps {key} of shape {tuple(value.shape)} for a parameter of shape"
+            f" {tuple(parameter.shape)}, which cannot be sharded",
+            remedy="keep what is not of the parameter's shape as a number or as a tensor without"
+            " dimensions, use an optimizer that treats each element by itself, or"
+            ' strategy.name = "replicated"',
+        )

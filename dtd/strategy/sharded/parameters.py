@@ -1,21 +1,29 @@
-"""The parameters in flat buckets, which ranks gather at the beginning of a step.
+"""The memory of the parameters: in flat buckets, which ranks gather when they are needed.
+
+In stages 1 and 2 (`FlatParameters`) they are gathered at the beginning of a step.
 
 A rank updates only the parts of the parameters that it holds (`dtd.strategy.sharded.state`).  The
 rest of its memory is a cache, which is one update behind until the all-gather of the next step has
 refreshed it.  Forward need not wait for all of it: a module waits for the buckets with its own
 parameters, in a hook before its forward and whenever one of its parameters is read as an attribute.
-So a model may also use the parameters of its submodules directly, tied weights for example.
-One that reaches them in another way (`dtd.strategy.sharded.direct_uses`), or is compiled, waits for
-all of them before its forward.  Buckets are gathered in the order of forward, which is the reverse
+So a model may also use the parameters of its submodules directly, tied weights for example.  One
+that reaches them in another way (`DirectUses`), or is compiled, waits for all of them before its
+forward.  Buckets are gathered in the order of forward, which is the reverse
 of the gradients' order.
 
 As in ZeRO (Rajbhandari et al. 2020, section 5.2: each process gathers the updated parameters at the
 end of a step); here at the beginning of the next one, where forward hides it.
+
+In stage 3 (`GatheredParameters`) they have memory only while they are needed: the storage of a
+bucket is given memory and released by `resize_`; tensors that autograd has saved refer to the same
+storage, and find the same values there when it is filled again.  As in PyTorch FSDP (Zhao et al.
+2023).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,11 +35,9 @@ from torch import Tensor, nn
 from dtd.exchange.api import BucketMemory
 from dtd.exchange.ring.buckets import BucketPlan
 from dtd.exchange.ring.chunks import Operation
-from dtd.strategy.sharded.direct_uses import DirectUses
-from dtd.strategy.sharded.former_memory import FormerMemory
-from dtd.strategy.sharded.gates import Gates
-from dtd.strategy.sharded.storages import bucket_finder
-from dtd.strategy.sharded.units import is_compiled
+from dtd.strategy.buckets import bucket_of_each, views_of
+from dtd.strategy.sharded.memory import BucketOf, FormerMemory, bucket_finder
+from dtd.strategy.sharded.uses import DirectUses, Gates, is_compiled
 from dtd.strategy.wire_memory import bucket_memory
 
 
@@ -57,21 +63,14 @@ class FlatParameters:
         *,
         mirrors: int = 0,
     ) -> None:
-        self.flats: list[Tensor] = []
         self.waited_s = 0.0
         self._former = FormerMemory(parameters)
         self._names = [shape.name for shape in plan.parameters]
-        self._bucket_of: dict[int, int] = {}
-        for number, bucket in enumerate(plan.buckets):
-            dtype = parameters[bucket.places[0].parameter].dtype
-            flat = torch.empty(bucket.elements, dtype=dtype)
-            for place in bucket.places:
-                parameter = parameters[place.parameter]
-                view = flat[place.start : place.stop].view(parameter.shape)
-                view.copy_(parameter.detach())
-                parameter.data = view
-                self._bucket_of[id(parameter)] = number
-            self.flats.append(flat)
+        self._bucket_of = {
+            id(parameter): bucket
+            for parameter, bucket in zip(parameters, bucket_of_each(plan), strict=True)
+        }
+        self.flats, _ = moved_to_buckets(parameters, plan)
         self._memories = [
             dataclasses.replace(bucket_memory(flat), operation=Operation.ALL_GATHER, copies=mirrors)
             for flat in reversed(self.flats)
@@ -173,6 +172,82 @@ class FlatParameters:
             self._wait(len(self.flats) - 1 - bucket)
             self._awaited.discard(bucket)
             self.waited_s += time.perf_counter() - begun_s
+
+
+class GatheredParameters:
+    """The flat tensors of one model; full at first.
+
+    Args:
+        parameters: the trained parameters, in the plan's order; they become views.
+        plan: their places in buckets.
+
+    Attributes:
+        flats: a flat tensor for each bucket; without memory while it is empty.
+        bucket_of: tells of which of them a tensor is a view.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], plan: BucketPlan) -> None:
+        self.flats, views = moved_to_buckets(parameters, plan)
+        self._views = list(zip(parameters, views, strict=True))
+        self._shown = True
+        self.bucket_of: BucketOf = bucket_finder(self.flats)
+        self._sizes = [flat.untyped_storage().nbytes() for flat in self.flats]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that they have now."""
+        return sum(flat.untyped_storage().nbytes() for flat in self.flats)
+
+    def is_full(self, bucket: int) -> bool:
+        """Whether a bucket has memory."""
+        return self.flats[bucket].untyped_storage().nbytes() == self._sizes[bucket]
+
+    def allocate(self, bucket: int) -> Tensor:
+        """Give a bucket memory, with any contents; returns it."""
+        flat = self.flats[bucket]
+        if not self.is_full(bucket):
+            flat.untyped_storage().resize_(self._sizes[bucket])
+        return flat
+
+    def fill(self, bucket: int, values: Tensor) -> None:
+        """Give a bucket memory and these values; autograd sees no change."""
+        flat = self.allocate(bucket)
+        with torch.no_grad():  # parameters count their changes apart from the flat tensor
+            flat.copy_(values)
+
+    def empty(self, bucket: int) -> None:
+        """Release the memory of a bucket."""
+        self.flats[bucket].untyped_storage().resize_(0)
+
+    def show(self) -> None:
+        """Let the parameters be views of the buckets again."""
+        if not self._shown:
+            self._shown = True
+            for parameter, view in self._views:
+                parameter.data = view
+
+    def hide(self) -> None:
+        """Show NaN as parameters between steps: there is no memory behind them."""
+        if self._shown:
+            self._shown = False
+            for parameter, view in self._views:
+                parameter.data = view.new_full((), math.nan).expand(view.shape)
+
+
+def moved_to_buckets(
+    parameters: Sequence[nn.Parameter], plan: BucketPlan
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Make parameters views of flat tensors; returns these, and the views."""
+    dtypes = [parameters[bucket.places[0].parameter].dtype for bucket in plan.buckets]
+    flats = [
+        torch.empty(bucket.elements, dtype=dtype)
+        for bucket, dtype in zip(plan.buckets, dtypes, strict=True)
+    ]
+    views = views_of(parameters, plan, flats)
+    for parameter, view in zip(parameters, views, strict=True):
+        view.copy_(parameter.detach())
+        parameter.data = view
+    return flats, views
 
 
 def _nothing(bucket: int) -> None:

@@ -1,19 +1,18 @@
-"""Slices of parameters, and an optimizer's entries for them."""
+"""The parts of a state: slices of parameters, pieces of tensors, and columns of buckets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dtd.errors import TaskError
-from dtd.strategy.nested import leaves
+from dtd.errors import CheckpointError
 
-_ONCE: Final = ("step", "eta", "mu", "mu_product")
-"""Entries that torch's optimizers keep once for each parameter, whatever its shape."""
+Received = Mapping[str, Sequence[tuple[int, int, Tensor]]]
+"""By name of a tensor of the state: (start, stop, values) of pieces of the flattened tensor."""
 
 
 @dataclass(slots=True)
@@ -36,36 +35,76 @@ def overlaid(entries: Sequence[tuple[Slice, Tensor]], start: int, stop: int) -> 
     return target
 
 
-def is_sharded(value: Any) -> bool:
-    """Whether an entry of the optimizer has its parameter's shape, so that it is divided."""
-    return isinstance(value, Tensor) and value.dim() > 0
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, stop) of a flattened tensor of the state; `values` is live memory."""
+
+    start: int
+    stop: int
+    values: Tensor
 
 
-def flattened(key: str, value: Any, parameter: Tensor) -> Any:
-    """Return an entry of a whole parameter as that of a one-dimensional one."""
-    once = isinstance(value, Tensor) and value.dim() == 0 and (parameter.dim() or key in _ONCE)
-    check_shape(key, value, parameter)
-    return value if once or not isinstance(value, Tensor) else value.detach().reshape(-1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Place of a trained parameter: elements [start, stop) of a bucket."""
+
+    bucket: int
+    start: int
+    stop: int
 
 
-def check_shape(key: str, value: Any, parameter: Tensor) -> None:
-    """Check that an entry which is to be divided has its parameter's shape.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedTensor:
+    """A tensor of the state and the parts of it that this rank holds.
 
-    Raises:
-        TaskError: it has another one, or is one of several in a list or a dictionary.
+    Attributes:
+        name: its name in the whole state.
+        dtype: its element type.
+        shape: shape of the whole tensor.
+        place: where it lies, or the parameter that it is about.
+        pieces: in ascending order.
     """
-    if not isinstance(value, Tensor) and any(is_sharded(one) for one in leaves(value)):
-        raise TaskError(
-            f"the optimizer keeps {key} as a {type(value).__name__} with tensors in it, which"
-            " cannot be sharded",
-            remedy="keep each tensor as an entry of its own, with the parameter's shape, or use"
-            ' strategy.name = "replicated"',
-        )
-    if is_sharded(value) and value.shape != parameter.shape:
-        raise TaskError(
-            f"the optimizer keeps {key} of shape {tuple(value.shape)} for a parameter of shape"
-            f" {tuple(parameter.shape)}, which cannot be sharded",
-            remedy="keep what is not of the parameter's shape as a number or as a tensor without"
-            " dimensions, use an optimizer that treats each element by itself, or"
-            ' strategy.name = "replicated"',
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    place: Place
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """Values of one bucket's elements under one name, as far as this rank holds them.
+
+    Attributes:
+        dtype: the element type.
+        pieces: (first element in the bucket, values), in ascending order.
+    """
+
+    dtype: torch.dtype
+    pieces: Sequence[tuple[int, Tensor]]
+
+    def parts(self, start: int, stop: int) -> list[tuple[int, Tensor]]:
+        """Return the held pieces of elements [start, stop): (first element, values)."""
+        found = []
+        for first, values in self.pieces:
+            a, b = max(start, first), min(stop, first + values.numel())
+            if a < b:
+                found.append((a, values[a - first : b - first]))
+        return found
+
+
+def fill(tensor: ShardedTensor, piece: Piece, given: Sequence[tuple[int, int, Tensor]]) -> None:
+    """Set a piece to the values that are given for its elements, which may be more."""
+    missing = piece.stop - piece.start
+    for start, stop, values in given:
+        if values.dtype != tensor.dtype or values.numel() != stop - start:
+            raise CheckpointError(f"a part of the state has another {tensor.name}")
+        a, b = max(start, piece.start), min(stop, piece.stop)
+        if a < b:
+            piece.values[a - piece.start : b - piece.start].copy_(values[a - start : b - start])
+            missing -= b - a
+    if missing:
+        raise CheckpointError(
+            f"a part of the state lacks elements of [{piece.start}, {piece.stop}) of {tensor.name}"
         )

@@ -31,8 +31,17 @@ from torch import Tensor, nn
 from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
 from dtd.exchange.ring.buckets import BucketPlan
 from dtd.strategy.nested import copied
-from dtd.strategy.sharded.pieces import Column, Piece, Place, Received, ShardedTensor, fill
-from dtd.strategy.sharded.slices import Slice, check_shape, flattened, is_sharded, overlaid
+from dtd.strategy.sharded.optimizers import check_shape, flattened, is_sharded
+from dtd.strategy.sharded.slices import (
+    Column,
+    Piece,
+    Place,
+    Received,
+    ShardedTensor,
+    Slice,
+    fill,
+    overlaid,
+)
 
 
 @dataclass(slots=True, kw_only=True)

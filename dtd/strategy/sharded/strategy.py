@@ -10,8 +10,8 @@ A rank changes only what it holds, and nothing before the vote, so there is noth
 two halves of an all-reduce carry what replicated training sends in one, so traffic is the same.
 After ZeRO-1 (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models"), with mirrors, so that the loss of a rank loses no state.  In stage 2, as in
-ZeRO-2, a rank keeps only the gradients of what it holds (`dtd.strategy.sharded.pooled_gradients`),
-and in stage 3, as in ZeRO-3, only the parameters (`dtd.strategy.sharded.unit_passes`).
+ZeRO-2, a rank keeps only the gradients of what it holds (`dtd.strategy.sharded.gradients`),
+and in stage 3, as in ZeRO-3, only the parameters (`dtd.strategy.sharded.units`).
 """
 
 from __future__ import annotations
@@ -21,26 +21,29 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dtd.engine.shard_digests import Shared
 from dtd.engine.shards import Division, ShardSet
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.ring.buckets import BucketPlan, plan_buckets
 from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
-from dtd.strategy.buckets import parameter_shapes
+from dtd.strategy.buckets import norm_of, parameter_shapes
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.scalars import StepScalars
-from dtd.strategy.sharded.norm import SquaredNorm
+from dtd.strategy.sharded.gradients import (
+    Passes,
+    PooledGradients,
+    ShardGradients,
+    WholeGradients,
+)
 from dtd.strategy.sharded.optimizers import check_hooks
 from dtd.strategy.sharded.parameters import FlatParameters
-from dtd.strategy.sharded.pooled_gradients import Passes, PooledGradients
 from dtd.strategy.sharded.regroup import regroup
 from dtd.strategy.sharded.state import ShardedState
-from dtd.strategy.sharded.unit_passes import UnitPasses
-from dtd.strategy.sharded.units import plan_units, units_of
-from dtd.strategy.sharded.whole_gradients import ShardGradients, WholeGradients
+from dtd.strategy.sharded.units import UnitPasses, plan_units, units_of
+from dtd.strategy.wire_memory import bucket_memory
 
 _COMPILED: Final = "_orig_mod."
 """Prefix that torch.compile adds to names; a state has names without it."""
@@ -287,3 +290,32 @@ def _gradients(
     if stage == 1:
         return WholeGradients(parameters, plan, device, mirrors=mirrors, codec=codec)
     return PooledGradients(parameters, plan, mirrors=mirrors, codec=codec, passes=passes)
+
+
+class SquaredNorm:
+    """The norm of gradients of which each rank has only a part.
+
+    A rank computes the sum of squares of its own segments; the sums of all ranks are added in one
+    small exchange, the last one of a step.  So every rank knows the same norm, and whether every
+    gradient is finite: the square of what is not finite is not finite either.
+
+    Attributes:
+        memory: its exchange.
+    """
+
+    def __init__(self) -> None:
+        self._sum = torch.zeros(1, dtype=torch.float64)
+        self.memory = bucket_memory(self._sum)
+
+    def clear(self) -> None:
+        """Begin a sum."""
+        self._sum.zero_()
+
+    def add(self, gradients: Tensor) -> None:
+        """Add this rank's gradients, which no other rank adds."""
+        norm = norm_of(gradients)
+        self._sum += norm * norm
+
+    def norm(self) -> float:
+        """Return the norm of all ranks' gradients, once the exchange is complete."""
+        return math.sqrt(float(self._sum))

@@ -7,8 +7,8 @@ import sys
 
 NOTHING_COMPILED = """
 import sys, torch
-from dtd.strategy.sharded.direct_uses import DirectUses
-from dtd.strategy.sharded.former_memory import FormerMemory
+from dtd.strategy.sharded.uses import DirectUses
+from dtd.strategy.sharded.memory import FormerMemory
 
 own = torch.ones(3)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import time
 
 import pytest
 import torch
 from torch import nn
 
 from dtd.exchange.ring.buckets import plan_buckets
-from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 
@@ -36,17 +34,6 @@ def flat_parameters(model: nn.Module, *, mirrors: int = 0) -> FlatParameters:
 def chain() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
-
-
-def test_parameters_keep_their_values_and_become_views_of_the_buckets() -> None:
-    model = chain()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    flats = flat_parameters(model).flats
-    for value, parameter in zip(before, model.parameters(), strict=True):
-        assert torch.equal(value, parameter)
-    for flat in flats:
-        flat.fill_(2.0)
-    assert all(bool((parameter == 2.0).all()) for parameter in model.parameters())
 
 
 def test_a_layer_waits_for_its_own_parameters_only_first_layers_first() -> None:
@@ -92,14 +79,6 @@ def test_a_parameter_that_is_used_without_its_module_is_waited_for(use) -> None:
     assert gathers.awaited == [2]
 
 
-def test_what_a_module_keeps_a_list_of_is_waited_for_before_its_forward() -> None:
-    """An LSTM reads its parameters from a list that it made when it was built."""
-    model, gathers = nn.LSTM(3, 2), Gathers()
-    gathers.into(flat_parameters(model))
-    model(torch.ones(1, 1, 3))
-    assert sorted(gathers.awaited) == [0, 1, 2, 3]
-
-
 def test_nobody_waits_when_no_step_is_open_or_it_is_over() -> None:
     model, gathers = chain(), Gathers()
     parameters = flat_parameters(model)
@@ -108,17 +87,6 @@ def test_nobody_waits_when_no_step_is_open_or_it_is_over() -> None:
     parameters.forget()
     model(torch.ones(1, 4))
     assert gathers.awaited == []
-
-
-def test_frozen_parameters_are_in_no_bucket() -> None:
-    model = chain()
-    model[1].weight.requires_grad_(requires_grad=False)
-    gathers = Gathers()
-    gathers.into(flat_parameters(model))
-    assert model[1].weight is not None
-    assert (gathers.started, gathers.awaited) == ([0, 1], [])
-    assert model[1]._parameters.get("no such") is None
-    assert model[0]._parameters.get("no such", 1) == 1
 
 
 def test_a_copy_of_the_model_is_an_ordinary_one() -> None:
@@ -137,34 +105,3 @@ def test_a_compiled_model_waits_for_everything_at_once() -> None:
     gathers.into(flat_parameters(model))
     assert gathers.awaited == [0, 1]
     assert type(model[0]._parameters) is dict
-
-
-def test_gathers_leave_out_what_ranks_mirror() -> None:
-    memories = flat_parameters(chain(), mirrors=2).memories()
-    assert {(one.operation, one.copies) for one in memories} == {(Operation.ALL_GATHER, 2)}
-
-
-def test_a_closed_model_is_as_it_was() -> None:
-    model, gathers = chain(), Gathers()
-    parameters = flat_parameters(model)
-    gathers.into(parameters)
-    parameters.close()
-    model(torch.ones(1, 4))
-    assert gathers.awaited == []
-    assert type(model[0]._parameters) is dict
-    assert parameters.size_bytes == 3 * 64
-
-
-def test_the_time_of_waiting_is_counted(monkeypatch) -> None:
-    model, now = chain(), [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    parameters = flat_parameters(model)
-
-    def wait(index: int) -> None:
-        now[0] += 2.0 + index
-
-    parameters.start(lambda index: None, wait)
-    model(torch.ones(1, 4))
-    now[0] += 50.0
-    model(torch.ones(1, 4))
-    assert parameters.waited_s == 9.0

@@ -16,9 +16,8 @@ from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.api import LossSum
 from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
-from dtd.strategy.sharded.pooled_gradients import PooledGradients
+from dtd.strategy.sharded.gradients import PooledGradients
 from dtd.strategy.sharded.wire_pool import PIECES, Turn, WirePool, pool_bytes, usual_bytes
-from tests.shards import held_shards
 
 LAYERS = 9
 ELEMENTS = 12 * LAYERS
@@ -186,32 +185,6 @@ def test_a_large_bucket_waits_for_the_one_before_it_and_for_no_other() -> None:
     pool.start()
     assert pool.piece(6) is not None, "the large one before it is complete"
     assert calls.seen[7:] == [("start", 5)]
-
-
-def test_an_exchange_may_have_another_piece_in_another_order() -> None:
-    layouts = [
-        FlatLayout(dtype=torch.float64, tensors=(TensorPlace(start=0, stop=n, shape=(n,)),))
-        for n in (2, 2, 2, 2, 100)
-    ]
-    pool = WirePool(layouts, mirrors=0, codec=None)
-
-    def homes(*order: int) -> list[int]:
-        exchanges = pool.exchanges([Turn(Operation.REDUCE_SCATTER, bucket) for bucket in order])
-        return [one.home.offset_bytes for one in exchanges if one.home is not None]
-
-    first, second = homes(0, 1, 2), homes(4, 1, 2)
-    assert first[1:] != second[1:], "the large one does not use up a turn"
-    assert second[1] == first[0]
-
-
-@pytest.mark.parametrize(("mirrors", "share"), [(0, 1 / 4), (1, 2 / 4)])
-def test_memory_is_the_share_of_a_rank_and_a_few_buckets(mirrors: int, share: float) -> None:
-    model = chain()
-    gradients = pooled(model, mirrors=mirrors)
-    in_flight = PIECES * 12 * 8
-    for rank in range(4):
-        gradients.begin(lambda: None, 1.0, held_shards(rank, 4, mirrors))
-        assert gradients.size_bytes == in_flight + share * ELEMENTS * 8
 
 
 def test_a_gradient_after_its_bucket_has_left_is_refused() -> None:

@@ -72,20 +72,6 @@ def assert_parts_of(part: Bound, whole: Bound) -> None:
             torch.testing.assert_close(mine, values[start:stop], rtol=1e-6, atol=1e-7)
 
 
-def test_a_whole_state_has_each_tensor_in_one_piece() -> None:
-    bound = Bound()
-    bound.update(3)
-    names = [(one.name, one.shape) for one in bound.state.tensors()]
-    assert names == [
-        ("model.matrix", (5, 7)),
-        ("model.vector", (11,)),
-        ("model.scalar", ()),
-        *((f"optimizer.{i}.{key}", shape) for i, shape in ((1, (5, 7)), (2, (11,)), (3, ()))
-          for key in ("exp_avg", "exp_avg_sq")),
-    ]  # fmt: skip
-    assert bound.state.holds == WHOLE
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 @pytest.mark.parametrize("mirrors", [0, 1])
 def test_ranks_together_compute_what_one_computes_alone(world_size, mirrors) -> None:
@@ -144,19 +130,6 @@ def test_a_slice_that_stays_needs_no_memory_while_a_cut_is_staged() -> None:
         for one in (whole, bound):
             one.update(seed)
         assert_parts_of(bound, whole)
-
-
-def test_what_the_optimizer_keeps_once_is_on_every_rank() -> None:
-    bound = Bound()
-    bound.cut(0, 19)
-    bound.state.keep()
-    bound.update(1)
-    bound.update(2, present=(True, False, True))
-    steps = {number: float(values["step"]) for number, values in bound.state.common().items()}
-    assert steps == {1: 2.0, 2: 1.0, 3: 2.0}
-    assert set(bound.state.entries()) == {
-        f"{number}.{key}" for number in (1, 2, 3) for key in ("exp_avg", "exp_avg_sq")
-    }
 
 
 def test_staged_slices_can_be_put_back() -> None:
@@ -219,22 +192,3 @@ def test_state_of_parameters_that_are_not_trained_is_common() -> None:
     bound.update(1)
     assert float(bound.state.common()[0]["step"]) == 0.0
     assert float(bound.state.common()[1]["step"]) == 1.0
-
-
-def test_groups_keep_their_settings() -> None:
-    def build(parameters):
-        return torch.optim.SGD(
-            [
-                {"params": parameters[:2], "lr": 0.5},
-                {"params": parameters[2:], "lr": 0.0, "momentum": 0.9},
-            ],
-            lr=0.1,
-        )
-
-    bound, before = Bound(build), Model()
-    bound.cut(0, 1)
-    bound.state.keep()
-    bound.update(1)
-    assert torch.equal(bound.model.vector, before.vector)
-    assert not torch.equal(bound.model.matrix, before.matrix)
-    assert [len(group["params"]) for group in bound.optimizer.param_groups] == [2, 2]

@@ -8,7 +8,7 @@ from torch import nn
 
 from dtd.errors import TaskError
 from dtd.strategy.buckets import parameter_shapes
-from dtd.strategy.sharded.gathered_parameters import GatheredParameters
+from dtd.strategy.sharded.parameters import GatheredParameters
 from dtd.strategy.sharded.units import plan_units, units_of
 
 

@@ -19,7 +19,7 @@ from dtd.strategy.codec.powersgd import PowerSGD
 from dtd.strategy.codec.sign import Sign
 from dtd.strategy.codec.sparse import RandomK, TopK
 from dtd.strategy.diloco import Nesterov, StreamingDiloco
-from dtd.strategy.local_sgd import Average, LocalSgd, Outer, PostLocal
+from dtd.strategy.local_sgd import Average, Changes, LocalSgd, Outer, PostLocal
 from dtd.strategy.replicated import Replicated
 from dtd.strategy.scalars import StepScalars
 from dtd.strategy.sharded.gradients import Passes
@@ -161,14 +161,13 @@ def _local_sgd(
     outer: Outer = Average()
     if table.name == "diloco":
         outer = Nesterov(parts[0].named, lr=table.outer_lr, momentum=table.outer_momentum)
-    return LocalSgd(
+    changes = Changes(
         parts[0],
         device,
-        scalars,
-        outer=outer,
-        codec=codec() if codec is not None else None,
+        codec() if codec is not None else None,
         bucket_bytes=int(spec.sync.bucket_mib * _MIB),
     )
+    return LocalSgd(parts[0], scalars, outer=outer, changes=changes)
 
 
 def _streaming(

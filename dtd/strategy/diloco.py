@@ -41,10 +41,9 @@ import torch
 from torch import Tensor, nn
 
 from dtd.exchange.api import BucketMemory, Collective
-from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
-from dtd.strategy.codec.api import Codec, World
-from dtd.strategy.codec.local_state import LocalState
-from dtd.strategy.local_sgd import Changes, take_local_steps
+from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats
+from dtd.strategy.codec.api import Codec
+from dtd.strategy.local_sgd import Changes, LocalSteps
 from dtd.strategy.scalars import StepScalars
 
 
@@ -115,7 +114,7 @@ def cut(sizes: Sequence[int], count: int) -> list[list[int]]:
     return groups
 
 
-class StreamingDiloco(Strategy):
+class StreamingDiloco(LocalSteps):
     """Rounds in which one fragment is exchanged.
 
     Args:
@@ -147,29 +146,21 @@ class StreamingDiloco(Strategy):
         codec: Callable[[], Codec] | None,
         bucket_bytes: int,
     ) -> None:
-        self._name = part.name
-        self._parameters = [parameter for _, parameter in part.named]
         self._fragments: list[Fragment] = []
-        for places in cut([parameter.numel() for parameter in self._parameters], fragments):
+        for places in cut([parameter.numel() for _, parameter in part.named], fragments):
             named = [part.named[place] for place in places]
             made = codec() if codec is not None else None
             own = Part(name=part.name, named=named, places=places)
             changes = Changes(own, device, made, bucket_bytes=bucket_bytes)
             outer = Nesterov(named, lr=lr, momentum=momentum)
             self._fragments.append(Fragment(places=places, changes=changes, outer=outer))
+        super().__init__(part, scalars, [one.changes for one in self._fragments])
         self._active = self._fragments[0]
         self._turn, self._mixing = turn, mixing
-        self._scalars, self._scalars_bucket = scalars, 0
         self._drift = [torch.zeros_like(parameter.detach()) for parameter in self._parameters]
         self._next_drift: list[Tensor] | None = None
-        self._check: Callable[[], None] = lambda: None
-        self._put_back: Callable[[], None] | None = None
 
     # --- between rounds --------------------------------------------------------------------
-
-    @property
-    def names(self) -> list[str]:
-        return [self._name]
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
@@ -177,59 +168,34 @@ class StreamingDiloco(Strategy):
 
     @property
     def size_bytes(self) -> int:
-        changes = sum(one.changes.size_bytes for one in self._fragments)
-        drift = sum(tensor.nbytes for tensor in self._drift)
-        return changes + 2 * drift + len(self._scalars.memory.view)
-
-    @property
-    def fits(self) -> bool:
-        return any(one.changes.buckets.fits for one in self._fragments)
-
-    def plan(self) -> list[tuple[str, str]]:
-        return [(self._name, one.changes.plan.digest()) for one in self._fragments]
-
-    def regroup(self, world: World) -> None:
-        for one in self._fragments:
-            one.changes.buckets.regroup(world)
+        return super().size_bytes + 2 * sum(tensor.nbytes for tensor in self._drift)
 
     def replaced(self) -> None:
-        """Reset the codec's local state, and the drift."""
-        for one in self._fragments:
-            one.changes.buckets.reset()
+        super().replaced()
         torch._foreach_zero_(self._drift)
-
-    def unsent(self, step: int) -> list[LocalState]:
-        """Return the codec's residuals only: drift is not transferred."""
-        return [state for one in self._fragments for state in one.changes.buckets.unsent(step)]
-
-    def close(self) -> None:
-        for one in self._fragments:
-            one.changes.buckets.close()
 
     # --- a round ---------------------------------------------------------------------------
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
         """The buckets of the fragment whose turn it is, then the round's scalars."""
-        del updates
         self._active = self._fragments[self._turn(step) % len(self._fragments)]
-        memories = self._active.changes.buckets.exchanges(step)
-        self._scalars_bucket = len(memories)
-        return [*memories, self._scalars.memory]
+        self._changes = self._active.changes
+        return super().exchanges(step, updates)
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
-        self._check, self._put_back, self._next_drift = check, None, None
-        self._active.changes.buckets.begin(scale)
+        self._next_drift = None
+        super().begin(check, scale)
 
     def compute(self, work: Computation, ring: Collective) -> None:
         """Submit the fragment's change, then take the steps while it is being exchanged."""
-        self._put_back = work.remember_optimizer()
+        self._restore_optimizer = work.remember_optimizer()
         for one in self._fragments:
             one.changes.remember()
         try:
             with torch.no_grad():
                 torch._foreach_add_(list(self._parameters), self._drift)
-            self._active.changes.hand_over(work.share, ring, self._check)
-            sums = take_local_steps(work, self._name, self._parameters, self._check)
+            self._changes.hand_over(work.share, ring, self._check)
+            sums = self._take_steps(work)
             drift = self._drifted()
         finally:
             for one in self._fragments:
@@ -238,8 +204,7 @@ class StreamingDiloco(Strategy):
         if not all(bool(torch.isfinite(tensor).all()) for tensor in drift):
             sums = LossSum(loss_sum=sums.loss_sum, weight=math.nan)
         self._next_drift = drift
-        work.write_scalars(self._scalars, sums, [True] * len(self._parameters))
-        ring.start(self._scalars_bucket)
+        self._send_scalars(work, sums, ring)
 
     def _drifted(self) -> list[Tensor]:
         """Return the difference of the weights from the job's, in the parameters' order."""
@@ -249,13 +214,9 @@ class StreamingDiloco(Strategy):
                 drift[place] = self._parameters[place].detach() - anchor
         return drift
 
-    def collect(self, ring: Collective) -> None:
-        self._active.changes.buckets.wait(ring.wait)
-        ring.wait(self._scalars_bucket)
-
     def apply(self, work: Computation) -> StepStats:
         """Take the outer step of one fragment, and mix this rank's weights with the result."""
-        changes = self._active.changes
+        changes = self._changes
         changes.buckets.revoke()
         totals, norm = self._scalars.totals(), changes.buckets.norm()
         finite = math.isfinite(norm) and math.isfinite(totals.weight)
@@ -272,18 +233,10 @@ class StreamingDiloco(Strategy):
         return StepStats(updates=[applied], finite=finite, totals=totals)
 
     def commit(self) -> None:
-        self._put_back = None
-        self._active.changes.buckets.commit()
+        super().commit()
         if self._next_drift is not None:
             self._drift, self._next_drift = self._next_drift, None
 
     def rollback(self) -> None:
-        if self._put_back is not None:
-            self._put_back()
-            self._put_back = None
         self._next_drift = None
-        self._active.changes.buckets.rollback()
-
-    def release(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        super().rollback()

@@ -149,37 +149,24 @@ class Changes:
                 self.buckets.send(index, ring.start)
 
 
-class LocalSgd(Strategy):
-    """Rounds of local steps.
+class LocalSteps(Strategy):
+    """Rounds of local steps, each of which exchanges some of the model's changes.
 
     Args:
         part: the parameters of the one optimizer.
-        device: the model's device.
         scalars: the last bucket of a round.
-        outer: applies the round's update.
-        codec: encodes the changes; None sends them unchanged.
-        bucket_bytes: size of a bucket of changes.
+        changes: those of all parameters, in one or several parts.
     """
 
-    def __init__(
-        self,
-        part: Part,
-        device: torch.device,
-        scalars: StepScalars,
-        *,
-        outer: Outer,
-        codec: Codec | None,
-        bucket_bytes: int,
-    ) -> None:
+    def __init__(self, part: Part, scalars: StepScalars, changes: Sequence[Changes]) -> None:
         self._name = part.name
         self._parameters = [parameter for _, parameter in part.named]
-        self._changes = Changes(part, device, codec, bucket_bytes=bucket_bytes)
         self._scalars = scalars
         self._scalars_bucket = 0
-        self._outer = outer
-        self._late: tuple[Computation, LossSum] | None = None
+        self._parts = list(changes)
+        self._changes = self._parts[0]  # those that this round exchanges
         self._check: Callable[[], None] = _nothing
-        self._put_back: Callable[[], None] | None = None
+        self._restore_optimizer: Callable[[], None] | None = None
 
     # --- between rounds --------------------------------------------------------------------
 
@@ -188,31 +175,30 @@ class LocalSgd(Strategy):
         return [self._name]
 
     @property
-    def shared(self) -> Mapping[str, Tensor]:
-        return self._outer.shared
-
-    @property
     def size_bytes(self) -> int:
-        return self._changes.size_bytes + len(self._scalars.memory.view)
+        return sum(one.size_bytes for one in self._parts) + len(self._scalars.memory.view)
 
     @property
     def fits(self) -> bool:
-        return self._changes.buckets.fits
+        return any(one.buckets.fits for one in self._parts)
 
     def plan(self) -> list[tuple[str, str]]:
-        return [(self._name, self._changes.plan.digest())]
+        return [(self._name, one.plan.digest()) for one in self._parts]
 
     def regroup(self, world: World) -> None:
-        self._changes.buckets.regroup(world)
+        for one in self._parts:
+            one.buckets.regroup(world)
 
     def replaced(self) -> None:
-        self._changes.buckets.reset()
+        for one in self._parts:
+            one.buckets.reset()
 
     def unsent(self, step: int) -> list[LocalState]:
-        return self._changes.buckets.unsent(step)
+        return [state for one in self._parts for state in one.buckets.unsent(step)]
 
     def close(self) -> None:
-        self._changes.buckets.close()
+        for one in self._parts:
+            one.buckets.close()
 
     # --- a round ---------------------------------------------------------------------------
 
@@ -224,16 +210,72 @@ class LocalSgd(Strategy):
         return [*memories, self._scalars.memory]
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
-        self._check, self._put_back, self._late = check, None, None
+        self._check, self._restore_optimizer = check, None
         self._changes.buckets.begin(scale)
+
+    def collect(self, ring: Collective) -> None:
+        self._changes.buckets.wait(ring.wait)
+        ring.wait(self._scalars_bucket)
+
+    def commit(self) -> None:
+        self._restore_optimizer = None
+        self._changes.buckets.commit()
+
+    def rollback(self) -> None:
+        if self._restore_optimizer is not None:
+            self._restore_optimizer()
+            self._restore_optimizer = None
+        self._changes.buckets.rollback()
+
+    def release(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _take_steps(self, work: Computation) -> LossSum:
+        """Take all steps of a round; returns their summed loss and weight."""
+        loss_sum = weight = 0.0
+        for number in range(work.steps):
+            self._check()
+            self.release()
+            work.take_step(number)
+            sums = work.backward(self._name, 0, last=_nothing)
+            loss_sum, weight = loss_sum + sums.loss_sum, weight + sums.weight
+            with work.tentative_update():
+                factor = work.begin_update(sums.weight)
+                if sums.weight:
+                    _scale(work, self._parameters, factor)
+                    work.update(self._name)
+                work.local_update_made()
+        return LossSum(loss_sum=loss_sum, weight=weight)
+
+    def _send_scalars(self, work: Computation, sums: LossSum, ring: Collective) -> None:
+        work.write_scalars(self._scalars, sums, [True] * len(self._parameters))
+        ring.start(self._scalars_bucket)
+
+
+class LocalSgd(LocalSteps):
+    """Rounds after which all ranks' changes are averaged, and applied by the outer step."""
+
+    def __init__(self, part: Part, scalars: StepScalars, *, outer: Outer, changes: Changes) -> None:
+        super().__init__(part, scalars, [changes])
+        self._outer = outer
+        self._late: tuple[Computation, LossSum] | None = None
+
+    @property
+    def shared(self) -> Mapping[str, Tensor]:
+        return self._outer.shared
+
+    def begin(self, check: Callable[[], None], scale: float) -> None:
+        self._late = None
+        super().begin(check, scale)
 
     def compute(self, work: Computation, ring: Collective) -> None:
         """Take all local steps; afterwards, even on failure, the weights are restored."""
-        self._put_back = work.remember_optimizer()
+        self._restore_optimizer = work.remember_optimizer()
         measures = self._outer.leaves_mean and work.keep_batches()
         self._changes.remember()
         try:
-            sums = take_local_steps(work, self._name, self._parameters, self._check)
+            sums = self._take_steps(work)
             self._changes.hand_over(work.share, ring, self._check)
         finally:
             self._changes.put_back()
@@ -243,19 +285,29 @@ class LocalSgd(Strategy):
         else:
             self._send_scalars(work, sums, ring)
 
-    def _send_scalars(self, work: Computation, sums: LossSum, ring: Collective) -> None:
-        work.write_scalars(self._scalars, sums, [True] * len(self._parameters))
-        ring.start(self._scalars_bucket)
-
     def collect(self, ring: Collective) -> None:
         """Wait; sends the scalars here if they hold the new weights' statistics."""
         self._changes.buckets.wait(ring.wait)
         if self._late is not None:
             (work, sums), self._late = self._late, None
-            measure_ahead(work, self._outer, self._parameters, self._changes)
+            self._measure_ahead(work)
             self.release()
             self._send_scalars(work, sums, ring)
         ring.wait(self._scalars_bucket)
+
+    def _measure_ahead(self, work: Computation) -> None:
+        """Measure BatchNorm's statistics for the weights that the outer step will lead to.
+
+        Nothing is done if the changes are not finite.
+        """
+        if not math.isfinite(self._changes.buckets.norm()):
+            return
+        try:
+            with torch.no_grad():
+                self._outer.look_ahead(self._parameters, self._changes.means)
+            work.measure_statistics()
+        finally:
+            self._changes.put_back()
 
     def apply(self, work: Computation) -> StepStats:
         """Take the outer step."""
@@ -268,20 +320,9 @@ class LocalSgd(Strategy):
         applied = Applied(name=self._name, loss=totals.loss, norm=norm)
         return StepStats(updates=[applied], finite=math.isfinite(norm), totals=totals)
 
-    def commit(self) -> None:
-        self._put_back = None
-        self._changes.buckets.commit()
-
     def rollback(self) -> None:
         self._late = None
-        if self._put_back is not None:
-            self._put_back()
-            self._put_back = None
-        self._changes.buckets.rollback()
-
-    def release(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        super().rollback()
 
 
 class PostLocal(Strategy):
@@ -381,60 +422,6 @@ class PostLocal(Strategy):
 
     def release(self) -> None:
         self._active.release()
-
-
-def take_local_steps(
-    work: Computation,
-    name: str,
-    parameters: Sequence[nn.Parameter],
-    check: Callable[[], None],
-) -> LossSum:
-    """Take all steps of a round on this rank's weights; returns their summed loss and weight.
-
-    Args:
-        work: the round.
-        name: name of the optimizer.
-        parameters: the optimizer's parameters.
-        check: called before each step; an exception that it raises ends the round.
-    """
-    loss_sum = weight = 0.0
-    for number in range(work.steps):
-        check()
-        for parameter in parameters:
-            parameter.grad = None
-        work.take_step(number)
-        sums = work.backward(name, 0, last=_nothing)
-        loss_sum, weight = loss_sum + sums.loss_sum, weight + sums.weight
-        with work.tentative_update():
-            factor = work.begin_update(sums.weight)
-            if sums.weight:
-                _scale(work, parameters, factor)
-                work.update(name)
-            work.local_update_made()
-    return LossSum(loss_sum=loss_sum, weight=weight)
-
-
-def measure_ahead(
-    work: Computation, outer: Outer, parameters: Sequence[nn.Parameter], changes: Changes
-) -> None:
-    """Measure BatchNorm's statistics for the weights that the outer step will lead to.
-
-    Afterwards, even on failure, the weights are restored.
-
-    Args:
-        work: the round; it has kept batches.
-        outer: takes the outer step.
-        parameters: changed in place.
-        changes: their changes, which have arrived; nothing is done if they are not finite.
-    """
-    if not math.isfinite(changes.buckets.norm()):
-        return
-    try:
-        with torch.no_grad():
-            outer.look_ahead(parameters, changes.means)
-        work.measure_statistics()
-    finally:
-        changes.put_back()
 
 
 def _scale(work: Computation, parameters: Sequence[nn.Parameter], factor: float) -> None:

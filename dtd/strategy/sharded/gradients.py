@@ -3,7 +3,7 @@
 Stage 1 (`WholeGradients`): every rank has memory for all gradients, in buckets as for replicated
 training, and half of each all-reduce is made.
 
-Stages 2 and 3 (`PassGradients`): gradients are kept only where they are needed.  A bucket gets a
+Stages 2 and 3 (`PooledGradients`): gradients are kept only where they are needed.  A bucket gets a
 piece of the pool (`dtd.strategy.sharded.wire_pool`) when its first gradient arrives.  A gradient is
 copied there and released; the full bucket is reduce-scattered, and the sums of what this rank holds
 are copied to its own memory, (1 + mirrors) / N of all.  Then the piece serves another bucket.
@@ -28,6 +28,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dtd.engine.shards import NOTHING, ShardSet
 from dtd.exchange.api import BucketMemory
@@ -51,12 +52,13 @@ Passes = Callable[[int, int], int]
 
 
 class ShardGradients(Protocol):
-    """The gradients of one rank, of which it gets the sums that it holds."""
+    """The gradients of one rank, of which it gets the sums that it holds.
 
-    @property
-    def present(self) -> list[bool]:
-        """For each trained parameter, whether this rank has a gradient in this step."""
-        ...
+    Attributes:
+        present: for each trained parameter, whether this rank has a gradient in this step.
+    """
+
+    present: list[bool]
 
     @property
     def size_bytes(self) -> int:
@@ -68,8 +70,8 @@ class ShardGradients(Protocol):
         ...
 
     def reset(self) -> None:
-        """Memory holds another state."""
-        ...
+        """Memory holds another state: reset the local state to zero."""
+        return
 
     def exchanges(self, step: int) -> list[BucketMemory]:
         """Return the exchanges of the step after `step` committed ones."""
@@ -108,39 +110,31 @@ class ShardGradients(Protocol):
 
     def revoke(self) -> None:
         """Sums are about to change: no other rank may read them any more."""
-        ...
+        return
 
     def scale(self, factor: float) -> None:
         """Multiply all sums that are held."""
         ...
 
     def commit(self) -> None:
-        """The step is committed."""
-        ...
+        """The step is committed: advance the local state."""
+        return
 
     def rollback(self) -> None:
-        """The step is discarded or skipped."""
-        ...
+        """The step is discarded or skipped: restore the local state."""
+        return
 
     def release(self) -> None:
         """The step is over."""
         ...
 
     def close(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks, and stop lending memory."""
         ...
 
 
-class WholeGradients:
-    """Stage 1: memory for all gradients.
-
-    Args:
-        parameters: the trained parameters, in the plan's order.
-        plan: layout of their gradients in buckets.
-        device: a CPU.
-        mirrors: copies of each segment beside that of its owner.
-        codec: rounds gradients when they leave a rank.
-    """
+class WholeGradients(ShardGradients):
+    """Stage 1: memory for all gradients."""
 
     def __init__(
         self,
@@ -153,12 +147,9 @@ class WholeGradients:
     ) -> None:
         self._buckets = make_buckets(layouts_of(parameters, plan), device, codec)
         self._gradients = Gradients(parameters, plan, self._buckets)
+        self.present = self._gradients.present
         self._mirrors = mirrors
         self._holds = NOTHING
-
-    @property
-    def present(self) -> list[bool]:
-        return self._gradients.present
 
     @property
     def size_bytes(self) -> int:
@@ -180,6 +171,7 @@ class WholeGradients:
         self._holds = holds
         self._buckets.begin(scale)
         self._gradients.begin(check)
+        self.present = self._gradients.present
 
     def compute(
         self, work: Computation, start: Submit, wait: Await, refreshed: Callable[[], None]
@@ -337,17 +329,10 @@ class Pass:
     fillings: list[Filling]
 
 
-class PassGradients:
-    """Gradients that are exchanged pass by pass, from a pool of memory; keeps no local state.
+class PooledGradients(ShardGradients):
+    """Stage 2: gradients that are exchanged pass by pass from a pool; there is no local state.
 
-    The order of exchanges is that of the plan's buckets, unless a subclass sets another one.
-
-    Args:
-        parameters: the trained parameters, in the plan's order.
-        plan: layout of their gradients in buckets.
-        mirrors: copies of each segment beside that of its owner.
-        codec: rounds gradients when they leave a rank; None sends them unchanged.
-        passes: the most micro-batches of any rank in a step.
+    The order of a pass is that of the plan's buckets; stage 3 (`UnitPasses`) has another one.
     """
 
     def __init__(
@@ -372,6 +357,17 @@ class PassGradients:
         self.present = [False] * len(self._parameters)
         self._plan = PassPlan.of(in_plan_order([len(places) for places in self._places]))
         self._now = Pass(PassOrder(self._plan), [])
+        self._bucket_of = bucket_of_each(plan)
+        self._computes = False
+        self._hooks = self._watch_gradients()
+
+    def _watch_gradients(self) -> list[RemovableHandle]:
+        return on_gradients(self._parameters, self._on_gradient)
+
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
+        del parameter
+        if self._computes:  # a task's metrics may run backward, too
+            self.gradient(self._bucket_of[index], index)
 
     @property
     def size_bytes(self) -> int:
@@ -381,9 +377,6 @@ class PassGradients:
         self._trainers = world.trainers
         self._pool.regroup()
         self._held.hold(NOTHING)  # parts of the state are about to move, which takes memory
-
-    def reset(self) -> None:
-        """There is no local state."""
 
     def exchanges(self, step: int) -> list[BucketMemory]:
         """Return those of one micro-batch after the other."""
@@ -396,6 +389,17 @@ class PassGradients:
         self._held.hold(holds)
         self._check, self._number = check, 0
         self.present = [False] * len(self._parameters)
+
+    def compute(
+        self, work: Computation, start: Submit, wait: Await, refreshed: Callable[[], None]
+    ) -> LossSum:
+        self._pool.begin(start, wait, self._deliver)
+        self._computes = True
+        sums = work.backward("", 0, passed=self._end_pass)
+        refreshed()  # a rank without rows has run no forward
+        self._end_passes()
+        self._computes = False
+        return sums
 
     # --- a pass ----------------------------------------------------------------------------
 
@@ -472,72 +476,22 @@ class PassGradients:
     def part(self, bucket: int, start: int, stop: int) -> Tensor:
         return self._held.part(bucket, start, stop)
 
-    def revoke(self) -> None:
-        """No other rank reads what is held."""
-
     def scale(self, factor: float) -> None:
         if factor != 1.0:
             self._held.scale(factor)
 
-    def commit(self) -> None:
-        """There is no local state."""
-
-    def rollback(self) -> None:
-        """There is no local state."""
-
     def release(self) -> None:
         self._pool.end()
-        self._check = _nothing
+        self._computes, self._check = False, _nothing
         self._begin_pass()
         for parameter in self._parameters:
             parameter.grad = None
 
     def close(self) -> None:
-        self._pool.close()
-
-
-class PooledGradients(PassGradients):
-    """Stage 2: `PassGradients` in the order of their buckets."""
-
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        plan: BucketPlan,
-        *,
-        mirrors: int,
-        codec: Codec | None,
-        passes: Passes,
-    ) -> None:
-        super().__init__(parameters, plan, mirrors=mirrors, codec=codec, passes=passes)
-        self._bucket_of = bucket_of_each(plan)
-        self._computes = False
-        self._hooks = on_gradients(self._parameters, self._on_gradient)
-
-    def compute(
-        self, work: Computation, start: Submit, wait: Await, refreshed: Callable[[], None]
-    ) -> LossSum:
-        self._pool.begin(start, wait, self._deliver)
-        self._computes = True
-        sums = work.backward("", 0, passed=self._end_pass)
-        refreshed()  # a rank without rows has run no forward
-        self._end_passes()
-        self._computes = False
-        return sums
-
-    def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        del parameter
-        if self._computes:  # a task's metrics may run backward, too
-            self.gradient(self._bucket_of[index], index)
-
-    def release(self) -> None:
-        super().release()
-        self._computes = False
-
-    def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self.release()
-        super().close()
+        self._pool.close()
 
 
 def _nothing() -> None:

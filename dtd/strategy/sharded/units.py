@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dtd.engine.shards import NOTHING, ShardSet
 from dtd.errors import TaskError
@@ -38,7 +39,7 @@ from dtd.exchange.ring.buckets import BucketLayout, BucketPlan, ParameterShape, 
 from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec
-from dtd.strategy.sharded.gradients import Await, Passes, PassGradients, Submit
+from dtd.strategy.sharded.gradients import Await, Passes, PooledGradients, Submit
 from dtd.strategy.sharded.memory import FormerMemory
 from dtd.strategy.sharded.parameters import GatheredParameters
 from dtd.strategy.sharded.schedule import PassOrder, PassPlan, follow
@@ -131,7 +132,7 @@ def plan_units(
     return BucketPlan(parameters=tuple(shapes), buckets=tuple(buckets)), unit_of
 
 
-class UnitPasses(PassGradients):
+class UnitPasses(PooledGradients):
     """Parameters and gradients of stage 3.
 
     Args:
@@ -184,6 +185,9 @@ class UnitPasses(PassGradients):
             model,
             bucket_of=self._memory.bucket_of,
         )
+
+    def _watch_gradients(self) -> list[RemovableHandle]:
+        return []  # `UnitUses` sees them
 
     # --- between steps ---------------------------------------------------------------------
 
@@ -302,7 +306,7 @@ class UnitPasses(PassGradients):
 
     def close(self) -> None:
         self._uses.close()
-        super().close()
+        self._pool.close()
 
     # --- a pass ----------------------------------------------------------------------------
 

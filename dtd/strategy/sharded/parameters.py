@@ -8,8 +8,7 @@ refreshed it.  Forward need not wait for all of it: a module waits for the bucke
 parameters, in a hook before its forward and whenever one of its parameters is read as an attribute.
 So a model may also use the parameters of its submodules directly, tied weights for example.  One
 that reaches them in another way (`DirectUses`), or is compiled, waits for all of them before its
-forward.  Buckets are gathered in the order of forward, which is the reverse
-of the gradients' order.
+forward.  Buckets are gathered in the order of forward, the reverse of the gradients' order.
 
 As in ZeRO (Rajbhandari et al. 2020, section 5.2: each process gathers the updated parameters at the
 end of a step); here at the beginning of the next one, where forward hides it.
@@ -35,20 +34,14 @@ from torch import Tensor, nn
 from dtd.exchange.api import BucketMemory
 from dtd.exchange.ring.buckets import BucketPlan
 from dtd.exchange.ring.chunks import Operation
-from dtd.strategy.buckets import bucket_of_each, views_of
+from dtd.strategy.buckets import bucket_of_each
 from dtd.strategy.sharded.memory import BucketOf, FormerMemory, bucket_finder
 from dtd.strategy.sharded.uses import DirectUses, Gates, is_compiled
 from dtd.strategy.wire_memory import bucket_memory
 
 
 class FlatParameters:
-    """The memory of the trained parameters, which become views of it.
-
-    Args:
-        parameters: the trained parameters, in the plan's order.
-        plan: their places in buckets.
-        model: the model that they belong to.
-        mirrors: copies of each segment beside that of its owner.
+    """The memory of the trained parameters of a model, which become views of it.
 
     Attributes:
         flats: a flat tensor for each bucket.
@@ -175,11 +168,7 @@ class FlatParameters:
 
 
 class GatheredParameters:
-    """The flat tensors of one model; full at first.
-
-    Args:
-        parameters: the trained parameters, in the plan's order; they become views.
-        plan: their places in buckets.
+    """The memory of the trained parameters, which become views of it; full at first.
 
     Attributes:
         flats: a flat tensor for each bucket; without memory while it is empty.
@@ -198,15 +187,12 @@ class GatheredParameters:
         """Memory that they have now."""
         return sum(flat.untyped_storage().nbytes() for flat in self.flats)
 
-    def is_full(self, bucket: int) -> bool:
-        """Whether a bucket has memory."""
-        return self.flats[bucket].untyped_storage().nbytes() == self._sizes[bucket]
-
     def allocate(self, bucket: int) -> Tensor:
         """Give a bucket memory, with any contents; returns it."""
         flat = self.flats[bucket]
-        if not self.is_full(bucket):
-            flat.untyped_storage().resize_(self._sizes[bucket])
+        storage = flat.untyped_storage()
+        if storage.nbytes() != self._sizes[bucket]:
+            storage.resize_(self._sizes[bucket])
         return flat
 
     def fill(self, bucket: int, values: Tensor) -> None:
@@ -237,16 +223,19 @@ class GatheredParameters:
 def moved_to_buckets(
     parameters: Sequence[nn.Parameter], plan: BucketPlan
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Make parameters views of flat tensors; returns these, and the views."""
-    dtypes = [parameters[bucket.places[0].parameter].dtype for bucket in plan.buckets]
-    flats = [
-        torch.empty(bucket.elements, dtype=dtype)
-        for bucket, dtype in zip(plan.buckets, dtypes, strict=True)
-    ]
-    views = views_of(parameters, plan, flats)
-    for parameter, view in zip(parameters, views, strict=True):
-        view.copy_(parameter.detach())
-        parameter.data = view
+    """Make parameters views of flat tensors; returns these, and the views.
+
+    Bucket by bucket, so that there is never memory for all parameters twice.
+    """
+    flats: list[Tensor] = []
+    views = [parameter.detach() for parameter in parameters]
+    for bucket in plan.buckets:
+        flats.append(views[bucket.places[0].parameter].new_empty(bucket.elements))
+        for place in bucket.places:
+            parameter = parameters[place.parameter]
+            view = flats[-1][place.start : place.stop].view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = views[place.parameter] = view
     return flats, views
 
 

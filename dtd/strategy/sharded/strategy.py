@@ -3,8 +3,11 @@
     begin     all-gather of the parameters, bucket by bucket, while forward runs
     backward  reduce-scatter of each full bucket of gradients; the sum of a segment goes to the rank
               that owns it and `mirrors` ranks further
-    collect   the norm of the own segments is exchanged: the step is prepared
+    collect   the sum of squares of the own segments is exchanged: the step is prepared
     apply     owners and mirrors update their slices, each the same bytes
+
+So every rank knows the norm of all gradients, and whether every gradient is finite: the square of
+what is not finite is not finite either.
 
 A rank changes only what it holds, and nothing before the vote, so there is nothing to undo.  The
 two halves of an all-reduce carry what replicated training sends in one, so traffic is the same.
@@ -21,13 +24,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dtd.engine.shard_digests import Shared
 from dtd.engine.shards import Division, ShardSet
 from dtd.exchange.api import BucketMemory, Collective
-from dtd.exchange.ring.buckets import BucketPlan, plan_buckets
-from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
+from dtd.exchange.ring.buckets import plan_buckets
+from dtd.strategy.api import Applied, Computation, Part, StepStats, Strategy
 from dtd.strategy.buckets import norm_of, parameter_shapes
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.codec.local_state import LocalState
@@ -105,7 +108,13 @@ class Sharded(Strategy):
                 shapes, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes
             )
             self._parameters = FlatParameters(trained, self._plan, model, mirrors=mirrors)
-            self._gradients = _gradients(stage, trained, self._plan, device, mirrors, codec, passes)
+            self._gradients = (
+                WholeGradients(trained, self._plan, device, mirrors=mirrors, codec=codec)
+                if stage == 1
+                else PooledGradients(
+                    trained, self._plan, mirrors=mirrors, codec=codec, passes=passes
+                )
+            )
         self.shards = self._state = ShardedState(
             names, trained, self._plan, self._parameters.flats, owns=self._units is not None
         )
@@ -114,7 +123,8 @@ class Sharded(Strategy):
             self._state.make_room = self._units.open
             self._state.give_room = self._units.drop
         self._scalars = scalars
-        self._norm = SquaredNorm()
+        self._square = torch.zeros(1, dtype=torch.float64)
+        self._square_memory = bucket_memory(self._square)
         self._mirrors = mirrors
         self._own = ShardSet.segments([0], 1)
         self._first = self._scalars_bucket = 0
@@ -206,23 +216,17 @@ class Sharded(Strategy):
         return self._parameters.waited_s
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
-        """Parameters, gradients, scalars, and the norm of the gradients."""
+        """Parameters, gradients, scalars, and the square of the gradients' norm."""
         del updates
         parameters, gradients = self.refreshes(), self._gradients.exchanges(step)
         self._first = len(parameters)
         self._scalars_bucket = self._first + len(gradients)
-        return [*parameters, *gradients, self._scalars.memory, self._norm.memory]
+        return [*parameters, *gradients, self._scalars.memory, self._square_memory]
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
         self._gradients.begin(check, scale, self._state.sliced)
 
     def compute(self, work: Computation, ring: Collective) -> None:
-        sums = self._backward(work, ring)
-        check_hooks(work.optimizer(""))  # those that a task has added since warm-up
-        work.write_scalars(self._scalars, sums, self._gradients.present)
-        ring.start(self._scalars_bucket)
-
-    def _backward(self, work: Computation, ring: Collective) -> LossSum:
         first = self._first
 
         def start(bucket: int, *done: Callable[[], None]) -> None:
@@ -231,15 +235,19 @@ class Sharded(Strategy):
         def wait(bucket: int) -> None:
             ring.wait(first + bucket)
 
-        return self._gradients.compute(work, start, wait, self.refreshed)
+        sums = self._gradients.compute(work, start, wait, self.refreshed)
+        check_hooks(work.optimizer(""))  # those that a task has added since warm-up
+        work.write_scalars(self._scalars, sums, self._gradients.present)
+        ring.start(self._scalars_bucket)
 
     def collect(self, ring: Collective) -> None:
         first = self._first
         self._gradients.collect(lambda bucket: ring.wait(first + bucket))
-        self._norm.clear()
+        self._square.zero_()
         for bucket, elements in enumerate(self._state.buckets()):
             for start, stop in self._own.ranges(elements):
-                self._norm.add(self._gradients.part(bucket, start, stop))
+                norm = norm_of(self._gradients.part(bucket, start, stop))
+                self._square += norm * norm
         ring.start(self._scalars_bucket + 1)
         ring.wait(self._scalars_bucket)
         ring.wait(self._scalars_bucket + 1)
@@ -248,7 +256,7 @@ class Sharded(Strategy):
         totals = self._scalars.totals()
         factor = work.begin_update(totals.weight)
         self._gradients.revoke()
-        norm = self._norm.norm() * factor
+        norm = math.sqrt(float(self._square)) * factor
         finite = math.isfinite(norm)
         if finite:
             self._gradients.scale(factor * work.clip(norm))
@@ -276,46 +284,3 @@ class Sharded(Strategy):
     def release(self) -> None:
         self._state.release_gradients()
         self._gradients.release()
-
-
-def _gradients(
-    stage: int,
-    parameters: Sequence[nn.Parameter],
-    plan: BucketPlan,
-    device: torch.device,
-    mirrors: int,
-    codec: Codec | None,
-    passes: Passes,
-) -> ShardGradients:
-    if stage == 1:
-        return WholeGradients(parameters, plan, device, mirrors=mirrors, codec=codec)
-    return PooledGradients(parameters, plan, mirrors=mirrors, codec=codec, passes=passes)
-
-
-class SquaredNorm:
-    """The norm of gradients of which each rank has only a part.
-
-    A rank computes the sum of squares of its own segments; the sums of all ranks are added in one
-    small exchange, the last one of a step.  So every rank knows the same norm, and whether every
-    gradient is finite: the square of what is not finite is not finite either.
-
-    Attributes:
-        memory: its exchange.
-    """
-
-    def __init__(self) -> None:
-        self._sum = torch.zeros(1, dtype=torch.float64)
-        self.memory = bucket_memory(self._sum)
-
-    def clear(self) -> None:
-        """Begin a sum."""
-        self._sum.zero_()
-
-    def add(self, gradients: Tensor) -> None:
-        """Add this rank's gradients, which no other rank adds."""
-        norm = norm_of(gradients)
-        self._sum += norm * norm
-
-    def norm(self) -> float:
-        """Return the norm of all ranks' gradients, once the exchange is complete."""
-        return math.sqrt(float(self._sum))

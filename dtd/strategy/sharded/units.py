@@ -135,17 +135,6 @@ def plan_units(
 class UnitPasses(PooledGradients):
     """Parameters and gradients of stage 3.
 
-    Args:
-        parameters: the trained parameters, in the plan's order.
-        names: their names, for messages.
-        plan: their places in buckets.
-        units: the units of the model.
-        unit_of: the unit of each bucket.
-        model: the model.
-        mirrors: copies of each segment beside that of its owner.
-        codec: rounds gradients when they leave a rank; None sends them unchanged.
-        passes: the most micro-batches of any rank in a step.
-
     Attributes:
         waited_s: time for which the computation has waited for parameters so far.
         wants_whole: the next step begins with the whole model.

@@ -7,10 +7,8 @@ import pytest
 from dtd.errors import UsageError
 from scripts import markdown
 from scripts.benchrun import report
-from scripts.underattack import __main__ as under_attack
 
-PLACES = [(under_attack.PAGE, under_attack.MARK, under_attack.WRITTEN_BY)]
-PLACES += [(report.DOCUMENT, kind, report.WRITTEN_BY) for kind in report.TABLES]
+PLACES = [(report.DOCUMENT, kind, report.WRITTEN_BY) for kind in report.TABLES]
 
 
 @pytest.mark.parametrize(("page", "mark", "writer"), PLACES, ids=lambda value: str(value)[-12:])

@@ -7,7 +7,7 @@ import contextlib
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -35,28 +35,20 @@ MAX_CAUSE_CHARACTERS: Final = 200
 REMEDY: Final = "its log has the traceback, at `internal_error_traceback`: report it"
 
 
-class Teller(Protocol):
-    """Reports incidents to operators."""
-
-    def incident(self, kind: str, message: str, *, worker: str = "") -> None:
-        """Something for an operator to read."""
-        ...
-
-
 class Containment:
     """Catches errors of this process.
 
     Args:
         now: the clock of the daemon, in seconds.
-        teller: takes incidents.
+        tell: reports an incident to operators.
 
     Attributes:
         errors: how many there have been, told or not.
     """
 
-    def __init__(self, now: Callable[[], float], teller: Teller) -> None:
+    def __init__(self, now: Callable[[], float], tell: Callable[..., None]) -> None:
         self._now = now
-        self._teller = teller
+        self._tell = tell
         self._told = Refusals()
         self.errors = 0
 
@@ -86,7 +78,7 @@ class Containment:
         if self._told.note(where, type(error).__name__, self._now()):
             log.error("internal_error_traceback", doing=doing, cause=cause, exc_info=error)
             said = f"{worker or 'the coordinator'}: {doing} failed at {where}: {cause}"
-            self._teller.incident("internal_error", said, worker=worker)
+            self._tell("internal_error", said, worker=worker)
         if link is not None:
             why = f"the coordinator failed at {doing}"
             link.fail(ProtocolError(ErrorCode.INTERNAL, why, remedy=REMEDY))

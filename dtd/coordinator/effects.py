@@ -26,7 +26,6 @@ from dtd.cluster.events import (
 from dtd.cluster.outbox import Item, Outbox
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.data_secrets import DataSecrets
-from dtd.coordinator.handlers.requests import RequestHandler
 from dtd.coordinator.store.records import job_body
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.thread import StoreThread, Turn
@@ -57,10 +56,10 @@ class Effects:
         store: where jobs and incidents are written.
         thread: the thread that the store's methods run in.
         secrets: adds the secrets that only the receivers of a message may know.
-        desk: told when a job ends and when something happens.
         job_numbers: number of each job in the store.
-        saved: told when a job is written that announces a generation, or could not be.
-        undeliverable: told of a job that its workers cannot be told of, and why.
+        handle: hands an event to the core: a job that announces a generation is written, or could
+            not be, or its workers cannot be told of it.
+        performed: told of the end of a job, once it is written down, and of incidents.
         containment: where an effect ends that cannot be performed.
     """
 
@@ -71,20 +70,18 @@ class Effects:
         store: Store,
         thread: StoreThread,
         secrets: DataSecrets,
-        desk: RequestHandler,
         job_numbers: Mapping[str, int],
-        saved: Callable[[JobSaved], None],
-        undeliverable: Callable[[Undeliverable], None],
+        handle: Callable[[JobSaved | Undeliverable], None],
+        performed: Callable[[JobEnded | Incident], None],
         containment: Containment,
     ) -> None:
         self._links = links
         self._store = store
         self._thread = thread
         self._secrets = secrets
-        self._desk = desk
         self._job_numbers = job_numbers
-        self._saved = saved
-        self._undeliverable = undeliverable
+        self._handle = handle
+        self._performed = performed
         self._containment = containment
         self._failing = ""
         self._outbox: Outbox[Settled, Any] = Outbox()
@@ -138,7 +135,7 @@ class Effects:
         elif isinstance(effect, Disconnect) and about is not None:
             about.fail(ProtocolError(ErrorCode.REFUSED, effect.reason))
         elif isinstance(effect, JobEnded):
-            self._desk.job_ended(effect.job)
+            self._performed(effect)
 
     async def _write(self) -> None:
         """Write one job after the other."""
@@ -165,7 +162,7 @@ class Effects:
                 log.error("store_failed", job=body["id"], error=failure)
         self._failing = failure
         if effect.announces:
-            self._saved(JobSaved(job=body["id"], generation=effect.announces, failure=failure))
+            self._handle(JobSaved(job=body["id"], generation=effect.announces, failure=failure))
 
     def _send(self, effect: Send, link: Link | None) -> None:
         if link is None:
@@ -174,7 +171,7 @@ class Effects:
             link.send(self._secrets.filled(effect.message, effect.name))
         except LocalProtocolError as error:
             if isinstance(effect.message, m.Prepare | m.Assign | m.Save):
-                self._undeliverable(Undeliverable(job=effect.message.job, reason=error.message))
+                self._handle(Undeliverable(job=effect.message.job, reason=error.message))
             raise
         if link.queued_bytes() > MAX_QUEUED_CONTROL_BYTES:
             log.warning("worker_too_slow", worker=effect.name, queued_bytes=link.queued_bytes())
@@ -184,7 +181,7 @@ class Effects:
         write = log.info if incident.kind in QUIET_INCIDENTS else log.warning
         write(incident.kind, **incident_fields(incident))
         self._thread.later(self._store.add_incident, incident)
-        self._desk.something_happened()
+        self._performed(incident)
 
 
 def _named(effect: Any) -> str:

@@ -15,7 +15,7 @@ import uvloop
 
 from dtd import __version__
 from dtd.config import CoordinatorConfig, MetricsFor, WandbMode, load_coordinator_config
-from dtd.coordinator.daemon import Coordinator
+from dtd.coordinator.daemon import Daemon
 from dtd.coordinator.diagnostics import status_line
 from dtd.coordinator.maintenance import COMMANDS, INIT, run_command
 from dtd.coordinator.process_limits import give_back_freed_memory, raise_file_limit
@@ -79,22 +79,22 @@ async def _serve(config: CoordinatorConfig) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    coordinator = Coordinator(config, Store(config.state_dir))
+    daemon = Daemon(config, Store(config.state_dir))
     notifier = Notifier.from_environment(os.environ)
-    await coordinator.start()
+    await daemon.start()
     notifier.ready()
     async with asyncio.TaskGroup() as tasks:
         running = [
-            tasks.create_task(coordinator.run()),
+            tasks.create_task(daemon.run()),
             tasks.create_task(
-                notifier.keep(lambda: status_line(*coordinator.membership.clusters()))
+                notifier.keep(lambda: status_line(*daemon.coordinator.membership.clusters()))
             ),
         ]
         await stopping.wait()
         for task in running:
             task.cancel()
     notifier.stopping()
-    await coordinator.stop()
+    await daemon.stop()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

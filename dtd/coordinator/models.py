@@ -19,9 +19,7 @@ from typing import Any, Final
 from dtd.checkpoint.choice import confirmation_of, holders_of, part_of
 from dtd.cluster.checkpoints import CONTRADICTED
 from dtd.cluster.figures import page
-from dtd.coordinator.handlers.api import CoordinatorApi, known_job
-from dtd.coordinator.store.thread import StoreThread
-from dtd.coordinator.worker_links import WorkerLinks
+from dtd.coordinator.core import Core
 from dtd.errors import RequestRefused
 from dtd.registry.card import MAX_CARD_CHARACTERS
 from dtd.registry.copies import Copies, Order
@@ -30,7 +28,6 @@ from dtd.rules import did_you_mean
 from dtd.wire import messages as m
 
 Version = Mapping[str, Any]
-ModelRequest = m.RegisterModel | m.AliasModel | m.DescribeModel | m.CopyModel | m.DeleteModel
 LIST_BYTES: Final = 1024 * 1024
 MOST_NAMED: Final = 8
 """Most versions in one event."""
@@ -44,17 +41,11 @@ class ModelRegistry:
     """The registry of models; belongs to the event loop.
 
     Args:
-        coordinator: the daemon.
-        links: the workers' connections.
-        thread: the store's.
+        core: has the store, and the workers with their connections.
     """
 
-    def __init__(
-        self, coordinator: CoordinatorApi, links: WorkerLinks, thread: StoreThread
-    ) -> None:
-        self._coordinator = coordinator
-        self._links = links
-        self._thread = thread
+    def __init__(self, core: Core) -> None:
+        self._core = core
         self._copies = Copies()
         self._known: dict[str, Version] = {}
         self._expected: set[str] = set()
@@ -62,7 +53,7 @@ class ModelRegistry:
 
     def start(self) -> None:
         """Read from the store what is registered; blocking, before the first connection."""
-        store = self._coordinator.store
+        store = self._core.store
         holders = store.models.copies()
         for version in store.models.all():
             listed = store.checkpoints(version["record"]["job"])
@@ -86,33 +77,13 @@ class ModelRegistry:
 
     # --- requests ----------------------------------------------------------------------------
 
-    async def carry_out(self, request: ModelRequest, by: str) -> dict[str, Any]:
-        """Perform a request; return the version or versions that it is about.
-
-        Args:
-            request: the request.
-            by: its sender, ROLE/NAME.
-
-        Raises:
-            RequestRefused: it cannot be done, with the reason.
-        """
-        if isinstance(request, m.RegisterModel):
-            return await self._register(request, by)
-        if isinstance(request, m.AliasModel):
-            return await self._alias(request)
-        if isinstance(request, m.DescribeModel):
-            return await self._describe(request)
-        if isinstance(request, m.CopyModel):
-            return await self._copy(request)
-        return await self._delete(request)
-
     async def listed(self, request: m.ListModels) -> dict[str, Any]:
         """The answer to LIST_MODELS: versions, the newest of each model first.
 
         Raises:
             RequestRefused: there is no such model, version or alias.
         """
-        store, in_store = self._coordinator.store, self._coordinator.in_store
+        store, in_store = self._core.store, self._core.in_store
         if not request.name:
             found = await in_store(store.models.all)
             return {"models": page(map(self._shown, found), most_bytes=LIST_BYTES)}
@@ -135,7 +106,7 @@ class ModelRegistry:
         return {"models": page(shown, most_bytes=LIST_BYTES)}
 
     async def _versions(self, name: str) -> list[dict[str, Any]]:
-        models, in_store = self._coordinator.store.models, self._coordinator.in_store
+        models, in_store = self._core.store.models, self._core.in_store
         found = await in_store(models.all, name)
         if not found:
             near = did_you_mean(name, await in_store(models.names))
@@ -151,14 +122,23 @@ class ModelRegistry:
 
     # --- changes -------------------------------------------------------------------------------
 
-    async def _register(self, request: m.RegisterModel, by: str) -> dict[str, Any]:
+    async def register(self, request: m.RegisterModel, by: str) -> dict[str, Any]:
+        """Answer REGISTER_MODEL.
+
+        Args:
+            request: the request.
+            by: its sender, ROLE/NAME.
+
+        Raises:
+            RequestRefused: it cannot be done, with the reason.
+        """
         check_name(request.name, "a model")
         _check_card(request.card)
         if not 1 <= request.copies <= MAX_COPIES:
             raise RequestRefused(f"copies: must be 1 to {MAX_COPIES}, not {request.copies}")
-        store, in_store = self._coordinator.store, self._coordinator.in_store
-        await known_job(self._coordinator, request.job)
-        details = await self._coordinator.after_lines(store.job_details, request.job)
+        store, in_store = self._core.store, self._core.in_store
+        await self._core.known_job(request.job)
+        details = await self._core.after_lines(store.job_details, request.job)
         assert details is not None, "it was there a moment ago, and only this loop deletes jobs"
         listed = await in_store(store.checkpoints, request.job)
         table = details["spec"].get("checkpoint", {})
@@ -171,7 +151,7 @@ class ModelRegistry:
             mode=request.mode or own,
         )
         record = _record(details, group) | {"registered_by": by, "registered_s": time.time()}
-        here = self._coordinator.membership.home.cluster.identity
+        here = self._core.membership.home.cluster.identity
         make_id = functools.partial(version_id, here.store_id, here.epoch, request.name)
         add = functools.partial(
             store.models.add,
@@ -185,32 +165,35 @@ class ModelRegistry:
         version = _one(await self._versions(request.name), str(number))
         self._add(version, listed)
         what = f"step {record['step']} of {request.job} is {request.name}@{number}"
-        self._coordinator.incident("model_registered", f"{what}, says {by}")
+        self._core.incident("model_registered", f"{what}, says {by}")
         self._give_orders()
         return {"models": [self._shown(version)]}
 
-    async def _alias(self, request: m.AliasModel) -> dict[str, Any]:
+    async def alias(self, request: m.AliasModel) -> dict[str, Any]:
+        """Answer ALIAS_MODEL."""
         check_alias(request.alias)
         versions = await self._versions(request.name)
         if request.version:
             _one(versions, str(request.version))
         else:
             _one(versions, request.alias)
-        models = self._coordinator.store.models
+        models = self._core.store.models
         change = (request.name, request.alias, request.version)
-        await self._coordinator.in_store(models.alias, *change)
+        await self._core.in_store(models.alias, *change)
         return await self.listed(m.ListModels(name=request.name))
 
-    async def _describe(self, request: m.DescribeModel) -> dict[str, Any]:
+    async def describe(self, request: m.DescribeModel) -> dict[str, Any]:
+        """Answer DESCRIBE_MODEL."""
         _check_card(request.card)
         which = str(request.version)
         _one(await self._versions(request.name), which)
-        models = self._coordinator.store.models
+        models = self._core.store.models
         change = (request.name, request.version, request.card)
-        await self._coordinator.in_store(models.describe, *change)
+        await self._core.in_store(models.describe, *change)
         return await self.listed(m.ListModels(name=request.name, version=which))
 
-    async def _copy(self, request: m.CopyModel) -> dict[str, Any]:
+    async def copy(self, request: m.CopyModel) -> dict[str, Any]:
+        """Answer COPY_MODEL: have missing copies made."""
         versions = await self._versions(request.name)
         if request.version:
             versions = [_one(versions, str(request.version))]
@@ -228,20 +211,21 @@ class ModelRegistry:
             )
         return {"models": page(shown, most_bytes=LIST_BYTES)}
 
-    async def _delete(self, request: m.DeleteModel) -> dict[str, Any]:
+    async def delete(self, request: m.DeleteModel) -> dict[str, Any]:
+        """Answer DELETE_MODEL."""
         versions = await self._versions(request.name)
         if request.version:
             versions = [_one(versions, str(request.version))]
         shown = [self._shown(one) for one in versions]
         numbers = [one["number"] for one in versions]
-        models = self._coordinator.store.models
-        await self._coordinator.in_store(models.delete, request.name, numbers)
+        models = self._core.store.models
+        await self._core.in_store(models.delete, request.name, numbers)
         for one in versions:
             self._known.pop(one["id"], None)
             for worker in self._copies.delete(one["id"]):
                 self._unpin(one["id"], worker)
             what = f"{one['name']}@{one['number']} is deleted"
-            self._coordinator.incident("model_deleted", what)
+            self._core.incident("model_deleted", what)
         self._give_orders()
         return {"models": shown}
 
@@ -271,14 +255,14 @@ class ModelRegistry:
         self._give_orders()
 
     def _arrived(self, worker: str, message: m.ModelsHeld) -> None:
-        known = self._coordinator.membership.cluster_of(worker).workers.get(worker)
+        known = self._core.membership.cluster_of(worker).workers.get(worker)
         host = known.registration.host if known is not None else ""
         to_drop, unknown = self._copies.arrived(worker, host, message.versions)
         for version in to_drop:
             self._unpin(version, worker)
         if unknown:
             named = ", ".join(unknown[:MOST_NAMED]) + (", ..." if unknown[MOST_NAMED:] else "")
-            self._coordinator.incident(
+            self._core.incident(
                 "models_unknown",
                 f"{worker} keeps models that are not registered here, and goes on keeping them in"
                 f" models/ of its state directory: {named}",
@@ -299,14 +283,14 @@ class ModelRegistry:
         elif self._copies.made(message.version, worker):
             if not version["files"]:
                 self._known[message.version] = {**version, "files": files}
-                models = self._coordinator.store.models
-                self._thread.later(models.set_files, message.version, files)
+                models = self._core.store.models
+                self._core.store_thread.later(models.set_files, message.version, files)
             what = f"{worker} keeps a copy of {version['name']}@{version['number']}"
-            self._coordinator.incident("model_copied", what, worker=worker)
+            self._core.incident("model_copied", what, worker=worker)
 
     def _write_copies(self, worker: str) -> None:
         held = self._copies.held_by(worker)
-        self._thread.later(self._coordinator.store.models.set_copies, worker, held)
+        self._core.store_thread.later(self._core.store.models.set_copies, worker, held)
 
     def _give_orders(self) -> None:
         for order in self._copies.decide():
@@ -315,23 +299,23 @@ class ModelRegistry:
             task.add_done_callback(self._tasks.discard)
 
     def _unpin(self, version: str, worker: str) -> None:
-        link = self._links.link_to(worker)
+        link = self._core.links.link_to(worker)
         if link is not None:
             link.send(m.UnpinModel(version=version))
 
     async def _pin(self, order: Order) -> None:
-        with self._coordinator.containment.around("having a worker keep a model"):
+        with self._core.containment.around("having a worker keep a model"):
             record = self._known[order.version]["record"]
-            store = self._coordinator.store
-            listed = await self._coordinator.in_store(store.checkpoints, record["job"])
-            link, version = self._links.link_to(order.worker), self._known.get(order.version)
+            store = self._core.store
+            listed = await self._core.in_store(store.checkpoints, record["job"])
+            link, version = self._core.links.link_to(order.worker), self._known.get(order.version)
             if link is not None and version is not None:
                 link.send(self._order(version, listed))
 
     def _order(self, version: Version, listed: Sequence[Mapping[str, Any]]) -> m.PinModel:
         sources = self._sources(version)
         for one in listed:
-            if _is_origin(version, one) and one["worker"] in self._links.names():
+            if _is_origin(version, one) and one["worker"] in self._core.links.names():
                 path = PurePosixPath(one["directory"])
                 resource = f"checkpoint/{path.parent.name}/{path.name}"
                 sources.append(self._source(one["worker"], resource, one["digest"], one["part"]))
@@ -348,8 +332,8 @@ class ModelRegistry:
         return [self._source(name, f"model/{version['id']}") for name in connected]
 
     def _source(self, name: str, resource: str, digest: str = "", part: Any = ()) -> m.ModelSource:
-        worker = self._coordinator.membership.cluster_of(name).workers[name].registration
-        expires_s, key = self._coordinator.ticket(name, resource)
+        worker = self._core.membership.cluster_of(name).workers[name].registration
+        expires_s, key = self._core.ticket(name, resource)
         return m.ModelSource(
             name=name,
             host=worker.data_host,

@@ -164,6 +164,44 @@ class SingleAnswers:
             self.forget(link)
 
 
+MAX_UNANSWERED: Final = 4
+"""A worker that has just connected again may ask twice for the same thing."""
+
+
+class BoundedAnswers:
+    """A few questions of each connection are answered at a time; belongs to the event loop.
+
+    Args:
+        question: the request, in words.
+        contain: contains errors that prevent an answer.
+    """
+
+    def __init__(self, question: str, contain: Contain) -> None:
+        self._question = question
+        self._contain = contain
+        self._tasks: dict[asyncio.Task[None], Link] = {}
+
+    def begin(self, link: Link, answering: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Answer in a task of its own.
+
+        Raises:
+            ProtocolError: REFUSED, too many on this connection are not answered yet.
+        """
+        if sum(one is link for one in self._tasks.values()) >= MAX_UNANSWERED:
+            raise ProtocolError(
+                ErrorCode.REFUSED, f"{MAX_UNANSWERED} {self._question} are unanswered"
+            )
+        task = asyncio.create_task(self._contained(link, answering))
+        self._tasks[task] = link
+        task.add_done_callback(self._tasks.pop)
+
+    async def _contained(
+        self, link: Link, answering: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        with self._contain(f"answering {self._question}", link):
+            await answering()
+
+
 async def go_on(pacing: Pacing, who: Hashable) -> None:
     """Return when a waiting client may continue; clients do not block each other."""
     clock = asyncio.get_running_loop().time

@@ -54,7 +54,7 @@ class Coordinator(Protocol):
 
 
 class Desk(Protocol):
-    """Answers requests: `dtd.coordinator.handlers.requests`."""
+    """Answers requests: `dtd.coordinator.requests`."""
 
     async def carry_out(self, caller: Caller, request: m.Message) -> dict[str, Any]:
         """Perform a request, and enter it."""

@@ -1,7 +1,7 @@
 """Decides the course of a sweep: which trial begins, how one has ended, when the sweep ends.
 
 Which settings a trial gets, and whether it is pruned, is asked of Optuna
-(`dtd.coordinator.sweeps.advisor`); this file decides everything else.  Pure.
+(`dtd.sweeps.advisor`); this file decides everything else.  Pure.
 """
 
 from __future__ import annotations

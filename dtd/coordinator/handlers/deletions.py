@@ -14,10 +14,10 @@ from typing import Any, Final
 import structlog
 
 from dtd.cluster.events import DeleteRequested
-from dtd.coordinator.handlers.api import CoordinatorApi, known_job
-from dtd.coordinator.store.thread import StoreThread
-from dtd.coordinator.worker_links import WorkerLinks
+from dtd.coordinator.core import Core
+from dtd.coordinator.models import ModelRegistry
 from dtd.errors import RequestRefused
+from dtd.observe.recorder import MetricsRecorder
 from dtd.observe.sinks.entries import curves_of
 from dtd.wire import messages as m
 
@@ -33,23 +33,15 @@ class Deletions:
     """Answers DELETE, and has workers do their part.
 
     Args:
-        coordinator: the daemon that is operated.
-        links: the workers' connections.
-        thread: the thread that the store's methods run in.
-        state_dir: the coordinator's, in which curves are.
+        core: has the store and the workers' connections.
+        models: their versions may need a checkpoint.
+        history: the figures of jobs.
     """
 
-    def __init__(
-        self,
-        coordinator: CoordinatorApi,
-        links: WorkerLinks,
-        thread: StoreThread,
-        state_dir: Path,
-    ) -> None:
-        self._coordinator = coordinator
-        self._links = links
-        self._thread = thread
-        self._state_dir = state_dir
+    def __init__(self, core: Core, models: ModelRegistry, history: MetricsRecorder) -> None:
+        self._core = core
+        self._models = models
+        self._history = history
         self._waiting: dict[tuple[str, str], asyncio.Future[str]] = {}
         self._asked: set[tuple[str, str]] = set()
         self._reminders: set[asyncio.Task[None]] = set()
@@ -60,8 +52,8 @@ class Deletions:
         Raises:
             RequestRefused: it has not ended, another job or a model needs it, or there is none.
         """
-        known = await known_job(self._coordinator, request.job)
-        store, in_store = self._coordinator.store, self._coordinator.in_store
+        known = await self._core.known_job(request.job)
+        store, in_store = self._core.store, self._core.in_store
         there = {one["step"] for one in await in_store(store.checkpoints, request.job)}
         if request.step and request.step not in there:
             raise RequestRefused(
@@ -69,17 +61,17 @@ class Deletions:
                 remedy=f"list its checkpoints with: dtdctl checkpoints {request.job}",
             )
         self._is_free(request)
-        self._coordinator.handle(DeleteRequested(job=request.job, step=request.step))
+        self._core.handle(DeleteRequested(job=request.job, step=request.step))
         doomed = await in_store(store.doom, request.job, known["identity"], request.step)
         if not request.step:
             await in_store(store.delete_job, request.job)
-            await in_store(_remove, self._state_dir, request.job, known["identity"])
-            await self._coordinator.history.forget(request.job)
+            await in_store(_remove, self._core.config.state_dir, request.job, known["identity"])
+            await self._history.forget(request.job)
         return {"job": request.job, "step": request.step, **await self._drop(doomed)}
 
     def _is_free(self, request: m.Delete) -> None:
         """Copies of a model's version are files of their own, once there is one."""
-        version = self._coordinator.models.depends_on(request.job, request.step)
+        version = self._models.depends_on(request.job, request.step)
         if version:
             raise RequestRefused(
                 f"version {version} of a model has no copy yet, and is made of this checkpoint",
@@ -108,13 +100,13 @@ class Deletions:
                 reason=message.reason,
             )
         else:
-            self._thread.later(self._coordinator.store.dropped, worker, message.directory)
+            self._core.store_thread.later(self._core.store.dropped, worker, message.directory)
         waiting = self._waiting.get((worker, message.directory))
         if waiting is not None and not waiting.done():
             waiting.set_result(message.reason)
 
     async def _remind(self, worker: str) -> None:
-        for one in await self._coordinator.in_store(self._coordinator.store.doomed_on, worker):
+        for one in await self._core.in_store(self._core.store.doomed_on, worker):
             self._send(one)
 
     def _reminded(self, task: asyncio.Task[None]) -> None:
@@ -125,7 +117,7 @@ class Deletions:
 
     async def _drop(self, doomed: list[Doomed]) -> dict[str, Any]:
         """Have connected workers delete it; return the outcome of each checkpoint."""
-        here = [one for one in doomed if self._links.link_to(one["worker"]) is not None]
+        here = [one for one in doomed if self._core.links.link_to(one["worker"]) is not None]
         keys = [(str(one["worker"]), str(one["directory"])) for one in here]
         loop = asyncio.get_running_loop()
         answers = {key: loop.create_future() for key in keys}
@@ -141,7 +133,7 @@ class Deletions:
         return {"checkpoints": [_outcome(one, answers) for one in doomed]}
 
     def _send(self, one: Doomed) -> None:
-        link = self._links.link_to(one["worker"])
+        link = self._core.links.link_to(one["worker"])
         if link is not None:
             self._asked.add((one["worker"], one["directory"]))
             link.send(

@@ -6,14 +6,13 @@ worker that keeps asking without reading is disconnected: unread answers count a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 from typing import Any, Final
 
 import structlog
 
 from dtd.coordinator.store.thread import StoreThread
-from dtd.coordinator.throttles import Contain, read_out
+from dtd.coordinator.throttles import BoundedAnswers, Contain, read_out
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
 from dtd.net.link import Link
 from dtd.packages.archives import Archives, InUse
@@ -21,9 +20,6 @@ from dtd.packages.limits import short
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
-
-MAX_UNANSWERED: Final = 4
-"""A worker that has just connected again may ask twice for the same piece."""
 
 PACKAGES: Final = "packages"
 WEIGHTS: Final = "weights"
@@ -54,8 +50,7 @@ class PackageCounter:
         self._in_use = in_use
         self._store_thread = store_thread
         self._thread = thread
-        self._contain = contain
-        self._tasks: dict[asyncio.Task[None], Link] = {}
+        self._answers = BoundedAnswers("GET_PACKAGE", contain)
 
     async def put(self, request: m.PutPackage, piece: bytes) -> dict[str, Any]:
         """Take a piece in; the answer says how many bytes are here.
@@ -96,15 +91,7 @@ class PackageCounter:
         Raises:
             ProtocolError: too many requests on this connection are not answered yet.
         """
-        if sum(one is link for one in self._tasks.values()) >= MAX_UNANSWERED:
-            raise ProtocolError(ErrorCode.REFUSED, f"{MAX_UNANSWERED} GET_PACKAGE are unanswered")
-        task = asyncio.create_task(self._contained(link, request))
-        self._tasks[task] = link
-        task.add_done_callback(self._tasks.pop)
-
-    async def _contained(self, link: Link, request: m.GetPackage) -> None:
-        with self._contain("answering GET_PACKAGE", link):
-            await self._serve(link, request)
+        self._answers.begin(link, lambda: self._serve(link, request))
 
     async def _serve(self, link: Link, request: m.GetPackage) -> None:
         try:

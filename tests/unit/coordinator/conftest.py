@@ -13,7 +13,8 @@ import pytest
 from dtd import __version__
 from dtd.address import SocketPath
 from dtd.config import CoordinatorConfig
-from dtd.coordinator.daemon import Coordinator
+from dtd.coordinator import daemon as daemon_module
+from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.store.store import Store
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
@@ -49,11 +50,12 @@ class Daemon:
             socket=state_dir / SOCKET_NAME,
             heartbeat_timeout_s=600.0,
         )
-        self.coordinator: Coordinator = loop_thread.run(self._start())
+        self._made: daemon_module.Daemon = loop_thread.run(self._start())
+        self.coordinator: Coordinator = self._made.coordinator
         self.address = SocketPath(str(self.config.socket))
 
-    async def _start(self) -> Coordinator:
-        made = Coordinator(self.config, Store(self.config.state_dir))
+    async def _start(self) -> daemon_module.Daemon:
+        made = daemon_module.Daemon(self.config, Store(self.config.state_dir))
         await made.start()
         self._running = asyncio.create_task(made.run())
         return made
@@ -78,7 +80,7 @@ class Daemon:
             self._running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._running
-            await self.coordinator.stop()
+            await self._made.stop()
 
         self._loop_thread.run(end())
 

@@ -39,7 +39,7 @@ def teller():
 
 @pytest.fixture
 def containment(teller):
-    return Containment(lambda: 0.0, teller)
+    return Containment(lambda: 0.0, teller.incident)
 
 
 @pytest.mark.parametrize("error", [KeyError("step"), AssertionError(), LocalProtocolError("long")])

@@ -226,7 +226,7 @@ def test_an_error_while_a_message_is_handled_ends_its_connection_alone(daemon, p
         raise KeyError("a defect")
 
     other, hostile = play(daemon), play(daemon, "worker-1")
-    monkeypatch.setattr(daemon.coordinator.measurement_broker, "measured", fail)
+    monkeypatch.setattr(daemon.coordinator.broker, "measured", fail)
     hostile.say(m.Measured(number=1, figures={}))
     with pytest.raises(RequestRefused, match="the coordinator failed at MEASURED"):
         hostile.hear(m.Release)

@@ -106,9 +106,10 @@ def registering(incarnation):
 async def desk():
     """Effects between a played store, a played worker and nobody who asks."""
     told = []
-    desk = SimpleNamespace(
-        job_ended=lambda job: told.append(job.id), something_happened=lambda: told.append("news")
-    )
+
+    def performed(effect):
+        told.append(effect.job.id if isinstance(effect, JobEnded) else "news")
+
     store, links, link = PlayedStore(), WorkerLinks(), PlayedLink()
     links.register(link, registering(1), 0.0)
     thread = StoreThread()
@@ -117,11 +118,10 @@ async def desk():
         store=store,
         thread=thread,
         secrets=DataSecrets(bytes(32), links.incarnation, lambda: 1000.0),
-        desk=desk,
         job_numbers={"digits-1": 7},
-        saved=told.append,
-        undeliverable=told.append,
-        containment=Containment(lambda: 0.0, Teller(told)),
+        handle=told.append,
+        performed=performed,
+        containment=Containment(lambda: 0.0, Teller(told).incident),
     )
     running = asyncio.create_task(effects.run())
     yield SimpleNamespace(

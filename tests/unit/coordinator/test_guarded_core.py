@@ -37,7 +37,7 @@ class Desk:
         self.core = Pools(identity=CoordinatorIdentity(), last_generation=7)
         self.cluster = self.core.home.cluster
         self.done, self.ended, self.told = [], [], []
-        containment = Containment(lambda: 0.0, self)
+        containment = Containment(lambda: 0.0, self.incident)
         self.guarded = GuardedCore(
             self.core, containment, perform=self.done.append, disconnect_all=self.ended.append
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 
 from structlog.testing import capture_logs
@@ -29,12 +28,13 @@ class World:
         self.said, self.written = [], []
         link = SimpleNamespace(send=self.said.append)
         store = SimpleNamespace(doomed_on=lambda _worker: [DOOMED], dropped="dropped")
-        self.deletions = Deletions(
-            SimpleNamespace(store=store, in_store=self.in_store),
-            SimpleNamespace(link_to=lambda _name: link),
-            SimpleNamespace(later=lambda *call: self.written.append(call)),
-            Path("/nowhere"),
+        core = SimpleNamespace(
+            store=store,
+            in_store=self.in_store,
+            links=SimpleNamespace(link_to=lambda _name: link),
+            store_thread=SimpleNamespace(later=lambda *call: self.written.append(call)),
         )
+        self.deletions = Deletions(core, None, None)
 
     async def in_store(self, function, *arguments):
         return function(*arguments)

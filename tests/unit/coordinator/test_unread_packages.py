@@ -7,7 +7,8 @@ import contextlib
 
 import pytest
 
-from dtd.coordinator.handlers.packages import MAX_UNANSWERED, PackageCounter
+from dtd.coordinator.handlers.packages import PackageCounter
+from dtd.coordinator.throttles import MAX_UNANSWERED
 from dtd.errors import ProtocolError
 from dtd.wire import messages as m
 

@@ -80,7 +80,7 @@ def test_a_job_is_gone_and_its_number_is_not_given_again(daemon, worker, ended, 
 
 def test_a_worker_that_is_away_deletes_when_it_is_back(daemon, play, worker, ended):
     worker.close()
-    while "worker-0" in daemon.call(daemon.coordinator.connected):
+    while "worker-0" in daemon.call(daemon.coordinator.links.names):
         pass
     answer = daemon.ask(m.Delete(job=ended))
     assert {one["outcome"] for one in answer["checkpoints"]} == {"later"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from dtd.coordinator.handlers.registration import RegistrationHandler
+from dtd.coordinator.handlers.workers import _data_host
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.wire import messages as m
 
@@ -27,7 +29,6 @@ class Seen:
 
 
 def told(data_host, seen):
-    handler = RegistrationHandler(None, seen, None, None, None)
     register = m.Register(
         name="w-0",
         incarnation=1,
@@ -38,7 +39,7 @@ def told(data_host, seen):
         data_port=7200,
         version="0",
     )
-    return handler._data_host(seen, register)
+    return _data_host(SimpleNamespace(port=seen), seen, register)
 
 
 @pytest.mark.parametrize(

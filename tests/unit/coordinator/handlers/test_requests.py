@@ -7,23 +7,17 @@ import contextlib
 import sqlite3
 import threading
 from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 
 from dtd.cluster.events import ResumeRequested
 from dtd.cluster.figures import PAGE_ROWS
-from dtd.coordinator.handlers.access import AccessRequest
-from dtd.coordinator.handlers.commands import Order
-from dtd.coordinator.handlers.queries import QUESTIONS
-from dtd.coordinator.handlers.requests import (
+from dtd.coordinator.requests import (
     CTL_REQUESTS,
     MAX_PENDING_BYTES,
     MAX_PENDING_REQUESTS,
-    RequestHandler,
-    SweepRequest,
+    RequestQueues,
 )
-from dtd.coordinator.models import ModelRequest
 from dtd.coordinator.store.thread import Turn
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
@@ -250,7 +244,7 @@ def test_what_a_job_printed_is_all_there_for_who_asks_later(daemon, play, spec):
     job = submit(daemon, spec)
     worker.hear(m.Prepare)
     gate = threading.Event()
-    daemon.coordinator._store_thread.later(gate.wait)
+    daemon.coordinator.store_thread.later(gate.wait)
     try:
         worker.say(m.JobOutput(job=job, rank=0), b"\n".join([b"line"] * 2000))
         worker.say(m.Heartbeat(state="warming"))
@@ -372,7 +366,7 @@ def test_a_store_that_fails_is_said_in_words(daemon, monkeypatch):
 def test_who_leaves_before_the_answer_costs_nothing(daemon, spec, monkeypatch):
     """While the job is written down: the request is entered in the audit log already."""
     go_on = threading.Event()
-    thread, table = daemon.coordinator._store_thread, daemon.coordinator.audit._file
+    thread, table = daemon.coordinator.store_thread, daemon.coordinator.audit._file
     add = table.add
 
     def add_and_wait(*arguments, **options):
@@ -386,7 +380,7 @@ def test_who_leaves_before_the_answer_costs_nothing(daemon, spec, monkeypatch):
     while daemon.ask(m.GetStatus())["job"] is None:
         pass
     leaving.close()
-    while daemon.call(lambda: len(daemon.coordinator._desk._tasks)):
+    while daemon.call(lambda: len(daemon._made._requests._tasks)):
         pass
     go_on.set()
     assert submit(daemon, spec) == "digits-2"
@@ -425,7 +419,7 @@ async def test_a_connection_that_ends_with_an_answer_has_its_other_requests_forg
         audit=SimpleNamespace(around=answered),
         renewals=SimpleNamespace(is_due=lambda _link: False),
     )
-    desk, link = RequestHandler(coordinator, last_job=None), EndsWhenItIsAnswered()
+    desk, link = RequestQueues(coordinator), EndsWhenItIsAnswered()
     for _ in range(2):
         desk.ask(link, m.GetStatus(), memoryview(b""))
     (task,) = desk._tasks.values()
@@ -452,13 +446,8 @@ def test_a_job_that_would_begin_past_its_end_is_refused(daemon, play, spec):
     submit(daemon, shorter, from_job=parent, from_step=5)
 
 
-def test_every_request_has_exactly_one_handler() -> None:
-    handled = [m.PutPackage, *QUESTIONS, *get_args(AccessRequest), m.Examine, m.Delete]
-    handled += [m.AnnotateJob, m.OpenWeb, *get_args(ModelRequest), *get_args(SweepRequest)]
-    handled += [m.Profile]
-    handled += get_args(Order)
-    assert len(handled) == len(set(handled))
-    assert set(handled) == set(CTL_REQUESTS)
+def test_every_request_has_a_handler() -> None:
+    assert set(CTL_REQUESTS) == m.from_opener(m.Role.CTL) - {m.Error, m.Goodbye, m.Renew}
 
 
 @pytest.mark.parametrize(

@@ -13,28 +13,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-from dtd.cluster.events import CancelRequested, Event
+from dtd.cluster.events import CancelRequested
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import ENDED, JobState
-from dtd.coordinator.containment import Containment
-from dtd.coordinator.store.store import Store
+from dtd.coordinator.core import Core
+from dtd.coordinator.handlers import jobs
+from dtd.coordinator.models import ModelRegistry
 from dtd.coordinator.store.sweep_tables import MAX_LISTED
-from dtd.coordinator.sweeps.advisor import Advisor, optuna_module
 from dtd.errors import DtdError, JobSpecError, RequestRefused
 from dtd.job.parse import to_mapping
 from dtd.job.sweep import SweepSpec, read_sweep, stored_sweep
 from dtd.rules import did_you_mean
 from dtd.sweeps import course
+from dtd.sweeps.advisor import Advisor, optuna_module
 from dtd.sweeps.course import Begin, End, Submit, Trial, TrialState
 from dtd.wire import messages as m
-
-if TYPE_CHECKING:  # it is made of the coordinator, which makes this
-    from dtd.coordinator.models import ModelRegistry
 
 T = TypeVar("T")
 
@@ -45,26 +43,6 @@ NAME_CHARACTERS: Final = 40
 """Most characters of a job's name in the names of its trials."""
 MAX_NEWS: Final = 1000
 """Evaluations that wait while Optuna thinks; beyond these they are dropped."""
-
-
-class SweepHost(Protocol):
-    """The coordinator, as sweeps see it."""
-
-    store: Store
-    containment: Containment
-    models: ModelRegistry
-
-    def handle(self, event: Event) -> None:
-        """Hand an event to the core; raises RequestRefused."""
-        ...
-
-    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
-        """Something for an operator to read."""
-        ...
-
-    async def in_store(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a blocking method of the store."""
-        ...
 
 
 class _Run:
@@ -111,15 +89,13 @@ class Sweeps:
     """All sweeps of a coordinator; belongs to the event loop.
 
     Args:
-        host: the daemon.
-        submit: submits a job as an operator would.
+        core: has the store, and takes jobs.
+        models: takes the best trial's weights, where a sweep asks for that.
     """
 
-    def __init__(
-        self, host: SweepHost, submit: Callable[[m.SubmitJob], Awaitable[dict[str, Any]]]
-    ) -> None:
-        self._host = host
-        self._submit = submit
+    def __init__(self, core: Core, models: ModelRegistry) -> None:
+        self._core = core
+        self._models = models
         self._runs: dict[int, _Run] = {}
         self._trial_of: dict[str, tuple[_Run, int]] = {}
         self._known: dict[int, _Known] = {}
@@ -129,22 +105,22 @@ class Sweeps:
 
     async def take_up(self) -> None:
         """Go on with the sweeps that an earlier process has not ended."""
-        for row in await self._host.in_store(self._host.store.sweeps.open_sweeps):
-            with self._host.containment.around(f"taking up {name_of(row['number'])}"):
+        for row in await self._core.in_store(self._core.store.sweeps.open_sweeps):
+            with self._core.containment.around(f"taking up {name_of(row['number'])}"):
                 await self._take_up(row)
 
     async def _take_up(self, row: Mapping[str, Any]) -> None:
-        name, tables = name_of(row["number"]), self._host.store.sweeps
+        name, tables = name_of(row["number"]), self._core.store.sweeps
         try:
             spec = await _checked(row["spec"], name)
         except JobSpecError as error:  # an earlier release has written it
             why = f"this release does not accept it: {'; '.join(error.problems)}"
-            await self._host.in_store(tables.change, row["number"], "failed", why)
-            self._host.incident("sweep_ended", f"{name} is failed: {why}")
+            await self._core.in_store(tables.change, row["number"], "failed", why)
+            self._core.incident("sweep_ended", f"{name} is failed: {why}")
             return
         cancelled = row["state"] == "cancelling"
         run = _Run(row["number"], spec, row["package"], cancelled=cancelled)
-        run.trials = await self._host.in_store(tables.trials, run.number)
+        run.trials = await self._core.in_store(tables.trials, run.number)
         self._start(run)
 
     def close(self) -> None:
@@ -164,10 +140,11 @@ class Sweeps:
                 f"{MAX_OPEN_SWEEPS} sweeps have not ended",
                 remedy="wait for one, or cancel one: dtdctl sweep list",
             )
+        await self._core.packages.check(request.package)
         spec = await _checked(request.spec, "sweep")
         await asyncio.get_running_loop().run_in_executor(None, optuna_module)
-        tables = self._host.store.sweeps
-        number = await self._host.in_store(tables.begin, spec.to_mapping(), request.package)
+        tables = self._core.store.sweeps
+        number = await self._core.in_store(tables.begin, spec.to_mapping(), request.package)
         self._start(_Run(number, spec, request.package, cancelled=False))
         return {"sweep": name_of(number), "trials": spec.trials}
 
@@ -183,14 +160,14 @@ class Sweeps:
             raise RequestRefused(f"{name} has ended: it is {row['state']}")
         if not run.cancelled:
             run.cancelled = True
-            change = self._host.store.sweeps.change
-            await self._host.in_store(change, run.number, "cancelling", "by the operator")
+            change = self._core.store.sweeps.change
+            await self._core.in_store(change, run.number, "cancelling", "by the operator")
             run.news.put_nowait(None)
         return {"sweep": name, "state": "cancelling"}
 
     async def listing(self) -> dict[str, Any]:
         """The answer to LIST_SWEEPS."""
-        rows = await self._host.in_store(self._host.store.sweeps.listed)
+        rows = await self._core.in_store(self._core.store.sweeps.listed)
         return {"sweeps": [_row(one, self._known_of(one).spec) for one in rows]}
 
     async def show(self, name: str) -> dict[str, Any]:
@@ -200,7 +177,7 @@ class Sweeps:
             RequestRefused: there is no such sweep.
         """
         row = await self._row(name)
-        trials = await self._host.in_store(self._host.store.sweeps.trials, row["number"])
+        trials = await self._core.in_store(self._core.store.sweeps.trials, row["number"])
         known = self._known_of(row)
         found = course.best(trials, known.spec.sweep.direction)
         return {
@@ -239,10 +216,10 @@ class Sweeps:
 
     async def _row(self, name: str) -> dict[str, Any]:
         number = name.removeprefix("sweep-")
-        tables = self._host.store.sweeps
-        row = await self._host.in_store(tables.sweep, int(number)) if number.isdecimal() else None
+        tables = self._core.store.sweeps
+        row = await self._core.in_store(tables.sweep, int(number)) if number.isdecimal() else None
         if row is None:
-            rows = await self._host.in_store(tables.listed)
+            rows = await self._core.in_store(tables.listed)
             near = did_you_mean(name, [name_of(one["number"]) for one in rows])
             raise RequestRefused(
                 f"there is no sweep {name!r}{near}", remedy="see `dtdctl sweep list`"
@@ -260,10 +237,10 @@ class Sweeps:
     async def _contained(self, run: _Run) -> None:
         name = name_of(run.number)
         try:
-            with self._host.containment.around(f"running {name}"):
+            with self._core.containment.around(f"running {name}"):
                 await self._run(run)
             if not run.over:  # by an error, which was caught
-                with self._host.containment.around(f"ending {name}"):
+                with self._core.containment.around(f"ending {name}"):
                     why = "an internal error of the coordinator, see its events"
                     await self._end(run, End("failed", why))
         finally:
@@ -295,7 +272,7 @@ class Sweeps:
 
     async def _meet_again(self, run: _Run) -> None:
         """Find the jobs of trials that had not ended when this process began."""
-        store, in_store = self._host.store, self._host.in_store
+        store, in_store = self._core.store, self._core.in_store
         for trial in [one for one in run.trials if one.state in course.OPEN]:
             name = self._trial_name(run, trial.number)
             job_id = trial.job or await in_store(store.sweeps.job_called, name)
@@ -309,7 +286,7 @@ class Sweeps:
         state = trial.state if trial.state is TrialState.PRUNING else TrialState.RUNNING
         met = replace(trial, job=job_id, state=state)
         await self._keep(run, met)
-        body = await self._host.in_store(self._host.store.job, job_id)
+        body = await self._core.in_store(self._core.store.job, job_id)
         ended = body is None or JobState(body["state"]) in ENDED
         if ended and self._trial_of.pop(job_id, None) is not None:
             await self._close(run, met, body)
@@ -331,7 +308,7 @@ class Sweeps:
         """
         if run.spec.sweep.metric in told:
             return told
-        found = await self._host.in_store(self._host.store.checkpoints, job_id)
+        found = await self._core.in_store(self._core.store.checkpoints, job_id)
         last = (one["metrics"] for one in found if one["step"] == found[0]["step"])
         return next((one for one in last if run.spec.sweep.metric in one), told)
 
@@ -340,7 +317,7 @@ class Sweeps:
         try:
             settings = await run.asked(run.spec.job_of, name, trial.params)
             request = m.SubmitJob(spec=to_mapping(settings), package=run.package)
-            job_id = str((await self._submit(request))["job"])
+            job_id = str((await jobs.submit(self._core, request))["job"])
         except DtdError as error:
             if "queued already" in error.message:
                 await self._pause(run)
@@ -389,11 +366,11 @@ class Sweeps:
                 continue
             run.hurried.add(job_id)
             with contextlib.suppress(RequestRefused):  # it has ended meanwhile
-                self._host.handle(CancelRequested(job=job_id, reason=reason))
+                self._core.handle(CancelRequested(job=job_id, reason=reason))
 
     async def _keep(self, run: _Run, trial: Trial) -> None:
         run.put(trial)
-        await self._host.in_store(self._host.store.sweeps.write_trial, run.number, trial)
+        await self._core.in_store(self._core.store.sweeps.write_trial, run.number, trial)
 
     async def _end(self, run: _Run, end: End) -> None:
         found = course.best(run.trials, run.spec.sweep.direction)
@@ -404,10 +381,10 @@ class Sweeps:
             text += f" {found.value:g}"
         if found is not None and end.state == "done":
             text += await self._register(run, found)
-        change = self._host.store.sweeps.change
-        await self._host.in_store(change, run.number, end.state, reason)
+        change = self._core.store.sweeps.change
+        await self._core.in_store(change, run.number, end.state, reason)
         run.over = True
-        self._host.incident("sweep_ended", text)
+        self._core.incident("sweep_ended", text)
 
     async def _register(self, run: _Run, best: Trial) -> str:
         """Register the best trial's weights, if the sweep asks for that; returns what to say."""
@@ -416,7 +393,7 @@ class Sweeps:
             return ""
         request = m.RegisterModel(name=model, job=best.job)
         try:
-            await self._host.models.carry_out(request, name_of(run.number))
+            await self._models.register(request, name_of(run.number))
         except DtdError as error:
             return f"; it is not registered as {model}: {error.message}"
         return f"; registered as {model}"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dtd.coordinator.sweeps.advisor import Advisor
 from dtd.errors import RequestRefused
 from dtd.job.sweep import SweepSpec, read_sweep
+from dtd.sweeps.advisor import Advisor
 from dtd.sweeps.course import Trial, TrialState
 
 pytest.importorskip("optuna")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dtd.cluster.transitions import JobState
-from dtd.coordinator.handlers.parts import MAX_UNANSWERED, PartDirectory
-from dtd.errors import ProtocolError
+from dtd.coordinator.handlers.workers import parts_of
 from dtd.wire import messages as m
 from tests.shards import held_shards
 
@@ -41,7 +38,7 @@ class Coordinator:
         self.listed = listed
         self.names = frozenset(one["worker"] for one in listed) - {*away}
         self.store = SimpleNamespace(checkpoints=lambda job: listed)
-        self.containment = SimpleNamespace(around=lambda what, link: contextlib.nullcontext())
+        self.links = SimpleNamespace(names=lambda: self.names)
         registration = SimpleNamespace(data_host="10.0.0.1", data_port=7000)
         worker = SimpleNamespace(registration=registration, serves=serves)
         cluster = SimpleNamespace(
@@ -53,32 +50,16 @@ class Coordinator:
     async def in_store(self, function: Any, job: str) -> Any:
         return function(job)
 
-    def connected(self) -> frozenset[str]:
-        return self.names
-
     def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
         return 99, f"{worker} {scope}".encode()
-
-
-class Link:
-    """Collects what is sent."""
-
-    def __init__(self) -> None:
-        self.sent: asyncio.Queue[m.Message] = asyncio.Queue()
-
-    def send(self, message: m.Message) -> None:
-        self.sent.put_nowait(message)
 
 
 async def answer(
     coordinator: Coordinator, *, job: str = PARENT, step: int = 0, worker: str = "w-0"
 ) -> m.Parts:
-    link = Link()
     if (begins := coordinator.membership.cluster_of(worker).job) is not None:
         begins.from_step = step
-    PartDirectory(coordinator).ask(link, worker, m.GetParts(job=job, step=step))  # type: ignore[arg-type]
-    sent = await link.sent.get()
-    assert isinstance(sent, m.Parts)
+    sent = await parts_of(coordinator, worker, m.GetParts(job=job, step=step))  # type: ignore[arg-type]
     assert (sent.job, sent.step) == (job, step)
     return sent
 
@@ -130,10 +111,9 @@ async def test_what_a_server_or_a_worker_of_another_job_has_whole_is_fetched() -
 
 
 async def test_other_checkpoints_of_that_job_are_not_handed_out() -> None:
-    link = Link()
-    directory = PartDirectory(Coordinator([entry(rank) for rank in range(4)]))  # type: ignore[arg-type]
-    directory.ask(link, "w-0", m.GetParts(job=PARENT, step=40))  # type: ignore[arg-type]
-    assert await link.sent.get() == m.Parts(job=PARENT, step=40)
+    coordinator: Any = Coordinator([entry(rank) for rank in range(4)])
+    told = await parts_of(coordinator, "w-0", m.GetParts(job=PARENT, step=40))
+    assert told == m.Parts(job=PARENT, step=40)
 
 
 async def test_a_worker_that_waits_for_a_job_gets_no_tickets() -> None:
@@ -165,13 +145,3 @@ async def test_parts_without_a_digest_belong_to_the_others_and_confirmed_ones_co
 )
 async def test_nobody_else_gets_tickets(coordinator: Coordinator, job: str) -> None:
     assert await answer(coordinator, job=job) == m.Parts(job=job, step=0)
-
-
-async def test_requests_that_pile_up_are_refused() -> None:
-    directory, link = PartDirectory(Coordinator([])), Link()  # type: ignore[arg-type]
-    for _ in range(MAX_UNANSWERED):
-        directory.ask(link, "w-0", m.GetParts(job=PARENT, step=0))  # type: ignore[arg-type]
-    with pytest.raises(ProtocolError, match="4 GET_PARTS are unanswered"):
-        directory.ask(link, "w-0", m.GetParts(job=PARENT, step=0))  # type: ignore[arg-type]
-    for _ in range(MAX_UNANSWERED):
-        assert await link.sent.get() == m.Parts(job=PARENT, step=0)

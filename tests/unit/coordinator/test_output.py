@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-import dtd.coordinator.handlers.reports as module
-from dtd.coordinator.handlers.reports import LINES_AT_ONCE, ReportHandler
+import dtd.coordinator.output as module
+from dtd.coordinator.output import LINES_AT_ONCE, ReportQuotas
 from dtd.net.limits import CHECKPOINTS_BURST, FIGURES_BURST, LINES, NOTICES_BURST, Quotas
 from dtd.wire import messages as m
 
@@ -42,7 +42,9 @@ class World:
         self.told = asyncio.Queue()
         self.thread, self.store = Thread(), Store()
         self.quotas = Quotas(lines_per_s)
-        self.desk = ReportHandler(self.quotas, self.store, self.thread, self, lambda: self.now)
+        self.desk = ReportQuotas(
+            self.quotas, self.store, self.thread, self.incident, lambda: self.now
+        )
 
     def incident(self, kind, message, *, worker="", **details):
         self.told.put_nowait((kind, message, worker, details))

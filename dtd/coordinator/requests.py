@@ -1,8 +1,7 @@
-"""Answers operators' requests.
+"""Operators' requests: which function answers which, and in what order.
 
 Requests on one connection are answered in order, one RESULT (or ERROR) each, and each when the
-answer before it has been read (`dtd.coordinator.throttles`).  `Queries` answers requests that
-change nothing, `Commands` performs the others; the core decides.
+answer before it has been read (`dtd.coordinator.throttles`).
 """
 
 from __future__ import annotations
@@ -10,48 +9,79 @@ from __future__ import annotations
 import asyncio
 import functools
 import sqlite3
-import time
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, get_args
 
 import msgpack
 
-from dtd.cluster.records import Job
-from dtd.cluster.status import EndedJob
 from dtd.coordinator.audit_log import Caller
+from dtd.coordinator.coordinator import Coordinator
+from dtd.coordinator.handlers import jobs, queries
 from dtd.coordinator.handlers.access import AccessRequest
-from dtd.coordinator.handlers.api import CoordinatorApi
-from dtd.coordinator.handlers.commands import Commands, Order
-from dtd.coordinator.handlers.profiles import Profiles
-from dtd.coordinator.handlers.queries import QUESTIONS, Queries
-from dtd.coordinator.handlers.runs import annotate_job
-from dtd.coordinator.models import ModelRequest
 from dtd.coordinator.throttles import Turns, read_out
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.wire import messages as m
 
 Request = tuple[m.Message, bytes]
-SweepRequest = m.BeginSweep | m.ShowSweep | m.CancelSweep | m.ListSweeps
+Handler = Callable[[Coordinator, Caller, Any], Awaitable[dict[str, Any]]]
 
-CTL_REQUESTS: Final = tuple(m.from_opener(m.Role.CTL) - {m.Error, m.Goodbye, m.Renew})
+HANDLERS: Final[Mapping[type[m.Message], Handler]] = {
+    m.GetStatus: queries.status,
+    m.GetFigures: queries.figures,
+    m.GetMetrics: queries.metrics,
+    m.ListJobs: queries.jobs,
+    m.ShowJob: queries.job,
+    m.CompareJobs: queries.compare_jobs,
+    m.ReadLogs: queries.logs,
+    m.ReadEvents: queries.events,
+    m.ReadAudit: queries.audit,
+    m.ListCheckpoints: queries.checkpoints,
+    m.SubmitJob: lambda coordinator, _, request: jobs.submit(coordinator, request),
+    m.WaitJob: jobs.wait,
+    m.CancelJob: jobs.cancel,
+    m.ResumeJob: jobs.resume,
+    m.KillWorker: jobs.kill,
+    m.DrainWorker: jobs.drain,
+    m.AnnotateJob: jobs.annotate,
+    m.Delete: lambda coordinator, _, request: coordinator.deletions.delete(request),
+    m.Examine: lambda coordinator, _, request: coordinator.broker.examine(request),
+    m.Profile: lambda coordinator, _, request: coordinator.profiles.profile(request),
+    m.OpenWeb: lambda coordinator, caller, _: coordinator.web.open(caller),
+    m.ListModels: lambda coordinator, _, request: coordinator.models.listed(request),
+    m.RegisterModel: lambda coordinator, caller, request: coordinator.models.register(
+        request, _named(caller)
+    ),
+    m.AliasModel: lambda coordinator, _, request: coordinator.models.alias(request),
+    m.DescribeModel: lambda coordinator, _, request: coordinator.models.describe(request),
+    m.CopyModel: lambda coordinator, _, request: coordinator.models.copy(request),
+    m.DeleteModel: lambda coordinator, _, request: coordinator.models.delete(request),
+    m.BeginSweep: lambda coordinator, _, request: coordinator.sweeps.begin(request),
+    m.CancelSweep: lambda coordinator, _, request: coordinator.sweeps.cancel(request.sweep),
+    m.ShowSweep: lambda coordinator, _, request: coordinator.sweeps.show(request.sweep),
+    m.ListSweeps: lambda coordinator, _caller, _request: coordinator.sweeps.listing(),
+    **dict.fromkeys(
+        get_args(AccessRequest),
+        lambda coordinator, _, request: coordinator.access.answer(request),
+    ),
+}
+"""What answers each request; PUT_PACKAGE alone has a payload."""
+
+CTL_REQUESTS: Final[tuple[type[m.Message], ...]] = (m.PutPackage, *HANDLERS)
 MAX_PENDING_REQUESTS: Final = 64
 MAX_PENDING_BYTES: Final = 8 * 1024 * 1024
 """Most bytes of their payloads: pieces of packages, which are sent one after the other."""
 
 
-class RequestHandler:
+class RequestQueues:
     """Answers operators' requests, in order per connection.
 
     Args:
         coordinator: the daemon behind it.
-        last_job: the job that ended last before the daemon was started.
     """
 
-    def __init__(self, coordinator: CoordinatorApi, *, last_job: EndedJob | None) -> None:
+    def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._questions = Queries(coordinator, last_job=last_job)
-        self._orders = Commands(coordinator)
-        self._profiles = Profiles(coordinator)
         self._turns = Turns()
         self._pending: dict[Link, asyncio.Queue[Request]] = {}
         self._pending_bytes: dict[Link, int] = {}
@@ -87,15 +117,6 @@ class RequestHandler:
         if task is not None:
             task.cancel()
 
-    def job_ended(self, ended: Job) -> None:
-        """Wake the requests that wait for the job."""
-        self._questions.last_job = EndedJob(job=ended, ended_s=time.time())
-        self._orders.job_ended(ended)
-
-    def something_happened(self) -> None:
-        """Wake the requests that follow events."""
-        self._questions.something_happened()
-
     async def carry_out(
         self, caller: Caller, request: m.Message, payload: bytes = b""
     ) -> dict[str, Any]:
@@ -107,7 +128,7 @@ class RequestHandler:
         return await self._coordinator.audit.around(
             caller,
             request,
-            functools.partial(self._answer, caller, request, payload),
+            functools.partial(_answer, self._coordinator, caller, request, payload),
             payload_bytes=len(payload),
             told=dict,
         )
@@ -137,48 +158,13 @@ class RequestHandler:
                 link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy="check its disk"))
                 return
 
-    async def _answer(self, caller: Caller, request: m.Message, payload: bytes) -> dict[str, Any]:
-        if isinstance(request, m.PutPackage):
-            return await self._coordinator.counter(request).put(request, payload)
-        if isinstance(request, QUESTIONS):
-            return await self._questions.answer(request)
-        if isinstance(request, AccessRequest):
-            return await self._coordinator.access.answer(request)
-        if isinstance(request, m.Examine):
-            return await self._coordinator.measurement_broker.examine(request)
-        if isinstance(request, m.OpenWeb):
-            return await self._coordinator.web.open(caller)
-        if isinstance(request, m.Profile):
-            return await self._profiles.profile(request)
-        if isinstance(request, m.Delete):
-            return await self._coordinator.deletions.delete(request)
-        if isinstance(request, ModelRequest):
-            return await self._coordinator.models.carry_out(request, _named(caller))
-        if isinstance(request, SweepRequest):
-            return await self._answer_sweep(request)
-        if isinstance(request, m.AnnotateJob):
-            return await annotate_job(self._coordinator, request)
-        assert isinstance(request, Order)
-        return await self._orders.carry_out(request)
 
-    async def submit(self, request: m.SubmitJob) -> dict[str, Any]:
-        """Submit a job for the coordinator itself.
-
-        Raises:
-            DtdError: it cannot be done, or the job is not valid.
-        """
-        return await self._orders.carry_out(request)
-
-    async def _answer_sweep(self, request: SweepRequest) -> dict[str, Any]:
-        sweeps = self._coordinator.sweeps
-        if isinstance(request, m.BeginSweep):
-            await self._coordinator.packages.check(request.package)
-            return await sweeps.begin(request)
-        if isinstance(request, m.CancelSweep):
-            return await sweeps.cancel(request.sweep)
-        if isinstance(request, m.ShowSweep):
-            return await sweeps.show(request.sweep)
-        return await sweeps.listing()
+async def _answer(
+    coordinator: Coordinator, caller: Caller, request: m.Message, payload: bytes
+) -> dict[str, Any]:
+    if isinstance(request, m.PutPackage):
+        return await coordinator.counter(request).put(request, payload)
+    return await HANDLERS[type(request)](coordinator, caller, request)
 
 
 def _named(caller: Caller) -> str:

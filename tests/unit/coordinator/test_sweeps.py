@@ -15,15 +15,16 @@ import pytest
 from dtd.cluster.events import CancelRequested, Event
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import ENDED, JobState
+from dtd.coordinator import sweeps as module
 from dtd.coordinator.containment import Containment
+from dtd.coordinator.handlers import jobs
 from dtd.coordinator.store.records import job_body
 from dtd.coordinator.store.store import Store
-from dtd.coordinator.sweeps import advisor as advisor_module
-from dtd.coordinator.sweeps import controller as module
-from dtd.coordinator.sweeps.advisor import Advisor
-from dtd.coordinator.sweeps.controller import Sweeps
+from dtd.coordinator.sweeps import Sweeps
 from dtd.errors import JobSpecError, RequestRefused
 from dtd.job.sweep import SweepSpec, read_sweep
+from dtd.sweeps import advisor as advisor_module
+from dtd.sweeps.advisor import Advisor
 from dtd.sweeps.course import TrialState
 from dtd.wire import messages as m
 
@@ -40,9 +41,9 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.store = Store(directory)
-        self.containment = Containment(time.monotonic, self)
-        self.models: Any = self
-        self.sweeps = Sweeps(self, self.submit)
+        self.containment = Containment(time.monotonic, self.incident)
+        self.packages: Any = self
+        self.sweeps = Sweeps(self, self)
         self.jobs: dict[str, Job] = {}
         self.started: asyncio.Queue[Job] = asyncio.Queue()
         self.cancelled: asyncio.Queue[Job] = asyncio.Queue()
@@ -64,10 +65,13 @@ class Cluster:
     def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
         self.told.put_nowait((kind, message))
 
-    async def carry_out(self, request: m.RegisterModel, by: str) -> None:
+    async def register(self, request: m.RegisterModel, by: str) -> None:
         if self.refusals:
             raise self.refusals.pop()
         self.registered.append((request, by))
+
+    async def check(self, digest: str) -> None:
+        """No job brings a package."""
 
     async def submit(self, request: m.SubmitJob) -> dict[str, Any]:
         if self.refusals:
@@ -122,7 +126,7 @@ class Cluster:
 
     async def again(self) -> None:
         """Another one begins."""
-        self.sweeps = Sweeps(self, self.submit)
+        self.sweeps = Sweeps(self, self)
         await self.sweeps.take_up()
 
     async def hear_end(self) -> str:
@@ -135,8 +139,9 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     made = Cluster(tmp_path)
+    monkeypatch.setattr(jobs, "submit", lambda core, request: core.submit(request))
     yield made
     await made.stop()
     made.store.close()

@@ -1,0 +1,108 @@
+"""The coordinator with all its services, as request handlers see it."""
+
+from __future__ import annotations
+
+import functools
+import ssl
+from collections.abc import Callable
+
+from dtd.cluster.events import Effect, JobEnded
+from dtd.config import CoordinatorConfig
+from dtd.coordinator.core import Core
+from dtd.coordinator.handlers.access import AccessHandler
+from dtd.coordinator.handlers.deletions import Deletions
+from dtd.coordinator.handlers.join import JoinHandler
+from dtd.coordinator.handlers.measurements import MeasurementBroker, Profiles
+from dtd.coordinator.handlers.renewal import RenewalHandler
+from dtd.coordinator.models import ModelRegistry
+from dtd.coordinator.output import ReportQuotas
+from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.thread import StoreThread, Turn
+from dtd.coordinator.sweeps import Sweeps
+from dtd.coordinator.throttles import BoundedAnswers
+from dtd.coordinator.web_desk import WebDesk
+from dtd.net.limits import Quotas
+from dtd.net.link import Link
+from dtd.observe.metrics.coordinator import CoordinatorMetrics
+from dtd.observe.metrics.endpoint import members_only
+from dtd.observe.recorder import MetricsRecorder
+from dtd.observe.sinks.trackers import Trackers
+
+
+class Coordinator(Core):
+    """State, decisions and services; belongs to the running event loop.
+
+    Args:
+        config: addresses and time-outs.
+        store: the open state directory.
+        new_link: makes the protocol object of a connection.
+
+    Attributes:
+        web: the web page; set by what answers its requests.
+    """
+
+    web: WebDesk
+
+    def __init__(
+        self, config: CoordinatorConfig, store: Store, *, new_link: Callable[[], Link]
+    ) -> None:
+        super().__init__(config, store, new_link=new_link, complaint=self._complaint)
+        contain = self.containment.around
+        self.history_thread = StoreThread(self.store_failed)
+        self.history = MetricsRecorder(
+            config.state_dir,
+            config.metrics_store_mib * 1024 * 1024,
+            self.incident,
+            run=self.history_thread.run,
+            later=self.history_thread.later,
+        )
+        only_members = config.metrics_for == "members"
+        self.metrics = CoordinatorMetrics(
+            config.metrics, self._metrics_context if only_members else None
+        )
+        self.trackers = Trackers(
+            config, functools.partial(self.store_thread.later, turn=Turn.PATIENT), self.incident
+        )
+        self.reports = ReportQuotas(
+            Quotas(config.output_lines_per_s), store, self.store_thread, self.incident
+        )
+        self.models = ModelRegistry(self)
+        self.sweeps = Sweeps(self, self.models)
+        self.deletions = Deletions(self, self.models, self.history)
+        self.broker = MeasurementBroker(self)
+        self.profiles = Profiles(self, self.broker)
+        self.part_answers = BoundedAnswers("GET_PARTS", contain)
+        self.access = AccessHandler(
+            self.port,
+            in_store=functools.partial(self.store_thread.run, turn=Turn.URGENT),
+            handle=self.handle,
+            workers_of=self.links.certified_by,
+        )
+        self.renewals = RenewalHandler(
+            self.port, self.in_store, self._own_ends, self.links.all, contain
+        )
+        self.joins = JoinHandler(
+            self.port,
+            functools.partial(self.store_thread.run, turn=Turn.PATIENT),
+            self.access.evict,
+            self.audit,
+            contain,
+        )
+        self.decided += [self.metrics.figures.decided, self.diagnostics.decided, self._on_decided]
+
+    def _complaint(self) -> str:
+        return self.history.complaint()
+
+    def _on_decided(self, effect: Effect) -> None:
+        if isinstance(effect, JobEnded):
+            self.trackers.ended(effect.job)
+            self.sweeps.job_ended(effect.job)
+
+    def _metrics_context(self) -> ssl.SSLContext:
+        """Return the TLS of the metrics endpoint, for members of the cluster only; in a thread."""
+        authority = self.port.authority
+        return members_only(authority.server_context() if authority is not None else None)
+
+    def _own_ends(self, unix_s: float) -> None:
+        """Record when the coordinator's own certificate ends."""
+        self.metrics.figures.certificate_expires_s = unix_s

@@ -1,0 +1,263 @@
+"""The coordinator's state and decisions, as its services and request handlers see them.
+
+The membership core decides; its effects are performed by `dtd.coordinator.effects`.  What needs
+only this is a service (`dtd.coordinator.coordinator` has all of them); nothing here knows one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from dtd import __version__
+from dtd.cluster.events import Effect, Event, Incident, JobEnded, Ticked
+from dtd.cluster.pools import Pools
+from dtd.cluster.records import Job
+from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.status import EndedJob
+from dtd.config import CoordinatorConfig
+from dtd.coordinator.audit_file import AuditFile
+from dtd.coordinator.audit_log import AuditLog, Caller
+from dtd.coordinator.containment import Containment, GuardedCore
+from dtd.coordinator.control_port import ControlPort
+from dtd.coordinator.data_secrets import DataSecrets
+from dtd.coordinator.diagnostics import DiagnosticsCollector
+from dtd.coordinator.effects import Effects
+from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageCounter
+from dtd.coordinator.process_limits import allowed_files
+from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.thread import StoreThread, Turn
+from dtd.coordinator.worker_links import WorkerLinks
+from dtd.errors import ProtocolError, RequestRefused
+from dtd.net.driver import Driver
+from dtd.net.limits import Connections, connections_for
+from dtd.net.link import Link
+from dtd.packages.archives import WEIGHTS as WEIGHTS_KIND
+from dtd.packages.archives import Archives
+from dtd.rules import did_you_mean
+from dtd.security.authority import DIRECTORY, open_data_key
+from dtd.wire import messages as m
+
+T = TypeVar("T")
+
+
+class Core:
+    """State and decisions; belongs to the running event loop.
+
+    Args:
+        config: addresses and time-outs.
+        store: the open state directory.
+        new_link: makes the protocol object of a connection.
+        complaint: tells why a disk besides the store's is unreliable; empty when it is not.
+
+    Attributes:
+        address: where the coordinator is called.
+        last_job: the job that ended last.
+        job_numbers: number of each job in the store.
+        decided: called with each effect when it is decided.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        store: Store,
+        *,
+        new_link: Callable[[], Link],
+        complaint: Callable[[], str],
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.address = ""
+        self.started_s = time.monotonic()
+        store_id, epoch = store.identity()
+        self.membership = Pools(
+            heartbeat_interval_s=config.heartbeat_interval_s,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
+            last_generation=store.last_generation(),
+            identity=CoordinatorIdentity(
+                version=__version__, host=socket.gethostname(), store_id=store_id, epoch=epoch
+            ),
+        )
+        self.last_job = store.last_ended()
+        self.job_numbers: dict[str, int] = {}
+        self.decided: list[Callable[[Effect], None]] = []
+        self.containment = Containment(time.monotonic, self.incident)
+        self.store_thread = StoreThread(self.store_failed)
+        self.audit = AuditLog(AuditFile(config.state_dir), self.store_thread)
+        self.links = WorkerLinks()
+        self.secrets = DataSecrets(
+            open_data_key(config.state_dir / DIRECTORY),
+            self.links.incarnation,
+            lambda name: self.links.clock_s(name, self.now),
+        )
+        self.effects = Effects(
+            links=self.links,
+            store=store,
+            thread=self.store_thread,
+            secrets=self.secrets,
+            job_numbers=self.job_numbers,
+            handle=self.handle,
+            performed=self._performed,
+            containment=self.containment,
+        )
+        guarded = GuardedCore(
+            self.membership,
+            self.containment,
+            perform=self._put,
+            disconnect_all=self.links.fail_all,
+        )
+        self._driver: Driver[Event, Effect] = Driver(guarded, self._put, Ticked)
+        self.diagnostics = DiagnosticsCollector(
+            self.membership.clusters,
+            time.monotonic,
+            lambda: self.store_thread.complaint() or complaint(),
+        )
+        self.port = ControlPort(
+            config,
+            new_link,
+            time.monotonic,
+            self.diagnostics.turned_away,
+            Connections(in_all=connections_for(allowed_files())),
+        )
+        # Hashing gigabytes must not hold up what generations wait for in the store's thread.
+        self.weights_thread = StoreThread(self.store_failed)
+        self.packages = PackageCounter(
+            Archives(config.state_dir / PACKAGES),
+            in_use=store.packages_in_use,
+            store_thread=self.store_thread,
+            thread=self.store_thread,
+            contain=self.containment.around,
+        )
+        self.weights = PackageCounter(
+            Archives(config.state_dir / WEIGHTS, WEIGHTS_KIND),
+            in_use=store.weights_in_use,
+            store_thread=self.store_thread,
+            thread=self.weights_thread,
+            contain=self.containment.around,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._next_number = store.next_job_number()
+        self._news = asyncio.Event()
+        self._ends: dict[str, asyncio.Future[Job]] = {}
+
+    # --- decisions and their effects -----------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """Hand an event to the membership core.
+
+        Raises:
+            RequestRefused: the core refuses.
+        """
+        self._driver.handle(event)
+
+    def stop(self) -> None:
+        """Decide nothing more."""
+        self._driver.stop()
+
+    async def settled(self) -> None:
+        """Return when every effect so far is done: all decisions are written down."""
+        await self.effects.settled()
+
+    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
+        """Something that the core has no part in, for an operator to read."""
+        self._put(Incident(kind=kind, message=message, worker=worker, details=details))
+
+    def _put(self, effect: Effect) -> None:
+        with self.containment.around(f"deciding on {type(effect).__name__}"):
+            for decided in self.decided:
+                decided(effect)
+            self.effects.put(effect)
+
+    def _performed(self, effect: JobEnded | Incident) -> None:
+        """Wake the requests that wait for it."""
+        if isinstance(effect, JobEnded):
+            self.last_job = EndedJob(job=effect.job, ended_s=time.time())
+            waiting = self._ends.pop(effect.job.id, None)
+            if waiting is not None:
+                waiting.set_result(effect.job)
+        else:
+            self._news.set()
+            self._news = asyncio.Event()
+
+    async def end_of(self, job_id: str) -> Job:
+        """Return a job when it has ended."""
+        waiting = self._ends.get(job_id)
+        if waiting is None:
+            waiting = self._ends[job_id] = self._loop.create_future()
+        return await asyncio.shield(waiting)
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Is set by the next incident."""
+        return self._news
+
+    # --- the store -----------------------------------------------------------------------------
+
+    async def in_store(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking method of the store in its thread, in order."""
+        return await self.store_thread.run(function, *arguments)
+
+    async def after_lines(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a method that reads jobs' output, once all output so far is written."""
+        return await self.store_thread.run(function, *arguments, turn=Turn.PATIENT)
+
+    async def known_job(self, job_id: str) -> dict[str, Any]:
+        """A job as it is written down.
+
+        Raises:
+            RequestRefused: there is none of this id.
+        """
+        found = await self.in_store(self.store.job, job_id)
+        if found is None:
+            known = [job["id"] for job in await self.in_store(self.store.jobs)]
+            near = did_you_mean(job_id, known)
+            raise RequestRefused(f"job {job_id!r} does not exist{near}", remedy="see `dtdctl jobs`")
+        return found
+
+    def counter(self, message: m.PutPackage | m.GetPackage) -> PackageCounter:
+        """Return the counter for files of the message's kind."""
+        return self.weights if message.kind == WEIGHTS else self.packages
+
+    def new_job_id(self, name: str) -> str:
+        """A fresh id for a job of this name."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        job_id = f"{name}-{number}"
+        self.job_numbers[job_id] = number
+        return job_id
+
+    def store_failed(self, error: BaseException) -> None:
+        """Report an error of a call that nothing waits for; in any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.containment.failed, error, "a call to the store")
+
+    # --- callers -------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """The clock that the membership core sees."""
+        return self._driver.now
+
+    @property
+    def has_authority(self) -> bool:
+        """Whether the workers have credentials of this cluster."""
+        return self.port.authority is not None
+
+    def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
+        """Return the expiry and the key with which the worker's data port opens for `scope`."""
+        return self.secrets.ticket(worker, scope)
+
+    def check_request(self, caller: Caller, message: m.Message) -> None:
+        """Check that the caller may send this request; refusals are in the audit log.
+
+        Raises:
+            ProtocolError: REFUSED, it may not.
+        """
+        try:
+            self.port.check(caller, message)
+        except ProtocolError as error:
+            self.audit.refused(caller, message, error.message)
+            raise

@@ -1,0 +1,242 @@
+"""Operators' requests that change jobs and workers; the core accepts or refuses them.
+
+An answer is given when everything decided is written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dtd import job
+from dtd.checkpoint.choice import complete
+from dtd.cluster.admission import what_to_prepare
+from dtd.cluster.checkpoints import CONTRADICTED
+from dtd.cluster.events import (
+    CancelRequested,
+    DrainRequested,
+    KillRequested,
+    ResumeRequested,
+    Submitted,
+)
+from dtd.cluster.records import Job
+from dtd.cluster.transitions import ENDED, JobState
+from dtd.coordinator.audit_log import Caller
+from dtd.coordinator.core import Core
+from dtd.errors import RequestRefused
+from dtd.job.differences import Difference, differences, obstacles, shown_value
+from dtd.job.identity import identity_of
+from dtd.wire import messages as m
+from dtd.wire.frames import MAX_HEADER_BYTES
+
+SIGNALS: Final = ("KILL", "TERM", "STOP")
+RESUME: Final = "resume"
+WEIGHTS: Final = "weights"
+MODES: Final = (RESUME, WEIGHTS)
+
+
+async def submit(core: Core, request: m.SubmitJob) -> dict[str, Any]:
+    """Queue a job.
+
+    Raises:
+        DtdError: the job is not valid, or cannot be queued.
+    """
+    read = functools.partial(job.from_mapping, request.spec, source="submitted job")
+    spec = await asyncio.get_running_loop().run_in_executor(None, read)
+    _check_encryption(core, spec)
+    await core.packages.check(request.package)
+    await core.weights.check(request.weights)
+    if request.weights and request.from_job:
+        raise RequestRefused("a job starts either from another job or from a file of weights")
+    begins: dict[str, Any] = {}
+    mode = from_identity = ""
+    step = 0
+    if request.from_job:
+        parent = await core.known_job(request.from_job)
+        mode = origin_mode(request.from_mode, parent["state"])
+        step = await _starting_step(core, request)
+        differs = differences(parent["spec"], job.to_mapping(spec))
+        if mode == RESUME:
+            check_same_course(differs, request.from_job)
+            _ends_later(spec, step, parent)
+        begins = {"from_mode": mode, "from_step": step, "differs": [list(d) for d in differs]}
+        from_identity = parent["identity"]
+    job_id = core.new_job_id(spec.job.name)
+    here, settings = core.membership.home.cluster.identity, job.to_mapping(spec)
+    submitted = Job(
+        id=job_id,
+        spec=settings,
+        store_epoch=max(1, here.epoch),
+        identity=identity_of(here.store_id, here.epoch, job_id, settings),
+        from_identity=from_identity,
+        from_job=request.from_job,
+        from_step=request.from_step,
+        from_newest=0 if request.from_step else step,
+        from_mode=mode,
+        package=request.package,
+        weights=request.weights,
+        strict=request.strict,
+    )
+    _check_size(submitted)
+    core.handle(Submitted(job=submitted))
+    await core.settled()
+    return {"job": job_id, **begins}
+
+
+async def wait(core: Core, _caller: Caller, request: m.WaitJob) -> dict[str, Any]:
+    """Answer WAIT_JOB when the job has ended."""
+    known = await core.known_job(request.job)
+    if known["state"] in ENDED:
+        await core.settled()  # so that the status tells the same
+        return {"job": request.job, **{key: known[key] for key in ("state", "reason", "result")}}
+    ended = await core.end_of(request.job)
+    return {
+        "job": ended.id,
+        "state": ended.state.value,
+        "reason": ended.reason,
+        "result": ended.result,
+    }
+
+
+async def cancel(core: Core, _caller: Caller, request: m.CancelJob) -> dict[str, Any]:
+    """Answer CANCEL_JOB."""
+    await core.known_job(request.job)
+    core.handle(CancelRequested(job=request.job))
+    return await _settled_state(core, request.job)
+
+
+async def resume(core: Core, _caller: Caller, request: m.ResumeJob) -> dict[str, Any]:
+    """Answer RESUME_JOB."""
+    await core.known_job(request.job)
+    core.handle(ResumeRequested(job=request.job))
+    return await _settled_state(core, request.job)
+
+
+async def kill(core: Core, _caller: Caller, request: m.KillWorker) -> dict[str, Any]:
+    """Answer KILL_WORKER."""
+    if request.signal not in SIGNALS:
+        raise RequestRefused(
+            f"signal {request.signal!r} cannot be sent", remedy=f"one of {', '.join(SIGNALS)}"
+        )
+    core.handle(KillRequested(name=request.name, signal=request.signal))
+    worker = core.membership.cluster_of(request.name).workers[request.name]
+    return {"name": request.name, "pid": worker.registration.pid, "signal": request.signal}
+
+
+async def drain(core: Core, _caller: Caller, request: m.DrainWorker) -> dict[str, Any]:
+    """Answer DRAIN_WORKER."""
+    core.handle(DrainRequested(name=request.name))
+    return {"name": request.name}
+
+
+async def annotate(core: Core, _caller: Caller, request: m.AnnotateJob) -> dict[str, Any]:
+    """Answer ANNOTATE_JOB: change a job's tags and note."""
+    await core.known_job(request.job)
+    change = functools.partial(
+        core.store.annotations.change,
+        request.job,
+        add=request.add,
+        remove=request.remove,
+        note=request.note if request.sets_note else None,
+    )
+    return {"job": request.job, **await core.in_store(change)}
+
+
+async def _settled_state(core: Core, job_id: str) -> dict[str, Any]:
+    await core.settled()
+    return {"job": job_id, "state": (await core.known_job(job_id))["state"]}
+
+
+def _check_encryption(core: Core, spec: job.JobSpec) -> None:
+    if spec.sync.encryption == "tls" and not core.has_authority:
+        raise RequestRefused(
+            "[sync] encryption: this coordinator serves its own host only, where workers have"
+            " no credentials",
+            remedy="remove it, or start the coordinator with --listen HOST:PORT",
+        )
+
+
+async def _starting_step(core: Core, request: m.SubmitJob) -> int:
+    """Steps in the checkpoint that the job starts from."""
+    listed = await core.in_store(core.store.checkpoints, request.from_job)
+    found = complete([one for one in listed if one["confirmation"] != CONTRADICTED])
+    steps = sorted({group[0]["step"] for group in found})
+    if not steps:
+        but = ", except ones that all ranks contradict or of which parts lack" if listed else ""
+        raise RequestRefused(
+            f"job {request.from_job} has no checkpoint{but}",
+            remedy="submit its job file again to start from the beginning",
+        )
+    if request.from_step and request.from_step not in steps:
+        raise RequestRefused(
+            f"job {request.from_job} has no checkpoint of step {request.from_step}",
+            remedy=f"kept steps: {', '.join(map(str, steps))}",
+        )
+    return request.from_step or int(found[0][0]["step"])
+
+
+def _check_size(submitted: Job) -> None:
+    """Refuse a job that no message can carry: once stored it would fail at its first worker."""
+    size = len(m.encode_header(what_to_prepare(submitted)))
+    if size > MAX_HEADER_BYTES:
+        raise RequestRefused(
+            f"the job takes {size} bytes in a message to a worker; the limit is {MAX_HEADER_BYTES}",
+            remedy="shorten its tables, [task] above all: put a long list into a file",
+        )
+
+
+def _ends_later(spec: job.JobSpec, step: int, parent: dict[str, Any]) -> None:
+    """A job must not start past its end; where only its workers know the end, they refuse it.
+
+    Its epochs are as long as those of a parent whose state it can take over.
+    """
+    before, key = parent["spec"]["job"], "job.steps" if spec.job.steps is not None else "job.epochs"
+    steps = spec.job.steps
+    if steps is None and spec.job.epochs and before.get("epochs"):
+        steps = parent["total_steps"] * spec.job.epochs // before["epochs"]
+    if steps and step > steps:
+        raise RequestRefused(
+            f"the checkpoint of job {parent['id']} has {step} steps, and this job ends after"
+            f" {steps}",
+            remedy=f"raise {key}, or name an earlier checkpoint: --resume-from JOB@STEP",
+        )
+
+
+# --- what a job takes over from another one -----------------------------------------------------
+#
+# This compares the two jobs' settings only; the workers find out whether the state fits the model.
+
+
+def origin_mode(asked: str, parent_state: str) -> str:
+    """Whether everything is taken over, or the weights only.
+
+    Args:
+        asked: in the submission; empty: the weights of a job that is done, everything of another.
+        parent_state: how the job that is started from stands.
+
+    Raises:
+        RequestRefused: the request is for neither.
+    """
+    if asked and asked not in MODES:
+        raise RequestRefused(f"{asked!r} is not one of {', '.join(MODES)}")
+    return asked or (WEIGHTS if parent_state == JobState.DONE else RESUME)
+
+
+def check_same_course(differs: Sequence[Difference], parent: str) -> None:
+    """Refuse to continue from a whole state with settings that would change the course of training.
+
+    Raises:
+        RequestRefused: settings differ that must be equal; all are named with both values.
+    """
+    found = obstacles(differs)
+    if found:
+        named = ", ".join(
+            f"{setting} = {shown_value(now)} (was {shown_value(was)})"
+            for setting, was, now in found
+        )
+        raise RequestRefused(
+            f"the whole state of {parent} cannot be taken over with other settings: {named}",
+            remedy="restore their values, or start from the weights only: --weights-from",
+        )

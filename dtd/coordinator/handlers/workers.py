@@ -1,0 +1,175 @@
+"""Registers workers, and tells them which others hold the checkpoint that their job starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from dtd.address import ANY_IPV4
+from dtd.checkpoint.choice import complete, fewest, missing, part_of
+from dtd.cluster import registration
+from dtd.cluster.checkpoints import CONTRADICTED, VERIFIED
+from dtd.cluster.doubt import must_be_proved
+from dtd.cluster.events import FromWorker
+from dtd.cluster.transitions import JobState, WorkerState
+from dtd.coordinator.coordinator import Coordinator
+from dtd.coordinator.core import Core
+from dtd.diagnostics import Diagnostic, name_taken
+from dtd.errors import ErrorCode, ProtocolError
+from dtd.net.link import Link
+from dtd.wire import messages as m
+
+
+def register(coordinator: Coordinator, link: Link, message: m.Register) -> None:
+    """The worker at the end of this connection registers; the core decides what it does then.
+
+    Raises:
+        ProtocolError: REFUSED, it may not.
+    """
+    name = message.name
+    host = _data_host(coordinator, link, message)
+    _check_proof(coordinator, message)
+    clash = coordinator.links.clash(message) or _name_taken(coordinator, message)
+    if clash is not None:
+        coordinator.diagnostics.name_taken(clash)
+        raise ProtocolError(ErrorCode.REFUSED, clash.message, remedy=clash.remedy)
+    coordinator.links.register(link, message, coordinator.now)
+    coordinator.diagnostics.registered(link.peer_host(), name)
+    coordinator.deletions.registered(name)
+    coordinator.models.registered(name)
+    known = coordinator.membership.cluster_of(name).workers.get(name)
+    released = known is not None and known.state is WorkerState.RELEASED
+    coordinator.metrics.figures.registered(message, released=released)
+    registered = dataclasses.replace(message, data_host=host)
+    coordinator.handle(FromWorker(name=name, message=registered))
+
+
+def _data_host(core: Core, link: Link, message: m.Register) -> str:
+    """Return the address for other workers: one on which this worker listens.
+
+    Raises:
+        ProtocolError: REFUSED, it listens on IPv4 only and calls over IPv6.
+    """
+    if message.data_host not in ("", ANY_IPV4):
+        return message.data_host
+    seen = core.port.host_of(link)
+    if message.data_host and ":" in seen:
+        why = (
+            f"{message.name} listens on {ANY_IPV4}, which is IPv4 only, and other workers"
+            f" would call it at {seen}"
+        )
+        remedy = (
+            f'set listen = "[::]:PORT" for {message.name}, which serves IPv4 as well, or'
+            " advertise = an IPv4 address of its host"
+        )
+        core.port.note_refusal(link.peer_host(), why, remedy)
+        raise ProtocolError(ErrorCode.REFUSED, why, remedy=remedy)
+    return seen
+
+
+def _check_proof(core: Core, message: m.Register) -> None:
+    """A generation is accepted only from workers that were members of it.
+
+    Raises:
+        ProtocolError: REFUSED, it does not show that it was.
+    """
+    cluster = core.membership.cluster_with(message.job)
+    if must_be_proved(cluster, message) and not core.secrets.proves(message):
+        raise ProtocolError(
+            ErrorCode.REFUSED,
+            f"{message.name} refers to generation {message.generation} of job {message.job},"
+            " which is not the newest that this coordinator knows, and does not prove that it "
+            "was a member",
+            remedy="restart the worker if this coordinator has lost its pki directory",
+        )
+
+
+def _name_taken(core: Core, message: m.Register) -> Diagnostic | None:
+    """Whether a worker with another state directory lives under this name."""
+    holder = registration.name_holder(core.membership.cluster_of(message.name), message, core.now)
+    if holder is None:
+        return None
+    process = holder.registration
+    place = f"{process.host} (pid {process.pid})" if process.pid else "a disconnected host"
+    later = f"{message.host} (pid {message.pid})"
+    return name_taken(message.name, place, later)
+
+
+# --- the parts of a checkpoint -------------------------------------------------------------------
+
+
+async def parts_of(core: Core, worker: str, request: m.GetParts) -> m.Parts:
+    """Tell a worker which others have the parts of the checkpoint that its job starts from.
+
+    A checkpoint of a sharded state is on many workers' disks.  A job that starts from it does not
+    have to be sharded, or be so in the same way; so a worker fetches the other parts and assembles
+    them.  It is given tickets for the checkpoint that its job names, and for nothing else.
+    """
+    nothing = m.Parts(job=request.job, step=request.step)
+    job = core.membership.cluster_of(worker).job
+    # Who joins a job that trains gets the state from its members.
+    if not request.job or job is None or job.state is JobState.RUNNING:
+        return nothing
+    if (request.job, request.step) != (job.from_job, job.from_step):
+        return nothing
+    listed = await core.in_store(core.store.checkpoints, request.job)
+    holders = _newest(listed, request.step)
+    connected = core.links.names()
+    there = [one for one in holders if one["worker"] in connected]
+    if not holders or _is_handed_over(core, worker, there):
+        return nothing
+    lacks = missing([part_of(one) for one in there])
+    away = ", ".join(
+        f"{one['worker']} ({part_of(one) & lacks})"
+        for one in holders
+        if one not in there and part_of(one) & lacks
+    )
+    first = [there[index] for index in fewest([part_of(one) for one in there])]
+    ordered = [*first, *(one for one in there if one not in first)][: m.MAX_PART_HOLDERS]
+    return m.Parts(
+        job=request.job,
+        step=request.step,
+        digest=next((one["digest"] for one in holders if one["digest"]), ""),
+        holders=tuple(_holder(core, one) for one in ordered),
+        missing=f"{lacks}, which were on {away}" if lacks else "",
+    )
+
+
+def _is_handed_over(core: Core, worker: str, holders: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether another worker of the same job has all of it, and this one nothing."""
+    names = {one["worker"] for one in holders if part_of(one).is_whole}
+    workers = core.membership.cluster_of(worker).workers
+    return worker not in {one["worker"] for one in holders} and any(
+        name in workers and not workers[name].serves for name in names
+    )
+
+
+def _holder(core: Core, one: Mapping[str, Any]) -> m.PartHolder:
+    name = one["worker"]
+    worker = core.membership.cluster_of(name).workers[name].registration
+    path = PurePosixPath(one["directory"])
+    resource = f"checkpoint/{path.parent.name}/{path.name}"
+    expires_s, key = core.ticket(one["worker"], resource)
+    return m.PartHolder(
+        name=one["worker"],
+        host=worker.data_host,
+        port=worker.data_port,
+        resource=resource,
+        part=tuple(one["part"]),
+        ticket_expires_s=expires_s,
+        ticket_key=key,
+    )
+
+
+def _newest(listed: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    """All entries of the checkpoint that a job starts from, those that are confirmed first.
+
+    Args:
+        listed: newest first.
+        step: committed steps of the checkpoint; 0 for the newest.
+    """
+    sound = [one for one in listed if one["confirmation"] != CONTRADICTED]
+    found = (group for group in complete(sound) if step in (0, group[0]["step"]))
+    return sorted(next(found, []), key=lambda one: one["confirmation"] != VERIFIED)

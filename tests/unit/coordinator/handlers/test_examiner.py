@@ -149,24 +149,8 @@ def test_figures_are_answered(daemon, play, spec):
     worker = play(daemon, "w0")
     job = daemon.ask(m.SubmitJob(spec=spec))["job"]
     worker.run_alone()
-    worker.say(
-        m.Progress(
-            job=job,
-            generation=1,
-            step=3,
-            epoch=0,
-            loss=0.25,
-            learning_rate=0.1,
-            grad_norm=1.0,
-            rows=64,
-            step_s=0.5,
-            compute_s=0.1,
-            comm_s=0.0,
-            exposed_s=0.0,
-            skipped=False,
-            skipped_steps=0,
-        )
-    )
-    while not (answer := daemon.ask(m.GetFigures()))["loss"]:
+    worker.say(m.Heartbeat(state="running", job=job, step=3, step_s=0.5, own_s=0.25))
+    while not (answer := daemon.ask(m.GetFigures()))["workers"]:
         pass
-    assert (answer["job"], answer["loss"], answer["rates"]) == (job, [[3, 0.25]], [[3, 128.0]])
+    assert (answer["job"], answer["links"]) == (job, [])
+    assert (answer["workers"][0]["step_s"], answer["workers"][0]["own_s"]) == (0.5, 0.25)

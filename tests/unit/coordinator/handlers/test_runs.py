@@ -6,6 +6,29 @@ import pytest
 
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
+from dtd.wire.step_rows import StepRow, pack_step_rows
+
+
+def row(generation, loss):
+    """The first step of a job."""
+    return StepRow(
+        step=1,
+        generation=generation,
+        epoch=0,
+        steps=1,
+        rows=64,
+        loss=loss,
+        learning_rate=0.1,
+        gradient_norm=1.0,
+        sent_bytes=0,
+        step_s=0.1,
+        data_s=0.0,
+        compute_s=0.05,
+        comm_s=0.0,
+        exposed_s=0.0,
+        optimizer_s=0.0,
+        skipped=0,
+    )
 
 
 @pytest.fixture
@@ -37,6 +60,7 @@ def two_jobs(daemon, worker, play, spec):
                 exposed_s=0.0,
                 skipped=False,
                 skipped_steps=0,
+                steps=pack_step_rows([row(assign.generation, float(seed))]),
             )
         )
         worker.finish(assign)

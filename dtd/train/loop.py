@@ -148,7 +148,7 @@ def _step(
     replica, marks = session.replica, session.profiler.marks
     begun_s = time.perf_counter()
     marks.begin_step()
-    with replica.own.unchanged("loss()"), session.memory.step(session):
+    with replica.own.unchanged("loss()"), session.memory.step():
         contribute(session, ring, clock)
     marks.ended(COMPUTE)
     session.strategy.collect(ring)
@@ -296,7 +296,7 @@ def _checkpoint(
         waits=waits,
         agreed=agreed,
     )
-    session.memory.copied(session)
+    session.memory.copied(session.checkpoints.snapshot_bytes)
     session.reporter.progress()
 
 

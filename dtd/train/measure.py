@@ -41,10 +41,9 @@ from dtd.strategy.buckets import layouts_of, parameter_shapes
 from dtd.strategy.choice import CODECS, OVERLAPPING, STRATEGY_RISKS
 from dtd.strategy.codec.api import Codec, FlatLayout, World
 from dtd.strategy.coded_buckets import Uncoded, exchange_order
-from dtd.train.available_memory import available_memory
 from dtd.train.callbacks import Callbacks
-from dtd.train.footprint import memory_parts, saved_for_backward, state_size
 from dtd.train.malloc_tuning import keep_freed_memory, return_freed_memory
+from dtd.train.memory import available_memory, memory_parts, saved_for_backward, state_size
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
 from dtd.train.session import JobSession, build_session, parts_of, shows_model
 from dtd.train.step import Clock, commit, contribute
@@ -203,10 +202,11 @@ def _memory(session: JobSession, worlds: Sequence[int]) -> dict[str, Any]:
         _world(session, worlds[0], limit_s=0.0)
     if worlds[1:]:
         _world(session, worlds[-1], limit_s=0.0)
+    job_of = session.replica, session.strategy, session.spec, session.device
     return {
         "parameters": sum(parameter.numel() for _, parameter in session.replica.trained),
         "rows": session.spec.job.global_batch_size,
-        "memory": {**memory_parts(session), "activations": saved.peak_bytes},
+        "memory": {**memory_parts(*job_of), "activations": saved.peak_bytes},
         "available_bytes": available,
         "state": asdict(state),
     }

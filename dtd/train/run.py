@@ -44,12 +44,12 @@ from dtd.train.record import (
     WarmupReport,
 )
 from dtd.train.restore import Origin, check_position, take_weights, take_weights_of_file
-from dtd.train.sanity import try_evaluation
 from dtd.train.session import JobSession, build_session, updates_of_step
 from dtd.train.state.load import IncomingImage, export_image
 from dtd.train.state.tensors import named_tensors
 from dtd.train.step import check_skips
 from dtd.train.task import load_task
+from dtd.train.task_checks import try_evaluation
 
 _STATE_FACTOR = 16
 _STATE_SLACK_BYTES = 64 << 20
@@ -163,7 +163,14 @@ class JobSessionRunner:
                 reporter=self._reporter,
             )
             session.begin_with(session.replica)
-        try_evaluation(session)
+        try_evaluation(
+            session.evaluator,
+            session.replica,
+            session.buffers,
+            session.watch,
+            self._spec,
+            self._reporter.progress,
+        )
         session.loader.warm_up(session.plan.requests(rank=0, world_size=_small_world(self._spec)))
         self._doubts = self._find_doubts()
         return WarmupReport(

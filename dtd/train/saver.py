@@ -35,9 +35,9 @@ from dtd.job.identity import folder_of
 from dtd.shown import shown_bytes
 from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.available_memory import available_memory
 from dtd.train.bulk import copied_to_host
 from dtd.train.malloc_tuning import mapped_blocks
+from dtd.train.memory import available_memory
 from dtd.train.record import CheckpointRecord, Reporter, WarningThrottle
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (

@@ -29,25 +29,27 @@ from dtd.train.data.sampling import order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
-from dtd.train.footprint import check_room, state_size
-from dtd.train.gradient_hooks import check_gradient_hooks
 from dtd.train.malloc_tuning import mapped_blocks
-from dtd.train.memory import MemoryMeter
-from dtd.train.model_checks import check_memory, check_tensors
+from dtd.train.memory import MemoryMeter, check_room, state_size
 from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of
 from dtd.train.optimizer import JoinedOptimizer
 from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
 from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, WarningThrottle
-from dtd.train.rehearsal import Rehearsal
 from dtd.train.saver import Checkpoints
-from dtd.train.single_rows import SingleRow, smallest_rows
 from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica, build_replica, reset_replica
-from dtd.train.state.structure import Structure
-from dtd.train.state.task_state import ParameterWatch
 from dtd.train.state.tensors import metadata
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
+from dtd.train.task_checks import (
+    Rehearsal,
+    SingleRow,
+    check_gradient_hooks,
+    check_memory,
+    check_tensors,
+    smallest_rows,
+)
+from dtd.train.watch import ParameterWatch, Structure
 
 _MOST_RANKS: Final = 1024
 """Most ranks for which a model is tried, where parameters are divided later."""
@@ -271,7 +273,7 @@ def build_session(
     check_tensors(replica.model)
     shown = shows_model(task, evaluates=eval_dataset is not None)
     check_room(replica, spec, device, shows_whole=shown, serves=serves)
-    memory = MemoryMeter(state_size(replica, spec, shows_whole=shown))
+    size = state_size(replica, spec, shows_whole=shown)
     buffers = RunningBuffers(replica.model)
     as_built = Structure(replica.model, stay=False)
     plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
@@ -338,7 +340,14 @@ def build_session(
         warn=warn,
         requests=requests,
         callbacks=callbacks,
-        memory=memory,
+        memory=MemoryMeter(
+            size,
+            replica=replica,
+            strategy=strategy,
+            spec=spec,
+            device=device,
+            reporter=reporter,
+        ),
         doubts=doubts,
     )
 

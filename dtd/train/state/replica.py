@@ -26,7 +26,6 @@ from dtd.strategy.replicated import OptimizerSnapshot
 from dtd.strategy.sharded.state import ShardedState
 from dtd.train.data.rows import seed_generators
 from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
-from dtd.train.gradient_hooks import HookKey, hooks_on, replace_hooks
 from dtd.train.model_setup import (
     LossScaler,
     Recomputation,
@@ -37,7 +36,7 @@ from dtd.train.model_setup import (
     loss_scaler,
     materialise,
 )
-from dtd.train.optimizer import JoinedOptimizer, optimizer_of
+from dtd.train.optimizer import HookKey, JoinedOptimizer, hooks_on, optimizer_of, replace_hooks
 from dtd.train.plan import steps_of
 from dtd.train.schedule import TaskSchedule, learning_rate, schedule_of
 from dtd.train.state.task_state import OwnState

@@ -1,4 +1,10 @@
-"""A task's own state as part of the training state, and its undeclared changes."""
+"""A task's own state as part of the training state: `state_dict()` and `load_state_dict()`.
+
+Tensors and JSON values by name.  It goes into digests, checkpoints and to joining workers with the
+rest (`dtd.train.state.tensors`).  It may change in `on_step` and `on_evaluation`, which happen
+alike on every worker; not where workers see different rows.  What a step that is redone had changed
+is taken back.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import xxhash
-from torch import Tensor, nn
+from torch import Tensor
 
-from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import TaskError
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.bulk import add_to_hash
-from dtd.train.state.structure import Structure
-from dtd.train.state.weights import plain_name
-
-# --- a task's own state: `state_dict()` and `load_state_dict()` ---------------------------------
-#
-# Tensors and JSON values by name.  It goes into digests, checkpoints and to joining workers with
-# the rest (`dtd.train.state.tensors`).  It may change in `on_step` and `on_evaluation`, which
-# happen alike on every worker; not where workers see different rows.  What a step that is redone
-# had changed is taken back.
-
 
 MAX_VALUES_BYTES: Final = 256 * 1024
 MAX_TENSOR_BYTES: Final = 64 * 1024 * 1024
@@ -144,118 +138,3 @@ def _unfit(why: str) -> TaskError:
         f"what state_dict() of the task returned {why}",
         remedy="let it be a dictionary of tensors, numbers, text, lists and dictionaries",
     )
-
-
-# --- finds out that a task changes parameters where dtd does not look: in its `loss` -----------
-#
-# What is trained changes in the optimizer's step, from sums that are the same on every worker.  A
-# change in `loss`, by its own rows, makes replicas differ, and a step that is redone makes it
-# twice. torch counts changes in place; the first passes also compare contents, for what goes past
-# that count through `.data`.  Nothing is repaired here.
-
-
-PASSES_READ: Final = 2
-_NAMED: Final = 3
-
-
-class ParameterWatch:
-    """Watches one model, frozen parameters included.
-
-    It also refuses gradients that come from a `backward()` inside a method of the task: they are
-    of this worker's rows alone, and not yet divided by the rows of the global batch.
-
-    Args:
-        model: its parameters must exist now.
-        progress: called while contents are read.
-        reads: contents can be read; parameters have memory all the time.
-        stay: trained parameters have to stay where they are in memory.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        progress: Progress = no_progress,
-        *,
-        reads: bool = True,
-        stay: bool = False,
-    ) -> None:
-        self._structure = Structure(model, stay=stay)
-        self._progress = progress
-        self._may_read = reads
-        named = list(model.named_parameters())
-        self._names = [plain_name(name) for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
-        self._passes = 0
-        self._by = ""
-        for parameter in self._parameters:
-            if parameter.requires_grad:
-                register: Any = parameter.register_post_accumulate_grad_hook
-                register(self._refuse_gradient)
-
-    @property
-    def reads(self) -> bool:
-        """Whether the next pass also compares contents."""
-        return self._may_read and self._passes < PASSES_READ
-
-    def check_structure(self, by: str) -> None:
-        """Check that the model has the parameters and buffers that it began with.
-
-        Raises:
-            TaskError: it has not.
-        """
-        self._structure.check(by)
-
-    @contextlib.contextmanager
-    def unchanged(self, by: str) -> Iterator[None]:
-        """Check that parameters keep their values, and that no others take their place.
-
-        Raises:
-            TaskError: they do not, or the method computes gradients of them itself.
-        """
-        reads = self.reads
-        self._passes += 1
-        before = self._marks(reads=reads)
-        self._by = by
-        try:
-            yield
-        except TaskError:
-            self._structure.check(by)  # this may be why
-            raise
-        finally:
-            self._by = ""
-        self._structure.check(by)
-        after = self._marks(reads=reads)
-        if before == after:
-            return
-        pairs = zip(self._names * 2, before, after, strict=False)
-        changed = list(dict.fromkeys(name for name, old, new in pairs if old != new))
-        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        raise TaskError(
-            f"{by} of the task changes parameters itself: {', '.join(changed[:_NAMED])}{more}",
-            remedy="leave that to the optimizer (or to several of them); clip or renormalise"
-            " weights in a hook of its step (register_step_post_hook), which runs alike on"
-            ' all workers (strategy.name = "sharded" takes elementwise hooks only);'
-            " nn.Embedding(max_norm) cannot be used",
-        )
-
-    def _refuse_gradient(self, parameter: Tensor) -> None:
-        if self._by:
-            name = next(
-                n for n, p in zip(self._names, self._parameters, strict=True) if p is parameter
-            )
-            raise TaskError(
-                f"{self._by} of the task calls backward() itself: {name} has received a gradient",
-                remedy="add this loss to the one that is returned, or use torch.autograd.grad()"
-                " where a gradient is needed within it; a second optimizer belongs into"
-                " build_optimizers()",
-            )
-
-    def _marks(self, *, reads: bool) -> list[int]:
-        """Counts of changes, then hashes of contents if they are read; once a micro-batch."""
-        counts = [parameter._version for parameter in self._parameters]  # noqa: SLF001
-        return counts + [self._hash(p) for p in self._parameters] if reads else counts
-
-    def _hash(self, parameter: nn.Parameter) -> int:
-        content = xxhash.xxh3_64()
-        add_to_hash(content, parameter, self._progress)
-        return content.intdigest()

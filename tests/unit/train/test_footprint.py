@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-import dtd.train.footprint as footprint
+import dtd.train.memory as footprint
 from dtd.doctor.state_memory import TRAINING_BYTES, Room
 from dtd.errors import TaskError
 from dtd.strategy.sharded.wire_pool import PIECES
-from dtd.train.footprint import optimizer_bytes
 from dtd.train.measure import measure
+from dtd.train.memory import optimizer_bytes
 from dtd.train.optimizer import JoinedOptimizer
 from tests.unit.train.small_job import spec
 

@@ -17,8 +17,8 @@ from dtd.job import load_job, to_mapping
 from dtd.strategy.choice import CODECS, STRATEGY_RISKS
 from dtd.strategy.codec.api import FlatLayout, TensorPlace
 from dtd.strategy.codec.powersgd import PowerSGD
-from dtd.train.footprint import SavedBytes, saved_for_backward
 from dtd.train.measure import HandOvers, _wires, main, measure
+from dtd.train.memory import SavedBytes, saved_for_backward
 from tests.unit.train.small_job import spec
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dtd.errors import TaskError
-from dtd.train.model_checks import check_memory, check_tensors, may_overlap
+from dtd.train.task_checks import check_memory, check_tensors, may_overlap
 
 WHOLE = torch.arange(24.0)
 

@@ -13,7 +13,7 @@ from dtd.errors import TaskError
 from dtd.job import from_mapping
 from dtd.train.data.sampling import order_of
 from dtd.train.plan import JobPlan
-from dtd.train.single_rows import SingleRow, smallest_rows
+from dtd.train.task_checks import SingleRow, smallest_rows
 
 IMAGE = torch.zeros(1, 2, 4, 4)
 VECTOR = torch.zeros(1, 2)

@@ -1,22 +1,31 @@
-"""Finds out that a model has other parameters or buffers than when training began.
+"""Finds out that a task changes the model where it must not.
+
+What is trained changes in the optimizer's step, from sums that are the same on every worker.  A
+change of a parameter in `loss`, by its own rows, makes replicas differ, and a step that is redone
+makes it twice (`ParameterWatch`).
 
 Gradients are collected, and states made, of the parameters and persistent buffers that the model
-had then.  What is added, put in another's place or unfrozen later would not be trained, or be
-missing in checkpoints; a worker that joins builds a model without it and cannot load the state.
-Where the state is divided, a parameter also has to stay in the memory that it was given.  Extra
-state (`get_extra_state()`) differs by rank if the forward pass changes it, and nothing can make it
-equal again.  Nothing is repaired here.
+had when training began.  What is added, put in another's place or unfrozen later would not be
+trained, or be missing in checkpoints; a worker that joins builds a model without it and cannot load
+the state.  Where the state is divided, a parameter also has to stay in the memory that it was
+given.  Extra state (`get_extra_state()`) differs by rank if the forward pass changes it, and
+nothing can make it equal again (`Structure`).  Nothing is repaired here.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
 
 import torch
+import xxhash
 from torch import Tensor, nn
 
+from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import TaskError
 from dtd.strategy.wire_memory import tensor_bytes
+from dtd.train.bulk import add_to_hash
 from dtd.train.state.weights import has_extra_state, persistent_buffers, plain_name
 
 
@@ -143,3 +152,113 @@ def _extra_state(module: nn.Module) -> tuple[torch.dtype, torch.Size, bytes]:
 def _place(parameter: nn.Parameter) -> tuple[int, int]:
     storage = parameter.untyped_storage()  # it may have no memory now
     return storage._cdata, int(parameter.storage_offset())  # noqa: SLF001 - torch has no other name
+
+
+PASSES_READ: Final = 2
+_NAMED: Final = 3
+
+
+class ParameterWatch:
+    """Watches one model, frozen parameters included.
+
+    torch counts changes in place; the first passes also compare contents, for what goes past that
+    count through `.data`.
+
+    It also refuses gradients that come from a `backward()` inside a method of the task: they are
+    of this worker's rows alone, and not yet divided by the rows of the global batch.
+
+    Args:
+        model: its parameters must exist now.
+        progress: called while contents are read.
+        reads: contents can be read; parameters have memory all the time.
+        stay: trained parameters have to stay where they are in memory.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        progress: Progress = no_progress,
+        *,
+        reads: bool = True,
+        stay: bool = False,
+    ) -> None:
+        self._structure = Structure(model, stay=stay)
+        self._progress = progress
+        self._may_read = reads
+        named = list(model.named_parameters())
+        self._names = [plain_name(name) for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self._passes = 0
+        self._by = ""
+        for parameter in self._parameters:
+            if parameter.requires_grad:
+                register: Any = parameter.register_post_accumulate_grad_hook
+                register(self._refuse_gradient)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the next pass also compares contents."""
+        return self._may_read and self._passes < PASSES_READ
+
+    def check_structure(self, by: str) -> None:
+        """Check that the model has the parameters and buffers that it began with.
+
+        Raises:
+            TaskError: it has not.
+        """
+        self._structure.check(by)
+
+    @contextlib.contextmanager
+    def unchanged(self, by: str) -> Iterator[None]:
+        """Check that parameters keep their values, and that no others take their place.
+
+        Raises:
+            TaskError: they do not, or the method computes gradients of them itself.
+        """
+        reads = self.reads
+        self._passes += 1
+        before = self._marks(reads=reads)
+        self._by = by
+        try:
+            yield
+        except TaskError:
+            self._structure.check(by)  # this may be why
+            raise
+        finally:
+            self._by = ""
+        self._structure.check(by)
+        after = self._marks(reads=reads)
+        if before == after:
+            return
+        pairs = zip(self._names * 2, before, after, strict=False)
+        changed = list(dict.fromkeys(name for name, old, new in pairs if old != new))
+        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+        raise TaskError(
+            f"{by} of the task changes parameters itself: {', '.join(changed[:_NAMED])}{more}",
+            remedy="leave that to the optimizer (or to several of them); clip or renormalise"
+            " weights in a hook of its step (register_step_post_hook), which runs alike on"
+            ' all workers (strategy.name = "sharded" takes elementwise hooks only);'
+            " nn.Embedding(max_norm) cannot be used",
+        )
+
+    def _refuse_gradient(self, parameter: Tensor) -> None:
+        if self._by:
+            name = next(
+                n for n, p in zip(self._names, self._parameters, strict=True) if p is parameter
+            )
+            raise TaskError(
+                f"{self._by} of the task calls backward() itself: {name} has received a gradient",
+                remedy="add this loss to the one that is returned, or use torch.autograd.grad()"
+                " where a gradient is needed within it; a second optimizer belongs into"
+                " build_optimizers()",
+            )
+
+    def _marks(self, *, reads: bool) -> list[int]:
+        """Counts of changes, then hashes of contents if they are read; once a micro-batch."""
+        counts = [parameter._version for parameter in self._parameters]  # noqa: SLF001
+        return counts + [self._hash(p) for p in self._parameters] if reads else counts
+
+    def _hash(self, parameter: nn.Parameter) -> int:
+        content = xxhash.xxh3_64()
+        add_to_hash(content, parameter, self._progress)
+        return content.intdigest()

@@ -20,7 +20,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from dtd.errors import DtdError
-from dtd.observe.web.api import WebBackend, WebCaller
+from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import HTTP_TOO_MANY, encoded, refused
 from dtd.observe.web.logins import holder_of
 from dtd.observe.web.sessions import Session
@@ -134,7 +134,7 @@ class Live:
 
     def __init__(
         self,
-        backend: WebBackend,
+        backend: Backend,
         house: WebCaller,
         is_open: Callable[[Session[Identity]], bool],
     ) -> None:

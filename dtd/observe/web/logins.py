@@ -21,7 +21,7 @@ from aiohttp import web
 
 from dtd.errors import DtdError
 from dtd.net.limits import Pacing, origin_of
-from dtd.observe.web.api import WebBackend, WebCaller
+from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import HTTP_LOGIN, HTTP_TOO_MANY, KEY_HEADER, refused
 from dtd.observe.web.sessions import SESSION_LIFE_S, Session, WebSessions
 from dtd.security.identity import VIEWER, Identity
@@ -56,7 +56,7 @@ class Logins:
         clock: monotonic seconds.
     """
 
-    def __init__(self, backend: WebBackend, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend = backend
         self._clock = clock
         self._sessions: WebSessions[Identity] = WebSessions()

@@ -22,7 +22,7 @@ from dtd.net.limits import Pacing
 from dtd.observe.report.document import document_of
 from dtd.observe.report.facts import facts_of
 from dtd.observe.report.render import to_html
-from dtd.observe.web.api import WebBackend
+from dtd.observe.web.backend import Backend
 from dtd.observe.web.http import HTTP_LOGIN, INDEX, JSON, ServedFile, encoded, in_pieces, refused
 from dtd.observe.web.live import Live, SharedAnswers
 from dtd.observe.web.logins import Logins, caller, holder_of
@@ -192,7 +192,7 @@ class Routes:
 
     def __init__(
         self,
-        backend: WebBackend,
+        backend: Backend,
         logins: Logins,
         live: Live,
         shared: SharedAnswers,

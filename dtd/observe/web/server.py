@@ -6,6 +6,7 @@ Beyond loopback it speaks TLS with the coordinator's certificate, and nothing el
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -14,7 +15,7 @@ from aiohttp import web
 
 from dtd.address import Address
 from dtd.errors import ConfigError, DtdError
-from dtd.observe.web.api import WebBackend, WebCaller
+from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import (
     HTTP_FAILED,
     HTTP_FOREIGN,
@@ -56,7 +57,7 @@ class WebServer:
         address: where it listens, once it does.
     """
 
-    def __init__(self, address: Address, backend: WebBackend) -> None:
+    def __init__(self, address: Address, backend: Backend) -> None:
         self.address = address
         self._backend = backend
         self._logins = Logins(backend)
@@ -84,7 +85,8 @@ class WebServer:
         """
         loop = asyncio.get_running_loop()
         secured = not self.address.is_loopback
-        self._names = self._backend.host_names()
+        hosts = [one.host for one in (*self._backend.addresses(), self.address)]
+        self._names = frozenset(name.lower() for name in (*hosts, socket.gethostname()))
         files = await loop.run_in_executor(None, read_files)
         quiet_log(self._backend.refused)
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)

@@ -11,7 +11,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from dtd.observe.web import live
-from dtd.observe.web.api import WebCaller
+from dtd.observe.web.backend import WebCaller
 from dtd.observe.web.live import Live
 from dtd.observe.web.sessions import Session
 from dtd.security.identity import Identity

@@ -1,0 +1,126 @@
+"""The coordinator as the web page sees it: the same requests, checks and records as dtdctl's.
+
+Without aiohttp, so that a coordinator that serves no page can be told of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dtd.address import Address
+from dtd.errors import RequestRefused
+from dtd.net.limits import Connections
+from dtd.net.server import Place
+from dtd.observe.web.sessions import KeptSessions
+from dtd.security.authority import Authority
+from dtd.security.identity import OPERATOR, VIEWER, Identity
+from dtd.security.token import Token
+from dtd.wire import messages as m
+
+BY_TOKEN: Final = "token"  # noqa: S105 - how somebody is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebCaller:
+    """A person who has logged in, or wants to; its requests count like those of dtdctl.
+
+    Attributes:
+        identity: the person's; None before the login.
+        host: the browser's address.
+    """
+
+    identity: Identity | None
+    host: str
+
+    def peer_host(self) -> str:
+        """The browser's address, marked as a browser's."""
+        return f"{self.host} (web)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """The coordinator's functions and parts that the page uses.
+
+    Attributes:
+        ask: answers a request; raises DtdError.
+        enter: performs a login and enters it in the audit log.
+        in_store: runs a blocking function in the store's thread.
+        authority: the cluster's; None while there is none.
+        addresses: those at which other hosts reach the coordinator.
+        tells: the page's information about the coordinator itself.
+        failed: told of an unexpected error; logs at a bounded rate.
+        refused: told of the address and the reason of a rejected browser; logs at a bounded rate.
+        connections: bounds all callers' connections, the page's as well.
+        sessions: outlive the process.
+    """
+
+    ask: Callable[[WebCaller, m.Message], Awaitable[dict[str, Any]]]
+    enter: Callable[[WebCaller, m.Message, Callable[[], Awaitable[Identity]]], Awaitable[Identity]]
+    in_store: Callable[[Callable[[], str]], Awaitable[str]]
+    authority: Callable[[], Authority | None]
+    addresses: Callable[[], Sequence[Address]]
+    tells: Callable[[], Mapping[str, Any]]
+    failed: Callable[[Exception], None]
+    refused: Callable[[str, str], None]
+    connections: Connections[Place]
+    sessions: KeptSessions
+
+    def standing(self, identity: Identity) -> str:
+        """Return why a login is not valid any more; empty while it is."""
+        authority = self.authority()
+        if authority is None:
+            return "" if identity.uid is not None else "this coordinator has no authority any more"
+        if identity.where == BY_TOKEN:
+            known = authority.tokens.is_known(identity.credential)
+            return "" if known else "the token was revoked"
+        return authority.standing(identity)[0]
+
+    async def holder_of_token(self, text: str, host: str) -> Identity:
+        """Return the identity of a login with a token, which counts as one use of it.
+
+        Raises:
+            DtdError: it is no valid token of an operator or a viewer.
+        """
+        token, authority = Token.parse(text), self.authority()
+        if token.role not in (OPERATOR, VIEWER):
+            raise RequestRefused(f"a token of a {token.role} does not open the web page")
+        if authority is None:
+            raise RequestRefused("this coordinator has no tokens", remedy="run `dtdctl web`")
+
+        async def use() -> Identity:
+            name = await self.in_store(
+                lambda: authority.tokens.redeem(
+                    token.id,
+                    token.secret,
+                    token.role,
+                    f"web-{secrets.token_hex(8)}",
+                    now_s=authority.now_s(),
+                )
+            )
+            return _of_token(token, name)
+
+        claimed = WebCaller(identity=_of_token(token, f"token-{token.id}"), host=host)
+        return await self.enter(claimed, m.OpenWeb(), use)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return the TLS for other hosts, whose browsers show no certificate; blocking."""
+        authority = self.authority()
+        if authority is None:
+            return None
+        context = authority.server_context()
+        context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def public_host(self) -> str:
+        """Return the host in the URL of a page that is served at all addresses of this host."""
+        addresses = self.addresses()
+        return addresses[0].host if addresses else socket.gethostname()
+
+
+def _of_token(token: Token, name: str) -> Identity:
+    return Identity(role=token.role, name=name, where=BY_TOKEN, credential=token.id, workers=())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.address import Address, SocketPath, is_host, parse_endpoint
+from dtd.address import Address, SocketPath, parse_endpoint
 from dtd.errors import UsageError
 
 
@@ -98,11 +98,3 @@ def test_a_coordinator_is_called_on_this_host_or_over_tcp(text: str, read: objec
 def test_what_names_no_socket_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         parse_endpoint(text)
-
-
-def test_a_host_stands_alone() -> None:
-    assert is_host("::1")
-    assert is_host("10.0.0.1")
-    assert is_host("node")
-    assert not is_host("node:1")
-    assert not is_host("")

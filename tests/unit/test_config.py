@@ -146,14 +146,6 @@ def test_state_goes_where_systemd_says_else_to_the_user_else_to_the_system(
     assert state_dirs(home) == system
 
 
-def test_a_state_directory_is_made_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/u")
-    config = load_coordinator_config({"state_dir": "~/s"}, {}, default_file=NOWHERE)
-    assert config.state_dir == Path("/home/u/s")
-    config = load_coordinator_config({"state_dir": "s"}, {}, default_file=NOWHERE)
-    assert config.state_dir == Path.cwd() / "s"
-
-
 def test_everything_wrong_is_reported_at_once_with_its_place(file: Path) -> None:
     file.write_text(
         '# settings\nname = "a b"\nthread = 3\n[zzz]\nx = 1\n',
@@ -182,15 +174,6 @@ def test_everything_wrong_is_reported_at_once_with_its_place(file: Path) -> None
     ]
 
 
-def test_values_in_a_file_are_not_converted(file: Path) -> None:
-    file.write_text('threads = "3"\nlisten = 7117\nstate_dir = ""\n')
-    assert worker_problems({}, file=file) == [
-        f'{file}: line 1: threads: must be an integer, at least 0 and at most 1024, not "3"',
-        f"{file}: line 2: listen: must be a string, not 7117",
-        f'{file}: line 3: state_dir: must be a string, not ""',
-    ]
-
-
 def test_several_coordinators_are_named_as_text_or_as_an_array(file: Path) -> None:
     expected = (Address("10.0.0.1", 7117), Address("fd00::1", 7118))
     typed = load_worker_config(
@@ -199,37 +182,6 @@ def test_several_coordinators_are_named_as_text_or_as_an_array(file: Path) -> No
     file.write_text('coordinator = ["10.0.0.1:7117", "[fd00::1]:7118"]\n')
     assert typed.coordinator == load_worker_config({}, {}, default_file=file).coordinator
     assert typed.coordinator == expected
-
-
-@pytest.mark.parametrize("value", ["3", "[]", "[3]", '{a = "h:1"}'])
-def test_what_is_no_list_of_coordinators(file: Path, value: str) -> None:
-    file.write_text(f"coordinator = {value}\n")
-    (problem,) = worker_problems({}, {}, file)
-    assert "line 1: coordinator: must be a string or an array of strings" in problem
-
-
-def test_a_coordinator_may_have_several_addresses_for_others() -> None:
-    config = load_coordinator_config({"advertise": "a, b:1,[fd00::1]:2"}, {}, default_file=NOWHERE)
-    assert config.advertise == "a, b:1,[fd00::1]:2"
-    (problem,) = coordinator_problems({"advertise": "a,b:x"})
-    assert problem.startswith("advertise: must end in a port")
-
-
-def test_a_credential_is_a_path() -> None:
-    config = load_worker_config({"credential": "/c"}, {}, default_file=NOWHERE)
-    assert config.credential == Path("/c")
-
-
-def test_the_coordinator_is_looked_for_at_a_real_port() -> None:
-    assert worker_problems({"coordinator": "localhost:0"}) == [
-        "coordinator: must name a port, not localhost:0"
-    ]
-
-
-def test_an_unknown_home_is_no_path() -> None:
-    assert coordinator_problems({"state_dir": "~nobody-of-that-name/x"}) == [
-        '--state-dir: names an unknown user: "~nobody-of-that-name/x"'
-    ]
 
 
 def test_a_worker_is_not_suspected_before_it_could_report() -> None:
@@ -249,25 +201,11 @@ def test_a_named_file_must_exist(named: dict[str, Any]) -> None:
     assert coordinator_problems({}, {"DTD_CONFIG": str(NOWHERE)}) == expected
 
 
-def test_a_named_file_takes_the_default_files_place(file: Path, tmp_path: Path) -> None:
-    file.write_text("threads = 1\n")
-    other = tmp_path / "other.toml"
-    other.write_text("threads = 2\n")
-    config = load_worker_config({"config": str(other)}, {}, default_file=file)
-    assert config.threads == 2
-
-
 def test_a_file_that_is_no_toml_is_reported_beside_the_rest(file: Path) -> None:
     file.write_text("listen =\n")
     assert coordinator_problems({"listen": "x"}, file=file) == [
         f"{file}: line 1: not TOML: Invalid value (column 9)",
         '--listen: must be HOST:PORT, not "x"',
-    ]
-
-
-def test_a_default_file_that_is_there_but_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    assert coordinator_problems({}, file=tmp_path) == [
-        f"{tmp_path}: cannot be read: Is a directory"
     ]
 
 

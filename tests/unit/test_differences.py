@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtd.job import parse_job, to_mapping
-from dtd.job.differences import Difference, differences, differing, obstacles, shown_value
+from dtd.job.differences import Difference, differences, differing, obstacles
 
 JOB = """
 [job]
@@ -99,19 +99,3 @@ def test_the_settings_that_differ_among_jobs_of_one_task() -> None:
         {},
     ]
     assert differing([]) == []
-
-
-def test_a_job_of_an_older_dtd_does_not_differ_in_what_it_lacks() -> None:
-    older = spec()
-    del older["train"]["digest_every"]
-    assert differing([older, spec()]) == [{}, {}]
-
-
-def test_values() -> None:
-    assert [shown_value(value) for value in (None, "a", 0.5, True, {})] == [
-        "-",
-        '"a"',
-        "0.5",
-        "true",
-        "a table",
-    ]

@@ -30,13 +30,6 @@ def test_what_another_process_makes_at_the_same_moment_is_taken(
     assert wanted.is_dir()
 
 
-@pytest.mark.parametrize("below", [".", "one", "one/two"])
-def test_a_file_in_its_place_is_named(tmp_path: Path, below: str) -> None:
-    (tmp_path / "jobs").write_text("not a directory")
-    with pytest.raises(NotADirectoryError, match="jobs"):
-        make_directory(tmp_path / "jobs" / below)
-
-
 def test_its_parents_are_on_the_disk_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

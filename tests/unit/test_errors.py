@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtd import errors
-from dtd.errors import DtdError, ErrorCode, JobSpecError, ProtocolError
+from dtd.errors import DtdError, ErrorCode, JobSpecError
 
 CLASSES = [
     value
@@ -18,23 +18,6 @@ CLASSES = [
     if inspect.isclass(value) and issubclass(value, DtdError)
 ]
 DTD = Path(errors.__file__).parent
-
-
-def test_message_and_remedy_are_both_said() -> None:
-    error = DtdError("port 7117 is in use", remedy="choose another with --listen")
-    assert str(error) == "port 7117 is in use (choose another with --listen)"
-    assert (error.message, error.remedy) == ("port 7117 is in use", "choose another with --listen")
-
-
-def test_without_remedy_the_message_stands_alone() -> None:
-    error = DtdError("the disk is full")
-    assert (str(error), error.remedy) == ("the disk is full", "")
-
-
-def test_protocol_error_carries_its_code() -> None:
-    error = ProtocolError(ErrorCode.BAD_TAG, "damaged", remedy="check the cable")
-    assert error.code is ErrorCode.BAD_TAG
-    assert str(error) == "damaged (check the cable)"
 
 
 @pytest.mark.parametrize(
@@ -48,12 +31,6 @@ def test_job_spec_error_lists_every_problem(problems: tuple[str, ...], head: str
 
 def test_codes_are_consecutive_and_fit_the_wire() -> None:
     assert sorted(ErrorCode) == list(range(1, len(ErrorCode) + 1))
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_class_says_whose_fault_it_is(cls: type[DtdError]) -> None:
-    assert cls.blame
-    assert cls.__doc__
 
 
 def test_tree_in_the_docstring_is_the_tree() -> None:

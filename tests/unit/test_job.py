@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
@@ -34,14 +33,6 @@ def test_a_minimal_job_gets_every_default() -> None:
 def test_an_integer_where_a_number_is_meant_becomes_one() -> None:
     lr = parse_job(MINIMAL + "[optimizer]\nlr = 1", source="job.toml").optimizer.lr
     assert (type(lr), lr) == (float, 1.0)
-
-
-def test_task_arguments_are_kept_as_they_are() -> None:
-    text = MINIMAL + '[task]\nsizes = [1, 2.5, true, "x\\n", {a = 1}]\nmodel.depth = 3\n'
-    assert parse_job(text, source="job.toml").task == {
-        "sizes": [1, 2.5, True, "x\n", {"a": 1}],
-        "model": {"depth": 3},
-    }
 
 
 def test_everything_wrong_is_reported_at_once_in_file_order() -> None:
@@ -97,26 +88,6 @@ chunk_kib = 3
         ),
         "line 20: [sync]: must be a table, not an array",
     )
-
-
-def test_the_message_counts_the_problems_and_names_the_file() -> None:
-    with pytest.raises(JobSpecError) as caught:
-        parse_job("[job]\n", source="my.toml")
-    assert str(caught.value) == (
-        "my.toml: 4 problems\n"
-        "  line 1: [job] name: is required\n"
-        "  line 1: [job] task: is required\n"
-        "  line 1: [job] global_batch_size: is required\n"
-        "  line 1: [job] epochs: is required unless steps is given"
-    )
-
-
-def test_a_missing_table_has_no_line() -> None:
-    assert problems_of("")[0] == "[job] name: is required"
-
-
-def test_a_table_that_is_none_is_reported_alone() -> None:
-    assert problems_of("job = 3") == ("line 1: [job]: must be a table, not 3",)
 
 
 def test_text_that_is_no_toml_is_one_problem_with_its_line() -> None:
@@ -207,14 +178,6 @@ def test_what_has_added_up_is_not_clipped(codec: str) -> None:
     assert "[train] clip_norm: would cut" in problem
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "diloco"])
-def test_changes_of_weights_have_no_momentum_of_gradients(name: str) -> None:
-    changes = (f"strategy.name='{name}'", "strategy.codec='top_k'")
-    parse_job(MINIMAL, source="x", overrides=changes)
-    (problem,) = problems_of(MINIMAL, *changes, "strategy.momentum=0.9")
-    assert "[strategy] momentum: applies to gradients, and name = " in problem
-
-
 def test_a_codec_is_not_given_twice() -> None:
     text = MINIMAL + '[sync]\nwire_dtype = "bfloat16"\n[strategy]\ncodec = "float16"\n'
     (problem,) = problems_of(text)
@@ -233,34 +196,10 @@ def test_length_is_given_once() -> None:
     )
 
 
-def test_warm_up_ends_before_the_job() -> None:
-    text = MINIMAL.replace("epochs = 5", "steps = 100") + "[schedule]\nwarmup_steps = 100\n"
-    assert problems_of(text) == (
-        "line 7: [schedule] warmup_steps: must be below the job's 100 steps, not 100",
-    )
-    assert (
-        parse_job(text.replace("\nsteps = 100", "\nsteps = 101"), source="x").schedule.warmup_steps
-        == 100
-    )
-
-
-def test_the_lowest_rate_is_not_above_the_rate() -> None:
-    text = MINIMAL + '[schedule]\nname = "cosine"\nmin_lr = 0.2\n'
-    assert problems_of(text) == (
-        "line 8: [schedule] min_lr: must be at most [optimizer] lr = 0.1, not 0.2",
-    )
-
-
 def test_a_field_that_is_wrong_by_itself_takes_part_in_no_comparison() -> None:
     text = MINIMAL + "[elastic]\nmin_workers = 65\nmax_workers = 0\n"
     (problem,) = problems_of(text)
     assert problem.startswith("line 8: [elastic] max_workers")
-
-
-@pytest.mark.parametrize("task", [*BUILT_IN_TASKS, "mine:Task", "my.pkg_1.mod:Outer.Task"])
-def test_tasks_that_can_be_named(task: str) -> None:
-    text = MINIMAL.replace('"digits"', f'"{task}"')
-    assert parse_job(text, source="job.toml").job.task == task
 
 
 @pytest.mark.parametrize("task", ["", "pkg.mod", "pkg.mod:", ":Task", "a:b:c", "1a:b", "a b:c"])
@@ -314,11 +253,6 @@ def test_an_override_is_read_as_toml_else_as_text(
     assert mapping[table][key] == value
 
 
-def test_an_override_makes_the_tables_it_needs() -> None:
-    spec = parse_job(MINIMAL, source="job.toml", overrides=["task.model.layers=3"])
-    assert spec.task == {"model": {"layers": 3}}
-
-
 def test_the_last_override_counts_also_between_steps_and_epochs() -> None:
     def length(*overrides: str) -> tuple[int | None, int | None]:
         job = parse_job(MINIMAL, source="job.toml", overrides=overrides).job
@@ -348,13 +282,6 @@ def test_a_spec_survives_the_wire() -> None:
     assert from_mapping(mapping, source="submit") == spec
 
 
-def test_a_spec_shares_nothing_with_the_map_it_came_from() -> None:
-    mapping: dict[str, Any] = to_mapping(parse_job(MINIMAL, source="x", overrides=["task.a=[1]"]))
-    spec = from_mapping(mapping, source="submit")
-    mapping["task"]["a"].append(2)
-    assert spec.task == {"a": [1]}
-
-
 @pytest.mark.parametrize(
     ("mapping", "problem"),
     [
@@ -375,12 +302,6 @@ def test_a_map_from_the_wire_is_not_trusted(mapping: object, problem: str) -> No
     with pytest.raises(JobSpecError) as caught:
         from_mapping(mapping, source="submit")
     assert any(found.startswith(problem) for found in caught.value.problems)
-
-
-def test_a_file_is_read_with_its_overrides(tmp_path: Path) -> None:
-    file = tmp_path / "job.toml"
-    file.write_text(MINIMAL)
-    assert load_job(str(file), ["job.seed=4"]).job.seed == 4
 
 
 @pytest.mark.parametrize(

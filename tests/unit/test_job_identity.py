@@ -67,13 +67,6 @@ def test_settings_that_may_change(override: str) -> None:
     assert spec_hash(settings(override)) == spec_hash(settings())
 
 
-def test_settings_that_a_later_release_adds_change_nothing() -> None:
-    later = settings()
-    later["job"]["colour"] = "red"
-    later["flavour"] = {"sweet": True}
-    assert spec_hash(later) == spec_hash(settings())
-
-
 def test_folder_is_short_and_of_a_job_of_the_first_release_its_id() -> None:
     assert folder_of("digits-3", "") == "digits-3"
     folder = folder_of("digits-3", identity_of("5a", 1, "digits-3", settings()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.job import parse_job
 from tests.unit.job_file import MINIMAL, problems_of
 
 
@@ -83,28 +82,7 @@ def test_what_does_not_go_with_sharded_state(changes: str, problem: str) -> None
     assert problem in found
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        "strategy.mirrors=2 elastic.max_workers=3",
-        "strategy.mirrors=3 elastic.min_workers=2",  # fewer workers each hold everything
-        "strategy.codec='bfloat16' train.clip_norm=1",
-        "sync.wire_dtype='bfloat16' train.activation_checkpointing=true",
-        "strategy.stage=3 strategy.mirrors=0",
-    ],
-)
-def test_what_goes_with_sharded_state(changes: str) -> None:
-    spec = parse_job(MINIMAL, source="x", overrides=(SHARDED, *changes.split()))
-    assert spec.strategy.name == "sharded"
-
-
 @pytest.mark.parametrize("key", ["stage", "mirrors"])
 def test_keys_of_sharded_state_have_no_effect_without_it(key: str) -> None:
     (problem,) = problems_of(MINIMAL, f"strategy.{key}=2")
     assert f'{key}: has no effect with name = "replicated", only with "sharded"' in problem
-
-
-@pytest.mark.parametrize("stage", [0, 4])
-def test_there_are_stages_1_to_3(stage: int) -> None:
-    (problem,) = problems_of(MINIMAL, SHARDED, f"strategy.stage={stage}")
-    assert f"[strategy] stage: must be an integer, at least 1 and at most 3, not {stage}" in problem

@@ -54,23 +54,7 @@ def test_nothing_that_a_store_may_hold_is_refused(spec: dict[str, Any]) -> None:
     assert terms_of(spec) == JobTerms()
 
 
-def test_whole_numbers_are_times_too() -> None:
-    terms = terms_of({"elastic": {"settle_s": 3}})
-    assert (terms.settle_s, type(terms.settle_s)) == (3.0, float)
-
-
-def test_a_sharded_job_is_known_by_its_strategy() -> None:
-    terms = terms_of({"strategy": {"name": "sharded", "mirrors": 2, "stage": 3}})
-    assert (terms.sharded, terms.mirrors) == (True, 2)
-    assert (terms_of({}).sharded, terms_of({}).mirrors) == (False, 1)
-
-
 def test_of_the_strategy_counts_what_would_be_valid_here() -> None:
     later = {"name": "diloco", "inner_steps": 0, "outer_lr": "x", "inner_steps_max": 9, "new": 1}
     assert terms_of({"strategy": later}).strategy == StrategyTable(name="diloco", inner_steps_max=9)
     assert terms_of({"strategy": {"name": "of a later release"}}).strategy == StrategyTable()
-
-
-def test_a_job_may_say_how_many_workers_it_takes() -> None:
-    assert terms_of({"elastic": {"workers": 3}}).workers == 3
-    assert terms_of({}).workers == 0

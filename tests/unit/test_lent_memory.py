@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -79,20 +77,6 @@ def file_of(content: bytes, seals: int) -> int:
     return descriptor
 
 
-def test_it_is_zeroed_and_begins_behind_its_head() -> None:
-    memory = LentMemory(100)
-    assert memory.size_bytes == HEAD_BYTES + 100 == os.fstat(memory.descriptor).st_size
-    assert bytes(memory.view(HEAD_BYTES, 100)) == bytes(100)
-    assert len(memory.view(HEAD_BYTES, 101)) == 100
-    memory.close()
-
-
-def test_nothing_at_all_can_be_lent() -> None:
-    memory = LentMemory(0)
-    assert len(borrowed(memory).view(HEAD_BYTES, 1)) == 0
-    memory.close()
-
-
 def test_a_reader_sees_what_is_written_later(lent: LentMemory) -> None:
     memory = borrowed(lent)
     assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == WORDS
@@ -104,43 +88,6 @@ def test_a_reader_cannot_write(lent: LentMemory) -> None:
     tried = run_borrower(lent, "memory.view(4096, 9)[:] = bytes(9)")
     assert tried.returncode == -signal.SIGSEGV
     assert bytes(lent.view(HEAD_BYTES, len(WORDS))) == WORDS
-
-
-MAKE_WRITABLE = """
-library = ctypes.CDLL(None)
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory._map))
-assert library.mprotect(ctypes.c_void_p(address), memory_bytes, 3) == 0
-memory.view(4096, 9)[:] = bytes(9)
-"""
-
-WAYS_TO_WRITE = {
-    "write": "os.pwrite(descriptor, b'x', 4096)",
-    "map it": "mmap.mmap(descriptor, memory_bytes)",
-    "open it anew": "os.pwrite(os.open(f'/proc/self/fd/{descriptor}', os.O_RDWR), b'x', 4096)",
-    "map it anew": "mmap.mmap(os.open(f'/proc/self/fd/{descriptor}', os.O_RDWR), memory_bytes)",
-    "shrink it": "os.ftruncate(descriptor, 0)",
-    "grow it": "os.posix_fallocate(descriptor, 0, 2 * memory_bytes)",
-    "break the seals": "fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)",
-}
-
-
-@pytest.mark.parametrize("way", WAYS_TO_WRITE)
-def test_a_borrower_finds_no_way_to_write(lent: LentMemory, way: str) -> None:
-    tried = run_borrower(lent, WAYS_TO_WRITE[way])
-    assert "Operation not permitted" in tried.stderr
-    assert bytes(lent.view(HEAD_BYTES, len(WORDS))) == WORDS
-
-
-def test_what_a_borrower_forces_into_its_own_mapping_stays_there(lent: LentMemory) -> None:
-    assert run_borrower(lent, MAKE_WRITABLE).returncode == 0
-    assert bytes(lent.view(HEAD_BYTES, len(WORDS))) == WORDS
-
-
-def test_the_owner_goes_on_writing(lent: LentMemory) -> None:
-    lent.revoke()
-    lent.view(HEAD_BYTES, len(WORDS))[:] = b"something"
-    assert bytes(borrowed(lent).view(HEAD_BYTES, len(WORDS))) == b"something"
-    assert borrowed(lent).loan == 2
 
 
 def test_memory_that_cannot_be_sealed_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,13 +151,6 @@ def test_a_reader_stays_when_the_owner_closes_and_the_owner_when_the_reader_does
     assert bytes(own) == WORDS
 
 
-def test_a_reader_that_is_reading_cannot_close(lent: LentMemory) -> None:
-    memory = borrowed(lent)
-    with memory.view(HEAD_BYTES, 1), pytest.raises(BufferError):
-        memory.close()
-    memory.close()
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -244,57 +184,6 @@ def test_a_file_that_can_change_otherwise_is_not_borrowed(seals: int) -> None:
     nonce = content[:NONCE_BYTES]
     assert borrow(descriptor, nonce=nonce, size_bytes=len(content)) is None
     os.close(descriptor)
-
-
-def test_a_file_without_room_for_a_head_is_not_borrowed() -> None:
-    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | FUTURE_WRITE
-    descriptor = file_of(bytes(100), seals)
-    assert borrow(descriptor, nonce=bytes(NONCE_BYTES), size_bytes=100) is None
-    os.close(descriptor)
-
-
-def test_what_is_no_such_file_is_not_borrowed() -> None:
-    reading, writing = os.pipe()
-    with tempfile.TemporaryFile() as ordinary:
-        ordinary.write(bytes(HEAD_BYTES))
-        ordinary.flush()
-        for descriptor in (reading, ordinary.fileno()):
-            assert borrow(descriptor, nonce=bytes(NONCE_BYTES), size_bytes=HEAD_BYTES) is None
-    os.close(reading)
-    os.close(writing)
-    assert borrow(reading, nonce=bytes(NONCE_BYTES), size_bytes=HEAD_BYTES) is None
-
-
-def test_a_file_that_cannot_be_mapped_is_not_borrowed(
-    lent: LentMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_room(*_arguments: object, **_named: object) -> mmap.mmap:
-        raise OSError("no address space is left")
-
-    monkeypatch.setattr(mmap, "mmap", no_room)
-    assert borrow(lent.descriptor, nonce=lent.nonce, size_bytes=lent.size_bytes) is None
-
-
-def test_no_descriptor_is_left_when_there_is_no_memory(
-    monkeypatch: pytest.MonkeyPatch, open_files: Callable[[], set[tuple[int, str]]]
-) -> None:
-    def no_room(*_arguments: object, **_named: object) -> mmap.mmap:
-        raise OSError("no address space is left")
-
-    before = open_files()
-    monkeypatch.setattr(mmap, "mmap", no_room)
-    with pytest.raises(OSError, match="no address space"):
-        LentMemory(100)
-    assert open_files() <= before
-
-
-def test_a_kernel_without_huge_pages_for_files_lends_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)
-    memory = LentMemory(10)
-    assert borrowed(memory).loan == 1
-    memory.close()
 
 
 def test_nobody_can_change_its_size(lent: LentMemory) -> None:

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,8 +15,7 @@ from typing import Any
 import pytest
 import structlog
 
-from dtd.logs import REDACTED, LogLevel, configure_logging, get_logger, is_secret
-from dtd.streams import fit_streams
+from dtd.logs import REDACTED, LogLevel, configure_logging, get_logger
 
 
 class Terminal(io.StringIO):
@@ -74,18 +72,6 @@ def test_a_line_is_one_json_object_with_what_was_bound(stream: io.StringIO) -> N
     assert stream.getvalue().startswith('{"ts": ')
 
 
-def test_context_variables_are_on_every_line(stream: io.StringIO) -> None:
-    with structlog.contextvars.bound_contextvars(worker="w"):
-        get_logger().warning("slow")
-    (line,) = lines(stream)
-    assert (line["worker"], line["level"]) == ("w", "warning")
-
-
-def test_debug_lines_are_left_out(stream: io.StringIO) -> None:
-    get_logger().debug("detail")
-    assert stream.getvalue() == ""
-
-
 def test_values_that_json_lacks_are_written_as_text(stream: io.StringIO) -> None:
     cycle: list[object] = []
     cycle.append(cycle)
@@ -120,16 +106,6 @@ def test_an_exception_is_one_line_with_its_traceback(stream: io.StringIO) -> Non
     assert line["exception"].endswith("RuntimeError: boom\nover two lines")
 
 
-def test_a_process_may_leave_the_root_logger_to_others() -> None:
-    stream = io.StringIO()
-    logging.getLogger().handlers = []
-    configure_logging("json", stream, libraries="asyncio")
-    assert logging.getLogger().handlers == []
-    logging.getLogger("asyncio").error("own")
-    logging.getLogger("job").error("of others")
-    assert [line["message"] for line in lines(stream)] == ["own"]
-
-
 def test_the_standard_librarys_records_have_the_same_form(stream: io.StringIO) -> None:
     logging.getLogger("asyncio").error("task %s failed", "t")
     logging.getLogger("noisy").info("left out")
@@ -141,15 +117,6 @@ def test_the_standard_librarys_records_have_the_same_form(stream: io.StringIO) -
         "message": "task t failed",
         "logger": "asyncio",
     }
-
-
-def test_a_terminal_gets_a_coloured_console(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    terminal = Terminal()
-    configure_logging("auto", terminal)
-    get_logger(rank=1).info("hello")
-    assert "\x1b[" in terminal.getvalue()
-    assert "hello" in terminal.getvalue()
 
 
 HOSTILE = "gone\x1b[2J\x9b2J\u202e\u2028\r\n2026-01-01 [error] forged level=error worker=w-9"
@@ -187,19 +154,6 @@ def test_a_traceback_on_a_console_cannot_pass_for_lines_of_ours() -> None:
     assert "\x9b" not in file.getvalue()
 
 
-def test_what_a_job_printed_reads_as_it_came_in_json() -> None:
-    file = io.StringIO()
-    configure_logging("json", file)
-    get_logger().info("job_output", line=HOSTILE)
-    assert file.getvalue().isascii()
-    assert file.getvalue().count("\n") == 1
-    assert lines(file)[0]["line"] == HOSTILE
-    file = io.StringIO()
-    configure_logging("json", file)
-    get_logger().info("job_output", line="\x1b[2Jgone")
-    assert lines(file)[0]["line"] == "\x1b[2Jgone"
-
-
 @pytest.mark.parametrize(
     ("level", "written"),
     [
@@ -222,36 +176,6 @@ def test_nothing_below_the_level_is_written(level: LogLevel, written: list[str])
     assert events == [f"at_{name}" for name in written] + libraries
 
 
-def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    terminal = Terminal()
-    configure_logging("auto", terminal)
-    get_logger(rank=1).info("hello")
-    assert "\x1b[" not in terminal.getvalue()
-    assert "rank=1" in terminal.getvalue()
-
-
-def test_the_format_may_be_forced_either_way() -> None:
-    terminal, file = Terminal(), io.StringIO()
-    configure_logging("json", terminal)
-    get_logger().info("hello")
-    assert lines(terminal)[0]["event"] == "hello"
-    configure_logging("console", file)
-    get_logger().info("hello")
-    assert "[info" in file.getvalue()
-    assert "\x1b[" not in file.getvalue()
-
-
-def test_a_console_shows_the_traceback() -> None:
-    file = io.StringIO()
-    configure_logging("console", file)
-    try:
-        raise RuntimeError("boom")
-    except RuntimeError:
-        get_logger().exception("task_failed")
-    assert "RuntimeError: boom" in file.getvalue()
-
-
 def test_a_stream_that_fails_does_not_fail_its_caller() -> None:
     broken, closed = Broken(), io.StringIO()
     configure_logging("json", broken)
@@ -262,17 +186,6 @@ def test_a_stream_that_fails_does_not_fail_its_caller() -> None:
     closed.close()
     get_logger().info("unheard")
     logging.getLogger("library").error("unheard")
-
-
-def test_a_console_that_cannot_spell_a_character_shows_its_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    fit_streams()
-    configure_logging("console", sys.stdout)
-    get_logger().info("hello", who="é")
-    assert b"who=\\xe9" in raw.getvalue()
 
 
 def test_lines_of_many_threads_do_not_mix(stream: io.StringIO) -> None:
@@ -315,24 +228,6 @@ def test_the_journal_gets_a_priority_before_each_line(tmp_path, monkeypatch) -> 
     assert json.loads(second.removeprefix("<3>"))["event"] == "library_log"
 
 
-def test_another_stream_gets_none(tmp_path, monkeypatch) -> None:
-    """The variable is inherited by whatever a service starts; the stream may be another one."""
-    text = prefixed_line(tmp_path, monkeypatch, of_journal=False)
-    assert [json.loads(line)["event"] for line in text.splitlines()] == ["slow", "library_log"]
-
-
-def test_a_console_gets_none(tmp_path, monkeypatch) -> None:
-    assert "<4>" not in prefixed_line(tmp_path, monkeypatch, of_journal=True, form="console")
-
-
-def test_without_the_variable_there_is_no_journal(tmp_path, monkeypatch) -> None:
-    monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-    with (tmp_path / "file").open("w") as stream:
-        configure_logging("auto", stream)
-        get_logger().info("hello")
-    assert (tmp_path / "file").read_text().startswith("{")
-
-
 # --- secrets ---------------------------------------------------------------------------------
 
 TOKEN = "dtd1/worker/10.0.0.1:7117,10.0.0.2:7117/ab12/17.c2VjcmV0"
@@ -351,11 +246,6 @@ def test_a_field_named_like_a_secret_is_blanked(stream: io.StringIO, name: str) 
     assert "hunter2" not in stream.getvalue()
 
 
-@pytest.mark.parametrize("name", ["token_id", "ticket_expires", "monkey", "keys", "event"])
-def test_a_field_that_only_names_a_secret_is_not(name: str) -> None:
-    assert not is_secret(name)
-
-
 @pytest.mark.parametrize("text", [TOKEN, PEM, PEM.removesuffix("-----END PRIVATE KEY-----")])
 def test_secrets_are_blanked_within_texts(stream: io.StringIO, text: str) -> None:
     try:
@@ -368,23 +258,6 @@ def test_secrets_are_blanked_within_texts(stream: io.StringIO, text: str) -> Non
     assert first["parts"] == [REDACTED, 1]
     assert second["message"] == f"said {REDACTED}"
     assert text.split("/")[-1][-8:] not in stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        ("dtd1/dtd1/ is no token", "dtd1/dtd1/ is no token"),
-        ("say dtd1/worker. Then", "say dtd1/worker. Then"),
-        (f"dtd1/dtd1/{TOKEN}'", f"{REDACTED}'"),
-        (f"dtd1/-{PEM}", f"dtd1/-{REDACTED}"),
-    ],
-)
-def test_what_only_begins_like_a_token_is_left(
-    stream: io.StringIO, text: str, written: str
-) -> None:
-    get_logger().info("hello", text=text)
-    (line,) = lines(stream)
-    assert line["text"] == written
 
 
 def test_secrets_are_blanked_on_a_console_too() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dtd.config import WorkerConfig
 from dtd.job.tables import JobTable
-from dtd.names import MOST_CHARACTERS, NAME, is_metric, is_name, name_of
+from dtd.names import MOST_CHARACTERS, NAME, is_name, name_of
 from dtd.rules import fields_of
 
 
@@ -27,27 +27,11 @@ def test_no_name(text: str) -> None:
     assert not is_name(text)
 
 
-@pytest.mark.parametrize("text", ["loss", "top-5 accuracy", "précision@5", "val/loss", "x" * 100])
-def test_a_metric(text: str) -> None:
-    assert is_metric(text)
-
-
-@pytest.mark.parametrize("text", ["", "a\nb", "a\tb", "\x9b2J", "a\u2028b", "x" * 101])
-def test_no_metric(text: str) -> None:
-    assert not is_metric(text)
-
-
 @given(st.text())
 def test_a_name_can_be_made_of_anything(text: str) -> None:
     made = name_of(text)
     assert len(made) <= MOST_CHARACTERS
     assert not made or is_name(made)
-
-
-def test_a_host_keeps_its_name_as_far_as_it_is_one() -> None:
-    assert name_of("gpu-01.example.org") == "gpu-01.example.org"
-    assert name_of("__my host") == "my-host"
-    assert name_of("abcdef", most=3) == "abc"
 
 
 @pytest.mark.parametrize("settings", [JobTable, WorkerConfig])

@@ -60,42 +60,10 @@ def test_life_in_its_words(manager):
     assert heard == ["READY=1", "STATUS=waits for a job", "WATCHDOG=1", "STOPPING=1"]
 
 
-def test_a_status_is_said_once_in_one_short_line(manager):
-    notifier = Notifier.from_environment(environment(manager))
-    notifier.status("step 1,\nREADY=1")
-    notifier.status("step 1, READY=1")
-    notifier.status("x" * 10_000)
-    assert manager.hear() == "STATUS=step 1, READY=1"
-    assert manager.hear() == f"STATUS={'x' * 497}..."
-    assert manager.hears_nothing()
-
-
 def test_a_status_cannot_say_more_than_a_status(manager):
     notifier = Notifier.from_environment(environment(manager))
     notifier.status("job a\u2028MAINPID=1\x1b[2J\x9b2J\u202e\x00WATCHDOG=trigger")
     assert manager.hear() == "STATUS=job a MAINPID=1\\x1b[2J\\x9b2J\\u202e\\x00WATCHDOG=trigger"
-
-
-def test_what_could_not_be_said_is_said_later(tmp_path):
-    notifier = Notifier(str(tmp_path / "notify"))
-    notifier.status("step 1")
-    late = Manager(str(tmp_path / "notify"))
-    notifier.status("step 1")
-    assert late.hear() == "STATUS=step 1"
-    late.close()
-
-
-@pytest.mark.parametrize("address", ["", "relative", "vsock:2:1234"])
-async def test_without_a_manager_nothing_is_said(address):
-    notifier = Notifier.from_environment({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000"})
-    notifier.ready()
-    notifier.stopping()
-    async with asyncio.timeout(30):
-        await notifier.keep(lambda: pytest.fail("nobody reads it"))
-
-
-def test_a_manager_that_is_gone_stops_nobody(tmp_path):
-    Notifier.from_environment({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).ready()
 
 
 async def test_the_loop_feeds_the_watchdog_and_tells_the_status(manager):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pwd
 from pathlib import Path
 
 import pytest
 
 import dtd.places as places
-from dtd.errors import UsageError
-from dtd.places import find_sockets, home_directory, socket_place, state_directory
-from dtd.worker.join import own_place
+from dtd.places import find_sockets, socket_place, state_directory
 
 
 @pytest.fixture(autouse=True)
@@ -36,19 +33,6 @@ def test_state_is_kept_where_systemd_says_or_below_the_home() -> None:
     assert state_directory("w", {}) == Path("/var/lib/dtd/w")
 
 
-def test_a_user_without_a_home_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/h")
-    assert home_directory(remedy="set it") == Path("/h")
-    for name in ("HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # as in a container
-    with pytest.raises(UsageError, match=r"has no home directory.*\(set it\)"):
-        home_directory(remedy="set it")
-    with pytest.raises(UsageError) as caught:
-        own_place()
-    assert caught.value.remedy == "name the file with --credential FILE"
-
-
 def test_the_socket_lies_in_the_runtime_directory_else_beside_the_state() -> None:
     assert socket_place(Path("/s"), {"RUNTIME_DIRECTORY": "/r:/q"}) == Path("/r/control.sock")
     assert socket_place(Path("/s"), {}) == Path("/s/control.sock")
@@ -72,11 +56,3 @@ def test_where_there_is_none_the_likely_one_is_named(tmp_path: Path) -> None:
     assert found(service) == [f"{tmp_path}/run/dtd/coordinator/control.sock"]
     own_service = {**service, "XDG_RUNTIME_DIR": user}
     assert found(own_service) == [f"{user}/dtd/coordinator/control.sock"]
-
-
-def test_one_that_may_not_be_looked_at_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(_path: Path) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "lstat", closed)
-    assert len(found({"HOME": "/h"})) == 2

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dtd.rules import Rule, allowed, did_you_mean, fault, fields_of, rule
+from dtd.rules import Rule, did_you_mean, fault, fields_of, rule
 
 ANY = Rule(meaning="")
 
@@ -76,20 +76,6 @@ def test_bounds_are_kept_exactly(limits: dict[str, Any], inside: int, outside: i
     for kind in (int, float):
         assert fault(kind, checked, inside) == ""
         assert checked.bounds in fault(kind, checked, outside)
-
-
-def test_a_pattern_must_match_as_a_whole() -> None:
-    checked = Rule(meaning="", pattern="a+", wording="some a")
-    assert fault(str, checked, "aaa") == ""
-    assert fault(str, checked, "aab") == 'must be some a, not "aab"'
-
-
-def test_what_is_allowed_reads_as_words() -> None:
-    assert allowed(int | None, Rule(meaning="", minimum=1, below=9)) == (
-        "an integer, at least 1 and below 9"
-    )
-    assert allowed(Literal["a", "b"], ANY) == 'one of "a", "b"'
-    assert allowed(bool, ANY) == "true or false"
 
 
 def test_only_a_near_word_is_suggested() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from dtd.shown import (
     SENTENCE_CHARACTERS,
     TRACE_CHARACTERS,
-    counted,
     cut,
     cut_trace,
     escaped,
@@ -21,31 +20,7 @@ from dtd.shown import (
     json_safe,
     one_line,
     quoted,
-    shown,
 )
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (True, "true"),
-        ("a\n", '"a\\n"'),
-        (3, "3"),
-        (0.5, "0.5"),
-        (2**70, "an integer beyond 64 bits"),
-        ({}, "a table"),
-        ([1], "an array"),
-        ((1,), "an array"),
-        (None, "nothing"),
-        (b"x", "a bytes"),
-    ],
-)
-def test_values_are_shown_as_typed(value: object, text: str) -> None:
-    assert shown(value) == text
-
-
-def test_a_long_value_is_cut() -> None:
-    assert len(shown("x" * 1000)) == 60
 
 
 @pytest.mark.parametrize(
@@ -116,23 +91,9 @@ def test_only_the_first_line_can_begin_as_one_of_ours(text: str) -> None:
     assert not [line for line in indented(text).split("\n")[1:] if line and line[0] != " "]
 
 
-def test_one_line_keeps_its_layout_and_has_an_end() -> None:
-    assert one_line("  a   b") == "  a   b"
-    assert one_line("a\r\n\n\tb") == "a b"
-    assert one_line("x" * 20, most=10) == "xxxxxxx..."
-
-
 def test_all_texts_of_an_answer_are_escaped() -> None:
     answer = {"a\x1b[1m": ["\x1b[31mx", {"y": "\x07z"}, 3, None, 0.5]}
     assert escaped_value(answer) == {"a": ["x", {"y": "\\x07z"}, 3, None, 0.5]}
-
-
-def test_counted() -> None:
-    assert [counted(n, "worker") for n in range(3)] == [
-        "0 workers",
-        "1 worker",
-        "2 workers",
-    ]
 
 
 def test_a_text_is_cut_to_what_a_message_can_carry() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
 
 import pytest
-
-from dtd.streams import is_unicode
 
 PATIENCE_S = 60.0
 NOT_UNICODE = {
@@ -43,12 +40,6 @@ def test_what_a_stream_lacks_is_spelt(where):
     assert (done.returncode, done.stdout, done.stderr) == (0, line, line)
 
 
-def test_what_it_has_is_shown():
-    program = "from dtd.streams import fit_streams; fit_streams(); print('\\u2588 \\u2713 \\ud800')"
-    done = run("-c", program, PYTHONIOENCODING="utf-8")
-    assert done.stdout == "█ ✓ \\ud800\n".encode()
-
-
 @pytest.mark.parametrize("where", NOT_UNICODE)
 @pytest.mark.parametrize(
     "module",
@@ -58,17 +49,6 @@ def test_every_program_says_there_how_it_is_used(module, where):
     done = run("-m", module, "--help", **NOT_UNICODE[where])
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"sage: " in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("encoding", "expected"), [("utf-8", True), ("utf-16", True), ("cp1252", False)]
-)
-def test_an_encoding_of_all_characters_is_known(encoding, expected):
-    assert is_unicode(io.TextIOWrapper(io.BytesIO(), encoding)) is expected
-
-
-def test_a_stream_of_text_takes_all():
-    assert is_unicode(io.StringIO())
 
 
 def test_the_own_streams_outlive_their_descriptors():

@@ -60,16 +60,6 @@ def test_every_key_has_the_line_on_which_its_statement_begins() -> None:
     }
 
 
-def test_windows_line_ends_do_not_shift_lines() -> None:
-    assert key_lines(DOCUMENT.replace("\n", "\r\n")) == key_lines(DOCUMENT)
-
-
-def test_a_key_nested_too_deeply_to_be_worth_a_path_is_left_out() -> None:
-    dotted = ".".join("a" * 5000)
-    assert max(map(len, key_lines(f"{dotted} = 1"))) < 12
-    assert max(map(len, key_lines(f"[{dotted}]"))) < 12
-
-
 def test_a_document_too_deep_for_the_stack_loses_lines_but_raises_nothing() -> None:
     depth = next(
         depth for depth in range(100, 2000) if not _parses("a = " + "[" * depth + "]" * depth)

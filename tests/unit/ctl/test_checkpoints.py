@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
-from dtd.checkpoint.merge import FileMerge
 from dtd.ctl.checkpoints import holders_of, reachable
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
@@ -129,35 +126,6 @@ def test_an_incomplete_checkpoint_is_not_what_is_wanted():
 UNCOMPARED = {"digest": "", "verified": False, "confirmation": "unconfirmed", "metrics": {}}
 
 
-def test_a_part_without_a_digest_is_listed_with_those_of_its_step(dtdctl, server, result):
-    """It was saved when no ring was left to compare it."""
-    parts = [part(0, **UNCOMPARED), part(2), part(0, step=30), part(2, step=30)]
-    server.script = lambda _message: result({"checkpoints": parts})
-    lines = [line.split() for line in dtdctl("checkpoints", "digits-1")[1].splitlines()]
-    assert [line[5:8] for line in lines[1:]] == [
-        ["worker-2,worker-0", "yes", "unconfirmed"],
-        ["worker-0,worker-2", "yes", "yes"],
-    ]
-
-
-def test_a_part_without_a_digest_counts_for_what_is_fetched():
-    alone, other = part(0, **UNCOMPARED), part(2)
-
-    def found(*known, **wanted):
-        wanted = {"step": 0, "best_metric": "", **wanted}
-        return reachable(holders_of(known, job="digits-1", **wanted))
-
-    assert found(alone, other) == [other, alone]
-    assert found(alone, other, best_metric="loss") == [other, alone]
-    older = [part(rank, step=30) for rank in range(WORKERS)]
-    assert found(alone, other, *older) == older
-    assert found(alone, other, *older, step=40) == [other, alone]
-    with pytest.raises(RequestRefused, match="no checkpoint that agrees"):
-        found(part(1, **UNCOMPARED), other)  # they lack a shard
-    with pytest.raises(RequestRefused, match="no checkpoint that agrees"):
-        found(alone, other, part(3, digest="cd" * 16))  # to which of the two?
-
-
 def test_workers_that_have_the_missing_shards_are_named():
     holders = [part(rank, alive=rank in (0, 3)) for rank in range(WORKERS)]
     assert reachable([part(rank, alive=rank != 1) for rank in range(WORKERS)])
@@ -233,17 +201,6 @@ def test_fetch_merges_parts(dtdctl, parted, state, tmp_path):
     assert "exists and holds other weights" in err
 
 
-@pytest.mark.parametrize("world", [2])
-def test_fetch_gives_tensors_their_shapes_if_a_worker_has_all_shards(
-    dtdctl, parted, state, tmp_path
-):
-    whole = write_whole(tmp_path / "whole", state)
-    for _ in range(2):  # the second time it is there
-        assert dtdctl("fetch", "digits-1", str(tmp_path / "new"))[0] == 0
-        (file,) = (tmp_path / "new").iterdir()
-        assert file.read_bytes() == (whole / "model.safetensors").read_bytes()
-
-
 def test_fetch_takes_other_parts_if_a_worker_does_not_deliver(dtdctl, parted, state, tmp_path):
     (parted[2] / "model.safetensors").write_bytes(b"damaged")
     exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
@@ -274,18 +231,6 @@ def test_fetch_merges_parts_without_a_digest(dtdctl, parted, state, uncompared, 
     assert (tmp_path / "new" / "model.safetensors").read_bytes() == whole.read_bytes()
 
 
-def test_fetch_says_that_parts_have_no_digest(dtdctl, parted, uncompared, state, tmp_path):
-    uncompared |= {0, 1, 2}
-    for rank in uncompared:
-        shutil.rmtree(parted[rank])
-        place = tmp_path / "disks" / f"w{rank}"
-        write_part(place, state, rank, world_size=WORKERS, mirrors=1, digest="")
-    exit_code, out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"), "-o", "json")
-    assert exit_code == 0
-    assert "not confirmed: saved without a digest on worker-0, worker-1, worker-2" in err
-    assert json.loads(out)["confirmation"] == "unconfirmed"
-
-
 def test_fetch_leaves_out_one_of_two_parts_that_differ(dtdctl, parted, state, tmp_path):
     other = replace(state, tensors={**state.tensors, "model.0.seen": torch.tensor(-1)})
     shutil.rmtree(parted[2])
@@ -298,15 +243,6 @@ def test_fetch_leaves_out_one_of_two_parts_that_differ(dtdctl, parted, state, tm
     assert (tmp_path / "new" / "model.safetensors").read_bytes() == whole.read_bytes()
 
 
-def test_fetch_fails_if_the_parts_that_come_lack_a_shard(dtdctl, parted, tmp_path):
-    for rank in (1, 2):
-        (parted[rank] / "model.safetensors").write_bytes(b"damaged")
-    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
-    assert exit_code == 1
-    assert "does not match the hash in its manifest" in err
-    assert not (tmp_path / "new" / "model.safetensors").exists()
-
-
 def test_a_part_that_is_not_what_was_reported_is_not_taken(dtdctl, parted, state, tmp_path):
     shutil.rmtree(parted[0].parent)
     write_part(tmp_path / "disks" / "w0", state, 2, world_size=WORKERS, mirrors=1)
@@ -314,22 +250,3 @@ def test_a_part_that_is_not_what_was_reported_is_not_taken(dtdctl, parted, state
     assert exit_code == 0
     assert "has 1/2 to 1 of the shards, and was reported as 0 to 1/2" in err
     assert "merged from the parts of worker-1, worker-3" in err
-
-
-@pytest.mark.parametrize("listed", [5, [["model.0.weight"]] * 2])
-def test_a_worker_whose_manifest_lists_no_tensors_is_passed_over(dtdctl, parted, tmp_path, listed):
-    file = parted[2] / "manifest.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "tensors": listed}))
-    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
-    assert exit_code == 0
-    assert "worker-2: its manifest does not list the tensors of the checkpoint" in err
-
-
-def test_parts_that_do_not_fit_on_the_disk(dtdctl, parted, tmp_path, monkeypatch):
-    def full(*_given):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(FileMerge, "write", full)
-    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
-    assert exit_code == 2
-    assert f"{tmp_path / 'new'} cannot be written to: No space left on device" in err

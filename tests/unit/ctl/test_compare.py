@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from dtd.figures import sparklines
 from dtd.wire import messages as m
 
 
@@ -91,20 +88,6 @@ def test_a_comparison_in_words(dtdctl, compared):
     assert lines[19:] == [["digits-2"]]
 
 
-def test_as_json_it_is_the_answer(dtdctl, compared, check_output):
-    _code, out, _err = dtdctl("compare", "digits-1", "digits-2", "-o", "json")
-    assert json.loads(out) == ANSWER
-    check_output(("compare",), out)
-
-
-def test_jobs_that_do_not_differ(dtdctl, server, result):
-    server.script = lambda _message: result(
-        {**ANSWER, "differences": [], "figures": [], "curves": []}
-    )
-    _code, _out, err = dtdctl("compare", "digits-1", "digits-2")
-    assert err.splitlines() == ["they do not differ", "no figures are known"]
-
-
 def test_tags_and_notes(dtdctl, server, result, check_output):
     told = {"job": "digits-1", "tags": ["a", "b"], "note": ""}
     server.script = lambda _message: result(told)
@@ -118,11 +101,3 @@ def test_tags_and_notes(dtdctl, server, result, check_output):
     ]
     for words in (("tag", "add", "digits-1", "a"), ("note", "digits-1", "x")):
         check_output(words, dtdctl(*words, "-o", "json")[1])
-
-
-def test_sparklines_share_their_axes():
-    assert sparklines([[[0, 1.0], [3, 2.0]], [[3, 1.5]]], width=4) == ["▁▁▁█", "   ▅"]
-    assert sparklines([[[1, 1.0], [2, float("nan")]], []], width=3) == ["  ▁", "   "]
-    assert sparklines([[], []], width=2) == ["  ", "  "]
-    logarithmic = sparklines([[[0, 1.0], [1, 10.0], [2, 100.0]]], width=3)
-    assert logarithmic == ["▁▅█"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 
 import pytest
 
@@ -43,13 +42,6 @@ def test_a_job(dtdctl, server, script):
         "  worker-2 deletes step 20 later",
         "  worker-3: /a is a link",
     ]
-
-
-def test_a_checkpoint_as_json(dtdctl, server, script):
-    exit_code, out, err = dtdctl("delete", "digits-1@20", "-y", "-o", "json")
-    assert (exit_code, err) == (0, "")
-    assert server.received[-1] == m.Delete(job="digits-1", step=20)
-    assert json.loads(out)["checkpoints"][0] == GONE
 
 
 def test_without_a_terminal_it_wants_yes(dtdctl, server, script, monkeypatch):

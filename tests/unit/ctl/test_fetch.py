@@ -189,22 +189,6 @@ def test_fetch_asks_again_where_a_worker_is_that_has_just_left(
     assert err.count("cannot be fetched") == 1
 
 
-def test_fetch_says_at_last_that_nobody_is_there(dtdctl, server, result, monkeypatch):
-    monkeypatch.setattr(command, "HOLDERS_BACK_S", 0.0)
-    server.script = lambda _message: result({"checkpoints": [checkpoint(alive=False)], "spec": {}})
-    exit_code, _out, err = dtdctl("fetch", "digits-1")
-    assert exit_code == 1
-    assert "no worker that holds the checkpoint of step 20 is connected: worker-0" in err
-
-
-def test_fetch_goes_to_a_directory_named_after_the_job(dtdctl, cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    exit_code, out, _err = dtdctl("fetch", "digits-1", "-o", "json")
-    assert exit_code == 0
-    assert json.loads(out)["path"] == "digits-1/model.safetensors"
-    assert (tmp_path / "digits-1" / "model.safetensors").read_bytes() == WEIGHTS
-
-
 def test_fetch_again_changes_nothing_and_overwrites_nothing(dtdctl, cluster, tmp_path):
     target = tmp_path / "model.safetensors"
     assert dtdctl("fetch", "digits-1", str(tmp_path))[0] == 0
@@ -214,13 +198,6 @@ def test_fetch_again_changes_nothing_and_overwrites_nothing(dtdctl, cluster, tmp
     assert exit_code == 2
     assert "exists and holds other weights" in err
     assert target.read_bytes() == b"other"
-
-
-def test_fetch_into_what_is_no_directory(dtdctl, cluster, tmp_path):
-    (tmp_path / "file").write_text("")
-    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "file" / "deep"))
-    assert exit_code == 2
-    assert "cannot be created: Not a directory" in err
 
 
 def test_fetch_fails_when_all_holders_do(

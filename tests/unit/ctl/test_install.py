@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from dtd.ctl import install as install_module
 from dtd.ctl.main import run
-from dtd.errors import DtdError, UsageError
 
 UNITS = "usr/local/lib/systemd/system"
 
@@ -182,38 +179,6 @@ def test_for_one_user(dtdctl, root, tmp_path, monkeypatch):
     assert files(root) == set()
 
 
-def test_as_json(dtdctl):
-    _, (line,), _ = dtdctl("install", "-o", "json")
-    answer = json.loads(line)
-    assert answer["done"][0].startswith("wrote ")
-    assert answer["next"]
-
-
-def test_a_file_that_cannot_be_removed(dtdctl, root, monkeypatch):
-    dtdctl("install")
-
-    def refuse(_self):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    exit_code, _, err = dtdctl("uninstall")
-    assert exit_code == 1
-    assert "dtd.conf cannot be removed: Permission denied" in err
-
-
-def test_files_that_are_no_files(dtdctl, root):
-    path = root / "etc/dtd/worker.toml"
-    path.mkdir(parents=True)
-    exit_code, _, err = dtdctl("install")
-    assert exit_code == 1
-    assert f"{path} cannot be read" in err
-    path.rmdir()
-    path.with_name(".worker.toml.new").mkdir()
-    exit_code, _, err = dtdctl("install")
-    assert exit_code == 1
-    assert f"{path} cannot be written" in err
-
-
 # --- this host -------------------------------------------------------------------------------
 
 
@@ -250,20 +215,6 @@ def test_systemd_is_told(host, capsys, monkeypatch):
     ]
 
 
-def test_drop_ins_for_newer_systemd(host, root, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    drop_in = root / UNITS / "dtd-worker@.service.d/50-systemd-254.conf"
-    monkeypatch.setattr(install_module, "_systemd_version", lambda: 253)
-    run(["install"])
-    assert not drop_in.exists()
-    monkeypatch.setattr(install_module, "_systemd_version", lambda: 254)
-    run(["install"])
-    assert "RestartSteps=" in drop_in.read_text()
-    monkeypatch.setattr(install_module, "_systemd_version", lambda: 0)
-    run(["uninstall"])
-    assert not drop_in.parent.exists()
-
-
 @pytest.mark.parametrize("command", ["install", "uninstall"])
 def test_only_root_may(host, root, capsys, monkeypatch, command):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -285,71 +236,4 @@ def test_an_environment_that_services_cannot_see(host, root, capsys, monkeypatch
     assert capsys.readouterr().out.startswith("warning: /home/me/venv/bin")
 
 
-def test_without_systemd_the_files_are_still_written(host, root, capsys, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(
-        install_module, "_cannot_run", lambda _command: "systemd is not running here"
-    )
-    assert run(["install"]) == 0
-    assert host == []
-    assert "skipped systemctl daemon-reload: systemd is not running here" in capsys.readouterr().out
-
-
-def test_both_names_of_coordinator_can_be_used(host, root, capsys, monkeypatch):
-    """--coordinator is an address everywhere else, and after these commands a part."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert run(["--coordinator", "127.0.0.1:1", "install", "--coordinator"]) == 0
-    assert (root / UNITS / "dtd-coordinator.service").is_file()
-    assert not (root / UNITS / "dtd-worker@.service").exists()
-
-
 # --- the host's own answers ------------------------------------------------------------------
-
-
-def test_a_command_that_fails_is_told_in_one_sentence(tmp_path):
-    program = tmp_path / "systemd-sysusers"
-    program.write_text("#!/bin/sh\necho 'no room\nleft' >&2; exit 3\n")
-    program.chmod(0o755)
-    with pytest.raises(DtdError, match="failed: no room left"):
-        install_module._run([str(program)])
-
-
-def test_what_cannot_be_run_is_known_beforehand(monkeypatch, tmp_path):
-    assert install_module._cannot_run(["systemd-nothing"]) == "systemd-nothing is not installed"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "systemctl").write_text("#!/bin/sh\necho 'systemd 257 (257.1)'\n")
-    (tmp_path / "systemctl").chmod(0o755)
-    monkeypatch.setattr(install_module, "_RUNNING", tmp_path / "none")
-    assert install_module._cannot_run(["systemctl", "stop"]) == "systemd is not running here"
-    monkeypatch.setattr(install_module, "_RUNNING", tmp_path)
-    assert install_module._cannot_run(["systemctl", "stop"]) == ""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert install_module._cannot_run(["systemctl", "--user"]) == "systemd is not running here"
-    (tmp_path / "systemd/private").mkdir(parents=True)
-    assert install_module._cannot_run(["systemctl", "--user"]) == ""
-    assert install_module._systemd_version() == 257
-    (tmp_path / "systemctl").unlink()
-    assert install_module._systemd_version() == 0
-
-
-def test_hidden_places(monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setattr("sys.executable", "/usr/bin/env")
-    assert install_module.hidden_place(Path("/opt/dtd/bin")) == ""
-    assert install_module.hidden_place(Path("/home/me/dtd/bin")) == "/home/me/dtd/bin"
-
-
-def test_daemons_that_are_not_there(monkeypatch, tmp_path):
-    monkeypatch.setattr("sys.argv", [str(tmp_path / "dtdctl")])
-    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
-    with pytest.raises(UsageError, match="dtd-worker are not in"):
-        install_module.daemons_directory()
-
-
-def test_a_command_that_does_not_end(monkeypatch):
-    def never(*_arguments, **_options):
-        raise subprocess.TimeoutExpired("systemctl", 120)
-
-    monkeypatch.setattr(subprocess, "run", never)
-    with pytest.raises(DtdError, match="did not end within 120 s"):
-        install_module._run(["systemctl", "stop"])

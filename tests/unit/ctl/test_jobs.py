@@ -104,13 +104,6 @@ def test_wait_gives_up_in_time_and_says_what_keeps_the_job(dtdctl, server, resul
     assert f"has not ended within 0.05 s{': job ' if why else ' '}{why}" in err.replace("\n", " ")
 
 
-def test_wait_gives_up_also_when_the_coordinator_is_gone_meanwhile(dtdctl, server):
-    server.script = lambda message: b"" if isinstance(message, m.WaitJob) else None
-    exit_code, _out, err = dtdctl("wait", "digits-1", "--timeout", "0.05")
-    assert exit_code == 1
-    assert "has not ended within 0.05 s" in err
-
-
 @pytest.mark.parametrize(
     ("seen", "line"),
     [
@@ -152,14 +145,6 @@ def test_wait_does_not_wait_for_ever_for_a_coordinator(dtdctl, server, monkeypat
     exit_code, _out, err = dtdctl("wait", "digits-1")
     assert exit_code == 3
     assert "closed the connection" in err
-
-
-def test_an_unknown_job_is_refused(dtdctl, server, refusal):
-    server.script = lambda _message: refusal
-    for command in ("wait", "cancel", "resume", "logs", "checkpoints", "fetch"):
-        exit_code, out, err = dtdctl(command, "x")
-        assert (exit_code, out) == (1, "")
-        assert err == "error: job 'x' does not exist\ntry: see `dtdctl jobs`\n"
 
 
 def test_cancel(dtdctl, server, result):

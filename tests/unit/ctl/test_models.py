@@ -9,7 +9,6 @@ import json
 import pytest
 import xxhash
 
-from dtd.ctl.models import plain_loading_lines
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
 
@@ -167,16 +166,6 @@ def test_fetched_files_are_checked(dtdctl, served, tmp_path, check_output):
     assert (code, "cannot be written to" in err) == (2, True)
 
 
-def test_what_cannot_be_fetched(dtdctl, served, tmp_path):
-    known, _content = served
-    known["sources"] = []
-    code, _out, err = dtdctl("models", "fetch", "own", str(tmp_path))
-    assert (code, "no worker that keeps it is connected: w-0, w-1" in err) == (1, True)
-    known["files"] = []
-    code, _out, err = dtdctl("models", "fetch", "own", str(tmp_path))
-    assert (code, "version 2 of own has no copy yet" in err) == (1, True)
-
-
 def test_registered_and_exported(dtdctl, served, server, tmp_path, check_output):
     known, _content = served
     (tmp_path / "card.md").write_text("Hello.")
@@ -276,11 +265,3 @@ def test_deletion_is_confirmed(dtdctl, served, server, monkeypatch):
     _code, _out, err = dtdctl("models", "delete", "own", "--yes")
     assert server.received[-1] == m.DeleteModel(name="own", version=0)
     assert err == "own@2 is deleted; w-1 will delete it when connected\n"
-
-
-def test_lines_for_built_in_tasks_and_averages(tmp_path):
-    spec = {"job": {"task": "digits"}, "task": {"hidden": 8}}
-    lines = plain_loading_lines(spec, [tmp_path / "m", tmp_path / "e"])
-    assert lines[0].endswith("from dtd.train.task import load_task")
-    assert lines[1] == "model = load_task('digits', {'hidden': 8}).build_model()"
-    assert lines[2].endswith(f"load_model(model, {str(tmp_path / 'e')!r}, strict=False)")

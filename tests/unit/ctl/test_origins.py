@@ -106,13 +106,6 @@ def test_weights_of_a_file_are_brought_first(dtdctl, job_file, server, result, t
     assert dtdctl("submit", job_file, *words)[0] == 2
 
 
-def test_many_differences_are_counted(dtdctl, job_file, server, result):
-    differs = [[f"task.a{number}", 1, 2] for number in range(25)]
-    server.script = lambda _message: result({**TAKEN, "differs": differs})
-    _exit_code, _out, err = dtdctl("submit", job_file, "--resume-from", "digits-1")
-    assert err.splitlines()[-1] == "  and 5 more settings differ"
-
-
 # --- extend ------------------------------------------------------------------------------------
 
 
@@ -130,14 +123,6 @@ def test_a_job_that_is_done_is_extended(dtdctl, server, result):
     assert '[schedule] name = "constant" over that length' in err
 
 
-def test_a_length_in_steps_replaces_one_in_epochs(dtdctl, server, result):
-    scripted(server, result, ended())
-    exit_code, out, _err = dtdctl("extend", "digits-1", "--steps", "90", "-o", "json")
-    assert (exit_code, json.loads(out)) == (0, TAKEN)
-    spec = server.received[1].spec
-    assert (spec["job"]["steps"], spec["job"]["epochs"]) == (90, None)
-
-
 @pytest.mark.parametrize("words", [(), ("--epochs", "4", "--steps", "9")])
 def test_a_length_is_wanted(dtdctl, server, words):
     exit_code, _out, err = dtdctl("extend", "digits-1", *words)
@@ -152,15 +137,6 @@ def test_a_job_that_has_not_ended_is_not_extended(dtdctl, server, result):
     assert exit_code == 1
     assert "has not ended: it is running" in err
     assert len(server.received) == 1
-
-
-def test_settings_that_do_not_fit_are_all_named(dtdctl, server, result):
-    scripted(server, result, ended())
-    words = ("--set", "optimizer.momentumm=1", "--set", "train.threads=0")
-    exit_code, _out, err = dtdctl("extend", "digits-1", "--epochs", "4", *words)
-    assert exit_code == 2
-    assert "job digits-1: 2 problems" in err
-    assert 'did you mean "momentum"' in err
 
 
 # --- resume ------------------------------------------------------------------------------------

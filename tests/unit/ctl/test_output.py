@@ -12,27 +12,6 @@ from dtd.ctl.commands import COMMANDS
 from dtd.errors import DtdError
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("stream", "environment", "wanted"),
-    [
-        (Terminal(), {"TERM": "xterm"}, True),
-        (Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}, False),
-        (Terminal(), {"TERM": "dumb"}, False),
-        (io.StringIO(), {"TERM": "xterm"}, False),
-    ],
-)
-def test_colour_is_for_terminals_without_no_color(stream, environment, wanted, monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert output.wants_colour(stream) is wanted
-
-
 def test_columns_are_aligned_and_nothing_is_cut():
     rows = [("worker-10", "idle", "two\nlines"), ("w", "running", "")]
     assert output.table_lines(("WORKER", "STATE", "NOTE"), rows, colour=False) == [
@@ -40,18 +19,6 @@ def test_columns_are_aligned_and_nothing_is_cut():
         "worker-10  idle     two lines",
         "w          running",
     ]
-
-
-def test_colour_does_not_move_columns():
-    rows = [("w", "lost", "x"), ("w", "idle", "x")]
-    plain = output.table_lines(("A", "B", "C"), rows, colour=False)
-    coloured = output.table_lines(("A", "B", "C"), rows, colour=True)
-    assert coloured[1] == "w  \x1b[31mlost\x1b[0m  x"
-    assert coloured[2] == plain[2]
-
-
-def test_a_table_without_rows_has_its_headings():
-    assert output.table_lines(("A", "BC"), [], colour=False) == ["A  BC"]
 
 
 def test_a_stream_that_is_not_unicode_gets_json_in_ascii_and_documents_in_utf_8(monkeypatch):

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dtd.ctl.packages import packed_task, ship
-from dtd.errors import RequestRefused, TaskError
-from dtd.packages import archive as packing
+from dtd.errors import TaskError
 from dtd.packages.archive import Archive
 from dtd.packages.limits import CHUNK_BYTES
 from dtd.wire import messages as m
@@ -50,11 +49,6 @@ def test_an_archive_goes_on_where_it_ended_and_what_is_there_is_not_sent() -> No
     whole = PlayedCoordinator(have=len(ARCHIVE.content))
     ship(whole, ARCHIVE)
     assert whole.got == [(0, 0)]
-
-
-def test_a_coordinator_that_gets_no_further_is_given_up() -> None:
-    with pytest.raises(RequestRefused, match="still has 262144 of"):
-        ship(PlayedCoordinator(takes=1), ARCHIVE)
 
 
 @pytest.fixture
@@ -110,25 +104,6 @@ def test_a_module_beside_a_task_must_not_have_a_name_of_the_workers(
         packed_task("shop_train:Task", job_file)
 
 
-def test_what_is_too_large_beside_a_task_is_named(job_file: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(packing, "MAX_CONTENT_BYTES", 100)
-    (job_file.parent / "shop_train.py").write_text("import shop_nets\n")
-    (job_file.parent / "shop_nets").mkdir()
-    (job_file.parent / "shop_nets" / "__init__.py").touch()
-    (job_file.parent / "shop_nets" / "weights.bin").write_bytes(bytes(200))
-    with pytest.raises(TaskError, match=r"with shop_nets, .* largest is shop_nets/weights\.bin"):
-        packed_task("shop_train:Task", job_file)
-
-
-def test_a_link_keeps_the_name_by_which_it_is_imported(job_file: Path) -> None:
-    (job_file.parent / "real.py").write_text("")
-    (job_file.parent / "shop_train.py").symlink_to("real.py")
-    archive = packed_task("shop_train:Task", job_file)
-    assert archive is not None
-    with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
-        assert tar.getnames() == ["shop_train.py"]
-
-
 def test_what_workers_have_is_not_shipped(job_file: Path, capsys: Any) -> None:
     assert packed_task("digits", job_file) is None
     assert packed_task("dtd.tasks.digits:Digits", job_file) is None
@@ -142,9 +117,3 @@ def test_a_task_that_is_nowhere_is_refused_with_the_places(job_file: Path) -> No
         TaskError, match=r"no package or module shop_nowhere was found beside .*job\.toml"
     ):
         packed_task("shop_nowhere.a:Task", job_file)
-
-
-def test_a_task_must_not_be_called_like_pythons_own(job_file: Path) -> None:
-    (job_file.parent / "types.py").write_text("")
-    with pytest.raises(TaskError, match=r"types\.py has the name of a module of Python"):
-        packed_task("types:Task", job_file)

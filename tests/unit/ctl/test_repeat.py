@@ -64,12 +64,6 @@ def test_it_starts_where_the_other_one_did(dtdctl, known):
     assert (request.from_job, request.from_step, request.from_mode) == ("own-5", 3, "resume")
 
 
-def test_it_starts_with_the_same_file_of_weights(dtdctl, known):
-    received = known(weights="cd" * 32)
-    dtdctl("submit", "--like", "own-1")
-    assert (received[-1].weights, received[-1].from_job) == ("cd" * 32, "")
-
-
 def test_what_does_not_go_together(dtdctl, known):
     known()
     for words in (("submit",), ("submit", "job.toml", "--like", "own-1")):

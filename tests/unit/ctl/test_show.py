@@ -9,7 +9,6 @@ import pytest
 
 from dtd.ctl.runs import job_lines
 from dtd.job import parse_job, to_mapping
-from dtd.job.differences import changed_settings
 from dtd.wire import messages as m
 
 SPEC = to_mapping(
@@ -121,62 +120,6 @@ def test_a_job_that_began_with_another_and_failed():
     assert "task         digits  package aaaaaaaaaaaa" in lines
     assert lines[-41:-39] == ["traceback", "  line 20"]
     assert lines[-1] == "  line 59"
-
-
-def test_labels_and_environment():
-    lines = job_lines(
-        known(
-            tags=["a", "b"],
-            note="first\nsecond",
-            environment={"torch": "2.14", "libc": "glibc 2.36", "device": "cpu"},
-        )
-    )
-    assert lines[3:6] == ["tags         a  b", "note         first", "             second"]
-    assert "environment  torch 2.14  device cpu" in lines
-
-
-def test_a_job_that_has_not_begun():
-    lines = job_lines(
-        known(
-            state="queued",
-            started_s=None,
-            ended_s=None,
-            result={},
-            metrics={},
-            workers=[],
-            dataset_rows=0,
-            dataset_fingerprint="",
-            task_digest="b" * 20,
-            weights="c" * 64,
-            from_job="a",
-            from_mode="resume",
-            incidents={},
-            checkpoints=[],
-        )
-    )
-    for line in (
-        "begins with  everything of a at its newest checkpoint",
-        "begins with  the weights of a file, cccccccccccc",
-        "task         digits  code bbbbbbbbbbbb",
-        "data         no worker has reported it",
-        "workers      none yet  generation 3",
-        "result       -",
-        "events       none",
-        "  none is known",
-    ):
-        assert line in lines
-    assert not any(line.startswith("started") for line in lines)
-
-
-def test_many_checkpoints_are_counted():
-    lines = job_lines(known(checkpoints=known()["checkpoints"] * 25))
-    assert lines[-1] == "  and 5 more: dtdctl checkpoints digits-1"
-
-
-def test_defaults_are_left_out_and_what_is_unknown_is_not():
-    spec = {**SPEC, "train": {**SPEC["train"], "novelty": 3}}
-    assert ("train.novelty", "3") in changed_settings(spec)
-    assert not any(key == "train.threads" for key, _ in changed_settings(spec))
 
 
 def test_the_command(dtdctl, server, result):

@@ -67,15 +67,6 @@ def test_a_healthy_status_fits_the_schema_and_a_bent_one_does_not(status):
     ]
 
 
-def test_the_design_s_fields_are_all_required():
-    job = "id name state generation world_size step total_steps epoch loss samples_per_s steps_lost"
-    worker = "name pid state rank host device step last_heartbeat_s reason"
-    properties = SCHEMA["properties"]
-    assert properties["job"]["required"] == [*job.split(), "reason"]
-    assert properties["workers"]["items"]["required"] == worker.split()
-    assert properties["coordinator"]["required"] == ["address", "uptime_s", "version"]
-
-
 def test_what_the_coordinator_makes_fits_the_schema():
     membership = Membership(heartbeat_interval_s=1.0, heartbeat_timeout_s=5.0, last_generation=0)
     here = {"host": "localhost", "device": "cpu", "data_host": "127.0.0.1", "version": "0.1.0"}
@@ -115,12 +106,6 @@ def test_status_prints_job_and_workers(dtdctl, server, result, status):
         "worker-0  running  0     120   1,172/s  0.2s   -            cpu     localhost  100",
         "worker-1  running  1     120   1,172/s  0.2s   41s          cpu     localhost  101",
     ]
-
-
-def test_servers_are_no_workers(dtdctl, server, result, status):
-    status["job"] |= {"world_size": 3, "servers": 1}
-    server.script = lambda _message: result(status)
-    assert "generation 2  workers 2  servers 1" in dtdctl("status")[1].splitlines()[1]
 
 
 def test_status_as_json_is_what_the_coordinator_said(dtdctl, server, result, status):
@@ -163,47 +148,6 @@ def test_degraded_exits_4(dtdctl, server, result, status, part, change, why):
     assert command.degraded_because(status) == why
 
 
-def test_a_worker_that_has_gone_has_no_rank_and_no_heartbeat(status):
-    status["workers"][0].update(state="lost", rank=None, last_heartbeat_s=None, reason="gone")
-    line = command.status_lines(status, colour=False)[-2]
-    assert line.split() == [
-        "worker-0",
-        "lost",
-        "-",
-        "120",
-        "1,172/s",
-        "-",
-        "-",
-        "cpu",
-        "localhost",
-        "100",
-        "gone",
-    ]
-
-
-def test_the_straggler_and_what_it_costs(status):
-    status["job"]["straggler"] = {"name": "worker-1", "cost_s": 0.0124}
-    lines = command.status_lines(status, colour=False)
-    assert lines[3] == "straggler    worker-1 costs 12 ms a step"
-    status["job"]["straggler"] = None
-    assert "straggler" not in "\n".join(command.status_lines(status, colour=False))
-
-
-def test_how_many_workers_may_be_lost_is_shown_of_a_sharded_job(status):
-    for spare, shown in ((1, "1 may be lost"), (0, "0 may be lost"), (-1, "0 may be lost")):
-        status["job"]["redundancy"] = spare
-        assert shown in command.status_lines(status, colour=False)[2]
-    status["job"]["redundancy"] = None
-    assert "may be lost" not in "\n".join(command.status_lines(status, colour=False))
-
-
-def test_skipped_steps_are_shown_when_there_are_any(status):
-    status["job"]["skipped_steps"] = 3
-    assert "steps lost 0  skipped 3" in command.status_lines(status, colour=False)[2]
-    status["job"]["skipped_steps"] = 0
-    assert "skipped" not in command.status_lines(status, colour=False)[2]
-
-
 def test_where_a_stalled_worker_is(status):
     worker = status["workers"][1]
     worker.update(stalled_s=3.2, patience_s=5.0, where="task.py:12 in loss")
@@ -213,25 +157,6 @@ def test_where_a_stalled_worker_is(status):
     assert command.status_lines(status, colour=False)[-1].endswith(f"joins; {note}")
     worker.update(stalled_s=0.5, reason="")
     assert "no progress" not in command.status_lines(status, colour=False)[-1]
-
-
-@pytest.mark.parametrize("state", ["away", "barred"])
-def test_workers_that_take_no_proper_part(status, state):
-    status["workers"][1].update(state=state, reason="its link")
-    assert faults(SCHEMA, status) == []
-    assert command.degraded_because(status) == f"worker-1 is {state}: its link"
-
-
-def test_a_job_that_is_saving_and_why(dtdctl, server, result, status):
-    why = "step 120 is not saved: worker-1 cannot write: No space left on device"
-    status["job"]["state"] = "saving"
-    made = {**status, "explain": why}
-    assert faults(SCHEMA, made) == []
-    server.script = lambda _message: result(made)
-    exit_code, out, _err = dtdctl("status")
-    assert exit_code == 4
-    assert why in out
-    assert command.degraded_because(made) == f"job {status['job']['id']} is saving: {why}"
 
 
 def test_troubles_are_not_healthy(dtdctl, server, result, status):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from dtd.wire import messages as m
@@ -133,21 +131,6 @@ def test_a_mistake_is_named_before_anything_is_sent(dtdctl, server, file, before
     assert server.received == []
 
 
-def test_a_file_that_is_not_there(dtdctl, server, tmp_path):
-    code, _out, err = dtdctl("sweep", str(tmp_path / "no.toml"))
-    assert (code, "cannot be read: No such file" in err) == (2, True)
-
-
-def test_a_refusal_is_shown_with_its_remedy(dtdctl, server, file):
-    message, remedy = "the coordinator has no Optuna (no module)", "pip install optuna"
-    no = m.message_bytes(m.Error(code=17, message=message, remedy=remedy))
-    server.script = lambda _message: no
-    code, out, err = dtdctl("sweep", str(file))
-    assert (code, out) == (1, "")
-    assert "the coordinator has no Optuna" in err
-    assert "pip install optuna" in err
-
-
 def test_everything_about_one(dtdctl, server, result, check_output):
     server.script = lambda _message: result(shown())
     code, out, _err = dtdctl("sweep", "status", "sweep-1")
@@ -167,13 +150,6 @@ def test_everything_about_one(dtdctl, server, result, check_output):
     check_output(("sweep", "status"), dtdctl("sweep", "status", "sweep-1", "-o", "json")[1])
 
 
-def test_one_that_has_just_begun_and_one_that_failed(dtdctl, server, result):
-    none = {"trials": [], "best": None, "importance": {}, "begun": 0}
-    server.script = lambda _message: result(shown(**none, state="failed", reason="why"))
-    _code, out, _err = dtdctl("sweep", "status", "sweep-1")
-    assert out.splitlines()[1:] == ["why", "", "no trial has begun"]
-
-
 def test_a_list(dtdctl, server, result, check_output):
     both = [row(id="sweep-2", state="failed", reason="why"), row()]
     server.script = lambda _message: result({"sweeps": both})
@@ -186,13 +162,3 @@ def test_a_list(dtdctl, server, result, check_output):
     check_output(("sweep", "list"), dtdctl("sweep", "list", "-o", "json")[1])
     server.script = lambda _message: result({"sweeps": []})
     assert dtdctl("sweep", "list")[1] == "none\n"
-
-
-def test_it_is_cancelled(dtdctl, server, result, check_output):
-    server.script = lambda _message: result({"sweep": "sweep-1", "state": "cancelling"})
-    code, out, err = dtdctl("sweep", "cancel", "sweep-1")
-    assert (code, out, err) == (0, "", "sweep-1 is cancelling\n")
-    assert server.received == [m.CancelSweep(sweep="sweep-1")]
-    code, out, _err = dtdctl("sweep", "cancel", "sweep-1", "-o", "json")
-    check_output(("sweep", "cancel"), out)
-    assert json.loads(out)["state"] == "cancelling"

@@ -65,10 +65,6 @@ def test_clocks(skew_s, state, words):
     assert words in found.message
 
 
-def test_this_host_s_clock():
-    assert "this host" in only(checks.check_clocks({}, own_skew_s=3.0)).message
-
-
 @pytest.mark.parametrize(("free", "state"), [(GIB, "warn"), (GIB // 10, "fail")])
 def test_disks(free, state):
     found = only(checks.check_disks(coordinator(), {"a": host(disk_free_bytes=free)}))

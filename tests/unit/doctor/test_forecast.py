@@ -53,13 +53,6 @@ def test_buckets_follow_one_another():
     assert made.step_s == pytest.approx(0.31)
 
 
-def test_a_bucket_waits_for_the_one_before_it():
-    """0.4 s each: ends at 0.5 and at 0.9, though the second was ready at 0.2."""
-    made = forecast([compute()] * 2, ring(2), what=plain([4 * 10**8, 4 * 10**8]), rows=10)
-    assert made.step_s == pytest.approx(0.91)
-    assert made.limit == "bandwidth of the link w0 -> w1"
-
-
 def test_latency_counts_for_every_hop_and_for_the_word():
     """Three workers: 4 hops of 10 ms and 5 ms a bucket, 2 hops for the word."""
     made = forecast(
@@ -85,11 +78,6 @@ def test_a_codec_is_waited_for_before_the_wire_and_after_it():
     made = forecast([compute((0.2,))] * 2, ring(2, bytes_per_s=1e7), what=what, rows=10)
     assert made.step_s == pytest.approx(0.2 + 0.5 + 0.1 + 0.25 + 0.01)
     assert made.limit == "codec"
-
-
-def test_a_codec_costs_nothing_where_nothing_is_exchanged():
-    made = forecast([compute((0.2,))], [], what=coded(encode_s=0.5, decode_s=0.5), rows=10)
-    assert made.step_s == pytest.approx(0.21)
 
 
 def test_local_steps_share_the_exchange_that_follows_them():
@@ -152,25 +140,6 @@ def test_what_limits_a_step(changed, latency_s, limit):
     assert made.limit == limit
 
 
-def test_a_step_that_costs_nothing_has_no_rate():
-    free = compute((), compute_s=0.0, optimizer_s=0.0)
-    assert forecast([free], [], what=plain([]), rows=10).samples_per_s == 0.0
-
-
-@pytest.mark.parametrize(
-    ("workers", "links", "sizes"),
-    [
-        ([], [], []),
-        ([compute()], ring(1), [1, 1]),
-        ([compute()] * 2, ring(1), [1, 1]),
-        ([compute()], [], [1]),
-    ],
-)
-def test_parts_that_do_not_fit_together_are_refused(workers, links, sizes):
-    with pytest.raises(ValueError, match=r"differ in length|do not make a ring"):
-        forecast(workers, links, what=plain(sizes), rows=1)
-
-
 # --- parameter servers ---------------------------------------------------------------------------
 
 
@@ -190,22 +159,8 @@ def by_star(workers, **changed):
     return forecast(workers, links, what=halves(10**8), rows=10, star=star(**changed))
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_with_servers_a_step_waits_for_everything_up_and_everything_down(count):
-    """0.1 s each; the word goes round workers and the server, 10 ms a hop."""
-    made = by_star([compute((0.2,))] * count)
-    assert made.exposed_s == pytest.approx(0.1 + 0.1 + 0.01 * count)
-    assert made.comm_s == pytest.approx(made.exposed_s)
-    assert made.world_size == count
-
-
 def test_the_link_that_limits_workers_and_servers_is_named():
     assert by_star([compute((0.2,))], up_bytes_per_s=1e8).limit == (
         "bandwidth of the link of server-0"
     )
     assert by_star([compute((0.2,))], latency_s=5.0).limit == "latency"
-
-
-def test_a_worker_sends_to_servers_what_it_has_summed_once():
-    assert sent_bytes(halves(10**8), 4, star()) == 10**8
-    assert sent_bytes(halves(10**8), 4) == 2 * 10**8 * 3 // 4

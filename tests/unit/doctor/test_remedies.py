@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.doctor.job_memory import MOST_REMEDIES, Need, needed_bytes, remedies
+from dtd.doctor.job_memory import MOST_REMEDIES, Need, remedies
 from dtd.doctor.state_memory import Division, StateSize
 
 MIB = 1 << 20
@@ -57,24 +57,12 @@ def test_what_is_not_enough_alone_is_combined():
     assert settings_for(22) == []
 
 
-def test_a_job_that_may_not_be_divided_is_not():
-    assert settings_for(60, stages=()) == []
-    assert settings_for(65, stages=()) == [("[train] grad_accumulation = 8", 65)]
-
-
 def test_workers_of_a_host_share_its_memory():
     assert settings_for(150, replace(NEED, rows=1), (), workers=2) == [
         ("at most 1 of its workers there", 100)
     ]
     assert settings_for(99, replace(NEED, rows=1), (), workers=2) == []
     assert settings_for(99, replace(NEED, parts={}, rows=1), (), workers=2) == []
-
-
-def test_without_a_copy_for_checkpoints_a_division_saves_none_of_it():
-    bare = replace(NEED, parts={**PARTS, "snapshot": 0})
-    stage = Division(stage=1, mirrors=0)
-    assert needed_bytes(bare, stage, 1) == sum(bare.parts.values()) - 12 * MIB
-    assert needed_bytes(NEED, stage, 1) == sum(PARTS.values()) - 24 * MIB
 
 
 sizes = st.integers(0, 1 << 40)

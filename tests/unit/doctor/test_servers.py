@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from dtd.doctor.strategies import check_servers, choices_of, forecasts, star_of
+from dtd.doctor.strategies import check_servers, forecasts, star_of
 from dtd.job import parse_job
 
 JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'
@@ -78,15 +78,6 @@ def test_a_server_carries_workers_over_servers_of_a_bucket():
     assert mirrored.down_bytes_per_s == 50 * MB
 
 
-def test_without_a_server_or_a_measured_link_there_is_no_star():
-    rates = dict.fromkeys((*WORKERS, "s0"), 1.0)
-    known = links(rates)
-    assert star((), rates) is None
-    assert star_of(WORKERS, ("s0",), known[:-1], mirrors=1) is None
-    unmeasured = [{**link, "bytes_per_s": None} for link in known]
-    assert star_of(WORKERS, ("s0",), unmeasured, mirrors=1) is None
-
-
 # --- forecasts -----------------------------------------------------------------------------------
 
 
@@ -123,21 +114,3 @@ def test_a_step_with_servers_takes_twice_the_whole_state_at_a_workers_link():
         steps, known, most=2, spec=spec("strategy.name='sharded'"), servers=("s0", "s1")
     )
     assert ring[-1].comm_s == pytest.approx(1.0), "without owners = servers they do not count"
-
-
-def test_without_servers_a_job_that_wants_them_has_no_forecast():
-    steps, known = two_workers()
-    assert forecasts(steps, known, most=2, spec=with_servers()) == []
-    listed = {one.strategy: one for one in choices_of(steps, known, spec=with_servers())}
-    assert listed["sharded"].step_s is None
-    assert listed["replicated"].step_s is not None
-
-
-def test_only_what_is_divided_goes_over_servers():
-    steps, known = two_workers()
-    found = choices_of(steps, known, spec=with_servers(), servers=("s0", "s1"))
-    listed = {one.strategy: one for one in found}
-    assert listed["sharded"].bytes_per_step == 10 * MB
-    assert listed["sharded"].step_s == pytest.approx(2.1)
-    assert listed["replicated"].bytes_per_step == 10 * MB
-    assert listed["replicated"].step_s == pytest.approx(1.1)

@@ -43,11 +43,6 @@ def test_shares_of_sixteen_bytes_a_parameter_with_four_workers(
     assert state_bytes(ADAM, Division(stage=stage, mirrors=mirrors), 4) == share * WHOLE_BYTES
 
 
-@pytest.mark.parametrize("stage", [REPLICATED, 1, 2, 3])
-def test_alone_a_worker_holds_everything(stage: int) -> None:
-    assert state_bytes(ADAM, Division(stage=stage, mirrors=1), 1) == WHOLE_BYTES
-
-
 def test_what_is_not_divided_and_what_is_in_flight_is_added() -> None:
     size = StateSize(
         parameter_bytes=1001,
@@ -120,17 +115,6 @@ def test_a_state_that_does_not_fit_is_refused_with_numbers_and_settings() -> Non
     )
 
 
-def test_a_divided_state_says_among_how_many() -> None:
-    short = judged(13, stage=1)
-    assert "16.0 MiB in each worker among 2 workers (" in short.message
-    assert "stage = 1, mirrors = 1 and [elastic] min_workers = 4" in short.remedy
-
-
-def test_mirrors_are_given_up_last() -> None:
-    assert "stage = 3, mirrors = 0 and [elastic] min_workers = 6" in judged(4.7).remedy
-    assert "mirrors = 1" in judged(5).remedy
-
-
 def test_stage_3_has_all_parameters_at_times() -> None:
     """4 workers: 4 MiB in a step; 4 + 1 when the model is divided, 4 + 1 + 2 when evaluated."""
     stage_3 = Division(stage=3, mirrors=0)
@@ -144,28 +128,3 @@ def test_stage_3_has_all_parameters_at_times() -> None:
     short = judged(4.9, stage=3, mirrors=0)
     assert "6.0 MiB in each worker among 2 workers" not in short.message
     assert "the state needs 8.0 MiB in each worker among 2 workers (parameters" in short.message
-
-
-def test_a_moment_that_needs_more_than_a_step_is_named() -> None:
-    size = StateSize(parameter_bytes=4 * MIB, common_bytes=MIB, optimizer_bytes=0)
-    room = Room(bytes=5 * MIB, limit="here", used_bytes=200 * MIB)
-    division = Division(stage=3, mirrors=0)
-    short = shortage(size, division, room, world_size=4, most_workers=4, stages=(3,))
-    assert short is not None
-    assert short.message == (
-        "the state needs 6.0 MiB in each worker among 4 workers while it has all parameters (in a"
-        " step parameters 2.0 MiB, gradients 1.0 MiB, optimizer 0 B), without activations, and"
-        " 5.0 MiB are available, beside 200.0 MiB of the process (here)"
-    )
-
-
-def test_where_nothing_helps_it_says_so() -> None:
-    for short in (judged(1), judged(8, stages=()), judged(1, mirrors=0)):
-        assert short.remedy.startswith("use workers with more memory; no setting fits it into")
-
-
-def test_beside_servers_a_worker_holds_nothing_of_what_is_divided() -> None:
-    size = StateSize(parameter_bytes=4, common_bytes=1, optimizer_bytes=8, gathered_bytes=2)
-    for stage, parts in ((1, (5, 4, 0)), (2, (5, 0, 0)), (3, (3, 0, 0))):
-        division = Division(stage=stage, mirrors=1, others_own=True)
-        assert tuple(state_parts(size, division, 4).values()) == parts

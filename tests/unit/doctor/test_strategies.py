@@ -120,13 +120,6 @@ def test_what_does_not_fit_is_listed_with_the_reason_and_never_recommended():
     assert recommended(steps) == []
 
 
-def test_a_codec_that_one_worker_has_not_measured_has_no_figures():
-    steps = both(candidate("none"), candidate("half", risk="r"), half=codec(5 * MB))
-    steps["b"] = step(steps["b"]["candidates"], {})
-    listed = by_codec(choices_of(steps, links(), spec=spec()))
-    assert listed["replicated", "half"].step_s is None
-
-
 def test_a_lossy_choice_is_for_a_trial():
     steps = both(candidate("none"), candidate("half", risk="rounds"), half=codec(5 * MB))
     [found] = recommended(steps)
@@ -178,18 +171,6 @@ def test_what_changes_the_numbers_has_to_be_worth_its_risk(risk, speedup, said):
     assert all(risk in one.message for one in found)
 
 
-def test_of_those_that_are_about_as_fast_the_one_that_sends_most_is_recommended():
-    steps = both(
-        candidate("none"),
-        candidate("tiny", risk="t"),
-        candidate("small", risk="s"),
-        tiny=codec(MB // 100),
-        small=codec(MB // 20),
-    )
-    [found] = recommended(steps)
-    assert "codec small" in found.message
-
-
 def test_local_steps_exchange_seldom():
     steps = both(candidate("none"), candidate("none", strategy="local", risk="r", every_steps=10))
     local = by_codec(choices_of(steps, links(), spec=spec()))["local", "none"]
@@ -212,14 +193,6 @@ def test_a_job_s_own_codec_is_in_its_forecast():
     listed = by_codec(choices_of(steps, links(), spec=job))
     assert listed["replicated", "bfloat16"].step_s == pytest.approx(two.step_s)
     assert listed["replicated", "none"].step_s == pytest.approx(1.1)
-
-
-def test_a_job_whose_codecs_are_not_compared_is_forecast_without():
-    one = step()
-    del one["candidates"], one["codecs"]
-    steps, job = {"a": one, "b": one}, spec("strategy.codec=bfloat16")
-    assert forecasts(steps, links(), most=2, spec=job)[1].step_s == pytest.approx(1.1)
-    assert choices_of(steps, links(), spec=job) == []
 
 
 @pytest.mark.parametrize("known", [[], links(None)])
@@ -281,14 +254,6 @@ def test_memory_is_saved_and_no_time_so_it_is_never_recommended_for_speed():
     assert list(check_choice(others, spec())) == [], "the others may not fit"
     faster = [dataclasses.replace(one, for_memory=False) for one in listed]
     assert [one.check for one in check_choice(faster, spec())] == ["strategy"]
-
-
-def test_a_world_in_which_the_job_does_not_train_is_not_forecast():
-    steps = both(candidate("none"))
-    del steps["a"]["worlds"]["1"]  # both have it
-    assert [made.world_size for made in forecasts(steps, links(), most=2, spec=spec())] == [2]
-    del steps["a"]["worlds"]["2"]
-    assert choices_of(steps, links(), spec=spec()) == []
 
 
 def test_a_forecast_for_every_world_that_links_reach():

@@ -138,20 +138,6 @@ def test_halves_of_a_sum_take_its_hops_together(copies):
     assert (second.comm_s, second.sent_bytes) == pytest.approx((4 - hops, (4 - hops) * 10**6))
 
 
-def test_only_hops_with_an_addition_wait_for_it():
-    slow = one(scatters=True, copies=1, add_s=9.0)
-    assert travel([0.0], slow, ring(), 3).comm_s == pytest.approx(2 * 3 + 1)
-
-
-def test_what_has_no_hops_has_no_overhead():
-    nothing = travel([0.0], one(gathers=True, copies=2), ring(overhead_s=0.5), 3)
-    assert (nothing.comm_s, nothing.end_s, nothing.sent_bytes) == (0.0, 0.0, 0)
-
-
-def test_a_small_half_travels_in_segments():
-    assert travel([0.0], one(size_bytes=3000, scatters=True), ring(), 3).sent_bytes == 2000
-
-
 def star(**changed):
     rates = {"up_bytes_per_s": 1e6, "down_bytes_per_s": 3e6}
     return Star(**{"servers": 2, "latency_s": 0.0, "narrowest": "w0"} | rates | changed)
@@ -163,19 +149,6 @@ def test_over_servers_all_of_a_half_goes_through_a_worker_whatever_the_world_siz
         down = travel([5.0], one(gathers=True, copies=1), ring(star=star()), world_size)
         assert (up.comm_s, up.end_s, up.sent_bytes) == pytest.approx((3, 8, 3 * 10**6))
         assert (down.comm_s, down.end_s, down.sent_bytes) == pytest.approx((1, 6, 0))
-
-
-def test_servers_add_the_contributions_of_all_workers_to_what_they_own():
-    """9 s for all of the buffer: four times half of it; less than the wire is not waited for."""
-    slow = one(scatters=True, add_s=9.0)
-    assert travel([0.0], slow, ring(star=star()), 4).comm_s == pytest.approx(4 * 9 / 2)
-    assert travel([0.0], one(scatters=True, add_s=1.0), ring(star=star()), 4).comm_s == 3
-
-
-def test_a_link_with_a_server_has_its_latency_and_each_half_its_overhead():
-    way = ring(latency_s=9.0, overhead_s=0.25, star=star(latency_s=0.5))
-    assert travel([0.0], one(scatters=True), way, 3).comm_s == pytest.approx(3 + 0.75)
-    assert travel([0.0], one(gathers=True), way, 3).comm_s == pytest.approx(1 + 0.75)
 
 
 def test_whole_sums_go_round_the_ring_of_workers_and_servers():

@@ -11,7 +11,6 @@ import pytest
 
 from dtd.errors import RequestRefused, TaskError
 from dtd.packages.archives import PACKAGE, Archives
-from dtd.packages.limits import CHUNK_BYTES, MAX_ARCHIVE_BYTES
 
 CONTENT = bytes(range(256)) * 4
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -43,39 +42,11 @@ def test_an_upload_goes_on_where_it_has_ended(archives: Archives, tmp_path: Path
     assert archives.piece(DIGEST, 10_000) == (len(CONTENT), b"")
 
 
-def test_what_is_not_here_has_no_size(archives: Archives) -> None:
-    assert not archives.has(DIGEST)
-    assert archives.piece(DIGEST, 0) == (0, b"")
-
-
-def test_a_piece_is_never_longer_than_a_chunk(archives: Archives) -> None:
-    content = bytes(CHUNK_BYTES + 1)
-    digest = hashlib.sha256(content).hexdigest()
-    put(archives, 0, content, digest=digest, size=len(content))
-    assert [len(archives.piece(digest, at)[1]) for at in (0, CHUNK_BYTES)] == [CHUNK_BYTES, 1]
-
-
 def test_wrong_bytes_are_forgotten_and_may_be_sent_again(archives: Archives) -> None:
     with pytest.raises(TaskError, match="damaged"):
         put(archives, 0, CONTENT[::-1])
     assert not archives.has(DIGEST)
     assert put(archives, 0, CONTENT) == len(CONTENT)
-
-
-def test_a_part_that_is_longer_than_the_package_begins_again(archives: Archives) -> None:
-    put(archives, 0, CONTENT + b"more", size=len(CONTENT) + 10)
-    assert put(archives, 0, b"") == 0
-
-
-@pytest.mark.parametrize("size", [0, MAX_ARCHIVE_BYTES + 1])
-def test_a_package_has_a_size_within_the_limit(archives: Archives, size: int) -> None:
-    with pytest.raises(RequestRefused, match="must have 1 to"):
-        put(archives, 0, b"", size=size)
-
-
-def test_more_than_was_announced_is_refused(archives: Archives) -> None:
-    with pytest.raises(RequestRefused, match="longer"):
-        put(archives, 0, CONTENT, size=10)
 
 
 @pytest.mark.parametrize("digest", ["../../etc/passwd", "x", "A" * 64])

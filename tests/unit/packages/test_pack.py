@@ -42,12 +42,6 @@ def test_byte_code_and_hidden_files_stay_at_home(make_package) -> None:
     assert archive.files == 3
 
 
-def test_a_module_is_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "single.py"
-    path.write_text("x = 1\n")
-    assert names(pack([Source(name="single", path=path, installed=False)]).content) == ["single.py"]
-
-
 def test_a_folder_without_init_gets_one(make_package) -> None:
     """Or a package of that name that a worker has installed would come first."""
     archive = pack([make_package({"task.py": ""})])
@@ -70,22 +64,10 @@ def test_a_link_elsewhere_is_refused_by_name(make_package, target: str) -> None:
         pack([source])
 
 
-def test_a_pipe_is_refused_by_name(make_package) -> None:
-    source = make_package(FILES)
-    os.mkfifo(source.path / "pipe")
-    with pytest.raises(TaskError, match="pipe is neither a file nor a directory"):
-        pack([source])
-
-
 def test_what_is_too_large_is_refused_with_the_largest_file(make_package, monkeypatch) -> None:
     monkeypatch.setattr(packing, "MAX_CONTENT_BYTES", 10)
     with pytest.raises(TaskError, match=r"largest is shop/big\.bin"):
         pack([make_package({**FILES, "big.bin": "12345678901"})])
-
-
-def test_what_is_too_deep_is_refused_where_it_is_packed(make_package) -> None:
-    with pytest.raises(TaskError, match="is over 32 levels deep"):
-        pack([make_package({**FILES, "d/" * 40 + "x.py": ""})])
 
 
 def test_the_source_digest_is_of_python_files_alone(make_package, tmp_path: Path) -> None:

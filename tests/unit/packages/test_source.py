@@ -35,13 +35,6 @@ def test_a_package_is_found_without_being_imported(tmp_path: Path) -> None:
     assert "shop" not in sys.modules
 
 
-def test_a_module_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "single.py").write_text(EXPLODES)
-    found = find_source("single", [tmp_path])
-    assert found is not None
-    assert found.path == tmp_path / "single.py"
-
-
 def test_the_first_folder_wins_and_the_same_folder_twice_is_one(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder / "plain").mkdir(parents=True)
@@ -62,9 +55,3 @@ def test_what_an_installer_put_there_is_installed(tmp_path: Path) -> None:
     json = find_source("json", sys.path)
     assert json is not None
     assert json.installed
-
-
-def test_what_has_no_files_is_installed_and_what_is_not_there_is_not_found() -> None:
-    builtin = find_source("_imp", [])
-    assert builtin is None or builtin.path is None
-    assert find_source("no_such_module_anywhere", sys.path) is None

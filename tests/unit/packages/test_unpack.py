@@ -12,7 +12,6 @@ import pytest
 from dtd.errors import TaskError
 from dtd.packages import archive as unpacking
 from dtd.packages.archive import pack, unpack, verify
-from dtd.packages.limits import MAX_FILES, MAX_FOLDERS
 
 
 def archive(*members: tuple[str, bytes | tarfile.TarInfo]) -> bytes:
@@ -84,32 +83,11 @@ def test_what_a_package_must_not_hold_is_refused(members, tmp_path: Path) -> Non
     ]
 
 
-def test_directories_need_no_entries_and_may_have_them(tmp_path: Path) -> None:
-    unpack(archive(("a", special(tarfile.DIRTYPE)), ("a/x.py", b"1")), tmp_path / "place")
-    assert (tmp_path / "place/a/x.py").read_bytes() == b"1"
-
-
 @pytest.mark.parametrize("limit", ["MAX_CONTENT_BYTES", "MAX_FILES", "MAX_ARCHIVE_BYTES"])
 def test_no_limit_is_passed(limit: str, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(unpacking, limit, 1)
     with pytest.raises(TaskError, match="not created by dtd"):
         unpack(archive(("a", b"1"), ("b", b"2")), tmp_path / "place")
-
-
-def test_files_make_no_millions_of_directories(tmp_path: Path) -> None:
-    deep = [("/".join([*"ab" * 20, f"{n}.py"]), b"") for n in range(2)]
-    with pytest.raises(TaskError, match="is over 32 levels deep"):
-        unpack(archive(*deep), tmp_path / "deep")
-    wide = [(f"{n}/" + "d/" * 30 + "x.py", b"") for n in range(200)]
-    with pytest.raises(TaskError, match="it has over 4096 directories"):
-        unpack(archive(*wide), tmp_path / "wide")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_members_are_counted_whatever_they_are(tmp_path: Path) -> None:
-    folders = [(f"d{n}", special(tarfile.DIRTYPE)) for n in range(MAX_FILES + MAX_FOLDERS + 1)]
-    with pytest.raises(TaskError, match="more than a package may"):
-        unpack(archive(*folders), tmp_path / "place")
 
 
 def test_headers_that_announce_headers_have_an_end(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 
 import pytest
 
@@ -99,16 +98,6 @@ def test_everything_passes_in_both_directions_and_so_does_the_end(ends):
     assert receive(caller, 100) == b"answer"
 
 
-def test_what_is_no_greeting_passes_as_well(ends):
-    caller, target = ends.connect()
-    caller.sendall(b"short")
-    caller.shutdown(socket.SHUT_WR)
-    assert receive(target, 100) == b"short"
-    caller, target = ends.connect()
-    caller.sendall(b"\xff" * 100)
-    assert receive(target, 100) == b"\xff" * 100
-
-
 def test_silence_holds_one_direction_and_restoring_delivers_it(ends):
     caller, target = connect(ends)
     ends.proxy.silence(TO_TARGET)
@@ -127,17 +116,6 @@ def test_full_silence_hides_that_one_side_is_gone(ends):
     assert is_quiet(target)
     ends.proxy.restore()
     assert receive(target, 1) == b""
-
-
-def test_silence_of_one_caller_leaves_the_others_alone(ends):
-    one, one_target = connect(ends, "worker-1")
-    other, other_target = connect(ends, "worker-2")
-    assert ends.proxy.callers() == ["worker-1", "worker-2"]
-    ends.proxy.silence(TO_TARGET, caller="worker-1")
-    one.sendall(b"1")
-    other.sendall(b"2")
-    assert receive(other_target, 1) == b"2"
-    assert is_quiet(one_target)
 
 
 def test_one_bit_is_flipped_once_after_so_many_bytes(ends):
@@ -164,24 +142,6 @@ def test_a_reset_is_felt_at_both_ends_and_only_by_whom_it_is_meant_for(ends):
     assert is_quiet(other_target)
 
 
-def test_a_reset_by_one_end_is_passed_on(ends):
-    caller, target = connect(ends)
-    caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    caller.close()
-    with pytest.raises(ConnectionResetError):
-        target.recv(1)
-
-
-def test_a_target_that_is_not_there_resets_the_caller(ends):
-    ends.server.close()
-    where = (ends.proxy.address.host, ends.proxy.address.port)
-    with (
-        pytest.raises(ConnectionResetError),  # by the first read, or by the connect already
-        socket.create_connection(where, PATIENCE_S) as caller,
-    ):
-        caller.recv(1)
-
-
 def test_delay_and_narrowness_keep_the_order(ends):
     caller, target = connect(ends)
     ends.proxy.delay(TO_TARGET, 0.05)
@@ -190,9 +150,3 @@ def test_delay_and_narrowness_keep_the_order(ends):
     for start in range(0, len(sent), 7000):
         caller.sendall(sent[start : start + 7000])
     assert receive(target, len(sent)) == sent
-
-
-def test_an_address_that_is_taken_is_said_at_once(ends):
-    taken = Address("127.0.0.1", ends.server.getsockname()[1])
-    with pytest.raises(OSError, match="in use"):
-        FaultProxy(taken, taken).start()

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from dtd.errors import CheckpointError, UsageError
-from scripts.launch_local import Followed, newest_weights, run_directory, step_of, whole_weights
-from tests.checkpoint_parts import random_state, write_part, write_whole
+from scripts.launch_local import newest_weights, run_directory, step_of, whole_weights
+from tests.checkpoint_parts import random_state, write_part
 
 SPEC = {"checkpoint": {"directory": ""}}
 
@@ -41,13 +41,6 @@ def test_a_run_is_kept_in_a_directory_of_its_own(runs):
     assert other.is_dir()
 
 
-def test_a_run_that_is_discarded_is_gone(runs):
-    with run_directory(None, discard=True, name="digits") as directory:
-        (directory / "file").touch()
-    assert not directory.exists()
-    assert not runs.exists()
-
-
 def test_a_user_without_a_home_is_told_where_a_run_can_be_kept(monkeypatch):
     def lacking(_user):
         raise KeyError
@@ -74,17 +67,6 @@ def test_a_directory_that_is_given_is_kept(tmp_path):
         run_directory(tmp_path, discard=True, name="x"),
     ):
         pass
-
-
-def test_where_none_can_be_made(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with (
-        pytest.raises(UsageError, match="cannot be created") as caught,
-        run_directory(None, discard=False, name="x"),
-    ):
-        pass
-    assert "--discard" in caught.value.remedy
 
 
 def test_the_newest_weights_of_the_job(tmp_path):
@@ -116,26 +98,3 @@ def test_weights_in_parts_are_put_together(tmp_path):
     shutil.rmtree(homes[1])
     with pytest.raises(CheckpointError):
         whole_weights(newest, tmp_path)
-
-
-def test_weights_that_are_whole_stay_where_they_are(tmp_path):
-    path = write_whole(tmp_path / "worker-0" / "checkpoints" / "a-1", random_state(1))
-    newest = path / "model.safetensors"
-    assert whole_weights(newest, tmp_path) == newest
-
-
-def test_what_is_said_of_a_run_that_was_interrupted(tmp_path):
-    assert Followed(spec=SPEC, kept=None, job="a-1").interrupted_lines() == [
-        "interrupted: the daemons are stopped, and nothing is kept (--discard)"
-    ]
-    followed = Followed(spec=SPEC, kept=tmp_path)
-    assert followed.interrupted_lines()[0].startswith("interrupted before the job began")
-    followed.job, followed.last = "a-1", {"step": 25}
-    assert followed.interrupted_lines() == [
-        "interrupted: the daemons are stopped; a-1 had reached step 25",
-        "  it has no checkpoint yet",
-        f"  logs and checkpoints are in {tmp_path}",
-        f"  the same command with --state-dir {tmp_path} goes on with it",
-    ]
-    weights = checkpoint(tmp_path / "worker-0" / "checkpoints", "a-1", "g000001-s000000020")
-    assert followed.interrupted_lines()[1] == f"  its newest checkpoint, of step 20: {weights}"

@@ -12,15 +12,6 @@ def spec(*arguments):
     return job_spec(_parser().parse_args(arguments))
 
 
-def test_defaults():
-    made = spec()
-    assert made["job"]["task"] == "digits"
-    assert made["job"]["epochs"] == 5
-    assert made["job"]["global_batch_size"] == 128
-    assert made["optimizer"]["lr"] == 0.1
-    assert made["elastic"]["settle_s"] == 0
-
-
 def test_options_and_overrides():
     line = "--task my.pkg:Task --epochs 2 --batch_size 64 --lr 0.5 --threads 2 --set task.width=8"
     made = spec(*line.split(), "--set", "elastic.settle_s=1.5")

@@ -57,47 +57,7 @@ def test_a_failed_job_has_them_too_from_the_last_status():
     assert made["replica_digests"] == {}
 
 
-def test_the_lines():
-    assert summary_lines(run()) == [
-        "digits-1 is done: 60 steps, 5 epochs in 6.2s on 4 workers",
-        "  train loss  0.25",
-        "  eval loss   0.3",
-        "  accuracy    96.1 %",
-        "  throughput  12,346/s",
-        "  replicas    2, all equal (abababababababab)",
-        "  steps lost  0",
-        "  rows        0 missing, 0 twice",
-        "  restarts    coordinator 1 time, worker-1 2 times",
-        "  kept in     /runs/a",
-        "  weights     /runs/a/model.safetensors",
-    ]
-
-
-def test_servers_are_no_workers():
-    served = run(result={**RESULT, "servers": 1})
-    assert summary_lines(served)[0].endswith(" on 3 workers and 1 server")
-
-
-def test_a_job_that_ended_early_says_why():
-    early = run(result={**RESULT, "ended_early": "loss was 0.3 at best"})
-    assert summary_lines(early)[1] == "  ended early loss was 0.3 at best"
-    assert summary_object(early)["ended_early"] == "loss was 0.3 at best"
-
-
-def test_nobody_was_started_again():
-    quiet = run(restarts={}, directory=None, weights=None)
-    lines = summary_lines(quiet)
-    assert lines[-2:] == ["  restarts    none", "  kept in     nowhere (--discard)"]
-    assert (summary_object(quiet)["restarts"], summary_object(quiet)["restarts_of"]) == (0, {})
-
-
 def test_replicas_that_differ_are_shouted():
     digests = {"worker-0": "a", "worker-1": "b"}
     lines = summary_lines(run(result={**RESULT, "replica_digests": digests}))
     assert "  replicas    2, NOT equal: 2 different digests" in lines
-
-
-def test_nothing_known():
-    lines = summary_lines(run(state="failed", result={}))
-    assert lines[0] == "digits-1 is failed: - steps, - epochs in 6.2s on - workers"
-    assert "  replicas    -" in lines

@@ -32,7 +32,3 @@ def test_a_table_is_put_into_a_file(tmp_path):
     markdown.put_into(page, "tried", "me", r"| \1 |")
     written = "a\n<!-- tried: written by me -->\n| \\1 |\n<!-- end of tried -->\nb\n"
     assert page.read_text() == written
-
-
-def test_a_table_has_its_headings_and_a_line_below_them():
-    assert markdown.table(["a", "b"], [["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |"

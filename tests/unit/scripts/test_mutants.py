@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import UsageError
-from scripts.mutants import Mutant, mutants, places, plant
+from scripts.mutants import mutants, places, plant
 from scripts.mutation import table
 
 TEXT = "== part\n-- one\n- a = 1\n+ a = 2\n\n-- two\n- b = 1\n"
@@ -17,25 +17,6 @@ def test_each_text_is_there_once() -> None:
     sources = [path.read_text("utf-8") for path in Path("dtd").rglob("*.py")]
     found = {one.name: sum(text.count(one.before) for text in sources) for one in MUTANTS}
     assert {name: times for name, times in found.items() if times != 1} == {}
-
-
-def test_there_are_many_and_none_is_empty() -> None:
-    assert len(MUTANTS) >= 60
-    assert [one.name for one in MUTANTS if not one.before or one.before == one.after] == []
-
-
-def test_list_is_read() -> None:
-    one, two = mutants(TEXT)
-    assert one == Mutant(name="one", area="part", before="a = 1\n", after="a = 2\n")
-    assert (two.name, two.after) == ("two", "")
-
-
-@pytest.mark.parametrize(
-    ("text", "why"), [(TEXT + "-- one\n- c\n", "two mutants"), ("what\n", "line 1")]
-)
-def test_list_that_is_wrong_is_refused(text: str, why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        mutants(text)
 
 
 def test_fault_is_planted_where_its_text_is(tmp_path: Path) -> None:

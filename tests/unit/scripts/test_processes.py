@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from scripts.cluster.processes import TAIL_LINES, Child, exit_words, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 
 @pytest.fixture
@@ -48,34 +48,6 @@ def test_its_end_and_its_log(child):
     one.start()
     one.wait(30)
     assert len(one.log_tail()) == 4
-
-
-def test_the_tail_of_a_long_log(child):
-    one = child("for line in range(100000): print(line)")
-    one.start()
-    one.wait(30)
-    assert one.log_tail() == [str(line) for line in range(100000 - TAIL_LINES, 100000)]
-
-
-def test_waiting_for_one_that_runs(child):
-    one = child("import signal; signal.pause()")
-    one.start()
-    assert one.wait(0.01) is None
-    assert one.exit_code() is None
-
-
-def test_it_runs_in_a_session_of_its_own(child):
-    one = child("import os; print(os.getsid(0) == os.getpid())")
-    one.start()
-    one.wait(30)
-    assert one.log_tail() == ["True"]
-
-
-@pytest.mark.parametrize(
-    ("code", "words"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL")]
-)
-def test_exit_words(code, words):
-    assert exit_words(code) == words
 
 
 def test_stop_ends_those_that_listen_those_that_do_not_and_those_that_are_stopped(child, tmp_path):

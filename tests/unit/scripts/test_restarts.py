@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from scripts.cluster.processes import MOST_IN_WINDOW, SETTLED_S, WINDOW_S, RestartPolicy
 
 
@@ -25,9 +23,3 @@ def test_what_had_got_going_is_started_again_at_once_however_often():
     for now_s in range(100):
         assert policy.next_start_s(-9, now_s, lived_s=SETTLED_S) == now_s
     assert policy.next_start_s(-9, 100.0, lived_s=0.1) == 100.0
-
-
-@pytest.mark.parametrize("exit_code", [0, 78])
-@pytest.mark.parametrize("lived_s", [0.1, 100.0])
-def test_some_ends_are_final(exit_code, lived_s):
-    assert RestartPolicy().next_start_s(exit_code, 0.0, lived_s=lived_s) is None

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from scripts import chaos
 from scripts.chaosrun import checks
-from scripts.chaosrun.harness import Growth, Sample, growth
-from scripts.chaosrun.outcomes import Injection, outcomes, rejoins, spread
-from scripts.cluster.log_timeline import USUAL_STEP_S, Commit, Line, LogTimeline, phase_at
+from scripts.chaosrun.outcomes import Injection, outcomes
+from scripts.cluster.log_timeline import Commit, Line, LogTimeline
 from scripts.cluster.networked import Death
 
 STEP_S = 0.1
@@ -38,57 +34,7 @@ def injected(kind="kill", *victims, at_s=10.0, **fields):
     return Injection(kind=kind, victims=victims or ("worker-1",), at_s=at_s, **values)
 
 
-def step_line(at_s, step=7, steps=1, **fields):
-    return line(
-        "worker-0",
-        at_s,
-        "step_committed",
-        step=step,
-        steps=steps,
-        data_s=0.01,
-        compute_s=0.06,
-        exposed_s=0.02,
-        optimizer_s=0.01,
-        **fields,
-    )
-
-
 # --- phases ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("since_s", "phase"),
-    [
-        (0.005, "forward"),
-        (0.025, "forward"),
-        (0.05, "backward and reduce-scatter"),
-        (0.08, "rest of the ring"),
-        (0.095, "optimizer"),
-        (0.5, "rest of the ring"),
-    ],
-)
-def test_a_step_has_parts(since_s, phase):
-    assert phase_at(step_line(3.0), 3.0 + since_s, eval_every=0, checkpoint_every=0) == phase
-
-
-@pytest.mark.parametrize(
-    ("last", "phase"),
-    [
-        (None, "starting"),
-        (line("worker-0", 1.0, "worker_started"), "registering"),
-        (line("worker-0", 1.0, "job_prepared"), "warming"),
-        (line("worker-0", 1.0, "generation_assigned"), "forming"),
-        (line("worker-0", 1.0, "something_new"), "unknown"),
-        (step_line(1.0, step=40, step_s=0.0), "forming"),
-        (step_line(1.0, step=40), "evaluation"),
-        (step_line(1.0, step=25), "checkpoint"),
-        (step_line(1.0, step=44, steps=8), "evaluation"),
-        (step_line(1.0, step=32, steps=8), "checkpoint"),
-        (step_line(1.0, step=48, steps=8), "forward"),
-    ],
-)
-def test_what_is_not_a_step_has_a_name(last, phase):
-    assert phase_at(last, 1.01, eval_every=40, checkpoint_every=25) == phase
 
 
 # --- outcomes ----------------------------------------------------------------------------------
@@ -149,12 +95,6 @@ def test_a_bad_link_names_both_ends_and_lost_steps_are_counted():
     assert outcome.recovered_s is None
 
 
-def test_a_spread_has_the_middle_the_nearly_largest_and_the_largest():
-    assert spread([]) is None
-    assert spread([None, 2.0]) == (2.0, 2.0, 2.0)
-    assert spread([float(value) for value in range(1, 101)]) == (50.5, 99.0, 100.0)
-
-
 # --- checks ------------------------------------------------------------------------------------
 
 
@@ -166,14 +106,6 @@ def job(**changes):
     }
     values = {"id": "chaos-1", "state": "done", "reason": "", "result": result | changes}
     return values | {key: changes[key] for key in ("state", "reason") if key in changes}
-
-
-def test_only_the_last_job_may_have_been_cancelled():
-    cancelled = job(state="cancelled")
-    assert checks.jobs_ended_well([cancelled], last="chaos-1").holds
-    assert not checks.jobs_ended_well([cancelled], last="chaos-2").holds
-    failed = checks.jobs_ended_well([job(state="failed", reason="row 17 is odd")], last="chaos-1")
-    assert "row 17" in failed.in_words()
 
 
 def test_digests_and_every_steps_loss_are_compared():
@@ -251,53 +183,12 @@ def test_only_victims_start_afresh_in_the_middle_of_a_job(daemon, fields, holds)
     assert checks.nobody_innocent([injected()], [], [], lives).holds is holds
 
 
-def test_growth_compares_the_first_third_with_the_last():
-    samples = [
-        Sample(
-            name="worker-0",
-            at_s=at_s,
-            age_s=at_s,
-            resident_bytes=100_000_000 + (at_s > 60) * 50_000_000,
-            descriptors=10 + (at_s > 60) * 20,
-            threads=5,
-        )
-        for at_s in range(90)
-    ]
-    (one,) = growth(samples)
-    assert one.resident_bytes == (100_000_000, 150_000_000)
-    assert len(checks.nothing_grows([one]).failures) == 2
-    flat = Growth(name="w", samples=3, resident_bytes=(1, 2), descriptors=(9, 10), threads=(1, 1))
-    assert checks.nothing_grows([flat]).holds
-    assert growth(samples[:10]) == []
-
-
-def test_errors_and_tracebacks_are_told():
-    error = line("coordinator", 1.0, "library_log", exception="Traceback\n  x\nKeyError: 3")
-    (first, second) = checks.no_errors(
-        [error], [("worker-0", "Traceback (most"), ("w", "x")]
-    ).failures
-    assert first.endswith("KeyError: 3")
-    assert second.startswith("worker-0")
-    assert checks.no_errors([], []).holds
-    assert not checks.nothing_left([4]).holds
-
-
 # --- the timeline, and who came back --------------------------------------------------------------
 
 
 def committed(worker, at_s, *, step, generation, step_s=STEP_S):
     fields = {"job": "chaos-1", "loss": 0.5, "grad_norm": 1.0, "step_s": step_s}
     return line(worker, at_s, "step_committed", step=step, generation=generation, **fields)
-
-
-def test_steps_committed_at_a_take_over_have_no_duration():
-    timeline = LogTimeline()
-    for step in range(1, 4):
-        timeline.see(committed("worker-0", 1.0, step=step, generation=1, step_s=0.0))
-    assert (timeline.step_s(), timeline.median_step_s()) == (USUAL_STEP_S, 0.0)
-    timeline.see(committed("worker-0", 2.0, step=4, generation=2, step_s=0.3))
-    assert timeline.step_s() == timeline.median_step_s() == 0.3
-    assert [one.step for one in timeline.commits] == [1, 2, 3, 4]
 
 
 def test_the_scene_knows_who_trains_in_the_newest_generation():
@@ -320,49 +211,4 @@ def test_the_scene_knows_who_trains_in_the_newest_generation():
     assert len(timeline.errors) == 1
 
 
-def test_a_rejoin_is_told_apart_from_imports_and_from_what_it_cost_the_others():
-    commits = [commit(at / 10, step=at) for at in range(200)]
-    # The joiner's generation begins 0.25 s late.
-    commits = [one for one in commits if not 15.0 < one.at_s < 15.25]
-    joined = [commit(15.31, "worker-1", step=153, generation=2)]
-    received = [line("worker-1", 15.1, "state_received", bytes=8_000_000)]
-    (one,) = rejoins(
-        [("worker-1", 5, 1.0), ("worker-1", 7, 10.0), ("worker-0", 6, -1.0)],
-        [(5, 2.0), (7, 5.0), (7, 15.0), (6, -0.5)],
-        [*commits, *joined],
-        received,
-    )
-    assert one.imported_s == pytest.approx(5.0)
-    assert one.joined_s == pytest.approx(0.31)
-    assert one.paused_s == pytest.approx(0.3 - STEP_S)
-    assert one.received_bytes == 8_000_000
-
-
 # --- tables ------------------------------------------------------------------------------------
-
-
-def test_tables_have_a_row_for_each_kind_and_phase():
-    found = outcomes(
-        [injected(phase="forward"), injected("stop", at_s=20.0, phase="optimizer")],
-        [commit(9.0, step=1), commit(10.2, step=2, generation=2)],
-        [],
-        quiet=(),
-    )
-    table = chaos.fault_table(found)
-    assert [row.split("|")[1].strip() for row in table[2:]] == ["kill", "stop"]
-    assert "0.100, 0.100, 0.100 s" in table[2]
-    assert len(chaos.phase_table(found, "kill")) == 3
-    (grown,) = chaos.growth_table(
-        [
-            Growth(
-                name="w", samples=3, resident_bytes=(1e6, 2e6), descriptors=(9, 10), threads=(1, 1)
-            )
-        ]
-    )[2:]
-    assert grown == "| w | 1 -> 2 | 9 -> 10 | 1 -> 1 |"
-    verdicts = [checks.check("all is well", []), checks.check("nothing", "abcdef")]
-    assert verdicts[1].in_words() == "FAIL  nothing: a; b; c; d; and 2 more"
-    seen = chaos.as_object(found, verdicts, [], steps=2)
-    assert [fault["kind"] for fault in seen["faults"]] == ["kill", "stop"]
-    assert [one["holds"] for one in seen["checks"]] == [True, False]
-    assert math.isclose(seen["faults"][0]["recovered_s"], 0.1)

@@ -8,17 +8,15 @@ import os
 import random
 import select
 import socket
-from pathlib import Path
 
 import pytest
 
 from dtd.address import SocketPath
 from dtd.net.local_socket import bound_socket, call
-from scripts.cluster.disks import PlainDisks, SmallDisks, rot
+from scripts.cluster.disks import SmallDisks, rot
 from scripts.cluster.log_timeline import LogTail
 from scripts.cluster.namespaces import Namespace, may_make
-from scripts.cluster.networks import COORDINATOR, CuttableNetwork, Hosts, Loopback, Proxied
-from scripts.cluster.processes import Load
+from scripts.cluster.networks import COORDINATOR, CuttableNetwork, Hosts, Proxied
 
 PATIENCE_S = 60.0
 SURELY_S = 0.2
@@ -116,13 +114,6 @@ def test_proxies_cut_one_direction_of_the_control_connection():
             assert caller.recv(100) == b"later"
 
 
-def test_a_plain_network_cannot_be_cut():
-    with contextlib.closing(Loopback()) as network:
-        assert not isinstance(network, CuttableNetwork)
-        assert network.wrapped("worker-0", ["a"]) == ["a"]
-        assert network.inside(lambda: 3) == 3
-
-
 @as_root
 def test_what_goes_wrong_inside_is_raised_outside():
     with contextlib.closing(Namespace("net")) as space, pytest.raises(ZeroDivisionError):
@@ -150,16 +141,6 @@ def test_small_disks_fill_up_and_turn_read_only_for_those_inside_alone(tmp_path)
         disks.set_read_only(directory, read_only=False)
         disks.inside(write)
         assert disks.wrapped(["a"])[-1] == "a"
-
-
-def test_a_plain_directory_is_closed_to_writers(tmp_path):
-    disks = PlainDisks()
-    disks.set_read_only(tmp_path, read_only=True)
-    assert tmp_path.stat().st_mode & 0o777 == 0o500
-    disks.set_read_only(tmp_path, read_only=False)
-    assert disks.inside(lambda: 3) == 3
-    assert disks.wrapped(["a"]) == ["a"]
-    disks.close()
 
 
 def test_rot_changes_one_byte_of_the_newest_checkpoint_or_takes_a_file(tmp_path):
@@ -205,11 +186,3 @@ def test_a_log_is_read_as_it_grows_in_order_of_time(tmp_path):
     assert third.fields == {"step": 3}
     assert third.at_s == 1767225603.0
     tail.close()
-
-
-def test_load_is_there_until_it_is_stopped():
-    load = Load(2)
-    pids = [child.pid for child in load._children]
-    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
-    load.stop()
-    assert None not in [child.exit_code() for child in load._children]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -65,10 +66,124 @@ STRATEGY_RISKS: Final[Mapping[str, str]] = {
 OVERLAPPING: Final = frozenset({"streaming_diloco"})
 """Strategies whose changes are exchanged during the next local steps."""
 
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What a strategy is built from; see `build_strategy`."""
+
+    spec: JobSpec
+    parts: Sequence[Part]
+    device: torch.device
+    scalars: StepScalars
+    model: nn.Module
+    passes: Passes
+
+    @property
+    def bucket_bytes(self) -> int:
+        return int(self.spec.sync.bucket_mib * _MIB)
+
+    @property
+    def first_bucket_bytes(self) -> int:
+        return int(self.spec.sync.first_bucket_mib * _MIB)
+
+    @property
+    def makes_codec(self) -> Callable[[], Codec] | None:
+        """Creates the codec of one update, if the job has one."""
+        codec = CODECS[self.spec.codec]
+        return partial(codec, self.spec) if codec is not None else None
+
+    @property
+    def codec(self) -> Codec | None:
+        return self.makes_codec() if self.makes_codec is not None else None
+
+    @property
+    def part(self) -> Part:
+        """The parameters of the only optimizer.
+
+        Raises:
+            TaskError: there are several.
+        """
+        if len(self.parts) > 1:
+            raise TaskError(
+                f"[strategy] name: {self.spec.strategy.name} takes one optimizer, and"
+                f" build_optimizers() of the task returned {len(self.parts)}",
+                remedy='use name = "replicated", or one optimizer with several parameter groups',
+            )
+        return self.parts[0]
+
+
+def _replicated(of: _Request) -> Replicated:
+    return Replicated(
+        of.parts,
+        of.device,
+        of.scalars,
+        codec=of.makes_codec,
+        bucket_bytes=of.bucket_bytes,
+        first_bucket_bytes=of.first_bucket_bytes,
+    )
+
+
+def _sharded(of: _Request) -> Sharded:
+    return Sharded(
+        of.part,
+        of.model,
+        of.device,
+        of.scalars,
+        stage=of.spec.strategy.stage,
+        mirrors=of.spec.strategy.mirrors,
+        codec=of.codec,
+        passes=of.passes,
+        bucket_bytes=of.bucket_bytes,
+        first_bucket_bytes=of.first_bucket_bytes,
+    )
+
+
+def _local_sgd(of: _Request, outer: Outer | None = None) -> LocalSgd:
+    changes = Changes(of.part, of.device, of.codec, bucket_bytes=of.bucket_bytes)
+    return LocalSgd(of.part, of.scalars, outer=outer or Average(), changes=changes)
+
+
+def _diloco(of: _Request) -> LocalSgd:
+    table = of.spec.strategy
+    outer = Nesterov(of.part.named, lr=table.outer_lr, momentum=table.outer_momentum)
+    return _local_sgd(of, outer)
+
+
+def _streaming_diloco(of: _Request) -> StreamingDiloco:
+    table = of.spec.strategy
+    if len(of.part.named) < table.fragments:
+        raise TaskError(
+            f"[strategy] fragments: {table.fragments} are more than the model's"
+            f" {len(of.part.named)} trained parameters",
+            remedy=f"lower it to {len(of.part.named)} at most",
+        )
+    first, steps = table.local_start_step, table.round_steps
+    return StreamingDiloco(
+        of.part,
+        of.device,
+        of.scalars,
+        fragments=table.fragments,
+        turn=lambda step: (step - first) // steps,
+        mixing=table.mixing,
+        lr=table.outer_lr,
+        momentum=table.outer_momentum,
+        codec=of.makes_codec,
+        bucket_bytes=of.bucket_bytes,
+    )
+
+
+_STRATEGIES: Final[Mapping[str, Callable[[_Request], Strategy]]] = {
+    "replicated": _replicated,
+    "local_sgd": _local_sgd,
+    "diloco": _diloco,
+    "streaming_diloco": _streaming_diloco,
+    "sharded": _sharded,
+}
 _REMEDIES: Final[Mapping[str, str]] = {
     "powersgd": "lower strategy.rank or strategy.min_compression, so that matrices get smaller, or "
 }
-_MIB = 1 << 20
 
 
 def build_strategy(
@@ -94,113 +209,10 @@ def build_strategy(
         TaskError: the codec applies to none of the parameters, or the task has several optimizers
             but the strategy supports only one.
     """
-    codec = CODECS[spec.codec]
-    coded = partial(codec, spec) if codec is not None else None
-    if spec.strategy.name == "sharded":
-        return _sharded(spec, parts, device, scalars, coded, model, passes)
-    replicated = partial(
-        Replicated,
-        parts,
-        device,
-        scalars,
-        codec=coded,
-        bucket_bytes=int(spec.sync.bucket_mib * _MIB),
-        first_bucket_bytes=int(spec.sync.first_bucket_mib * _MIB),
+    request = _Request(
+        spec=spec, parts=parts, device=device, scalars=scalars, model=model, passes=passes
     )
-    local_from = spec.strategy.local_from
-    if local_from is None:
-        return _fitting(replicated(), spec)
-    local = _fitting(_local_sgd(spec, parts, device, scalars, coded), spec)
-    return PostLocal(replicated, local, start_step=local_from) if local_from else local
-
-
-def _sharded(
-    spec: JobSpec,
-    parts: Sequence[Part],
-    device: torch.device,
-    scalars: StepScalars,
-    codec: Callable[[], Codec] | None,
-    model: nn.Module,
-    passes: Passes,
-) -> Sharded:
-    _check_one_optimizer(spec, parts)
-    return Sharded(
-        parts[0],
-        model,
-        device,
-        scalars,
-        stage=spec.strategy.stage,
-        mirrors=spec.strategy.mirrors,
-        codec=codec() if codec is not None else None,
-        passes=passes,
-        bucket_bytes=int(spec.sync.bucket_mib * _MIB),
-        first_bucket_bytes=int(spec.sync.first_bucket_mib * _MIB),
-    )
-
-
-def _check_one_optimizer(spec: JobSpec, parts: Sequence[Part]) -> None:
-    if len(parts) > 1:
-        raise TaskError(
-            f"[strategy] name: {spec.strategy.name} takes one optimizer, and build_optimizers() of"
-            f" the task returned {len(parts)}",
-            remedy='use name = "replicated", or one optimizer with several parameter groups',
-        )
-
-
-def _local_sgd(
-    spec: JobSpec,
-    parts: Sequence[Part],
-    device: torch.device,
-    scalars: StepScalars,
-    codec: Callable[[], Codec] | None,
-) -> LocalSgd | StreamingDiloco:
-    table = spec.strategy
-    _check_one_optimizer(spec, parts)
-    if table.name == "streaming_diloco":
-        return _streaming(spec, parts[0], device, scalars, codec)
-    outer: Outer = Average()
-    if table.name == "diloco":
-        outer = Nesterov(parts[0].named, lr=table.outer_lr, momentum=table.outer_momentum)
-    changes = Changes(
-        parts[0],
-        device,
-        codec() if codec is not None else None,
-        bucket_bytes=int(spec.sync.bucket_mib * _MIB),
-    )
-    return LocalSgd(parts[0], scalars, outer=outer, changes=changes)
-
-
-def _streaming(
-    spec: JobSpec,
-    part: Part,
-    device: torch.device,
-    scalars: StepScalars,
-    codec: Callable[[], Codec] | None,
-) -> StreamingDiloco:
-    table = spec.strategy
-    if len(part.named) < table.fragments:
-        raise TaskError(
-            f"[strategy] fragments: {table.fragments} are more than the model's"
-            f" {len(part.named)} trained parameters",
-            remedy=f"lower it to {len(part.named)} at most",
-        )
-    first, steps = table.local_start_step, table.round_steps
-    return StreamingDiloco(
-        part,
-        device,
-        scalars,
-        fragments=table.fragments,
-        turn=lambda step: (step - first) // steps,
-        mixing=table.mixing,
-        lr=table.outer_lr,
-        momentum=table.outer_momentum,
-        codec=codec,
-        bucket_bytes=int(spec.sync.bucket_mib * _MIB),
-    )
-
-
-def _fitting(strategy: Replicated | LocalSgd | StreamingDiloco, spec: JobSpec) -> Strategy:
-    """Return the strategy if its codec applies to some parameter; otherwise raise TaskError."""
+    strategy = _STRATEGIES[spec.strategy.name](request)
     if not strategy.fits:
         strategy.close()
         raise TaskError(
@@ -208,4 +220,7 @@ def _fitting(strategy: Replicated | LocalSgd | StreamingDiloco, spec: JobSpec) -
             " parameters",
             remedy=_REMEDIES.get(spec.codec, "") + 'use another strategy.codec, such as "none"',
         )
-    return strategy
+    if not spec.strategy.local_from:
+        return strategy
+    early = partial(_replicated, request)
+    return PostLocal(early, strategy, start_step=spec.strategy.local_from)

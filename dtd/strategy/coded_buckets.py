@@ -81,13 +81,7 @@ class _Transfer:
 
 
 class CodedBuckets(Buckets):
-    """Buckets that are encoded into memory of their own; backward's thread calls `send`, too.
-
-    Args:
-        layouts: layouts of the buckets.
-        device: device of the flats.
-        codec: creates their coders; None sends all buckets unchanged.
-    """
+    """Buckets that are encoded into memory of their own; backward's thread calls `send`, too."""
 
     def __init__(
         self, layouts: Sequence[FlatLayout], device: torch.device, codec: Codec | None

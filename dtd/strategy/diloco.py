@@ -124,8 +124,7 @@ class StreamingDiloco(LocalSteps):
         fragments: number of fragments.
         turn: returns the number of the round that begins at a step.
         mixing: the factor a.
-        lr: outer learning rate.
-        momentum: outer momentum.
+        lr, momentum: those of the outer optimizer.
         codec: creates the codec of a fragment's changes; None sends them unchanged.
         bucket_bytes: size of a bucket of changes.
     """

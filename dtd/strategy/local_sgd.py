@@ -87,12 +87,6 @@ class Changes:
     They are multiplied by the rank's fraction of the rows, so that the sum over the ranks is the
     mean.
 
-    Args:
-        part: the trained parameters.
-        device: device of the parameters.
-        codec: encodes the changes; None sends them unchanged.
-        bucket_bytes: size of a bucket.
-
     Attributes:
         plan: layout of the changes in buckets.
         buckets: their buckets; committed, rolled back and closed by the caller.
@@ -150,13 +144,7 @@ class Changes:
 
 
 class LocalSteps(Strategy):
-    """Rounds of local steps, each of which exchanges some of the model's changes.
-
-    Args:
-        part: the parameters of the one optimizer.
-        scalars: the last bucket of a round.
-        changes: those of all parameters, in one or several parts.
-    """
+    """Rounds of local steps, each of which exchanges the changes of a part of the model."""
 
     def __init__(self, part: Part, scalars: StepScalars, changes: Sequence[Changes]) -> None:
         self._name = part.name

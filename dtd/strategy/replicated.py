@@ -36,14 +36,6 @@ from dtd.strategy.scalars import StepScalars, Totals
 class Update:
     """One optimizer's part of a step: its parameters, the buckets of their gradients, its scalars.
 
-    Args:
-        part: its parameters.
-        device: the model's device.
-        codec: encodes the gradients; None sends them unchanged.
-        bucket_bytes: size of a bucket.
-        first_bucket_bytes: size of the first bucket.
-        lends: whether neighbours on this host may read the buckets.
-
     Attributes:
         first_bucket: index of its first exchange in the current step.
         scalars_bucket: index of its scalars' exchange, which follows those of the gradients.

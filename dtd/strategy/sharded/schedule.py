@@ -76,10 +76,8 @@ def in_plan_order(gradients: Sequence[int]) -> Schedule:
 class Recorder:
     """Watches a pass in which every parameter is in memory.
 
-    Args:
-        unit_of: the unit of each bucket.
-
     Attributes:
+        unit_of: the unit of each bucket.
         here: units that would be in memory now, in forward.
         events: units that were used, units whose forward ended, buckets with another gradient.
     """

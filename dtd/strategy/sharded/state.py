@@ -66,7 +66,7 @@ class ShardedState:
         names: names of the trained parameters in a state.
         parameters: the trained parameters, in the plan's order.
         plan: their places in buckets.
-        flats: the buckets; the slices are parts of them.
+        flats: the buckets.
         owns: slices have memory of their own, except those of a whole state.
 
     Attributes:
@@ -331,12 +331,6 @@ class ShardedState:
             for value in self._state_of(one.values).values()
             if is_sharded(value)
         )
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Memory of the parameters that this rank holds."""
-        slices = (one for slices in self._cut.slices.values() for one in slices)
-        return sum(one.values.nbytes for one in slices)
 
     # --- another cut -----------------------------------------------------------------------
 

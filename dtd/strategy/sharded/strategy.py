@@ -141,14 +141,6 @@ class Sharded(Strategy):
     def size_bytes(self) -> int:
         return self._gradients.size_bytes + len(self._scalars.memory.view)
 
-    @property
-    def parameter_bytes(self) -> int:
-        """Memory of the trained parameters: of all of them, or of those held and gathered."""
-        if self._units is None:
-            return sum(flat.nbytes for flat in self._parameters.flats)
-        held = 0 if self._state.lies_in_flats else self._state.parameter_bytes
-        return held + self._units.parameter_bytes
-
     def plan(self) -> list[tuple[str, str]]:
         units = [] if self._units is None else [("units", self._units.digest())]
         return [("", self._plan.digest()), *units]

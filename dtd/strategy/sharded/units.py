@@ -185,11 +185,6 @@ class UnitPasses(PooledGradients):
         """The buckets of parameters; without memory while they are not needed."""
         return self._memory.flats
 
-    @property
-    def parameter_bytes(self) -> int:
-        """Memory of the parameters that are gathered now."""
-        return self._memory.size_bytes
-
     def bind(self, state: ShardedState) -> None:
         """The shards that are gathered are those of this state."""
         self._state = state

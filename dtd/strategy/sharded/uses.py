@@ -68,12 +68,7 @@ class Gates:
 
 
 class Gated(dict[str, Any]):
-    """A module's parameters by name; a read waits until the parameter is current.
-
-    Args:
-        given: the parameters.
-        before_use: called with a parameter before it is handed out.
-    """
+    """A module's parameters by name; each read first calls `before_use` with the parameter."""
 
     def __init__(self, given: dict[str, Any], before_use: Callable[[Any], None]) -> None:
         super().__init__(given)
@@ -215,17 +210,7 @@ class _Saved:
 
 
 class UnitUses:
-    """The uses of one model's parameters.
-
-    Args:
-        parameters: the trained parameters, in the plan's order.
-        names: their names, for messages.
-        plan: their places in buckets.
-        modules: the module of each unit.
-        unit_of: the unit of each bucket.
-        model: the model.
-        bucket_of: tells of which bucket a tensor is a view.
-    """
+    """The uses of one model's parameters by its units, each of which is a module."""
 
     def __init__(
         self,

@@ -79,11 +79,6 @@ class _Prepared:
 class WirePool:
     """The wire memory of a step's exchanges.
 
-    Args:
-        layouts: of the buckets.
-        mirrors: copies of each segment beside that of its owner.
-        codec: rounds gradients when they leave a rank; None sends them unchanged.
-
     Attributes:
         size_bytes: memory of the pieces.
     """
@@ -145,11 +140,6 @@ class WirePool:
         """
         self._start, self._wait, self._deliver = start, wait, deliver
         self._started = self._finished = 0
-
-    @property
-    def started(self) -> int:
-        """The number of exchanges of the step that have been started; they are in order."""
-        return self._started
 
     def piece(self, index: int) -> Tensor | None:
         """Return the bucket of an exchange, to be filled.

@@ -61,7 +61,7 @@ class _Transfer:
         coder: the bucket's coder in this step.
         wires: the buffers of its stages.
         positions: indices of its stages among the exchanges.
-        handed: for each stage, set once it has been submitted.
+        submitted: for each stage, set once it has been submitted.
         filled: on a GPU, the event after which the flat is full.
         decoded: set once the flat holds the result.
         norm: norm of the result.
@@ -72,7 +72,7 @@ class _Transfer:
     coder: Coder
     wires: list[Tensor]
     positions: list[int]
-    handed: list[threading.Event]
+    submitted: list[threading.Event]
     filled: Any = None
     decoded: threading.Event = field(default_factory=threading.Event)
     norm: Tensor | None = None
@@ -127,7 +127,7 @@ class CodedBuckets(Buckets):
     # --- between steps ---------------------------------------------------------------------
 
     def regroup(self, world: World) -> None:
-        self._give_up()
+        self._abandon()
         self.revoke()
         self._world = world
         for coder in self._coders:
@@ -174,7 +174,7 @@ class CodedBuckets(Buckets):
         return [coder.residual for coder in self._coders if coder.residual is not None]
 
     def reset(self) -> None:
-        self._give_up()
+        self._abandon()
         for one in self._local():
             one.reset()
 
@@ -183,7 +183,7 @@ class CodedBuckets(Buckets):
             self._lent.revoke()
 
     def close(self) -> None:
-        self._give_up()
+        self._abandon()
         self._queue.put(None)
         self._thread.join()
         if self._lent is not None:
@@ -192,7 +192,7 @@ class CodedBuckets(Buckets):
     # --- a step ----------------------------------------------------------------------------
 
     def begin(self, scale: float) -> None:
-        self._give_up()
+        self._abandon()
         for one in self._local():
             one.begin(scale)
         self._transfers = [
@@ -212,8 +212,8 @@ class CodedBuckets(Buckets):
 
     def receive(self, index: int, wait: WaitForBucket) -> None:
         transfer = self._transfers[index]
-        for position, handed in zip(transfer.positions, transfer.handed, strict=True):
-            handed.wait()
+        for position, submitted in zip(transfer.positions, transfer.submitted, strict=True):
+            submitted.wait()
             if transfer.failure is not None:
                 raise transfer.failure
             wait(position)
@@ -235,11 +235,11 @@ class CodedBuckets(Buckets):
             one.commit()
 
     def rollback(self) -> None:
-        self._give_up()
+        self._abandon()
         for one in self._local():
             one.rollback()
 
-    def _give_up(self) -> None:
+    def _abandon(self) -> None:
         """Abandon work that is still in progress; returns once the thread has finished with it."""
         for transfer in self._transfers:
             transfer.void = True
@@ -283,7 +283,7 @@ class CodedBuckets(Buckets):
             start(transfer.positions[stage], partial(self._queue.put, then))
         except BaseException as error:  # noqa: BLE001 - raised again in the training thread
             _fail(transfer, error)
-        transfer.handed[stage].set()
+        transfer.submitted[stage].set()
 
     def _decode(self, transfer: _Transfer, flat: Tensor) -> None:
         if transfer.void:
@@ -298,7 +298,7 @@ class CodedBuckets(Buckets):
 
 def _fail(transfer: _Transfer, error: BaseException) -> None:
     transfer.failure = error
-    for event in (*transfer.handed, transfer.decoded):
+    for event in (*transfer.submitted, transfer.decoded):
         event.set()
 
 

@@ -189,16 +189,16 @@ class StreamingDiloco(LocalSteps):
         """Submit the fragment's change, then take the steps while it is being exchanged."""
         self._restore_optimizer = work.remember_optimizer()
         for one in self._fragments:
-            one.changes.remember()
+            one.changes.save()
         try:
             with torch.no_grad():
                 torch._foreach_add_(list(self._parameters), self._drift)
-            self._changes.hand_over(work.share, ring, self._check)
+            self._changes.submit(work.share, ring, self._check)
             sums = self._take_steps(work)
             drift = self._drifted()
         finally:
             for one in self._fragments:
-                one.changes.put_back()
+                one.changes.restore()
             self.release()
         if not all(bool(torch.isfinite(tensor).all()) for tensor in drift):
             sums = LossSum(loss_sum=sums.loss_sum, weight=math.nan)

@@ -75,7 +75,7 @@ class Gradients:
         self._bucket_of = bucket_of_each(plan)
         self._sizes = [len(bucket.places) for bucket in plan.buckets]
         self._missing = list(self._sizes)
-        self._arrived: set[int] = set()  # in the pass that hands buckets over
+        self._arrived: set[int] = set()  # in the pass that submits buckets
         self._started = [False] * len(self._sizes)
         self._start: StartBucket | None = None
         self._copies: list[Tensor] = []
@@ -98,7 +98,7 @@ class Gradients:
         self.release()
         self._check = check
 
-    def hand_over_when_full(self, start: StartBucket) -> None:
+    def submit_when_full(self, start: StartBucket) -> None:
         """The next backward is the step's last one: submit buckets as they fill."""
         self._start = start
 

@@ -111,17 +111,17 @@ class Changes:
         """Memory of buckets and anchors on the device."""
         return self.buckets.size_bytes + sum(anchor.nbytes for anchor in self.anchors)
 
-    def remember(self) -> None:
+    def save(self) -> None:
         """Save the weights, which are equal on all ranks, as anchors."""
         with torch.no_grad():
             torch._foreach_copy_(self.anchors, self._parameters)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the weights that all ranks hold."""
         with torch.no_grad():
             torch._foreach_copy_(self._parameters, self.anchors)
 
-    def hand_over(self, share: float, ring: Collective, check: Callable[[], None]) -> None:
+    def submit(self, share: float, ring: Collective, check: Callable[[], None]) -> None:
         """Write this rank's changes, and submit bucket by bucket.
 
         Args:
@@ -261,12 +261,12 @@ class LocalSgd(LocalSteps):
         """Take all local steps; afterwards, even on failure, the weights are restored."""
         self._restore_optimizer = work.remember_optimizer()
         measures = self._outer.leaves_mean and work.keep_batches()
-        self._changes.remember()
+        self._changes.save()
         try:
             sums = self._take_steps(work)
-            self._changes.hand_over(work.share, ring, self._check)
+            self._changes.submit(work.share, ring, self._check)
         finally:
-            self._changes.put_back()
+            self._changes.restore()
             self.release()
         if measures:
             self._late = (work, sums)
@@ -295,7 +295,7 @@ class LocalSgd(LocalSteps):
                 self._outer.look_ahead(self._parameters, self._changes.means)
             work.measure_statistics()
         finally:
-            self._changes.put_back()
+            self._changes.restore()
 
     def apply(self, work: Computation) -> StepStats:
         """Take the outer step."""

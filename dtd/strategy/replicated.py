@@ -49,7 +49,7 @@ class Update:
         *,
         bucket_bytes: int,
         first_bucket_bytes: int,
-        lends: bool,
+        shares_memory: bool,
     ) -> None:
         self.name = part.name
         self.parameters = [parameter for _, parameter in part.named]
@@ -65,7 +65,7 @@ class Update:
             parameters=len(self.parameters), buffer_elements=0, buffer_words=0
         )
         self.first_bucket = self.scalars_bucket = 0
-        self._lends = lends
+        self._shares_memory = shares_memory
 
     def exchanges(self, step: int, first_bucket: int) -> list[BucketMemory]:
         """Return its exchanges in a step, of which the first has this index.
@@ -74,7 +74,7 @@ class Update:
         sent over the sockets.
         """
         memories = self.buckets.exchanges(step)
-        if not self._lends:
+        if not self._shares_memory:
             memories = [dataclasses.replace(memory, home=None) for memory in memories]
         self.first_bucket = first_bucket
         self.scalars_bucket = first_bucket + len(memories)
@@ -87,7 +87,7 @@ class Update:
             ring.start(self.first_bucket + bucket, *done)
 
         gradients = self.gradients
-        sums = work.backward(self.name, number, last=lambda: gradients.hand_over_when_full(start))
+        sums = work.backward(self.name, number, last=lambda: gradients.submit_when_full(start))
         gradients.finish(start)
         return sums
 
@@ -126,7 +126,7 @@ class Replicated(Strategy):
                 codec() if codec is not None else None,
                 bucket_bytes=bucket_bytes,
                 first_bucket_bytes=first_bucket_bytes,
-                lends=len(parts) == 1,
+                shares_memory=len(parts) == 1,
             )
             for part in parts
         ]

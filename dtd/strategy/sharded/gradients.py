@@ -177,7 +177,7 @@ class WholeGradients(ShardGradients):
         self, work: Computation, start: Submit, wait: Await, refreshed: Callable[[], None]
     ) -> LossSum:
         del wait
-        sums = work.backward("", 0, last=lambda: self._gradients.hand_over_when_full(start))
+        sums = work.backward("", 0, last=lambda: self._gradients.submit_when_full(start))
         refreshed()  # a rank without rows has run no forward
         self._gradients.finish(start)
         return sums

@@ -92,8 +92,8 @@ def overlap(one: Region, other: Region) -> bool:
 class FormerMemory:
     """The memory in which parameters lie now, before they move to their buckets.
 
-    It goes with its last tensor.  If a model has kept one, a view of a weight in an attribute for
-    example, then that does not follow the parameter any more, and nothing but its use shows it.
+    It is freed with its last tensor.  If a model keeps one, such as a view of a weight in an
+    attribute, that does not follow the parameter any more, and only its use shows it.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -104,7 +104,7 @@ class FormerMemory:
         ]
         self._left: dict[int, list[tuple[int, Region]]] = {}
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Find the former memory that still exists, for `owner`."""
         self._left = {}
         for storage, index, region in self._regions:

@@ -197,7 +197,7 @@ class ShardedState:
             group["params"] = list(parameters)
         return self._optimizer
 
-    def give_gradients(
+    def set_gradients(
         self, part: Callable[[int, int, int], Tensor], present: Sequence[bool]
     ) -> None:
         """Set the gradients of all slices.

@@ -252,7 +252,7 @@ class Sharded(Strategy):
         finite = math.isfinite(norm)
         if finite:
             self._gradients.scale(factor * work.clip(norm))
-            self._state.give_gradients(self._gradients.part, totals.present)
+            self._state.set_gradients(self._gradients.part, totals.present)
             work.change_state(self._scalars)
             work.update("")
             self._check_entries()

@@ -278,7 +278,7 @@ class UnitPasses(PooledGradients):
     ) -> LossSum:
         """Forward and backward; the exchanges are those of `start` above."""
         del start, wait, refreshed
-        with self._uses.told_to(self):
+        with self._uses.notify(self):
             sums = work.backward("", 0, passed=self._end_pass)
         self._end_passes()
         self._memory.hide()

@@ -53,7 +53,7 @@ class Gates:
         self._hooks.append(hook)
 
     def gate(self, module: nn.Module, before_use: Callable[[Any], None]) -> None:
-        """Have this called with a parameter of the module's own before anybody gets it."""
+        """Have this called with a parameter of the module's own before it is returned."""
         own = module._parameters  # noqa: SLF001 - as DeepSpeed's ZeRO 3: torch has no other way
         module._parameters = Gated(own, before_use)  # noqa: SLF001
         self._gated.append(module)
@@ -118,7 +118,7 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bucket_of = bucket_of
         self._is_here = is_here
         self._former = former
-        former.look()
+        former.scan()
         self._stale: int | None = None
         self.first: Tensor | None = None
 
@@ -134,7 +134,7 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not getattr(func, "is_view", False):
             for one in tree_leaves((args, kwargs)):
                 if isinstance(one, Tensor) and one.layout is torch.strided:
-                    self._look_at(one)
+                    self._inspect(one)
         return func(*args, **(kwargs or {}))
 
     def message(self, buckets: Sequence[Sequence[Place]], names: Sequence[str]) -> str:
@@ -153,7 +153,7 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
             " as an attribute of that module, so nothing shows when to gather it"
         )
 
-    def _look_at(self, tensor: Tensor) -> None:
+    def _inspect(self, tensor: Tensor) -> None:
         if self._stale is None:
             self._stale = self._former.owner(tensor)
         if self.first is None:
@@ -237,8 +237,8 @@ class UnitUses:
         self._install(model)
 
     @contextmanager
-    def told_to(self, listener: Listener) -> Iterator[None]:
-        """Tell this listener of every use within the context; at other times nothing is."""
+    def notify(self, listener: Listener) -> Iterator[None]:
+        """Tell this listener of every use within the context, and of none outside."""
         self._listener = listener
         try:
             with saved_tensors_hooks(self._pack, self._unpack):
@@ -259,7 +259,7 @@ class UnitUses:
         recorder = Recorder(self._unit_of)
         direct = DirectUses(self._bucket_of, lambda b: self._unit_of[b] in recorder.here, former)
         try:
-            with self.told_to(recorder), direct:
+            with self.notify(recorder), direct:
                 run()
         finally:
             for parameter in self._parameters:

@@ -34,7 +34,7 @@ def test_buckets_leave_while_backward_runs_last_layer_first() -> None:
     model, events = chain(), []
     gradients, _buckets = gradients_of(model)
     gradients.begin(lambda: None)
-    gradients.hand_over_when_full(events.append)
+    gradients.submit_when_full(events.append)
     out = model[1](model[0](torch.ones(2, 4)))
     out.register_hook(lambda _: events.append("reached layer 1"))
     model[2](out).sum().backward()
@@ -53,7 +53,7 @@ def test_only_the_last_micro_batch_hands_over_and_all_add_up() -> None:
     for index, batch in enumerate(batches):
         if index == 2:
             assert started == []
-            gradients.hand_over_when_full(started.append)
+            gradients.submit_when_full(started.append)
         model(batch).square().sum().backward()
     gradients.finish(started.append)
     assert started == [0, 1]
@@ -72,7 +72,7 @@ def test_what_is_missing_is_zero_and_leaves_at_the_end() -> None:
     gradients.begin(lambda: None)
     model(torch.ones(1, 4)).sum().backward()
     gradients.begin(lambda: None)  # the step was discarded; its values are still in the buckets
-    gradients.hand_over_when_full(started.append)
+    gradients.submit_when_full(started.append)
     model[0](torch.ones(1, 4)).sum().backward()
     assert started == [2]
     gradients.finish(started.append)
@@ -86,7 +86,7 @@ def test_a_backward_between_steps_has_nothing_to_do_with_the_last_ring() -> None
     gradients, _buckets = gradients_of(model)
     asked, handed = [], []
     gradients.begin(lambda: asked.append(1))
-    gradients.hand_over_when_full(handed.append)
+    gradients.submit_when_full(handed.append)
     gradients.release()  # the ring broke before the step's last backward
     model(torch.ones(1, 4)).sum().backward()
     assert asked == handed == []
@@ -151,7 +151,7 @@ def test_what_is_lent_is_recalled_before_sums_change_and_never_in_an_open_step()
     for _ in range(2):  # a step's loan has its number when the step is opened, before `begin`
         note()
         gradients.begin(note)
-        gradients.hand_over_when_full(note)
+        gradients.submit_when_full(note)
         model(torch.ones(1, 4)).sum().backward()
         gradients.finish(note)
         buckets.wait(note)
@@ -172,7 +172,7 @@ def test_a_gradient_that_comes_twice_counts_once_and_only_before_its_bucket_has_
     first, last = model[0].weight, model[1].weight
     gradients, _buckets = gradients_of(model, bucket_bytes=1 << 20)
     gradients.begin(lambda: None)
-    gradients.hand_over_when_full(started.append)
+    gradients.submit_when_full(started.append)
     arrive(last)
     arrive(last)
     assert started == [], "the other gradient of the bucket is missing"
@@ -189,7 +189,7 @@ def test_after_backward_gradients_may_come_as_they_like() -> None:
     model, started = chain(2), []
     gradients, _buckets = gradients_of(model)
     gradients.begin(lambda: None)
-    gradients.hand_over_when_full(started.append)
+    gradients.submit_when_full(started.append)
     for parameter in model.parameters():
         arrive(parameter)
     gradients.finish(started.append)

@@ -48,7 +48,7 @@ class Bound:
         generator = torch.Generator().manual_seed(seed)
         for gradient in self.gradients:
             gradient.copy_(torch.randn(gradient.shape, generator=generator))
-        self.state.give_gradients(lambda at, a, b: self.gradients[at][a:b], present)
+        self.state.set_gradients(lambda at, a, b: self.gradients[at][a:b], present)
         self.optimizer.step()
         self.state.release_gradients()
 

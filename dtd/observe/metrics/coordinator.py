@@ -28,6 +28,20 @@ MAX_KINDS: Final = 128
 """Kinds of incidents and evaluation metrics that are told apart."""
 
 
+# Metrics of a job, and the keys of its status.
+_OF_A_JOB: Final = {
+    "step": "step",
+    "planned_steps": "total_steps",
+    "epoch": "epoch",
+    "samples_per_second": "samples_per_s",
+    "generation": "generation",
+    "world_size": "world_size",
+    "skipped_steps_total": "skipped_steps",
+    "lost_steps_total": "steps_lost",
+    "loss": "loss",
+}
+
+
 @dataclass(slots=True)
 class ClusterFigures:
     """The counts of one coordinator.
@@ -186,17 +200,9 @@ def _of_the_checkpoint(newest: m.CheckpointSaved, at_s: float) -> Iterator[Sampl
 
 
 def _of_the_job(job: Mapping[str, Any]) -> Iterator[Sample]:
-    who = (job["id"],)
-    yield Sample("dtd_job_step", who, job["step"])
-    yield Sample("dtd_job_planned_steps", who, job["total_steps"])
-    yield Sample("dtd_job_epoch", who, job["epoch"])
-    yield Sample("dtd_job_samples_per_second", who, job["samples_per_s"])
-    yield Sample("dtd_job_generation", who, job["generation"])
-    yield Sample("dtd_job_world_size", who, job["world_size"])
-    yield Sample("dtd_job_skipped_steps_total", who, job["skipped_steps"])
-    yield Sample("dtd_job_lost_steps_total", who, job["steps_lost"])
-    if job["loss"] is not None:
-        yield Sample("dtd_job_loss", who, job["loss"])
+    for name, key in _OF_A_JOB.items():
+        if job[key] is not None:
+            yield Sample(f"dtd_job_{name}", (job["id"],), job[key])
     for kind in sorted(kind for kind, value in job["eval"].items() if value is not None)[
         :MAX_KINDS
     ]:

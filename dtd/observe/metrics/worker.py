@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,11 +55,6 @@ def _use(cuda: Any, index: int) -> float:
         return float(cuda.utilization(index)) / 100
     except Exception:  # noqa: BLE001 - the library may be missing, the driver may refuse
         return -1.0
-
-
-# --- one worker's figures: what its heartbeat says, as samples ---------------------------------
-#
-# The worker's own endpoint and the coordinator's make them of the same message, so they agree.
 
 
 GPU_EVERY_S: Final = 2.0
@@ -140,47 +135,58 @@ def next_in_ring(roster: Sequence[str], name: str) -> str:
 
 
 def worker_samples(worker: str, peer: str, beat: m.Heartbeat) -> Iterator[Sample]:
-    """Samples of a heartbeat.
+    """Samples of a heartbeat, for the worker's own endpoint and for the coordinator's.
 
     Args:
         worker: its name.
         peer: its next neighbour in the ring; empty when it has none.
         beat: its last heartbeat.
     """
-    who = (worker,)
-    yield Sample("dtd_worker_cpu_seconds_total", who, beat.cpu_s)
-    yield Sample("dtd_worker_resident_memory_bytes", who, beat.memory_bytes)
-    yield Sample("dtd_worker_sent_bytes_total", who, beat.sent_bytes)
-    yield Sample("dtd_worker_received_bytes_total", who, beat.received_bytes)
+    labels, link = (worker,), (worker, peer)
+    yield from _samples(_ALWAYS, labels, beat)
     if beat.gpu_memory_bytes > 0:
-        yield Sample("dtd_worker_gpu_memory_bytes", who, beat.gpu_memory_bytes)
+        yield Sample("dtd_worker_gpu_memory_bytes", labels, beat.gpu_memory_bytes)
     if beat.gpu_use >= 0:
-        yield Sample("dtd_worker_gpu_use_ratio", who, beat.gpu_use)
+        yield Sample("dtd_worker_gpu_use_ratio", labels, beat.gpu_use)
     if peer and beat.rtt_s > 0:
-        yield Sample("dtd_link_round_trip_seconds", (worker, peer), beat.rtt_s)
+        yield Sample("dtd_link_round_trip_seconds", link, beat.rtt_s)
     if peer and beat.link_bytes_per_s > 0:
-        yield Sample("dtd_link_bytes_per_second", (worker, peer), beat.link_bytes_per_s)
+        yield Sample("dtd_link_bytes_per_second", link, beat.link_bytes_per_s)
     for part, found in (memory_of(beat.memory) or {}).items():
         yield Sample("dtd_worker_part_memory_bytes", (worker, part), found["measured_bytes"] or 0)
         if found["predicted_bytes"] is not None:
             predicted = found["predicted_bytes"]
             yield Sample("dtd_worker_predicted_memory_bytes", (worker, part), predicted)
     if beat.generation:
-        yield Sample("dtd_worker_generation", who, beat.generation)
-        yield Sample("dtd_worker_stalled_seconds", who, beat.stalled_s)
+        yield from _samples(_OF_A_MEMBER, labels, beat)
     if beat.step_s > 0:
-        yield from _step_samples(who, beat)
+        yield from _samples(_OF_A_STEP, labels, beat)
 
 
-def _step_samples(who: tuple[str], beat: m.Heartbeat) -> Iterator[Sample]:
-    """Yield the samples that need a committed step."""
-    yield Sample("dtd_worker_step", who, beat.step)
-    yield Sample("dtd_worker_loss", who, beat.loss)
-    yield Sample("dtd_worker_learning_rate", who, beat.learning_rate)
-    yield Sample("dtd_worker_gradient_norm", who, beat.grad_norm)
-    yield Sample("dtd_worker_samples_per_second", who, beat.samples_per_s)
-    yield Sample("dtd_worker_step_seconds", who, beat.step_s)
-    yield Sample("dtd_worker_compute_seconds", who, beat.compute_s)
-    yield Sample("dtd_worker_communication_seconds", who, beat.comm_s)
-    yield Sample("dtd_worker_exposed_communication_seconds", who, beat.exposed_s)
-    yield Sample("dtd_worker_own_seconds", who, beat.own_s)
+def _samples(
+    table: Mapping[str, str], labels: tuple[str, ...], beat: m.Heartbeat
+) -> Iterator[Sample]:
+    for name, field in table.items():
+        yield Sample(f"dtd_worker_{name}", labels, getattr(beat, field))
+
+
+# Metrics of a worker, and the fields of its heartbeat.
+_ALWAYS: Final = {
+    "cpu_seconds_total": "cpu_s",
+    "resident_memory_bytes": "memory_bytes",
+    "sent_bytes_total": "sent_bytes",
+    "received_bytes_total": "received_bytes",
+}
+_OF_A_MEMBER: Final = {"generation": "generation", "stalled_seconds": "stalled_s"}
+_OF_A_STEP: Final = {
+    "step": "step",
+    "loss": "loss",
+    "learning_rate": "learning_rate",
+    "gradient_norm": "grad_norm",
+    "samples_per_second": "samples_per_s",
+    "step_seconds": "step_s",
+    "compute_seconds": "compute_s",
+    "communication_seconds": "comm_s",
+    "exposed_communication_seconds": "exposed_s",
+    "own_seconds": "own_s",
+}

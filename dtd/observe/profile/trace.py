@@ -22,7 +22,6 @@ from dtd.observe.profile.spans import (
     RING_KINDS,
     STAR_BUCKET,
     STAR_CHUNK,
-    STAR_KINDS,
     STEP,
     TRAINING_KINDS,
     Span,
@@ -187,8 +186,6 @@ MAX_ROWS: Final = 200_000
 """Most rows of all of torch's tracks together."""
 MAX_NAME_CHARACTERS: Final = 200
 MAX_JSON_BYTES: Final = 128 << 20
-_LATEST_NS: Final = 1 << 62
-_KINDS: Final = frozenset({*TRAINING_KINDS, *RING_KINDS, *STAR_KINDS})
 _CHUNK_DETAIL: Final = 3
 
 
@@ -230,59 +227,34 @@ def decoded(contents: Any, *, name: str, rank: int, offset_ns: int) -> WorkerTra
         offset_ns: how far its clock is ahead.
 
     Raises:
-        ProfileError: a worker of this release would not have written it.
+        ProfileError: it has another form.
     """
-    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
-        raise ProfileError(
-            f"the profile of {name} has an unknown format",
-            remedy="install the same dtd version on all hosts",
+    try:
+        if contents["format"] != FORMAT:
+            raise ProfileError(
+                f"the profile of {name} has an unknown format",
+                remedy="install the same dtd version on all hosts",
+            )
+        return WorkerTrace(
+            name=name,
+            rank=rank,
+            spans=[_span(offset_ns, *row) for row in contents["spans"]],
+            tracks=[
+                Track(name=str(one["name"]), rows=[_row_of(offset_ns, *row) for row in one["rows"]])
+                for one in contents["tracks"]
+            ],
         )
-    spans, tracks = contents.get("spans"), contents.get("tracks")
-    if not isinstance(spans, list) or len(spans) > 2 * MAX_SPANS:
-        raise _odd(name, "spans")
-    if not isinstance(tracks, list) or len(tracks) > MAX_TRACKS:
-        raise _odd(name, "tracks")
-    read = [_track(one, name, offset_ns) for one in tracks]
-    if sum(len(track.rows) for track in read) > MAX_ROWS:
-        raise _odd(name, "rows")
-    return WorkerTrace(
-        name=name,
-        rank=rank,
-        spans=[_span(one, name, offset_ns) for one in spans],
-        tracks=read,
-    )
+    except (KeyError, TypeError, ValueError):
+        raise ProfileError(f"the profile of {name} is no recording of a worker") from None
 
 
-def _odd(name: str, what: str) -> ProfileError:
-    return ProfileError(f"the profile of {name} has {what} that no worker records")
+def _span(
+    offset_ns: int, kind: str, begin_ns: int, end_ns: int, number: int, detail: Sequence[int]
+) -> Span:
+    if len(detail) != (_CHUNK_DETAIL if kind in (CHUNK, STAR_CHUNK) else 0):
+        raise ValueError(kind)
+    return Span(kind, begin_ns - offset_ns, end_ns - offset_ns, int(number), tuple(detail))
 
 
-def _span(row: Any, name: str, offset_ns: int) -> Span:
-    match row:
-        case [str(kind), int(begin), int(end), int(number), list(detail)] if (
-            kind in _KINDS
-            and 0 <= begin <= end < _LATEST_NS
-            and 0 <= number < _LATEST_NS
-            and len(detail) == (_CHUNK_DETAIL if kind in (CHUNK, STAR_CHUNK) else 0)
-            and all(isinstance(one, int) and 0 <= one < _LATEST_NS for one in detail)
-        ):
-            return Span(kind, begin - offset_ns, end - offset_ns, number, tuple(detail))
-    raise _odd(name, "spans")
-
-
-def _track(track: Any, name: str, offset_ns: int) -> Track:
-    match track:
-        case {"name": str(title), "rows": list(rows)} if (
-            len(title) <= MAX_NAME_CHARACTERS and len(rows) <= MAX_ROWS
-        ):
-            return Track(name=title, rows=[_torch_row(row, name, offset_ns) for row in rows])
-    raise _odd(name, "tracks")
-
-
-def _torch_row(row: Any, name: str, offset_ns: int) -> tuple[str, int, int]:
-    match row:
-        case [str(what), int(begin), int(end)] if (
-            len(what) <= MAX_NAME_CHARACTERS and 0 <= begin <= end < _LATEST_NS
-        ):
-            return what, begin - offset_ns, end - offset_ns
-    raise _odd(name, "rows")
+def _row_of(offset_ns: int, name: str, begin_ns: int, end_ns: int) -> tuple[str, int, int]:
+    return str(name), begin_ns - offset_ns, end_ns - offset_ns

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from dtd.ctl import profile
-from dtd.errors import HolderUnreachable, ProfileError, UsageError
+from dtd.errors import HolderUnreachable, ProfileError
 from dtd.observe.profile.limits import median_times
 from dtd.observe.profile.spans import BUCKET, COMMIT, COMPUTE, STEP, WAIT, Span
 from dtd.observe.profile.trace import WorkerTrace
@@ -137,37 +137,9 @@ def test_what_a_server_does_limits_nothing_by_itself():
     assert (report["limit"], report["slowest"]) == ("compute", "")
 
 
-def test_nothing_is_named_where_nothing_stands_out():
-    spans = [Span(STEP, 0, 10 * MS, 4), Span(COMPUTE, 0, MS)]
-    report = profile._report(answer(worker()), "p", median_times({"w0": spans}), {})
-    assert report["limit"] is None
-    assert report["says"].startswith("a step takes 10 ms; nothing stands out")
-
-
-def test_notes_of_workers_are_printed():
-    times = median_times({"w0": SPANS})
-    odd = worker(note="torch's profiler was in use", dropped={"spans": 3, "operations": 4})
-    report = profile._report(answer(odd), "p", times, {})
-    lines = profile.report_lines(report)
-    assert "w0: torch's profiler was in use" in lines
-    assert "w0: 7 spans were left out, the shortest operations first" in lines
-
-
 @pytest.mark.parametrize("content", [b"", b"rubbish", gzip.compress(b"{", mtime=0)])
 def test_a_damaged_file(tmp_path, content):
     path = tmp_path / "a"
     path.write_bytes(content)
     with pytest.raises(ProfileError, match="the profile of w0 is damaged"):
         profile._read(path, "w0")
-
-
-def test_a_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
-    monkeypatch.setattr(profile, "MAX_JSON_BYTES", 100)
-    (tmp_path / "a").write_bytes(gzip.compress(b" " * 1000))
-    with pytest.raises(ProfileError, match="more than 100 bytes"):
-        profile._read(tmp_path / "a", "w0")
-
-
-def test_a_directory_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match="is not a directory"):
-        profile.profile_job(Settings(), "j-1", tmp_path / "no" / "t", steps=1, limit_s=1.0)

@@ -7,12 +7,10 @@ import json
 from dataclasses import replace
 from threading import Event
 
-import pytest
 import torch
 
 from dtd.observe.profile.spans import COMMIT, COMPUTE, DATA, STEP, WAIT
 from dtd.observe.profile.trace import decoded
-from dtd.train import profile
 from dtd.train.profile import _PROFILER as PROFILER
 from dtd.train.profile import NO_MARKS, ProfileOrder, StepProfiler
 
@@ -113,15 +111,6 @@ def test_a_generation_that_ends_ends_it_with_what_it_has(tmp_path):
     assert ring.told == [True, False]
 
 
-def test_a_generation_that_ends_before_it_has_begun(tmp_path):
-    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, first_step=9)
-    profiler.asked = asked.order
-    step(profiler, ring, 0)
-    profiler.end_generation(ring, waits=False)
-    assert asked.said == {"reason": "the generation ended before a step was profiled"}
-    assert (ring.told, profiler.asked) == ([], None)
-
-
 def test_it_lasts_no_longer_than_its_limit(tmp_path):
     profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=50, limit_s=0.0)
     profiler.asked = asked.order
@@ -130,16 +119,6 @@ def test_it_lasts_no_longer_than_its_limit(tmp_path):
     asked.trace()
     assert asked.said["steps"] == 1
     assert ring.told == [True, False], "not once more while the file is written"
-
-
-def test_beside_another_profiler_operations_are_left_out(tmp_path):
-    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=1)
-    profiler.asked = asked.order
-    with PROFILER:
-        for number in range(2):
-            step(profiler, ring, number)
-        assert asked.trace().tracks == []
-    assert asked.said["note"].startswith("torch's profiler was in use")
 
 
 def test_what_cannot_be_written_is_said(tmp_path):
@@ -151,36 +130,6 @@ def test_what_cannot_be_written_is_said(tmp_path):
     assert asked.done.wait(60)
     assert "cannot be written" in asked.said["reason"]
     assert profiler.asked is None
-
-
-def test_the_longest_operations_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(profile, "MAX_ROWS", 3)
-    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=1)
-    profiler.asked = asked.order
-    for number in range(2):
-        step(profiler, ring, number)
-    assert sum(len(track.rows) for track in asked.trace().tracks) == 3
-    assert asked.said["dropped"]["operations"] > 0
-
-
-def test_streams_of_a_gpu_are_tracks_of_their_own():
-    class Event:
-        def device_type(self):
-            return "DeviceType.CUDA"
-
-        def device_index(self):
-            return 1
-
-        def device_resource_id(self):
-            return 7
-
-    assert profile._track_of(Event()) == "GPU 1, stream 7"
-
-
-@pytest.mark.parametrize("call", [("begin_step",), ("ended", COMPUTE), ("loaded", 0.0)])
-def test_marks_that_do_nothing_keep_nothing(call):
-    getattr(NO_MARKS, call[0])(*call[1:])
-    assert not hasattr(NO_MARKS, "log")
 
 
 def test_beside_a_process_group_torch_is_not_recorded(tmp_path):

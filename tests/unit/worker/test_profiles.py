@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtd.errors import CheckpointError
-from dtd.train.profile import MOST_STEPS, StepProfiler
+from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
 from dtd.worker.profiles import MOST_KEPT, PROFILE, Profiles
 
@@ -45,11 +45,6 @@ def test_the_training_thread_is_asked_and_the_answer_is_told(profiles, job, told
     assert told == [m.Measured(number=7, figures={"steps": 4, "note": ""})]
     asked.done({"reason": "the disk is full"})
     assert told[1] == m.Measured(number=7, figures={}, reason="the disk is full")
-
-
-def test_there_is_a_limit_of_steps(profiles, job):
-    profiles.begin(order(steps=9999), job)
-    assert job.profiler.asked.steps == MOST_STEPS
 
 
 def test_what_cannot_be_done_is_refused(profiles, job, told):

@@ -154,30 +154,6 @@ def test_the_job_and_its_workers(cluster: ClusterState) -> None:
     assert not [name for name in figures if " w-2" in name]
 
 
-def test_the_coordinator_itself(cluster: ClusterState) -> None:
-    cluster.job = None
-    cluster.queue.append(Job(id="j-2", spec=SPEC))
-    figures = ClusterFigures()
-    assert "certificate_expiry_timestamp_seconds" not in seen(figures, cluster)
-    figures.certificate_expires_s = 2e9
-    figures.store_errors = 4
-    samples = seen(figures, cluster)
-    assert samples["coordinator_uptime_seconds"] == 9.0
-    assert samples["queued_jobs"] == 1
-    assert samples["store_errors_total"] == 4
-    assert samples["certificate_expiry_timestamp_seconds"] == 2e9
-    assert not [name for name in samples if name.startswith(("job_", "checkpoint"))]
-
-
-def test_learning_rate_and_gradient_are_the_active_jobs(cluster: ClusterState) -> None:
-    figures = ClusterFigures()
-    figures.reported(progress(7, job="j-0"), unix_s=1.0)
-    assert "job_learning_rate j-1" not in seen(figures, cluster)
-    figures.reported(progress(7), unix_s=1.0)
-    assert seen(figures, cluster)["job_learning_rate j-1"] == 0.25
-    assert seen(figures, cluster)["job_gradient_norm j-1"] == 1.5
-
-
 def test_the_newest_checkpoint(cluster: ClusterState) -> None:
     figures = ClusterFigures()
     figures.reported(saved(10, write_s=0.5), unix_s=1000.0)
@@ -221,32 +197,6 @@ def test_incidents_and_evictions(cluster: ClusterState) -> None:
     assert samples["worker_evictions_total w-0"] == 1
 
 
-def test_what_others_name_is_bounded(
-    cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_NAMES", 3)
-    monkeypatch.setattr(module, "MAX_KINDS", 2)
-    assert cluster.job is not None
-    cluster.job.metrics = {f"metric_{n}": 1.0 for n in range(5)}
-    figures = ClusterFigures()
-    for number in range(10):
-        figures.decided(Incident(kind=f"kind_{number}", message=""))
-        figures.registered(registered(f"w-{number}", 1), released=False)
-        figures.registered(registered(f"w-{number}", 2), released=False)
-        figures.reported(saved(1, job=f"j-{number}"), unix_s=1.0)
-    names = seen(figures, cluster)
-    assert [n for n in names if n.startswith("incidents")] == [
-        "incidents_total kind_0",
-        "incidents_total kind_1",
-    ]
-    assert [n for n in names if n.startswith("worker_restarts")] == [
-        f"worker_restarts_total w-{number}" for number in (7, 8, 9)
-    ]
-    assert len([n for n in names if n.startswith("checkpoints_total")]) == 3
-    assert len([n for n in names if n.startswith("job_evaluation")]) == 2
-    assert len(figures._restarts) == 3
-
-
 # --- the endpoint ----------------------------------------------------------------------------
 
 
@@ -266,11 +216,4 @@ async def test_the_endpoint_shows_what_is_now(
                 seen = await asyncio.to_thread(scrape, metrics._exposition.address)
                 step = seen.get(("dtd_job_step", (("job", "j-1"),)))
     keeping.cancel()
-    await metrics.close()
-
-
-async def test_without_an_address_there_is_none(cluster: ClusterState) -> None:
-    metrics = CoordinatorMetrics(None)
-    await metrics.start()
-    await metrics.keep(lambda: look(cluster))
     await metrics.close()

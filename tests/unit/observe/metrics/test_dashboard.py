@@ -52,38 +52,12 @@ def test_variables_exist(target: dict[str, str]) -> None:
     assert used <= set(VARIABLES)
 
 
-def test_queries_of_variables_name_metrics_that_have_the_label() -> None:
-    for name in ("job", "worker"):
-        found = re.fullmatch(r"label_values\((\w+), (\w+)\)", VARIABLES[name]["definition"])
-        assert found is not None
-        assert found[2] == name
-        assert name in BY_NAME[found[1]].labels
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_workers_counters_are_shown_as_rates(target: dict[str, str]) -> None:
     """A worker's counters begin again at zero with each job."""
     for name, _ in metrics_of(target["expr"]):
         if BY_NAME[name].kind == "counter" and "job" not in BY_NAME[name].labels:
             assert re.search(rf"(rate|increase)\({name}", target["expr"])
-
-
-def test_panels_do_not_overlap_and_can_be_read() -> None:
-    taken: set[tuple[int, int]] = set()
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-    for panel in DASHBOARD["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not taken & cells
-        assert place["x"] + place["w"] <= 24
-        taken |= cells
-    for panel in PANELS:
-        assert panel["description"]
-        assert panel["fieldConfig"]["defaults"]["unit"]
 
 
 def test_what_people_look_for_is_there() -> None:
@@ -97,9 +71,3 @@ def test_what_people_look_for_is_there() -> None:
         *("dtd_worker_evictions_total", "dtd_checkpoint_timestamp_seconds"),
         *("dtd_worker_part_memory_bytes", "dtd_worker_predicted_memory_bytes"),
     }
-
-
-def test_it_belongs_to_no_installation() -> None:
-    assert not re.search(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+|https?://|localhost", PATH.read_text())
-    sources = {panel["datasource"]["uid"] for panel in PANELS}
-    assert sources == {"${source}"}

@@ -64,23 +64,6 @@ def test_a_label_is_one_short_line_of_what_can_be_shown(exposition, scrape):
     assert len(shown) == module.MAX_LABEL_CHARACTERS
 
 
-def test_the_next_snapshot_replaces_the_last(exposition, scrape):
-    exposition.publish([Sample("dtd_job_step", ("j-1",), 7)])
-    exposition.publish(Sample("dtd_job_step", ("j-2",), step) for step in [1])
-    assert [key for key in scrape(exposition.address) if key[0].startswith("dtd_")] == [
-        ("dtd_job_step", (("job", "j-2"),))
-    ]
-
-
-def test_two_daemons_in_one_process_have_their_own(exposition, scrape):
-    other = Exposition(LOOPBACK)
-    other.start()
-    other.publish([Sample("dtd_queued_jobs", (), 3)])
-    assert ("dtd_queued_jobs", ()) not in scrape(exposition.address)
-    assert scrape(other.address)["dtd_queued_jobs", ()] == 3
-    other.close()
-
-
 def test_ipv6(scrape):
     made = Exposition(Address("::1", 0))
     try:
@@ -95,26 +78,6 @@ def test_ipv6(scrape):
 def test_a_port_that_is_taken_is_named(exposition):
     with pytest.raises(ConfigError, match=f"metrics: cannot listen on {exposition.address}"):
         Exposition(exposition.address).start()
-
-
-def test_after_closing_the_port_is_free_and_the_thread_gone(exposition):
-    exposition.close()
-    assert "metrics" not in {thread.name for thread in threading.enumerate()}
-    again = Exposition(exposition.address)
-    again.start()
-    again.close()
-
-
-def test_one_that_was_never_started_can_be_closed():
-    Exposition(LOOPBACK).close()
-
-
-def test_whoever_asks_nothing_is_given_up(exposition, monkeypatch, scrape):
-    monkeypatch.setattr(module._Handler, "timeout", 0.05)
-    with call(exposition) as silent:
-        assert silent.recv(1) == b""
-    monkeypatch.undo()
-    assert scrape(exposition.address)["process_resident_memory_bytes", ()] > 0
 
 
 def call(exposition: Exposition) -> socket.socket:
@@ -134,17 +97,6 @@ def patient(monkeypatch) -> Iterator[Exposition]:
     made.start()
     yield made
     made.close()
-
-
-def test_several_are_answered_at_once(patient, scrape):
-    """One who asks nothing kept all others waiting until he was given up."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(module.AT_ONCE_PER_ADDRESS - 1):
-            stack.enter_context(call(patient))
-        begun_s = time.monotonic()
-        for _ in range(3):
-            assert scrape(patient.address)["process_resident_memory_bytes", ()] > 0
-        assert time.monotonic() - begun_s < PATIENCE_S
 
 
 def test_who_takes_all_places_makes_way(patient, scrape):

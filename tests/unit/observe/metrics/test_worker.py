@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import threading
 import types
 from typing import Any
 
 import pytest
 
-import dtd.observe.metrics.worker as module
 from dtd.address import Address
 from dtd.observe.metrics.worker import (
     NO_GPU,
@@ -98,10 +95,6 @@ def test_memory_by_part() -> None:
     assert found["dtd_worker_predicted_memory_bytes"] == {("w", "optimizer"): 10}
 
 
-def test_alone_in_a_ring_there_is_no_link() -> None:
-    assert not {name for name in figures(TRAINING, peer="") if name.startswith("link_")}
-
-
 def test_a_gpu() -> None:
     beat = m.Heartbeat(state="running", gpu_use=0.0, gpu_memory_bytes=7)
     assert figures(beat)["worker_gpu_use_ratio"] == 0.0
@@ -142,14 +135,6 @@ def test_what_torch_says_of_a_gpu(cuda: Cuda) -> None:
     assert gpu_figures("cuda:1") == GpuFigures(use=0.25, memory_bytes=101)
 
 
-def test_a_driver_that_does_not_say_is_passed_over(cuda: Cuda, monkeypatch: Any) -> None:
-    def refuses(_self: Cuda, _index: int) -> int:
-        raise ModuleNotFoundError("pynvml")
-
-    monkeypatch.setattr(Cuda, "utilization", refuses)
-    assert gpu_figures("cuda:0") == GpuFigures(use=-1.0, memory_bytes=100)
-
-
 def test_a_gpu_that_is_not_in_use_is_not_touched(cuda: Cuda, monkeypatch: Any) -> None:
     assert gpu_figures("cpu") == NO_GPU
     cuda.ready = False
@@ -178,39 +163,3 @@ async def test_a_workers_own_endpoint(scrape: Any) -> None:
     assert seen["dtd_worker_step", (("worker", "w-0"),)] == 12
     assert seen["dtd_link_round_trip_seconds", (("peer", "w-1"), ("worker", "w-0"))] == 0.001
     assert seen["dtd_certificate_expiry_timestamp_seconds", ()] == 2e9
-
-
-async def test_without_an_address_there_is_none() -> None:
-    metrics = WorkerMetrics("w-0", "cpu", None)
-    await metrics.start()
-    metrics.publish(TRAINING, ())
-    await metrics.keep()
-    await metrics.close()
-    fields = metrics.heartbeat_fields()
-    assert fields["cpu_s"] > 0
-    assert (fields["gpu_use"], fields["gpu_memory_bytes"]) == (-1.0, 0)
-    m.Heartbeat(state="idle", **fields)
-
-
-async def test_the_gpu_is_asked_beside_the_event_loop(cuda: Cuda, monkeypatch: Any) -> None:
-    asked = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    thread = threading.get_ident()
-    original = module.gpu_figures
-
-    def ask(device: str) -> GpuFigures:
-        assert threading.get_ident() != thread
-        loop.call_soon_threadsafe(asked.set)
-        return original(device)
-
-    monkeypatch.setattr(module, "gpu_figures", ask)
-    monkeypatch.setattr(module, "GPU_EVERY_S", 0.0)
-
-    metrics = WorkerMetrics("w-0", "cuda:0", None)
-    asking = asyncio.create_task(metrics.keep())
-    async with asyncio.timeout(30):
-        for _ in range(2):  # whoever asks again has kept the first answer
-            await asked.wait()
-            asked.clear()
-    asking.cancel()
-    assert metrics.heartbeat_fields()["gpu_use"] == 0.25

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtd.errors import ProfileError
-from dtd.observe.profile import trace as worker_file
 from dtd.observe.profile.spans import (
     BUCKET,
     CHUNK,
-    HOP,
     STAR_BUCKET,
     STAR_CHUNK,
     STEP,
@@ -143,47 +141,15 @@ def test_long_names_are_cut():
     ("key", "value"),
     [
         ("format", 2),
-        ("spans", {}),
-        ("spans", [["step", 5, 4, 0, []]]),
-        ("spans", [["step", -1, 4, 0, []]]),
-        ("spans", [["step", 0, 1 << 62, 0, []]]),
-        ("spans", [["step", 0, 4, -1, []]]),
-        ("spans", [["gold", 0, 4, 0, []]]),
-        ("spans", [["step", 0, 4, 0, [1]]]),
+        ("spans", 5),
+        ("spans", [["step", "x", 4, 0, []]]),
         ("spans", [["chunk", 0, 4, 0, [1, 2]]]),
-        ("spans", [["chunk", 0, 4, 0, [1, 2, -3]]]),
-        ("spans", [["chunk", 0, 4, 0, [1, 2, "x"]]]),
-        ("spans", [["star chunk", 0, 4, 0, []]]),
         ("spans", ["step"]),
         ("tracks", None),
         ("tracks", [{"name": "a"}]),
-        ("tracks", [{"name": "a" * 201, "rows": []}]),
-        ("tracks", [{"name": "a", "rows": [["b", 2, 1]]}]),
-        ("tracks", [{"name": "a", "rows": [["b" * 201, 1, 2]]}]),
         ("tracks", [{"name": "a", "rows": [5]}]),
-        ("tracks", [{"name": "a", "rows": []}] * 257),
     ],
 )
-def test_what_no_worker_writes_is_refused(key, value):
-    with pytest.raises(ProfileError, match="the profile of a has"):
+def test_another_form_is_refused(key, value):
+    with pytest.raises(ProfileError, match="the profile of a"):
         decoded({**contents(), key: value}, name="a", rank=0, offset_ns=0)
-
-
-def test_more_than_a_worker_records_is_refused(monkeypatch):
-    with pytest.raises(ProfileError, match="format"):
-        decoded([], name="a", rank=0, offset_ns=0)
-    monkeypatch.setattr(worker_file, "MAX_SPANS", 1)
-    with pytest.raises(ProfileError, match="spans"):
-        decoded(contents(), name="a", rank=0, offset_ns=0)
-    monkeypatch.setattr(worker_file, "MAX_SPANS", 100)
-    monkeypatch.setattr(worker_file, "MAX_ROWS", 1)
-    rows = [["x", 0, 1]]
-    tracks = [{"name": "a", "rows": rows}, {"name": "b", "rows": rows}]
-    with pytest.raises(ProfileError, match="rows"):
-        decoded({**contents(), "tracks": tracks}, name="a", rank=0, offset_ns=0)
-
-
-def test_hops_are_reckoned_here_and_not_believed():
-    spans = [Span(HOP, 5, 6, 0)]
-    events = trace_events([WorkerTrace(name="a", rank=0, spans=spans)])
-    assert rows(list(events), 1) == set()

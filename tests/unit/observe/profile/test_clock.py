@@ -23,12 +23,3 @@ def test_the_true_offset_is_within_the_uncertainty(ahead, trips):
     assert abs(found.seconds - ahead) <= found.uncertainty_s + 1e-6
     shortest = min(there + back for _, there, back in trips)
     assert found.uncertainty_s == pytest.approx(shortest / 2, abs=1e-6)
-
-
-def test_the_shortest_round_trip_counts():
-    found = offset_of([Reading(0.0, 4.0, 9.0), Reading(10.0, 10.5, 15.25)])
-    assert found == (5.0, 0.25)
-
-
-def test_a_clock_that_was_set_back_meanwhile():
-    assert offset_of([Reading(10.0, 9.0, 12.0)]).uncertainty_s == 0.0

@@ -58,10 +58,6 @@ def test_what_a_star_carries_is_on_the_wire_too():
     assert (found.busy_s, found.hidden_s, found.exposed_s) == (5, 2, 3)
 
 
-def test_without_a_whole_step_there_are_no_times():
-    assert step_times(second((COMPUTE, 0, 1), (STEP, 5, 5))) is None
-
-
 def test_waits_within_a_phase_are_not_its_own():
     spans = second((STEP, 0, 9), (COMPUTE, 0, 6), (WAIT, 1, 3), (COMMIT, 6, 9), (WAIT, 7, 8))
     found = step_times(spans)
@@ -148,33 +144,3 @@ def test_any_spans_give_shares_of_the_step_whatever_the_clock(drawn, shift):
 
 
 parts = st.floats(0, 100)
-
-
-@settings(max_examples=40)
-@given(
-    st.dictionaries(
-        st.text(min_size=1, max_size=3),
-        st.builds(
-            times,
-            compute=parts,
-            data=parts,
-            optimizer=parts,
-            exposed=parts,
-            other=parts,
-            busy=parts,
-        ),
-        min_size=1,
-        max_size=6,
-    )
-)
-def test_the_parts_are_not_more_than_the_longest_step_and_order_does_not_matter(workers):
-    found = verdict(workers)
-    assert all(part >= 0 for part in found.parts.values())
-    slowest = max(one.own_s for one in workers.values())
-    assert sum(found.parts.values()) <= slowest + found.parts["communication"] + 1e-6
-    named = {name: part for name, part in found.parts.items() if name != "other"}
-    assert not found.limit or found.parts[found.limit] == max(named.values())
-    turned = verdict(dict(reversed(workers.items())))
-    assert turned.parts["straggler"] == found.parts["straggler"]
-    assert turned.step_s == found.step_s
-    assert found.overlap is None or 0 <= found.overlap <= 1

@@ -16,7 +16,6 @@ from dtd.observe.profile.spans import (
     WORD,
     RingSpans,
     Span,
-    SpanLog,
     common,
     hops,
     lanes,
@@ -57,14 +56,6 @@ def test_lanes_keep_all_spans_and_none_overlaps(intervals):
         assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(row))
     most = max((sum(a <= t < b for a, b in intervals) for t in range(80)), default=0)
     assert len(rows) <= max(most, 1) + sum(begin == end for begin, end in intervals)
-
-
-def test_a_log_keeps_so_many_and_counts_the_others():
-    log = SpanLog(limit=2)
-    for number in range(5):
-        log.add(BUCKET, 0, 1, number)
-    assert [span.number for span in log.spans] == [0, 1]
-    assert log.dropped == 3
 
 
 def test_a_hop_is_all_of_its_chunks():

@@ -19,19 +19,10 @@ def test_curves() -> None:
     assert requests.metrics("j", {}) == m.GetMetrics(job="j", points=400)
 
 
-def test_a_comparison() -> None:
-    assert requests.comparison({"jobs": "a,b,"}) == m.CompareJobs(jobs=("a", "b"))
-
-
 @pytest.mark.parametrize("text", ["-1", "x", "1.5", "٣", "9" * 30, "99999999999999999"])
 def test_a_number_that_is_none(text: str) -> None:
     with pytest.raises(RequestRefused, match="after: must be a whole number from 0 to"):
         requests.number({"after": text}, "after", 0)
-
-
-def test_too_many_names() -> None:
-    with pytest.raises(RequestRefused, match="33 figures are more than 32"):
-        requests.metrics("j", {"names": ",".join("n" * 33)})
 
 
 @pytest.mark.parametrize(

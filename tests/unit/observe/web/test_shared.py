@@ -59,22 +59,3 @@ async def test_a_failure_is_told_and_not_kept() -> None:
         with pytest.raises(RequestRefused):
             await answers.body(m.ListJobs())
     assert asked.times == 2
-
-
-async def test_one_who_goes_does_not_take_the_others_answer() -> None:
-    asked = Asked()
-    answers = SharedAnswers(asked.look)
-    first, second = (asyncio.create_task(answers.body(m.ListJobs())) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    asked.go_on.set()
-    assert json.loads(await second)["times"] == 1
-
-
-async def test_only_so_many_are_kept() -> None:
-    asked = Asked()
-    asked.go_on.set()
-    answers = SharedAnswers(asked.look)
-    for number in range(shared.MAX_KEPT + 5):
-        await answers.body(m.ShowJob(job=f"j{number}"))
-    assert len(answers._kept) == shared.MAX_KEPT

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dtd.observe.web import sessions as web_sessions
 from dtd.observe.web.sessions import (
     CODE_LIFE_S,
-    MAX_CODES,
     MAX_CODES_OF_ONE,
-    MAX_SESSIONS,
     MAX_SESSIONS_OF_ONE,
     SESSION_LIFE_S,
     WebSessions,
@@ -78,27 +75,6 @@ def test_who_has_too_many_loses_the_oldest_of_his_own() -> None:
     assert kept.redeem("0", 1.0) is None
     assert kept.redeem("1", 1.0) == "ada"
     assert kept.redeem("of-bob", 1.0) == "bob"
-
-
-def test_all_together_are_bounded() -> None:
-    kept = sessions()
-    for place in range(MAX_SESSIONS + 1):
-        kept.begin(f"{place}", "k", f"{place}", 0.0)
-    assert len(kept) == MAX_SESSIONS
-    assert kept.find("0", "k", 1.0) is None
-    for place in range(MAX_CODES + 1):
-        kept.offer(f"{place}", f"{place}", 0.0)
-    assert kept.redeem("0", 1.0) is None
-    assert kept.redeem("1", 1.0) == "1"
-
-
-def test_codes_that_are_over_make_room_first() -> None:
-    kept = sessions()
-    for place in range(MAX_CODES):
-        kept.offer(f"{place}", f"{place}", 0.0)
-    kept.offer("late", "ada", CODE_LIFE_S)
-    assert kept.redeem("late", CODE_LIFE_S) == "ada"
-    assert web_sessions.MAX_CODES_OF_ONE < MAX_CODES
 
 
 def test_another_process_goes_on_with_the_sessions_of_one() -> None:

@@ -30,6 +30,7 @@ from dtd.engine.shards import ShardSet
 from dtd.errors import DivergenceError, ProtocolError, RingBroken
 from dtd.exchange.api import Collective
 from dtd.strategy.wire_memory import tensor_bytes
+from dtd.train.record import StepRecord
 from dtd.train.schedule import SCHEDULE
 from dtd.train.session import JobSession
 from dtd.train.state.replica import Replica
@@ -49,7 +50,6 @@ from dtd.train.state.tensors import (
     state_digest,
 )
 from dtd.train.state.weights import plain_name
-from dtd.train.step import Clock
 
 Gather = Callable[[bytes], list[bytes]]
 
@@ -254,21 +254,25 @@ def exchange(session: JobSession, ring: Collective, flags: Flags) -> ControlWord
 
 
 def agree(
-    session: JobSession, ring: Collective, clock: Clock, *, voters: Collection[int] | None = None
+    session: JobSession,
+    ring: Collective,
+    record: StepRecord,
+    *,
+    voters: Collection[int] | None = None,
 ) -> bytes:
     """Compare the digest of the live state on all ranks, and return it.
 
     Args:
         session: holds the state.
         ring: connects the ranks.
-        clock: records the times of the open step.
+        record: of the open step; receives the time.
         voters: ranks that did not copy their state from another one in this generation; None for
             all.
 
     Raises:
         DivergenceError: the digests differ.
     """
-    tally = _digests(session, ring, clock)
+    tally = _digests(session, ring, record)
     _judge(session, ring, tally, voters)
     return tally.digests[ring.rank]
 
@@ -316,19 +320,19 @@ def _judge(
         raise _diverged(session, ring, result, tally.disputed)
 
 
-def _digests(session: JobSession, ring: Collective, clock: Clock) -> Tally:
+def _digests(session: JobSession, ring: Collective, record: StepRecord) -> Tally:
     """The digests of the live state on all ranks."""
     replica, step = session.replica, session.replica.step
     if replica.shards is not None:
         hashed = shard_digests(replica, lambda: record_progress(session, ring))
-        words = gather_aside(ring, clock, hashed.encode())
+        words = gather_aside(ring, record, hashed.encode())
         tally = combined(words, replica.shards.division)
         session.checkpoints.deferred.combine(step, hashed, tally.digests[ring.rank])
         return tally
     digest = session.checkpoints.deferred.known(step)
     if digest is None:
         digest = state_digest(replica, lambda: record_progress(session, ring))
-    return Tally(digests=tuple(gather_aside(ring, clock, digest)), disputed=None)
+    return Tally(digests=tuple(gather_aside(ring, record, digest)), disputed=None)
 
 
 def _combine(session: JobSession, ring: Collective) -> Shared | None:
@@ -354,11 +358,11 @@ def record_progress(session: JobSession, ring: Collective) -> None:
     ring.check()
 
 
-def gather_aside(ring: Collective, clock: Clock, word: bytes) -> list[bytes]:
+def gather_aside(ring: Collective, record: StepRecord, word: bytes) -> list[bytes]:
     """Gather outside of training; the time does not count as its communication."""
     begun_s = time.perf_counter()
     words = ring.gather(word)
-    clock.aside_s += time.perf_counter() - begun_s
+    record.aside_s += time.perf_counter() - begun_s
     return words
 
 

@@ -22,7 +22,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 
 from dtd.engine.agenda import AfterStep, BeforeStep, after_commit, before_step
-from dtd.exchange.api import Collective, CommTiming
+from dtd.exchange.api import Collective
 from dtd.observe.profile.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.shown import counted
 from dtd.strategy.codec.api import World
@@ -32,9 +32,7 @@ from dtd.train.early_stop import judge
 from dtd.train.malloc_tuning import mapped_blocks, return_freed_memory
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
 from dtd.train.session import JobSession
-from dtd.train.step import Clock, Committed, check_skips, commit, contribute
-
-_NOT_MEASURED = CommTiming(busy_s=0.0, exposed_s=0.0, sent_bytes=0)
+from dtd.train.step import check_skips, commit, contribute
 
 
 def train(
@@ -72,7 +70,7 @@ def _train(
     met, exchange_number = False, _begin(session, ring, voters, servers)
     while True:
         session.profiler.advance(ring, session.replica.step)
-        clock, last = Clock(), session.is_last
+        record, last = StepRecord(), session.is_last
         session.open()
         due = _due(session, met=met, last=last)
         strategy = session.strategy
@@ -80,7 +78,7 @@ def _train(
         ring.open_step(exchange_number, strategy.refreshes() if last else session.exchanges())
         exchange_number += 1
         if due.agree:
-            digest = _agree(session, ring, clock, None if met else voters)
+            digest = _agree(session, ring, record, None if met else voters)
         strategy.refresh(ring)  # overwrites what is not held any more: only after the agreement
         if due.greet or due.evaluate or due.finish:
             with mapped_blocks():  # a whole model is needed for a moment
@@ -90,11 +88,11 @@ def _train(
         if due.greet:
             session.tell("on_start", {})
         if due.evaluate:
-            _evaluate(session, ring, clock)
+            _evaluate(session, ring, record)
         met = True
         if due.finish:
             return _finish(session, ring, digest)
-        after = _step(session, ring, clock, writers)
+        after = _step(session, ring, record, writers)
         if after.ending is not None:
             return _end_early(session, ring, after.ending, exchange_number, agrees=after.agree)
 
@@ -129,10 +127,10 @@ def _due(session: JobSession, *, met: bool, last: bool) -> BeforeStep:
 
 
 def _agree(
-    session: JobSession, ring: Collective, clock: Clock, voters: AbstractSet[int] | None
+    session: JobSession, ring: Collective, record: StepRecord, voters: AbstractSet[int] | None
 ) -> bytes:
     """Agree with all ranks on the state; returns its digest."""
-    digest = agree(session, ring, clock, voters=voters)
+    digest = agree(session, ring, record, voters=voters)
     ring.agreed()
     session.checkpoints.settle(session.replica.step, digest)
     session.strategy.keep_redistributed()
@@ -142,14 +140,14 @@ def _agree(
 
 
 def _step(
-    session: JobSession, ring: Collective, clock: Clock, writers: AbstractSet[int]
+    session: JobSession, ring: Collective, record: StepRecord, writers: AbstractSet[int]
 ) -> AfterStep:
     """Compute a step, vote on it and commit it; do what follows, but for the generation's end."""
     replica, marks = session.replica, session.profiler.marks
     begun_s = time.perf_counter()
     marks.begin_step()
     with replica.own.unchanged("loss()"), session.memory.step():
-        contribute(session, ring, clock)
+        contribute(session, ring, record)
     marks.ended(COMPUTE)
     session.strategy.collect(ring)
     marks.ended(COLLECT)
@@ -158,13 +156,16 @@ def _step(
     word = exchange(session, ring, flags)
     averaged_s = time.perf_counter()
     marks.ended(VOTE)
-    committed = commit(session)
+    commit(session, record)
     marks.ended(COMMIT)
     marks.end_step(replica.step)
-    clock.optimizer_s += time.perf_counter() - averaged_s
+    record.optimizer_s += time.perf_counter() - averaged_s
     timing = ring.close_step()
-    _report(session, committed, clock, timing, time.perf_counter() - begun_s)
-    _check_rows(session, committed)
+    record.step_s = time.perf_counter() - begun_s
+    record.sent_bytes = timing.sent_bytes
+    record.comm_s = max(0.0, timing.busy_s - record.aside_s)
+    record.exposed_s = max(0.0, timing.exposed_s - record.aside_s)
+    _report(session, record)
     check_skips(session)
     after = after_commit(
         word,
@@ -188,12 +189,12 @@ def _shows_model(session: JobSession, due: BeforeStep) -> bool:
 
 def commit_at_take_over(session: JobSession) -> None:
     """Commit and report the prepared step of a generation that has ended; its times are 0."""
-    committed = commit(session)
-    _report(session, committed, Clock(), _NOT_MEASURED, 0.0)
-    _check_rows(session, committed)
+    record = StepRecord()
+    commit(session, record)
+    _report(session, record)
 
 
-def _evaluate(session: JobSession, ring: Collective, clock: Clock) -> None:
+def _evaluate(session: JobSession, ring: Collective, record: StepRecord) -> None:
     assert session.evaluator is not None
     begun_s = time.perf_counter()
     replica = session.replica
@@ -203,7 +204,7 @@ def _evaluate(session: JobSession, ring: Collective, clock: Clock) -> None:
             replica.model,
             rank=ring.rank,
             world_size=ring.world_size - session.servers,
-            gather=lambda word: gather_aside(ring, clock, word),
+            gather=lambda word: gather_aside(ring, record, word),
             progress=lambda: record_progress(session, ring),
             begins=session.reporter.begins,
         )
@@ -237,46 +238,18 @@ def _kept_buffers(session: JobSession) -> Iterator[None]:
             )
 
 
-def _report(
-    session: JobSession, committed: Committed, clock: Clock, timing: CommTiming, step_s: float
-) -> None:
+def _report(session: JobSession, record: StepRecord) -> None:
+    """Report a committed step, and rows that differ from its plan."""
     session.reporter.progress()
-    session.reporter.step_committed(
-        StepRecord(
-            generation=session.key.generation,
-            rank=session.callbacks.rank,
-            step=session.replica.step,
-            epoch=committed.epoch,
-            loss=committed.loss,
-            lr=committed.lr,
-            grad_norm=committed.grad_norm,
-            rows=committed.rows,
-            step_s=step_s,
-            data_s=clock.data_s,
-            compute_s=clock.compute_s,
-            sent_bytes=timing.sent_bytes,
-            comm_s=max(0.0, timing.busy_s - clock.aside_s),
-            exposed_s=max(0.0, timing.exposed_s - clock.aside_s),
-            optimizer_s=clock.optimizer_s,
-            skipped=committed.skipped,
-            skipped_steps=session.replica.skipped,
-            steps=committed.steps,
-        )
-    )
+    session.reporter.step_committed(record)
     session.checkpoints.poll()
-
-
-def _check_rows(session: JobSession, committed: Committed) -> None:
-    """Warn about rows that differ from the plan, on rank 0 and on ranks that saw an example."""
-    if not (committed.rows_missing or committed.rows_repeated):
-        return
-    if session.callbacks.rank == 0 or session.used.example:
+    differ = record.rows_missing or record.rows_repeated
+    if differ and (record.rank == 0 or session.used.example):
         seen = f"; here {session.used.example}" if session.used.example else ""
-        missing, repeated = committed.rows_missing, committed.rows_repeated
         session.warn(
             "rows_not_as_planned",
-            f"in step {session.replica.step} {missing} rows of the plan were not used, and"
-            f" {repeated} others were{seen}",
+            f"in step {record.step} {record.rows_missing} rows of the plan were not used, and"
+            f" {record.rows_repeated} others were{seen}",
         )
 
 
@@ -346,7 +319,7 @@ def _end_early(
     session.strategy.refresh(ring)
     for bucket in buckets:
         ring.start(bucket)
-    digest = agree(session, ring, Clock())
+    digest = agree(session, ring, StepRecord())
     session.checkpoints.settle(step, digest)
     session.strategy.refreshed()
     for bucket in buckets:

@@ -46,7 +46,7 @@ from dtd.train.malloc_tuning import keep_freed_memory, return_freed_memory
 from dtd.train.memory import available_memory, memory_parts, saved_for_backward, state_size
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
 from dtd.train.session import JobSession, build_session, parts_of, shows_model
-from dtd.train.step import Clock, commit, contribute
+from dtd.train.step import commit, contribute
 from dtd.train.task import load_task
 
 MOST_STEPS: Final = 12
@@ -321,22 +321,22 @@ def _world(session: JobSession, world_size: int, limit_s: float) -> dict[str, An
 
 def _step(session: JobSession, ring: HandOvers) -> dict[str, Any]:
     """One step as `dtd.train.loop` takes it; times from the moment the rows were there."""
-    clock, step = Clock(), session.replica.step
+    record, step = StepRecord(), session.replica.step
     exchanges = session.exchanges()
     ring.open_step(step, exchanges)
     begun_s = time.perf_counter()
     session.strategy.refresh(ring)
-    contribute(session, ring, clock)
+    contribute(session, ring, record)
     session.strategy.collect(ring)
     handed_s = time.perf_counter()
     session.engine.prepare()
     session.engine.judge([session.engine.entry(Flags())])
-    commit(session)
+    commit(session, record)
     _synchronise(session.device)
     ended_s = time.perf_counter()
-    base_s = begun_s + clock.data_s
+    base_s = begun_s + record.data_s
     return {
-        "data_s": clock.data_s,
+        "data_s": record.data_s,
         "compute_s": handed_s - base_s,
         "ready_s": [ring.started_s[index] - base_s for index in _summed(session, exchanges)],
         "optimizer_s": ended_s - handed_s,

@@ -63,53 +63,60 @@ Where = Literal["memory", "checkpoint", "none"]
 OutcomeKind = Literal["finished", "yielded", "stopped", "left"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """One committed step, or round of steps, as one rank saw it.
+    """One step, or round of steps, as one rank saw it; filled in from its opening to its commit.
 
-    Times and bytes are those of all its steps together.  They are 0 if the step was committed at a
-    take-over, after its generation had ended.
+    Times, in seconds, and bytes are those of all its steps together.  They are 0 if the step was
+    committed at a take-over, after its generation had ended.  What follows `rank` down to
+    `rows_repeated` is equal on all ranks.
 
     Attributes:
         generation: the generation that committed it.
         rank: this rank in that generation.
         step: committed steps, this one included.
         epoch: epoch of its last rows.
-        loss: mean over the whole global batch; equal on all ranks.
+        loss: mean over the whole global batch.
         lr: learning rate of the first parameter group, in the last step.
         grad_norm: global norm of the averaged gradients before clipping; of the averaged change of
             the weights where steps are local.
         rows: rows of the global batch, or batches.
+        skipped: gradients were not finite, so nothing was updated.
+        skipped_steps: committed steps of the whole job so far that were skipped.
+        steps: number of steps in the round; 1 if each step is committed separately.
+        rows_missing: rows of the plan that no rank's model processed.
+        rows_repeated: rows that were processed but are not in the plan.
         step_s: wall time from opening to closing the step; 0 if it was not measured.
         data_s: time spent waiting for this rank's rows.
         compute_s: time of forward and backward.
         comm_s: time during which anything was being exchanged.
         exposed_s: the part of `comm_s` during which training was blocked.
         optimizer_s: time of scaling, clipping, optimizer and buffers.
+        aside_s: time of exchanges beside training, which `comm_s` and `exposed_s` leave out.
         sent_bytes: bytes of gradients passed to the next rank, sent or in shared memory.
-        skipped: gradients were not finite, so nothing was updated.
-        skipped_steps: committed steps of the whole job so far that were skipped.
-        steps: number of steps in the round; 1 if each step is committed separately.
     """
 
-    generation: int
-    rank: int
-    step: int
-    epoch: int
-    loss: float
-    lr: float
-    grad_norm: float
-    rows: int
-    step_s: float
-    data_s: float
-    compute_s: float
-    comm_s: float
-    exposed_s: float
-    optimizer_s: float
-    sent_bytes: int
-    skipped: bool
-    skipped_steps: int
+    generation: int = 0
+    rank: int = 0
+    step: int = 0
+    epoch: int = 0
+    loss: float = 0.0
+    lr: float = 0.0
+    grad_norm: float = 0.0
+    rows: int = 0
+    skipped: bool = False
+    skipped_steps: int = 0
     steps: int = 1
+    rows_missing: int = 0
+    rows_repeated: int = 0
+    step_s: float = 0.0
+    data_s: float = 0.0
+    compute_s: float = 0.0
+    comm_s: float = 0.0
+    exposed_s: float = 0.0
+    optimizer_s: float = 0.0
+    aside_s: float = 0.0
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

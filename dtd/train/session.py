@@ -25,7 +25,7 @@ from dtd.strategy.sharded.optimizers import check_complete, check_shardable
 from dtd.train.callbacks import Callbacks
 from dtd.train.data.loader import Loader
 from dtd.train.data.rows import UsedRows, seed_generators
-from dtd.train.data.sampling import order_of
+from dtd.train.data.sampling import Order, order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
@@ -256,77 +256,47 @@ def build_session(
         TaskError: the task, its data or the job's settings cannot be used on this worker.
     """
     check_precision(spec.train.precision, device)
-    seed_generators(spec.job.seed, device)
-    dataset = train_dataset_of(task, partial(stream_rows, task, spec))
-    seed_generators(spec.job.seed, device)  # a split at random is the same in both methods
-    eval_dataset, stream = eval_dataset_of(task), stream_in(dataset)
     warn = WarningThrottle(reporter.warning)
-    loader = _open_loader(spec, dataset, device, warn)
-    samples = samples_of(dataset, spec.job.seed, loader)
-    job = spec.job
-    order = (
-        InSequence(job.global_batch_size)
-        if stream is not None
-        else order_of(task, len(dataset), batch_rows=job.global_batch_size, seed=job.seed)
-    )
-    replica = build_replica(task, spec, device, epoch_rows=order.places, sample=samples[0])
+    data = _open_data(task, spec, device, warn)
+    sample, evaluates = data.samples[0], data.evaluation is not None
+    check_evaluated(spec.train, has_evaluation=evaluates)
+    replica = build_replica(task, spec, device, epoch_rows=data.order.places, sample=sample)
     check_tensors(replica.model)
-    shown = shows_model(task, evaluates=eval_dataset is not None)
+    shown = shows_model(task, evaluates=evaluates)
     check_room(replica, spec, device, shows_whole=shown, serves=serves)
     size = state_size(replica, spec, shows_whole=shown)
     buffers = RunningBuffers(replica.model)
-    as_built = Structure(replica.model, stay=False)
-    plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
     rehearsal = Rehearsal(task=task, replica=replica, buffers=buffers, spec=spec, device=device)
-    one_row = one_row_of(dataset, spec.job.seed, loader)
-    single = SingleRow(replica.model, partial(rehearsal.run, one_row, as_built, backward=False))
-    plan = single.fit(plan, _MOST_RANKS if spec.strategy.name in SHARDED else 1)
-    check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
-    alone = spec.elastic.max_workers == spec.train.grad_accumulation == 1
-    doubts = check_gradient_hooks(
-        replica.trained, partial(rehearsal.run, samples[0], as_built, backward=True), alone=alone
-    )
+    plan, single, doubts = _try(rehearsal, data)
+    strategy, scalars = _build_strategy(rehearsal, data, plan)
     callbacks = Callbacks(task, replica)
-    scalars = StepScalars(
-        parameters=len(replica.trained),
-        buffer_elements=buffers.elements,
-        buffer_words=buffers.words,
-    )
-    if spec.strategy.name in SHARDED:
-        _check_divisible(replica, spec, device)
-    metadata(replica)  # refuses what no state can hold
-    strategy = build_strategy(
-        spec, parts_of(replica), device, scalars, model=replica.model, passes=plan.most_parts
-    )
-    replica.shared = strategy.shared
-    replica.shards = strategy.shards
-    whole = not strategy.divides_parameters
-    if replica.shards is not None:
-        replica.shards.bind(replica.optimizer)
-        as_divided = Structure(replica.model, stay=False)
-        rehearse = partial(rehearsal.run, structure=as_divided, backward=not whole)
-        strategy.watch([partial(rehearse, one, number=n) for n, one in enumerate(samples)])
     return JobSession(
         spec=spec,
         task=task,
         device=device,
-        dataset=dataset,
-        stream=stream,
-        sample=samples[0],
+        dataset=data.training,
+        stream=data.stream,
+        sample=sample,
+        loader=data.loader,
+        evaluator=Evaluator(task, data.evaluation, spec, device, warn=warn)
+        if data.evaluation is not None
+        else None,
         plan=plan,
         single=single,
+        doubts=doubts,
         replica=replica,
         strategy=strategy,
+        scalars=scalars,
         buffers=buffers,
         watch=ParameterWatch(
             replica.model,
             reporter.progress,
-            reads=whole,
+            reads=not strategy.divides_parameters,
             stay=strategy.shards is not None,
         ),
-        scalars=scalars,
-        loader=loader,
-        evaluator=Evaluator(task, eval_dataset, spec, device, warn=warn) if eval_dataset else None,
+        memory=MemoryMeter(
+            size, replica=replica, strategy=strategy, spec=spec, device=device, reporter=reporter
+        ),
         checkpoints=Checkpoints(
             spec=spec,
             job_id=job_id,
@@ -336,20 +306,105 @@ def build_session(
             saved=partial(_tell_saved, callbacks, plan),
             local_state=partial(_local_state, spec, strategy, replica),
         ),
+        callbacks=callbacks,
         reporter=reporter,
         warn=warn,
         requests=requests,
-        callbacks=callbacks,
-        memory=MemoryMeter(
-            size,
-            replica=replica,
-            strategy=strategy,
-            spec=spec,
-            device=device,
-            reporter=reporter,
-        ),
-        doubts=doubts,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Data:
+    """The data of a task.
+
+    Attributes:
+        training: its training rows.
+        evaluation: its evaluation rows; None if it has none.
+        stream: the training rows, if they come from a stream.
+        loader: loads batches of the training rows.
+        order: the order of rows in an epoch.
+        samples: return small batches.
+        one_row: returns a batch of one row.
+    """
+
+    training: MapDataset
+    evaluation: MapDataset | None
+    stream: StreamRows | None
+    loader: Loader
+    order: Order
+    samples: Sequence[Sample]
+    one_row: Sample
+
+
+def _open_data(task: Task, spec: JobSpec, device: torch.device, warn: Warn) -> _Data:
+    job = spec.job
+    seed_generators(job.seed, device)
+    training = train_dataset_of(task, partial(stream_rows, task, spec))
+    seed_generators(job.seed, device)  # a split at random is the same in both methods
+    evaluation, stream = eval_dataset_of(task), stream_in(training)
+    loader = Loader(
+        training,
+        seed=job.seed,
+        loader_workers=spec.train.loader_workers,
+        device=str(device),
+        warn=warn,
+    )
+    order = (
+        InSequence(job.global_batch_size)
+        if stream is not None
+        else order_of(task, len(training), batch_rows=job.global_batch_size, seed=job.seed)
+    )
+    return _Data(
+        training=training,
+        evaluation=evaluation,
+        stream=stream,
+        loader=loader,
+        order=order,
+        samples=samples_of(training, job.seed, loader),
+        one_row=one_row_of(training, job.seed, loader),
+    )
+
+
+def _try(rehearsal: Rehearsal, data: _Data) -> tuple[JobPlan, SingleRow, list[str]]:
+    """Try the model with a few rows; returns the plan, what may change it, and doubts."""
+    replica, spec = rehearsal.replica, rehearsal.spec
+    run = partial(rehearsal.run, structure=Structure(replica.model, stay=False))
+    plan = JobPlan(spec=spec, order=data.order, smallest_rows=smallest_rows(replica.model))
+    single = SingleRow(replica.model, partial(run, data.one_row, backward=False))
+    plan = single.fit(plan, _MOST_RANKS if spec.strategy.name in SHARDED else 1)
+    alone = spec.elastic.max_workers == spec.train.grad_accumulation == 1
+    doubts = check_gradient_hooks(
+        replica.trained, partial(run, data.samples[0], backward=True), alone=alone
+    )
+    return plan, single, doubts
+
+
+def _build_strategy(
+    rehearsal: Rehearsal, data: _Data, plan: JobPlan
+) -> tuple[Strategy, StepScalars]:
+    """Build the strategy, and divide the state if it does so."""
+    replica, spec, device = rehearsal.replica, rehearsal.spec, rehearsal.device
+    scalars = StepScalars(
+        parameters=len(replica.trained),
+        buffer_elements=rehearsal.buffers.elements,
+        buffer_words=rehearsal.buffers.words,
+    )
+    if spec.strategy.name in SHARDED:
+        _check_divisible(replica, spec, device)
+    metadata(replica)  # refuses what no state can hold
+    strategy = build_strategy(
+        spec, parts_of(replica), device, scalars, model=replica.model, passes=plan.most_parts
+    )
+    replica.shared, replica.shards = strategy.shared, strategy.shards
+    if replica.shards is not None:
+        replica.shards.bind(replica.optimizer)
+        rehearse = partial(
+            rehearsal.run,
+            structure=Structure(replica.model, stay=False),
+            backward=strategy.divides_parameters,
+        )
+        strategy.watch([partial(rehearse, one, number=n) for n, one in enumerate(data.samples)])
+    return strategy, scalars
 
 
 def _check_divisible(replica: Replica, spec: JobSpec, device: torch.device) -> None:
@@ -422,13 +477,3 @@ def _local_state(spec: JobSpec, strategy: Strategy, replica: Replica) -> dict[st
         "drift": local and spec.strategy.name == "streaming_diloco",
     }
     return {name: "zero" for name, is_kept in kept.items() if is_kept}
-
-
-def _open_loader(spec: JobSpec, dataset: MapDataset, device: torch.device, warn: Warn) -> Loader:
-    return Loader(
-        dataset,
-        seed=spec.job.seed,
-        loader_workers=spec.train.loader_workers,
-        device=str(device),
-        warn=warn,
-    )

@@ -15,7 +15,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from dtd.train.data.rows import (
 )
 from dtd.train.model_setup import autocast
 from dtd.train.plan import Share
+from dtd.train.record import StepRecord
 from dtd.train.session import JobSession
 from dtd.train.state.buffers import estimated_anew, layers_with_statistics
 from dtd.train.state.replica import LocalStepsUndo
@@ -50,44 +50,7 @@ _LEAST_KEPT, _MOST_KEPT = 2, 8
 """Bounds of their number: a mean over fewer is too noisy, and more would take too much memory."""
 
 
-@dataclass(slots=True)
-class Clock:
-    """Times of one step in seconds; `aside_s` is for exchanges beside training."""
-
-    data_s: float = 0.0
-    compute_s: float = 0.0
-    optimizer_s: float = 0.0
-    aside_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """Figures of a committed step, or round of steps; equal on all ranks.
-
-    Attributes:
-        steps: number of steps; more than one in a round.
-        epoch: epoch of its last rows.
-        rows: rows of the global batch, or batches.
-        loss: mean loss over these rows.
-        lr: learning rate of the first parameter group.
-        grad_norm: norm of the gradients before clipping.
-        skipped: nothing was updated.
-        rows_missing: rows of the plan that no rank's model processed.
-        rows_repeated: rows that were processed but are not in the plan.
-    """
-
-    steps: int
-    epoch: int
-    rows: int
-    loss: float
-    lr: float
-    grad_norm: float
-    skipped: bool
-    rows_missing: int
-    rows_repeated: int
-
-
-def contribute(session: JobSession, ring: Collective, clock: Clock) -> None:
+def contribute(session: JobSession, ring: Collective, record: StepRecord) -> None:
     """Forward and backward over this rank's rows; on return every bucket has been submitted.
 
     In a round, this also takes the local steps.
@@ -102,7 +65,7 @@ def contribute(session: JobSession, ring: Collective, clock: Clock) -> None:
         session.plan.share(step, rank=ring.rank, world_size=ring.world_size - session.servers)
         for step in session.plan.round(session.replica.step)
     ]
-    work = Computation(session, clock, shares=shares, check=ring.check)
+    work = Computation(session, record, shares=shares, check=ring.check)
     with session.replica.recomputation:
         session.strategy.compute(work, ring)
 
@@ -112,7 +75,7 @@ class Computation:
 
     Args:
         session: the job's session.
-        clock: records the times of the step.
+        record: receives the times of the step.
         shares: this rank's rows in each step of the round; empty if it is already computed.
         check: raises once the generation is over.
     """
@@ -120,13 +83,13 @@ class Computation:
     def __init__(
         self,
         session: JobSession,
-        clock: Clock,
+        record: StepRecord,
         *,
         shares: Sequence[Share] = (),
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
-        self._clock = clock
+        self._record = record
         self._shares = shares
         self._number = 0
         self._check = check
@@ -171,7 +134,7 @@ class Computation:
             loss_sum += float(loss.detach()) * (len(request.rows) if is_mean else 1.0)
             weight += rows_weight
             ended_s = time.perf_counter() - session.strategy.waited_s
-            self._clock.compute_s += ended_s - begun_s
+            self._record.compute_s += ended_s - begun_s
             session.reporter.progress()
         return LossSum(loss_sum=loss_sum, weight=weight)
 
@@ -191,7 +154,7 @@ class Computation:
         begun_s = time.perf_counter()
         loaded = session.loader.next(request)
         session.used.add(request, loaded)
-        self._clock.data_s += time.perf_counter() - begun_s
+        self._record.data_s += time.perf_counter() - begun_s
         session.profiler.marks.loaded(begun_s)
         session.reporter.progress()
         session.reporter.begins("batch", shape_of(loaded.batch))
@@ -258,7 +221,7 @@ class Computation:
                 begun_s = time.perf_counter()
                 seed_generators(key, session.device)
                 self._loss(batch, update, rows)
-                self._clock.compute_s += time.perf_counter() - begun_s
+                self._record.compute_s += time.perf_counter() - begun_s
                 session.reporter.progress()
                 self._check()
 
@@ -288,7 +251,7 @@ class Computation:
             begun_s = time.perf_counter()
             after = (session.replica.step + self.steps) * session.spec.job.global_batch_size
             session.stream_position = session.stream.position_at(after)
-            self._clock.data_s += time.perf_counter() - begun_s
+            self._record.data_s += time.perf_counter() - begun_s
 
     # --- updates ---------------------------------------------------------------------------
 
@@ -297,7 +260,7 @@ class Computation:
         """Implement `Computation`; the time counts as the optimizer's."""
         begun_s = time.perf_counter()
         yield
-        self._clock.optimizer_s += time.perf_counter() - begun_s
+        self._record.optimizer_s += time.perf_counter() - begun_s
         self._session.reporter.progress()
 
     def begin_update(self, weight: float) -> float:
@@ -334,52 +297,57 @@ class Computation:
         self._session.replica.update(update)
 
 
-def commit(session: JobSession) -> Committed:
+def commit(session: JobSession, record: StepRecord) -> None:
     """Apply the last update, advance the state, then call the task's callback.
 
     If the gradients of any update are not finite, the step updates nothing, on every rank.
+
+    Args:
+        session: the job's session; its step is prepared.
+        record: receives the step's figures.
     """
     replica, plan = session.replica, session.plan
     # What a hook of the optimizer or a callback draws is equal on all ranks, whatever their rows.
     key = draw_key(session.spec.job.seed, replica.step, NO_ROW)
     seed_generators(key, session.device)
-    stats = session.strategy.apply(Computation(session, Clock()))
-    totals, updates = stats.totals, stats.updates
-    steps, used = plan.round(replica.step), UsedRows.of_words(totals.used)
-    rows = sum(map(plan.global_rows, steps))
-    lr = float(replica.optimizer.param_groups[0]["lr"])
+    stats = session.strategy.apply(Computation(session, StepRecord()))
+    steps = plan.round(replica.step)
+    record.lr = float(replica.optimizer.param_groups[0]["lr"])
     if stats.finite:
         replica.updated(len(steps))
     else:
         session.take_back()
         replica.skipped_in_row += len(steps)
     replica.scaler.update(finite=stats.finite)
+    _advance(session, record, UsedRows.of_words(stats.totals.used))
+    _enter_judgement(session, end=stats.totals.end)
+    session.committed()
+    record.generation, record.rank = session.key.generation, session.callbacks.rank
+    record.step, record.skipped_steps = replica.step, replica.skipped
+    record.steps, record.skipped = len(steps), not stats.finite
+    record.loss = sum(one.loss for one in stats.updates)
+    record.grad_norm = math.hypot(*(one.norm for one in stats.updates))
+    figures = {"loss": record.loss}
+    figures |= {f"{one.name}_loss": one.loss for one in stats.updates if one.name}
+    session.tell("on_step", {**figures, "lr": record.lr, "grad_norm": record.grad_norm})
+
+
+def _advance(session: JobSession, record: StepRecord, used: UsedRows) -> None:
+    """Move the state's counters on by a step or round, and compare the rows used with the plan."""
+    replica, plan = session.replica, session.plan
+    steps = plan.round(replica.step)
+    record.rows = sum(map(plan.global_rows, steps))
     planned = sum(map(plan.checksum, steps)) % MODULUS
-    missing, repeated = used.against(planned, rows)
+    record.rows_missing, record.rows_repeated = used.against(planned, record.rows)
     for step in steps:
         position = plan.position(step)
         seed = plan.order_seed(position.epoch)
         replica.advance(position, plan.global_rows(step), seed=seed)
-    replica.ledger.amend(missing=missing, repeated=repeated)
+        record.epoch = position.epoch
+    replica.ledger.amend(missing=record.rows_missing, repeated=record.rows_repeated)
     if session.stream is not None:
         replica.stream = session.stream_position
         session.stream.committed(replica.step * session.spec.job.global_batch_size)
-    _enter_judgement(session, end=totals.end)
-    session.committed()
-    loss, norm = sum(one.loss for one in updates), math.hypot(*(one.norm for one in updates))
-    losses = {f"{one.name}_loss": one.loss for one in updates if one.name}
-    session.tell("on_step", {"loss": loss, **losses, "lr": lr, "grad_norm": norm})
-    return Committed(
-        steps=len(steps),
-        epoch=position.epoch,
-        rows=rows,
-        loss=loss,
-        lr=lr,
-        grad_norm=norm,
-        skipped=not stats.finite,
-        rows_missing=missing,
-        rows_repeated=repeated,
-    )
 
 
 def _enter_judgement(session: JobSession, *, end: bool) -> None:

@@ -30,7 +30,7 @@ from dtd.security.private_files import make_private_directory
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from scripts.cluster.networks import COORDINATOR, HOST, free_port
-from scripts.cluster.processes import GRACE_S, Child, exit_words, stop_all
+from scripts.cluster.processes import GRACE_S, Child, exit_words, proc_bytes, stop_all
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 START_S: Final = 60.0
@@ -333,6 +333,10 @@ class Cluster:
             cwd=cwd,
             env=self.ctl_environment(),
         )
+
+    def resident_bytes(self) -> int:
+        """Memory that the coordinator has."""
+        return proc_bytes(self.children[COORDINATOR].pid, "VmRSS")
 
     def is_well(self) -> bool:
         """Whether the coordinator answers, and nothing has failed within it."""

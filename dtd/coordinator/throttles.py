@@ -113,57 +113,6 @@ Contain = Callable[[str, Link], AbstractContextManager[None]]
 """A context for an action and its link: an unexpected error closes the link (`containment`)."""
 
 
-class SingleAnswers:
-    """One question of each connection is answered at a time; belongs to the event loop.
-
-    The next question is accepted once the answer has been read.  A client that has read the answer
-    may ask again before the sending task has finished, so the criterion is what the kernel has
-    sent.
-
-    Args:
-        question: the request, in words.
-        contain: contains errors that prevent an answer.
-    """
-
-    def __init__(self, question: str, contain: Contain) -> None:
-        self._question = question
-        self._contain = contain
-        self._tasks: dict[Link, asyncio.Task[None]] = {}
-        self._answered: set[Link] = set()
-
-    def begin(self, link: Link, answering: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Answer in a task of its own.
-
-        Raises:
-            ProtocolError: REFUSED, the answer before has not been read.
-        """
-        if link in self._tasks and (link not in self._answered or link.drained() is not None):
-            raise ProtocolError(ErrorCode.REFUSED, f"{self._question} is unanswered")
-        self._answered.discard(link)
-        task = self._tasks[link] = asyncio.create_task(self._contained(link, answering))
-        task.add_done_callback(lambda ended: self._ended(link, ended))
-
-    async def _contained(
-        self, link: Link, answering: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        with self._contain(f"answering {self._question}", link):
-            await answering()
-
-    async def answered(self, link: Link) -> None:
-        """The answer was sent: return when it has been read."""
-        self._answered.add(link)
-        await read_out(link)
-
-    def forget(self, link: Link) -> asyncio.Task[None] | None:
-        """The connection is gone; returns the task that answers it."""
-        self._answered.discard(link)
-        return self._tasks.pop(link, None)
-
-    def _ended(self, link: Link, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(link) is task:
-            self.forget(link)
-
-
 MAX_UNANSWERED: Final = 4
 """A worker that has just connected again may ask twice for the same thing."""
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import structlog
 
 from dtd.coordinator.control_port import ControlPort
-from dtd.coordinator.throttles import Contain, Refusals, SingleAnswers, go_on
+from dtd.coordinator.throttles import Contain, Refusals
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
-from dtd.net.limits import Pacing
 from dtd.net.link import Link
 from dtd.security import admission
 from dtd.security.admission import Renewal
@@ -34,10 +32,6 @@ LOOK_S: Final = 2.0
 TOLD_EVERY_S: Final = 600.0
 """A worker that does not renew its certificate is told again."""
 TIME_KEPT_EVERY_LOOKS: Final = 900
-
-RENEWALS_PER_S: Final = 2.0
-RENEWALS_AT_ONCE: Final = 64.0
-"""Burst of one credential, on all its connections; a host's workers may be told at one moment."""
 
 
 class RenewalHandler:
@@ -64,13 +58,13 @@ class RenewalHandler:
         self._own_ends = own_ends
         self._workers = workers
         self._told: dict[Link, float] = {}
-        self._answers = SingleAnswers("a RENEW", contain)
+        self._contain = contain
+        self._answering: dict[Link, asyncio.Task[None]] = {}
         self._doubted = False
         self._failures = Refusals()
-        self._pacing = Pacing(rate_per_s=RENEWALS_PER_S, burst=RENEWALS_AT_ONCE)
 
     def ask(self, link: Link, request: m.Renew) -> None:
-        """Answer with RENEWED, in good time.
+        """Answer with RENEWED.
 
         Raises:
             ProtocolError: REFUSED, the one before is not answered yet, or nothing was renewed.
@@ -78,11 +72,13 @@ class RenewalHandler:
         if request.taken:
             self._taken(link, request.taken)
             return
-        self._answers.begin(link, lambda: self._answer(link, request))
+        if link in self._answering:
+            raise ProtocolError(ErrorCode.REFUSED, "a RENEW is unanswered")
+        self._answering[link] = asyncio.create_task(self._answer(link, request))
 
     def forget(self, link: Link) -> None:
         """The connection is gone."""
-        task = self._answers.forget(link)
+        task = self._answering.pop(link, None)
         if task is not None:
             task.cancel()
 
@@ -136,21 +132,17 @@ class RenewalHandler:
                 link.send(m.Renewed())
 
     async def _answer(self, link: Link, request: m.Renew) -> None:
-        """Answer, and keep the connection even if there is no new certificate yet.
-
-        The next is answered when this answer has been read.
-        """
-        who = link.identity
-        await go_on(self._pacing, (who.role, who.name) if who is not None else "")
-        try:
-            answer = await self._renew(link, request)
-        except DtdError as error:
-            answer = m.Renewed(reason=error.message)
-        except (OSError, sqlite3.Error) as error:
-            log.error("store_failed", error=str(error))
-            answer = m.Renewed(reason=f"the coordinator's disk failed: {error}")
-        link.send(answer)
-        await self._answers.answered(link)
+        """Answer, and keep the connection even if there is no new certificate yet."""
+        with self._contain("answering a RENEW", link):
+            try:
+                answer = await self._renew(link, request)
+            except DtdError as error:
+                answer = m.Renewed(reason=error.message)
+            except OSError as error:
+                log.error("store_failed", error=str(error))
+                answer = m.Renewed(reason=f"the coordinator's disk failed: {error}")
+            self._answering.pop(link, None)
+            link.send(answer)
 
     async def _renew(self, link: Link, request: m.Renew) -> m.Renewed:
         authority, who = self._port.authority, link.identity

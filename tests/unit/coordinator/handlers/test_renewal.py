@@ -12,7 +12,9 @@ from structlog.testing import capture_logs
 
 import dtd.coordinator.handlers.renewal as renewal_module
 from dtd.coordinator.handlers.renewal import RenewalHandler
-from dtd.errors import ConfigError
+from dtd.errors import ConfigError, ProtocolError
+from dtd.security.admission import Renewal
+from dtd.wire import messages as m
 
 PATIENCE_S = 60.0
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -52,3 +54,34 @@ async def test_what_fails_on_the_disk_is_logged_and_keeps_nothing_else_from_bein
     assert asked[:3] == ["equip", "keep_time", "equip"]
     told = [line["error"] for line in lines if line["event"] == "own_credential_not_renewed"]
     assert told == [getattr(error, "message", str(error))]  # of five failures in a moment
+
+
+async def test_a_renewal_that_the_disk_fails_is_answered_and_may_be_asked_for_again():
+    answers, sent = [FULL, Renewal(reason="it is not time")], []
+
+    async def in_store(_function, *_arguments):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    class Link:
+        identity = SimpleNamespace()
+
+        def send(self, message):
+            sent.append(message)
+
+    link = Link()
+    port = SimpleNamespace(authority=SimpleNamespace(), coordinators=())
+    handler = RenewalHandler(
+        port, in_store, lambda _s: None, list, lambda *_: contextlib.nullcontext()
+    )
+    for _ in range(2):
+        handler.ask(link, m.Renew())
+        with pytest.raises(ProtocolError, match="is unanswered"):
+            handler.ask(link, m.Renew())
+        await handler._answering[link]
+    assert [one.reason for one in sent] == [
+        f"the coordinator's disk failed: {FULL}",
+        "it is not time",
+    ]

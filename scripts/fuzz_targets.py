@@ -45,7 +45,6 @@ from scripts.fuzz_links import (
     values_of,
     welcome_to,
 )
-from scripts.fuzz_star import lie_to_a_star
 
 MAX_INPUT_BYTES: Final = 4096
 _WORKER_SAYS: Final = sorted(
@@ -276,7 +275,6 @@ LINKS: Final[Mapping[str, Target]] = {
 TARGETS: Final[Mapping[str, Target]] = {
     **LINKS,
     "membership": Target(run=_members, authenticated=True),
-    "star": Target(run=lie_to_a_star, authenticated=True),
     "token": Target(run=_token, seeds=(_TOKEN,)),
     "address": Target(run=_address, seeds=(b"10.0.0.1:7117", b"[::1]:7117", b"host:1")),
     "credential": Target(run=_in_directory(_credential), seeds=(_CREDENTIAL,)),

@@ -5,7 +5,7 @@ all active workers have taken part, and leaves the same bytes on every worker.  
 backward it is split in two: `start` submits a full bucket and returns immediately, `wait` blocks
 until that bucket is averaged.
 
-The daemons use the TCP ring (`dtd.exchange.bridge`), whose buckets a torch process group
+The daemons use the ring over TCP (`dtd.exchange.endpoint`), whose buckets a torch process group
 (`dtd.exchange.process_group`) can carry.  `dtd.exchange.in_process` serves tests and is the
 simplest one to read.  This file holds only the contract.
 """
@@ -13,16 +13,15 @@ simplest one to read.  This file holds only the contract.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from dtd.exchange.ring.chunks import BucketShape, Operation
 from dtd.observe.profile.spans import RingSpans, SpanLog
 
 
-class Lendable(Protocol):
-    """Memory that can be shared with processes of the same host (`dtd.lent_memory.LentMemory`)."""
+class Shareable(Protocol):
+    """Memory that processes of the same host may read (`dtd.shared_memory.OfferedMemory`)."""
 
     descriptor: int
     nonce: bytes
@@ -32,9 +31,9 @@ class Lendable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BufferLocation:
-    """Location of a bucket's view in lendable memory; the offset is from the start of the file."""
+    """Location of a bucket's view in shareable memory; the offset is from the file's start."""
 
-    memory: Lendable
+    memory: Shareable
     offset_bytes: int
 
 
@@ -100,7 +99,7 @@ class CommTiming:
     """The communication cost of one step, as seen by one rank.
 
     Attributes:
-        busy_s: time during which at least one bucket or word was in flight.
+        busy_s: time during which at least one bucket or small gather was in flight.
         exposed_s: the part of it during which the training thread was blocked.
         sent_bytes: bytes of elements passed to the ring neighbour, over the socket or through
             shared memory.
@@ -109,6 +108,31 @@ class CommTiming:
     busy_s: float
     exposed_s: float
     sent_bytes: int
+
+
+class BusyTime:
+    """Time during which at least one of several operations was in progress.
+
+    Attributes:
+        busy_s: total so far, without the current busy period.
+    """
+
+    def __init__(self) -> None:
+        self.busy_s = 0.0
+        self._in_flight = 0
+        self._since_s = 0.0
+
+    def begin(self, now: float) -> None:
+        """One more operation begins; `now` in seconds, on any clock."""
+        if self._in_flight == 0:
+            self._since_s = now
+        self._in_flight += 1
+
+    def end(self, now: float) -> None:
+        """One operation has ended."""
+        self._in_flight -= 1
+        if self._in_flight == 0:
+            self.busy_s += now - self._since_s
 
 
 class Collective(Protocol):
@@ -137,12 +161,26 @@ class Collective(Protocol):
         """Raise if the ring is broken; cheap enough to be polled during long work."""
         ...
 
-    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
-        """Begin step `step` (0-based); from now on its buckets are addressed by their index.
+    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
+        """Begin a step; from now on its buckets are addressed by their index.
 
         Every rank opens the same steps, consecutively, with buckets of the same shapes (or none).
         It starts all of them before it waits for the first one, or waits for a leading part before
         it starts the others; that leading part must be the same on every rank.
+
+        Args:
+            step: its number, from 0.
+            buckets: those that are known already.
+            may_add: most buckets that `add` may add during the step; equal on all ranks.
+        """
+        ...
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """Add buckets to the open step, numbered after its present ones.
+
+        For dependent rounds, where the next exchange is known only after the previous one has
+        completed.  Every rank adds buckets of the same shapes in the same order.  They are started
+        and awaited like any other bucket, after all earlier ones have been awaited.
         """
         ...
 
@@ -167,10 +205,11 @@ class Collective(Protocol):
         """
         ...
 
-    def gather(self, word: bytes) -> list[bytes]:
-        """Block until every rank has called this, then return all ranks' words in rank order.
+    def gather(self, entry: bytes) -> list[bytes]:
+        """Block until every rank has called this, then return all ranks' entries in rank order.
 
-        A word has at most 32 KiB.  All ranks call this equally often, within an open step.
+        A small gather: an entry has at most 32 KiB.  All ranks call this equally often, within an
+        open step.
         """
         ...
 
@@ -185,60 +224,13 @@ class Collective(Protocol):
         """End the open step and return its timing."""
         ...
 
-
-class ExtendableCollective(Collective, Protocol):
-    """A collective that can add buckets to an open step.
-
-    For dependent rounds, where the next exchange is known only after the previous one has
-    completed.
-    """
-
-    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Open a step, as `Collective.open_step` does.
-
-        Args:
-            step: its number.
-            buckets: those that are known already.
-            may_add: most buckets that `add` may add during the step; equal on all ranks.
-        """
-        ...
-
-    def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Add buckets to the open step, numbered after its present ones.
-
-        Every rank adds buckets of the same shapes in the same order.  They are
-        started and awaited like any other bucket, after all earlier ones have been awaited.
-        """
-        ...
-
-
-class BreakableCollective(ExtendableCollective, Protocol):
-    """A ring that another transport builds on, for its membership and its failure detection."""
-
-    def on_broken(self, callback: Callable[[], None]) -> None:
-        """Call this when the ring breaks, or now if it is broken already; it must not block."""
-        ...
-
-    def give_up(self, reason: str) -> None:
-        """End the ring from the training thread, so that the neighbours notice immediately."""
-        ...
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """While this is open, the training thread waits for other ranks and is not itself slow."""
-        ...
-
-
-@runtime_checkable
-class Recorded(Protocol):
-    """A collective that can record what it does while the job is profiled."""
-
     def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
         """Record from now on; None: no more.  Only for the training thread, between steps.
 
         Args:
             waits: gets the times in which the training thread waits for the others; that thread's.
-            ring: gets buckets, words and chunks, also of a star; from now on the transport's
-                thread's.
+            ring: gets buckets, small gathers and chunks, also of a star; from now on the
+                transport's thread's.
         """
         ...
 

@@ -1,37 +1,29 @@
 """A whole ring in one process: N ranks, N threads, no sockets.
 
 This ring serves tests and is the simplest one to read.  It has the same machine
-(`dtd.exchange.ring.machine`) and the same node (`dtd.exchange.ring_node`) as the TCP ring, with
+(`dtd.exchange.ring.machine`) and the same node (`dtd.exchange.node`) as the ring over TCP, with
 queues instead of the network.  Every call delivers, under one lock, all messages that can be
 delivered, and then waits for its own result.
 
-With `servers`, the last ranks are parameter servers: the generation has a star besides the ring
-(`dtd.exchange.in_process_star`), and every rank's thread uses `InProcessRing.star(rank)` instead
-of `InProcessRing.collective(rank)`.
+With `servers`, the last ranks are parameter servers: the generation has a star besides the ring.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
-from dtd.errors import ProtocolError, RingBroken
-from dtd.exchange.api import BucketMemory, CommTiming
-from dtd.exchange.in_process_star import InProcessStar
-from dtd.exchange.ring.machine import Ring
-from dtd.exchange.ring_node import SCRATCH_SLOTS, RingNode
-from dtd.exchange.star.machine import Star
-from dtd.exchange.star_collective import StarCollective
-from dtd.exchange.submitted import SubmittedBuckets
+from dtd.errors import ProtocolError
+from dtd.exchange.node import SCRATCH_SLOTS, Node, NodeCollective
+from dtd.exchange.ring.machine import Machine
+from dtd.exchange.ring.neighbours import RingLoss
+from dtd.exchange.ring.schedules import RingSchedules, StarSchedules
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, SmallGather
 
-Parcel = tuple[Chunk | SmallGather, bytes]
+Frames = deque[tuple[Chunk | SmallGather, bytes]]
 
 
 class InProcessRing:
@@ -44,6 +36,11 @@ class InProcessRing:
         chunk_bytes: most payload bytes in one frame.
         timeout_s: how long a rank waits for the others before it breaks the ring.
         servers: how many of the ranks are parameter servers, the last ones; 0: there is no star.
+        changed: lock of everything, and signal of any news; None makes one.
+
+    Attributes:
+        changed: likewise.
+        broken: why the generation has ended; empty while it goes on.
     """
 
     def __init__(
@@ -55,231 +52,104 @@ class InProcessRing:
         chunk_bytes: int = 64 * 1024,
         timeout_s: float = 60.0,
         servers: int = 0,
+        changed: threading.Condition | None = None,
     ) -> None:
-        self.timeout_s = timeout_s
-        self.changed = threading.Condition()
+        self.changed = changed or threading.Condition()
         self.broken = ""
-        self._when_broken: list[Callable[[], None]] = []
-        self._queues: list[deque[Parcel]] = [deque() for _ in range(world_size)]
-        self._ranks = [
-            InProcessCollective(
-                self,
-                Ring(
-                    rank=rank,
-                    world_size=world_size,
-                    generation=generation,
-                    first_step=first_step,
-                    chunk_bytes=chunk_bytes,
-                    scratch_slots=SCRATCH_SLOTS,
-                ),
-                partial(self._enqueue, (rank + 1) % world_size),
-            )
-            for rank in range(world_size)
-        ]
-        self._star = InProcessStar(
-            self,
-            [
-                Star(
-                    rank=rank,
-                    world_size=world_size,
-                    servers=servers,
-                    generation=generation,
-                    first_step=first_step,
-                    chunk_bytes=chunk_bytes,
+        self._queues: dict[tuple[int, int, int], Frames] = {}
+        self._ranks: list[NodeCollective] = []
+        for rank in range(world_size):
+            schedules: list[RingSchedules | StarSchedules] = [
+                RingSchedules(rank, world_size, chunk_bytes=chunk_bytes)
+            ]
+            if servers:
+                star = StarSchedules(rank, world_size, servers=servers, chunk_bytes=chunk_bytes)
+                schedules.append(star)
+            nodes = [
+                Node(
+                    Machine(
+                        of_route,
+                        generation=generation,
+                        first_step=first_step,
+                        scratch_slots=max(SCRATCH_SLOTS, world_size),
+                    ),
+                    _Links(self, rank, route),
                 )
-                for rank in range(world_size)
-                if servers
-            ],
-        )
+                for route, of_route in enumerate(schedules)
+            ]
+            collective = NodeCollective(
+                nodes,
+                run=self._run,
+                end=self.break_ring,
+                changed=self.changed,
+                timeout_s=timeout_s,
+            )
+            self._ranks.append(collective)
 
-    def collective(self, rank: int) -> InProcessCollective:
-        """Return one rank's end of the ring."""
+    def collective(self, rank: int) -> NodeCollective:
+        """Return one rank's end of ring and star."""
         return self._ranks[rank]
-
-    def star(self, rank: int) -> StarCollective:
-        """Return one rank's end of ring and star, if there are servers."""
-        return StarCollective(self._ranks[rank], self._star.port(rank))
-
-    def check(self, rank: int) -> None:
-        """Raise RingBroken, as this rank's error, if the ring is broken."""
-        if self.broken:
-            raise RingBroken(f"rank {rank}: {self.broken}")
-
-    def wait_for(self, rank: int, here: Callable[[], bool], explain: Callable[[], str]) -> None:
-        """Block until something is here; called with the lock held.
-
-        Args:
-            rank: that waits.
-            here: whether it is.
-            explain: returns what is waited for, in words, if it never comes.
-
-        Raises:
-            RingBroken: the ring is broken, or it took too long.
-        """
-        if not self.changed.wait_for(lambda: here() or bool(self.broken), self.timeout_s):
-            self.break_ring(f"rank {rank} timed out: {explain()}")
-        if not here():
-            self.check(rank)
 
     def break_ring(self, why: str) -> None:
         """End the generation: all waiting and later calls raise RingBroken."""
         with self.changed:
-            self.broken = self.broken or why
-            callbacks, self._when_broken = self._when_broken, []
-            self.changed.notify_all()
-        for callback in callbacks:
-            callback()
-
-    def on_broken(self, callback: Callable[[], None]) -> None:
-        """Call this when the ring breaks, or now if it is broken already."""
-        with self.changed:
-            if not self.broken:
-                self._when_broken.append(callback)
+            if self.broken:
                 return
-        callback()
+            self.broken = why
+            for rank, collective in enumerate(self._ranks):
+                collective.ring_broken(RingLoss(reason=f"rank {rank}: {why}"))
 
-    def _enqueue(
-        self, to_rank: int, message: Chunk | SmallGather, payload: bytes | memoryview
-    ) -> None:
+    def send(self, route: int, sender: int, rank: int, message: Any, payload: Any) -> None:
+        """Append a frame to a link's queue."""
         # A copy, like the kernel's: the sender may use its memory again immediately.
-        self._queues[to_rank].append((message, bytes(payload)))
+        queue = self._queues.setdefault((route, sender, rank), deque())
+        queue.append((message, bytes(payload)))
 
-    def move(self) -> None:
-        """Deliver messages until none can be delivered; called with the lock held."""
-        moved = True
-        try:
-            while moved:
-                moved = False
-                for rank, queue in enumerate(self._queues):
-                    while queue and self._deliver(self._ranks[rank].node, *queue[0]):
-                        queue.popleft()
-                        moved = True
-                moved = self._star.move() or moved
-        except ProtocolError as error:
-            self.break_ring(str(error))
-        self.changed.notify_all()
+    def _run(self, function: Callable[..., None], *arguments: object) -> None:
+        """Make a call and deliver frames until none can be delivered."""
+        with self.changed:
+            function(*arguments)
+            try:
+                while any(self._deliver(*link) for link in list(self._queues)):
+                    pass
+            except ProtocolError as error:
+                self.break_ring(str(error))
 
-    def _deliver(self, node: RingNode, message: Chunk | SmallGather, payload: bytes) -> bool:
-        place = node.place(message, len(payload))
-        if isinstance(place, Hold):
-            return False
-        if place is None:
-            place = memoryview(bytearray(payload))
-        else:
+    def _deliver(self, route: int, sender: int, rank: int) -> bool:
+        """Deliver a link's frames until one is held; returns whether there was one."""
+        node, queue = self._ranks[rank].nodes[route], self._queues[route, sender, rank]
+        delivered = False
+        while queue:
+            message, payload = queue[0]
+            place = node.place(message, len(payload), link=sender)
+            if isinstance(place, Hold):
+                break
+            if place is None:
+                place = memoryview(bytearray(payload))
             place[:] = payload
-        node.received(message, place)
-        return True
+            queue.popleft()  # before it has effects
+            node.received(message, place)
+            delivered = True
+        return delivered
 
 
-class InProcessCollective:
-    """One rank's `Collective` over an `InProcessRing`."""
+class _Links:
+    """The links of one rank's node."""
 
-    def __init__(
-        self,
-        ring: InProcessRing,
-        core: Ring,
-        send: Callable[[Chunk | SmallGather, bytes | memoryview], None],
-    ) -> None:
-        self.node = RingNode(core, self)
-        self._send = send
-        self._ring = ring
-        self._buckets = SubmittedBuckets(self.node, ring.changed, self._hand_over, self._wait_for)
-        self._words: deque[list[bytes]] = deque()
-        self._exposed_s = 0.0
+    def __init__(self, ring: InProcessRing, rank: int, route: int) -> None:
+        self._ring, self._rank, self._route = ring, rank, route
 
-    @property
-    def rank(self) -> int:
-        """This end's position in the roster."""
-        return self.node.core.rank
+    def send(self, rank: int, message: Chunk | SmallGather, payload: bytes | memoryview) -> None:
+        """Append to that link's queue."""
+        self._ring.send(self._route, self._rank, rank, message, payload)
 
-    @property
-    def world_size(self) -> int:
-        """Length of the roster."""
-        return self.node.core.world_size
-
-    @property
-    def generation(self) -> int:
-        """Number of the roster."""
-        return self.node.core.generation
-
-    def check(self) -> None:
-        """Raise if the ring is broken."""
-        self._ring.check(self.rank)
-
-    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Begin a step."""
-        self._exposed_s = 0.0
-        self._buckets.open_step(step, buckets, may_add)
-
-    def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Add buckets to the open step."""
-        self._buckets.add(buckets)
-
-    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """Submit a full bucket."""
-        self._buckets.start(bucket, done)
-
-    def wait(self, bucket: int) -> None:
-        """Block until the bucket is averaged."""
-        self._buckets.wait(bucket)
-
-    def gather(self, word: bytes) -> list[bytes]:
-        """Exchange small words."""
-        self._hand_over(self.node.offer, word)
-        self._wait_for(lambda: bool(self._words))
-        return self._words.popleft()
-
-    def agreed(self) -> None:
-        """Do nothing: no end waits to hear it."""
-
-    def on_broken(self, callback: Callable[[], None]) -> None:
-        """Call this when the ring breaks."""
-        self._ring.on_broken(callback)
-
-    def give_up(self, reason: str) -> None:
-        """End the ring."""
-        self._ring.break_ring(f"rank {self.rank} gave up: {reason}")
-
-    def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Implement `BreakableCollective.waiting`; waits are not monitored here."""
-        return contextlib.nullcontext()
-
-    def close_step(self) -> CommTiming:
-        """End the open step."""
-        return CommTiming(
-            busy_s=self.node.busy_s(),
-            exposed_s=self._exposed_s,
-            sent_bytes=self.node.sent_bytes,
-        )
-
-    def _hand_over(self, call: Callable[..., None], *arguments: Any) -> None:
-        with self._ring.changed:
-            self._ring.check(self.rank)
-            call(*arguments)
-            self._ring.move()
-
-    def _wait_for(self, here: Callable[[], bool]) -> None:
-        begun_s = time.monotonic()
-        try:
-            with self._ring.changed:
-                self._ring.check(self.rank)
-                self._ring.wait_for(self.rank, here, self.node.core.explain)
-        finally:
-            self._exposed_s += time.monotonic() - begun_s
-
-    # --- NodeHandler -------------------------------------------------------------------------
-
-    def send(self, message: Chunk | SmallGather, payload: bytes | memoryview) -> None:
-        """Append to the next rank's queue."""
-        self._send(message, payload)
-
-    def resume(self) -> None:
-        """Do nothing: a held parcel stays in its queue and is offered again."""
+    def resume(self, rank: int) -> None:
+        """Do nothing: a held frame stays in its queue and is offered again."""
 
     def bucket_done(self, bucket: int) -> None:
-        """The bucket holds the sum."""
-        self._buckets.bucket_done(bucket)
+        """The bucket holds its result."""
+        self._ring.collective(self._rank).bucket_done(self._route, bucket)
 
-    def words_done(self, words: list[bytes]) -> None:
-        """All ranks' words have arrived."""
-        self._words.append(words)
+    def gather_done(self, entries: list[bytes]) -> None:
+        """All ranks' entries have arrived."""
+        self._ring.collective(self._rank).gather_done(entries)

@@ -1,9 +1,9 @@
 """Buckets through torch.distributed (Gloo, or NCCL on GPUs); everything else on the ring.
 
 This is `sync.transport = "gloo"` or "nccl".  The ring keeps its role: it determines the members,
-carries words, votes and the tail of each step, and detects within milliseconds that a member is
-gone.  Only buckets of types that torch supports are exchanged in a process group.  A group belongs
-to one generation: it is created when the generation's first step with buckets opens
+carries small gathers, votes and the tail of each step, and detects within milliseconds that a
+member is gone.  Only buckets of types that torch supports are exchanged in a process group.  A
+group belongs to one generation: it is created when the generation's first step with buckets opens
 (`dtd.exchange.rendezvous`), and abandoned when the ring breaks.  Any failure in the group ends the
 generation, like a broken ring.  `dtd.exchange.group_backends` makes and ends a rank's part of it.
 
@@ -32,11 +32,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtd.errors import ProcessGroupFailed, ProtocolError, RingBroken
-from dtd.exchange.api import BreakableCollective, BucketMemory, CommTiming, Recorded
+from dtd.exchange.api import BucketMemory, BusyTime, CommTiming
 from dtd.exchange.group_backends import Group
-from dtd.exchange.payloads import gather_payloads
+from dtd.exchange.node import NodeCollective
 from dtd.exchange.rendezvous import Rendezvous
-from dtd.exchange.ring.busy import BusyTime
 from dtd.exchange.ring.chunks import Operation
 from dtd.observe.profile.spans import RingSpans, SpanLog
 
@@ -76,7 +75,7 @@ class ProcessGroupCollective:
             buckets for it opens, and never if there is only one rank.
     """
 
-    def __init__(self, ring: BreakableCollective, group: Callable[[], Group]) -> None:
+    def __init__(self, ring: NodeCollective, group: Callable[[], Group]) -> None:
         self._ring = ring
         self._new_group = group
         self._group: Group | None = None
@@ -230,27 +229,26 @@ class ProcessGroupCollective:
         if not here:
             self._give_up()
 
-    def gather(self, word: bytes) -> list[bytes]:
-        """Exchange small words on the ring."""
+    def gather(self, entry: bytes) -> list[bytes]:
+        """Gather small entries on the ring."""
         begun_s = time.monotonic()
         with self._changed:
             self._busy.begin(begun_s)
         with self._leaving():
-            words = self._ring.gather(word)
+            entries = self._ring.gather(entry)
         ended_s = time.monotonic()
         with self._changed:
             self._busy.end(ended_s)
         self._exposed_s += ended_s - begun_s
-        return words
+        return entries
 
     def agreed(self) -> None:
-        """Implement `Collective.agreed`."""
+        """All ranks have agreed on the initial state."""
         self._ring.agreed()
 
     def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
-        """Record the ring that the group rests on, which carries words."""
-        if isinstance(self._ring, Recorded):
-            self._ring.record(waits, ring)
+        """Record the ring that the group rests on, which carries small gathers."""
+        self._ring.record(waits, ring)
 
     def close_step(self) -> CommTiming:
         """End the open step.
@@ -275,14 +273,11 @@ class ProcessGroupCollective:
         """
         ring, group = self._ring, self._new_group()
 
-        def gather(payload: bytes) -> list[bytes]:
-            return gather_payloads(ring.gather, payload)
-
         try:
-            group.knows(gather(group.place))
+            group.knows(ring.gather(group.place))
             rendezvous: Rendezvous[Any] = Rendezvous(group.make, group.end)
             with ring.waiting():
-                self._backend = rendezvous.run(gather, ring.check, ring.on_broken)
+                self._backend = rendezvous.run(ring.gather, ring.check, ring.on_broken)
         except (ProcessGroupFailed, ProtocolError) as error:
             reason = f"the process group could not be made: {error}"
             ring.give_up(reason)

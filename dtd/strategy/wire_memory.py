@@ -1,6 +1,6 @@
 """The host memory of a step's buckets, which the ring reads as bytes and adds to.
 
-All buckets share one anonymous file (`dtd.lent_memory`), so that a neighbour on the same host can
+All buckets share one anonymous file (`dtd.shared_memory`), so that a neighbour on the same host can
 read them in place.  Every bucket begins on a cache line.  numpy adds float32 and float64: one SIMD
 loop in the calling thread, without the GIL.  torch adds all other types.  The ring decides which
 bytes are sent where.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dtd.exchange.api import BucketMemory, BufferLocation
-from dtd.lent_memory import HEAD_BYTES, LentMemory
+from dtd.shared_memory import HEAD_BYTES, OfferedMemory
 
 _LINE_BYTES = 64
 _NUMPY_ADDS = (torch.float32, torch.float64)
@@ -90,7 +90,7 @@ class RingMemory:
         for elements, dtype in sizes:
             offsets.append(end)
             end += line_bytes(elements * dtype.itemsize)
-        self._lent = LentMemory(end)
+        self._lent = OfferedMemory(end)
         for (elements, dtype), offset in zip(sizes, offsets, strict=True):
             self._add(HEAD_BYTES + offset, elements, dtype)
 
@@ -98,7 +98,7 @@ class RingMemory:
         view = self._lent.view(offset_bytes, elements * dtype.itemsize)
         flat = torch.frombuffer(view, dtype=dtype) if elements else torch.empty(0, dtype=dtype)
         self.flats.append(flat)
-        home = BufferLocation(self._lent, offset_bytes) if self._lent.lendable else None
+        home = BufferLocation(self._lent, offset_bytes) if self._lent.shareable else None
         self.memories.append(bucket_memory(flat, home))
 
     def revoke(self) -> None:

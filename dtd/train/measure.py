@@ -76,9 +76,12 @@ class HandOvers:
     def check(self) -> None:
         """It cannot break."""
 
-    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
+    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
         """Forget the step before."""
         self.started_s.clear()
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """They are handed over like the others."""
 
     def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
         """Note the time."""
@@ -89,9 +92,9 @@ class HandOvers:
     def wait(self, bucket: int) -> None:
         """Nothing is under way."""
 
-    def gather(self, word: bytes) -> list[bytes]:
+    def gather(self, entry: bytes) -> list[bytes]:
         """Return the same bytes for every rank."""
-        return [word] * self.world_size
+        return [entry] * self.world_size
 
     def agreed(self) -> None:
         """Do nothing: no other rank waits for it."""
@@ -99,6 +102,9 @@ class HandOvers:
     def close_step(self) -> CommTiming:
         """Nothing was sent."""
         return CommTiming(busy_s=0.0, exposed_s=0.0, sent_bytes=0)
+
+    def record(self, waits: object, ring: object) -> None:
+        """Nothing is recorded."""
 
 
 class _EveryUpdate:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.exchange.api import Collective, Recorded
+from dtd.exchange.api import Collective
 from dtd.observe.profile.spans import DATA, NS, STEP, RingSpans, SpanLog
 from dtd.observe.profile.trace import MAX_ROWS, MAX_TRACKS, Track, encoded
 
@@ -147,13 +147,11 @@ class StepProfiler:
         self.marks, self._ring = marks, RingSpans()
         self._until_s = time.monotonic() + order.limit_s
         self._torch, self._note = _start_torch() if self.sees_torch else (None, _HIDDEN)
-        if isinstance(ring, Recorded):
-            ring.record(marks.log, self._ring)
+        ring.record(marks.log, self._ring)
 
     def _end(self, order: ProfileOrder, marks: StepMarks, ring: Collective) -> None:
         """Stop recording, and have the file written; the order is done when it is."""
-        if isinstance(ring, Recorded):
-            ring.record(None, None)
+        ring.record(None, None)
         torch_profiler, self._torch, self.marks = self._torch, None, NO_MARKS
         if torch_profiler is not None:
             self._begins(f"end of {order.path.name}")

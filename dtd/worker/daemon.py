@@ -23,7 +23,7 @@ from dtd import diagnostics
 from dtd.cluster import member
 from dtd.config import WorkerConfig
 from dtd.errors import CheckpointError, JobSpecError
-from dtd.exchange.bridge import Bridge
+from dtd.exchange.endpoint import Bridge
 from dtd.job import JobSpec, from_mapping
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer, Resource
@@ -423,6 +423,7 @@ class Worker:
 
     def _heartbeat(self) -> m.Heartbeat:
         training, measured = self._training, self._metrics.heartbeat_fields()
+        ring = training.ring if training is not None else None
         figures: dict[str, Any] = {}
         if training is not None:
             figures = training.heartbeat_fields(self._interval_s)
@@ -432,7 +433,7 @@ class Worker:
             memory_bytes=resident_bytes(),
             waiting=self._core.explain(),
             **measured,
-            **self._traffic.heartbeat_fields(training.ring if training is not None else None),
+            **self._traffic.heartbeat_fields(ring.endpoint if ring is not None else None),
             **figures,
         )
 

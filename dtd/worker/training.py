@@ -18,7 +18,7 @@ import structlog
 from dtd.cluster import member
 from dtd.cluster.progress import LOOK_AFTER_S, ProgressWatch
 from dtd.config import WorkerConfig
-from dtd.exchange.bridge import Bridge, RingCollective
+from dtd.exchange.endpoint import Bridge, RingCollective
 from dtd.job import JobSpec
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer
@@ -186,7 +186,7 @@ class TrainingThreadOwner:
         )
         log.info("generation_assigned", roster=[member_.name for member_ in assign.roster])
         if self.ring is not None:
-            self.ring.end(f"generation {assign.generation} follows")
+            self.ring.endpoint.end(f"generation {assign.generation} follows")
         self._data.withdraw()
         self.ring = RingCollective(
             self._bridge,
@@ -198,9 +198,9 @@ class TrainingThreadOwner:
             agreed=self._bridge.posting(self._on_agreed, assign, agreed),
             lifeline=self._lifeline,
             context=self._context,
-            letters=self._letters,
+            fd_dir=self._letters,
         )
-        self.ring.connect()
+        self.ring.endpoint.connect()
         self._thread.assign(self.ring)
 
     def use(self, context: ssl.SSLContext) -> None:
@@ -211,7 +211,7 @@ class TrainingThreadOwner:
     def break_ring(self, reason: str) -> None:
         """Leave the generation."""
         assert self.ring is not None
-        self.ring.end(reason)
+        self.ring.endpoint.end(reason)
 
     def save(self, save: m.Save) -> None:
         """Have the state written that is held."""

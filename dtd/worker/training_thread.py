@@ -54,11 +54,10 @@ from dtd.worker.sandbox import refuse_if_laxer
 
 if TYPE_CHECKING:
     from dtd.exchange.api import Collective
-    from dtd.exchange.bridge import RingCollective
+    from dtd.exchange.endpoint import RingCollective
     from dtd.train.profile import StepProfiler
     from dtd.train.record import HeldState, Outcome
     from dtd.train.run import JobSessionRunner
-from dtd.exchange.star_collective import StarCollective
 
 log = structlog.get_logger()
 
@@ -324,11 +323,9 @@ class TrainingThread(threading.Thread):
             self._watch.end()
 
     def _collective(self, ring: RingCollective) -> Collective:
-        """The ring, with the star of parameter servers or a process group that rests on it."""
-        if ring.star is not None:
-            return StarCollective(ring, ring.star)
+        """The ring, or the process group that rests on it."""
         transport = self._spec.sync.transport
-        if transport == "ring":
+        if transport == "ring" or ring.endpoint.star is not None:
             return ring
         from dtd.exchange.group_backends import group_of
         from dtd.exchange.process_group import ProcessGroupCollective

@@ -21,7 +21,7 @@ import uvloop
 from dtd.address import Address
 from dtd.errors import CheckpointError
 from dtd.exchange.api import BucketMemory, all_reduce
-from dtd.exchange.bridge import Bridge, RingCollective
+from dtd.exchange.endpoint import Bridge, RingCollective
 from dtd.job import SyncTable
 from dtd.net.data_server import DataServer, Resource
 from dtd.security.credential import Credential
@@ -94,10 +94,10 @@ class RingSide:
             beat_interval_s=DEFAULT_HEARTBEAT_INTERVAL_S,
             silence_s=SILENCE_S,
             agreed=lambda: None,
-            letters=Path(self._letters.name),
+            fd_dir=Path(self._letters.name),
             context=self._calls,
         )
-        ring.connect()
+        ring.endpoint.connect()
         return ring
 
     def prepare(self, size_bytes: int, dtype: str) -> None:

@@ -25,7 +25,7 @@ print(json.dumps(side.listen()), flush=True)
 side.join(*json.loads(sys.stdin.readline()))
 side.prepare(1 << 20, "float32")
 side.verify()
-endpoint = side._ring._endpoint
+endpoint = side._ring.endpoint
 print(json.dumps([link.session.tag.flag for link in (endpoint._out, endpoint._in)]), flush=True)
 sys.stdin.readline()
 """

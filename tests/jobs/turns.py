@@ -32,26 +32,26 @@ class Turns:
 
     def ring(self, *arguments: Any, **options: Any) -> InProcessRing:
         """A ring whose ranks take these turns."""
-        return _TurnRing(self, *arguments, **options)
+        return InProcessRing(*arguments, changed=_TurnCondition(self), **options)
 
 
-class _TurnRing(InProcessRing):
-    def __init__(self, turns: Turns, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+class _TurnCondition(threading.Condition):
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
         self._turns = turns
 
-    def wait_for(self, rank: int, here: Callable[[], bool], explain: Callable[[], str]) -> None:
-        """Wait as the ring does, without the turn; called with its lock and the turn held."""
-        if here() or self.broken:
-            return super().wait_for(rank, here, explain)
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait without the turn; called with the lock and the turn held."""
+        if predicate():
+            return True
         state = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
         self._turns.__exit__()
         try:
-            super().wait_for(rank, here, explain)
+            return super().wait_for(predicate, timeout)
         finally:
-            self.changed.release()  # whoever has the turn may need it
+            self.release()  # whoever has the turn may need it
             self._turns.__enter__()
-            self.changed.acquire()
+            self.acquire()
             torch.default_generator.set_state(state[0])
             np.random.set_state(state[1])
             random.setstate(state[2])

@@ -33,30 +33,31 @@ from dtd.exchange.ring.chunks import (
 )
 from dtd.exchange.ring.events import (
     BucketDone,
+    BucketReleased,
     BucketsAdded,
     BucketStarted,
-    BucketTaken,
     ChunkReceived,
-    CopyLent,
+    CopyShared,
     Effect,
+    GatherDone,
+    GatherOffered,
+    GatherReceived,
     InBucket,
     InContributions,
-    InLent,
     InScratch,
+    InShared,
     KeepOwn,
     Reduce,
-    ReduceLent,
+    ReduceShared,
     SendChunk,
     SendContribution,
-    SendTaken,
-    SendWord,
+    SendGather,
+    SendReleased,
     StepOpened,
     SumContributions,
-    WordOffered,
-    WordReceived,
-    WordsDone,
 )
-from dtd.exchange.ring.machine import Ring
+from dtd.exchange.ring.machine import Machine
+from dtd.exchange.ring.schedules import RingSchedules
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, ShmReleased, SmallGather
 from tests.shards import held_segments
@@ -106,7 +107,7 @@ class _Node:
 
     def __init__(
         self,
-        core: Ring,
+        core: Machine,
         steps: Sequence[Sequence[int]],
         *,
         item_bytes: int,
@@ -178,7 +179,7 @@ class _Node:
                 step=step,
                 buckets=shapes,
                 loan=self.loan,
-                lent=self.lent,
+                shared=self.lent,
                 may_add=len(self.added),
             )
         )
@@ -225,7 +226,7 @@ class _Node:
         self.handle(BucketStarted(bucket=bucket))
 
     def _offer(self) -> None:
-        self.handle(WordOffered())
+        self.handle(GatherOffered())
 
     def _close(self) -> None:
         kept = [index for index in range(len(self.buckets)) if index not in self.lent]
@@ -252,8 +253,8 @@ class _Node:
         self.program.popleft()[1]()
 
     def handle(self, event: object) -> None:
-        effects = self.core.handle(event, 0.0)
-        reads = sum(isinstance(effect, ReduceLent | CopyLent) for effect in effects)
+        effects = self.core.handle(event)
+        reads = sum(isinstance(effect, ReduceShared | CopyShared) for effect in effects)
         assert reads <= max(self.slot_count, 1), "too much to read at once"
         for effect in effects:
             self._perform(effect)
@@ -262,17 +263,17 @@ class _Node:
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, SendChunk):
             self._send_chunk(effect)
-        elif isinstance(effect, SendWord):
-            self.outbox.append((effect.word, list))
+        elif isinstance(effect, SendGather):
+            self.outbox.append((effect.gather, list))
         elif isinstance(effect, Reduce):
             self.buckets[effect.bucket].add(effect.start, self.slots.pop(effect.slot))
-        elif isinstance(effect, ReduceLent):
+        elif isinstance(effect, ReduceShared):
             self.buckets[effect.bucket].add(effect.start, self._borrowed(effect))
-        elif isinstance(effect, CopyLent):
+        elif isinstance(effect, CopyShared):
             self.buckets[effect.bucket].write(effect.start, self._borrowed(effect))
-        elif isinstance(effect, SendTaken):
-            assert not self.previous.buckets[effect.taken.bucket].to_be_read
-            self.answers.append(effect.taken)
+        elif isinstance(effect, SendReleased):
+            assert not self.previous.buckets[effect.released.bucket].to_be_read
+            self.answers.append(effect.released)
         elif isinstance(effect, KeepOwn):
             own = list(self.buckets[effect.bucket].values)
             self.contributions[effect.bucket, self.core.rank] = own
@@ -283,7 +284,7 @@ class _Node:
             self._sum(effect.bucket)
         elif isinstance(effect, BucketDone):
             self._finish(effect.bucket)
-        elif isinstance(effect, WordsDone):
+        elif isinstance(effect, GatherDone):
             assert effect.sequence == self.exchanges_done
             self.exchanges_done += 1
 
@@ -298,7 +299,7 @@ class _Node:
             values = bucket.values
             self.outbox.append((effect.chunk, lambda: values[effect.start : effect.stop]))
 
-    def _borrowed(self, effect: ReduceLent | CopyLent) -> list[int]:
+    def _borrowed(self, effect: ReduceShared | CopyShared) -> list[int]:
         """Elements of the previous rank's bucket as they are now."""
         assert effect.loan == self.previous.loan, "read under another number"
         return self.previous.buckets[effect.bucket].borrowed(effect.start, effect.stop)
@@ -322,14 +323,16 @@ class _Node:
         """Take a frame from the previous rank, or leave it where it is."""
         values = payload()
         if isinstance(message, SmallGather):
-            if isinstance(self.core.accept_word(message), Hold):
+            if isinstance(self.core.accept_gather(message, link=self.previous.core.rank), Hold):
                 return False
-            self.handle(WordReceived(word=message))
+            self.handle(GatherReceived(gather=message))
             return True
-        place = self.core.place(message, len(values) * self.item_bytes)
+        place = self.core.place(
+            message, len(values) * self.item_bytes, link=self.previous.core.rank
+        )
         if isinstance(place, Hold):
             return False
-        slot = place.slot if isinstance(place, InScratch | InLent) else None
+        slot = place.slot if isinstance(place, InScratch | InShared) else None
         if slot is not None:
             assert slot in range(self.slot_count), "there is no such scratch slot"
             assert slot not in self.slots, "a scratch slot was given out twice"
@@ -365,12 +368,10 @@ def run_network(
     """
     nodes = [
         _Node(
-            Ring(
-                rank=rank,
-                world_size=world_size,
+            Machine(
+                RingSchedules(rank, world_size, chunk_bytes=chunk_elements * item_bytes),
                 generation=3,
                 first_step=0,
-                chunk_bytes=chunk_elements * item_bytes,
                 scratch_slots=slots,
             ),
             steps,
@@ -423,7 +424,7 @@ def _answer(node: _Node, random: Random) -> bool:
     if not node.answers:
         return False
     if random.random() < 0.5:
-        node.previous.handle(BucketTaken(taken=node.answers.popleft()))
+        node.previous.handle(BucketReleased(released=node.answers.popleft()))
     return True
 
 

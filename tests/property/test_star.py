@@ -12,16 +12,27 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtd.engine.shards import Division
-from dtd.errors import ProtocolError
 from dtd.exchange.ring.chunks import BucketShape, Operation
-from dtd.exchange.ring.events import BucketDone, BucketsAdded, BucketStarted, StepOpened
-from dtd.exchange.star.events import AddFrom, ChunkArrived, Effect, InScratchOf, ResumeLink, SendTo
-from dtd.exchange.star.machine import Star
+from dtd.exchange.ring.events import (
+    BucketDone,
+    BucketsAdded,
+    BucketStarted,
+    ChunkReceived,
+    Effect,
+    Event,
+    InBucket,
+    InScratch,
+    Reduce,
+    Resume,
+    SendChunk,
+    StepOpened,
+)
+from dtd.exchange.ring.machine import Machine
+from dtd.exchange.ring.schedules import StarSchedules
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk
 
@@ -63,9 +74,11 @@ class Plan:
 class Rank:
     """One rank: its machine, the memory it names, and the program that its trainer runs."""
 
-    def __init__(self, core: Star, plans: Sequence[Plan], random: Random) -> None:
+    def __init__(self, core: Machine, servers: int, plans: Sequence[Plan], random: Random) -> None:
         self.core = core
-        self.seat = core.seat
+        self.servers = servers
+        self.trainers = core.world_size - servers
+        self.serves = core.rank >= self.trainers
         self.plans = plans
         self.random = random
         self.links: dict[int, deque[Frame]] = {}
@@ -78,7 +91,7 @@ class Rank:
         self.offered = False
         self.sent_elements = 0
         self.received_elements = 0
-        self.careless = core.seat.own is None and random.random() < 0.5
+        self.careless = not self.serves and random.random() < 0.5
 
     @property
     def plan(self) -> Plan:
@@ -127,31 +140,31 @@ class Rank:
     def _lay_out(self, shapes: Sequence[BucketShape]) -> None:
         for shape in shapes:
             values = [NOTHING] * shape.elements
-            if shape.operation is SCATTER and self.seat.own is None:
-                values = [(self.seat.rank,)] * shape.elements
+            if shape.operation is SCATTER and not self.serves:
+                values = [(self.core.rank,)] * shape.elements
             elif shape.operation is GATHER:
-                for segment in self.seat.held(shape.copies):
-                    for at in elements_of(shape, segment, self.seat.servers):
+                for segment in self.held_segments(shape):
+                    for at in elements_of(shape, segment, self.servers):
                         values[at] = (segment, at)
             self.buckets.append(values)
 
     # --- the machine -------------------------------------------------------------------------
 
-    def handle(self, event: StepOpened | BucketsAdded | BucketStarted | ChunkArrived) -> None:
-        for effect in self.core.handle(event, 0.0):
+    def handle(self, event: Event) -> None:
+        for effect in self.core.handle(event):
             self._do(effect)
         self.core.check_invariants()
 
     def _do(self, effect: Effect) -> None:
-        if isinstance(effect, SendTo):
+        if isinstance(effect, SendChunk):
             values = self.buckets[effect.chunk.bucket][effect.start : effect.stop]
             self.sent_elements += len(values)
             self.links.setdefault(effect.rank, deque()).append((effect.chunk, values))
-        elif isinstance(effect, AddFrom):
-            values, bucket = self.scratch.pop(effect.rank), self.buckets[effect.bucket]
+        elif isinstance(effect, Reduce):
+            values, bucket = self.scratch.pop(effect.slot), self.buckets[effect.bucket]
             sums = zip(bucket[effect.start : effect.stop], values, strict=True)
             bucket[effect.start : effect.stop] = [own + other for own, other in sums]
-        elif isinstance(effect, ResumeLink):
+        elif isinstance(effect, Resume):
             self.held.remove(effect.rank)
         else:
             assert isinstance(effect, BucketDone)
@@ -168,24 +181,33 @@ class Rank:
             self.held.add(sender)
             return True
         self.received_elements += len(values)
-        if isinstance(place, InScratchOf):
-            assert place.rank not in self.scratch
-            self.scratch[place.rank] = values
+        slot = None
+        if isinstance(place, InScratch):
+            slot = place.slot
+            assert slot not in self.scratch
+            self.scratch[slot] = values
         else:
+            assert isinstance(place, InBucket)
             self.buckets[place.bucket][place.start : place.stop] = values
-        self.handle(ChunkArrived(chunk=chunk))
+        self.handle(ChunkReceived(chunk=chunk, slot=slot))
         return False
+
+    def held_segments(self, shape: BucketShape) -> list[int]:
+        division = Division(
+            world_size=self.core.world_size, mirrors=shape.copies, servers=self.servers
+        )
+        return division.held(self.core.rank)
 
     def _check(self, index: int) -> None:
         """A bucket that is done holds what it should."""
         assert index not in self.done
         shape, values = self.plan.shapes[index], self.buckets[index]
-        held = self.seat.held(shape.copies)
+        held = self.held_segments(shape)
         if shape.operation is GATHER:
-            held = list(range(self.seat.servers))
+            held = list(range(self.servers))
         for segment in held:
-            for at in elements_of(shape, segment, self.seat.servers):
-                everyone = tuple(range(self.seat.trainers))
+            for at in elements_of(shape, segment, self.servers):
+                everyone = tuple(range(self.trainers))
                 assert values[at] == (everyone if shape.operation is SCATTER else (segment, at))
 
 
@@ -225,14 +247,18 @@ def test_every_rank_gets_its_sums_whatever_the_order(
     plans = [Plan(random, servers) for _ in range(steps)]
     ranks = [
         Rank(
-            Star(
-                rank=rank,
-                world_size=trainers + servers,
-                servers=servers,
+            Machine(
+                StarSchedules(
+                    rank,
+                    trainers + servers,
+                    servers=servers,
+                    chunk_bytes=chunk_elements * ITEM_BYTES,
+                ),
                 generation=3,
                 first_step=0,
-                chunk_bytes=chunk_elements * ITEM_BYTES,
+                scratch_slots=trainers + servers,
             ),
+            servers,
             plans,
             random,
         )
@@ -250,77 +276,3 @@ def test_every_rank_gets_its_sums_whatever_the_order(
     )
     for rank in ranks[:trainers]:
         assert (rank.sent_elements, rank.received_elements) == (scattered, gathered)
-
-
-def network(rank: int, random: Random) -> Star:
-    """A machine of two trainers and two servers in the middle of a step."""
-    core = Star(
-        rank=rank, world_size=4, servers=2, generation=3, first_step=5, chunk_bytes=2 * ITEM_BYTES
-    )
-    shapes = tuple(
-        BucketShape(elements=9, item_bytes=ITEM_BYTES, operation=operation, copies=copies)
-        for operation in (SCATTER, GATHER)
-        for copies in (0, 1)
-    )
-    if random.random() < 0.9:
-        core.handle(StepOpened(step=5, buckets=shapes, may_add=1), 0.0)
-        for bucket in range(random.randint(0, 4)):
-            core.handle(BucketStarted(bucket=bucket), 0.0)
-    return core
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    rank=st.integers(0, 3),
-    seed=st.integers(0, 2**32),
-    lies=st.lists(
-        st.fixed_dictionaries(
-            {
-                "generation": st.sampled_from([3, 3, 3, 2]),
-                "step": st.sampled_from([4, 5, 5, 5, 6, 7]),
-                "phase": st.integers(0, 6),
-                "hop": st.sampled_from([0, 0, 0, 1]),
-                "bucket": st.integers(0, 6),
-                "chunk": st.integers(0, 3),
-                "source": st.integers(0, 5),
-                "loan": st.sampled_from([0, 0, 0, 1]),
-            }
-        ),
-        max_size=40,
-    ),
-)
-def test_a_liar_is_refused_or_does_no_harm(
-    rank: int, seed: int, lies: list[dict[str, int]]
-) -> None:
-    """Whatever comes over a link is refused, held or a place within the bucket."""
-    random = Random(seed)
-    core = network(rank, random)
-    for fields in lies:
-        chunk = Chunk(**fields)
-        payload_bytes = random.choice([0, ITEM_BYTES, 2 * ITEM_BYTES])
-        link = random.choice([chunk.source, random.randint(0, 3)])
-        try:
-            place = core.place(chunk, payload_bytes, link=link)
-        except ProtocolError:
-            continue
-        if not isinstance(place, Hold):
-            assert chunk.source == link != rank
-            assert chunk.generation == 3
-            assert chunk.step == 5
-            core.handle(ChunkArrived(chunk=chunk), 0.0)
-            with pytest.raises(ProtocolError):
-                core.place(chunk, payload_bytes, link=link)
-        core.check_invariants()
-    assert core.explain()
-
-
-@pytest.mark.parametrize("rank", range(5))
-@pytest.mark.parametrize("copies", range(3))
-def test_held_segments_are_those_of_the_division(rank: int, copies: int) -> None:
-    seat = Star(rank=rank, world_size=5, servers=3, generation=1, first_step=0, chunk_bytes=8).seat
-    division = Division(world_size=5, mirrors=copies, servers=3)
-    assert seat.held(copies) == division.held(rank)
-    for segment in range(3):
-        holders = seat.holders(segment, copies)
-        assert holders[0] == division.owner(segment)
-        assert (rank in holders) == (segment in division.held(rank))

@@ -43,7 +43,7 @@ from dtd.cluster.records import Job
 from dtd.cluster.state import ClusterState, most_workers
 from dtd.cluster.transitions import ENDED, GenerationState, JobState, MemberState, WorkerState
 from dtd.engine.control_word import Flags
-from dtd.exchange.ring.machine import Ring
+from dtd.exchange.ring.machine import Machine
 from dtd.wire import messages as m
 from tests.sim.agreements import Agreements
 from tests.sim.beliefs import Beliefs
@@ -135,7 +135,7 @@ class Oracle:
         require(ranks <= {whole}, "a contribution is missing or counted twice")
         require(len(set(bucket)) <= 1, "elements of one bucket have other rows")
 
-    def ring(self, core: Ring) -> None:
+    def ring(self, core: Machine) -> None:
         """A ring has handled an event."""
         self.checks += 1
         core.check_invariants()

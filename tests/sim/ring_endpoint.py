@@ -1,6 +1,6 @@
 """One generation's two links in the simulation: to the next rank and from the previous one.
 
-The counterpart of `dtd.exchange.tcp_ring`: connects, retries while the neighbour is not ready,
+The counterpart of `dtd.exchange.endpoint`: connects, retries while the neighbour is not ready,
 passes frames to the node, sends and expects heartbeats, opens lifelines, and reports once that the
 ring is up and once that it is broken, with the evidence.
 """
@@ -13,7 +13,8 @@ from typing import Final
 from dtd.cluster.detector import Detector
 from dtd.cluster.links import ENDED
 from dtd.errors import DtdError
-from dtd.exchange.ring.machine import Ring
+from dtd.exchange.ring.machine import Machine
+from dtd.exchange.ring.schedules import RingSchedules
 from dtd.wire import messages as m
 from tests.sim.data_port import DataPort, LifelineHello, RingHello
 from tests.sim.lifeline import Lifeline
@@ -82,12 +83,10 @@ class RingEndpoint:
             timeout_s=surroundings.heartbeat_timeout_s, tick_s=surroundings.heartbeat_interval_s
         )
         self.node = RingNode(
-            Ring(
-                rank=assign.rank,
-                world_size=world_size,
+            Machine(
+                RingSchedules(assign.rank, world_size, chunk_bytes=CHUNK_BYTES),
                 generation=assign.generation,
                 first_step=assign.held_step,
-                chunk_bytes=CHUNK_BYTES,
                 scratch_slots=SCRATCH_SLOTS,
             ),
             roster_id=assign.roster_id,

@@ -3,7 +3,7 @@
 Rank r contributes `1 << r` to every element, so a sum shows which ranks it contains: after the
 all-reduce the lower bits must be `(1 << world) - 1`, that is, every rank exactly once.  The bits
 above are the sum of the values of all rows (`tests.sim.rows`).  The counterpart over bytes is
-`dtd.exchange.ring_node`; both drive `dtd.exchange.ring.machine`.
+`dtd.exchange.node`; both drive `dtd.exchange.ring.machine`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from dtd.exchange.ring.events import (
     BucketStarted,
     ChunkReceived,
     Effect,
+    GatherDone,
+    GatherOffered,
+    GatherReceived,
     InBucket,
     InContributions,
     InScratch,
@@ -24,14 +27,11 @@ from dtd.exchange.ring.events import (
     Reduce,
     SendChunk,
     SendContribution,
-    SendWord,
+    SendGather,
     StepOpened,
     SumContributions,
-    WordOffered,
-    WordReceived,
-    WordsDone,
 )
-from dtd.exchange.ring.machine import Ring
+from dtd.exchange.ring.machine import Machine
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, SmallGather
 from tests.sim.oracle import Oracle
@@ -68,7 +68,7 @@ class RingNode:
 
     def __init__(
         self,
-        core: Ring,
+        core: Machine,
         *,
         roster_id: int,
         oracle: Oracle,
@@ -78,6 +78,7 @@ class RingNode:
         reached: Callable[[int, int], bool],
     ) -> None:
         self.core = core
+        self._previous = (core.rank - 1) % core.world_size
         self._roster_id = roster_id
         self._oracle = oracle
         self._send = send
@@ -116,7 +117,7 @@ class RingNode:
         """Provide this rank's control word for the next gather."""
         self._exchanged = None
         self._words[self.core.rank].append(word)
-        self._handle(WordOffered())
+        self._handle(GatherOffered())
 
     def buckets_done(self) -> bool:
         """Whether every bucket of the open step holds the sum."""
@@ -141,15 +142,15 @@ class RingNode:
         assert isinstance(content, Frame)
         message, payload = content.message, content.payload
         if isinstance(message, SmallGather):
-            if isinstance(self.core.accept_word(message), Hold):
+            if isinstance(self.core.accept_gather(message, link=self._previous), Hold):
                 return False
             assert isinstance(payload, bytes)
             self._oracle.accepted(self._roster_id, content.roster_id)
             self._words[message.origin].append(payload)
-            self._handle(WordReceived(word=message))
+            self._handle(GatherReceived(gather=message))
             return True
         assert isinstance(payload, tuple)
-        place = self.core.place(message, len(payload) * ITEM_BYTES)
+        place = self.core.place(message, len(payload) * ITEM_BYTES, link=self._previous)
         if isinstance(place, Hold):
             return False
         if not self._reached(message.phase, message.step):
@@ -170,9 +171,9 @@ class RingNode:
     # --- effects ---------------------------------------------------------------------------
 
     def _handle(
-        self, event: StepOpened | BucketStarted | WordOffered | WordReceived | ChunkReceived
+        self, event: StepOpened | BucketStarted | GatherOffered | GatherReceived | ChunkReceived
     ) -> None:
-        effects = self.core.handle(event, 0.0)
+        effects = self.core.handle(event)
         self._oracle.ring(self.core)
         for effect in effects:
             self._perform(effect)
@@ -195,14 +196,14 @@ class RingNode:
             ranks = range(self.core.world_size)
             given = [self._contributions.pop((effect.bucket, rank)) for rank in ranks]
             self._buckets[effect.bucket][:] = map(sum, zip(*given, strict=True))
-        elif isinstance(effect, SendWord):
-            word = self._words[effect.word.origin][effect.word.sequence]
-            self._transmit(effect.word, word, WORD_BYTES)
+        elif isinstance(effect, SendGather):
+            word = self._words[effect.gather.origin][effect.gather.sequence]
+            self._transmit(effect.gather, word, WORD_BYTES)
         elif isinstance(effect, BucketDone):
             self._oracle.summed(self.core.world_size, self._buckets[effect.bucket])
             self._unfinished.remove(effect.bucket)
             self._changed()
-        elif isinstance(effect, WordsDone):
+        elif isinstance(effect, GatherDone):
             ranks = range(self.core.world_size)
             self._exchanged = [self._words[rank][effect.sequence] for rank in ranks]
             self._changed()

@@ -33,18 +33,16 @@ BASE = {
         "figures",
         "job",
         "json_reader",
-        "lent_memory",
         "logs",
-        "memory_barrier",
         "names",
         "notify",
     ),
-    *("places", "platform", "rules", "shown", "streams", "toml_source"),
+    *("places", "platform", "rules", "shared_memory", "shown", "streams"),
+    "toml_source",
     "diagnostics",
 }
 PURE_BELOW = {
-    *("engine", "errors", "exchange.ring", "exchange.star", "job", "names", "rules", "shown"),
-    "wire",
+    *("engine", "errors", "exchange.ring", "job", "names", "rules", "shown", "wire"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
@@ -56,8 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "streams": set(),
     "wire": {"errors", "event_names", "job", "names", "shown"},
     "engine": {"errors", "job", "names", "rules", "shown", "wire"},
-    "exchange.ring": {"errors", "names", "shown", "wire"},
-    "exchange.star": {"engine", "errors", "exchange.ring", "names", "shown", "wire"},
+    "exchange.ring": {"engine", "errors", "names", "shown", "wire"},
     "exchange.api": {"observe.profile", *PURE_BELOW},
     "observe.profile": {"errors", "job", "shown", "wire"},
     "observe.series": {"wire"},
@@ -108,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"registry", "security", "wire"},
 }
 PURE = {
-    *("cluster", "doctor", "engine", "exchange.api", "exchange.ring", "exchange.star"),
+    *("cluster", "doctor", "engine", "exchange.api", "exchange.ring"),
     *("observe.annotations", "observe.comparison", "observe.profile", "observe.pyramid"),
     *("observe.series", "registry", "sweeps", "wire"),
 }
@@ -128,7 +125,7 @@ LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
 
 
 CONTRACTS = {
-    *(("exchange", "api"), ("exchange", "ring"), ("exchange", "star"), ("net", "limits")),
+    *(("exchange", "api"), ("exchange", "ring"), ("net", "limits")),
     *(("observe", name) for name in ("annotations", "comparison", "metrics", "profile")),
     *(("observe", name) for name in ("pyramid", "report", "series", "sinks", "web")),
 }

@@ -12,8 +12,9 @@ from typing import Any
 
 from dtd.engine.control_word import reduce_entries
 from dtd.exchange.api import BucketMemory
-from dtd.exchange.ring.machine import Ring
-from dtd.exchange.ring_node import RingNode
+from dtd.exchange.node import Node
+from dtd.exchange.ring.machine import Machine
+from dtd.exchange.ring.schedules import RingSchedules
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
 from dtd.wire.session import DATA_ROLES, Session, State
@@ -97,7 +98,7 @@ def test_transcript_of_the_ring_is_what_the_machines_send() -> None:
     def deliver() -> None:
         while under_way:
             rank, message, payload = under_way.pop(0)
-            place = nodes[rank].place(message, len(payload))
+            place = nodes[rank].place(message, len(payload), link=1 - rank)
             assert not isinstance(place, Hold)
             target = memoryview(bytearray(payload)) if place is None else place
             target[:] = payload
@@ -127,28 +128,30 @@ def _floats(*values: float) -> bytearray:
     return bytearray(struct.pack(f"<{len(values)}f", *values))
 
 
-def _node(rank: int, sent: list[Any], under_way: list[Any]) -> RingNode:
-    core = Ring(
-        rank=rank, world_size=2, generation=1, first_step=0, chunk_bytes=16, scratch_slots=4
+def _node(rank: int, sent: list[Any], under_way: list[Any]) -> Node:
+    machine = Machine(
+        RingSchedules(rank, 2, chunk_bytes=16), generation=1, first_step=0, scratch_slots=4
     )
 
     class Wire:
         """Keeps what the rank sends, and hands it to the other."""
 
-        def send(self, message: m.Chunk | m.SmallGather, payload: bytes | memoryview) -> None:
+        def send(
+            self, rank: int, message: m.Chunk | m.SmallGather, payload: bytes | memoryview
+        ) -> None:
             sent.append((message, bytes(payload)))
-            under_way.append((1 - rank, message, bytes(payload)))
+            under_way.append((rank, message, bytes(payload)))
 
-        def resume(self) -> None:
+        def resume(self, rank: int) -> None:
             """Nothing is ever held here."""
 
         def bucket_done(self, bucket: int) -> None:
             """The test looks at the memory."""
 
-        def words_done(self, words: list[bytes]) -> None:
+        def gather_done(self, entries: list[bytes]) -> None:
             """The test looks at what was sent."""
 
-    return RingNode(core, Wire())
+    return Node(machine, Wire())
 
 
 def _memory(data: bytearray) -> BucketMemory:

@@ -1,7 +1,7 @@
-"""The events and effects of a ring, and the places for received payloads.
+"""The events and effects of a machine, and the places for received payloads.
 
 The vocabulary between the pure machine (`dtd.exchange.ring.machine`) and its shells
-(`dtd.exchange.ring_node`, the simulation).  Indices only, never bytes.
+(`dtd.exchange.node`, the simulation).  Indices only, never bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from dtd.exchange.ring.chunks import BucketShape
 from dtd.wire.messages import Chunk, ShmReleased, SmallGather
 
-# --- events ----------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOpened:
@@ -20,14 +18,14 @@ class StepOpened:
 
     Attributes:
         loan: the number under which the next rank may read this step's buckets in shared memory.
-        lent: indices of the buckets that it may read; those that travel whole are sent anyway.
+        shared: indices of the buckets that it may read; those that travel whole are sent anyway.
         may_add: most buckets that may be added during the step; equal on all ranks.
     """
 
     step: int
     buckets: tuple[BucketShape, ...]
     loan: int = 0
-    lent: frozenset[int] = frozenset()
+    shared: frozenset[int] = frozenset()
     may_add: int = 0
 
 
@@ -40,7 +38,7 @@ class BucketsAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketStarted:
-    """The bucket's own contribution is complete."""
+    """The bucket's own contribution is complete, or its memory may be written to."""
 
     bucket: int
 
@@ -50,26 +48,26 @@ class ChunkReceived:
     """A chunk's payload is at the place given by `place`, and its tag was correct."""
 
     chunk: Chunk
-    slot: int | None
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketTaken:
+class BucketReleased:
     """The next rank has read all of the bucket in shared memory."""
 
-    taken: ShmReleased
+    released: ShmReleased
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordOffered:
-    """This rank's word for the next exchange is ready."""
+class GatherOffered:
+    """This rank's entry of the next small gather is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordReceived:
-    """Another rank's word arrived."""
+class GatherReceived:
+    """Another rank's entry of a small gather has arrived."""
 
-    word: SmallGather
+    gather: SmallGather
 
 
 Event = (
@@ -77,13 +75,10 @@ Event = (
     | BucketsAdded
     | BucketStarted
     | ChunkReceived
-    | BucketTaken
-    | WordOffered
-    | WordReceived
+    | BucketReleased
+    | GatherOffered
+    | GatherReceived
 )
-
-
-# --- effects ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +92,7 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceLent:
+class ReduceShared:
     """Add elements [start, stop) of the previous rank's shared bucket to this rank's."""
 
     bucket: int
@@ -107,7 +102,7 @@ class ReduceLent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyLent:
+class CopyShared:
     """Copy elements [start, stop) of the previous rank's shared bucket to this rank's."""
 
     bucket: int
@@ -117,16 +112,17 @@ class CopyLent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendTaken:
+class SendReleased:
     """Tell the previous rank that its shared memory is no longer read."""
 
-    taken: ShmReleased
+    released: ShmReleased
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendChunk:
-    """Send elements [start, stop) of the bucket to the next rank; only the header if shared."""
+    """Send elements [start, stop) of the bucket to a rank; only the header if shared."""
 
+    rank: int
     chunk: Chunk
     start: int
     stop: int
@@ -141,8 +137,9 @@ class KeepOwn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendContribution:
-    """Send the contribution of rank `origin` to the next rank."""
+    """Send the contribution of rank `origin` to a rank."""
 
+    rank: int
     chunk: Chunk
     origin: int
 
@@ -155,48 +152,47 @@ class SumContributions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendWord:
-    """Send the word of `word.origin` to the next rank."""
+class SendGather:
+    """Send the entry of `gather.origin` to the next rank."""
 
-    word: SmallGather
+    gather: SmallGather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketDone:
-    """The bucket holds the sum; its memory may change once everything sent has drained."""
+    """The bucket holds the result; its memory may change once everything sent has drained."""
 
     bucket: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordsDone:
-    """Every rank's word of this exchange has arrived."""
+class GatherDone:
+    """Every rank's entry of this small gather has arrived."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """A held frame may be placed now."""
+    """The held frame of a rank's link may be placed now."""
+
+    rank: int
 
 
 Effect = (
     Reduce
-    | ReduceLent
-    | CopyLent
-    | SendTaken
+    | ReduceShared
+    | CopyShared
+    | SendReleased
     | SendChunk
     | KeepOwn
     | SendContribution
     | SumContributions
-    | SendWord
+    | SendGather
     | BucketDone
-    | WordsDone
+    | GatherDone
     | Resume
 )
-
-
-# --- places for payloads ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +212,7 @@ class InBucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InLent:
+class InShared:
     """There is no payload to receive: the elements are in the previous rank's shared memory.
 
     A chunk to be added that arrives before its bucket has started still takes a slot, whose memory
@@ -234,4 +230,4 @@ class InContributions:
     origin: int
 
 
-Place = InScratch | InBucket | InLent | InContributions
+Place = InScratch | InBucket | InShared | InContributions

@@ -1,63 +1,312 @@
-"""Ring all-reduce as a state machine: the route and order of chunks, and their rejection.
+"""The exchange of one generation's buckets as a state machine: route, order and form of chunks.
 
-A bucket travels around the ring in one of two ways, chosen by its size and the world
-(`dtd.exchange.ring.chunks.exchanged`): a small one whole, in few hops
-(`dtd.exchange.ring.exchange`), any other in segments, in few bytes (`dtd.exchange.ring.segments`).
-Either way all ranks end with the same bytes.  Buckets start in index order, and several are in
-flight at a time.  Words (`dtd.exchange.ring.words`) travel in the same direction.
+One machine follows any schedule (`dtd.exchange.ring.schedules`): a generation has one for its ring
+and, with parameter servers, another one for its star.  Small gathers (`dtd.exchange.ring.gathers`)
+travel on the ring beside the buckets.  Buckets start in index order, and several are in flight at a
+time.
 
 The machine handles indices, never bytes.  It must not know sockets, tensors or clocks: the shell
-(`dtd.exchange.ring_node`) asks it where a payload goes (`place`), reports events
-(`handle`) and performs the effects.  One machine serves one generation.
+(`dtd.exchange.node`) asks it where a payload goes (`place`), reports events (`handle`) and performs
+the effects, in their order.  One machine serves one generation.
 
-Buckets are declared when a step opens, or added within it, by all ranks alike.  A chunk of a
-bucket that this rank adds later waits on the link.  What a bucket needs is made when it starts or
-its first chunk comes: a step may have thousands, and opening it must not hold the shell up.
+Buckets are declared when a step opens, or added within it, by all ranks alike.  What a bucket needs
+is made when it starts or its first chunk comes: a step may have thousands, and opening it must not
+hold the shell up.
+
+A chunk waits on its link, which is not read meanwhile, if its step is not open yet, its bucket not
+declared, or its turn has not come: it replaces memory of a bucket that has not started here, the
+same chunk of another rank is to be added first, or there is no scratch slot.  Contributions to a
+bucket that has not started are kept in scratch slots until it does, which depends on no other rank.
 
 Rule for callers: start every bucket of a step before waiting for any of them; or let all ranks wait
 for the same first ones before they start the others, which costs nothing, since these are ahead on
-each link.  Chunks to be added to a bucket that has not started here wait in scratch slots, and when
-these run out the link pauses.
+each link.  All ranks take part in a small gather on the ring in every step, so none is more than
+one step ahead.
+
+No link of a star waits for ever.  Links keep order, and every rank starts all buckets in index
+order, after the same ones have been awaited on all servers.  Take the lowest bucket u that some
+rank never starts.  It waits there for a lower bucket d, which all ranks have started.  What is
+missing of d is not behind a held frame of a bucket j on the same link: if j < u, j has started
+everywhere and only waits for its turn, and the lowest such frame of the first trainer waits for
+nobody; if j >= u, its sender has started u before and so was done with d, if it is a server, and
+pushed or pulled chunks are sent as soon as their bucket starts, so those of d come before those of
+j.  Thus d is completed and u starts.
+
+Neighbours on one host may read a bucket of the ring from shared memory (protocol.md, "Shared
+memory"): chunks are the same and come in the same order, but without payload, and the reader adds
+or copies them from there when their turn comes.  That is safe within a bucket: a shared segment is
+overwritten only with a later sum, and no later sum exists without the reader's own part.  The
+bucket is done only when the reader reports that it has read everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dtd.exchange.ring.chunks import BucketShape, cut, exchanged
+from dtd.exchange.ring.chunks import BucketShape, Segments
 from dtd.exchange.ring.events import (
+    BucketDone,
+    BucketReleased,
     BucketsAdded,
     BucketStarted,
-    BucketTaken,
     ChunkReceived,
+    CopyShared,
     Effect,
     Event,
+    GatherOffered,
+    GatherReceived,
+    InBucket,
+    InContributions,
+    InScratch,
+    InShared,
+    KeepOwn,
     Place,
+    Reduce,
+    ReduceShared,
     Resume,
+    SendChunk,
+    SendContribution,
+    SendReleased,
     StepOpened,
-    WordOffered,
-    WordReceived,
+    SumContributions,
 )
-from dtd.exchange.ring.exchange import ExchangedBucket
-from dtd.exchange.ring.position import RingPosition, refused
-from dtd.exchange.ring.segments import Scratch, SegmentedBucket
-from dtd.exchange.ring.words import Words
+from dtd.exchange.ring.gathers import SmallGathers
+from dtd.exchange.ring.schedules import RingSchedules, Schedule, StarSchedules, Transfer
 from dtd.wire.frames import HOLD, Hold
-from dtd.wire.messages import Chunk, SmallGather
+from dtd.wire.messages import Chunk, ShmReleased, SmallGather
 
 
-class Ring:
-    """One rank's part in one generation's ring.
+def refused(chunk: Chunk, why: str, code: ErrorCode = ErrorCode.UNEXPECTED_CHUNK) -> ProtocolError:
+    """The error for a chunk that cannot be accepted."""
+    return ProtocolError(
+        code,
+        f"chunk {chunk.chunk} of bucket {chunk.bucket}, phase {chunk.phase} hop {chunk.hop},"
+        f" step {chunk.step}: {why}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What the headers of all frames of a bucket share."""
+
+    generation: int
+    step: int
+    bucket: int
+    source: int
+
+    def chunk(self, transfer: Transfer, chunk: int, loan: int) -> Chunk:
+        """The header of a chunk of a transfer."""
+        return Chunk(
+            generation=self.generation,
+            step=self.step,
+            phase=transfer.phase,
+            hop=transfer.hop,
+            bucket=self.bucket,
+            chunk=chunk,
+            source=self.source,
+            loan=loan,
+        )
+
+    def released(self) -> ShmReleased:
+        """The message for when this rank has read all of the shared bucket."""
+        return ShmReleased(generation=self.generation, step=self.step, bucket=self.bucket)
+
+
+class _Bucket:
+    """The exchange of one bucket of one step, as its schedule has it."""
+
+    def __init__(
+        self,
+        header: _Header,
+        free_slots: list[int],
+        schedule: Schedule,
+        segments: Segments,
+        item_bytes: int,
+        loan: int,
+    ) -> None:
+        self.started = False
+        self.slots_used = 0
+        self.schedule = schedule
+        self._header = header
+        self._free_slots = free_slots
+        self._segments = segments
+        self._item_bytes = item_bytes
+        self._loan = loan
+        self._is_shared = False  # the next rank reads this bucket from shared memory
+        self._has_read_shared = False
+        self._placed = [0] * len(schedule.arrivals)
+        self._received = [0] * len(schedule.arrivals)
+        self._early: list[ChunkReceived] = []
+        self._missing = sum(segments.chunk_count(one.segment) for one in schedule.arrivals)
+        self._is_reported = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all of the result is here, and no other rank reads it."""
+        return self.started and self._missing == 0 and not self._is_shared
+
+    # --- placing ---------------------------------------------------------------------------
+
+    def place(self, chunk: Chunk, payload_bytes: int) -> Place | Hold:
+        """Return the place of an announced chunk's payload.
+
+        Raises:
+            ProtocolError: the chunk is not the next one of its transfer, or has another length.
+        """
+        at = self.schedule.at.get((chunk.source, chunk.phase, chunk.hop))
+        if at is None:
+            raise refused(chunk, "the bucket's schedule has no such phase and hop")
+        arrival, expected = self.schedule.arrivals[at], self._placed[at]
+        if chunk.chunk != expected or expected >= self._segments.chunk_count(arrival.segment):
+            raise refused(chunk, f"expected chunk {expected}")
+        start, stop = self._segments.chunk(arrival.segment, chunk.chunk)
+        expected_bytes = 0 if chunk.loan else (stop - start) * self._item_bytes
+        if payload_bytes != expected_bytes:
+            why = f"payload is {payload_bytes} bytes, not {expected_bytes}"
+            raise refused(chunk, why, ErrorCode.BAD_PAYLOAD)
+        if self.schedule.whole:
+            self._placed[at] += 1
+            return InContributions(bucket=chunk.bucket, origin=arrival.segment)
+        is_turn = arrival.after is None or self._received[arrival.after] > chunk.chunk
+        needs_slot = arrival.adds and not (chunk.loan and self.started)
+        if not is_turn or (needs_slot and not self._free_slots):
+            return HOLD
+        if not arrival.adds and not self.started:
+            return HOLD
+        self._placed[at] += 1
+        slot = self._free_slots.pop() if needs_slot else None
+        self.slots_used += needs_slot
+        if chunk.loan:
+            return InShared(slot=slot)
+        if slot is not None:
+            return InScratch(slot=slot)
+        return InBucket(bucket=chunk.bucket, start=start, stop=stop)
+
+    # --- moving ----------------------------------------------------------------------------
+
+    def begin(self) -> list[Effect]:
+        """Start the bucket: send what this rank begins with, add chunks that arrived early."""
+        self.started = True
+        sends, count_of = self.schedule.sends, self._segments.chunk_count
+        self._is_shared = self._loan > 0 and bool(sends)
+        effects: list[Effect] = [KeepOwn(bucket=self._header.bucket)] if self.schedule.whole else []
+        for chunk in range(max((count_of(one.segment) for one in sends), default=0)):
+            effects += [self._send(one, chunk) for one in sends if chunk < count_of(one.segment)]
+        for event in self._early:
+            effects += self._arrived(event)
+        self._early.clear()
+        return effects + self._finish()
+
+    def received(self, event: ChunkReceived) -> list[Effect]:
+        """A chunk has arrived."""
+        if not self.started and not self.schedule.whole:
+            self._early.append(event)
+            return []
+        return self._arrived(event)
+
+    def released(self, released: ShmReleased) -> list[Effect]:
+        """The next rank has read all of the shared bucket.
+
+        Raises:
+            ProtocolError: the bucket was not shared, or was released before.
+        """
+        if not self._is_shared:
+            raise ProtocolError(
+                ErrorCode.UNEXPECTED_CHUNK,
+                f"bucket {released.bucket} of step {released.step} released, which is not shared",
+            )
+        self._is_shared = False
+        return self._finish()
+
+    def index_of(self, chunk: Chunk) -> int:
+        """The index of a placed chunk's arrival."""
+        return self.schedule.at[chunk.source, chunk.phase, chunk.hop]
+
+    def _arrived(self, event: ChunkReceived) -> list[Effect]:
+        """A chunk's turn has come: it is added or is in its place, and goes on."""
+        chunk, at = event.chunk, self.index_of(event.chunk)
+        arrival = self.schedule.arrivals[at]
+        effects = self._take_in(event, *self._segments.chunk(arrival.segment, chunk.chunk))
+        if event.slot is not None:
+            self._free_slots.append(event.slot)
+            self.slots_used -= 1
+        self._received[at] += 1
+        self._missing -= 1
+        self._has_read_shared = self._has_read_shared or chunk.loan > 0
+        effects += [self._send(one, chunk.chunk) for one in arrival.onward]
+        if self._missing == 0 and self._has_read_shared:
+            effects.append(SendReleased(released=self._header.released()))
+        return effects + self._finish()
+
+    def _take_in(self, event: ChunkReceived, start: int, stop: int) -> list[Effect]:
+        """The chunk's way from where it is to its place, if it is not there yet."""
+        bucket, loan = event.chunk.bucket, event.chunk.loan
+        adds = self.schedule.arrivals[self.index_of(event.chunk)].adds
+        if loan and adds:
+            return [ReduceShared(bucket=bucket, start=start, stop=stop, loan=loan)]
+        if loan:
+            return [CopyShared(bucket=bucket, start=start, stop=stop, loan=loan)]
+        if adds:
+            assert event.slot is not None
+            return [Reduce(bucket=bucket, start=start, stop=stop, slot=event.slot)]
+        return []
+
+    def _send(self, transfer: Transfer, chunk: int) -> SendChunk | SendContribution:
+        header = self._header.chunk(transfer, chunk, self._loan)
+        if self.schedule.whole:
+            return SendContribution(rank=transfer.peer, chunk=header, origin=transfer.segment)
+        start, stop = self._segments.chunk(transfer.segment, chunk)
+        return SendChunk(rank=transfer.peer, chunk=header, start=start, stop=stop)
+
+    def _finish(self) -> list[Effect]:
+        """Report the bucket, once."""
+        if self._is_reported or not self.done:
+            return []
+        self._is_reported = True
+        done = BucketDone(bucket=self._header.bucket)
+        return (
+            [SumContributions(bucket=self._header.bucket), done] if self.schedule.whole else [done]
+        )
+
+    # --- explaining ------------------------------------------------------------------------
+
+    def waits_for(self) -> str:
+        """The first missing chunk from each peer, in words."""
+        if self._missing == 0:
+            return f"rank {self.schedule.sends[0].peer} to read its last chunks"
+        missing = [
+            (one, here, count)
+            for one, here in zip(self.schedule.arrivals, self._received, strict=True)
+            if here < (count := self._segments.chunk_count(one.segment))
+        ]
+        if self.schedule.whole:
+            origins = sorted(one.segment for one, _, _ in missing)
+            return f"the contribution of rank {', '.join(map(str, origins))}"
+        first = {one.peer: (one, here, count) for one, here, count in reversed(missing)}
+        return ", ".join(
+            f"{one.phase.name.lower()} hop {one.hop} chunk {here} of {count} from rank {peer}"
+            for peer, (one, here, count) in sorted(first.items())
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when it is inconsistent."""
+        waiting = sum(self._placed) - sum(self._received) - len(self._early)
+        assert 0 <= waiting <= len({one.peer for one in self.schedule.arrivals})
+        assert self.slots_used <= waiting + len(self._early)
+        assert self._missing >= 0
+
+
+class Machine:
+    """One rank's part in one generation's ring, or in its star.
 
     Args:
-        rank: this rank.
-        world_size: number of ranks; 1 works like any other.
+        schedules: those of this rank.
         generation: carried by every frame; frames of others are rejected.
         first_step: the first step that will be opened; steps are opened consecutively.
-        chunk_bytes: most payload bytes in one frame; equal on all ranks.
-        scratch_slots: chunks that may wait in scratch memory at a time.
-        one_host: all ranks are on one host, as far as the roster tells; equal on all ranks.
+        scratch_slots: chunks that may wait in scratch memory at a time; in a star one for each
+            rank, as each link may bring one.
 
     Attributes:
         step: the open step; before the first, the one before that.
@@ -65,176 +314,193 @@ class Ring:
 
     def __init__(
         self,
+        schedules: RingSchedules | StarSchedules,
         *,
-        rank: int,
-        world_size: int,
         generation: int,
         first_step: int,
-        chunk_bytes: int,
         scratch_slots: int,
-        one_host: bool = False,
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
+        self.rank = schedules.rank
+        self.world_size = schedules.world_size
         self.generation = generation
-        self.chunk_bytes = chunk_bytes
-        self._one_host = one_host
         self.step = first_step - 1
-        self._seat = RingPosition(
-            rank=rank, world_size=world_size, generation=generation, first_step=first_step
-        )
-        self._scratch = Scratch(scratch_slots)
+        self._first_step = first_step
+        self._schedules = schedules
+        self._slots = scratch_slots
+        self._free_slots = list(range(scratch_slots))
         self._shapes: list[BucketShape] = []
-        self._buckets: list[SegmentedBucket | ExchangedBucket | None] = []
+        self._buckets: list[_Bucket | None] = []
         self._whole: set[int] = set()
         self._loans: dict[int, int] = {}
         self._may_add = 0
         self._ready: set[int] = set()
         self._next_start = 0
-        self._words = Words(self._seat, step=self.step)
-        self._held = False
+        self._gathers = self._new_gathers()
+        self._held: set[int] = set()
 
     # --- placing ---------------------------------------------------------------------------
 
-    def place(self, chunk: Chunk, payload_bytes: int) -> Place | Hold:
-        """Return the place of an announced chunk's payload, or reject the chunk.
+    def place(self, chunk: Chunk, payload_bytes: int, *, link: int) -> Place | Hold:
+        """Return the place of an announced chunk's payload; HOLD while it has to wait.
+
+        Args:
+            chunk: its header.
+            payload_bytes: length of its payload.
+            link: the rank at the other end of the link that it comes over.
 
         Raises:
             ProtocolError: the schedule does not expect this chunk now.
         """
-        if self._seat.is_early(chunk, step=self.step):
-            return self._hold()
+        if self._is_early(chunk, link):
+            return self._hold(link)
         if chunk.bucket >= len(self._buckets):
             if chunk.bucket < len(self._buckets) + self._may_add:
-                return self._hold()
+                return self._hold(link)
             raise refused(chunk, f"the step has {len(self._buckets)} buckets")
         place = self._bucket(chunk.bucket).place(chunk, payload_bytes)
-        return self._hold() if isinstance(place, Hold) else place
+        return self._hold(link) if isinstance(place, Hold) else place
 
-    def accept_word(self, word: SmallGather) -> Hold | None:
-        """Check an announced word; HOLD when it is early.
+    def accept_gather(self, gather: SmallGather, *, link: int) -> Hold | None:
+        """Check an announced entry of a small gather; HOLD when it is early.
 
         Raises:
-            ProtocolError: the word is not possible now.
+            ProtocolError: the entry is not possible now.
         """
-        if self._seat.is_early(word, step=self.step):
-            return self._hold()
-        self._words.check(word)
+        if self._is_early(gather, link):
+            return self._hold(link)
+        self._gathers.check(gather)
         return None
 
-    def _hold(self) -> Hold:
-        self._held = True
+    def _is_early(self, frame: Chunk | SmallGather, link: int) -> bool:
+        """Whether a frame belongs to the step after the open one.
+
+        Raises:
+            ProtocolError: it belongs to neither step, to another generation, or to another rank.
+        """
+        if frame.generation != self.generation:
+            raise ProtocolError(
+                ErrorCode.STALE_GENERATION,
+                f"frame of generation {frame.generation}; this one is {self.generation}",
+            )
+        if frame.source != link:
+            raise ProtocolError(
+                ErrorCode.WRONG_SOURCE, f"frame from rank {frame.source} on the link of rank {link}"
+            )
+        if frame.step not in (self.step, self.step + 1) or frame.step < self._first_step:
+            raise ProtocolError(
+                ErrorCode.UNEXPECTED_CHUNK,
+                f"frame of step {frame.step}; this rank is at step"
+                f" {max(self.step, self._first_step)}",
+            )
+        return frame.step == self.step + 1
+
+    def _hold(self, link: int) -> Hold:
+        self._held.add(link)
         return HOLD
+
+    def _resume(self) -> list[Effect]:
+        held, self._held = sorted(self._held), set()
+        return [Resume(rank=rank) for rank in held]
 
     # --- events ----------------------------------------------------------------------------
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """Advance by one event; `now` is not looked at: nothing here depends on time."""
-        del now
-        if isinstance(event, ChunkReceived):
-            return self._bucket(event.chunk.bucket).received(event) + self._resume()
-        if isinstance(event, BucketStarted):
-            return self._on_bucket_started(event)
-        if isinstance(event, BucketTaken):
-            return self._on_bucket_taken(event)
-        if isinstance(event, WordReceived):
-            return self._words.received(event.word)
-        if isinstance(event, WordOffered):
-            return self._words.offer()
-        if isinstance(event, BucketsAdded):
-            return self._on_buckets_added(event)
-        return self._on_step_opened(event)
+    def handle(self, event: Event) -> list[Effect]:
+        """Advance by one event; returns what the shell has to do, in this order."""
+        match event:
+            case ChunkReceived():
+                return self._on_chunk_received(event)
+            case BucketStarted():
+                return self._on_bucket_started(event.bucket) + self._resume()
+            case BucketReleased():
+                return self._on_bucket_released(event.released)
+            case GatherReceived():
+                return self._gathers.received(event.gather)
+            case GatherOffered():
+                if self.step < self._first_step:
+                    raise LocalProtocolError("a small gather before the first step")
+                return self._gathers.offer()
+            case BucketsAdded():
+                self._on_buckets_added(event.buckets)
+                return self._resume()
+            case StepOpened():
+                self._on_step_opened(event)
+                return self._resume()
 
-    def next_deadline(self) -> float | None:
-        """The ring has no time-outs of its own: the coordinator judges liveness."""
-        return None
-
-    def _on_step_opened(self, event: StepOpened) -> list[Effect]:
+    def _on_step_opened(self, event: StepOpened) -> None:
         if event.step != self.step + 1:
             raise LocalProtocolError(f"step {event.step} opened after step {self.step}")
-        if self._words.offered or not all(bucket and bucket.done for bucket in self._buckets):
+        if self._gathers.offered or not all(bucket and bucket.done for bucket in self._buckets):
             raise LocalProtocolError(f"step {event.step} opened while {self.explain()}")
         self.step = event.step
-        self._shapes, self._buckets, self._whole, self._loans = [], [], set(), {}
-        self._add(event.buckets, loan=event.loan, lent=event.lent)
+        self._shapes, self._buckets, self._whole = [], [], set()
+        self._loans = dict.fromkeys(event.shared, event.loan)
         self._may_add = event.may_add
         self._ready = set()
         self._next_start = 0
-        self._words = Words(self._seat, step=self.step)
-        return self._resume()
-
-    def _on_buckets_added(self, event: BucketsAdded) -> list[Effect]:
-        if len(event.buckets) > self._may_add:
-            raise LocalProtocolError(
-                f"{len(event.buckets)} buckets added to step {self.step}, which takes"
-                f" {self._may_add} more"
-            )
-        self._may_add -= len(event.buckets)
+        self._gathers = self._new_gathers()
         self._add(event.buckets)
-        return self._resume()
 
-    def _add(
-        self, shapes: Sequence[BucketShape], *, loan: int = 0, lent: frozenset[int] = frozenset()
-    ) -> None:
+    def _on_buckets_added(self, shapes: Sequence[BucketShape]) -> None:
+        if len(shapes) > self._may_add:
+            raise LocalProtocolError(
+                f"{len(shapes)} buckets added to step {self.step}, which takes {self._may_add} more"
+            )
+        self._may_add -= len(shapes)
+        self._add(shapes)
+
+    def _add(self, shapes: Sequence[BucketShape]) -> None:
         """Number further buckets; of those added together some may travel whole."""
-        for shape in shapes:
-            if shape.bounds:  # a wrong one is the caller's fault, not that of the chunk that asks
-                cut(shape, world_size=self.world_size, chunk_bytes=self.chunk_bytes)
         first = len(self._shapes)
-        whole = exchanged(
-            shapes,
-            world_size=self.world_size,
-            chunk_bytes=self.chunk_bytes,
-            one_host=self._one_host,
-        )
-        self._whole.update(first + at for at in whole)
-        self._loans.update((first + at, loan) for at in lent)
+        self._whole.update(first + at for at in self._schedules.whole(shapes))
         self._shapes += shapes
         self._buckets += [None] * len(shapes)
 
-    def _bucket(self, index: int) -> SegmentedBucket | ExchangedBucket:
+    def _bucket(self, index: int) -> _Bucket:
         """Return a bucket, which is made when it is asked for first."""
         bucket = self._buckets[index]
         if bucket is None:
-            bucket = self._buckets[index] = self._made(index)
+            shape, whole = self._shapes[index], index in self._whole
+            schedule, segments = self._schedules.of(shape, whole=whole)
+            loan = 0 if whole else self._loans.get(index, 0)
+            header = _Header(self.generation, self.step, index, self.rank)
+            bucket = _Bucket(header, self._free_slots, schedule, segments, shape.item_bytes, loan)
+            self._buckets[index] = bucket
         return bucket
 
-    def _made(self, index: int) -> SegmentedBucket | ExchangedBucket:
-        if index in self._whole:
-            return ExchangedBucket(self._seat, self._shapes[index], step=self.step, index=index)
-        return SegmentedBucket(
-            self._seat,
-            self._scratch,
-            self._shapes[index],
-            step=self.step,
-            index=index,
-            chunk_bytes=self.chunk_bytes,
-            loan=self._loans.get(index, 0),
-        )
-
-    def _on_bucket_started(self, event: BucketStarted) -> list[Effect]:
-        if not 0 <= event.bucket < len(self._buckets) or event.bucket in self._ready:
-            raise LocalProtocolError(f"bucket {event.bucket} started twice or does not exist")
-        self._ready.add(event.bucket)
+    def _on_bucket_started(self, started: int) -> list[Effect]:
+        if not 0 <= started < len(self._buckets) or started in self._ready:
+            raise LocalProtocolError(f"bucket {started} started twice or does not exist")
+        self._ready.add(started)
         effects: list[Effect] = []
         while self._next_start in self._ready:
             effects += self._bucket(self._next_start).begin()
             self._next_start += 1
-        return effects + self._resume()
+        return effects
 
-    def _on_bucket_taken(self, event: BucketTaken) -> list[Effect]:
-        taken = event.taken
-        self._seat.check_taken(taken, step=self.step)
-        bucket = self._bucket(taken.bucket) if taken.bucket < len(self._buckets) else None
-        if not isinstance(bucket, SegmentedBucket):
+    def _on_chunk_received(self, event: ChunkReceived) -> list[Effect]:
+        bucket = self._bucket(event.chunk.bucket)
+        effects = bucket.received(event)
+        following = bucket.schedule.following.get(bucket.index_of(event.chunk))
+        if following in self._held:
+            self._held.discard(following)
+            effects.append(Resume(rank=following))
+        return effects
+
+    def _on_bucket_released(self, released: ShmReleased) -> list[Effect]:
+        if released.generation != self.generation:
             raise ProtocolError(
-                ErrorCode.UNEXPECTED_CHUNK, f"bucket {taken.bucket} taken, which is not lent"
+                ErrorCode.STALE_GENERATION, f"bucket released in generation {released.generation}"
             )
-        return bucket.taken(taken)
+        if released.step != self.step or released.bucket >= len(self._buckets):
+            raise ProtocolError(
+                ErrorCode.UNEXPECTED_CHUNK,
+                f"bucket {released.bucket} of step {released.step} released; this rank is at step"
+                f" {self.step}",
+            )
+        return self._bucket(released.bucket).released(released)
 
-    def _resume(self) -> list[Effect]:
-        held, self._held = self._held, False
-        return [Resume()] if held else []
+    def _new_gathers(self) -> SmallGathers:
+        return SmallGathers(self.rank, self.world_size, generation=self.generation, step=self.step)
 
     # --- explaining ------------------------------------------------------------------------
 
@@ -242,20 +508,20 @@ class Ring:
         """Return what this rank waits for, in words."""
         for index, bucket in enumerate(self._buckets):
             if bucket is None or not bucket.started:
-                return f"step {self.step}: bucket {index} waits for its own gradients"
+                return f"step {self.step}: bucket {index} waits to be started here"
             if not bucket.done:
                 return f"step {self.step}: bucket {index} waits for {bucket.waits_for()}"
-        if self._words.offered:
-            missing = ", ".join(map(str, self._words.missing()))
-            return f"step {self.step}: waits for the word of rank {missing}"
+        if self._gathers.offered:
+            missing = ", ".join(map(str, self._gathers.missing()))
+            return f"step {self.step}: waits for the small gather's entry of rank {missing}"
         return f"step {self.step}: waits for nothing"
 
     def check_invariants(self) -> None:
         """Raise AssertionError when it is inconsistent."""
-        slots_used = 0
+        used = len(self._free_slots)
         for bucket in self._buckets:
             if bucket is not None:
                 bucket.check_invariants()
-            if isinstance(bucket, SegmentedBucket):
-                slots_used += bucket.slots_used()
-        self._scratch.check_invariants(slots_used)
+                used += bucket.slots_used
+        assert used == self._slots, "a scratch slot is lost, or free twice"
+        assert len(set(self._free_slots)) == len(self._free_slots)

@@ -1,7 +1,8 @@
-"""The state of a rank's links with its neighbours, and the loss with which a ring ends.
+"""The neighbours of a rank: which of their links are open, and the loss with which a ring ends.
 
 A rank of a ring has two neighbours.  In a generation with parameter servers it has others in a star
-besides (`dtd.exchange.ring.topology`).
+besides.  The shell (`dtd.exchange.endpoint`) reports events of a link; the answer is the loss with
+which the ring ends, or nothing if it continues.  A ring ends once, and the first loss counts.
 """
 
 from __future__ import annotations
@@ -11,65 +12,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.exchange.ring.topology import star_links
 from dtd.wire.messages import Member
 
-# --- how a neighbour in the ring was lost, in the words of FROZEN (protocol.md).  Pure ---------
-
+NEXT: Final = "next"
+PREVIOUS: Final = "previous"
 
 RESET: Final = "reset"
 SILENT: Final = "silent"
 UNREACHABLE: Final = "unreachable"
 CORRUPT: Final = "corrupt"
 ENDED: Final = "ended"
+"""How a neighbour was lost, in the words of FROZEN (protocol.md)."""
 
-_LEFT: Final = frozenset({ErrorCode.TRUNCATED, ErrorCode.RECALLED})
-
-
-def of_a_closed_link(error: DtdError | None, *, was_open: bool) -> str:
-    """CORRUPT when invalid data arrived, else RESET.
-
-    A dying peer ends inside a frame, a leaving one revokes its shared memory, and an unopened link
-    is refused: in all these cases the bytes are intact.
-    """
-    damaged = isinstance(error, ProtocolError) and error.code not in _LEFT
-    return CORRUPT if damaged and was_open else RESET
-
-
-def of_no_link(
-    who: Member, waited_s: float, *, calls_us: bool, refusal: str = ""
-) -> tuple[str, str]:
-    """(evidence, in words) when a neighbour's link was not established in time."""
-    if calls_us:
-        return UNREACHABLE, f"{who.name} has not connected within {waited_s:.1f} s"
-    why = f": {refusal}" if refusal else ""
-    return UNREACHABLE, f"{_where(who)} has not answered within {waited_s:.1f} s{why}"
-
-
-def of_silence(who: Member, silence_s: float, *, trickles: bool) -> tuple[str, str]:
-    """(evidence, in words) when too little has arrived over a neighbour's link."""
-    if trickles:
-        return CORRUPT, f"no whole frame from {_where(who)} for {silence_s:.1f} s"
-    return SILENT, f"not a byte from {_where(who)} for {silence_s:.1f} s"
-
-
-def _where(who: Member) -> str:
-    return f"{who.name} at {who.host}:{who.port}"
-
-
-def is_no_room(error: DtdError | None) -> bool:
-    """Whether too many callers wait for a generation that the other side does not know yet."""
-    return isinstance(error, ProtocolError) and error.code is ErrorCode.REFUSED
-
-
-# --- the neighbours of a rank: which of their links stand, and why the ring ends.  Pure -------
-#
-# The shell (`dtd.exchange.tcp_ring`) reports events of a link; the answer is the loss with which
-# the ring ends, or nothing if it continues.  A ring ends once, and the first loss counts.
-
-
-NEXT: Final = "next"
-PREVIOUS: Final = "previous"
+_INTACT: Final = frozenset({ErrorCode.TRUNCATED, ErrorCode.RECALLED})
+"""A dying peer ends inside a frame, a leaving one recalls its shared memory: no byte was wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +34,30 @@ class RingLoss:
 
     Attributes:
         suspect: name of the lost member; empty when this side ended the ring.
-        evidence: how it was lost (`dtd.exchange.ring.neighbours`); empty likewise.
+        evidence: how it was lost; empty likewise.
         reason: the same in words.
     """
 
     suspect: str = ""
     evidence: str = ""
     reason: str
+
+
+def star_links(roster: Sequence[Member], rank: int) -> dict[int, bool]:
+    """Return the ranks with which a rank has a star link, and whether it opens that link.
+
+    A trainer has a link with every server, and opens it; of two servers the lower rank opens it.
+
+    Args:
+        roster: all members, by rank; servers are its last entries.
+        rank: the rank.
+    """
+    serves = roster[rank].serves
+    return {
+        other: roster[other].serves and (not serves or rank < other)
+        for other in range(len(roster))
+        if other != rank and (serves or roster[other].serves)
+    }
 
 
 class Neighbours:
@@ -98,6 +71,7 @@ class Neighbours:
         ended: the ring has ended.
         refusals: why a neighbour refused the last connection, if it did.
         star: the ranks linked with this one in the star, and whether this one opens the link.
+        members: the neighbours' entries in the roster.
     """
 
     def __init__(self, roster: Sequence[Member], rank: int) -> None:
@@ -106,15 +80,13 @@ class Neighbours:
         self.star = star_links(roster, rank)
         self._roster = roster
         self._previous_rank = (rank - 1) % len(roster)
-        self._members = {
+        self.members = {
             NEXT: roster[(rank + 1) % len(roster)],
             PREVIOUS: roster[self._previous_rank],
             **{self.star_neighbour(other): roster[other] for other in self.star},
         }
-        self._called_by = {PREVIOUS}
-        self._called_by |= {
-            self.star_neighbour(one) for one, opens in self.star.items() if not opens
-        }
+        self._callers = {PREVIOUS}
+        self._callers |= {self.star_neighbour(one) for one, opens in self.star.items() if not opens}
         self._attached: set[str] = set()
 
     @staticmethod
@@ -122,45 +94,28 @@ class Neighbours:
         """The name of the neighbour that is this rank in the star."""
         return f"star {rank}"
 
-    @property
-    def all(self) -> tuple[str, ...]:
-        """All neighbours: "next", "previous", and those in the star."""
-        return tuple(self._members)
-
-    def member(self, neighbour: str) -> Member:
-        """The neighbour's entry in the roster."""
-        return self._members[neighbour]
-
     def attached(self, neighbour: str) -> bool:
         """Record that this neighbour's link is open; returns whether the ring is now up."""
         self._attached.add(neighbour)
-        return len(self._attached) == len(self._members)
+        return len(self._attached) == len(self.members)
 
-    def check_caller(self, rank: int, *, has_link: bool) -> None:
-        """Check a caller that claims to be the previous rank.
-
-        Args:
-            rank: the caller's.
-            has_link: the previous rank is connected already.
-
-        Raises:
-            ProtocolError: this ring does not expect it.
-        """
-        if has_link or self.ended or rank != self._previous_rank:
-            raise ProtocolError(ErrorCode.WRONG_STATE, f"this ring does not wait for rank {rank}")
-
-    def check_star_caller(self, rank: int, *, has_link: bool) -> None:
-        """Check a caller that claims to be this rank in the star.
+    def check_caller(self, rank: int, *, in_star: bool, has_link: bool) -> None:
+        """Check a caller that says it is this rank.
 
         Args:
             rank: the caller's.
+            in_star: it calls for the star; otherwise as the previous rank.
             has_link: that rank is connected already.
 
         Raises:
-            ProtocolError: this star does not expect it.
+            ProtocolError: it is not expected.
         """
-        if has_link or self.ended or self.star.get(rank, True):
-            raise ProtocolError(ErrorCode.WRONG_STATE, f"this star does not wait for rank {rank}")
+        expected = not self.star.get(rank, True) if in_star else rank == self._previous_rank
+        if has_link or self.ended or not expected:
+            route = "star" if in_star else "ring"
+            raise ProtocolError(
+                ErrorCode.WRONG_STATE, f"this {route} does not wait for rank {rank}"
+            )
 
     def lifeline_of(self, rank: int) -> str:
         """The name of the neighbour that owns this lifeline.
@@ -169,19 +124,24 @@ class Neighbours:
             ProtocolError: no neighbour has this rank.
         """
         name = self._roster[rank].name if rank < len(self._roster) else ""
-        if self.ended or name not in {self._members[at].name for at in (NEXT, PREVIOUS)}:
+        if self.ended or name not in {self.members[at].name for at in (NEXT, PREVIOUS)}:
             raise ProtocolError(ErrorCode.WRONG_STATE, "no neighbour in this ring")
         return name
 
     def calls_again(self, neighbour: str, error: DtdError | None) -> bool:
-        """Whether to retry a link that was closed before it was open."""
-        return not self.ended and is_no_room(error) and neighbour not in self._attached
+        """Whether to retry a link that was closed before it was open.
+
+        The other side refuses when too many wait for a generation that it does not know yet.
+        """
+        no_room = isinstance(error, ProtocolError) and error.code is ErrorCode.REFUSED
+        return not self.ended and no_room and neighbour not in self._attached
 
     def closed(self, neighbour: str, error: DtdError | None) -> RingLoss:
         """Handle the end of a neighbour's link, with or without an error."""
+        damaged = isinstance(error, ProtocolError) and error.code not in _INTACT
         return RingLoss(
-            suspect=self._members[neighbour].name,
-            evidence=of_a_closed_link(error, was_open=neighbour in self._attached),
+            suspect=self.members[neighbour].name,
+            evidence=CORRUPT if damaged and neighbour in self._attached else RESET,
             reason=str(error) if error is not None else "the link was closed",
         )
 
@@ -189,28 +149,26 @@ class Neighbours:
         """Handle a neighbour that has shown no sign of life for too long.
 
         Args:
-            neighbour: one of `all`.
+            neighbour: one of `members`.
             silence_s: duration of the silence.
             trickles: bytes arrive, but complete no frame.
         """
-        who = self._members[neighbour]
-        if neighbour in self._attached:
-            evidence, reason = of_silence(who, silence_s, trickles=trickles)
+        member = self.members[neighbour]
+        place = f"{member.name} at {member.host}:{member.port}"
+        if neighbour not in self._attached:
+            evidence = UNREACHABLE
+            refusal = self.refusals.get(neighbour, "")
+            reason = f"{place} has not answered within {silence_s:.1f} s"
+            reason += f": {refusal}" if refusal else ""
+            if neighbour in self._callers:
+                reason = f"{member.name} has not connected within {silence_s:.1f} s"
+        elif trickles:
+            evidence, reason = CORRUPT, f"no whole frame from {place} for {silence_s:.1f} s"
         else:
-            evidence, reason = of_no_link(
-                who,
-                silence_s,
-                calls_us=neighbour in self._called_by,
-                refusal=self.refusals.get(neighbour, ""),
-            )
-        return RingLoss(suspect=who.name, evidence=evidence, reason=reason)
+            evidence, reason = SILENT, f"not a byte from {place} for {silence_s:.1f} s"
+        return RingLoss(suspect=member.name, evidence=evidence, reason=reason)
 
     def end(self) -> bool:
         """End the ring; returns whether it was up until now."""
         stood, self.ended = not self.ended, True
         return stood
-
-
-def process_ended(name: str) -> RingLoss:
-    """Handle the end of a neighbour's lifeline, and so of its process."""
-    return RingLoss(suspect=name, evidence=ENDED, reason="its process has ended")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
+
+from dtd.wire.messages import Chunk
 
 MAX_SPANS: Final = 100_000
 """Most spans of one kind of track in one profile."""
@@ -152,111 +154,64 @@ def length_ns(intervals: Iterable[Interval]) -> int:
     return sum(end - begin for begin, end in intervals)
 
 
-class ChunkFields(Protocol):
-    """The fields of a CHUNK that are read."""
-
-    @property
-    def step(self) -> int:
-        """Its step."""
-        ...
-
-    @property
-    def phase(self) -> int:
-        """Its phase."""
-        ...
-
-    @property
-    def hop(self) -> int:
-        """Its hop within the phase."""
-        ...
-
-    @property
-    def bucket(self) -> int:
-        """Its bucket."""
-        ...
-
-    @property
-    def source(self) -> int:
-        """The rank that sent it."""
-        ...
-
-
 class RingSpans:
-    """Turns the events of a ring's node into spans.
+    """The spans of one generation.
 
     Attributes:
-        log: their log; spans that began before the recording are left out.
-        star: for the star of the same generation, if it has one; its spans are in the same log.
+        log: all of them; spans that began before the recording are left out.
+        ring: takes the events of the ring's node.
+        star: takes the events of the star's node, if there is one.
     """
 
     def __init__(self) -> None:
         self.log = SpanLog()
-        self.star = StarSpans(self.log)
+        self.ring = NodeSpans(self.log, is_star=False)
+        self.star = NodeSpans(self.log, is_star=True)
+
+
+class NodeSpans:
+    """Turns the events of one node into spans.
+
+    Args:
+        log: gets them.
+        is_star: the node is a star's.
+    """
+
+    def __init__(self, log: SpanLog, *, is_star: bool) -> None:
+        self._log = log
+        self._is_star = is_star
         self._buckets: dict[int, int] = {}
-        self._word_ns: int | None = None
-        self._chunk_ns: int | None = None
+        self._chunks: dict[int, int] = {}
+        self._gather_ns: int | None = None
 
     def bucket_started(self, bucket: int, now_ns: int) -> None:
-        """This rank's contribution is complete."""
+        """This rank's contribution is complete, or its memory may be written to."""
         self._buckets[bucket] = now_ns
 
     def bucket_done(self, bucket: int, now_ns: int) -> None:
         """The bucket holds the result."""
         begun_ns = self._buckets.pop(bucket, None)
         if begun_ns is not None:
-            self.log.add(BUCKET, begun_ns, now_ns, bucket)
+            self._log.add(STAR_BUCKET if self._is_star else BUCKET, begun_ns, now_ns, bucket)
 
-    def word_offered(self, now_ns: int) -> None:
-        """An exchange of words begins; there is one at a time."""
-        self._word_ns = now_ns
+    def gather_offered(self, now_ns: int) -> None:
+        """A small gather begins; there is one at a time."""
+        self._gather_ns = now_ns
 
-    def words_done(self, sequence: int, now_ns: int) -> None:
-        """All words of an exchange are here."""
-        if self._word_ns is not None:
-            self.log.add(WORD, self._word_ns, now_ns, sequence)
-        self._word_ns = None
-
-    def chunk_announced(self, now_ns: int) -> None:
-        """A chunk's header has arrived; chunks come one after the other."""
-        self._chunk_ns = now_ns
-
-    def chunk_done(self, chunk: ChunkFields, now_ns: int) -> None:
-        """The chunk is here, and added where it is to be."""
-        if self._chunk_ns is not None:
-            detail = (chunk.step, chunk.phase, chunk.hop)
-            self.log.add(CHUNK, self._chunk_ns, now_ns, chunk.bucket, detail)
-        self._chunk_ns = None
-
-
-class StarSpans:
-    """Turns the events of a star's node into spans.
-
-    Args:
-        log: their log; spans that began before the recording are left out.
-    """
-
-    def __init__(self, log: SpanLog) -> None:
-        self._log = log
-        self._buckets: dict[int, int] = {}
-        self._chunks: dict[int, int] = {}
-
-    def bucket_started(self, bucket: int, now_ns: int) -> None:
-        """This rank's part of it is complete, or may be written to."""
-        self._buckets[bucket] = now_ns
-
-    def bucket_done(self, bucket: int, now_ns: int) -> None:
-        """The bucket holds this rank's part of the result."""
-        begun_ns = self._buckets.pop(bucket, None)
-        if begun_ns is not None:
-            self._log.add(STAR_BUCKET, begun_ns, now_ns, bucket)
+    def gather_done(self, sequence: int, now_ns: int) -> None:
+        """All entries of a small gather are here."""
+        if self._gather_ns is not None:
+            self._log.add(WORD, self._gather_ns, now_ns, sequence)
+        self._gather_ns = None
 
     def chunk_announced(self, source: int, now_ns: int) -> None:
         """A chunk's header has arrived; those of one rank come one after the other."""
         self._chunks[source] = now_ns
 
-    def chunk_done(self, chunk: ChunkFields, now_ns: int) -> None:
+    def chunk_done(self, chunk: Chunk, now_ns: int) -> None:
         """The chunk is here, and added where it is to be."""
         begun_ns = self._chunks.pop(chunk.source, None)
         if begun_ns is not None:
-            detail = (chunk.step, chunk.phase, chunk.source)
-            self._log.add(STAR_CHUNK, begun_ns, now_ns, chunk.bucket, detail)
+            kind = STAR_CHUNK if self._is_star else CHUNK
+            last = chunk.source if self._is_star else chunk.hop
+            self._log.add(kind, begun_ns, now_ns, chunk.bucket, (chunk.step, chunk.phase, last))

@@ -14,7 +14,7 @@ import uvloop
 from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
 from dtd.exchange.api import BucketMemory, all_reduce
-from dtd.exchange.bridge import Bridge, RingCollective
+from dtd.exchange.endpoint import Bridge, RingCollective
 from dtd.exchange.ring.buckets import plan_buckets
 from dtd.net.data_server import DataServer
 from dtd.strategy.buckets import parameter_shapes
@@ -89,7 +89,7 @@ class Rings:
 
     def connect(self, *ranks):
         for rank in ranks or range(len(self.collectives)):
-            self.call(self.collectives[rank].connect)
+            self.call(self.collectives[rank].endpoint.connect)
 
     def call(self, function, *arguments):
         return self._loop_thread.call(function, *arguments)
@@ -102,7 +102,7 @@ class Rings:
         return [future.result(PATIENCE_S) for future in self.start(work)]
 
     def end(self, rank, reason):
-        self._loop_thread.call(self.collectives[rank].end, reason)
+        self._loop_thread.call(self.collectives[rank].endpoint.end, reason)
 
     def close(self):
         for rank, server in enumerate(self.servers):

@@ -16,13 +16,13 @@ from dtd.address import Address
 from dtd.engine.regroup import plan_regroup
 from dtd.errors import CheckpointError, RingBroken
 from dtd.exchange.api import BucketMemory, BufferLocation
-from dtd.exchange.bridge import Bridge, RingCollective
+from dtd.exchange.endpoint import Bridge, RingCollective
 from dtd.exchange.group_backends import group_of
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.process_group import ProcessGroupCollective
 from dtd.exchange.ring.chunks import BucketShape, Operation, cut
-from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.data_server import DataServer
+from dtd.shared_memory import HEAD_BYTES, OfferedMemory
 from dtd.wire import messages as m
 from tests.shards import held_segments, held_shards
 
@@ -147,7 +147,7 @@ class OverTcp:
         self._thread, self._letters = loop_thread, letters if self.lends else None
         self.servers, self.collectives = loop_thread.run(self._make(world_size))
         for one in self.collectives:
-            loop_thread.call(one.connect)
+            loop_thread.call(one.endpoint.connect)
         with ThreadPoolExecutor(world_size) as pool:
             list(pool.map(lambda one: one.wait_up(), self.collectives))
 
@@ -180,7 +180,7 @@ class OverTcp:
                 beat_interval_s=PATIENCE_S / 6,
                 silence_s=PATIENCE_S,
                 agreed=lambda: None,
-                letters=self._letters,
+                fd_dir=self._letters,
             )
             for rank, server in enumerate(servers)
         ]
@@ -189,17 +189,15 @@ class OverTcp:
     def lending(self, collective):
         """Whether the next step's buckets are lent, where they can be."""
         return (
-            not self.lends
-            or collective.world_size == 1
-            or collective._endpoint._loans._lending.agreed
+            not self.lends or collective.world_size == 1 or collective.endpoint._shared._is_mapped
         )
 
     def break_ring(self):
-        self._thread.call(self.collectives[0].end, "the test breaks it")
+        self._thread.call(self.collectives[0].endpoint.end, "the test breaks it")
 
     def close(self):
         for collective, server in zip(self.collectives, self.servers, strict=True):
-            self._thread.call(collective.end, "the test is over")
+            self._thread.call(collective.endpoint.end, "the test is over")
             self._thread.call(server.close)
 
 
@@ -237,7 +235,9 @@ class Arrays:
     """A rank's buckets: in memory that may be lent, if the transport lends."""
 
     def __init__(self, transport, sizes):
-        self._lent = LentMemory(sum(4 * size + 64 for size in sizes)) if transport.lends else None
+        self._lent = (
+            OfferedMemory(sum(4 * size + 64 for size in sizes)) if transport.lends else None
+        )
         self.arrays, self._homes, offset = [], [], HEAD_BYTES
         for size in sizes:
             if self._lent is None:

@@ -14,10 +14,9 @@ from dtd.address import Address
 from dtd.engine.shards import Division
 from dtd.errors import CheckpointError, LocalProtocolError, RingBroken
 from dtd.exchange.api import BucketMemory
-from dtd.exchange.bridge import Bridge, RingCollective
+from dtd.exchange.endpoint import Bridge, RingCollective
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.ring.chunks import Operation
-from dtd.exchange.star_collective import StarCollective
 from dtd.net.data_server import DataServer
 from dtd.observe.profile.spans import BUCKET, STAR_BUCKET, STAR_CHUNK, WAIT, RingSpans, SpanLog
 from dtd.wire import messages as m
@@ -56,7 +55,7 @@ def summed(trainers, size, step):
 
 def on_every_rank(ring, size, work):
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: work(ring.star(rank)), range(size)))
+        return list(pool.map(lambda rank: work(ring.collective(rank)), range(size)))
 
 
 class OverTcp:
@@ -66,7 +65,7 @@ class OverTcp:
         self._thread = loop_thread
         self.ports, self.rings = loop_thread.run(self._make(world_size, servers))
         for ring in self.rings:
-            loop_thread.call(ring.connect)
+            loop_thread.call(ring.endpoint.connect)
         with ThreadPoolExecutor(world_size) as pool:
             list(pool.map(lambda ring: ring.wait_up(), self.rings))
 
@@ -110,19 +109,18 @@ class OverTcp:
             for rank, port in enumerate(ports)
         ]
 
-    def star(self, rank):
-        ring = self.rings[rank]
-        return StarCollective(ring, ring.star)
+    def collective(self, rank):
+        return self.rings[rank]
 
     def explain(self, rank):
         return self._thread.call(self.rings[rank].explain)
 
     def break_ring(self, why):
-        self._thread.call(self.rings[0].end, why)
+        self._thread.call(self.rings[0].endpoint.end, why)
 
     def close(self):
         for ring, port in zip(self.rings, self.ports, strict=True):
-            self._thread.call(ring.end, "the test is over")
+            self._thread.call(ring.endpoint.end, "the test is over")
             self._thread.call(port.close)
 
 
@@ -198,7 +196,7 @@ def test_the_same_over_tcp(over_tcp, trainers, servers, mirrors):
 def test_a_profile_shows_the_star_and_the_waits_for_it(over_tcp):
     made = over_tcp(3, 1)
     waits, spans = SpanLog(), RingSpans()
-    made.star(0).record(waits, spans)
+    made.collective(0).record(waits, spans)
     check_training(made, Division(world_size=3, mirrors=0, servers=1), 2)
     kinds = [span.kind for span in spans.log.spans]
     assert kinds.count(STAR_BUCKET) == 3 * 2 * len(SIZES)
@@ -265,7 +263,7 @@ def test_buckets_can_be_added_to_a_step():
 
 def test_the_end_of_the_ring_is_the_end_of_the_star():
     ring = InProcessRing(2, timeout_s=PATIENCE_S, servers=1)
-    star = ring.star(0)
+    star = ring.collective(0)
     told = []
     star.on_broken(lambda: told.append(True))
     array = np.zeros(1)
@@ -277,22 +275,21 @@ def test_the_end_of_the_ring_is_the_end_of_the_star():
     for call in (star.check, lambda: star.wait(0), lambda: star.gather(b"")):
         with pytest.raises(RingBroken, match="enough"):
             call()
-    assert isinstance(star, StarCollective)
     assert (star.rank, star.world_size, star.generation) == (0, 2, 1)
 
 
 def test_a_rank_that_waits_in_vain_says_for_what():
     ring = InProcessRing(2, timeout_s=0.01, servers=1)
-    star = ring.star(0)
+    star = ring.collective(0)
     star.open_step(0, [memory_of(np.zeros(1), Operation.ALL_GATHER)])
     star.start(0)
-    with pytest.raises(RingBroken, match="pull chunk 0 of 1 of bucket 0 from rank 1"):
+    with pytest.raises(RingBroken, match="pull hop 0 chunk 0 of 1 from rank 1"):
         star.wait(0)
 
 
 def test_a_refused_frame_breaks_the_ring():
     ring = InProcessRing(2, timeout_s=PATIENCE_S, servers=1)
-    trainer, server = ring.star(0), ring.star(1)
+    trainer, server = ring.collective(0), ring.collective(1)
     server.open_step(0, [memory_of(np.zeros(1), Operation.REDUCE_SCATTER)])
     server.start(0)
     trainer.open_step(0, [memory_of(np.zeros(2), Operation.REDUCE_SCATTER)])

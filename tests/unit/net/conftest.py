@@ -18,8 +18,8 @@ import uvloop
 from dtd.address import Address
 from dtd.errors import DtdError
 from dtd.exchange.api import BucketMemory
-from dtd.lent_memory import LentMemory
 from dtd.net.link import Link
+from dtd.shared_memory import OfferedMemory
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES
@@ -68,13 +68,13 @@ def letters(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def mapped() -> Callable[[LentMemory], int]:
+def mapped() -> Callable[[OfferedMemory], int]:
     """A function: how often lent memory is mapped into this process.
 
     Only what is asked for counts: other tests' memory goes whenever it is collected.
     """
 
-    def count(memory: LentMemory) -> int:
+    def count(memory: OfferedMemory) -> int:
         inode = str(os.fstat(memory.descriptor).st_ino)
         lines = Path("/proc/self/maps").read_text().splitlines()
         return sum("memfd:dtd-buckets" in line and line.split()[4] == inode for line in lines)

@@ -9,7 +9,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
-from dtd.exchange.tcp_ring import RingEndpoint
+from dtd.exchange.endpoint import RingEndpoint
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.data_server import DataServer, Resource, memory_blob
 from dtd.net.liveness import Lifeline

@@ -13,15 +13,14 @@ import pytest
 
 from dtd.errors import LocalProtocolError, RingBroken
 from dtd.exchange.api import BucketMemory, all_reduce
-from dtd.exchange.in_process import InProcessCollective, InProcessRing
+from dtd.exchange.in_process import InProcessRing
+from dtd.exchange.node import NodeCollective
 
 MemoryOf = Callable[[np.ndarray], BucketMemory]
 T = TypeVar("T")
 
 
-def on_every_rank(
-    ring: InProcessRing, size: int, work: Callable[[InProcessCollective], T]
-) -> list[T]:
+def on_every_rank(ring: InProcessRing, size: int, work: Callable[[NodeCollective], T]) -> list[T]:
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: work(ring.collective(rank)), range(size)))
 
@@ -31,7 +30,7 @@ def on_every_rank(
 def test_every_rank_ends_with_the_sum(world_size: int, elements: int, memory_of: MemoryOf) -> None:
     ring = InProcessRing(world_size, chunk_bytes=64)
 
-    def work(collective: InProcessCollective) -> list[np.ndarray]:
+    def work(collective: NodeCollective) -> list[np.ndarray]:
         ends = []
         for step in range(2):
             arrays = [
@@ -66,7 +65,7 @@ def test_ranks_know_their_place() -> None:
 def test_the_plain_all_reduce_one_bucket_after_the_other(memory_of: MemoryOf) -> None:
     ring = InProcessRing(3)
 
-    def work(collective: InProcessCollective) -> list[list[float]]:
+    def work(collective: NodeCollective) -> list[list[float]]:
         arrays = [np.ones(5), np.full(4, 2.0)]
         collective.open_step(0, [memory_of(array) for array in arrays])
         for bucket in range(2):
@@ -128,12 +127,12 @@ def _all_waiting(ring: InProcessRing, size: int) -> None:
 def test_breaking_the_ring_wakes_every_rank_that_waits(memory_of: MemoryOf) -> None:
     ring = InProcessRing(4)
 
-    def wait_for_bucket(end: InProcessCollective) -> None:
+    def wait_for_bucket(end: NodeCollective) -> None:
         end.open_step(0, [memory_of(np.ones(3))])
         end.start(0)
         end.wait(0)
 
-    def wait_for_words(end: InProcessCollective) -> None:
+    def wait_for_words(end: NodeCollective) -> None:
         end.open_step(0, [memory_of(np.ones(3))])
         end.gather(b"")
 
@@ -159,7 +158,7 @@ def test_breaking_the_ring_wakes_every_rank_that_waits(memory_of: MemoryOf) -> N
         lambda end: end.gather(b""),
     ],
 )
-def test_every_call_on_a_broken_ring_says_so(call: Callable[[InProcessCollective], object]) -> None:
+def test_every_call_on_a_broken_ring_says_so(call: Callable[[NodeCollective], object]) -> None:
     ring = InProcessRing(2)
     ring.collective(0).open_step(0, [])
     ring.break_ring("the generation is over")
@@ -182,7 +181,7 @@ def test_who_waits_too_long_breaks_the_ring_and_says_for_what(memory_of: MemoryO
 def test_ranks_that_disagree_on_a_bucket_break_the_ring(memory_of: MemoryOf) -> None:
     ring = InProcessRing(2)
 
-    def work(collective: InProcessCollective) -> None:
+    def work(collective: NodeCollective) -> None:
         collective.open_step(0, [memory_of(np.ones(4 + collective.rank))])
         all_reduce(collective, 0)
 
@@ -208,7 +207,7 @@ def test_the_timing_of_a_step_is_plausible(memory_of: MemoryOf) -> None:
     ring = InProcessRing(2, chunk_bytes=1024)
     barrier = threading.Barrier(2)
 
-    def work(collective: InProcessCollective) -> None:
+    def work(collective: NodeCollective) -> None:
         barrier.wait()
         begun_s = time.monotonic()
         collective.open_step(0, [memory_of(np.ones(1000))])
@@ -241,7 +240,7 @@ def test_each_rank_sends_twice_the_bucket_less_its_share(
     ring = InProcessRing(world_size, chunk_bytes=96)
     elements = 40 * world_size
 
-    def work(collective: InProcessCollective) -> int:
+    def work(collective: NodeCollective) -> int:
         collective.open_step(0, [memory_of(np.ones(elements))])
         all_reduce(collective, 0)
         collective.gather(b"")

@@ -13,7 +13,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
-from dtd.exchange.tcp_ring import RingEndpoint
+from dtd.exchange.endpoint import RingEndpoint
 from dtd.net.data_server import DataServer
 from dtd.net.link import Link
 from dtd.net.server import Server
@@ -107,11 +107,11 @@ class Scene:
     def ring_broken(self, loss):
         self.broken.set_result((loss.suspect, loss.evidence, loss.reason))
 
-    def bucket_done(self, bucket):
+    def bucket_done(self, route, bucket):
         """These tests look at links."""
 
-    def words_done(self, words):
-        self.words.put_nowait(words)
+    def gather_done(self, entries):
+        self.words.put_nowait(entries)
 
     async def come_up(self):
         await self.begin()

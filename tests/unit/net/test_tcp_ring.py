@@ -10,16 +10,16 @@ import threading
 import numpy as np
 import pytest
 
-import dtd.exchange.shared_memory as loans_module
-import dtd.exchange.tcp_ring as ring_endpoint_module
+import dtd.exchange.endpoint as endpoint_module
+import dtd.exchange.memory_offers as offers_module
 import dtd.net.data_server as data_server_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.exchange.api import BufferLocation
-from dtd.exchange.tcp_ring import RingEndpoint
-from dtd.lent_memory import HEAD_BYTES, LentMemory
+from dtd.exchange.endpoint import RingEndpoint
 from dtd.net.data_server import DataServer
 from dtd.net.link import NO_TRAFFIC
+from dtd.shared_memory import HEAD_BYTES, OfferedMemory
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 
@@ -52,7 +52,7 @@ class Node:
             beat_interval_s=silence_s / 6,
             silence_s=silence_s,
             listener=self,
-            letters=self.letters,
+            fd_dir=self.letters,
         )
 
     def ring_up(self):
@@ -62,11 +62,11 @@ class Node:
     def ring_broken(self, loss):
         self.broken.set_result((loss.suspect, loss.evidence, loss.reason))
 
-    def bucket_done(self, bucket):
+    def bucket_done(self, route, bucket):
         self.buckets.put_nowait(bucket)
 
-    def words_done(self, words):
-        self.words.put_nowait(words)
+    def gather_done(self, entries):
+        self.words.put_nowait(entries)
 
     async def step(self, number, buckets, word):
         """One step of training: all buckets, then the word."""
@@ -256,7 +256,7 @@ async def test_a_neighbour_that_listens_late_is_called_again(
         refused.set()
         await sleep(0)
 
-    monkeypatch.setattr(ring_endpoint_module.asyncio, "sleep", pause)
+    monkeypatch.setattr(endpoint_module.asyncio, "sleep", pause)
     ring = ranks(2)
     await ring.listen({1: free_address.port})
     ring.nodes[0].endpoint.connect()
@@ -277,7 +277,7 @@ async def test_a_ring_that_ends_before_it_is_up_calls_nobody_any_more(ranks):
     await ring.listen()
     node = ring.nodes[0]
     node.endpoint.connect()
-    connecting = node.endpoint._connecting
+    [connecting] = node.endpoint._dialling.values()
     node.endpoint.end("another generation follows")
     await asyncio.wait([connecting], timeout=PATIENCE_S)
     assert connecting.cancelled()
@@ -343,7 +343,7 @@ class Lent:
     """One bucket in memory that can be lent."""
 
     def __init__(self, memory_of):
-        self.memory = LentMemory(400)
+        self.memory = OfferedMemory(400)
         self.array = np.frombuffer(self.memory.view(HEAD_BYTES, 400), dtype=np.float32)
         self.bucket = dataclasses.replace(
             memory_of(self.array), home=BufferLocation(self.memory, HEAD_BYTES)
@@ -452,7 +452,7 @@ async def test_a_rank_that_cannot_borrow_is_sent_everything(ranks, lent, monkeyp
     def refuse(directory, look, received):
         raise OSError("no such family of sockets")
 
-    monkeypatch.setattr(loans_module, "FdMailbox", refuse)
+    monkeypatch.setattr(offers_module, "FdMailbox", refuse)
     ring = ranks(2)
     await ring.listen()
     await ring.come_up()
@@ -473,7 +473,7 @@ async def test_nothing_is_offered_to_another_host(ranks, lent):
     buckets = lent(2)
     for number in range(3):
         assert await step(ring, number, buckets)
-    assert not any(node.endpoint._loans._lending.offers for node in ring.nodes)
+    assert not any(node.endpoint._shared._offers for node in ring.nodes)
 
 
 def begin(ring, rank, number, one):
@@ -488,8 +488,8 @@ def called(node, method, times):
     """An event: this method of a ring's node has been called so often."""
     act, calls, enough = getattr(node, method), itertools.count(1), asyncio.Event()
 
-    def call(*arguments):
-        act(*arguments)
+    def call(*arguments, **named):
+        act(*arguments, **named)
         if next(calls) == times:
             enough.set()
 
@@ -526,7 +526,7 @@ async def test_a_recalled_loan_is_the_end_of_the_ring(ranks, lent, early):
         first.memory.revoke()
         left.endpoint.node.start(0)
     blamed, own = await ring.are_broken()
-    why = f"the previous rank has recalled loan {loan}"
+    why = f"the previous rank has recalled memory {loan}"
     assert own == ("worker-0", "reset", why)
     assert blamed[:2] == ("worker-1", "reset")
     assert all(node.buckets.empty() for node in ring.nodes)
@@ -547,16 +547,16 @@ async def test_a_sum_that_could_not_be_read_is_not_done_when_all_is_taken(ranks,
         else:
             take_in(chunk, payload)
 
-    reads.node.received, reads.node.taken = receive, taken.append
-    arrived = called(reads.node, "received", 8), called(reads.node, "taken", 1)
+    reads.node.received, reads.node.released = receive, taken.append
+    arrived = called(reads.node, "received", 8), called(reads.node, "released", 1)
     begin(ring, 0, number, first)
     begin(ring, 1, number, second)
     await happened(*arrived)
-    del reads.node.received, reads.node.taken
+    del reads.node.received, reads.node.released
     first.memory.revoke()
     for link, message in [*((reads._in, chunk) for chunk in chunks), (reads._out, taken[0])]:
         reads.link_received(link, message, memoryview(b""))
-    why = f"the previous rank has recalled loan {chunks[0].loan}"
+    why = f"the previous rank has recalled memory {chunks[0].loan}"
     assert await ring.nodes[1].broken == ("worker-0", "reset", why)
     assert ring.nodes[1].buckets.empty()
 
@@ -586,7 +586,7 @@ async def test_a_bucket_that_nobody_was_lent_cannot_be_taken(ranks, memory_of):
     second.endpoint._in.send(m.ShmReleased(generation=GENERATION, step=0, bucket=0))
     (suspect, evidence, reason), _ = await ring.are_broken()
     assert (suspect, evidence) == ("worker-1", "corrupt")
-    assert "bucket 0 of step 0 taken, which is not lent" in reason
+    assert "bucket 0 of step 0 released, which is not shared" in reason
 
 
 # --- lifelines -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from dtd.lent_memory import HEAD_BYTES, borrow
+from dtd.shared_memory import HEAD_BYTES, map_memory
 from dtd.strategy.wire_memory import RingMemory
 
 LAYOUT = [(3, torch.float32), (0, torch.float64), (17, torch.float64), (1, torch.bfloat16)]
@@ -29,7 +29,7 @@ def make():
 
 def borrowed(memory: RingMemory):
     lent = memory.memories[0].home.memory
-    return borrow(lent.descriptor, nonce=lent.nonce, size_bytes=lent.size_bytes)
+    return map_memory(lent.descriptor, nonce=lent.nonce, size_bytes=lent.size_bytes)
 
 
 def test_tensor_bucket_and_file_are_the_same_memory(make) -> None:

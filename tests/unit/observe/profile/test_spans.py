@@ -79,19 +79,19 @@ def chunk(bucket, hop, source=0):
 
 def test_what_a_node_says_becomes_spans():
     ring = RingSpans()
-    ring.bucket_done(7, 1)
-    ring.words_done(3, 1)
-    ring.chunk_done(chunk(7, 0), 1)
+    ring.ring.bucket_done(7, 1)
+    ring.ring.gather_done(3, 1)
+    ring.ring.chunk_done(chunk(7, 0), 1)
     assert ring.log.spans == [], "it had begun before"
-    ring.bucket_started(0, 10)
-    ring.bucket_started(1, 11)
-    ring.chunk_announced(12)
-    ring.chunk_done(chunk(1, 2), 13)
-    ring.bucket_done(1, 14)
-    ring.bucket_done(0, 15)
-    ring.bucket_done(0, 16)
-    ring.word_offered(17)
-    ring.words_done(4, 18)
+    ring.ring.bucket_started(0, 10)
+    ring.ring.bucket_started(1, 11)
+    ring.ring.chunk_announced(0, 12)
+    ring.ring.chunk_done(chunk(1, 2), 13)
+    ring.ring.bucket_done(1, 14)
+    ring.ring.bucket_done(0, 15)
+    ring.ring.bucket_done(0, 16)
+    ring.ring.gather_offered(17)
+    ring.ring.gather_done(4, 18)
     assert ring.log.spans == [
         Span(CHUNK, 12, 13, 1, (9, 1, 2)),
         Span(BUCKET, 11, 14, 1),
@@ -106,7 +106,7 @@ def test_chunks_of_a_star_come_over_several_links_at_once():
     ring.star.chunk_done(chunk(0, 0, source=2), 1)
     assert ring.log.spans == [], "it had begun before"
     ring.star.bucket_started(0, 10)
-    ring.bucket_started(0, 11)
+    ring.ring.bucket_started(0, 11)
     ring.star.chunk_announced(1, 12)
     ring.star.chunk_announced(2, 13)
     ring.star.chunk_done(chunk(0, 0, source=1), 14)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.exchange.ring.neighbours import NEXT, PREVIOUS, Neighbours, process_ended
+from dtd.exchange.ring.neighbours import NEXT, PREVIOUS, Neighbours, star_links
 from dtd.wire.messages import Member
 
 NAMES = ("a", "b", "c")
@@ -23,18 +23,18 @@ def test_up_when_both_links_stand() -> None:
     ring = neighbours()
     assert not ring.attached(NEXT)
     assert ring.attached(PREVIOUS)
-    assert (ring.member(NEXT).name, ring.member(PREVIOUS).name) == ("c", "a")
+    assert (ring.members[NEXT].name, ring.members[PREVIOUS].name) == ("c", "a")
 
 
 def test_only_the_previous_rank_may_connect_and_only_once() -> None:
     ring = neighbours()
-    ring.check_caller(0, has_link=False)
+    ring.check_caller(0, in_star=False, has_link=False)
     for rank, has_link in ((2, False), (0, True), (1, False)):
         with pytest.raises(ProtocolError, match=f"does not wait for rank {rank}"):
-            ring.check_caller(rank, has_link=has_link)
+            ring.check_caller(rank, in_star=False, has_link=has_link)
     ring.end()
     with pytest.raises(ProtocolError):
-        ring.check_caller(0, has_link=False)
+        ring.check_caller(0, in_star=False, has_link=False)
 
 
 def test_lifelines_are_of_neighbours() -> None:
@@ -86,9 +86,25 @@ def test_what_silence_says() -> None:
     assert ring.silent(PREVIOUS, 2.0, trickles=True).evidence == "corrupt"
 
 
-def test_a_lifeline_that_ended_is_a_death() -> None:
-    loss = process_ended("a")
-    assert (loss.suspect, loss.evidence) == ("a", "ended")
+def test_a_star_has_links_with_servers_only() -> None:
+    roster = [
+        Member(name=name, incarnation=1, host="h", port=9, holds=True, serves=name in "cd")
+        for name in "abcd"
+    ]
+    assert [star_links(roster, rank) for rank in range(4)] == [
+        {2: True, 3: True},
+        {2: True, 3: True},
+        {0: False, 1: False, 3: True},
+        {0: False, 1: False, 2: False},
+    ]
+    server = Neighbours(roster, 3)
+    assert len(server.members) == 5
+    server.check_caller(2, in_star=True, has_link=False)
+    for rank, has_link in ((3, False), (2, True), (9, False)):
+        with pytest.raises(ProtocolError, match=f"this star does not wait for rank {rank}"):
+            server.check_caller(rank, in_star=True, has_link=has_link)
+    with pytest.raises(ProtocolError):
+        Neighbours(roster, 0).check_caller(2, in_star=True, has_link=False)
 
 
 def test_a_ring_ends_once() -> None:

@@ -9,12 +9,12 @@ import threading
 import pytest
 import structlog
 
-import dtd.exchange.shared_memory as loans_module
+import dtd.exchange.memory_offers as offers_module
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.exchange.api import BucketMemory, BufferLocation
-from dtd.exchange.shared_memory import NOTHING_LENT, SharedMemory
-from dtd.lent_memory import HEAD_BYTES, LentMemory
+from dtd.exchange.memory_offers import NOTHING_SHARED, SharedMemory
 from dtd.net.descriptors import post
+from dtd.shared_memory import HEAD_BYTES, OfferedMemory
 from dtd.wire import messages as m
 
 PATIENCE_S = 60.0
@@ -30,7 +30,7 @@ class Side:
         self.said = []
         self.borrowed = asyncio.Event()
         self.other = None
-        self.loans = SharedMemory(generation, neighbours=self, letters=letters)
+        self.offers = SharedMemory(generation, links=self, fd_dir=letters)
 
     def is_next_on_this_host(self):
         return self.same_host
@@ -44,7 +44,7 @@ class Side:
     def _say(self, message):
         self.said.append(message)
         if self.other is not None and not isinstance(message, m.ShmReleased):
-            self.other.loans.received(message)
+            self.other.offers.received(message)
         if isinstance(message, m.ShmMapped):
             self.borrowed.set()
 
@@ -53,7 +53,7 @@ class Lender:
     """Memory, and the buckets that lie in it one after the other."""
 
     def __init__(self, *contents):
-        self.memory = LentMemory(sum(map(len, contents)))
+        self.memory = OfferedMemory(sum(map(len, contents)))
         self.buckets, offset = [], HEAD_BYTES
         for content in contents:
             view = self.memory.view(offset, len(content))
@@ -72,8 +72,8 @@ async def sides(letters):
     one, other = Side(letters), Side(letters)
     one.other, other.other = other, one
     yield one, other
-    one.loans.close()
-    other.loans.close()
+    one.offers.close()
+    other.offers.close()
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def lender():
 async def agree(sides, buckets):
     """The first step offers; the next rank asks, gets, and says so."""
     one, other = sides
-    assert one.loans.lendable(buckets) == NOTHING_LENT
+    assert one.offers.offer(buckets) == NOTHING_SHARED
     async with asyncio.timeout(PATIENCE_S):
         await other.borrowed.wait()
     other.borrowed.clear()
@@ -111,20 +111,20 @@ def refused(act, *arguments):
 async def test_what_is_offered_is_lent_from_the_next_step_on(sides, lender):
     one, other = sides
     await agree(sides, lender.buckets)
-    assert one.loans.lendable(lender.buckets) == (1, {0, 1})
+    assert one.offers.offer(lender.buckets) == (1, {0, 1})
     lender.memory.revoke()
-    assert one.loans.lendable(lender.buckets) == (2, {0, 1})
+    assert one.offers.offer(lender.buckets) == (2, {0, 1})
     assert [type(message) for message in one.said] == [m.ShmOffer]
     assert [type(message) for message in other.said] == [m.ShmRequest, m.ShmMapped]
-    assert bytes(other.loans.read(0, 0, 9)) == WORDS
-    assert bytes(other.loans.read(1, 1, 3)) == b"or"
-    other.loans.still_lent(2)
+    assert bytes(other.offers.read(0, 0, 9)) == WORDS
+    assert bytes(other.offers.read(1, 1, 3)) == b"or"
+    other.offers.check_unchanged(2)
 
 
 async def test_nothing_is_lent_before_the_next_rank_has_it(lender, letters):
     side = Side(letters)  # nobody hears what it says
     for _ in range(3):
-        assert side.loans.lendable(lender.buckets) == NOTHING_LENT
+        assert side.offers.offer(lender.buckets) == NOTHING_SHARED
     (offer,) = side.said
     assert (offer.number, offer.nonce, offer.size_bytes) == (
         1,
@@ -144,12 +144,12 @@ async def test_only_what_lies_in_the_memory_is_lent(sides, lender):
         lender.buckets[0],
     ]
     await agree(sides, buckets)
-    assert one.loans.lendable(buckets) == (1, {1, 3})
-    assert bytes(other.loans.read(1, 0, 4)) == b"more"
+    assert one.offers.offer(buckets) == (1, {1, 3})
+    assert bytes(other.offers.read(1, 0, 4)) == b"more"
     for index in (0, 2, 4, 65535):
-        error = refused(other.loans.read, index, 0, 0)
+        error = refused(other.offers.read, index, 0, 0)
         assert error.code == ErrorCode.UNEXPECTED_CHUNK
-        assert f"bucket {index} is not lent" in error.message
+        assert f"bucket {index} is not shared" in error.message
     elsewhere.memory.close()
 
 
@@ -157,17 +157,17 @@ async def test_nothing_is_offered_that_cannot_be_lent(lender, letters):
     side = Side(letters)
     homeless = [bucket(memoryview(bytearray(4)))]
     for buckets in ([], homeless, lender.buckets[:1] * (m.MAX_LENT + 1)):
-        assert side.loans.lendable(buckets) == NOTHING_LENT
+        assert side.offers.offer(buckets) == NOTHING_SHARED
     side.same_host = False
-    assert side.loans.lendable(lender.buckets) == NOTHING_LENT
+    assert side.offers.offer(lender.buckets) == NOTHING_SHARED
     assert side.said == []
 
 
 async def test_a_step_without_buckets_changes_nothing(sides, lender):
     await agree(sides, lender.buckets)
     one = sides[0]
-    assert one.loans.lendable([]) == NOTHING_LENT
-    assert one.loans.lendable(lender.buckets) == (1, {0, 1})
+    assert one.offers.offer([]) == NOTHING_SHARED
+    assert one.offers.offer(lender.buckets) == (1, {0, 1})
     assert len(one.said) == 1
 
 
@@ -177,8 +177,8 @@ async def test_another_layout_is_another_offer(sides, lender, mapped):
     await agree(sides, lender.buckets)
     exchanged = lender.buckets[::-1]
     await agree(sides, exchanged)
-    assert one.loans.lendable(exchanged) == (1, {0, 1})
-    assert bytes(other.loans.read(0, 0, 4)) == b"more"
+    assert one.offers.offer(exchanged) == (1, {0, 1})
+    assert bytes(other.offers.read(0, 0, 4)) == b"more"
     put_aside()
     assert mapped(lender.memory) == before + 1
 
@@ -188,21 +188,21 @@ async def test_other_memory_is_another_offer(sides, lender):
     await agree(sides, lender.buckets)
     following = Lender(b"something", b"else")
     await agree(sides, following.buckets)
-    assert one.loans.lendable(following.buckets) == (1, {0, 1})
-    assert bytes(other.loans.read(0, 0, 9)) == b"something"
+    assert one.offers.offer(following.buckets) == (1, {0, 1})
+    assert bytes(other.offers.read(0, 0, 9)) == b"something"
     following.memory.close()
 
 
 async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender, letters):
     side = Side(letters)
-    side.loans.lendable(lender.buckets)
-    side.loans.lendable(lender.buckets[:1])
-    side.loans.received(m.ShmMapped(generation=GENERATION, number=1))
-    assert side.loans.lendable(lender.buckets[:1]) == NOTHING_LENT
-    side.loans.received(m.ShmMapped(generation=GENERATION, number=2))
-    assert side.loans.lendable(lender.buckets[:1]) == (1, {0})
-    side.loans.received(m.ShmMapped(generation=GENERATION, number=1))
-    assert side.loans.lendable(lender.buckets[:1]) == (1, {0})
+    side.offers.offer(lender.buckets)
+    side.offers.offer(lender.buckets[:1])
+    side.offers.received(m.ShmMapped(generation=GENERATION, number=1))
+    assert side.offers.offer(lender.buckets[:1]) == NOTHING_SHARED
+    side.offers.received(m.ShmMapped(generation=GENERATION, number=2))
+    assert side.offers.offer(lender.buckets[:1]) == (1, {0})
+    side.offers.received(m.ShmMapped(generation=GENERATION, number=1))
+    assert side.offers.offer(lender.buckets[:1]) == (1, {0})
 
 
 async def test_an_older_offer_is_not_handed_out(lender, monkeypatch, letters):
@@ -211,23 +211,25 @@ async def test_an_older_offer_is_not_handed_out(lender, monkeypatch, letters):
     def note(path, descriptor):
         posted.append((path, os.path.sameopenfile(descriptor, lender.memory.descriptor)))
 
-    monkeypatch.setattr(loans_module, "post", note)
+    monkeypatch.setattr(offers_module, "post", note)
     side = Side(letters)
-    side.loans.lendable(lender.buckets)
-    side.loans.lendable(lender.buckets[:1])
+    side.offers.offer(lender.buckets)
+    side.offers.offer(lender.buckets[:1])
     for number in (1, 2):
-        side.loans.received(m.ShmRequest(generation=GENERATION, number=number, socket=f"s{number}"))
+        side.offers.received(
+            m.ShmRequest(generation=GENERATION, number=number, socket=f"s{number}")
+        )
     put_aside()
     assert posted == [("s2", True)]
 
 
 async def test_an_offer_is_handed_out_once(lender, letters):
     side = Side(letters)
-    side.loans.lendable(lender.buckets)
+    side.offers.offer(lender.buckets)
     ask = m.ShmRequest(generation=GENERATION, number=1, socket="s")
-    side.loans.received(ask)
-    error = refused(side.loans.received, ask)
-    assert (error.code, error.message) == (ErrorCode.WRONG_STATE, "borrows offer 1 twice")
+    side.offers.received(ask)
+    error = refused(side.offers.received, ask)
+    assert (error.code, error.message) == (ErrorCode.WRONG_STATE, "offer 1 requested twice")
     put_aside()
 
 
@@ -235,9 +237,9 @@ async def test_an_offer_is_handed_out_once(lender, letters):
 async def test_a_path_that_leads_nowhere_is_logged(lender, letters, open_files, path):
     before = open_files()
     side = Side(letters)
-    side.loans.lendable(lender.buckets)
+    side.offers.offer(lender.buckets)
     with structlog.testing.capture_logs() as logs:
-        side.loans.received(m.ShmRequest(generation=GENERATION, number=1, socket=path))
+        side.offers.received(m.ShmRequest(generation=GENERATION, number=1, socket=path))
         put_aside()
     assert [line["event"] for line in logs] == ["memory_not_lent"]
     assert open_files() <= before
@@ -245,54 +247,54 @@ async def test_a_path_that_leads_nowhere_is_logged(lender, letters, open_files, 
 
 async def test_without_a_directory_nothing_is_asked_for(lender, letters):
     one, other = Side(letters), Side(None)
-    one.loans.lendable(lender.buckets)
-    other.loans.received(one.said[0])
+    one.offers.offer(lender.buckets)
+    other.offers.received(one.said[0])
     assert other.said == []
-    other.loans.close()
+    other.offers.close()
 
 
 async def test_memory_that_is_closed_meanwhile_is_not_lent(sides, lender):
     one, other = sides
     lender.memory.close()
-    assert one.loans.lendable(lender.buckets) == NOTHING_LENT
+    assert one.offers.offer(lender.buckets) == NOTHING_SHARED
     assert [type(message) for message in other.said] == [m.ShmRequest]
-    assert one.loans.lendable(lender.buckets) == NOTHING_LENT
+    assert one.offers.offer(lender.buckets) == NOTHING_SHARED
 
 
 async def test_where_there_can_be_no_letterbox_everything_is_sent(sides, lender, monkeypatch):
     def refuse(directory, look, received):
         raise OSError("no such family of sockets")
 
-    monkeypatch.setattr(loans_module, "FdMailbox", refuse)
+    monkeypatch.setattr(offers_module, "FdMailbox", refuse)
     one, other = sides
-    assert one.loans.lendable(lender.buckets) == NOTHING_LENT
+    assert one.offers.offer(lender.buckets) == NOTHING_SHARED
     assert other.said == []
-    assert one.loans.lendable(lender.buckets) == NOTHING_LENT
+    assert one.offers.offer(lender.buckets) == NOTHING_SHARED
 
 
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("kind", [m.ShmRequest, m.ShmMapped])
 async def test_what_was_never_offered_is_not_borrowed(lender, kind, number, letters):
     side = Side(letters)
-    side.loans.lendable(lender.buckets)
+    side.offers.offer(lender.buckets)
     more = {"socket": "dtd-x"} if kind is m.ShmRequest else {}
-    error = refused(side.loans.received, kind(generation=GENERATION, number=number, **more))
+    error = refused(side.offers.received, kind(generation=GENERATION, number=number, **more))
     assert error.code == ErrorCode.WRONG_STATE
     assert f"offer {number} of 1" in error.message
-    assert side.loans.lendable(lender.buckets) == NOTHING_LENT
+    assert side.offers.offer(lender.buckets) == NOTHING_SHARED
 
 
 @pytest.mark.parametrize("generation", [GENERATION - 1, GENERATION + 1])
 async def test_other_generations_are_refused(lender, generation, letters):
     side = Side(letters)
-    side.loans.lendable(lender.buckets)
+    side.offers.offer(lender.buckets)
     (lend,) = side.said
     for message in (
         m.ShmOffer(generation=generation, number=1, nonce=lend.nonce, size_bytes=0, lots=lend.lots),
         m.ShmRequest(generation=generation, number=1, socket="dtd-x"),
         m.ShmMapped(generation=generation, number=1),
     ):
-        assert refused(side.loans.received, message).code == ErrorCode.STALE_GENERATION
+        assert refused(side.offers.received, message).code == ErrorCode.STALE_GENERATION
 
 
 # --- the post ------------------------------------------------------------------------------------
@@ -303,16 +305,16 @@ async def test_a_wrong_file_is_passed_over(lender, open_files, letters):
     strange = Lender(WORDS, b"more")
     reading, writing = os.pipe()
     before = open_files()
-    one.loans.lendable(lender.buckets)
-    other.loans.received(one.said[0])
+    one.offers.offer(lender.buckets)
+    other.offers.received(one.said[0])
     (asked,) = other.said
     for descriptor in (reading, strange.memory.descriptor, lender.memory.descriptor):
         post(asked.socket, descriptor)
     async with asyncio.timeout(PATIENCE_S):
         await other.borrowed.wait()
-    assert bytes(other.loans.read(0, 0, 9)) == WORDS
+    assert bytes(other.offers.read(0, 0, 9)) == WORDS
     assert len(other.said) == 2
-    other.loans.close()
+    other.offers.close()
     put_aside()
     assert open_files() <= before
     strange.memory.close()
@@ -322,10 +324,10 @@ async def test_a_wrong_file_is_passed_over(lender, open_files, letters):
 
 async def test_a_second_offer_makes_the_first_letterbox_useless(lender, letters):
     one, other = Side(letters), Side(letters)
-    one.loans.lendable(lender.buckets)
-    one.loans.lendable(lender.buckets[:1])
+    one.offers.offer(lender.buckets)
+    one.offers.offer(lender.buckets[:1])
     for offer in one.said:
-        other.loans.received(offer)
+        other.offers.received(offer)
     first, second = other.said
     put_aside()
     with pytest.raises(FileNotFoundError):
@@ -334,8 +336,8 @@ async def test_a_second_offer_makes_the_first_letterbox_useless(lender, letters)
     async with asyncio.timeout(PATIENCE_S):
         await other.borrowed.wait()
     assert other.said[2:] == [m.ShmMapped(generation=GENERATION, number=2)]
-    assert refused(other.loans.read, 1, 0, 1).code == ErrorCode.UNEXPECTED_CHUNK
-    other.loans.close()
+    assert refused(other.offers.read, 1, 0, 1).code == ErrorCode.UNEXPECTED_CHUNK
+    other.offers.close()
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -344,26 +346,26 @@ async def test_a_second_offer_makes_the_first_letterbox_useless(lender, letters)
 async def test_what_was_recalled_has_not_been_read(sides, lender):
     one, other = sides
     await agree(sides, lender.buckets)
-    loan, _ = one.loans.lendable(lender.buckets)
-    other.loans.read(0, 0, 9)
+    loan, _ = one.offers.offer(lender.buckets)
+    other.offers.read(0, 0, 9)
     lender.memory.revoke()
-    error = refused(other.loans.still_lent, loan)
+    error = refused(other.offers.check_unchanged, loan)
     assert error.code == ErrorCode.RECALLED
-    assert "the previous rank has recalled loan 1" in error.message
+    assert "the previous rank has recalled memory 1" in error.message
 
 
 async def test_nothing_is_read_beyond_the_memory(sides, lender):
     await agree(sides, lender.buckets)
-    loans = sides[1].loans
-    assert bytes(loans.read(1, 4, 4)) == b""
-    error = refused(loans.read, 1, 0, 5)
+    offers = sides[1].offers
+    assert bytes(offers.read(1, 4, 4)) == b""
+    error = refused(offers.read, 1, 0, 5)
     assert error.code == ErrorCode.BAD_PAYLOAD
-    assert "bucket 1 ends beyond the memory that is lent" in error.message
+    assert "bucket 1 ends beyond the memory that is shared" in error.message
 
 
 async def test_an_offset_beyond_the_memory_is_no_bucket(lender, letters):
     one, other = Side(letters), Side(letters)
-    one.loans.lendable(lender.buckets)
+    one.offers.offer(lender.buckets)
     offer = one.said[0]
     far = m.ShmOffer(
         generation=GENERATION,
@@ -372,28 +374,28 @@ async def test_an_offset_beyond_the_memory_is_no_bucket(lender, letters):
         size_bytes=offer.size_bytes,
         lots=(m.ShmRegion(offset=2**63 - 1),),
     )
-    other.loans.received(far)
+    other.offers.received(far)
     post(other.said[0].socket, lender.memory.descriptor)
     async with asyncio.timeout(PATIENCE_S):
         await other.borrowed.wait()
-    assert refused(other.loans.read, 0, 0, 1).code == ErrorCode.BAD_PAYLOAD
-    other.loans.close()
+    assert refused(other.offers.read, 0, 0, 1).code == ErrorCode.BAD_PAYLOAD
+    other.offers.close()
 
 
 async def test_nothing_is_read_that_was_not_borrowed(lender, letters):
     one, other = Side(letters), Side(letters)
-    assert refused(other.loans.read, 0, 0, 0).code == ErrorCode.UNEXPECTED_CHUNK
-    one.loans.lendable(lender.buckets)
-    other.loans.received(one.said[0])
-    assert refused(other.loans.read, 0, 0, 0).code == ErrorCode.UNEXPECTED_CHUNK
-    assert refused(other.loans.still_lent, 1).code == ErrorCode.RECALLED
-    other.loans.close()
+    assert refused(other.offers.read, 0, 0, 0).code == ErrorCode.UNEXPECTED_CHUNK
+    one.offers.offer(lender.buckets)
+    other.offers.received(one.said[0])
+    assert refused(other.offers.read, 0, 0, 0).code == ErrorCode.UNEXPECTED_CHUNK
+    assert refused(other.offers.check_unchanged, 1).code == ErrorCode.RECALLED
+    other.offers.close()
 
 
 async def test_giving_back_is_said_to_the_previous_rank(letters):
     side = Side(letters)
     taken = m.ShmReleased(generation=GENERATION, step=3, bucket=1)
-    side.loans.give_back(taken)
+    side.offers.release(taken)
     assert side.said == [taken]
 
 
@@ -402,9 +404,9 @@ async def test_closing_leaves_nothing_behind(sides, lender, mapped):
     await agree(sides, lender.buckets)
     assert mapped(lender.memory) == before + 1
     other = sides[1]
-    other.loans.close()
-    other.loans.close()
-    assert refused(other.loans.read, 0, 0, 1).code == ErrorCode.UNEXPECTED_CHUNK
+    other.offers.close()
+    other.offers.close()
+    assert refused(other.offers.read, 0, 0, 1).code == ErrorCode.UNEXPECTED_CHUNK
     put_aside()
     assert mapped(lender.memory) == before
 
@@ -412,9 +414,9 @@ async def test_closing_leaves_nothing_behind(sides, lender, mapped):
 async def test_whoever_waits_for_a_file_can_close(lender, open_files, letters):
     before = open_files()
     one, other = Side(letters), Side(letters)
-    one.loans.lendable(lender.buckets)
-    other.loans.received(one.said[0])
-    other.loans.close()
+    one.offers.offer(lender.buckets)
+    other.offers.received(one.said[0])
+    other.offers.close()
     put_aside()
     assert open_files() <= before
     assert list(letters.iterdir()) == []

@@ -12,31 +12,38 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtd.lent_memory import HEAD_BYTES, NONCE_BYTES, BorrowedMemory, LentMemory, borrow
+from dtd.shared_memory import (
+    HEAD_BYTES,
+    NONCE_BYTES,
+    MappedMemory,
+    OfferedMemory,
+    barrier_available,
+    map_memory,
+)
 
 WORDS = b"gradients"
 FUTURE_WRITE = 0x10
 
 READER = """
 import sys
-from dtd.lent_memory import borrow
+from dtd.shared_memory import map_memory
 descriptor, nonce, size_bytes = sys.argv[1:]
-memory = borrow(int(descriptor), nonce=bytes.fromhex(nonce), size_bytes=int(size_bytes))
+memory = map_memory(int(descriptor), nonce=bytes.fromhex(nonce), size_bytes=int(size_bytes))
 for _ in sys.stdin:
     print(memory.loan, bytes(memory.view(4096, 9)).decode(), flush=True)
 """
 
 BORROWER = """
 import ctypes, fcntl, mmap, os, sys
-from dtd.lent_memory import borrow
+from dtd.shared_memory import map_memory
 descriptor, nonce, memory_bytes = int(sys.argv[1]), bytes.fromhex(sys.argv[2]), int(sys.argv[3])
-memory = borrow(descriptor, nonce=nonce, size_bytes=memory_bytes)
+memory = map_memory(descriptor, nonce=nonce, size_bytes=memory_bytes)
 """
 
 OWNER = """
 import socket, sys
-from dtd.lent_memory import LentMemory
-memory = LentMemory(9)
+from dtd.shared_memory import OfferedMemory
+memory = OfferedMemory(9)
 memory.view(4096, 9)[:] = b"gradients"
 with socket.socket(fileno=int(sys.argv[1])) as end:
     socket.send_fds(end, [memory.nonce], [memory.descriptor])
@@ -44,20 +51,20 @@ with socket.socket(fileno=int(sys.argv[1])) as end:
 
 
 @pytest.fixture
-def lent() -> Iterator[LentMemory]:
-    memory = LentMemory(len(WORDS))
+def lent() -> Iterator[OfferedMemory]:
+    memory = OfferedMemory(len(WORDS))
     memory.view(HEAD_BYTES, len(WORDS))[:] = WORDS
     yield memory
     memory.close()
 
 
-def borrowed(memory: LentMemory) -> BorrowedMemory:
-    found = borrow(memory.descriptor, nonce=memory.nonce, size_bytes=memory.size_bytes)
+def borrowed(memory: OfferedMemory) -> MappedMemory:
+    found = map_memory(memory.descriptor, nonce=memory.nonce, size_bytes=memory.size_bytes)
     assert found is not None
     return found
 
 
-def run_borrower(memory: LentMemory, source: str) -> subprocess.CompletedProcess[str]:
+def run_borrower(memory: OfferedMemory, source: str) -> subprocess.CompletedProcess[str]:
     """Another process, which borrows the memory and then tries something."""
     named = [str(memory.descriptor), memory.nonce.hex(), str(memory.size_bytes)]
     return subprocess.run(
@@ -77,14 +84,14 @@ def file_of(content: bytes, seals: int) -> int:
     return descriptor
 
 
-def test_a_reader_sees_what_is_written_later(lent: LentMemory) -> None:
+def test_a_reader_sees_what_is_written_later(lent: OfferedMemory) -> None:
     memory = borrowed(lent)
     assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == WORDS
     lent.view(HEAD_BYTES, len(WORDS))[:4] = b"GRAD"
     assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == b"GRADients"
 
 
-def test_a_reader_cannot_write(lent: LentMemory) -> None:
+def test_a_reader_cannot_write(lent: OfferedMemory) -> None:
     tried = run_borrower(lent, "memory.view(4096, 9)[:] = bytes(9)")
     assert tried.returncode == -signal.SIGSEGV
     assert bytes(lent.view(HEAD_BYTES, len(WORDS))) == WORDS
@@ -92,15 +99,15 @@ def test_a_reader_cannot_write(lent: LentMemory) -> None:
 
 def test_memory_that_cannot_be_sealed_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Linux 5.1 a borrower could write."""
-    monkeypatch.setattr("dtd.lent_memory._SEALS", 1 << 30)
-    memory = LentMemory(100)
-    assert not memory.lendable
+    monkeypatch.setattr("dtd.shared_memory._SEALS", 1 << 30)
+    memory = OfferedMemory(100)
+    assert not memory.shareable
     memory.view(HEAD_BYTES, 4)[:] = b"own "
     memory.revoke()
     memory.close()
 
 
-def test_another_process_reads_and_sees_a_recall(lent: LentMemory) -> None:
+def test_another_process_reads_and_sees_a_recall(lent: OfferedMemory) -> None:
     lent.revoke()
     named = [str(lent.descriptor), lent.nonce.hex(), str(lent.size_bytes)]
     with subprocess.Popen(
@@ -133,7 +140,7 @@ def test_what_a_dead_process_has_lent_can_still_be_read() -> None:
         subprocess.run(owner, pass_fds=[other.fileno()], check=True)
         nonce, (descriptor,), _, _ = socket.recv_fds(own, NONCE_BYTES, 1)
     try:
-        memory = borrow(descriptor, nonce=nonce, size_bytes=HEAD_BYTES + len(WORDS))
+        memory = map_memory(descriptor, nonce=nonce, size_bytes=HEAD_BYTES + len(WORDS))
     finally:
         os.close(descriptor)
     assert memory is not None
@@ -141,7 +148,7 @@ def test_what_a_dead_process_has_lent_can_still_be_read() -> None:
 
 
 def test_a_reader_stays_when_the_owner_closes_and_the_owner_when_the_reader_does(
-    lent: LentMemory,
+    lent: OfferedMemory,
 ) -> None:
     memory, own = borrowed(lent), lent.view(HEAD_BYTES, len(WORDS))
     lent.close()
@@ -162,10 +169,10 @@ def test_a_reader_stays_when_the_owner_closes_and_the_owner_when_the_reader_does
     ],
 )
 def test_memory_that_is_not_the_one_that_was_named_is_not_borrowed(
-    lent: LentMemory, changed: dict[str, object]
+    lent: OfferedMemory, changed: dict[str, object]
 ) -> None:
     named = {"nonce": lent.nonce, "size_bytes": lent.size_bytes} | changed
-    assert borrow(lent.descriptor, **named) is None
+    assert map_memory(lent.descriptor, **named) is None
 
 
 @pytest.mark.parametrize(
@@ -182,11 +189,37 @@ def test_a_file_that_can_change_otherwise_is_not_borrowed(seals: int) -> None:
     content = bytes(HEAD_BYTES)
     descriptor = file_of(content, seals)
     nonce = content[:NONCE_BYTES]
-    assert borrow(descriptor, nonce=nonce, size_bytes=len(content)) is None
+    assert map_memory(descriptor, nonce=nonce, size_bytes=len(content)) is None
     os.close(descriptor)
 
 
-def test_nobody_can_change_its_size(lent: LentMemory) -> None:
+def test_nobody_can_change_its_size(lent: OfferedMemory) -> None:
     for size_bytes in (0, lent.size_bytes + 1):
         with pytest.raises(PermissionError):
             os.ftruncate(lent.descriptor, size_bytes)
+
+
+def test_without_barriers_nothing_is_shared_or_mapped(
+    lent: OfferedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtd.shared_memory._membarrier", lambda command: 0)
+    barrier_available.cache_clear()
+    try:
+        memory = OfferedMemory(100)
+        assert not memory.shareable
+        memory.revoke()
+        memory.close()
+        named = {"nonce": lent.nonce, "size_bytes": lent.size_bytes}
+        assert map_memory(lent.descriptor, **named) is None
+    finally:
+        barrier_available.cache_clear()
+
+
+def test_the_number_is_raised_before_the_barrier_and_nothing_is_written_after_it(
+    lent: OfferedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    reader = borrowed(lent)
+    monkeypatch.setattr("dtd.shared_memory.barrier", lambda: seen.append(reader.loan))
+    lent.revoke()
+    assert seen == [2] == [reader.loan]

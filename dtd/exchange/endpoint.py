@@ -1,0 +1,677 @@
+"""One generation's links over TCP: to the next rank, from the previous one, and those of its star.
+
+A `RingEndpoint` belongs to the event loop.  It connects the links, passes frames between them and
+the nodes (`dtd.exchange.node`) and watches all neighbours (`dtd.net.liveness`).  It reports once
+that the ring is up, which it is when all links are, and once that it is broken, with the suspect
+and the evidence.  Frames of other generations never reach a node: the HELLO of a link names
+generation and roster, and the machine checks every frame again.
+
+`RingCollective` is the daemons' `Collective`: the training thread's end of such an endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from dtd.address import Address
+from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.exchange.memory_offers import SharedMemory
+from dtd.exchange.node import RING, SCRATCH_SLOTS, STAR, Node, NodeCollective
+from dtd.exchange.ring.machine import Machine
+from dtd.exchange.ring.neighbours import ENDED, NEXT, PREVIOUS, Neighbours, RingLoss
+from dtd.exchange.ring.schedules import RingSchedules, StarSchedules
+from dtd.net.blocking_link import connect_tcp
+from dtd.net.data_server import RING_STAGING_BYTES, DataServer
+from dtd.net.link import Link, Traffic, traffic_of
+from dtd.net.liveness import Lifeline, LinkHeartbeats
+from dtd.net.tls import tls_connect, tls_fault
+from dtd.security.identity import WORKER
+from dtd.wire import messages as m
+from dtd.wire.frames import Hold
+from dtd.wire.greeting import DataCredential
+
+CONNECT_PAUSE_S: Final = 0.02
+
+TURN_BYTES: Final = 1024 * 1024
+"""After sending this much over a star other work comes first: a server may start with hundreds of
+MiB, whose tags take 0.1 to 0.5 ms for each MiB."""
+
+QUEUED_BYTES: Final = 4 * 1024 * 1024
+"""A star's link with more than this queued is given no more until the kernel has taken all of it.
+What is queued for TLS is a copy, and a server may let every rank pull its part of a model at once.
+"""
+
+_NODE: Final = (m.Chunk, m.SmallGather)
+_SHARED: Final = (m.ShmOffer, m.ShmRequest, m.ShmMapped)
+
+
+class Bridge:
+    """Posts calls from other threads onto the event loop; nothing else in the worker does."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def post(self, function: Callable[..., object], *arguments: object) -> None:
+        """Schedule this call on the loop; it is dropped if the loop has closed."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def posting(self, function: Callable[..., object], *first: object) -> Callable[..., None]:
+        """Return a function that other threads can call to run `function` on the loop."""
+
+        def post(*arguments: object) -> None:
+            self.post(function, *first, *arguments)
+
+        return post
+
+
+class RingListener(Protocol):
+    """Receives the events of a ring and its star; called on the event loop."""
+
+    def ring_up(self) -> None:
+        """All links are established; called once."""
+        ...
+
+    def ring_broken(self, loss: RingLoss) -> None:
+        """The ring is broken; called once."""
+        ...
+
+    def bucket_done(self, route: int, bucket: int) -> None:
+        """A bucket of a route holds what this rank gets of it, and its memory is free."""
+        ...
+
+    def gather_done(self, entries: list[bytes]) -> None:
+        """All ranks' entries of a small gather have arrived, in rank order."""
+        ...
+
+
+async def dial(
+    neighbours: Neighbours,
+    neighbour: str,
+    new_link: Callable[[], Link],
+    *,
+    context: ssl.SSLContext | None,
+    pause_s: float = 0.0,
+) -> None:
+    """Retry until a neighbour accepts; the heartbeats limit how long that may take.
+
+    Args:
+        neighbours: all neighbours of this rank; nothing is retried once they have ended.
+        neighbour: the one to connect to, whose process may not listen yet.
+        new_link: creates the opening side of the link, for each attempt.
+        context: TLS, if the job requires it.
+        pause_s: how long to wait before the first attempt.
+    """
+    await asyncio.sleep(pause_s)
+    to = neighbours.members[neighbour]
+    while not neighbours.ended:
+        try:
+            await asyncio.get_running_loop().create_connection(
+                new_link, to.host, to.port, ssl=context
+            )
+        except OSError as error:
+            fault = tls_fault(error) if isinstance(error, ssl.SSLError) else error.strerror
+            neighbours.refusals[neighbour] = fault or str(error)
+            await asyncio.sleep(CONNECT_PAUSE_S)
+        else:
+            return
+
+
+class RingEndpoint:
+    """This worker's end of one generation's ring, on the event loop.
+
+    Args:
+        assign: the generation.
+        server: the data port where the previous rank will connect.
+        chunk_bytes: most payload bytes in one frame.
+        beat_interval_s: interval of the heartbeats to all neighbours.
+        silence_s: how long a neighbour may be silent, or take to connect.
+        listener: receives the events of the ring.
+        lifeline: holds connections to the neighbours that end with this process.
+        context: TLS for all links, if the job requires it.
+        fd_dir: directory private to this user, through which neighbours pass each other memory to
+            read; None sends everything over the sockets.
+
+    Attributes:
+        node: the ring's node.
+        star: the links of the generation's star; None without servers.
+        neighbours: their links, and whether the generation has ended.
+    """
+
+    def __init__(
+        self,
+        assign: m.Assign,
+        server: DataServer,
+        *,
+        chunk_bytes: int,
+        beat_interval_s: float,
+        silence_s: float,
+        listener: RingListener,
+        lifeline: Lifeline | None = None,
+        context: ssl.SSLContext | None = None,
+        fd_dir: Path | None = None,
+    ) -> None:
+        self.assign = assign
+        self.listener = listener
+        self.neighbours = Neighbours(assign.roster, assign.rank)
+        self._server = server
+        self._lifeline = lifeline
+        self._context = context
+        self._lifelines: dict[Link, str] = {}
+        self._pass = DataCredential.of(assign)
+        self._out: Link | None = None
+        self._in: Link | None = None
+        self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._silence_s = silence_s
+        size = len(assign.roster)
+        self._previous_rank = (assign.rank - 1) % size
+        self._pulse = LinkHeartbeats(
+            generation=assign.generation,
+            beat_interval_s=beat_interval_s,
+            silence_s=silence_s,
+            silent=self._on_silent,
+            neighbours=tuple(self.neighbours.members),
+        )
+        machine = Machine(
+            RingSchedules(
+                assign.rank,
+                size,
+                chunk_bytes=chunk_bytes,
+                one_host=len({member.host for member in assign.roster}) == 1,
+            ),
+            generation=assign.generation,
+            first_step=assign.held_step,
+            scratch_slots=SCRATCH_SLOTS,
+        )
+        self._shared = SharedMemory(assign.generation, links=self, fd_dir=fd_dir)
+        self.node = Node(machine, self, shared=self._shared)
+        has_star = bool(self.neighbours.star)
+        self.star = StarLinks(assign, self, chunk_bytes=chunk_bytes) if has_star else None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of ring and star, by route."""
+        return [self.node] if self.star is None else [self.node, self.star.node]
+
+    def connect(self) -> None:
+        """Start connecting to all neighbours; does nothing if the endpoint has ended."""
+        if self.neighbours.ended:
+            return
+        if len(self.assign.roster) == 1:
+            self.listener.ring_up()
+            return
+        self._pulse.begin()
+        self.dial(NEXT, self._new_link)
+        if self.star is not None:
+            self.star.connect()
+        self._server.expect_ring(self.assign, self, encrypted=self._context is not None)
+
+    def traffic(self) -> Traffic:
+        """Return what was sent to the next rank and over the star, and received likewise."""
+        traffic = traffic_of(self._out, self._in)
+        for link in () if self.star is None else self.star.links():
+            traffic = traffic._replace(
+                sent_bytes=traffic.sent_bytes + link.sent_bytes,
+                received_bytes=traffic.received_bytes + link.received_bytes,
+            )
+        return traffic
+
+    def end(self, reason: str) -> None:
+        """End this rank's part in the generation; idempotent."""
+        self.lose(RingLoss(reason=reason))
+
+    # --- connecting --------------------------------------------------------------------------
+
+    def dial(self, neighbour: str, new_link: Callable[[], Link], pause_s: float = 0.0) -> None:
+        """Start connecting to a neighbour that waits for this rank."""
+        dialling = dial(
+            self.neighbours, neighbour, new_link, context=self._context, pause_s=pause_s
+        )
+        self._dialling[neighbour] = asyncio.create_task(dialling)
+
+    def new_link(self, handler: Any, role: m.Role) -> Link:
+        """Create the opening side of a link of this generation."""
+        name = self.assign.roster[self.assign.rank].name
+        hello = self._pass.hello(role, name)
+        return Link(
+            handler, hello=hello, secret=self._pass.secret, staging_bytes=RING_STAGING_BYTES
+        )
+
+    def _new_link(self) -> Link:
+        self._out = self.new_link(self, m.Role.RING)
+        return self._out
+
+    def accept_ring(self, link: Link, rank: int) -> None:
+        """The previous rank has connected and proved that it has the generation's key."""
+        self.neighbours.check_caller(rank, in_star=False, has_link=self._in is not None)
+        self._in = link
+        link.handler = self
+        self.attach(PREVIOUS, link)
+
+    def accept_star(self, link: Link, rank: int) -> None:
+        """A rank has connected for the star, and proved that it has the generation's key."""
+        if self.star is None:
+            raise ProtocolError(ErrorCode.WRONG_STATE, "this generation has no servers")
+        self.star.accept(link, rank)
+
+    def accept_lifeline(self, link: Link, rank: int) -> None:
+        """Accept a neighbour's lifeline, which is idle until its process ends."""
+        self._lifelines[link] = self.neighbours.lifeline_of(rank)
+        link.handler = self
+
+    def attach(self, neighbour: str, link: Link) -> None:
+        """A neighbour's link is open; with the last one the ring is up."""
+        if self.neighbours.ended:
+            return
+        self._pulse.attach(neighbour, link)
+        if self.neighbours.attached(neighbour):
+            self._hold_lifelines()
+            self.listener.ring_up()
+
+    def _hold_lifelines(self) -> None:
+        """Open lifelines to both neighbours; they are connected, so they accept this ring's."""
+        if self._lifeline is None:
+            return
+        members = (self.neighbours.members[at] for at in (NEXT, PREVIOUS))
+        targets = {Address(one.host, one.port) for one in members}
+        self._lifeline.hold(
+            sorted(targets, key=str),
+            name=self.assign.roster[self.assign.rank].name,
+            entry=self._pass,
+            timeout_s=self._silence_s,
+            context=self._context,
+        )
+
+    # --- LinkHandler -------------------------------------------------------------------------
+
+    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
+        """The next rank has answered."""
+        self.attach(NEXT, link)
+
+    def link_place(
+        self, link: Link, message: m.Message, payload_bytes: int
+    ) -> memoryview | Hold | None:
+        """Return where an incoming chunk is stored."""
+        if isinstance(message, _NODE):
+            return self.node.place(message, payload_bytes, link=self._previous_rank)
+        return None
+
+    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+        """A chunk, a small gather or another message of a neighbour has arrived."""
+        if self.neighbours.ended:
+            return
+        if isinstance(message, _NODE):
+            self.node.received(message, payload)
+        elif isinstance(message, m.ShmReleased):
+            self.node.released(message)
+        elif isinstance(message, _SHARED):
+            self._shared.received(message)
+        else:
+            self.check_heartbeat(message)
+
+    def check_heartbeat(self, message: m.Message) -> None:
+        """Check the generation of a heartbeat.
+
+        Raises:
+            ProtocolError: it is another one.
+        """
+        assert isinstance(message, m.LinkHeartbeat)
+        if message.generation != self.assign.generation:
+            raise ProtocolError(
+                ErrorCode.STALE_GENERATION, f"beat of generation {message.generation}"
+            )
+
+    def link_closed(self, link: Link, error: DtdError | None) -> None:
+        """A neighbour's connection was lost, or it sent something invalid."""
+        if link in self._lifelines:
+            name = self._lifelines.pop(link)
+            self.lose(RingLoss(suspect=name, evidence=ENDED, reason="its process has ended"))
+            return
+        neighbour = NEXT if link is self._out else PREVIOUS
+        if self.neighbours.calls_again(neighbour, error):
+            self.dial(NEXT, self._new_link, CONNECT_PAUSE_S)
+            return
+        self.lose(self.neighbours.closed(neighbour, error))
+
+    # --- ending ------------------------------------------------------------------------------
+
+    def _on_silent(self, neighbour: str, now: float) -> None:
+        """A neighbour has been silent for too long."""
+        silence_s = self._pulse.silence_s(neighbour, now)
+        trickles = self._pulse.trickles(neighbour, now)
+        self.lose(self.neighbours.silent(neighbour, silence_s, trickles=trickles))
+
+    def lose(self, loss: RingLoss) -> None:
+        """Reset all links, so that the neighbours do not have to wait for the silence limit."""
+        if not self.neighbours.end():
+            return
+        self._pulse.end()
+        self._shared.close()
+        for dialling in self._dialling.values():
+            dialling.cancel()
+        for link in (self._out, self._in, *self._lifelines):
+            if link is not None:
+                link.abort()
+        if self.star is not None:
+            self.star.end()
+        self.listener.ring_broken(loss)
+
+    # --- Links: what the ring's node asks for --------------------------------------------------
+
+    def send(
+        self, rank: int, message: m.Chunk | m.SmallGather, payload: bytes | memoryview
+    ) -> None:
+        """Send a message to the next rank."""
+        assert self._out is not None
+        self._out.send(message, payload)
+
+    def resume(self, rank: int) -> None:
+        """Resume in a later callback: a held frame may lead to many more."""
+        if self._in is not None and not self.neighbours.ended:
+            asyncio.get_running_loop().call_soon(self._in.resume)
+
+    def bucket_done(self, bucket: int) -> None:
+        """The bucket holds the sum; its memory is free once the kernel has taken all of it."""
+        drained = self._out.drained() if self._out is not None else None
+        if drained is None:
+            self.listener.bucket_done(RING, bucket)
+        else:
+            drained.add_done_callback(lambda _: self.listener.bucket_done(RING, bucket))
+
+    def gather_done(self, entries: list[bytes]) -> None:
+        """All ranks' entries have arrived."""
+        self.listener.gather_done(entries)
+
+    # --- SharingLinks: what shared memory asks for ---------------------------------------------
+
+    def is_next_on_this_host(self) -> bool:
+        """Whether the next rank is on this host, judging by addresses."""
+        return self._out is not None and self._out.is_same_host
+
+    def tell_next(self, message: m.ShmOffer) -> None:
+        """Send an offer to the next rank."""
+        assert self._out is not None
+        self._out.send(message)
+
+    def tell_previous(self, message: m.ShmRequest | m.ShmMapped | m.ShmReleased) -> None:
+        """Send an answer to the previous rank."""
+        assert self._in is not None
+        self._in.send(message)
+
+    def unreadable(self, error: ProtocolError) -> None:
+        """The memory that the previous rank offered is not readable: end the ring immediately."""
+        assert self._in is not None
+        self._in.fail(error)
+        self.link_closed(self._in, error)
+
+
+class StarLinks:
+    """The star's links of one rank: with every server, or from a server with every other rank.
+
+    Args:
+        assign: the generation; its roster names servers.
+        endpoint: the ring's end, which watches these neighbours too and ends with the first loss.
+        chunk_bytes: most payload bytes in one frame.
+
+    Attributes:
+        node: the star's node.
+    """
+
+    def __init__(self, assign: m.Assign, endpoint: RingEndpoint, *, chunk_bytes: int) -> None:
+        self._endpoint = endpoint
+        self._neighbours = endpoint.neighbours
+        self._links: dict[int, Link] = {}
+        self._ranks: dict[Link, int] = {}
+        self._outboxes: dict[int, deque[tuple[m.Chunk, memoryview]]] = {}
+        self._full: set[int] = set()
+        self._unsent: Counter[int] = Counter()
+        self._ended: set[int] = set()
+        self._is_due = False
+        size = len(assign.roster)
+        machine = Machine(
+            StarSchedules(
+                assign.rank,
+                size,
+                servers=sum(member.serves for member in assign.roster),
+                chunk_bytes=chunk_bytes,
+            ),
+            generation=assign.generation,
+            first_step=assign.held_step,
+            scratch_slots=size,
+        )
+        self.node = Node(machine, self)
+
+    # --- connecting --------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Start connecting to all ranks that wait for this one."""
+        for rank, opens in self._neighbours.star.items():
+            if opens:
+                self._dial(rank)
+
+    def _dial(self, rank: int, pause_s: float = 0.0) -> None:
+        neighbour = self._neighbours.star_neighbour(rank)
+        self._endpoint.dial(neighbour, partial(self._new_link, rank), pause_s)
+
+    def _new_link(self, rank: int) -> Link:
+        link = self._endpoint.new_link(self, m.Role.STAR)
+        self._own(link, rank)
+        return link
+
+    def accept(self, link: Link, rank: int) -> None:
+        """A rank has connected and proved that it has the generation's key.
+
+        Raises:
+            ProtocolError: this star does not wait for it.
+        """
+        self._neighbours.check_caller(rank, in_star=True, has_link=rank in self._links)
+        self._own(link, rank)
+        link.handler = self
+        self._endpoint.attach(self._neighbours.star_neighbour(rank), link)
+
+    def _own(self, link: Link, rank: int) -> None:
+        self._links[rank] = link
+        self._ranks[link] = rank
+
+    def links(self) -> Iterable[Link]:
+        """Return the links that are open or about to open."""
+        return self._links.values()
+
+    def end(self) -> None:
+        """Reset all links."""
+        self._outboxes.clear()
+        for link in list(self._ranks):
+            link.abort()
+
+    # --- LinkHandler -------------------------------------------------------------------------
+
+    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
+        """A rank that this one has called has answered."""
+        self._endpoint.attach(self._neighbours.star_neighbour(self._ranks[link]), link)
+
+    def link_place(
+        self, link: Link, message: m.Message, payload_bytes: int
+    ) -> memoryview | Hold | None:
+        """Return where an incoming chunk is stored."""
+        if isinstance(message, m.Chunk):
+            return self.node.place(message, payload_bytes, link=self._ranks[link])
+        return None
+
+    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+        """A chunk or a heartbeat has arrived."""
+        if self._neighbours.ended:
+            return
+        if isinstance(message, m.Chunk):
+            self.node.received(message, payload)
+        else:
+            self._endpoint.check_heartbeat(message)
+
+    def link_closed(self, link: Link, error: DtdError | None) -> None:
+        """A connection was lost, or brought something invalid."""
+        rank = self._ranks.pop(link)
+        neighbour = self._neighbours.star_neighbour(rank)
+        if self._neighbours.calls_again(neighbour, error):
+            self._dial(rank, CONNECT_PAUSE_S)
+        else:
+            self._endpoint.lose(self._neighbours.closed(neighbour, error))
+
+    # --- Links: what the star's node asks for --------------------------------------------------
+
+    def send(
+        self, rank: int, message: m.Chunk | m.SmallGather, payload: bytes | memoryview
+    ) -> None:
+        """Queue a chunk, which is sent in a later callback."""
+        assert isinstance(message, m.Chunk)
+        assert isinstance(payload, memoryview)
+        self._unsent[message.bucket] += 1
+        self._outboxes.setdefault(rank, deque()).append((message, payload))
+        self._send_later()
+
+    def resume(self, rank: int) -> None:
+        """Resume in a later callback: a held frame may lead to many more."""
+        if not self._neighbours.ended:
+            asyncio.get_running_loop().call_soon(self._links[rank].resume)
+
+    def bucket_done(self, bucket: int) -> None:
+        """The bucket has its result; its memory is free once the kernel has taken what is sent."""
+        if bucket not in self._unsent:
+            self._endpoint.listener.bucket_done(STAR, bucket)
+            return
+        self._ended.add(bucket)
+        self._drain_if_sent(bucket)
+
+    def gather_done(self, entries: list[bytes]) -> None:
+        """Small gathers use the ring."""
+        raise AssertionError("a small gather in a star")
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _send_later(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._send_some)
+
+    def _send_some(self) -> None:
+        """Send the next chunks, to all ranks in turn whose links take more."""
+        self._is_due = False
+        sent_bytes = 0
+        while (ready := self._ready()) and sent_bytes < TURN_BYTES:
+            for rank in ready:
+                sent_bytes += self._send_next(rank)
+        if ready:
+            self._send_later()
+
+    def _ready(self) -> list[int]:
+        return [rank for rank, box in self._outboxes.items() if box and rank not in self._full]
+
+    def _send_next(self, rank: int) -> int:
+        """Send the next chunk to a rank; returns its length."""
+        chunk, payload = self._outboxes[rank].popleft()
+        link = self._links[rank]
+        link.send(chunk, payload)
+        if link.queued_bytes() > QUEUED_BYTES and (drained := link.drained()) is not None:
+            self._full.add(rank)
+            drained.add_done_callback(partial(self._on_drained, rank))
+        self._unsent[chunk.bucket] -= 1
+        self._drain_if_sent(chunk.bucket)
+        return len(payload)
+
+    def _on_drained(self, rank: int, _: asyncio.Future[None]) -> None:
+        self._full.discard(rank)
+        self._send_later()
+
+    def _drain_if_sent(self, bucket: int) -> None:
+        """Begin to drain a bucket that has its result, and of which all has been sent."""
+        if bucket in self._ended and not self._unsent[bucket]:
+            self._ended.discard(bucket)
+            del self._unsent[bucket]
+            self._drain(bucket)
+
+    def _drain(self, bucket: int) -> None:
+        """Report a bucket once the kernel has accepted everything that was sent so far."""
+        waiting = [drained for link in self._links.values() if (drained := link.drained())]
+        left = len(waiting)
+
+        def one_drained(_: asyncio.Future[None]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._finish(bucket)
+
+        for drained in waiting:
+            drained.add_done_callback(one_drained)
+        if not waiting:
+            self._finish(bucket)
+
+    def _finish(self, bucket: int) -> None:
+        if not self._neighbours.ended:
+            self._endpoint.listener.bucket_done(STAR, bucket)
+
+
+class RingCollective(NodeCollective):
+    """One generation's ring over TCP, as the training thread sees it.
+
+    It is created on the event loop, which uses `endpoint` and `explain` and reads `waiting_since`;
+    everything else is called by the training thread.
+
+    Args:
+        bridge: posts calls onto the event loop.
+        assign: the generation.
+        server: the worker's data port.
+        agreed: called on the training thread once all ranks have agreed on the initial state.
+        context: TLS for all links, if the job requires it.
+        settings: the others of `RingEndpoint`.
+
+    Attributes:
+        assign: the generation.
+        connect_data: opens connections for fetching this generation's state.
+        endpoint: the links.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        assign: m.Assign,
+        server: DataServer,
+        *,
+        agreed: Callable[[], None] | None = None,
+        context: ssl.SSLContext | None = None,
+        **settings: Any,
+    ) -> None:
+        self.assign = assign
+        self.connect_data = connect_tcp if context is None else tls_connect(context, WORKER)
+        self.endpoint = RingEndpoint(assign, server, listener=self, context=context, **settings)
+        self._bridge = bridge
+        self._up = threading.Event()
+        super().__init__(self.endpoint.nodes, run=self._post, end=self.endpoint.end, agreed=agreed)
+
+    def wait_up(self) -> None:
+        """Block until all neighbours are connected."""
+        self._wait_for(self._up.is_set)
+
+    def ring_up(self) -> None:
+        """All links are established."""
+        with self._changed:
+            self._up.set()
+            self._changed.notify_all()
+
+    def _post(self, function: Callable[..., None], *arguments: object) -> None:
+        self._bridge.post(self._on_posted, function, arguments)
+
+    def _on_posted(self, function: Callable[..., None], arguments: Iterable[object]) -> None:
+        if self.why_broken:
+            return
+        try:
+            function(*arguments)
+        except DtdError as error:
+            self.endpoint.end(f"{type(error).__name__}: {error}")

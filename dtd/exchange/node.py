@@ -1,0 +1,565 @@
+"""Both sides of the thread boundary: the node that moves bytes, and the training thread's view.
+
+A `Node` belongs to the thread of its transport.  Its machine (`dtd.exchange.ring.machine`) makes
+all decisions; the node turns indices into memoryviews: where an incoming chunk is stored, which
+bytes of which bucket are sent, when to add.  It reaches other ranks only through its `Links`, so
+the same node serves TCP (`dtd.exchange.endpoint`) and one process (`dtd.exchange.in_process`).
+
+A `NodeCollective` belongs to the training thread.  It hands calls over to the nodes of one
+generation, the ring's and perhaps a star's, and blocks until their results are here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RingBroken
+from dtd.exchange.api import BucketMemory, BusyTime, CommTiming
+from dtd.exchange.memory_offers import NOTHING_SHARED, SharedMemory
+from dtd.exchange.ring.chunks import BucketShape
+from dtd.exchange.ring.events import (
+    BucketDone,
+    BucketReleased,
+    BucketsAdded,
+    BucketStarted,
+    ChunkReceived,
+    CopyShared,
+    Effect,
+    GatherDone,
+    GatherOffered,
+    GatherReceived,
+    InContributions,
+    InScratch,
+    InShared,
+    KeepOwn,
+    Reduce,
+    ReduceShared,
+    Resume,
+    SendChunk,
+    SendContribution,
+    SendGather,
+    SendReleased,
+    StepOpened,
+    SumContributions,
+)
+from dtd.exchange.ring.machine import Machine
+from dtd.exchange.ring.neighbours import RingLoss
+from dtd.exchange.ring.schedules import goes_by_star
+from dtd.observe.profile.spans import NS, WAIT, NodeSpans, RingSpans, SpanLog
+from dtd.wire.frames import HOLD, Hold
+from dtd.wire.messages import MAX_WORD_BYTES, Chunk, ShmReleased, SmallGather
+
+SCRATCH_SLOTS = 8
+READ_AT_ONCE_BYTES = 8 * 1024 * 1024
+"""After reading this much shared memory other work comes first: frames without payload arrive many
+at a time, and the memory that they name takes 0.14 ms for each MiB to add, at first sight 0.33 ms.
+"""
+
+
+class Links(Protocol):
+    """Sends a node's messages, and receives its notifications."""
+
+    def send(self, rank: int, message: Chunk | SmallGather, payload: bytes | memoryview) -> None:
+        """Send a frame to a rank; the payload is not copied."""
+        ...
+
+    def resume(self, rank: int) -> None:
+        """Let a held frame from a rank be placed again, in a later call."""
+        ...
+
+    def bucket_done(self, bucket: int) -> None:
+        """A bucket holds its result; its memory may still be draining."""
+        ...
+
+    def gather_done(self, entries: list[bytes]) -> None:
+        """All ranks' entries of a small gather have arrived, in rank order."""
+        ...
+
+
+class Node:
+    """One rank's node of one generation's ring or star.  Called from one thread at a time.
+
+    Args:
+        machine: the state machine.
+        links: sends messages, and is notified of completed work.
+        shared: the memory shared with neighbours, if they may share memory.
+
+    Attributes:
+        sent_bytes: bytes of elements sent in the open step.
+        spans: records buckets, gathers and chunks while the job is profiled; None otherwise.
+    """
+
+    def __init__(
+        self, machine: Machine, links: Links, *, shared: SharedMemory | None = None
+    ) -> None:
+        self.machine = machine
+        self.sent_bytes = 0
+        self.spans: NodeSpans | None = None
+        self._links = links
+        self._shared = shared
+        self._busy = BusyTime()
+        self._buckets: Sequence[BucketMemory] = ()
+        self._shapes: tuple[BucketShape, ...] = ()
+        self._added: tuple[BucketShape, ...] = ()
+        self._slots: dict[int, memoryview] = {}
+        self._filled: dict[int, memoryview] = {}
+        self._placed_slot: dict[int, int | None] = {}
+        self._contributions: dict[int, memoryview] = {}
+        self._entries: dict[int, list[bytes]] = {}
+        self._read_bytes = 0
+        self._actions: dict[type, Callable[[Any], None]] = {
+            SendChunk: self._send_chunk,
+            Reduce: self._reduce,
+            ReduceShared: self._read_shared,
+            CopyShared: self._read_shared,
+            SendReleased: self._send_released,
+            KeepOwn: self._keep_own,
+            SendContribution: self._send_contribution,
+            SumContributions: self._sum,
+            SendGather: self._send_gather,
+            BucketDone: self._bucket_done,
+            GatherDone: self._gather_done,
+            Resume: lambda effect: self._links.resume(effect.rank),
+        }
+
+    def open_step(
+        self,
+        step: int,
+        buckets: Sequence[BucketMemory],
+        may_add: int = 0,
+        busy: BusyTime | None = None,
+    ) -> None:
+        """Begin a step with these buckets; up to `may_add` more may be added.
+
+        Args:
+            step: its number.
+            buckets: those that are known already.
+            may_add: most buckets that may be added.
+            busy: counts the time in which something is in flight.
+        """
+        self._buckets = buckets
+        self._busy = busy or BusyTime()
+        self.sent_bytes = 0
+        if not self._filled:  # so it is once the buckets are shared
+            self._slots.clear()
+        self._filled.clear()
+        self._entries = {rank: [] for rank in range(self.machine.world_size)}
+        shapes = _shapes_of(buckets)
+        if shapes != self._shapes or self._added:
+            self._shapes, self._added, self._contributions = shapes, (), {}
+        loan, shared = NOTHING_SHARED if self._shared is None else self._shared.offer(buckets)
+        event = StepOpened(step=step, buckets=shapes, loan=loan, shared=shared, may_add=may_add)
+        self._perform(self.machine.handle(event))
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """Add buckets to the open step; they are sent rather than shared."""
+        shapes = _shapes_of(buckets)
+        effects = self.machine.handle(BucketsAdded(buckets=shapes))
+        self._buckets = (*self._buckets, *buckets)
+        self._added = (*self._added, *shapes)
+        self._perform(effects)
+
+    def start(self, bucket: int) -> None:
+        """A bucket's own contribution is complete, or its memory may be written to."""
+        effects = self.machine.handle(BucketStarted(bucket=bucket))
+        self._busy.begin(time.monotonic())
+        if self.spans is not None:
+            self.spans.bucket_started(bucket, time.monotonic_ns())
+        self._perform(effects)
+
+    def offer(self, entry: bytes) -> None:
+        """Offer this rank's entry of the next small gather."""
+        if len(entry) > MAX_WORD_BYTES:
+            raise LocalProtocolError(f"entry of {len(entry)} bytes exceeds {MAX_WORD_BYTES}")
+        effects = self.machine.handle(GatherOffered())
+        self._busy.begin(time.monotonic())
+        if self.spans is not None:
+            self.spans.gather_offered(time.monotonic_ns())
+        self._entries[self.machine.rank].append(entry)
+        self._perform(effects)
+
+    # --- receiving -------------------------------------------------------------------------
+
+    def place(
+        self, message: Chunk | SmallGather, payload_bytes: int, *, link: int
+    ) -> memoryview | Hold | None:
+        """Return memory for an announced payload, HOLD, or None to use the link's own memory.
+
+        Args:
+            message: the header.
+            payload_bytes: length of the payload.
+            link: the rank at the other end of the link.
+
+        Raises:
+            ProtocolError: it is not possible now.
+        """
+        if isinstance(message, SmallGather):
+            if payload_bytes > MAX_WORD_BYTES:
+                raise ProtocolError(
+                    ErrorCode.BAD_PAYLOAD, f"entry of {payload_bytes} bytes > {MAX_WORD_BYTES}"
+                )
+            return self.machine.accept_gather(message, link=link)
+        if message.loan and self._shared is None:
+            raise ProtocolError(ErrorCode.UNEXPECTED_CHUNK, "no memory is shared here")
+        if message.loan and self._read_bytes >= READ_AT_ONCE_BYTES:
+            self._read_bytes = 0
+            self._links.resume(link)
+            return HOLD
+        if self.spans is not None:
+            self.spans.chunk_announced(link, time.monotonic_ns())
+        place = self.machine.place(message, payload_bytes, link=link)
+        if isinstance(place, Hold):
+            return place
+        self._placed_slot[link] = place.slot if isinstance(place, InScratch | InShared) else None
+        if isinstance(place, InScratch):
+            self._filled[place.slot] = self._slot(place.slot, payload_bytes)
+            return self._filled[place.slot]
+        if isinstance(place, InContributions):
+            return self._contribution(place.bucket, place.origin)
+        if isinstance(place, InShared):
+            return None
+        return self._elements(place.bucket, place.start, place.stop)
+
+    def received(self, message: Chunk | SmallGather, payload: memoryview) -> None:
+        """The payload has been stored where `place` said."""
+        if isinstance(message, SmallGather):
+            self._entries[message.origin].append(bytes(payload))
+            self._perform(self.machine.handle(GatherReceived(gather=message)))
+            return
+        slot = self._placed_slot[message.source]
+        self._perform(self.machine.handle(ChunkReceived(chunk=message, slot=slot)))
+        if self.spans is not None:
+            self.spans.chunk_done(message, time.monotonic_ns())
+
+    def released(self, message: ShmReleased) -> None:
+        """The next rank has read the shared part of a bucket."""
+        self._perform(self.machine.handle(BucketReleased(released=message)))
+
+    def _slot(self, slot: int, payload_bytes: int) -> memoryview:
+        memory = self._slots.get(slot)
+        if memory is None or len(memory) < payload_bytes:  # most chunks are far from the largest
+            memory = memoryview(bytearray(payload_bytes))
+            self._slots[slot] = memory
+        return memory[:payload_bytes]
+
+    def _elements(self, bucket: int, start: int, stop: int) -> memoryview:
+        memory = self._buckets[bucket]
+        return memory.view[start * memory.item_bytes : stop * memory.item_bytes]
+
+    def _contribution(self, bucket: int, origin: int) -> memoryview:
+        """Return one rank's place in a bucket's contributions; every step uses the same memory."""
+        size_bytes = len(self._buckets[bucket].view)
+        if bucket not in self._contributions:
+            self._contributions[bucket] = memoryview(
+                bytearray(self.machine.world_size * size_bytes)
+            )
+        return self._contributions[bucket][origin * size_bytes : (origin + 1) * size_bytes]
+
+    # --- effects ---------------------------------------------------------------------------
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        try:
+            for effect in effects:
+                self._actions[type(effect)](effect)
+        except ProtocolError as error:  # shared memory cannot be read, but has been counted
+            assert self._shared is not None
+            self._shared.unreadable(error)
+
+    def _send_chunk(self, effect: SendChunk) -> None:
+        payload = self._elements(effect.chunk.bucket, effect.start, effect.stop)
+        self.sent_bytes += len(payload)
+        self._links.send(effect.rank, effect.chunk, b"" if effect.chunk.loan else payload)
+
+    def _send_contribution(self, effect: SendContribution) -> None:
+        payload = self._contribution(effect.chunk.bucket, effect.origin)
+        self.sent_bytes += len(payload)
+        self._links.send(effect.rank, effect.chunk, payload)
+
+    def _send_gather(self, effect: SendGather) -> None:
+        gather, after = effect.gather, (self.machine.rank + 1) % self.machine.world_size
+        self._links.send(after, gather, self._entries[gather.origin][gather.sequence])
+
+    def _send_released(self, effect: SendReleased) -> None:
+        assert self._shared is not None
+        self._shared.release(effect.released)
+
+    def _reduce(self, effect: Reduce) -> None:
+        received = self._filled[effect.slot]
+        if len(received):
+            self._buckets[effect.bucket].add(effect.start, effect.stop, received)
+
+    def _read_shared(self, effect: ReduceShared | CopyShared) -> None:
+        assert self._shared is not None
+        memory = self._buckets[effect.bucket]
+        start, stop = effect.start * memory.item_bytes, effect.stop * memory.item_bytes
+        self._read_bytes += stop - start
+        with self._shared.read(effect.bucket, start, stop) as theirs:
+            if isinstance(effect, CopyShared):
+                memory.view[start:stop] = theirs
+            elif start < stop:
+                memory.add(effect.start, effect.stop, theirs)
+        self._shared.check_unchanged(effect.loan)
+
+    def _keep_own(self, effect: KeepOwn) -> None:
+        own = self._contribution(effect.bucket, self.machine.rank)
+        own[:] = self._buckets[effect.bucket].view
+
+    def _sum(self, effect: SumContributions) -> None:
+        """Sum the contributions in rank order on every rank, so that even a NaN is the same."""
+        memory = self._buckets[effect.bucket]
+        if not memory.elements:
+            return
+        ranks = range(self.machine.world_size)
+        contributions = [self._contribution(effect.bucket, origin) for origin in ranks]
+        if memory.total is not None:
+            memory.total(contributions)
+            return
+        memory.view[:] = contributions[0]
+        for contribution in contributions[1:]:
+            memory.add(0, memory.elements, contribution)
+
+    def _bucket_done(self, effect: BucketDone) -> None:
+        self._busy.end(time.monotonic())
+        if self.spans is not None:
+            self.spans.bucket_done(effect.bucket, time.monotonic_ns())
+        self._links.bucket_done(effect.bucket)
+
+    def _gather_done(self, effect: GatherDone) -> None:
+        self._busy.end(time.monotonic())
+        if self.spans is not None:
+            self.spans.gather_done(effect.sequence, time.monotonic_ns())
+        entries = self._entries
+        self._links.gather_done([entries[rank][effect.sequence] for rank in sorted(entries)])
+
+
+def _shapes_of(buckets: Sequence[BucketMemory]) -> tuple[BucketShape, ...]:
+    return tuple(bucket.shape for bucket in buckets)
+
+
+RING, STAR = 0, 1
+"""The routes of buckets: positions in the list of a generation's nodes."""
+
+
+class NodeCollective:
+    """One generation's `dtd.exchange.api.Collective`, on the nodes of one rank.
+
+    With parameter servers there is a star besides the ring: reduce-scatters and all-gathers of
+    whole buckets (`goes_by_star`) use it, all other buckets and small gathers the ring.  The
+    buckets of each route are numbered apart on the wire.  After a reduce-scatter a trainer holds
+    nothing of the sum, and a server what `dtd.engine.shards.Division` says; a server contributes
+    nothing to it, but starts the bucket like any other rank: its memory is free to be written to.
+
+    Args:
+        nodes: the ring's node, then the star's if there are servers.
+        run: runs a call on the nodes' thread.
+        end: ends this rank's part in the generation, on the nodes' thread.
+        agreed: called once all ranks have agreed on the initial state.
+        changed: lock and signal of the ring; shared with other ranks in the same process.
+        timeout_s: how long to wait for the others before the ring is broken; None: for ever.
+
+    Attributes:
+        suspect: name of the neighbour that was lost; empty while the ring is up, and if this side
+            ended it.
+        evidence: how it was lost, as in FROZEN.
+        why_broken: why the ring is broken, in words; empty while it is up.
+        waiting_since: monotonic time at which the training thread began to wait for the ring; None
+            if it is not waiting.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        *,
+        run: Callable[..., None],
+        end: Callable[[str], None],
+        agreed: Callable[[], None] | None = None,
+        changed: threading.Condition | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.nodes = nodes
+        self.suspect = ""
+        self.evidence = ""
+        self.why_broken = ""
+        self.waiting_since: float | None = None
+        self._run = run
+        self._end = end
+        self._agreed = agreed
+        self._changed = changed or threading.Condition()
+        self._timeout_s = timeout_s
+        self._when_broken: list[Callable[[], None]] = []
+        self._routes: list[tuple[int, int]] = []
+        self._counts = [0] * len(nodes)
+        self._done: set[tuple[int, int]] = set()
+        self._when_done: dict[tuple[int, int], Callable[[], None]] = {}
+        self._gathered: deque[list[bytes]] = deque()
+        self._busy = BusyTime()
+        self._exposed_s = 0.0
+        self._waits: SpanLog | None = None
+
+    @property
+    def rank(self) -> int:
+        """This worker's position in the roster."""
+        return self.nodes[RING].machine.rank
+
+    @property
+    def world_size(self) -> int:
+        """Length of the roster."""
+        return self.nodes[RING].machine.world_size
+
+    @property
+    def generation(self) -> int:
+        """Number of the roster."""
+        return self.nodes[RING].machine.generation
+
+    # --- training thread -------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise if the ring is broken."""
+        if self.why_broken:
+            raise self.broken()
+
+    def broken(self) -> RingBroken:
+        """Return the error that says how the ring ended."""
+        return RingBroken(self.why_broken, suspect=self.suspect, evidence=self.evidence)
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
+        """Begin a step; see `Collective.open_step`."""
+        with self._changed:
+            self._done.clear()
+            self._when_done.clear()
+        self._exposed_s, self._busy = 0.0, BusyTime()
+        self._routes, self._counts = [], [0] * len(self.nodes)
+        for node, part in zip(self.nodes, self._routed(buckets), strict=True):
+            self._hand_over(node.open_step, step, part, may_add, self._busy)
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """Add buckets to the open step; see `Collective.add`."""
+        for node, part in zip(self.nodes, self._routed(buckets), strict=True):
+            if part:
+                self._hand_over(node.add, part)
+
+    def _routed(self, buckets: Sequence[BucketMemory]) -> list[tuple[BucketMemory, ...]]:
+        """Number further buckets on their routes; depends on shapes alone, equal on all ranks."""
+        parts: list[list[BucketMemory]] = [[] for _ in self.nodes]
+        for bucket in buckets:
+            route = STAR if len(parts) > 1 and goes_by_star(bucket.shape) else RING
+            self._routes.append((route, self._counts[route]))
+            self._counts[route] += 1
+            parts[route].append(bucket)
+        return [tuple(part) for part in parts]
+
+    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
+        """Submit a full bucket; see `Collective.start`."""
+        route, index = self._routes[bucket] if bucket < len(self._routes) else (RING, bucket)
+        if done is not None:
+            with self._changed:
+                self._when_done[route, index] = done
+        self._hand_over(self.nodes[route].start, index)
+
+    def wait(self, bucket: int) -> None:
+        """Block until the bucket holds its result."""
+        self._wait_for(lambda: bucket < len(self._routes) and self._routes[bucket] in self._done)
+
+    def gather(self, entry: bytes) -> list[bytes]:
+        """Gather a small entry of every rank."""
+        self._hand_over(self.nodes[RING].offer, entry)
+        self._wait_for(lambda: bool(self._gathered))
+        return self._gathered.popleft()
+
+    def agreed(self) -> None:
+        """All ranks have agreed on the initial state; further calls say nothing new."""
+        agreed, self._agreed = self._agreed, None
+        if agreed is not None:
+            agreed()
+
+    def close_step(self) -> CommTiming:
+        """End the open step."""
+        return CommTiming(
+            busy_s=self._busy.busy_s,
+            exposed_s=self._exposed_s,
+            sent_bytes=sum(node.sent_bytes for node in self.nodes),
+        )
+
+    def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
+        """Record from now on; None: no more."""
+        self._waits = waits
+        of_nodes = (None, None) if ring is None else (ring.ring, ring.star)
+        for node, spans in zip(self.nodes, of_nodes, strict=False):
+            self._run(setattr, node, "spans", spans)
+
+    def on_broken(self, callback: Callable[[], None]) -> None:
+        """Call this when the ring breaks, or now if it is broken already; it must not block."""
+        with self._changed:
+            if not self.why_broken:
+                self._when_broken.append(callback)
+                return
+        callback()
+
+    def give_up(self, reason: str) -> None:
+        """End the ring from the training thread, so that the neighbours notice immediately."""
+        self._run(self._end, reason)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While this is open, the training thread waits for other ranks and is not itself slow.
+
+        A nested wait is part of the outer one.
+        """
+        before, self.waiting_since = self.waiting_since, self.waiting_since or time.monotonic()
+        try:
+            yield
+        finally:
+            self.waiting_since = before
+
+    def _hand_over(self, function: Callable[..., None], *arguments: object) -> None:
+        self.check()
+        self._run(function, *arguments)
+
+    def _wait_for(self, here: Callable[[], bool]) -> None:
+        begun_s = time.monotonic()
+        with self.waiting(), self._changed:
+            if not self._changed.wait_for(lambda: here() or bool(self.why_broken), self._timeout_s):
+                self._end(f"rank {self.rank} timed out: {self.explain()}")
+            arrived = here()
+        ended_s = time.monotonic()
+        self._exposed_s += ended_s - begun_s
+        if self._waits is not None:
+            self._waits.add(WAIT, int(begun_s * NS), int(ended_s * NS))
+        if not arrived:
+            raise self.broken()
+
+    # --- the nodes' thread -----------------------------------------------------------------
+
+    def explain(self) -> str:
+        """Return what ring and star are waiting for, in words."""
+        return "; in the star ".join(node.machine.explain() for node in self.nodes)
+
+    def bucket_done(self, route: int, bucket: int) -> None:
+        """A bucket of a route belongs to the training thread again."""
+        with self._changed:
+            self._done.add((route, bucket))
+            done = self._when_done.pop((route, bucket), None)
+            self._changed.notify_all()
+        if done is not None:
+            done()
+
+    def gather_done(self, entries: list[bytes]) -> None:
+        """All ranks' entries have arrived."""
+        with self._changed:
+            self._gathered.append(entries)
+            self._changed.notify_all()
+
+    def ring_broken(self, loss: RingLoss) -> None:
+        """Wake the training thread, wherever it waits; called once."""
+        with self._changed:
+            self.suspect, self.evidence = loss.suspect, loss.evidence
+            self.why_broken = loss.reason or "the ring has ended"
+            callbacks, self._when_broken = self._when_broken, []
+            self._changed.notify_all()
+        for callback in callbacks:
+            callback()

@@ -1,22 +1,52 @@
-"""Checkpoints on this worker's disk: opened for other workers, and deleted."""
+"""Checkpoints on this worker's disk: opened for others, deleted, and assembled of others' parts.
+
+A checkpoint of a sharded state is on several workers.  The coordinator names them, and gives a
+ticket for each part; as few parts as possible are fetched from their data ports.  Where two of
+them differ, others are fetched in their place.  Blocking, on the training thread, before a worker
+reports what it holds.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import queue
 import re
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from dtd.checkpoint.format import TEMPORARY, checkpoint_name, read_manifest
-from dtd.errors import CheckpointError
-from dtd.job.identity import folder_of
-from dtd.net.data_server import Resource, file_blob
-from dtd.wire import messages as m
+import structlog
 
-# ---
-# A checkpoint of an ended job is deleted from this worker's disk, when the coordinator says so.
+from dtd.address import Address
+from dtd.checkpoint.assemble import FoundPart, assemble
+from dtd.checkpoint.choice import fewest, missing
+from dtd.checkpoint.format import (
+    MANIFEST_FILE,
+    TEMPORARY,
+    Progress,
+    checkpoint_name,
+    parse_name,
+    read_manifest,
+    verify,
+)
+from dtd.checkpoint.merge import settled
+from dtd.checkpoint.tensor_file import FILES
+from dtd.checkpoint.writer import Drafts
+from dtd.engine.shards import WHOLE, ShardSet
+from dtd.errors import CheckpointError, PartsDiffer
+from dtd.job.identity import folder_of
+from dtd.net.blocking_link import Connect
+from dtd.net.data_server import Resource, file_blob
+from dtd.net.fetch_client import FetchClient
+from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
+
+log = structlog.get_logger()
+
+# --- a checkpoint of an ended job is deleted when the coordinator says so -----------------------
 #
 # What the coordinator names is checked before anything is touched: a directory that is called as a
 # checkpoint of that job would be, in the directory that is called after the job, with a manifest
@@ -66,7 +96,7 @@ def _remove(path: Path) -> str:
     return ""
 
 
-# --- checkpoints on this worker's disk, as others may fetch them -------------------------------
+# --- checkpoints on this worker's disk, as others may fetch them ---------------------------------
 #
 # A resource name "checkpoint/DIRECTORY/NAME" names one published checkpoint; anything that would
 # lead out of the checkpoint directories is refused.  Blocking; the data port runs it in a thread.
@@ -106,3 +136,288 @@ def named_checkpoint(directories: Sequence[Path], resource: str) -> Path:
     raise CheckpointError(
         f"{resource} is not on this worker's disk", remedy="see `dtdctl checkpoints`"
     )
+
+
+# --- parts of a checkpoint that a job starts from, assembled on this disk ------------------------
+
+
+PARTS_BACK_S: Final = 20.0
+"""Longer than a worker's process takes to start: all of them do when a job ends."""
+
+ASK_EVERY_S: Final = 1.0
+
+ANSWER_WITHIN_S: Final = 60.0
+"""Longer than a coordinator takes to start, and a worker to connect to it again."""
+
+_MAX_NAME: Final = 64
+_FETCHED: Final = ".fetched"
+
+
+class PartRequests:
+    """Asks the coordinator for the holders of a checkpoint's parts.
+
+    Args:
+        send: sends to the coordinator, on the event loop; lost while there is no connection.
+        post: runs a function on the event loop, from any thread.
+        clock: returns the time in seconds.
+        wait: waits for so many seconds.
+        answer_within_s: bound on the time until an answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        send: Callable[[m.Message], None],
+        post: Callable[..., None],
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+        answer_within_s: float = ANSWER_WITHIN_S,
+    ) -> None:
+        self._send = send
+        self._post = post
+        self._clock = clock
+        self._wait = wait
+        self._answer_within_s = answer_within_s
+        self._wanted: m.GetParts | None = None
+        self._answers: queue.SimpleQueue[m.Parts] = queue.SimpleQueue()
+
+    def ask(self, job: str, step: int) -> m.Parts:
+        """Return the coordinator's answer; waits for a disconnected one, in a thread that may wait.
+
+        Workers that have missing parts may be about to come back: it waits for them for a while.
+
+        Args:
+            job: the job that the checkpoint is of.
+            step: committed steps in it; 0 for the newest.
+
+        Raises:
+            CheckpointError: the coordinator does not answer.
+        """
+        deadline_s = self._clock() + PARTS_BACK_S
+        while True:
+            answer = self._answer(m.GetParts(job=job, step=step))
+            if not answer.missing or self._clock() >= deadline_s:
+                return answer
+            self._wait(ASK_EVERY_S)
+
+    def received(self, answer: m.Parts) -> None:
+        """The coordinator has answered; called on the event loop."""
+        wanted = self._wanted
+        if wanted is not None and (wanted.job, wanted.step) == (answer.job, answer.step):
+            self._wanted = None
+            self._answers.put(answer)
+
+    def ask_again(self) -> None:
+        """The connection is a new one: nothing asked on the last one will be answered."""
+        if self._wanted is not None:
+            self._send(self._wanted)
+
+    def _answer(self, request: m.GetParts) -> m.Parts:
+        answers: queue.SimpleQueue[m.Parts] = queue.SimpleQueue()  # no late one of another request
+        self._post(self._want, request, answers)
+        try:
+            return answers.get(timeout=self._answer_within_s)
+        except queue.Empty:
+            self._post(self._give_up, answers)
+            raise CheckpointError(
+                f"the coordinator has not told within {self._answer_within_s:g} s which workers"
+                f" have the checkpoint of {request.job}",
+                remedy="check the coordinator and the network to it, and submit the job again",
+            ) from None
+
+    def _want(self, request: m.GetParts, answers: queue.SimpleQueue[m.Parts]) -> None:
+        self._wanted, self._answers = request, answers
+        self._send(request)
+
+    def _give_up(self, answers: queue.SimpleQueue[m.Parts]) -> None:
+        if self._answers is answers:
+            self._wanted = None
+
+
+def collect(
+    answer: m.Parts, own: FoundPart | None, directory: Path, *, connect: Connect, progress: Progress
+) -> Path:
+    """Assemble the checkpoint that the coordinator's answer is about.
+
+    Args:
+        answer: the holders of the parts.
+        own: the part on this disk, with this worker's name; None if it has none.
+        directory: gets the assembled checkpoint.
+        connect: makes connections.
+        progress: called as bytes are received and read.
+
+    Raises:
+        CheckpointError: parts are missing or damaged, their holders do not deliver them, or there
+            is no room.
+    """
+    if answer.missing:
+        raise CheckpointError(
+            f"no connected worker has the shards {answer.missing}",
+            remedy="start these workers, or name an earlier checkpoint: --resume-from JOB@STEP",
+        )
+    place = directory / _FETCHED
+    try:
+        gathering = _Gathering(answer, own, place, connect, progress)
+        (path, parts), without = settled(
+            lambda without: gathering.assembled(directory, without), gathering.distrust
+        )
+    except OSError as error:
+        raise CheckpointError(
+            f"parts of a checkpoint cannot be stored in {place}: {error.strerror or error}",
+            remedy="free space there",
+        ) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    holders = [one.holder for one in parts]
+    log.info("checkpoint_assembled", path=str(path), parts=holders, left_out=sorted(without))
+    return path
+
+
+class _Gathering:
+    """Parts of one checkpoint that have been fetched, and their holders that have not failed.
+
+    Args:
+        answer, own, connect, progress: see `collect`.
+        place: directory for fetched parts.
+
+    Raises:
+        CheckpointError: this worker's own part cannot be read.
+    """
+
+    def __init__(
+        self,
+        answer: m.Parts,
+        own: FoundPart | None,
+        place: Path,
+        connect: Connect,
+        progress: Progress,
+    ) -> None:
+        self._digest, self._place = answer.digest, place
+        self._connect, self._progress = connect, progress
+        self._order = [one.name for one in answer.holders]
+        self._left = list(answer.holders)
+        self._failure: CheckpointError | None = None
+        self._mine: dict[str, ShardSet] = {}
+        self._parts: dict[str, FoundPart] = {}
+        if own is not None:
+            self._add_own(own)
+
+    def _add_own(self, own: FoundPart) -> None:
+        """Take this worker's part if it is of that checkpoint."""
+        manifest = read_manifest(own.path)
+        listed = [one for one in self._left if one.name == own.holder]
+        belongs = any(one.resource.rpartition("/")[2] == own.path.name for one in listed)
+        self._left = [one for one in self._left if one not in listed]
+        self._order = [own.holder, *(name for name in self._order if name != own.holder)]
+        if manifest.digest == self._digest if manifest.digest else belongs:
+            self._mine = {own.holder: manifest.shards}
+            self._parts = {own.holder: own}
+
+    def assembled(
+        self, directory: Path, without: frozenset[str]
+    ) -> tuple[Path, Sequence[FoundPart]]:
+        """Fetch and assemble as few parts as make the whole, none of them of these workers.
+
+        Raises:
+            PartsDiffer: two of them contradict each other.
+            CheckpointError: the others do not make the whole, or there is no room.
+        """
+        parts = self._gathered(without)
+        try:
+            path = _whole(parts, directory, self._progress)
+        except PartsDiffer as error:
+            log.warning("parts_differ", workers=list(error.holders), error=error.message)
+            raise
+        return path, parts
+
+    def distrust(self, name: str) -> tuple[bool, int]:
+        """Order workers: parts on whose digest no ring has agreed come last, then the list's."""
+        return not read_manifest(self._parts[name].path).digest, self._order.index(name)
+
+    def _gathered(self, without: frozenset[str]) -> list[FoundPart]:
+        """Return few parts that make the whole, all on this disk; failed holders are skipped."""
+        while True:
+            held = self._mine | {one.name: _part(one) for one in self._left}
+            held = {name: part for name, part in held.items() if name not in without}
+            lacks = missing([*held.values()])
+            if lacks:
+                raise self._failure or CheckpointError(
+                    f"the workers that are left lack the shards {lacks}"
+                )
+            names = [[*held][index] for index in fewest([*held.values()])]
+            if all(self._has(one) for one in names):
+                return [self._parts[name] for name in names]
+
+    def _has(self, name: str) -> bool:
+        """Fetch a part if it is not here; a holder that fails is asked no more."""
+        if name in self._parts:
+            return True
+        one = next(one for one in self._left if one.name == name)
+        part = _fetched(one, self._digest, self._place, self._connect, self._progress)
+        if isinstance(part, CheckpointError):
+            log.warning("part_not_fetched", worker=one.name, error=part.message)
+            self._failure = part
+            self._left.remove(one)
+            return False
+        self._parts[name] = part
+        return True
+
+
+def _part(one: m.PartHolder) -> ShardSet:
+    return ShardSet.from_wire(one.part) if one.part else WHOLE
+
+
+def _whole(parts: list[FoundPart], directory: Path, progress: Progress) -> Path:
+    """Assemble the parts; a checkpoint of a job without shards is whole already."""
+    path = parts[0].path
+    if read_manifest(path).part is not None:
+        return assemble(parts, directory, progress)[0]
+    drafts, target = Drafts(directory), directory / path.name
+    drafts.clear(path.name, target)
+    path.rename(target)
+    return target
+
+
+def _fetched(
+    one: m.PartHolder, digest: str, place: Path, connect: Connect, progress: Progress
+) -> FoundPart | CheckpointError:
+    """Fetch a part with all its files; or return why the holder's cannot be used."""
+    try:
+        return _delivered(one, digest, place, connect, progress)
+    except CheckpointError as error:
+        about = f"the part of {one.name} cannot be used: {error.message}"
+        return type(error)(about, remedy=error.remedy)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        # `verify` trusts a manifest that matches its own hash, and this one is a stranger's.
+        about = f"the part of {one.name} cannot be used: its manifest is broken: {error}"
+        return CheckpointError(about)
+
+
+def _delivered(
+    one: m.PartHolder, digest: str, place: Path, connect: Connect, progress: Progress
+) -> FoundPart:
+    ticket = DataCredential(
+        secret=one.ticket_key, scope=one.resource, expires_s=one.ticket_expires_s
+    )
+    name = one.resource.rpartition("/")[2]
+    if len(name) > _MAX_NAME or parse_name(name) is None:
+        raise CheckpointError(f"{name[:_MAX_NAME]!r} names no checkpoint")
+    path = place / str(len([*place.glob("*")])) / name
+    path.mkdir(parents=True)
+    address = Address(one.host, one.port)
+    with FetchClient(address, one.resource, ticket, connect=connect) as client:
+        (path / MANIFEST_FILE).write_text(json.dumps(client.manifest))
+        manifest = read_manifest(path)
+        reported = _part(one)
+        uncompared = manifest.part is not None and not manifest.digest
+        if manifest.digest != digest and not uncompared:
+            raise CheckpointError("it has another state than the worker has reported")
+        if manifest.shards != reported:
+            raise CheckpointError(
+                f"it has {manifest.shards} of the shards, and was reported as {reported}"
+            )
+        for file in FILES:
+            if file in manifest.files:
+                client.fetch(file, path / file, on_bytes=lambda _got, _of: progress())
+    verify(path, progress)
+    return FoundPart(holder=one.name, path=path)

@@ -1,16 +1,18 @@
-"""A worker's registration, and its access to the cluster."""
+"""How a worker joins a cluster, authenticates to its coordinator, and renews its credential."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime as dt
+import functools
 import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -19,13 +21,35 @@ from dtd.address import ANY_IPV4, ANY_IPV6, Address
 from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
 from dtd.errors import ConfigError
 from dtd.security.clock import WARN_BEFORE_DAYS
-from dtd.security.credential import Credential, check_role, places_of_renewed, with_renewed
+from dtd.security.credential import (
+    Credential,
+    check_role,
+    place_of_renewed,
+    places_of_renewed,
+    with_renewed,
+)
 from dtd.security.identity import WORKER
 from dtd.security.targets import Target, credential_places, find_credential, targets, targets_here
 from dtd.shown import one_line
 from dtd.wire import messages as m
 from dtd.wire.data_keys import membership_proof
 from dtd.wire.fields import NAME_CHARACTERS
+
+if TYPE_CHECKING:  # takes long to load, and a credential is seldom renewed
+    from cryptography.hazmat.primitives.asymmetric import ec
+import argparse
+import platform
+import sys
+from collections.abc import Sequence
+
+from dtd.errors import UsageError
+from dtd.names import name_of
+from dtd.net.join_client import join
+from dtd.places import config_home
+from dtd.security.identity import USUAL_INSTANCES, check_names, split_names, worker_names
+from dtd.security.token import Token
+
+log = structlog.get_logger()
 
 
 def proved(register: m.Register, assign: m.Assign | None) -> m.Register:
@@ -78,11 +102,8 @@ def registration(
     )
 
 
-# ---
-# How a worker authenticates to the coordinator, and what that means for its settings.
+# --- how a worker authenticates to the coordinator, and what that means for its settings ---------
 
-
-log = structlog.get_logger()
 
 FILE_NAME: Final = "worker.credential"
 SYSTEM_FILE: Final = Path("/etc/dtd") / FILE_NAME
@@ -175,3 +196,143 @@ def warn_of_certificates(credential: Credential, ignored: Iterable[ConfigError])
     days = credential.days_left(dt.datetime.now(dt.UTC))
     if days < WARN_BEFORE_DAYS:
         log.warning("credential_expires_soon", days=days, credential=str(credential.key_path))
+
+
+# --- renewal, when the coordinator asks for it ---------------------------------------------------
+
+
+class CredentialRenewal:
+    """Renews one credential, again and again.
+
+    Args:
+        credential: the worker's credential.
+        state_dir: where the new one goes if the old one's file must not be written.
+        send: sends a message to the coordinator.
+        renewed: told of each new one.
+    """
+
+    def __init__(
+        self,
+        credential: Credential,
+        state_dir: Path,
+        *,
+        send: Callable[[m.Message], None],
+        renewed: Callable[[Credential], None],
+    ) -> None:
+        self._credential = credential
+        self._state_dir = state_dir
+        self._send = send
+        self._renewed = renewed
+        self._key: ec.EllipticCurvePrivateKey | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def received(self, answer: m.Renewed) -> None:
+        """Handle the coordinator's request to renew, or its answer."""
+        if answer.reason:
+            log.info("credential_not_renewed", reason=answer.reason)
+        elif not answer.certificate_pem:
+            self._task = asyncio.create_task(self._ask())
+        elif self._key is not None:
+            self._task = asyncio.create_task(self._take(self._key, answer))
+            self._key = None
+
+    async def _ask(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._key, request = await loop.run_in_executor(None, _request)
+        self._send(m.Renew(request_pem=request))
+
+    async def _take(self, key: ec.EllipticCurvePrivateKey, answer: m.Renewed) -> None:
+        loop = asyncio.get_running_loop()
+        take = functools.partial(_write, self._credential, key, answer, self._state_dir)
+        try:
+            self._credential = await loop.run_in_executor(None, take)
+        except ConfigError as error:
+            log.warning("credential_not_renewed", reason=str(error))
+            return
+        log.info(
+            "credential_taken_over",
+            credential=str(self._credential.key_path),
+            expires=self._credential.expires.isoformat(),
+        )
+        self._renewed(self._credential)
+        self._send(m.Renew(taken=self._credential.serial))
+
+
+def _request() -> tuple[ec.EllipticCurvePrivateKey, str]:
+    """A new key, and the request for its certificate.  Blocking."""
+    from dtd.security import certificates
+
+    key = certificates.new_key()
+    return key, certificates.request_pem(key).decode()
+
+
+def _write(
+    credential: Credential, key: ec.EllipticCurvePrivateKey, answer: m.Renewed, state_dir: Path
+) -> Credential:
+    """Blocking.
+
+    Raises:
+        ConfigError: the new credential is no good, or cannot be written.
+    """
+    from dtd.net.join_client import write_renewed
+
+    path = place_of_renewed(credential.path, state_dir)
+    return write_renewed(credential, key, answer, path, now=dt.datetime.now(dt.UTC))
+
+
+# --- `dtd-worker join TOKEN` ---------------------------------------------------------------------
+
+
+COMMAND = "join"
+
+
+def run_join(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        DtdError: it failed; the sentence is for the person who typed it.
+    """
+    parser = argparse.ArgumentParser(
+        prog="dtd-worker join", description="Exchange a token for a credential of this host."
+    )
+    parser.add_argument("token", metavar="TOKEN", help="token printed by `dtdctl token create`")
+    parser.add_argument("--name", help="the host's name in the cluster; default: its host name")
+    parser.add_argument(
+        "--instances",
+        metavar="LIST",
+        help="its workers, separated by commas: what follows dtd-worker@, or any other suffix of "
+        "their names; default: cpu,cuda0 and so on to cuda15",
+    )
+    parser.add_argument(
+        "--credential", metavar="FILE", type=Path, help="where to store the credential"
+    )
+    given = parser.parse_args(arguments)
+    token = Token.parse(given.token)
+    if token.role != WORKER:
+        raise UsageError(
+            f"the token is for the role {token.role}",
+            remedy=f"run `dtdctl join TOKEN`, or ask for a token of the role {WORKER}",
+        )
+    path = given.credential or own_place()
+    name = given.name or host_name()
+    instances = USUAL_INSTANCES if given.instances is None else split_names(given.instances)
+    workers = worker_names(name, instances)
+    check_names(name, workers)
+    credential = join(token, name=name, path=path.absolute(), workers=workers)
+    sys.stderr.write(
+        f"{credential.path}: this host is {credential.name} until {credential.expires:%Y-%m-%d};"
+        " start dtd-worker, or restart it\n"
+    )
+    return 0
+
+
+def own_place() -> Path:
+    """Return the path for a credential that this user makes."""
+    if os.geteuid() == 0:
+        return SYSTEM_FILE
+    return config_home(remedy="name the file with --credential FILE") / "dtd" / FILE_NAME
+
+
+def host_name() -> str:
+    """This machine's name as a name in the cluster."""
+    return name_of(platform.node(), most=40) or WORKER

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import ssl
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -20,18 +22,77 @@ from dtd import diagnostics
 from dtd.address import SocketPath
 from dtd.cluster.detector import Detector
 from dtd.diagnostics import REFUSED, Diagnostic
-from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.errors import ConfigError, DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link, attach
 from dtd.net.local_socket import call
 from dtd.net.tls import tls_fault
 from dtd.security.identity import COORDINATOR
+from dtd.security.private_files import write_private
 from dtd.security.targets import Target
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
 from dtd.wire.greeting import hello
-from dtd.worker.remembered import Epochs
 
 log = structlog.get_logger()
+
+EPOCHS_FILE: Final = "epochs.json"
+MAX_STORES: Final = 16
+
+
+class Epochs:
+    """The highest epoch of each store, in a file.
+
+    Args:
+        path: the file; a missing or damaged one has no epochs.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = _read_epochs(path)
+
+    def outdated(self, store_id: str, epoch: int) -> str:
+        """Return why a coordinator with this store is rejected; empty if accepted."""
+        newest = self._seen.get(store_id, 0)
+        if epoch >= newest:
+            return ""
+        return (
+            f"its store has epoch {epoch}, but this worker has seen epoch {newest}: it was"
+            " restored elsewhere; stop this coordinator"
+        )
+
+    def remember(self, store_id: str, epoch: int) -> bool:
+        """Take the epoch down in memory; returns whether it is news that `save` should keep."""
+        if not store_id or epoch <= self._seen.get(store_id, 0):
+            return False
+        self._seen.pop(store_id, None)
+        self._seen[store_id] = epoch
+        for oldest in [*self._seen][:-MAX_STORES]:
+            del self._seen[oldest]
+        return True
+
+    def save(self) -> None:
+        """Write the file; it survives a loss of power.  Blocking; a failure is logged."""
+        try:
+            write_private(self._path, json.dumps(self._seen).encode())
+        except ConfigError as error:
+            log.error("epochs_not_saved", error=str(error))
+
+
+def _read_epochs(path: Path) -> dict[str, int]:
+    try:
+        seen = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.warning("epochs_unreadable", path=str(path), error=str(error))
+        return {}
+    if not isinstance(seen, dict):
+        return {}
+    return {str(key): value for key, value in seen.items() if type(value) is int}
+
+
+# --- the connection ------------------------------------------------------------------------------
+
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5

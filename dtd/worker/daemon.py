@@ -39,21 +39,15 @@ from dtd.security.targets import Target
 from dtd.shown import cut, cut_trace
 from dtd.wire import messages as m
 from dtd.wire.session import State
-from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
-from dtd.worker.cluster_access import coordinator_targets, proved, registration
-from dtd.worker.collect import PartRequests
-from dtd.worker.control import ControlConnection
-from dtd.worker.measure import Measurements
-from dtd.worker.model_files import MODELS, PREFIX
-from dtd.worker.models import PinnedModels
+from dtd.worker.checkpoint_files import PartRequests, drop_checkpoint, open_checkpoint
+from dtd.worker.cluster_access import CredentialRenewal, coordinator_targets, proved, registration
+from dtd.worker.control import EPOCHS_FILE, ControlConnection, Epochs
+from dtd.worker.evidence import TrafficMeter, resident_bytes, status_line
+from dtd.worker.measure import PREFIX as PROFILES
+from dtd.worker.measure import PROFILE, Measurements, PeerDiagnostics, Probes, Profiles
+from dtd.worker.models import MODELS, PREFIX, PinnedModels
 from dtd.worker.output import JobLines, OutputPipe
 from dtd.worker.packages import PACKAGES, TaskPackages
-from dtd.worker.probe import PeerDiagnostics, Probes
-from dtd.worker.profiles import PREFIX as PROFILES
-from dtd.worker.profiles import PROFILE, Profiles
-from dtd.worker.remembered import EPOCHS_FILE, Epochs
-from dtd.worker.renewal import CredentialRenewal
-from dtd.worker.self_report import TrafficMeter, resident_bytes, status_line
 from dtd.worker.training import TrainingThreadOwner
 
 log = structlog.get_logger()

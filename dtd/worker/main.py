@@ -29,17 +29,17 @@ from dtd.shown import indented
 from dtd.streams import fit_streams, hand_over_streams, own_streams
 from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.worker.cluster_access import (
+    COMMAND,
     coordinator_targets,
     load_credential,
+    run_join,
     settled,
     warn_of_certificates,
 )
 from dtd.worker.daemon import Worker
-from dtd.worker.device import check_device
 from dtd.worker.evidence import LastEnd
-from dtd.worker.join import COMMAND, run_join
+from dtd.worker.host_checks import check_device, check_sandbox
 from dtd.worker.process_state import ProcessState, free_forked_children, replace_process
-from dtd.worker.sandbox import check_sandbox
 from dtd.worker.state_directory import StateDirectory
 
 # Python lets a thread keep the interpreter for 5 ms; the event loop must not wait that long for

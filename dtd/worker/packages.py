@@ -77,8 +77,7 @@ def task_digest(reference: str, place: Path | None) -> str:
     return source_digest(with_imports(source, module_name(reference))) if source else ""
 
 
-# ---
-# A worker gets the code of a task: from its own disk, or piece by piece from the coordinator.
+# --- the code of a task is on this disk, or comes piece by piece from the coordinator -------------
 #
 # `fetch` runs in a thread that may wait, and hashes and unpacks there; the pieces come over the
 # control connection on the event loop.  A connection that is lost meanwhile costs the piece that

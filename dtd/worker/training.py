@@ -27,10 +27,9 @@ from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
 from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
-from dtd.worker.committed import FILE, CommittedStep
 from dtd.worker.evidence import ThreadObserver, where_stalled
 from dtd.worker.output import OutputPipe, flush_output
-from dtd.worker.reporter import JobReporter, progress_message
+from dtd.worker.reporter import FILE, CommittedStep, JobReporter, progress_message
 from dtd.worker.state_directory import letter_directory
 from dtd.worker.training_thread import TrainingThread
 

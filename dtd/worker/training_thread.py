@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -45,12 +47,11 @@ from dtd.net.data_server import Resource, memory_blob
 from dtd.shown import cut, cut_trace, one_line
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
-from dtd.worker.collect import collect
+from dtd.worker.checkpoint_files import collect
 from dtd.worker.fetch import fetch_state
-from dtd.worker.lasting import leave_out_what_is_there, made_to_last
+from dtd.worker.host_checks import refuse_if_laxer
 from dtd.worker.packages import look_first_in, task_digest
 from dtd.worker.reporter import JobReporter
-from dtd.worker.sandbox import refuse_if_laxer
 
 if TYPE_CHECKING:
     from dtd.exchange.api import Collective
@@ -60,6 +61,26 @@ if TYPE_CHECKING:
     from dtd.train.run import JobSessionRunner
 
 log = structlog.get_logger()
+
+
+@contextmanager
+def made_to_last() -> Iterator[None]:
+    """Disable collection inside; objects that exist at the end are never scanned again."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collected:
+            gc.enable()
+
+
+def leave_out_what_is_there() -> None:
+    """Collect all garbage; the objects that remain are never scanned again."""
+    gc.collect()
+    gc.freeze()
+
 
 MAX_ENTRY_CHARACTERS: Final = 255
 

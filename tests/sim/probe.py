@@ -1,4 +1,4 @@
-"""Tests whether a simulated worker can fetch from another; counterpart of `dtd.worker.probe`."""
+"""Tests whether a simulated worker can fetch from another; counterpart of `dtd.worker.measure`."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from dtd.checkpoint.format import read_manifest, verify
 from dtd.errors import CheckpointError, HolderUnreachable, PartsDiffer
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
-from dtd.worker import collect as collecting
-from dtd.worker.collect import PartRequests, collect
+from dtd.worker import checkpoint_files as collecting
+from dtd.worker.checkpoint_files import PartRequests, collect
 from tests.checkpoint_parts import random_state, write_part, write_whole
 from tests.shards import held_shards
 

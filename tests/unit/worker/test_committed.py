@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dtd.worker.committed import CommittedStep
+from dtd.worker.reporter import CommittedStep
 
 
 def test_the_next_process_finds_the_last_commit(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from dtd.net.server import Server
 from dtd.security.local_users import LocalUsers
 from dtd.security.targets import Target
 from dtd.wire import messages as m
-from dtd.worker.control import SILENT_TIMEOUTS, ControlConnection
-from dtd.worker.remembered import Epochs
+from dtd.worker.control import SILENT_TIMEOUTS, ControlConnection, Epochs
 
 PATIENCE_S = 60.0
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from dtd.errors import ConfigError
-from dtd.worker import device
-from dtd.worker.device import Driver, ask_driver, check_device
+from dtd.worker import host_checks
+from dtd.worker.host_checks import Driver, ask_driver, check_device
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,16 @@ def test_what_is_not_there_is_refused(name: str, driver: Driver | None, why: str
 
 
 def test_the_driver_is_asked_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_ASK", "import signal; signal.pause()")
-    monkeypatch.setattr(device, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(host_checks, "_ASK", "import signal; signal.pause()")
+    monkeypatch.setattr(host_checks, "PATIENCE_S", 0.05)
     with pytest.raises(ConfigError, match="does not answer"):
         ask_driver()
 
 
 def test_an_answer_that_is_none_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_ASK", "raise OSError('libcuda.so.1')")
+    monkeypatch.setattr(host_checks, "_ASK", "raise OSError('libcuda.so.1')")
     assert ask_driver() is None
-    monkeypatch.setattr(device, "_ASK", "print(0, 3)")
+    monkeypatch.setattr(host_checks, "_ASK", "print(0, 3)")
     assert ask_driver() == Driver(0, 3)
 
 

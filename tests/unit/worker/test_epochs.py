@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.worker.remembered import MAX_STORES, Epochs
+from dtd.worker.control import MAX_STORES, Epochs
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from dtd.net.data_server import Blob, DataServer, Resource, memory_blob
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.greeting import DataCredential
-from dtd.worker.fetch import DONORS_AT_ONCE, fetch_state
-from dtd.worker.range_scheduler import RANGE_BYTES
+from dtd.worker.fetch import DONORS_AT_ONCE, RANGE_BYTES, fetch_state
 from tests.played_socket import PlayedSocket
 
 PATIENCE_S = 30.0

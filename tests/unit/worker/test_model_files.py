@@ -14,16 +14,16 @@ from dtd.checkpoint.format import read_manifest
 from dtd.errors import CheckpointError
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
-from dtd.worker import model_files as module
-from dtd.worker.model_files import (
+from dtd.worker import models as module
+from dtd.worker.models import (
     RECORD,
+    PinnedModels,
     drop_model,
     held,
     open_model,
     pin_model,
     remove_drafts,
 )
-from dtd.worker.models import PinnedModels
 from tests.checkpoint_parts import random_state, write_part, write_whole
 
 VERSION = "digits.v1.0123456789ab"

@@ -7,7 +7,7 @@ import socket
 
 from dtd.address import Address
 from dtd.wire import messages as m
-from dtd.worker.probe import PROBE_BYTES
+from dtd.worker.measure import PROBE_BYTES
 from tests.unit.worker.test_probe import probed
 
 

@@ -8,7 +8,7 @@ from dtd.address import Address
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
-from dtd.worker.probe import MAX_PROBES, Probes, probe
+from dtd.worker.measure import MAX_PROBES, Probes, probe
 from tests.unit.worker.conftest import WORKER_SECRET
 
 PATIENCE_S = 60.0
@@ -39,7 +39,7 @@ async def test_a_worker_that_answers_is_reachable(data_port):
 
 async def test_a_path_that_is_too_slow_is_no_path(data_port, monkeypatch):
     _, address = data_port
-    monkeypatch.setattr("dtd.worker.probe.MOST_S", -1.0)
+    monkeypatch.setattr("dtd.worker.measure.MOST_S", -1.0)
     assert not (await probed(address)).reachable
 
 

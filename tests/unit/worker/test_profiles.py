@@ -11,7 +11,7 @@ import pytest
 from dtd.errors import CheckpointError
 from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
-from dtd.worker.profiles import MOST_KEPT, PROFILE, Profiles
+from dtd.worker.measure import MOST_KEPT, PROFILE, Profiles
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from dtd.security.authority import Authority
 from dtd.security.credential import Credential
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
-from dtd.worker.renewal import CredentialRenewal
+from dtd.worker.cluster_access import CredentialRenewal
 
 HERE = Address("10.0.0.1", 7117)
 DAY_S = 86400.0

@@ -16,8 +16,13 @@ from dtd.engine.step_protocol import StateKey
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, unpack_step_rows
-from dtd.worker.committed import CommittedStep
-from dtd.worker.reporter import MAX_UNTOLD_STEPS, PROGRESS_EVERY_S, JobReporter, progress_message
+from dtd.worker.reporter import (
+    MAX_UNTOLD_STEPS,
+    PROGRESS_EVERY_S,
+    CommittedStep,
+    JobReporter,
+    progress_message,
+)
 
 
 def assign(*, generation=3, rank=0):

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from dtd.errors import ConfigError
-from dtd.worker import sandbox
-from dtd.worker.sandbox import check_sandbox, refuse_if_laxer
+from dtd.worker import host_checks
+from dtd.worker.host_checks import check_sandbox, refuse_if_laxer
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def host(monkeypatch):
             if address[0] not in made.reachable:
                 raise PermissionError(errno.EPERM, "filtered")
 
-    monkeypatch.setattr(sandbox.os, "statvfs", statvfs)
-    monkeypatch.setattr(sandbox.socket, "socket", Socket)
+    monkeypatch.setattr(host_checks.os, "statvfs", statvfs)
+    monkeypatch.setattr(host_checks.socket, "socket", Socket)
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtd.wire import messages as m
-from dtd.worker.self_report import status_line
+from dtd.worker.evidence import status_line
 
 
 def assign(*names, rank=0):

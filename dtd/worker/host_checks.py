@@ -1,21 +1,21 @@
-"""Checks that the worker's device is available, before the worker connects to the coordinator.
+"""Checks of this host before the worker connects: that its device is there, and its sandbox holds.
 
-If the worker found out in its first job, it would be excluded, and the job would seem at fault.
-torch is not imported for that: it takes seconds and hundreds of megabytes, which an idle worker
-does not need.  The driver itself is asked instead, in a child process: initialising it here would
-leave its threads and open files behind, and this process is to begin each job afresh.
+If a worker found out in its first job, it would be excluded, and the job would seem at fault.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from dtd.config import Sandbox
 from dtd.errors import ConfigError
 
 PATIENCE_S: Final = 60.0
@@ -100,3 +100,73 @@ def _is_for_other_gpus() -> bool:
     except OSError:
         return False
     return re.search(r"^hip\b.*=\s*['\"]", text, re.MULTILINE) is not None
+
+
+READ_ONLY: Final = ("/", "/etc", "/home", "/mnt", "/opt", "/root", "/run", "/srv", "/usr", "/var")
+STRANGERS: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses for documentation, unused: packets to them go to the next router."""
+
+_DISCARD: Final = 9
+
+
+def check_sandbox(sandbox: Sandbox) -> None:
+    """Check that jobs cannot do here what the setting promises that they cannot.
+
+    Raises:
+        ConfigError: they can, with all that was found.
+    """
+    holes = _holes(READ_ONLY, STRANGERS) if sandbox == "strict" else []
+    if holes:
+        raise ConfigError(
+            f'sandbox = "strict", but from here {"; ".join(holes)}',
+            remedy="run it as a system service with strict.conf (docs/operations.md, "
+            '"A stricter sandbox")',
+        )
+
+
+def refuse_if_laxer(own: Sandbox, wanted: str) -> None:
+    """Check that this worker may run a job's code.
+
+    Args:
+        own: the worker's sandbox.
+        wanted: the job's.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    if wanted == "strict" != own:
+        raise ConfigError(
+            'the job requires sandbox = "strict", and this worker has no such sandbox',
+            remedy='set it up on the worker (docs/operations.md, "A stricter sandbox"), or leave'
+            " the key out of the job file",
+        )
+
+
+def _holes(places: Sequence[str], strangers: Sequence[tuple[int, str]]) -> list[str]:
+    """Describe the possible actions of a job."""
+    writable = [place for place in places if _is_writable(place)]
+    reached = [host for family, host in strangers if _can_send(family, host)]
+    holes = [f"{', '.join(writable)} can be written to"] if writable else []
+    return holes + (
+        [f"addresses outside the cluster, such as {', '.join(reached)}, can be reached"]
+        if reached
+        else []
+    )
+
+
+def _is_writable(place: str) -> bool:
+    """The file system is; permissions are another matter."""
+    try:
+        return not os.statvfs(place).f_flag & os.ST_RDONLY
+    except OSError:  # it is hidden, or not there
+        return False
+
+
+def _can_send(family: int, host: str) -> bool:
+    """A datagram gets out; systemd's filter and a host without a route refuse it at once."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as made:
+            made.sendto(b"", (host, _DISCARD))
+    except OSError:
+        return False
+    return True

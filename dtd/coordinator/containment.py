@@ -13,7 +13,7 @@ import structlog
 
 from dtd.cluster.events import Effect, Event, Submitted, Ticked
 from dtd.cluster.pools import Pools
-from dtd.coordinator.store.records import job_body, job_from_body
+from dtd.coordinator.store.store import job_body, job_from_body
 from dtd.coordinator.throttles import Refusals
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link

@@ -26,8 +26,7 @@ from dtd.cluster.events import (
 from dtd.cluster.outbox import Item, Outbox
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.data_secrets import DataSecrets
-from dtd.coordinator.store.records import job_body
-from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.store import Store, job_body
 from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError

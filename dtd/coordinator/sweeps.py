@@ -24,7 +24,7 @@ from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.core import Core
 from dtd.coordinator.handlers import jobs
 from dtd.coordinator.models import ModelRegistry
-from dtd.coordinator.store.sweep_tables import MAX_LISTED
+from dtd.coordinator.store.tables import MAX_LISTED
 from dtd.errors import DtdError, JobSpecError, RequestRefused
 from dtd.job.parse import to_mapping
 from dtd.job.sweep import SweepSpec, read_sweep, stored_sweep

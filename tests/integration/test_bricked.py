@@ -15,8 +15,7 @@ import pytest
 from dtd import __version__
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import JobState
-from dtd.coordinator.store.records import job_body
-from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.store import Store, job_body
 from dtd.errors import DtdError, ErrorCode, RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink

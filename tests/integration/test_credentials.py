@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from dtd.coordinator.store.backup import back_up
-from dtd.coordinator.store.restore import restore
+from dtd.coordinator.store.backup import back_up, restore
 from dtd.errors import RequestRefused
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.join_client import join, pending_key

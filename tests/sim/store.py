@@ -18,8 +18,7 @@ from typing import Any, Final
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.store.database import FILE_NAME, NEWEST_NAME
-from dtd.coordinator.store.records import job_body
-from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.store import Store, job_body
 from dtd.wire import messages as m
 from tests.sim.lineage import require
 

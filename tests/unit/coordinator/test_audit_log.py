@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from dtd.coordinator import audit_file
 from dtd.coordinator.audit_file import AuditFile
 from dtd.coordinator.audit_log import REFUSALS_AT_ONCE, command_entry, enter_command
-from dtd.coordinator.maintenance import run_command
+from dtd.coordinator.main import run_command
 from dtd.errors import ConfigError, RequestRefused
 from dtd.wire import messages as m
 

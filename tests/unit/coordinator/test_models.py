@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.coordinator.store.backup import back_up
-from dtd.coordinator.store.restore import restore
+from dtd.coordinator.store.backup import back_up, restore
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 from tests.unit.coordinator.conftest import Daemon
@@ -345,7 +344,7 @@ def test_a_package_stays_as_long_as_a_version_needs_it(daemon):
 
 
 def test_there_is_a_bound(daemon, worker, job, monkeypatch):
-    monkeypatch.setattr("dtd.coordinator.store.models.MAX_VERSIONS", 1)
+    monkeypatch.setattr("dtd.coordinator.store.tables.MAX_VERSIONS", 1)
     register(daemon, job)
     assert "registered already" in refused(daemon, m.RegisterModel(name="digits", job=job))[0]
 

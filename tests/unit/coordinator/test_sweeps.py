@@ -18,8 +18,7 @@ from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator import sweeps as module
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.handlers import jobs
-from dtd.coordinator.store.records import job_body
-from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.store import Store, job_body
 from dtd.coordinator.sweeps import Sweeps
 from dtd.errors import JobSpecError, RequestRefused
 from dtd.job.sweep import SweepSpec, read_sweep

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dtd.coordinator.maintenance import run_command
-from dtd.coordinator.store.backup import back_up
+from dtd.coordinator.main import run_command
+from dtd.coordinator.store.backup import back_up, restore
 from dtd.coordinator.store.database import FILE_NAME
-from dtd.coordinator.store.restore import restore
 from dtd.coordinator.store.store import Store
 from dtd.errors import ConfigError, UsageError
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import JobState
-from dtd.coordinator.store.records import completed, job_body, job_from_body, job_row
+from dtd.coordinator.store.store import completed, job_body, job_from_body, job_row
 from dtd.job import parse_job, to_mapping
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}

@@ -10,8 +10,7 @@ import dtd.coordinator.store.store as store_module
 from dtd.cluster.events import Incident
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import JobState
-from dtd.coordinator.store.records import job_body
-from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.store import Store, job_body
 from dtd.wire import messages as m
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}

@@ -21,7 +21,6 @@ from dtd.address import Address
 from dtd.errors import ConfigError
 from dtd.net.limits import ConnectionLimiter, Connections
 from dtd.net.server import ACCEPT_PAUSE_S, BACKLOG, Place, listening_sockets
-from dtd.security.identity import Identity
 
 PATIENCE_S: Final = 10.0
 """Seconds for logging in, or loading the page, on one connection."""
@@ -138,16 +137,14 @@ class Listener:
         for key in tuple(self._open):
             self._drop(key)
 
-    def proven(self, protocol: object, who: Identity) -> str:
-        """Note a connection's identity; return why it may not stay, empty if it may."""
+    def proven(self, protocol: object) -> None:
+        """A session was shown on a connection."""
         for key, one in self._open.items():
-            if one.watched is not None and one.watched.inner is protocol:
-                if not one.is_proven:
-                    one.is_proven = True
-                    self._limiter.proven(key)
-                    self._connections.proven((self, key))
-                return ""
-        return "the connection is closed"
+            if one.watched is not None and one.watched.inner is protocol and not one.is_proven:
+                one.is_proven = True
+                self._limiter.proven(key)
+                self._connections.proven((self, key))
+                return
 
     def turn_out(self, key: int, why: str) -> None:
         """Close a connection that others need the room of."""

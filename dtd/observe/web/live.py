@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,9 +22,7 @@ from aiohttp import web
 from dtd.errors import DtdError
 from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import HTTP_TOO_MANY, encoded, refused
-from dtd.observe.web.logins import holder_of
 from dtd.observe.web.sessions import Session
-from dtd.security.identity import VIEWER, Identity
 from dtd.wire import messages as m
 
 FRESH_S: Final = 2.0
@@ -96,10 +94,6 @@ def _settle(kept: _Kept, task: asyncio.Task[bytes], until_s: float) -> None:
 
 EVERY_S: Final = 1.0
 MAX_WATCHERS: Final = 64
-MAX_WATCHERS_OF_ONE: Final = 8
-"""Most watchers of one credential or token, however often it is logged in."""
-MAX_VIEWERS: Final = 48
-"""The rest is reserved for operators."""
 STILL_HERE_S: Final = 15.0
 BUFFER_BYTES: Final = 64 * 1024
 RETRY_MS: Final = 2000
@@ -108,7 +102,7 @@ RETRY_MS: Final = 2000
 class _Watcher:
     """The messages to send to one browser next, the newest of each topic."""
 
-    def __init__(self, session: Session[Identity]) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
         self.pending: dict[str, bytes] = {}
         self.wake = asyncio.Event()
@@ -136,7 +130,7 @@ class Live:
         self,
         backend: Backend,
         house: WebCaller,
-        is_open: Callable[[Session[Identity]], bool],
+        is_open: Callable[[Session], bool],
     ) -> None:
         self._backend = backend
         self._house = house
@@ -145,17 +139,10 @@ class Live:
         self._last: dict[str, bytes] = {}
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
-    async def watch(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+    async def watch(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Send a browser all news, until it goes or its session ends."""
-        used = Counter(holder_of(one.session) for one in self._watchers)
-        viewers = sum(one.session.holder.role == VIEWER for one in self._watchers)
-        no_room = session.holder.role == VIEWER and viewers >= MAX_VIEWERS
-        if (
-            no_room
-            or used.total() >= MAX_WATCHERS
-            or used[holder_of(session)] >= MAX_WATCHERS_OF_ONE
-        ):
-            why = f"{used.total()} pages are watching already"
+        if len(self._watchers) >= MAX_WATCHERS:
+            why = f"{MAX_WATCHERS} pages are watching already"
             return refused(HTTP_TOO_MANY, why, "close some, or reload later")
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}

@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -59,7 +59,7 @@ class Logins:
     def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend = backend
         self._clock = clock
-        self._sessions: WebSessions[Identity] = WebSessions()
+        self._sessions: WebSessions = WebSessions()
         self._saving = asyncio.Lock()
         self._attempts = Pacing(rate_per_s=ATTEMPTS_PER_S, burst=ATTEMPTS_AT_ONCE)
         self.cookie = "dtd_session"
@@ -118,7 +118,7 @@ class Logins:
         )
         return made
 
-    async def log_out(self, session: Session[Identity]) -> web.Response:
+    async def log_out(self, session: Session) -> web.Response:
         """End a session."""
         self._sessions.end(session)
         await self._save()
@@ -128,7 +128,7 @@ class Logins:
         )
         return made
 
-    def find(self, request: web.Request) -> Session[Identity] | None:
+    def find(self, request: web.Request) -> Session | None:
         """The session that a request shows; it ends when its holder may not be here any more."""
         cookie = request.cookies.get(self.cookie, "")
         found = self._sessions.find(cookie, request.headers.get(KEY_HEADER, ""), self._clock())
@@ -137,21 +137,11 @@ class Logins:
             return None
         return found
 
-    def caller_of(self, request: web.Request) -> Identity | None:
-        """Return the identity for which a request's connection counts; None without a session.
+    def knows(self, request: web.Request) -> bool:
+        """Whether a request shows the cookie of a session: its connection may stay."""
+        return self._sessions.has_cookie(request.cookies.get(self.cookie, ""), self._clock())
 
-        A cookie alone may be stolen by a server on another port of this host: it is enough for the
-        room of a viewer, and for nothing else.
-        """
-        cookie = request.cookies.get(self.cookie, "")
-        found = self._sessions.of_cookie(cookie, self._clock())
-        if found is None:
-            return None
-        key = request.headers.get(KEY_HEADER, "")
-        shown = self._sessions.find(cookie, key, self._clock())
-        return found.holder if shown is not None else replace(found.holder, role=VIEWER)
-
-    def is_open(self, session: Session[Identity]) -> bool:
+    def is_open(self, session: Session) -> bool:
         """Whether a session that was found earlier still counts."""
         return (
             self._clock() < session.expires_s
@@ -159,7 +149,7 @@ class Logins:
             and not self._backend.standing(session.holder)
         )
 
-    def shown(self, session: Session[Identity]) -> dict[str, object]:
+    def shown(self, session: Session) -> dict[str, object]:
         """Return the page's information about the person who is logged in."""
         who = session.holder
         return {
@@ -178,12 +168,12 @@ class Logins:
         return refused(HTTP_LOGIN, why, remedy)
 
 
-def holder_of(session: Session[Identity]) -> str:
+def holder_of(session: Session) -> str:
     """Return the token or credential for which a session's use counts; it may have many."""
     who = session.holder
     return f"{who.role}/{who.credential or who.name}"
 
 
-def caller(session: Session[Identity], request: web.Request) -> WebCaller:
+def caller(session: Session, request: web.Request) -> WebCaller:
     """Return a request's sender, as the coordinator's handlers know callers."""
     return WebCaller(identity=session.holder, host=request.remote or "?")

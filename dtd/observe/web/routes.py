@@ -18,7 +18,6 @@ from aiohttp import web
 from dtd import figures
 from dtd.errors import RequestRefused
 from dtd.json_reader import read_json
-from dtd.net.limits import Pacing
 from dtd.observe.report.document import document_of
 from dtd.observe.report.facts import facts_of
 from dtd.observe.report.render import to_html
@@ -28,7 +27,6 @@ from dtd.observe.web.live import Live, SharedAnswers
 from dtd.observe.web.logins import Logins, caller, holder_of
 from dtd.observe.web.sessions import Session
 from dtd.rules import did_you_mean
-from dtd.security.identity import Identity
 from dtd.wire import messages as m
 
 MOST_POINTS: Final = 1000
@@ -165,8 +163,6 @@ async def _pages(look: Look, key: str, make: Callable[[int], m.Message]) -> list
     return found
 
 
-REQUESTS_PER_S: Final = 20.0
-REQUESTS_AT_ONCE: Final = 80.0
 MAX_BODY_BYTES: Final = 64 * 1024
 ANSWERS_UNDER_WAY: Final = 8
 """Most at a time for one credential or token, however often logged in; more wait."""
@@ -176,7 +172,7 @@ PAGES_AT_ONCE: Final = 20
 """Pages of a job's output that one search looks through; the cursor of its answer goes on."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-OfSession = Callable[[web.Request, Session[Identity]], Awaitable[web.StreamResponse]]
+OfSession = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
 
 
 class Routes:
@@ -203,7 +199,6 @@ class Routes:
         self._live = live
         self._shared = shared
         self._files = files
-        self._pacing = Pacing(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_AT_ONCE)
         self._under_way: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def add_to(self, app: web.Application) -> None:
@@ -252,18 +247,14 @@ class Routes:
     # --- with a session --------------------------------------------------------------------------
 
     def _for_session(self, answer: OfSession) -> Handler:
-        """Answer requests with a session, at a bounded rate for each holder."""
+        """Answer requests with a session, a few at a time for each holder."""
 
         @functools.wraps(answer)
         async def handler(request: web.Request) -> web.StreamResponse:
             session = self._logins.find(request)
             if session is None:
                 return refused(HTTP_LOGIN, "nobody is logged in here", "log in")
-            clock, holder = asyncio.get_running_loop().time, holder_of(session)
-            wait_s = self._pacing.wait_s(holder, clock())
-            while wait_s:
-                await asyncio.sleep(wait_s)
-                wait_s = self._pacing.wait_s(holder, clock())
+            holder = holder_of(session)
             under_way = self._under_way.get(holder)
             if under_way is None:
                 under_way = self._under_way[holder] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
@@ -273,20 +264,20 @@ class Routes:
         return handler
 
     def _asks(self, made: Callable[[web.Request], m.Message]) -> OfSession:
-        async def answer(request: web.Request, _session: Session[Identity]) -> web.StreamResponse:
+        async def answer(request: web.Request, _session: Session) -> web.StreamResponse:
             return _body(await self._shared.body(made(request)))
 
         return answer
 
-    async def _me(self, _request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+    async def _me(self, _request: web.Request, session: Session) -> web.StreamResponse:
         return _body(await encoded({**self._logins.shown(session), **self._backend.tells()}))
 
-    async def _events(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+    async def _events(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Look up afresh for each: a browser just told of an incident must find it."""
         message = m.ReadEvents(after=number(request.query, "after", 0))
         return _body(await encoded(await self._backend.ask(caller(session, request), message)))
 
-    async def _logs(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+    async def _logs(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Lines of a job's output that contain a text, and where to go on."""
         query = request.query
         after = number(query, "after", 0)
@@ -306,7 +297,7 @@ class Routes:
                 break
         return _body(await encoded({"lines": found, "next": after, "at_end": at_end}))
 
-    async def _report(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+    async def _report(self, request: web.Request, session: Session) -> web.StreamResponse:
         """A file to keep: it is not shown within the page."""
         job = _job(request)
         body = await self._shared.made(f"report {job}", lambda: report_of(self._shared.look, job))
@@ -319,13 +310,11 @@ class Routes:
             return refused(HTTP_LOGIN, "nobody is logged in here", "log in")
         return await self._live.watch(request, session)
 
-    async def _act(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+    async def _act(self, request: web.Request, session: Session) -> web.StreamResponse:
         order = action(await _json(request))
         return _body(await encoded(await self._backend.ask(caller(session, request), order)))
 
-    async def _log_out(
-        self, _request: web.Request, session: Session[Identity]
-    ) -> web.StreamResponse:
+    async def _log_out(self, _request: web.Request, session: Session) -> web.StreamResponse:
         return await self._logins.log_out(session)
 
 

@@ -19,7 +19,6 @@ from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import (
     HTTP_FAILED,
     HTTP_FOREIGN,
-    HTTP_TOO_MANY,
     answer_headers,
     foreign,
     of_error,
@@ -159,10 +158,8 @@ class WebServer:
         if why:
             self._backend.refused(request.remote or "?", why)
             return refused(HTTP_FOREIGN, why, "open the page by the address that `dtdctl web` says")
-        who = self._logins.caller_of(request)
-        no_room = self._listener.proven(request.protocol, who) if who is not None else ""
-        if no_room:
-            return refused(HTTP_TOO_MANY, no_room, "close some pages")
+        if self._logins.knows(request):
+            self._listener.proven(request.protocol)
         try:
             return await handler(request)
         except web.HTTPException as error:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import structlog
 
@@ -26,15 +26,11 @@ from dtd.security.private_files import read_records, write_records
 CODE_LIFE_S: Final = 3600.0
 SESSION_LIFE_S: Final = 12 * 3600.0
 MAX_CODES: Final = 64
-MAX_CODES_OF_ONE: Final = 8
 MAX_SESSIONS: Final = 256
-MAX_SESSIONS_OF_ONE: Final = 32
-
-HolderT = TypeVar("HolderT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session(Generic[HolderT]):
+class Session:
     """One browser that is logged in.
 
     Attributes:
@@ -45,43 +41,43 @@ class Session(Generic[HolderT]):
     """
 
     id: str
-    holder: HolderT
+    holder: Identity
     key_sha256: str
     expires_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Code(Generic[HolderT]):
-    holder: HolderT
+class _Code:
+    holder: Identity
     expires_s: float
 
 
-class WebSessions(Generic[HolderT]):
-    """All codes and sessions, both bounded; the oldest of a holder with too many makes room."""
+class WebSessions:
+    """All codes and sessions, both bounded; the oldest makes room."""
 
     def __init__(self) -> None:
-        self._codes: OrderedDict[str, _Code[HolderT]] = OrderedDict()
-        self._sessions: OrderedDict[str, Session[HolderT]] = OrderedDict()
+        self._codes: OrderedDict[str, _Code] = OrderedDict()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
 
-    def offer(self, code: str, holder: HolderT, now_s: float) -> float:
+    def offer(self, code: str, holder: Identity, now_s: float) -> float:
         """A code with which `holder` can log in once; returns when it ends."""
         for sha256 in [key for key, one in self._codes.items() if one.expires_s <= now_s]:
             del self._codes[sha256]
-        _make_room(self._codes, holder, MAX_CODES_OF_ONE, MAX_CODES)
+        _make_room(self._codes, MAX_CODES)
         expires_s = now_s + CODE_LIFE_S
         self._codes[_sha256(code)] = _Code(holder=holder, expires_s=expires_s)
         return expires_s
 
-    def redeem(self, code: str, now_s: float) -> HolderT | None:
+    def redeem(self, code: str, now_s: float) -> Identity | None:
         """Use up a code and return its holder; None if it is not valid."""
         found = self._codes.pop(_sha256(code), None)
         return found.holder if found is not None and now_s < found.expires_s else None
 
-    def begin(self, cookie: str, key: str, holder: HolderT, now_s: float) -> Session[HolderT]:
+    def begin(self, cookie: str, key: str, holder: Identity, now_s: float) -> Session:
         """Log `holder` in, with two fresh secrets."""
         for session_id in [key for key, one in self._sessions.items() if one.expires_s <= now_s]:
             del self._sessions[session_id]
-        _make_room(self._sessions, holder, MAX_SESSIONS_OF_ONE, MAX_SESSIONS)
+        _make_room(self._sessions, MAX_SESSIONS)
         made = Session(
             id=_sha256(cookie),
             holder=holder,
@@ -91,45 +87,39 @@ class WebSessions(Generic[HolderT]):
         self._sessions[made.id] = made
         return made
 
-    def restore(self, sessions: Iterable[Session[HolderT]]) -> None:
+    def restore(self, sessions: Iterable[Session]) -> None:
         """Take over the sessions of an earlier process."""
         self._sessions.update((one.id, one) for one in sessions)
 
-    def every(self) -> list[Session[HolderT]]:
+    def every(self) -> list[Session]:
         """Return all sessions, the oldest first."""
         return list(self._sessions.values())
 
-    def find(self, cookie: str, key: str, now_s: float) -> Session[HolderT] | None:
+    def find(self, cookie: str, key: str, now_s: float) -> Session | None:
         """The session of these two secrets; None: there is none, or it has ended."""
         found = self._sessions.get(_sha256(cookie))
         if found is None or not hmac.compare_digest(found.key_sha256, _sha256(key)):
             return None
         return found if now_s < found.expires_s else None
 
-    def of_cookie(self, cookie: str, now_s: float) -> Session[HolderT] | None:
-        """The session of a cookie, for which no key was shown; None: there is none."""
+    def has_cookie(self, cookie: str, now_s: float) -> bool:
+        """Whether there is a session of this cookie, for which no key was shown."""
         found = self._sessions.get(_sha256(cookie))
-        return found if found is not None and now_s < found.expires_s else None
+        return found is not None and now_s < found.expires_s
 
-    def end(self, session: Session[HolderT]) -> None:
+    def end(self, session: Session) -> None:
         """Log out."""
         self._sessions.pop(session.id, None)
 
-    def __contains__(self, session: Session[HolderT]) -> bool:
+    def __contains__(self, session: Session) -> bool:
         return session.id in self._sessions
 
     def __len__(self) -> int:
         return len(self._sessions)
 
 
-_Held = TypeVar("_Held", Session, _Code)  # type: ignore[type-arg]
-
-
-def _make_room(held: OrderedDict[str, _Held], holder: object, most_of_one: int, most: int) -> None:
-    own = [key for key, one in held.items() if one.holder == holder]
-    if len(own) >= most_of_one:
-        del held[own[0]]
-    elif len(held) >= most:
+def _make_room(held: OrderedDict[str, Any], most: int) -> None:
+    if len(held) >= most:
         held.popitem(last=False)
 
 
@@ -156,7 +146,7 @@ class KeptSessions:
         self._path = path
         self._local = local
 
-    def read(self, clock_s: float) -> list[Session[Identity]]:
+    def read(self, clock_s: float) -> list[Session]:
         """Return the sessions that have not ended.
 
         Args:
@@ -169,7 +159,7 @@ class KeptSessions:
             return []
         return [one for one in found if one is not None and one.expires_s > clock_s]
 
-    def write(self, sessions: Iterable[Session[Identity]], clock_s: float) -> None:
+    def write(self, sessions: Iterable[Session], clock_s: float) -> None:
         """Replace the file; if that fails, a later start logs people out."""
         ahead_s = time.time() - clock_s
         records = [
@@ -187,7 +177,7 @@ class KeptSessions:
         except ConfigError as error:
             log.warning("web_sessions_not_written", reason=error.message)
 
-    def _session(self, record: dict[str, Any], clock_s: float) -> Session[Identity] | None:
+    def _session(self, record: dict[str, Any], clock_s: float) -> Session | None:
         holder = dict(record["holder"])
         workers = holder.pop("workers")
         who = Identity(**holder, workers=None if workers is None else tuple(workers))

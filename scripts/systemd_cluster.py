@@ -32,8 +32,7 @@ from dtd.event_names import INCIDENTS
 from scripts.cluster.processes import exit_on_stop_signals, ignore_stop_signals
 from scripts.systemdcluster.cluster import COORDINATOR, WORKER, Cluster
 from scripts.systemdcluster.faults import FAULTS, Fault, Outcome, inflict
-from scripts.systemdcluster.host import why_not
-from scripts.systemdcluster.witnesses import Unit, journal, show
+from scripts.systemdcluster.host import Unit, journal, show, why_not
 
 # --- the result -----------------------------------------------------------------------------------
 

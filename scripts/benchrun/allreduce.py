@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scripts.benchrun.places import OneHost, OtherHosts, own_network
+from scripts.benchrun.daemons import OneHost, OtherHosts, own_network
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record, in_turn, keep, machine
 

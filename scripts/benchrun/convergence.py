@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from dtd.job import load_job, to_mapping
 from scripts import evaluate
-from scripts.benchrun.places import OneHost, own_network
+from scripts.benchrun.daemons import OneHost, own_network
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record, keep, machine
 from scripts.cluster.cluster import REPOSITORY

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
 
 from dtd.errors import DtdError
-from scripts.benchrun.places import Place
+from scripts.benchrun.daemons import Place
 from scripts.cluster import die_with_parent
 from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.processes import proc_bytes

@@ -22,9 +22,8 @@ from dtd.job.strategy_table import SHARDED_STAGES
 from scripts.benchrun.daemons import DaemonRun
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record
-from scripts.benchrun.sides import Sides, SidesCase, hosts_of, measured, run_all
+from scripts.benchrun.sides import Sides, SidesCase, hosts_of, measured, run_all, torch_block
 from scripts.benchrun.torch_divisions import FSDP, FSDP_KEEPS, ZERO
-from scripts.benchrun.turns import torch_block
 from scripts.benchrun.workloads import GIGABIT, WORKLOADS
 
 KIND: Final = "sharded"
@@ -39,7 +38,7 @@ TORCH: Final[Mapping[str, str]] = {
     "FSDP2": FSDP,
     "FSDP2, parameters kept": FSDP_KEEPS,
 }
-"""Divisions of `scripts.benchrun.torch_sharded`, by name of the side."""
+"""Divisions of `scripts.benchrun.torch_side`, by name of the side."""
 SERVED: Final[Mapping[str, int]] = {"dtd, 1 server": 1, "dtd, 2 servers": 2}
 """Sides with so many parameter servers, on hosts of their own."""
 SLOW: Final = "100mbit"

@@ -21,9 +21,8 @@ from dtd.errors import UsageError
 from scripts.benchrun.daemons import PARTS, DaemonRun
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record
-from scripts.benchrun.sides import Sides, SidesCase, hosts_of, measured, run_all
+from scripts.benchrun.sides import Sides, SidesCase, hosts_of, measured, run_all, torch_block
 from scripts.benchrun.train import synchronise
-from scripts.benchrun.turns import torch_block
 from scripts.benchrun.workloads import PACED_RESNET, WORKLOADS, Workload
 
 KIND: Final = "strategies"

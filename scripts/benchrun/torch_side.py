@@ -1,6 +1,7 @@
 """Plain torch in one rank: alone, beside silent ones, in DDP, or only Gloo's all-reduce.
 
-Batches are made before the clock starts, so reading rows costs nothing.
+Also a model and its optimizer divided among ranks, by ZeroRedundancyOptimizer or by FSDP2.  Batches
+are made before the clock starts, so reading rows costs nothing.
 """
 
 from __future__ import annotations
@@ -12,24 +13,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from dtd.exchange.ring.buckets import plan_buckets
-from dtd.job import JobSpec, from_mapping
+from dtd.job import JobSpec, OptimizerTable, from_mapping
 from dtd.strategy.buckets import parameter_shapes
 from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.train.optimizer import build_optimizer
 from dtd.train.schedule import learning_rate
 from dtd.train.task import load_task
 from scripts.benchrun.ranks import Bucket, layout
-from scripts.benchrun.torch_sharded import divided
+from scripts.benchrun.torch_divisions import FSDP, ZERO
 
 # --- Gloo's all-reduce ----------------------------------------------------------------------------
 
@@ -224,7 +227,7 @@ class TorchSide:
         self._new_optimizer()
 
     def divide(self, how: str, bucket_mib: int) -> None:
-        """Divide the state among the ranks, see `scripts.benchrun.torch_sharded`."""
+        """Divide the state among the ranks, see `scripts.benchrun.torch_side`."""
         if not self._joined:
             join_gloo(self._setup)
             self._joined = True
@@ -334,3 +337,57 @@ def _powersgd() -> PowerSGDState:
 
 def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.median(column) for column in zip(*rows, strict=True)]
+
+
+_ADAM: Final = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def divided(
+    model: nn.Module, table: OptimizerTable, *, how: str, bucket_mib: int
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Divide a model's state among the ranks of the default process group.
+
+    Args:
+        model: whole, equal on all ranks; FSDP2 changes it in place.
+        table: an Adam.
+        how: as `scripts.benchrun.torch_divisions` says.
+        bucket_mib: of DDP's buckets of gradients.
+    """
+    if how == ZERO:
+        return _zero(model, table, bucket_mib)
+    for unit in (*_units(model), model):
+        fully_shard(unit, reshard_after_forward=how == FSDP)
+        # Gloo has sums, but no means.
+        cast(FSDPModule, unit).set_force_sum_reduction_for_comms(True)
+    return model, build_optimizer(table, [*model.parameters()])
+
+
+def _zero(
+    model: nn.Module, table: OptimizerTable, bucket_mib: int
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    ddp = DistributedDataParallel(
+        model,
+        bucket_cap_mb=bucket_mib,
+        gradient_as_bucket_view=True,
+        static_graph=True,
+        forward_sync_buffers=False,
+    )
+    options: dict[str, Any] = {
+        "lr": table.lr,
+        "betas": (table.beta1, table.beta2),
+        "eps": table.eps,
+        "weight_decay": table.weight_decay,
+        "fused": True,
+    }
+    optimizer = ZeroRedundancyOptimizer(
+        ddp.parameters(),
+        optimizer_class=_ADAM[table.name],
+        parameters_as_bucket_view=True,
+        **options,
+    )
+    return ddp, optimizer
+
+
+def _units(model: nn.Module) -> Sequence[nn.Module]:
+    """Return the modules that are gathered at a time: the blocks of a stack, or its children."""
+    return [child for child in model.children() if any(True for _ in child.parameters())]

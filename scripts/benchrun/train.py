@@ -24,11 +24,10 @@ from typing import Any, Final
 
 from dtd.errors import UsageError
 from scripts.benchrun.allreduce import fitting_iterations, join, measure_once
-from scripts.benchrun.daemons import PARTS, DaemonRun
-from scripts.benchrun.places import OneHost, Place, ShapedHosts, own_network
+from scripts.benchrun.daemons import PARTS, DaemonRun, OneHost, Place, ShapedHosts, own_network
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record, keep, machine, shaped_floor_s
-from scripts.benchrun.turns import Case, built, in_turns, torch_block
+from scripts.benchrun.sides import Case, built, in_turns, torch_block
 from scripts.benchrun.workloads import (
     GIGABIT,
     LINKS,

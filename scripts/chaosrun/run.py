@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from dtd.errors import DtdError, UsageError
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
-from scripts.chaosrun import checks, schedule
+from scripts.chaosrun import checks, faults
 from scripts.chaosrun.fault_commands import REFERENCE, imports
 from scripts.chaosrun.faults import KINDS
 from scripts.chaosrun.harness import Growth, Harness, growth
@@ -253,13 +253,13 @@ def _inject(harness: Harness, scenario: Scenario, kinds: Sequence[str]) -> None:
         raise DtdError(f"the job did not begin; read the logs in {harness.cluster.directory}")
     until_s = time.time() + 60.0 * scenario.minutes
     if scenario.schedule == "kills":
-        schedule.kills(harness, scenario.faults, until_s=until_s)
+        faults.kills(harness, scenario.faults, until_s=until_s)
     elif scenario.schedule == "mixed":
         each_s = 60.0 * scenario.minutes / scenario.faults
         quiet_s = QUIET_SHARE * each_s
-        schedule.mixed(harness, kinds, scenario.faults, quiet_s=quiet_s, until_s=until_s)
+        faults.mixed(harness, kinds, scenario.faults, quiet_s=quiet_s, until_s=until_s)
     else:
-        schedule.one_by_one(harness, plan(scenario, kinds), until_s=until_s)
+        faults.one_by_one(harness, plan(scenario, kinds), until_s=until_s)
     harness.until(lambda: harness.settled(scenario.workers), SETTLE_S)
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from scripts.systemdcluster.cluster import COORDINATOR, WORKER, Cluster
-from scripts.systemdcluster.host import Host
-from scripts.systemdcluster.witnesses import Unit, journal, manager_says, show
+from scripts.systemdcluster.host import Host, Unit, journal, manager_says, show
 
 _GOES_ON_STEPS: Final = 3
 

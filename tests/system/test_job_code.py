@@ -10,8 +10,7 @@ from typing import Any, Final
 import pytest
 
 from scripts.systemdcluster.cluster import COORDINATOR, Cluster
-from scripts.systemdcluster.host import Host
-from scripts.systemdcluster.witnesses import show
+from scripts.systemdcluster.host import Host, show
 from tests.system.prying_task import LENT, NOTES
 
 INSTANCES: Final = ("cpu", "cpu-2")

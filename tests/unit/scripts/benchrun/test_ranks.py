@@ -6,7 +6,7 @@ import pytest
 
 from dtd.errors import DtdError
 from scripts.benchrun.allreduce import join, measure_once
-from scripts.benchrun.places import OneHost
+from scripts.benchrun.daemons import OneHost
 from scripts.benchrun.ranks import World
 
 

@@ -7,9 +7,9 @@ import contextlib
 import pytest
 
 from dtd.wire import messages as m
-from scripts.benchrun.places import ShapedHosts
+from scripts.benchrun.daemons import ShapedHosts
+from scripts.benchrun.sides import built
 from scripts.benchrun.train import TrainCase, _floor
-from scripts.benchrun.turns import built
 from scripts.benchrun.workloads import QUICK
 from scripts.cluster.namespaces import may_make
 from scripts.cluster.networked import NetworkedCluster

@@ -40,15 +40,15 @@ class Containment:
 
     Args:
         now: the clock of the daemon, in seconds.
-        tell: reports an incident to operators.
+        incident: reports to operators.
 
     Attributes:
         errors: how many there have been, told or not.
     """
 
-    def __init__(self, now: Callable[[], float], tell: Callable[..., None]) -> None:
+    def __init__(self, now: Callable[[], float], incident: Callable[..., None]) -> None:
         self._now = now
-        self._tell = tell
+        self.incident = incident
         self._told = Refusals()
         self.errors = 0
 
@@ -78,7 +78,7 @@ class Containment:
         if self._told.note(where, type(error).__name__, self._now()):
             log.error("internal_error_traceback", doing=doing, cause=cause, exc_info=error)
             said = f"{worker or 'the coordinator'}: {doing} failed at {where}: {cause}"
-            self._tell("internal_error", said, worker=worker)
+            self.incident("internal_error", said, worker=worker)
         if link is not None:
             why = f"the coordinator failed at {doing}"
             link.fail(ProtocolError(ErrorCode.INTERNAL, why, remedy=REMEDY))

@@ -48,7 +48,6 @@ class ModelRegistry:
         self._core = core
         self._copies = Copies()
         self._known: dict[str, Version] = {}
-        self._expected: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -234,21 +233,18 @@ class ModelRegistry:
     def registered(self, worker: str) -> None:
         """A worker has connected; it tells next what it keeps."""
         self._copies.left(worker)
-        self._expected.add(worker)
 
     def lost(self, worker: str) -> None:
         """A worker's connection has ended."""
-        self._expected.discard(worker)
         self._copies.left(worker)
         self._give_orders()
 
     def heard(self, worker: str, message: m.ModelsHeld | m.ModelPinned) -> None:
-        """A worker tells what it keeps, or how an order went; only where it was asked."""
+        """A worker tells what it keeps, or how an order went."""
         before = self._copies.held_by(worker)
         if isinstance(message, m.ModelPinned):
             self._answered(worker, message)
-        elif worker in self._expected:
-            self._expected.discard(worker)
+        else:
             self._arrived(worker, message)
         if self._copies.held_by(worker) != before:
             self._write_copies(worker)

@@ -42,7 +42,7 @@ class ReportQuotas:
         quotas: each worker's share.
         store: where lines are written.
         thread: the store's.
-        tell: reports an incident to operators.
+        incident: reports to operators.
         clock: the time in seconds.
     """
 
@@ -51,13 +51,13 @@ class ReportQuotas:
         quotas: Quotas,
         store: Store,
         thread: StoreThread,
-        tell: Callable[..., None],
+        incident: Callable[..., None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._quotas = quotas
         self._store = store
         self._thread = thread
-        self._tell = tell
+        self.incident = incident
         self._clock = clock
         self._waiting: deque[_Batch] = deque()
         self._put_bytes = 0
@@ -139,5 +139,5 @@ class ReportQuotas:
         for worker, counts in self._quotas.to_tell(self._clock()):
             what = " and ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
             why = f"{worker} reports more than its quota: {what} were dropped"
-            self._tell("share_exceeded", why, worker=worker, **counts)
+            self.incident("share_exceeded", why, worker=worker, **counts)
         self._watch()

@@ -18,7 +18,7 @@ from dtd.coordinator.audit_log import Caller
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.handlers import jobs, queries
 from dtd.coordinator.handlers.access import AccessRequest
-from dtd.coordinator.throttles import Turns, read_out
+from dtd.coordinator.throttles import read_out
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.wire import messages as m
@@ -82,7 +82,6 @@ class RequestQueues:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._turns = Turns()
         self._pending: dict[Link, asyncio.Queue[Request]] = {}
         self._pending_bytes: dict[Link, int] = {}
         self._tasks: dict[Link, asyncio.Task[None]] = {}
@@ -144,12 +143,11 @@ class RequestQueues:
                 return  # forgotten while this task ran, which ends it only where it has to wait
             self._pending_bytes[link] -= len(payload)
             try:
-                async with self._turns.turn(link, request):
-                    answer = await self.carry_out(link, request, payload)
-                    due = self._coordinator.renewals.is_due(link)
-                    link.send(m.Result(renew=due), msgpack.packb(answer, use_bin_type=True))
-                    del answer
-                    await read_out(link)
+                answer = await self.carry_out(link, request, payload)
+                due = self._coordinator.renewals.is_due(link)
+                link.send(m.Result(renew=due), msgpack.packb(answer, use_bin_type=True))
+                del answer
+                await read_out(link)
             except DtdError as error:
                 link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
                 return

@@ -1,19 +1,18 @@
-"""Message rates of workers, the order of answers to operators, and which refusals are logged."""
+"""Message rates of workers, bounds on unanswered questions, and which refusals are logged."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Callable, Coroutine, Hashable
+from contextlib import AbstractContextManager
 from typing import Any, Final
-from weakref import WeakValueDictionary
 
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.limits import Allowance, Pacing
 from dtd.net.link import Link
-from dtd.security.identity import LOCAL, VIEWER
+from dtd.security.identity import LOCAL
 from dtd.wire import messages as m
 from dtd.wire.frames import HOLD, Hold
 
@@ -66,47 +65,8 @@ def _whose(link: Link) -> tuple[str, str]:
     return who.role, who.name
 
 
-# ---
-# When operators and viewers are answered: one answer at a time, and the next once that is read.
-#
-# A viewer can neither take the store's time from operators nor pile up answers that it does not
-# read: its requests have a rate, few of its answers are under way at once on all its connections
-# together, and a connection that takes nothing is closed.
-
-
-REQUESTS_PER_S: Final = 20.0
-REQUESTS_AT_ONCE: Final = 40.0
-ANSWERS_UNDER_WAY: Final = 4
 UNREAD_S: Final = 30.0
 """Time without any byte being read, after which the client is considered gone."""
-
-
-class Turns:
-    """The turns of all requests; belongs to the event loop."""
-
-    def __init__(self) -> None:
-        self._pacing = Pacing(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_AT_ONCE)
-        self._under_way: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    @asynccontextmanager
-    async def turn(self, link: Link, request: m.Message) -> AsyncIterator[None]:
-        """Wait until it is a request's turn; the turn lasts until its answer is read.
-
-        A request that waits for an event does not take a turn from others.
-        """
-        who = link.identity
-        if who is None or who.role != VIEWER:
-            yield
-            return
-        await go_on(self._pacing, who.name)
-        if isinstance(request, m.WaitJob | m.ReadEvents):
-            yield
-            return
-        under_way = self._under_way.get(who.name)
-        if under_way is None:
-            under_way = self._under_way[who.name] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
-        async with under_way:
-            yield
 
 
 Contain = Callable[[str, Link], AbstractContextManager[None]]

@@ -43,7 +43,6 @@ class Deletions:
         self._models = models
         self._history = history
         self._waiting: dict[tuple[str, str], asyncio.Future[str]] = {}
-        self._asked: set[tuple[str, str]] = set()
         self._reminders: set[asyncio.Task[None]] = set()
 
     async def delete(self, request: m.Delete) -> dict[str, Any]:
@@ -85,13 +84,7 @@ class Deletions:
         task.add_done_callback(self._reminded)
 
     def dropped(self, worker: str, message: m.CheckpointDropped) -> None:
-        """A worker has deleted a checkpoint, or says why not; accepted once for each request.
-
-        Otherwise it could fill the log and keep the store's thread waiting for the disk.
-        """
-        if (worker, message.directory) not in self._asked:
-            return
-        self._asked.discard((worker, message.directory))
+        """A worker has deleted a checkpoint, or says why not."""
         if message.reason:
             log.warning(
                 "checkpoint_not_deleted",
@@ -135,7 +128,6 @@ class Deletions:
     def _send(self, one: Doomed) -> None:
         link = self._core.links.link_to(one["worker"])
         if link is not None:
-            self._asked.add((one["worker"], one["directory"]))
             link.send(
                 m.DropCheckpoint(
                     job=one["job"],

@@ -154,7 +154,6 @@ def test_a_missing_copy_is_made_when_an_operator_asks(daemon, play, worker, job)
 
 def test_what_nobody_asked_for_changes_nothing(daemon, worker, job):
     version = kept(daemon, worker, job)
-    worker.say(m.ModelsHeld())  # the first one on this connection counted
     worker.say(m.ModelPinned(version=version["id"], files=OTHERS))
     worker.say(m.ModelPinned(version="x.v1.0123456789ab", files=OTHERS))
     register(daemon, job, name="other")

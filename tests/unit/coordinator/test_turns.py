@@ -1,16 +1,13 @@
-"""Viewers wait for their turn, and nobody gets the next answer before the last one is read."""
+"""Nobody gets the next answer before the last one is read."""
 
 from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 import dtd.coordinator.throttles as module
-from dtd.coordinator.throttles import ANSWERS_UNDER_WAY, REQUESTS_AT_ONCE, Turns, go_on, read_out
+from dtd.coordinator.throttles import go_on, read_out
 from dtd.net.limits import Pacing
 from dtd.security.identity import Identity
-from dtd.wire import messages as m
 
 
 class Link:
@@ -30,53 +27,6 @@ class Link:
 
     def abort(self):
         self.aborted = True
-
-
-async def hold(turns, link, request, entered, go):
-    async with turns.turn(link, request):
-        entered.append(link)
-        await go.wait()
-
-
-@pytest.mark.parametrize(
-    ("role", "request_", "at_once"),
-    [
-        ("viewer", m.ListJobs(), ANSWERS_UNDER_WAY),
-        ("viewer", m.WaitJob(job="digits-1"), 10),
-        ("viewer", m.ReadEvents(follow=True), 10),
-        ("operator", m.ListJobs(), 10),
-    ],
-)
-async def test_a_viewer_has_few_answers_under_way(role, request_, at_once):
-    turns, go, entered = Turns(), asyncio.Event(), []
-    links = [Link(role) for _ in range(10)]
-    async with asyncio.TaskGroup() as tasks:
-        for link in links:
-            tasks.create_task(hold(turns, link, request_, entered, go))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert len(entered) == at_once
-        other = tasks.create_task(hold(turns, Link(name="bob"), request_, entered, go))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert len(entered) == at_once + 1
-        assert not other.done()
-        go.set()
-    assert len(entered) == 11
-
-
-async def test_a_viewers_requests_have_a_rate_and_an_operators_have_none():
-    turns = Turns()
-    for _ in range(int(REQUESTS_AT_ONCE) + 1):
-        async with turns.turn(Link(), m.GetStatus()):
-            pass
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0), turns.turn(Link(), m.GetStatus()):
-            raise AssertionError("it was too early")
-    for role in ("operator", "local"):
-        for _ in range(500):
-            async with asyncio.timeout(1), turns.turn(Link(role), m.GetStatus()):
-                pass
 
 
 async def test_whoever_waits_goes_on_in_the_end():

@@ -67,8 +67,6 @@ EVENTS: Final = {
     "peer_unreachable": "Another worker's data port cannot be reached from here.",
     "coordinator_silent": "The coordinator has been silent for too long; the connection is closed.",
     "coordinator_refused": "The coordinator does not accept this worker, for the reason given.",
-    "coordinator_outdated": "This coordinator has been replaced by a newer one; the worker"
-    " disconnects.",
     "credential_expires_soon": "This host's credential expires soon; join again before that.",
     "renewed_credential_ignored": "A file with a renewed certificate does not renew this host's"
     " credential; the log names it.",

@@ -85,7 +85,7 @@ def _take_back(cluster: ClusterState, worker: Worker, message: m.Register) -> No
     doubt.learn(cluster, job, message)
     worker.reconnection.returning = True
     worker.reconnection.generation, worker.reconnection.phase = message.generation, message.phase
-    if not doubt.lasts(cluster, job) or job.state in ENDING_JOBS:
+    if not job.in_doubt or job.state in ENDING_JOBS:
         _call_back(cluster, worker)
         return
     cluster.move_worker(worker, WorkerEvent.CAME_BACK)
@@ -186,7 +186,7 @@ def taken_back(
     worker.reconnection.returning = False
     worker.liveness.gets_on()
     cluster.move_worker(worker, WorkerEvent.LEFT_OLD)
-    if doubt.lasts(cluster, job) and job.state not in ENDING_JOBS:
+    if job.in_doubt and job.state not in ENDING_JOBS:
         reconnection.take_up(cluster, job, MemberState.FINISHED)
         compare(cluster, job)  # a restored store may not know the number of steps
 

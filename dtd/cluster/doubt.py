@@ -1,8 +1,9 @@
-"""Handles a store that was rolled back and may not name the newest generation.
+"""A store that has gone back and may not name the newest generation of a job.
 
-A store that was restored from a backup has a later *epoch* than its jobs: generations may have
-begun and ended since the backup, and one of them may still be running unknown to this coordinator.
-The job is therefore *in doubt*.  No generation is formed until the newest one is known:
+After a backup was taken, generations may have begun and ended, and one may still be running unknown
+to this coordinator.  `dtd-coordinator restore` therefore marks each unfinished job as *in doubt*;
+so does the report of a generation that the store does not know.  No generation is formed until the
+newest one is known:
 
 * the highest generation that any worker reports counts, with its roster and its starting state;
 * once all of its members have registered and none of them had left it, there was no later
@@ -11,11 +12,9 @@ The job is therefore *in doubt*.  No generation is formed until the newest one i
   exist, but none is formed here (`reconnection.take_up`);
 * otherwise the operator decides (`dtdctl resume`).
 
-Until then, workers that are training continue.  The generation numbers of two epochs are far
-apart, so that no number is assigned twice.  A worker that reports a generation unknown to the
-store shows that the store was rolled back without the restore command, or that another backup of
-the same epoch was restored before; that begins a new epoch as well.  Part of the membership
-machine; changes the cluster's state and adds effects.
+Until then, workers that are training continue.  No number is given twice: after a restart they
+begin above the clock in seconds.  Part of the membership machine; changes the cluster's state and
+adds effects.
 """
 
 from __future__ import annotations
@@ -29,59 +28,13 @@ from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GenerationState
 from dtd.wire import messages as m
 
-NUMBERS_PER_EPOCH: Final = 1_000_000
-"""Generations of epoch E have numbers above (E - 1) times this."""
-
-MOST_NUMBER: Final = 2**63 - 1
 PARTAKING: Final = frozenset({"forming", "running"})
-
-
-def lasts(cluster: ClusterState, job: Job) -> bool:
-    """Whether a generation may exist that is newer than the job's newest."""
-    return job.store_epoch < cluster.epoch
-
-
-def lowest_number(cluster: ClusterState) -> int:
-    """The number that all generation numbers of this epoch exceed."""
-    return max(0, cluster.epoch - 1) * NUMBERS_PER_EPOCH
 
 
 def next_number(cluster: ClusterState, start: int) -> int:
     """The number of the next generation, which starts from a state of generation `start`."""
-    return max(_highest_known(cluster), start) + 1
-
-
-def _highest_known(cluster: ClusterState) -> int:
     run = cluster.run
-    return max(run.generation, run.highest_seen, run.highest_beside, lowest_number(cluster))
-
-
-def is_exhausted(cluster: ClusterState) -> bool:
-    """Whether no number is left; a store with a number near the maximum is damaged."""
-    return _highest_known(cluster) >= MOST_NUMBER
-
-
-def why_exhausted(cluster: ClusterState) -> str:
-    """Return the remedy once no number is left, as a message for the operator."""
-    return (
-        f"waiting for good: generation {_highest_known(cluster)} is the last that has a number, so"
-        " this coordinator's store is damaged; restore a backup of it (`dtd-coordinator restore`),"
-        " or begin with an empty --state-dir and submit the job with the weights of a checkpoint"
-        " (`dtdctl fetch`)"
-    )
-
-
-def must_be_proved(cluster: ClusterState, message: m.Register) -> bool:
-    """Whether the worker must prove its membership in the generation that it names.
-
-    That is so for any generation of the active job except the newest one known here: a member of
-    that one knows the id of its roster, which only its members were told.
-    """
-    job = cluster.job
-    if job is None or not is_ours(job, message) or not message.generation:
-        return False
-    known = (message.generation, message.roster_id) == (job.generation, job.roster_id)
-    return not (known and message.name in job.roster)
+    return max(run.generation, run.highest, start) + 1
 
 
 def is_ours(job: Job | None, message: m.Register) -> bool:
@@ -91,15 +44,13 @@ def is_ours(job: Job | None, message: m.Register) -> bool:
 
 def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
     """Handle a worker's report of the generation that it last took part in; the highest counts."""
-    seen = max(cluster.run.highest_seen, message.generation)  # proved, or known already
-    cluster.run.highest_seen = seen
+    cluster.run.highest = max(cluster.run.highest, message.generation)
     members = tuple(member.name for member in message.roster)
     if cluster.run.phase is not GenerationState.NONE:
         return
-    floor = max(cluster.run.highest_beside, lowest_number(cluster)) if lasts(cluster, job) else 0
-    if message.generation > max(job.generation, cluster.run.generation, floor):
-        _went_back(cluster, message.name, message.generation)
-    if lasts(cluster, job) and message.generation > job.generation:
+    if not job.in_doubt and message.generation > max(job.generation, cluster.run.generation):
+        _went_back(cluster, job, message.name, message.generation)
+    if job.in_doubt and message.generation > job.generation:
         cluster.withdraw(job)
         job.generation, job.roster_id = message.generation, message.roster_id
         job.roster = tuple(dict.fromkeys((*members, message.name)))
@@ -117,8 +68,8 @@ def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
         cluster.vouched.add(message.name)
 
 
-def _went_back(cluster: ClusterState, name: str, number: int) -> None:
-    cluster.epoch += 1
+def _went_back(cluster: ClusterState, job: Job, name: str, number: int) -> None:
+    job.in_doubt = job.forgetful = True
     cluster.incident(
         "store_went_back",
         f"{name} knows generation {number}, and the coordinator's store"
@@ -134,17 +85,14 @@ def is_over(cluster: ClusterState, job: Job) -> bool:
 
 def end(cluster: ClusterState, job: Job) -> None:
     """End the doubt: the store now knows the newest generation."""
-    job.store_epoch = cluster.epoch
+    job.in_doubt = False
     cluster.vouched.clear()
     cluster.emit(SaveJob(job=job))
 
 
 def explain(cluster: ClusterState, job: Job) -> str:
     """Return what the job waits for, as a message for the operator."""
-    why = (
-        f"the coordinator's store has gone back (epoch {cluster.epoch}) and may not know what was"
-        " decided last"
-    )
+    why = "the coordinator's store has gone back and may not know what was decided last"
     way_out = f"`dtdctl resume {job.id}` if nobody else trains it"
     if not job.generation:
         return f"waiting: {why}; {way_out}"

@@ -36,7 +36,7 @@ SAVE_AGAIN_S = 1.0
 
 _OF_A_GENERATION = (
     *("generation", "world_size", "step", "start_generation", "start_step", "branches"),
-    *("roster", "roster_id", "servers", "instances", "announced", "fenced", "store_epoch"),
+    *("roster", "roster_id", "servers", "instances", "announced", "fenced", "forgetful"),
 )
 
 
@@ -64,7 +64,7 @@ def decide(cluster: ClusterState, job: Job) -> None:
     job.roster_id = choice.roster_id(job.id, cluster.run.generation, members, start=start)
     job.instances = tuple(worker.registration.instance for worker in members)
     job.announced, job.fenced = True, False
-    job.store_epoch = cluster.epoch
+    job.forgetful = False
     cluster.emit(SaveJob(job=job, announces=cluster.run.generation))
 
 
@@ -244,18 +244,17 @@ def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
     """Leave checkpoints behind that are newer than the state to which the job returns.
 
     Members that are no longer awaited may hold states that were never reported, and a store that
-    has gone back does not know what generations of earlier epochs have committed.  A job that takes
+    has gone back does not know what generations have committed since.  A job that takes
     up a branch again leaves the one that it has followed since.
     """
     known = branches.remembered(job.branches)
     saved = (job.checkpoint_generation, job.checkpoint_step)
     may_hold_more = bool(cluster.missing(job)) and not remembering(cluster, job)
     newest = max(saved, choice.newest_key(job, cluster.available()))
-    forgot = job.generation <= doubt.lowest_number(cluster) > 0
     goes_on = (
         newest <= start
         and _committed_step(cluster, job) <= start[1]
-        and not (may_hold_more or forgot)
+        and not (may_hold_more or job.forgetful)
     )
     if goes_on and not branches.is_left(start, known):
         return

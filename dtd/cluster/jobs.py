@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from dtd.cluster import admission, doubt, ending, figures, reconnection, running
+from dtd.cluster import admission, ending, figures, reconnection, running
 from dtd.cluster.events import JobEnded, SaveJob, Undeliverable
 from dtd.cluster.records import Job
 from dtd.cluster.state import ClusterState
@@ -68,7 +68,7 @@ def activate(cluster: ClusterState, job: Job, now: float) -> None:
     cluster.isolation.set_aside.clear()
     if job.state is JobState.SAVING:
         _is_to_end_again(cluster, job)
-    if job.announced and not doubt.lasts(cluster, job):
+    if job.announced and not job.in_doubt:
         if not reconnection.has_left(cluster, job):
             reconnection.adopt(cluster, job, now)
             return
@@ -138,7 +138,7 @@ def resume(cluster: ClusterState, job_id: str) -> None:
     waits = cluster.run.phase is GenerationState.NONE and job.state is not JobState.SAVING
     if not waits or cluster.run.decision is not None:
         raise RequestRefused(f"job {job_id} does not wait for any worker", remedy="dtdctl status")
-    if doubt.lasts(cluster, job):
+    if job.in_doubt:
         admission.end_doubt(cluster, job)
     job.fenced = True
     cluster.waiting.resumed = True

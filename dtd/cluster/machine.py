@@ -20,7 +20,6 @@ from dtd.cluster import (
     admission,
     checkpoints,
     digests,
-    doubt,
     ending,
     figures,
     forming,
@@ -98,9 +97,8 @@ class Membership:
             heartbeat_interval_s=heartbeat_interval_s,
             heartbeat_timeout_s=heartbeat_timeout_s,
             detector=Detector(timeout_s=heartbeat_timeout_s, tick_s=heartbeat_interval_s),
-            run=Run(generation=last_generation),
+            run=Run(highest=last_generation),
             identity=identity or CoordinatorIdentity(),
-            epoch=max(1, identity.epoch) if identity is not None else 1,
         )
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -391,7 +389,7 @@ class Membership:
 
     def _end_waiting(self, job: Job, now: float) -> None:
         """End the wait for members that may come back to a new coordinator with their state."""
-        if doubt.lasts(self.cluster, job):
+        if job.in_doubt:
             admission.end_doubt(self.cluster, job)
         never_heard = [name for name in job.roster if name not in self.cluster.workers]
         patience_s = reconnection.ADOPTION_PATIENCE * self.cluster.heartbeat_timeout_s

@@ -255,7 +255,6 @@ class Pools:
             last_generation=job.generation,
             identity=home.identity,
         )
-        machine.cluster.epoch = max(one.epoch for one in self.clusters())
         self._pools.append(machine)
         self._keep_numbers_apart()
         self._change(machine, now)
@@ -275,10 +274,9 @@ class Pools:
     def _keep_numbers_apart(self, *ended: Membership) -> None:
         """Tell each machine the highest number of a generation; and home that others run."""
         runs = [one.cluster.run for one in (*self.machines(), *ended)]
-        highest = max(max(run.generation, run.highest_beside) for run in runs)
+        highest = max(max(run.generation, run.highest) for run in runs)
         for machine in self.machines():
-            run = machine.cluster.run
-            run.highest_beside = max(run.highest_beside, highest)
+            machine.cluster.run.highest = highest
         self.home.cluster.shared = bool(self._pools)
 
     # --- like a machine ------------------------------------------------------------------------
@@ -315,7 +313,6 @@ class Pools:
         self._pools, self._at_work = [], self.home
         home = self.home.cluster
         home.queue.extendleft(reversed([job for job in active if job.state not in ENDED]))
-        home.run.generation = max(home.run.generation, home.run.highest_beside)
         return self.home.begin_again(given_up=given_up)
 
     def check_invariants(self) -> None:

@@ -45,7 +45,7 @@ def has_left(cluster: ClusterState, job: Job) -> bool:
 
 def adopt(cluster: ClusterState, job: Job, now: float) -> None:
     """Adopt the generation that an earlier coordinator has announced."""
-    cluster.run.generation = max(cluster.run.generation, job.generation)
+    cluster.run.generation = job.generation
     cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
     cluster.run.start_step = job.start_step
     cluster.run.begin()

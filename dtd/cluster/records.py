@@ -218,7 +218,8 @@ class Job:
         roster, roster_id: members of the newest generation in rank order, and the roster's id.
         servers: how many of them are parameter servers; they are the last ones.
         instances: ids of the members' state directories.
-        store_epoch: epoch of the store when that generation was decided, or the job was submitted.
+        in_doubt: whether the store may not know the newest generation (`dtd.cluster.doubt`).
+        forgetful: whether it may not know all states that earlier generations have committed.
         announced: whether that generation was announced and is not known to have ended.
         fenced: whether one of its members cannot take part in it any more, so that it commits no
             further step.
@@ -269,7 +270,8 @@ class Job:
     roster_id: int = 0
     servers: int = 0
     instances: tuple[str, ...] = ()
-    store_epoch: int = 1
+    in_doubt: bool = False
+    forgetful: bool = False
     announced: bool = False
     fenced: bool = True
     start_generation: int = 0

@@ -73,8 +73,6 @@ def _registered(cluster: ClusterState, *, refused: str = "") -> m.Registered:
     return m.Registered(
         heartbeat_interval_s=cluster.heartbeat_interval_s,
         heartbeat_timeout_s=cluster.heartbeat_timeout_s,
-        store_id=cluster.identity.store_id,
-        epoch=cluster.identity.epoch,
         refused=refused,
     )
 

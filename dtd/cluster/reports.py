@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dtd.cluster import doubt
 from dtd.cluster.records import Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import MEMBERS, WorkerState
@@ -71,5 +70,5 @@ def _of_a_member(
 
 def _takes_part(cluster: ClusterState, worker: Worker) -> bool:
     """Whether the worker trains in the newest generation, or in one that may be the newest."""
-    in_doubt = cluster.job is not None and doubt.lasts(cluster, cluster.job)
+    in_doubt = cluster.job is not None and cluster.job.in_doubt
     return worker.state in MEMBERS or (worker.reconnection.returning and in_doubt)

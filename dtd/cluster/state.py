@@ -64,8 +64,6 @@ class ClusterState:
         heartbeat_interval_s, heartbeat_timeout_s: the values sent to workers.
         detector: how long each worker has been silent.
         identity: the identity that this coordinator announces.
-        epoch: epoch of the store; 0 if unknown.  It exceeds that of `identity` once the store was
-            found to have been rolled back.
         workers: every known worker by name, including those that are gone (bounded).
         warming_since: when each warming worker started its warm-up.
         job: the active job, if any.
@@ -89,7 +87,6 @@ class ClusterState:
     heartbeat_timeout_s: float
     detector: Detector
     identity: CoordinatorIdentity = field(default_factory=CoordinatorIdentity)
-    epoch: int = 1
     workers: dict[str, Worker] = field(default_factory=dict)
     warming_since: dict[str, float] = field(default_factory=dict)
     job: Job | None = None
@@ -310,9 +307,8 @@ class ClusterState:
             heartbeat_interval_s=self.heartbeat_interval_s,
             heartbeat_timeout_s=self.heartbeat_timeout_s,
             detector=Detector(timeout_s=self.detector.timeout_s, tick_s=self.detector.tick_s),
-            run=Run(generation=self.run.generation, highest_seen=self.run.highest_seen),
+            run=Run(highest=max(self.run.generation, self.run.highest)),
             identity=self.identity,
-            epoch=self.epoch,
             now=self.now,
         )
         for field_ in fields(ClusterState):

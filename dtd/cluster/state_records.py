@@ -22,13 +22,12 @@ class CoordinatorIdentity:
     Attributes:
         version: its dtd release; workers of another release are refused, unless it is empty.
         host: name of its host, for messages.
-        store_id, epoch: id and epoch of its store; see REGISTERED in protocol.md.
+        store_id: id of its store, which a restored backup has as well.
     """
 
     version: str = ""
     host: str = ""
     store_id: str = ""
-    epoch: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,8 +61,7 @@ class Run:
 
     Attributes:
         generation: its number, the newest that was assigned.
-        highest_seen: the highest number that a worker proved it was assigned; new ones exceed it.
-        highest_beside: the highest number of a job that runs on other workers; new ones exceed it.
+        highest: the highest number known, of any job or named by a worker; new ones exceed it.
         phase: its state.
         decision: the next generation, while it is being stored.
         roster: names in rank order; empty when no generation is forming, running or ending.
@@ -79,8 +77,7 @@ class Run:
     """
 
     generation: int = 0
-    highest_seen: int = 0
-    highest_beside: int = 0
+    highest: int = 0
     phase: GenerationState = GenerationState.NONE
     decision: Decision | None = None
     roster: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ MAX_DOUBLINGS = 6
 
 def may_form(cluster: ClusterState, job: Job, now: float) -> bool:
     """Whether there is nothing left to wait for."""
-    if doubt.lasts(cluster, job) or doubt.is_exhausted(cluster):
+    if job.in_doubt:
         return False
     if _may_run_elsewhere(job):
         return False
@@ -197,10 +197,8 @@ def explain(cluster: ClusterState, job: Job) -> str:
     """Why no generation forms, in words."""
     if cluster.run.decision is not None:
         return _explain_decision(cluster.run.decision, job)
-    if doubt.lasts(cluster, job):
+    if job.in_doubt:
         return doubt.explain(cluster, job)
-    if doubt.is_exhausted(cluster):
-        return doubt.why_exhausted(cluster)
     if _may_run_elsewhere(job):
         away = ", ".join(job.roster)
         return (

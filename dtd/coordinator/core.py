@@ -73,13 +73,12 @@ class Core:
         self.store = store
         self.address = ""
         self.started_s = time.monotonic()
-        store_id, epoch = store.identity()
         self.membership = Pools(
             heartbeat_interval_s=config.heartbeat_interval_s,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
-            last_generation=store.last_generation(),
+            last_generation=first_number(store),
             identity=CoordinatorIdentity(
-                version=__version__, host=socket.gethostname(), store_id=store_id, epoch=epoch
+                version=__version__, host=socket.gethostname(), store_id=store.identity()
             ),
         )
         self.last_job = store.last_ended()
@@ -261,3 +260,12 @@ class Core:
         except ProtocolError as error:
             self.audit.refused(caller, message, error.message)
             raise
+
+
+def first_number(store: Store) -> int:
+    """The number that the generations of this process exceed.
+
+    A store that has gone back may not know the last ones; none of them began in the future.
+    """
+    begun = store.next_job_number() > 1
+    return max(store.last_generation(), int(time.time())) if begun else 0

@@ -8,16 +8,13 @@ after a restart. Nothing here is stored or logged.
 from __future__ import annotations
 
 import dataclasses
-import hmac
 from collections.abc import Callable
 from typing import Final
 
-from dtd.cluster.roster import roster_id
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import (
     generation_secret,
-    membership_proof,
     ticket_key,
     worker_secret,
 )
@@ -58,29 +55,6 @@ class DataSecrets:
             expires_s, key = self.ticket(message.name, PROBE_SCOPE)
             return dataclasses.replace(message, ticket_expires_s=expires_s, ticket_key=key)
         return message
-
-    def proves(self, register: m.Register) -> bool:
-        """Whether a coordinator with this key has made the process a member of this roster.
-
-        The id stands for roster, generation and start, and the secret follows from the id: so this
-        takes no memory of the generation, also after a restore.
-        """
-        start = (register.held_generation, register.held_step)
-        named = roster_id(register.job, register.generation, register.roster, start=start)
-        there = {(one.name, one.incarnation) for one in register.roster}
-        member = (register.name, register.incarnation) in there
-        if named != register.roster_id or not member:
-            return False
-        job, generation = register.job, register.generation
-        proof = membership_proof(
-            generation_secret(self._data_key, job, generation, register.roster_id),
-            job=job,
-            generation=generation,
-            roster_id=register.roster_id,
-            name=register.name,
-            incarnation=register.incarnation,
-        )
-        return hmac.compare_digest(proof, register.proof)
 
     def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
         """Return the expiry, by its clock, and the key of a worker's data port for `scope`."""

@@ -48,11 +48,11 @@ def _backup(state_dir: Path, file: Path) -> str:
 
 
 def _restore(state_dir: Path, file: Path) -> str:
-    epoch = restore(file, state_dir)
+    restore(file, state_dir)
     return (
-        f"{state_dir}: restored, epoch {epoch}; start it with `dtd-coordinator --state-dir"
-        f" {state_dir}`.  Workers then accept it, and no coordinator of an earlier epoch.  Tokens "
-        "in the backup are void; hosts that joined after the backup must join again; what was "
+        f"{state_dir}: restored; start it with `dtd-coordinator --state-dir {state_dir}`, and let"
+        " no coordinator of the original store run any more.  Tokens in the backup are void; hosts"
+        " that joined after it must join again; what was "
         "revoked after it must be revoked again: see `dtdctl credentials`"
     )
 
@@ -76,7 +76,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "backup": Command(
         _backup, "Write the coordinator's state to FILE; the coordinator may be running."
     ),
-    "restore": Command(_restore, "Restore a backup into an empty state directory, in a new epoch."),
+    "restore": Command(_restore, "Restore a backup into an empty state directory."),
 }
 
 

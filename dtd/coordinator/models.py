@@ -151,7 +151,7 @@ class ModelRegistry:
         )
         record = _record(details, group) | {"registered_by": by, "registered_s": time.time()}
         here = self._core.membership.home.cluster.identity
-        make_id = functools.partial(version_id, here.store_id, here.epoch, request.name)
+        make_id = functools.partial(version_id, here.store_id, time.time_ns(), request.name)
         add = functools.partial(
             store.models.add,
             request.name,

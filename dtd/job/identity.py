@@ -1,7 +1,7 @@
 """A job's identity, for stores and disks; its id is for people.
 
 Ids such as `digits-3` are counted by each coordinator's store, so two stores give the same ones.
-An identity also names the store, its epoch, and a hash of the settings that make a state what it
+An identity also names the store, the time, and a hash of the settings that make a state what it
 is.  Checkpoints carry it and lie in a directory of its own; workers and coordinator compare it
 before they take anything of a job for theirs.  Pure; the rest of dtd handles it as text.
 """
@@ -35,16 +35,16 @@ def spec_hash(spec: Mapping[str, Any]) -> str:
     return _hash(json.dumps(fixed, sort_keys=True, default=str), HASH_CHARACTERS)
 
 
-def identity_of(store_id: str, epoch: int, job_id: str, spec: Mapping[str, Any]) -> str:
-    """A job's identity: STORE.EPOCH.JOB.HASH.
+def identity_of(store_id: str, submitted_s: int, job_id: str, spec: Mapping[str, Any]) -> str:
+    """A job's identity: STORE.TIME.JOB.HASH.
 
     Args:
         store_id: of the coordinator's store that it was submitted to.
-        epoch: of that store then; a restored one counts on from an older number.
+        submitted_s: when; a store that was restored from a backup may give an id again.
         job_id: its id.
         spec: the job file as a map of tables.
     """
-    return f"{store_id}.{epoch}.{job_id}.{spec_hash(spec)}"
+    return f"{store_id}.{submitted_s}.{job_id}.{spec_hash(spec)}"
 
 
 def folder_of(job_id: str, identity: str) -> str:

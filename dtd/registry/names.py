@@ -88,7 +88,7 @@ def resolved(name: str, which: str, numbers: Sequence[int], aliases: Mapping[str
     )
 
 
-def version_id(store_id: str, epoch: int, name: str, number: int) -> str:
-    """Return a version's id on workers: the same number of another store has another id."""
-    text = f"{store_id}.{epoch}.{name}.{number}"
+def version_id(store_id: str, registered_ns: int, name: str, number: int) -> str:
+    """Return a version's id on workers: the same number, given again, has another id."""
+    text = f"{store_id}.{registered_ns}.{name}.{number}"
     return f"{name}.v{number}.{hashlib.blake2b(text.encode()).hexdigest()[:_HASH_CHARACTERS]}"

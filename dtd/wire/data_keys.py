@@ -39,22 +39,6 @@ def ticket_key(worker_secret: bytes, resource: str, expires_s: int) -> bytes:
     return _derive(worker_secret, "ticket", resource, expires_s)
 
 
-def membership_proof(
-    secret: bytes, *, job: str, generation: int, roster_id: int, name: str, incarnation: int
-) -> bytes:
-    """Proof that a worker's process was made a member of a generation: 32 bytes.
-
-    Args:
-        secret: the generation's secret.
-        job: the job's id.
-        generation: the generation's number.
-        roster_id: the id of its roster.
-        name: the worker's name.
-        incarnation: the incarnation of its process.
-    """
-    return _derive(secret, "member", job, generation, roster_id, name, incarnation)
-
-
 def session_key(
     secret: bytes, *, hello: bytes, hello_nonce: bytes, welcome_nonce: bytes, sender: str
 ) -> bytes:

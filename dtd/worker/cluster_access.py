@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +31,6 @@ from dtd.security.identity import WORKER
 from dtd.security.targets import Target, credential_places, find_credential, targets, targets_here
 from dtd.shown import one_line
 from dtd.wire import messages as m
-from dtd.wire.data_keys import membership_proof
 from dtd.wire.fields import NAME_CHARACTERS
 
 if TYPE_CHECKING:  # takes long to load, and a credential is seldom renewed
@@ -50,26 +48,6 @@ from dtd.security.identity import USUAL_INSTANCES, check_names, split_names, wor
 from dtd.security.token import Token
 
 log = structlog.get_logger()
-
-
-def proved(register: m.Register, assign: m.Assign | None) -> m.Register:
-    """The registration with the proof that the coordinator has made this process a member.
-
-    Args:
-        register: how this process introduces itself.
-        assign: of the generation that it takes part in, if any.
-    """
-    if assign is None or not register.generation:
-        return register
-    proof = membership_proof(
-        assign.secret,
-        job=register.job,
-        generation=register.generation,
-        roster_id=register.roster_id,
-        name=register.name,
-        incarnation=register.incarnation,
-    )
-    return replace(register, proof=proof)
 
 
 def registration(

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import os
 import ssl
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -22,77 +20,17 @@ from dtd import diagnostics
 from dtd.address import SocketPath
 from dtd.cluster.detector import Detector
 from dtd.diagnostics import REFUSED, Diagnostic
-from dtd.errors import ConfigError, DtdError, ErrorCode, ProtocolError
+from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link, attach
 from dtd.net.local_socket import call
 from dtd.net.tls import tls_fault
 from dtd.security.identity import COORDINATOR
-from dtd.security.private_files import write_private
 from dtd.security.targets import Target
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
 from dtd.wire.greeting import hello
 
 log = structlog.get_logger()
-
-EPOCHS_FILE: Final = "epochs.json"
-MAX_STORES: Final = 16
-
-
-class Epochs:
-    """The highest epoch of each store, in a file.
-
-    Args:
-        path: the file; a missing or damaged one has no epochs.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = _read_epochs(path)
-
-    def outdated(self, store_id: str, epoch: int) -> str:
-        """Return why a coordinator with this store is rejected; empty if accepted."""
-        newest = self._seen.get(store_id, 0)
-        if epoch >= newest:
-            return ""
-        return (
-            f"its store has epoch {epoch}, but this worker has seen epoch {newest}: it was"
-            " restored elsewhere; stop this coordinator"
-        )
-
-    def remember(self, store_id: str, epoch: int) -> bool:
-        """Take the epoch down in memory; returns whether it is news that `save` should keep."""
-        if not store_id or epoch <= self._seen.get(store_id, 0):
-            return False
-        self._seen.pop(store_id, None)
-        self._seen[store_id] = epoch
-        for oldest in [*self._seen][:-MAX_STORES]:
-            del self._seen[oldest]
-        return True
-
-    def save(self) -> None:
-        """Write the file; it survives a loss of power.  Blocking; a failure is logged."""
-        try:
-            write_private(self._path, json.dumps(self._seen).encode())
-        except ConfigError as error:
-            log.error("epochs_not_saved", error=str(error))
-
-
-def _read_epochs(path: Path) -> dict[str, int]:
-    try:
-        seen = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        log.warning("epochs_unreadable", path=str(path), error=str(error))
-        return {}
-    if not isinstance(seen, dict):
-        return {}
-    return {str(key): value for key, value in seen.items() if type(value) is int}
-
-
-# --- the connection ------------------------------------------------------------------------------
-
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
@@ -121,7 +59,6 @@ class ControlConnection:
         name: this worker.
         opened: called when it has answered HELLO.
         received: called with each of its messages and the payload.
-        epochs: tells a coordinator that was replaced from the one that replaced it.
 
     Attributes:
         diagnostic: why the coordinator cannot be worked with; None when it can.
@@ -134,17 +71,14 @@ class ControlConnection:
         name: str,
         opened: Callable[[], None],
         received: Callable[[m.Message, memoryview], None],
-        epochs: Epochs,
     ) -> None:
         self._targets = targets
         self._name = name
         self._opened = opened
         self._received = received
-        self._epochs = epochs
         self._link: Link | None = None
         self._disconnected = asyncio.Event()
         self._was_welcome = self._was_registered = False
-        self._outdated = ""
         self._detector: Detector | None = None
         self._calls = ""
         self._calling_since: float | None = None
@@ -295,8 +229,6 @@ class ControlConnection:
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
         """Handle a message of the coordinator: it lives."""
         now = asyncio.get_running_loop().time()
-        if isinstance(message, m.Registered) and not self._may_follow(link, message):
-            return
         if isinstance(message, m.Registered):
             if not self._was_registered:
                 log.info("coordinator_connected", address=self._calls)
@@ -311,21 +243,9 @@ class ControlConnection:
             self._detector.heard(_COORDINATOR, now)
         self._received(message, payload)
 
-    def _may_follow(self, link: Link, message: m.Registered) -> bool:
-        """Whether the coordinator is the one in charge; one that was replaced is left."""
-        why = self._epochs.outdated(message.store_id, message.epoch)
-        if why:
-            if why != self._outdated:  # it is met again and again while no other answers
-                log.warning("coordinator_outdated", address=link.peer, reason=why)
-            self._outdated, self._was_welcome = why, False
-            link.close(DtdError(f"coordinator {link.peer} was replaced: {why}"))
-        elif self._epochs.remember(message.store_id, message.epoch):
-            asyncio.get_running_loop().run_in_executor(None, self._epochs.save)
-        return not why
-
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """The connection is lost: training continues, and the worker reconnects."""
-        if isinstance(error, ProtocolError) or not (self._was_welcome or self._outdated):
+        if isinstance(error, ProtocolError) or not self._was_welcome:
             self._trouble = _trouble_of_end(error, self._calls)
         if link is self._link:
             self._link = None

@@ -40,8 +40,8 @@ from dtd.shown import cut, cut_trace
 from dtd.wire import messages as m
 from dtd.wire.session import State
 from dtd.worker.checkpoint_files import PartRequests, drop_checkpoint, open_checkpoint
-from dtd.worker.cluster_access import CredentialRenewal, coordinator_targets, proved, registration
-from dtd.worker.control import EPOCHS_FILE, ControlConnection, Epochs
+from dtd.worker.cluster_access import CredentialRenewal, coordinator_targets, registration
+from dtd.worker.control import ControlConnection
 from dtd.worker.evidence import TrafficMeter, resident_bytes, status_line
 from dtd.worker.measure import PREFIX as PROFILES
 from dtd.worker.measure import PROFILE, Measurements, PeerDiagnostics, Probes, Profiles
@@ -103,7 +103,6 @@ class Worker:
             name=config.name,
             opened=lambda: self._feed(member.ControlOpened()),
             received=self._on_message,
-            epochs=Epochs(config.state_dir / EPOCHS_FILE),
         )
         self._renewal: CredentialRenewal | None = None
         if credential is not None:
@@ -294,8 +293,7 @@ class Worker:
 
     def _tell(self, message: m.Message) -> None:
         if isinstance(message, m.Register):
-            told = dataclasses.replace(message, clock_s=self._loop.time())
-            message = proved(told, self._core.assign)
+            message = dataclasses.replace(message, clock_s=self._loop.time())
         self._control.send(message)
 
     # --- effects -----------------------------------------------------------------------------

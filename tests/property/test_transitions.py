@@ -208,14 +208,14 @@ class Cluster:
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
-        self.now, self.jobs, self.epoch = 0.0, 0, 1
+        self.now, self.jobs = 0.0, 0
         self.stored: dict[str, Job] = {}
         self.generation = 0
         self.core = self.coordinator()
         self.workers = [Process(f"w-{n}", self.rng) for n in range(self.rng.randrange(1, 5))]
 
     def coordinator(self) -> Membership:
-        here = CoordinatorIdentity(version="0.1.0", host="c", store_id="s", epoch=self.epoch)
+        here = CoordinatorIdentity(version="0.1.0", host="c", store_id="s")
         return Membership(last_generation=self.generation, identity=here)
 
     def handle(self, event: Event) -> None:
@@ -331,7 +331,7 @@ class Cluster:
                 "checkpoint": {"copies": self.rng.randrange(1, 3)},
             }
             name = f"j-{self.jobs}"
-            self.handle(Submitted(job=Job(id=name, spec=spec, store_epoch=self.core.cluster.epoch)))
+            self.handle(Submitted(job=Job(id=name, spec=spec)))
 
     def order(self, worker: Process) -> Event:
         """What an operator may ask for, or what the shell may tell of."""
@@ -354,12 +354,12 @@ class Cluster:
             worker.connected = False
             worker.from_coordinator.clear()
             worker.to_coordinator.clear()
-        if self.rng.random() < 0.3:
-            self.epoch += 1
+        restored = self.rng.random() < 0.3
         self.core = self.coordinator()
         for job in list(self.stored.values()):
             if job.state.value not in ("done", "failed", "cancelled"):
-                self.handle(Submitted(job=replace(job)))
+                doubted = restored or job.in_doubt
+                self.handle(Submitted(job=replace(job, in_doubt=doubted, forgetful=doubted)))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -12,15 +12,14 @@ permitted; relying on something that is untrue is not.  The rules, checked after
 * no two neighbours of a ring have a link between them that is known to be bad;
 * a generation is decided only when every connected worker with a state in memory has reported it;
 * steps are given up, and newer checkpoints abandoned, only after their absent holders have been
-  waited for, or when the operator says so;
-* a generation that was announced in this epoch of the store is not in doubt.
+  waited for, or when the operator says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from dtd.cluster import branches, doubt
+from dtd.cluster import branches
 from dtd.cluster.links import pair_of
 from dtd.cluster.machine import Membership
 from dtd.cluster.records import Job
@@ -62,7 +61,6 @@ class Beliefs:
         self._told: dict[str, m.Freeze] = {}
         self._heard: dict[str, float] = {}
         self._to_say: dict[str, list[m.Message]] = {}
-        self._announced: dict[tuple[str, int], int] = {}
         self._started_s = 0.0
         self._waits_since: dict[str, float] = {}
         self._decided: dict[str, int] = {}
@@ -151,10 +149,6 @@ class Beliefs:
             )
         if cluster.run.phase is GenerationState.FORMING and cluster.run.decision is None:
             self._check_links(cluster)
-            self._announced.setdefault((job.id, job.generation), cluster.epoch)
-        if self._announced.get((job.id, job.generation)) == cluster.epoch:
-            certain = not doubt.lasts(cluster, job)
-            require(certain, "a generation is doubted that this epoch has announced")
         if job.fenced and job.id not in self._resumed and cluster.run.decision is None:
             all_train = bool(job.roster) and all(
                 self._trains.get(name) == job.generation for name in job.roster

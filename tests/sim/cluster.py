@@ -13,7 +13,6 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Self, overload
 
@@ -333,9 +332,7 @@ class Cluster:
         if self.machines.store.knows(job.id):
             return
         if not self.machines.has_heard_of(job.id):
-            store_epoch = self.machines.store.epoch
-            asked = replace(copy.deepcopy(job), store_epoch=store_epoch)
-            self.machines.ask(Submitted(job=asked))
+            self.machines.ask(Submitted(job=copy.deepcopy(job)))
         again_s = max(SUBMIT_AGAIN_S, 3 * self.machines.surroundings.pace.store_s[1])
         self._scheduler.after(again_s, lambda: self._submit(job))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
+from typing import Final
 
 from dtd.cluster import allocation, registration
 from dtd.cluster.events import (
@@ -27,7 +28,6 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.outbox import Item, Outbox
 from dtd.cluster.pools import Pools
-from dtd.cluster.state_records import CoordinatorIdentity
 from dtd.wire import messages as m
 from tests.sim.network import Port
 from tests.sim.scheduler import Timer
@@ -35,6 +35,9 @@ from tests.sim.store import SimulatedStore
 from tests.sim.surroundings import COORDINATOR, Surroundings
 
 Note = partial[None]
+BEGAN: Final = 1_000_000
+TICKS_PER_S: Final = 10
+"""The clock from which numbers of generations follow: seconds are too long for so many faults."""
 
 
 def _as_it_is_now(effect: SaveJob | JobEnded) -> SaveJob | JobEnded:
@@ -56,12 +59,11 @@ class CoordinatorProcess:
         self.store = store
         self.alive = True
         unfinished = store.open()
-        store_id, epoch = store.identity()
+        last, clock = store.last_generation(), int(surroundings.scheduler.now * TICKS_PER_S)
         self.membership = Pools(
             heartbeat_interval_s=surroundings.heartbeat_interval_s,
             heartbeat_timeout_s=surroundings.heartbeat_timeout_s,
-            last_generation=store.last_generation(),
-            identity=CoordinatorIdentity(store_id=store_id, epoch=epoch),
+            last_generation=max(last, BEGAN + clock) if store.has_jobs() else 0,
         )
         self._ports: dict[str, Port] = {}
         self._names: dict[Port, tuple[str, int]] = {}

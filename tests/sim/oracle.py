@@ -189,25 +189,10 @@ class Oracle:
         """A worker joins a generation."""
         data = self._datasets.setdefault((assign.job, assign.generation), dataset)
         require(data == dataset, "workers with different data train together", assign)
-        if self._is_forgotten(assign):
-            self._rosters[assign.job, assign.generation] = assign
         known = self._rosters.setdefault((assign.job, assign.generation), assign)
         same = (known.roster_id, known.roster) == (assign.roster_id, assign.roster)
         require(same, "two rosters have one number", assign.generation)
         self.lineage.assigned(assign)
-
-    def _is_forgotten(self, assign: m.Assign) -> bool:
-        """Whether nobody can know that a generation of another store had this number.
-
-        Two backups of one epoch give the same ones, until a worker names one (`trust.doubt`).
-        """
-        key = (assign.job, assign.generation)
-        same = self._rosters.get(key, assign).roster_id == assign.roster_id
-        if same or not self.causes.went_back:
-            return False
-        remembered = {memory.state.generation for memory in self._remembered(assign.job)}
-        saved = {generation for generation, _ in self.keeping.on_disks(assign.job)}
-        return assign.generation not in remembered | saved
 
     def adopted(self, assign: m.Assign, state: State) -> None:
         """A worker has the starting state of its generation."""

@@ -39,7 +39,6 @@ class SimulatedStore:
 
     Attributes:
         full: nothing can be written.
-        epoch: its epoch, from 1 on, increased by every restore.
     """
 
     def __init__(self) -> None:
@@ -50,8 +49,7 @@ class SimulatedStore:
         self._numbers: dict[str, int] = {}
         self._listed: dict[tuple[str, str], set[str]] = {}
         self._refused: set[str] = set()
-        self.epoch = 1
-        self._backup: tuple[dict[str, dict[str, Any]], dict[str, int], Any, int] | None = None
+        self._backup: tuple[dict[str, dict[str, Any]], dict[str, int], Any] | None = None
         self.full = False
 
     # --- for the coordinator -------------------------------------------------------------------
@@ -59,7 +57,6 @@ class SimulatedStore:
     def open(self) -> list[Job]:
         """Open the store for a new coordinator; returns its unfinished jobs, oldest first."""
         store = self._opened()
-        require(store.identity()[1] == self.epoch, "the store has another epoch than was written")
         last = max((body["generation"] for body in self._bodies.values()), default=0)
         require(store.last_generation() == last, "the store has forgotten a generation's number")
         jobs = [job for _, job in store.unfinished_jobs()]
@@ -90,7 +87,6 @@ class SimulatedStore:
         self._refused.discard(job.id)
         self._numbers[job.id] = number
         self._bodies[job.id] = json.loads(json.dumps(body))
-        self.epoch = max(self.epoch, job.store_epoch)
         return ""
 
     def save_checkpoint(self, worker: str, saved: m.CheckpointSaved) -> None:
@@ -112,9 +108,9 @@ class SimulatedStore:
         """The highest generation number of any job."""
         return self._opened().last_generation()
 
-    def identity(self) -> tuple[str, int]:
-        """(id, epoch)."""
-        return self._opened().identity()
+    def has_jobs(self) -> bool:
+        """Whether any job was ever submitted."""
+        return bool(self._bodies)
 
     # --- for the plan and the oracle -----------------------------------------------------------
 
@@ -163,7 +159,7 @@ class SimulatedStore:
         with sqlite3.connect(self._state_dir / "kept") as kept:
             self._raw().backup(kept)
         kept.close()
-        kept_state = (self._bodies, self._numbers, self._listed, self.epoch)
+        kept_state = (self._bodies, self._numbers, self._listed)
         self._backup = copy.deepcopy(kept_state)
 
     def has_backup_of(self, ended: set[str]) -> bool:
@@ -174,15 +170,16 @@ class SimulatedStore:
         return bool(left) and not left & ended
 
     def go_back(self) -> None:
-        """Restore the store from the backup with a later epoch; no coordinator is running."""
+        """Restore the store from the backup, its jobs in doubt; no coordinator is running."""
         assert self._backup is not None
         self.close()
         for leftover in (*self._state_dir.glob(f"{FILE_NAME}*"), self._state_dir / NEWEST_NAME):
             leftover.unlink(missing_ok=True)
         shutil.copy(self._state_dir / "kept", self._state_dir / FILE_NAME)
-        self._bodies, self._numbers, self._listed, self.epoch = copy.deepcopy(self._backup)
-        self._opened().begin_epoch()
-        self.epoch += 1
+        self._bodies, self._numbers, self._listed = copy.deepcopy(self._backup)
+        self._opened().doubt_jobs()
+        for body in self._unfinished():
+            body["in_doubt"] = body["forgetful"] = True
         self.close()
 
     # --- inside --------------------------------------------------------------------------------

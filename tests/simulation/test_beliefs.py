@@ -36,7 +36,6 @@ class Scene:
         self.core = Membership(heartbeat_interval_s=1.0, heartbeat_timeout_s=3.0)
         self.job = Job(id="j", spec=SPEC, state=JobState.RUNNING, generation=1, roster=RING)
         self.job.announced, self.job.fenced = True, False
-        self.job.store_epoch = self.core.cluster.epoch
         cluster = self.core.cluster
         cluster.job, cluster.run.generation = self.job, 1
         cluster.run.roster, cluster.run.phase = list(RING), GenerationState.RUNNING
@@ -106,12 +105,6 @@ def has_bad_link(scene: Scene) -> None:
     scene.core.cluster.isolation = SimpleNamespace(links=links)  # type: ignore[assignment]
 
 
-def is_doubted(scene: Scene) -> None:
-    scene.core.cluster.run.phase = GenerationState.FORMING
-    scene.check()
-    scene.job.store_epoch -= 1
-
-
 def is_not_told_to_stop(scene: Scene) -> None:
     scene.job.state = JobState.STOPPING
 
@@ -153,7 +146,6 @@ def is_silent(scene: Scene) -> None:
         (is_away, "counts as connected that is not"),
         (is_silent, "a silent worker takes part"),
         (has_bad_link, "have a bad link"),
-        (is_doubted, "doubted that this epoch has announced"),
         (is_not_told_to_stop, "is not told that its generation ends"),
         (is_told_on_an_older_connection, "is not told that its generation ends"),
         (has_not_reported, "decided before all have reported"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -68,8 +69,7 @@ async def submit(core: Core, request: m.SubmitJob) -> dict[str, Any]:
     submitted = Job(
         id=job_id,
         spec=settings,
-        store_epoch=max(1, here.epoch),
-        identity=identity_of(here.store_id, here.epoch, job_id, settings),
+        identity=identity_of(here.store_id, int(time.time()), job_id, settings),
         from_identity=from_identity,
         from_job=request.from_job,
         from_step=request.from_step,

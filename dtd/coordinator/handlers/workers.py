@@ -11,7 +11,6 @@ from dtd.address import ANY_IPV4
 from dtd.checkpoint.choice import complete, fewest, missing, part_of
 from dtd.cluster import registration
 from dtd.cluster.checkpoints import CONTRADICTED, VERIFIED
-from dtd.cluster.doubt import must_be_proved
 from dtd.cluster.events import FromWorker
 from dtd.cluster.transitions import JobState, WorkerState
 from dtd.coordinator.coordinator import Coordinator
@@ -30,7 +29,6 @@ def register(coordinator: Coordinator, link: Link, message: m.Register) -> None:
     """
     name = message.name
     host = _data_host(coordinator, link, message)
-    _check_proof(coordinator, message)
     clash = coordinator.links.clash(message) or _name_taken(coordinator, message)
     if clash is not None:
         coordinator.diagnostics.name_taken(clash)
@@ -67,23 +65,6 @@ def _data_host(core: Core, link: Link, message: m.Register) -> str:
         core.port.note_refusal(link.peer_host(), why, remedy)
         raise ProtocolError(ErrorCode.REFUSED, why, remedy=remedy)
     return seen
-
-
-def _check_proof(core: Core, message: m.Register) -> None:
-    """A generation is accepted only from workers that were members of it.
-
-    Raises:
-        ProtocolError: REFUSED, it does not show that it was.
-    """
-    cluster = core.membership.cluster_with(message.job)
-    if must_be_proved(cluster, message) and not core.secrets.proves(message):
-        raise ProtocolError(
-            ErrorCode.REFUSED,
-            f"{message.name} refers to generation {message.generation} of job {message.job},"
-            " which is not the newest that this coordinator knows, and does not prove that it "
-            "was a member",
-            remedy="restart the worker if this coordinator has lost its pki directory",
-        )
 
 
 def _name_taken(core: Core, message: m.Register) -> Diagnostic | None:

@@ -111,15 +111,12 @@ _NAMES: Final = re.compile(
 )
 
 
-def restore(source: Path, state_dir: Path) -> int:
-    """Unpack a backup into an empty directory and begin an epoch.
+def restore(source: Path, state_dir: Path) -> None:
+    """Unpack a backup into an empty directory.
 
     Args:
         source: a file of `back_up`.
         state_dir: made if missing; what is unpacked belongs to its owner.
-
-    Returns:
-        The new epoch.
 
     Raises:
         UsageError: the file is no backup, or the directory is not empty.
@@ -128,11 +125,10 @@ def restore(source: Path, state_dir: Path) -> int:
     try:
         with _emptiness(state_dir) as workplace:
             _unpack(source, workplace)
-            epoch = _begin_epoch(workplace, source)
+            _doubt_jobs(workplace, source)
             if (workplace / KEYS).is_dir():
                 mark_restored(workplace / KEYS, now_s=time.time())
             _move_in(workplace, state_dir)
-            return epoch
     except OSError as error:
         raise ConfigError(f"{error.filename or source}: {error.strerror or error}") from None
 
@@ -190,17 +186,14 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Non
         os.fsync(descriptor)
 
 
-def _begin_epoch(workplace: Path, source: Path) -> int:
+def _doubt_jobs(workplace: Path, source: Path) -> None:
     try:
         store = Store(workplace)
     except StoreDamaged as error:
         raise _no_backup(source, error.message) from error
     try:
-        store.begin_epoch()
-        epoch = store.identity()[1]
-        about = {"file": str(source), "epoch": epoch}
-        AuditFile(workplace).add(command_entry("RESTORE", about), synced=True)
-        return epoch
+        store.doubt_jobs()
+        AuditFile(workplace).add(command_entry("RESTORE", {"file": str(source)}), synced=True)
     finally:
         store.close()
 

@@ -63,8 +63,8 @@ CREATE TABLE doomed (
     worker TEXT NOT NULL, directory TEXT NOT NULL, job TEXT NOT NULL, identity TEXT NOT NULL,
     generation INTEGER NOT NULL, step INTEGER NOT NULL, PRIMARY KEY (worker, directory)
 );
-CREATE TABLE identity (store_id TEXT NOT NULL, epoch INTEGER NOT NULL);
-INSERT INTO identity VALUES (lower(hex(randomblob(16))), 1);
+CREATE TABLE identity (store_id TEXT NOT NULL);
+INSERT INTO identity VALUES (lower(hex(randomblob(16))));
 CREATE TABLE notes (job TEXT PRIMARY KEY, tags TEXT NOT NULL, note TEXT NOT NULL);
 CREATE TABLE models (
     name TEXT NOT NULL, number INTEGER NOT NULL, id TEXT UNIQUE NOT NULL, record TEXT NOT NULL,

@@ -167,7 +167,6 @@ class Store:
         self.sweeps = SweepTables(self._database)
         self.annotations = Annotations(self._database)
         self.models = Models(self._database)
-        self._epoch = self.identity()[1]
 
     def close(self) -> None:
         """Close the file and give up the directory."""
@@ -177,16 +176,18 @@ class Store:
         """Bring the main file up to date with its log."""
         self._database.fold()
 
-    def identity(self) -> tuple[str, int]:
-        """(id of this store, its epoch): a restored backup has the same id and a higher epoch."""
-        ((store_id, epoch),) = self._database.read("SELECT store_id, epoch FROM identity")
-        return str(store_id), int(epoch)
+    def identity(self) -> str:
+        """The id of this store, which a restored backup has as well."""
+        ((store_id,),) = self._database.read("SELECT store_id FROM identity")
+        return str(store_id)
 
-    def begin_epoch(self) -> None:
-        """Outdate every other copy of this store: workers that know this one refuse them."""
+    def doubt_jobs(self) -> None:
+        """Note that this store may not know the newest generations of jobs that have not ended."""
         with self._database.transaction(synced=True) as cursor:
-            cursor.execute("UPDATE identity SET epoch = epoch + 1")
-        self._epoch += 1
+            cursor.execute(
+                "UPDATE jobs SET body = json_set(body, '$.in_doubt', json('true'),"
+                " '$.forgetful', json('true')) WHERE ended_s IS NULL"
+            )
 
     # --- jobs --------------------------------------------------------------------------------
 
@@ -214,10 +215,6 @@ class Store:
                     "ended": now if body["state"] in ENDED else None,
                 },
             )
-            epoch = int(body.get("store_epoch", 1))
-            if epoch > self._epoch:  # the core has found out that this store had gone back
-                cursor.execute("UPDATE identity SET epoch = ?", (epoch,))
-        self._epoch = max(self._epoch, epoch)
 
     def unfinished_jobs(self) -> list[tuple[int, Job]]:
         """(number, job) of everything that has not ended, oldest first."""

@@ -97,8 +97,7 @@ class Register(Message):
     `phase` is what it does in that generation: "forming", "running", "frozen" or "finished".
     `identity` distinguishes its job from one with the same id of another store; `roster`,
     `held_generation` and `held_step` are those of its ASSIGN.  `instance` names its state
-    directory. `last_end` says how the previous process ended; empty if it ended normally.  `proof`
-    shows a coordinator that has lost the generation's record that this process is a member of it.
+    directory. `last_end` says how the previous process ended; empty if it ended normally.
     `serves`: it is a parameter server, which trains no rows.  `clock_s` is the worker's monotonic
     clock, by which the tickets for its data port expire.
     """
@@ -121,7 +120,6 @@ class Register(Message):
     held_step: U64 = 0
     instance: Name = ""
     last_end: Name = ""
-    proof: Octets = field(default=b"", repr=False)
     serves: Flag = False
     clock_s: Seconds = 0.0
 
@@ -130,15 +128,12 @@ class Register(Message):
 class Registered(Message):
     """The coordinator has registered the worker.
 
-    `store_id` names the coordinator's store, which a restored backup keeps; `epoch` grows with each
-    restore.  `refused`: why the worker takes no part in any job; empty when it does.
+    `refused`: why the worker takes no part in any job; empty when it does.
     """
 
     heartbeat_interval_s: Seconds
     heartbeat_timeout_s: Seconds
     secret: Octets = field(default=b"", repr=False)
-    store_id: Name = ""
-    epoch: U64 = 0
     refused: Words = ""
 
 

@@ -105,7 +105,6 @@ class Desk:
             "busy_timeout_s": 120.0,
         }
         job = Job(
-            store_epoch=self.cluster.epoch,
             id=job_id,
             spec={
                 "job": {"name": "j"},

@@ -183,7 +183,7 @@ def test_what_a_returning_worker_says_of_its_data_is_remembered(desk: Any) -> No
 def test_warm_worker_reports_what_it_holds(make_desk: Any) -> None:
     desk = make_desk(last_generation=2)
     job = desk.submit(min_workers=2)
-    job.generation, job.store_epoch = 2, 1
+    job.generation, job.in_doubt = 2, True
     desk.register("a")
     desk.warmed("a", held=held(2, 6))
     assert desk.state("a") == "ready"

@@ -18,7 +18,7 @@ def test_all_but_what_was_given_out_is_forgotten(desk: Any) -> None:
     assert left is job
     cluster: ClusterState = desk.cluster
     assert (cluster.job, cluster.workers, cluster.run.roster) == (None, {}, [])
-    assert cluster.run.generation == number
+    assert cluster.run.highest == number
     desk.core.check_invariants()
     desk.handle(Submitted(job=left))
     assert (cluster.run.phase, cluster.run.roster) == (GenerationState.RUNNING, ["a", "b"])

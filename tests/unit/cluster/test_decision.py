@@ -157,7 +157,6 @@ def test_a_job_stored_as_saving_with_a_generation_is_taken_up(
         announced=True,
         fenced=False,
         step=7,
-        store_epoch=desk.cluster.epoch,
     )
     desk.handle(Submitted(job=job))
     assert job.state.value == state

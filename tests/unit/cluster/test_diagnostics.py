@@ -80,7 +80,7 @@ def cluster() -> ClusterState:
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
         detector=Detector(timeout_s=1.5, tick_s=0.25),
-        identity=CoordinatorIdentity(version="0.1.0", host="chief", store_id="s", epoch=1),
+        identity=CoordinatorIdentity(version="0.1.0", host="chief", store_id="s"),
     )
     for name, host in (("w-0", "10.0.0.1"), ("w-1", "fd00::1")):
         message = m.Register(

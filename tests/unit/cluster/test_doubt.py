@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dtd.cluster import doubt
 from dtd.cluster.events import CancelRequested, ResumeRequested, Submitted
 from dtd.cluster.records import Job
-from dtd.cluster.state_records import CoordinatorIdentity
 from dtd.cluster.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 ELASTIC = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
-SECOND = CoordinatorIdentity(version="", store_id="s", epoch=2)
 
 
 def restored(make_desk: Any, **more: Any) -> Any:
-    """A coordinator whose store has the job as it was in epoch 1: generation 1 of a and b."""
-    desk = make_desk(identity=SECOND, last_generation=1)
+    """A coordinator whose store has the job as it was backed up: generation 1 of a and b."""
+    desk = make_desk(last_generation=100)
     values: dict[str, Any] = {
         "generation": 1,
         "roster": ("a", "b"),
         "roster_id": 11,
         "announced": True,
         "fenced": False,
+        "in_doubt": True,
+        "forgetful": True,
         **more,
     }
     spec = {"job": {"name": "j"}, "elastic": ELASTIC}
@@ -63,7 +61,6 @@ def test_nothing_is_taken_up_and_nothing_formed_until_it_is_certain(make_desk: A
         "waiting for a, b to say that generation 1, the newest known, still runs or has"
         in explained
     )
-    assert "gone back (epoch 2)" in explained
     assert "`dtdctl resume j-1` if nobody else trains it" in explained
 
 
@@ -84,8 +81,8 @@ def test_the_highest_generation_that_is_reported_counts_and_trains_on(make_desk:
     desk.froze("b", generation=1, step=4, held_generation=1)
     (assign,) = desk.told("a", m.Assign)
     assert (assign.held_generation, assign.held_step) == (3, 9)
-    assert assign.generation == doubt.NUMBERS_PER_EPOCH + 1
-    assert desk.cluster.job.store_epoch == 2
+    assert assign.generation == 101
+    assert not desk.cluster.job.in_doubt
 
 
 def test_one_that_had_left_proves_nothing_and_the_operator_decides(make_desk: Any) -> None:
@@ -127,7 +124,7 @@ def test_a_generation_in_which_all_train_goes_on(make_desk: Any) -> None:
     desk.froze("a", generation=3, step=8)
     desk.froze("b", generation=1, step=4, held_generation=1)
     (assign,) = desk.told("a", m.Assign)
-    assert (assign.generation, assign.held_step) == (doubt.NUMBERS_PER_EPOCH + 1, 8)
+    assert (assign.generation, assign.held_step) == (101, 8)
 
 
 def test_a_state_that_a_forgotten_generation_has_left_behind_is_no_lie(make_desk: Any) -> None:
@@ -256,21 +253,20 @@ def test_a_store_that_went_back_without_a_word_is_found_out(desk: Any) -> None:
     comes(desk, "a", 5, "a", "b")
     (incident,) = desk.told_of("store_went_back")
     assert "a knows generation 5" in incident.message
-    assert (desk.cluster.epoch, job.generation, job.roster) == (2, 5, ("a", "b"))
+    assert (job.in_doubt, job.generation, job.roster) == (True, 5, ("a", "b"))
     desk.silence(90.0, "a")
-    assert "epoch 2" in desk.core.explain()
     comes(desk, "b", 5, "a", "b")
     assert [desk.state(name) for name in "ab"] == ["running", "running"]
     for name in "ab":
         desk.froze(name, generation=5, step=9, held_generation=5)
-    assert desk.told("a", m.Assign)[-1].generation == doubt.NUMBERS_PER_EPOCH + 1
+    assert desk.told("a", m.Assign)[-1].generation == 6
 
 
 def test_what_is_told_while_a_generation_runs_changes_only_the_next_number(desk: Any) -> None:
     job = desk.submit()
     desk.run_generation("a")
     comes(desk, "b", 7, "b")
-    assert (desk.cluster.epoch, job.generation, desk.cluster.run.highest_seen) == (1, 1, 7)
+    assert (job.in_doubt, job.generation, desk.cluster.run.highest) == (False, 1, 7)
     assert desk.told("b", m.Freeze)
 
 
@@ -284,55 +280,8 @@ def test_a_decision_that_is_being_written_is_dropped_when_the_store_went_back(de
     assert "waiting for c to say" in desk.core.explain()
 
 
-def test_a_second_backup_of_one_epoch_gives_none_of_the_numbers_of_the_first(
-    make_desk: Any,
-) -> None:
-    """Both stores have epoch 2; members of the first one's last generation show it."""
-    desk = restored(make_desk)
-    used = doubt.NUMBERS_PER_EPOCH + 3
-    comes(desk, "a", used, "a", "c")
-    comes(desk, "c", used + 1, "a", "c")
-    assert [one.worker for one in desk.told_of("store_went_back")] == ["a"]
-    assert (desk.cluster.epoch, desk.cluster.job.generation) == (3, used + 1)
-    comes(desk, "a", used + 1, "a", "c")
-    for name in "ac":
-        desk.froze(name, generation=used + 1, step=9, held_generation=used + 1)
-    (assign,) = desk.told("a", m.Assign)
-    assert assign.generation == 2 * doubt.NUMBERS_PER_EPOCH + 1
-    assert desk.cluster.job.store_epoch == 3
-
-
 def on_disk(generation: int) -> tuple[m.Held, ...]:
     return (m.Held(job="j-1", generation=generation, step=6, digest="", where="checkpoint"),)
-
-
-REGISTER = m.Register(
-    name="a",
-    incarnation=1,
-    pid=1,
-    host="h",
-    device="cpu",
-    data_host="h",
-    data_port=1,
-    version="0",
-    job="j-1",
-    generation=1,
-)
-
-
-def test_only_who_shows_that_it_was_there_is_believed_of_another_generation(desk: Any) -> None:
-    """What counts as known is said here; the daemon, which has the key, looks at the proof."""
-    assert not doubt.must_be_proved(desk.cluster, REGISTER)
-    desk.submit()
-    assert doubt.must_be_proved(desk.cluster, REGISTER)
-    desk.run_generation("a")
-    here = replace(REGISTER, roster_id=desk.cluster.run.roster_id)
-    assert not doubt.must_be_proved(desk.cluster, here)
-    assert doubt.must_be_proved(desk.cluster, replace(here, name="b"))
-    assert doubt.must_be_proved(desk.cluster, REGISTER)
-    assert doubt.must_be_proved(desk.cluster, replace(here, generation=2))
-    assert not doubt.must_be_proved(desk.cluster, replace(REGISTER, generation=0))
-    assert not doubt.must_be_proved(desk.cluster, replace(REGISTER, generation=9, job="j-0"))
 
 
 def test_a_number_that_a_worker_was_given_may_be_named_again_while_another_runs(desk: Any) -> None:
@@ -351,13 +300,3 @@ def test_a_large_number_in_the_store_is_a_number_like_any_other(make_desk: Any, 
     (assign,) = desk.told("a", m.Assign)
     assert assign.generation == last + 1
     m.encode_header(assign)
-
-
-def test_without_a_number_left_the_job_waits_and_says_what_to_do(make_desk: Any) -> None:
-    desk = make_desk(last_generation=doubt.MOST_NUMBER)
-    desk.submit()
-    desk.warm_up("a")
-    assert desk.told("a", m.Assign) == []
-    explained = desk.core.explain()
-    assert f"generation {doubt.MOST_NUMBER} is the last that has a number" in explained
-    assert "dtd-coordinator restore" in explained

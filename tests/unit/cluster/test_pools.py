@@ -348,7 +348,7 @@ def test_all_begins_again_with_the_job_at_fault_first(two: Cluster) -> None:
     assert [job.id for job in left] == ["j-1", "j-3"]
     assert [one.job.id for one in two.pools.take_decided() if isinstance(one, JobEnded)] == ["j-2"]
     assert two.pools.workers() == {}
-    assert two.pools.home.cluster.run.generation == 2
+    assert two.pools.home.cluster.run.highest == 2
 
 
 def test_an_error_leaves_what_was_decided_before_it(two: Cluster, monkeypatch: Any) -> None:
@@ -364,7 +364,7 @@ def test_an_error_leaves_what_was_decided_before_it(two: Cluster, monkeypatch: A
 
 
 def test_who_works_for_another_job_meanwhile_stays_there_when_the_first_ends() -> None:
-    here = CoordinatorIdentity(version="0", store_id="s", epoch=1)
+    here = CoordinatorIdentity(version="0", store_id="s")
     cluster = Cluster(identity=here, last_generation=5)
     cluster.register("w1", "w2")
     cluster.submit(1, workers=2)

@@ -15,7 +15,7 @@ def training(desk: Any, *names: str) -> int:
     """A generation that has committed two rounds."""
     strategy = {"name": "diloco", "inner_steps": ROUND}
     spec = {"job": {"name": "j"}, "elastic": {"settle_s": 0.0}, "strategy": strategy}
-    desk.handle(Submitted(job=Job(store_epoch=desk.cluster.epoch, id="j-1", spec=spec)))
+    desk.handle(Submitted(job=Job(id="j-1", spec=spec)))
     number = int(desk.run_generation(*names))
     desk.commit(2 * ROUND)
     return number

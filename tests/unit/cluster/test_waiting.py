@@ -248,7 +248,7 @@ def test_operator_who_is_in_a_hurry_is_not_told_to_wait_for_nobody(desk: Any) ->
 def a_child(desk: Any, **terms: Any) -> Any:
     job = desk.submit(**terms)
     job.from_job, job.from_newest = "j-0", 31
-    desk.cluster.run.highest_seen = 4
+    desk.cluster.run.highest = 4
     return job
 
 

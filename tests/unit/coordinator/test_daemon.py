@@ -43,28 +43,6 @@ def test_nothing_is_heard_before_register(daemon, play):
     worker.hear(m.HeartbeatAck)
 
 
-@pytest.mark.parametrize("number", [7, 10**6, 2**32 - 1, 2**63 - 1])
-def test_nobody_makes_up_generations(start_daemon, play, spec, number):
-    """The highest number was durable, and with 2**32 - 1 no coordinator ever assigned again."""
-    daemon = start_daemon()
-    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
-    worker = play(daemon)
-    identity = worker.hear(m.Prepare).identity
-    liar = play(daemon, "worker-1", joins=False)
-    liar.say(
-        dataclasses.replace(
-            liar.register, job=job, identity=identity, generation=number, phase="running"
-        )
-    )
-    with pytest.raises(RequestRefused, match="does not prove that it was a member"):
-        liar.hear(m.Registered)
-    cluster = daemon.coordinator.membership.cluster
-    assert (cluster.epoch, cluster.run.generation, cluster.run.highest_seen) == (1, 0, 0)
-    again = play(start_daemon(), "worker-2")
-    again.warm_up()
-    assert again.hear(m.Assign).generation == 1
-
-
 def test_the_newer_worker_of_a_name_takes_the_place(daemon, play):
     old, new = play(daemon), play(daemon, pid=4712)
     with pytest.raises(RequestRefused, match="another worker registered as worker-0") as caught:

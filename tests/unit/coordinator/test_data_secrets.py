@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
-from dtd.cluster.roster import roster_id
 from dtd.coordinator.data_secrets import TICKET_LIFE_S, DataSecrets
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import generation_secret, ticket_key, worker_secret
-from dtd.worker.cluster_access import proved
 
 DATA_KEY = bytes(range(32))
 CLOCKS_S = {"worker-0": 50.2, "worker-1": 700.7}
@@ -73,67 +68,3 @@ def test_who_tries_a_link_gets_a_ticket_for_nothing_else(
 )
 def test_all_else_leaves_as_it_is(secrets: DataSecrets, message: m.Message) -> None:
     assert secrets.filled(message, "worker-0") is message
-
-
-def registering(**changed: Any) -> m.Register:
-    """A member of generation 3 comes back, with the secret that its ASSIGN brought."""
-    roster = tuple(
-        m.Member(name=name, incarnation=number, host="h", port=1, holds=True)
-        for name, number in INCARNATIONS.items()
-    )
-    register = m.Register(
-        name="worker-0",
-        incarnation=7,
-        pid=1,
-        host="h",
-        device="cpu",
-        data_host="h",
-        data_port=1,
-        version="0",
-        job="job-1",
-        generation=3,
-        roster_id=roster_id("job-1", 3, roster, start=(0, 0)),
-        roster=roster,
-    )
-    assign = m.Assign(
-        job="job-1",
-        generation=3,
-        roster_id=register.roster_id,
-        rank=0,
-        roster=roster,
-        held_generation=0,
-        held_step=0,
-        secret=generation_secret(DATA_KEY, "job-1", 3, register.roster_id),
-    )
-    return replace(proved(register, assign), **changed)
-
-
-def test_a_member_proves_that_it_is_one(secrets: DataSecrets) -> None:
-    assert secrets.proves(registering())
-    assert "proof" not in repr(registering())
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {"proof": b""},
-        {"proof": bytes(32)},
-        {"generation": 4},
-        {"job": "job-2"},
-        {"name": "worker-1"},
-        {"name": "worker-2"},
-        {"incarnation": 9},
-        {"roster_id": 1},
-        {"held_step": 1},
-        {"held_generation": 1},
-        {"roster": registering().roster[:1]},
-        {"roster": ()},
-    ],
-)
-def test_a_proof_is_good_for_nothing_else(secrets: DataSecrets, lie: dict[str, Any]) -> None:
-    assert not secrets.proves(registering(**lie))
-
-
-def test_who_is_in_no_generation_has_nothing_to_prove() -> None:
-    alone = replace(registering(), generation=0, proof=b"")
-    assert proved(alone, None) == alone

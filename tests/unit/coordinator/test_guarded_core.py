@@ -120,7 +120,7 @@ def test_books_that_do_not_balance_are_begun_again_from_their_jobs(desk, monkeyp
     assert (desk.cluster.job.id, desk.cluster.job.step) == ("j-1", 5)
     assert [one.id for one in desk.cluster.queue] == ["j-2"]
     assert desk.cluster.workers == {}
-    assert desk.cluster.run.generation == 7
+    assert desk.cluster.run.highest == 7
     assert len(desk.ended) == 1
     kinds = [one.kind for one in desk.done if isinstance(one, Incident)]
     assert "core_begun_again" in kinds

@@ -54,15 +54,6 @@ def test_a_key_of_another_length_is_a_bug() -> None:
         keys.worker_secret(b"short", "w", 1)
 
 
-def test_the_proof_of_a_member_is_of_one_process_in_one_roster() -> None:
-    about = {"job": "j", "generation": 3, "roster_id": 7, "name": "w", "incarnation": 9}
-    proof = keys.membership_proof(ROOT, **about)  # type: ignore[arg-type]
-    assert proof.hex() == "d80273b9f4dcc8224730d7a89361fc7a05783d5b154369b814bf429bb62dab5d"
-    for field, other in (("job", "k"), *((one, 1) for one in list(about)[1:3]), ("name", "x")):
-        assert keys.membership_proof(ROOT, **{**about, field: other}) != proof  # type: ignore[arg-type]
-    assert keys.membership_proof(bytes(32), **about) != proof  # type: ignore[arg-type]
-
-
 def test_the_ends_of_a_connection_are_named_by_network_and_both_addresses() -> None:
     network = bytes(keys.KEY_BYTES)
     one = keys.ends_of(network, opener="127.0.0.1:1", acceptor="127.0.0.1:2")

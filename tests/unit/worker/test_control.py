@@ -17,7 +17,7 @@ from dtd.net.server import Server
 from dtd.security.local_users import LocalUsers
 from dtd.security.targets import Target
 from dtd.wire import messages as m
-from dtd.worker.control import SILENT_TIMEOUTS, ControlConnection, Epochs
+from dtd.worker.control import SILENT_TIMEOUTS, ControlConnection
 
 PATIENCE_S = 60.0
 
@@ -58,7 +58,6 @@ class Connected:
             name="worker-1",
             opened=lambda: self.opened.put_nowait("opened"),
             received=lambda message, payload: self.received.put_nowait((message, bytes(payload))),
-            epochs=Epochs(state_dir / "epochs.json"),
         )
 
 
@@ -137,40 +136,6 @@ async def test_a_connection_on_which_nothing_comes_back_is_cut(
     await soon(coordinator.links)
     await soon(connected.opened)
     assert connected.control.is_open
-
-
-def registered(epoch: int) -> m.Registered:
-    return m.Registered(
-        heartbeat_interval_s=0.25, heartbeat_timeout_s=1.5, store_id="store", epoch=epoch
-    )
-
-
-async def test_a_coordinator_that_was_replaced_is_left_for_the_next_one(tmp_path: Path) -> None:
-    old, new = FakeCoordinator(), FakeCoordinator()
-    addresses = [
-        serve_at(one, tmp_path / f"{name}.sock") for name, one in (("old", old), ("new", new))
-    ]
-    Epochs(tmp_path / "epochs.json").remember("other", 9)
-    made = Connected(tmp_path, *addresses)
-    task = asyncio.create_task(made.control.keep())
-    try:
-        link = await soon(old.links)
-        link.send(registered(1))
-        assert await soon(made.received) == (registered(1), b"")
-        link.abort()
-        link = await soon(new.links)  # the old one's host is gone; a backup took its place
-        link.send(registered(2))
-        assert await soon(made.received) == (registered(2), b"")
-        link.abort()
-        (await soon(old.links)).send(registered(1))  # the old one is back, and is not followed
-        (await soon(new.links)).send(registered(2))
-        assert await soon(made.received) == (registered(2), b"")
-        assert made.received.empty()
-    finally:
-        task.cancel()
-        made.control.close("the test is over")
-        for one in (old, new):
-            one.server.close(m.Goodbye())
 
 
 async def test_a_refusal_is_logged_once_however_often_it_asks(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ old ones remain until all ranks have agreed on the state (`dtd.strategy.sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,11 @@ class _Cut:
         """The shards that they are."""
         return united(self.segments)
 
+    def each(self) -> Iterator[Slice]:
+        """Yield all slices."""
+        for slices in self.slices.values():
+            yield from slices
+
 
 class ShardedState:
     """The parts of the trained parameters and of the optimizer's state that this rank holds.
@@ -70,8 +75,8 @@ class ShardedState:
         owns: slices have memory of their own, except those of a whole state.
 
     Attributes:
-        make_room: called before a whole state is written to the parameters.
-        give_room: called when the parameters are not in the buckets any more.
+        allocate: called before a whole state is written to the parameters.
+        deallocate: called when the parameters are not in the buckets any more.
         rank: this rank in the current generation.
         division: which rank of that generation holds what.
     """
@@ -86,8 +91,8 @@ class ShardedState:
         owns: bool = False,
     ) -> None:
         self._owns = owns
-        self.make_room: Callable[[], None] = _nothing
-        self.give_room: Callable[[], None] = _nothing
+        self.allocate: Callable[[], None] = _nothing
+        self.deallocate: Callable[[], None] = _nothing
         self._names = list(names)
         self._parameters = list(parameters)
         self._flats = list(flats)
@@ -138,10 +143,10 @@ class ShardedState:
             return [(a, flat[a:b]) for a, b in self._cut.holds.ranges(flat.numel())]
         pieces = []
         for number, slices in self._cut.slices.items():
-            at = self._places[self._place_of[id(self._numbered[number])]]
+            at = self._places[self._place(number)]
             if at.bucket == bucket:
                 pieces += [(at.start + one.start, one.values.detach()) for one in slices]
-        return sorted(pieces, key=lambda piece: (piece[0], piece[1].numel()))
+        return sorted(pieces, key=_in_bucket)
 
     # --- the optimizer ---------------------------------------------------------------------
 
@@ -172,7 +177,11 @@ class ShardedState:
                 continue
             state = optimizer.state.pop(parameter, {})
             size = parameter.numel() if holds.is_whole else 0
-            values = self._slice(place, 0, size) if size else nn.Parameter(parameter.new_empty(0))
+            values = (
+                nn.Parameter(self._memory(place)[:size])
+                if size
+                else nn.Parameter(parameter.new_empty(0))
+            )
             one = Slice(0, size, values)
             one.state = {key: flattened(key, v, parameter) for key, v in state.items()}
             slices[number] = [one]
@@ -183,7 +192,7 @@ class ShardedState:
         complete = holds.is_whole
         self._use(_Cut(segments=[holds], slices=slices, lies_in_flats=whole, complete=complete))
         if not whole:
-            self.give_room()
+            self.deallocate()
 
     def drop(self) -> None:
         """Hold nothing but the common part: a whole state is to be built."""
@@ -208,7 +217,7 @@ class ShardedState:
             present: for each trained parameter, whether any rank has a gradient.
         """
         for number, slices in self._cut.slices.items():
-            place = self._place_of[id(self._numbered[number])]
+            place = self._place(number)
             at = self._places[place]
             for one in slices:
                 there = part(at.bucket, at.start + one.start, at.start + one.stop)
@@ -220,15 +229,14 @@ class ShardedState:
         Raises:
             TaskError: it keeps something of another shape than its parameter's.
         """
-        for one in (one for slices in self._cut.slices.values() for one in slices):
+        for one in self._cut.each():
             for key, value in self._state_of(one.values).items():
                 check_shape(key, value, one.values)
 
     def release_gradients(self) -> None:
         """Clear all gradients."""
-        for slices in self._cut.slices.values():
-            for one in slices:
-                one.values.grad = None
+        for one in self._cut.each():
+            one.values.grad = None
 
     # --- its form --------------------------------------------------------------------------
 
@@ -275,7 +283,7 @@ class ShardedState:
                     name=f"optimizer.{entry}",
                     dtype=dtype,
                     shape=tuple(self._numbered[int(index)].shape),
-                    place=self._places[self._place_of[id(self._numbered[int(index)])]],
+                    place=self._places[self._place(int(index))],
                     pieces=tuple(
                         Piece(one.start, one.stop, self._state_of(one.values)[key])
                         for one in slices
@@ -308,7 +316,7 @@ class ShardedState:
         found = {"": Column(dtype=self._flats[bucket].dtype, pieces=self._pieces(bucket))}
         keyed: dict[tuple[str, torch.dtype], list[tuple[int, Tensor]]] = {}
         for number, slices in self._cut.slices.items():
-            at = self._places[self._place_of[id(self._numbered[number])]]
+            at = self._places[self._place(number)]
             if at.bucket != bucket:
                 continue
             for one in slices:
@@ -317,8 +325,7 @@ class ShardedState:
                         pieces = keyed.setdefault((key, value.dtype), [])
                         pieces.append((at.start + one.start, value))
         for (key, dtype), pieces in sorted(keyed.items(), key=lambda item: str(item[0])):
-            pieces.sort(key=lambda piece: (piece[0], piece[1].numel()))
-            found[f"{key} {dtype}"] = Column(dtype=dtype, pieces=pieces)
+            found[f"{key} {dtype}"] = Column(dtype=dtype, pieces=sorted(pieces, key=_in_bucket))
         return found
 
     @property
@@ -326,8 +333,7 @@ class ShardedState:
         """Memory of the sharded optimizer state."""
         return sum(
             value.nbytes
-            for slices in self._cut.slices.values()
-            for one in slices
+            for one in self._cut.each()
             for value in self._state_of(one.values).values()
             if is_sharded(value)
         )
@@ -345,7 +351,7 @@ class ShardedState:
         assert self._before is None, "stage() before keep() or put_back()"
         before = self._cut
         slices = {n: self._sliced(n, old, segments) for n, old in before.slices.items()}
-        for one in (one for old in before.slices.values() for one in old):
+        for one in before.each():
             one.state = self._state_of(one.values)
         self._use(_Cut(segments=segments, slices=slices, lies_in_flats=not self._owns))
         self._before = before
@@ -379,6 +385,10 @@ class ShardedState:
 
     # --- inside ----------------------------------------------------------------------------
 
+    def _place(self, number: int) -> int:
+        """Return the index among the trained parameters of one in the optimizer."""
+        return self._place_of[id(self._numbered[number])]
+
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         assert self._optimizer is not None, "bind() comes first"
         state: dict[str, Any] = self._optimizer.state.get(parameter, {})
@@ -388,7 +398,7 @@ class ShardedState:
         """Give the optimizer these slices and their state."""
         optimizer = self._optimizer
         assert optimizer is not None, "bind() comes first"
-        for one in (one for slices in self._cut.slices.values() for one in slices):
+        for one in self._cut.each():
             optimizer.state.pop(one.values, None)
         number = 0
         for group, parameters in zip(optimizer.param_groups, self._whole, strict=True):
@@ -397,7 +407,7 @@ class ShardedState:
                 slices = cut.slices.get(number)
                 group["params"] += [one.values for one in slices] if slices else [parameter]
                 number += 1
-        for one in (one for slices in cut.slices.values() for one in slices):
+        for one in cut.each():
             if one.state:
                 optimizer.state[one.values] = one.state
             one.state = {}
@@ -411,7 +421,7 @@ class ShardedState:
 
         One that was there before has the same memory: its holder receives nothing of it.
         """
-        place = self._place_of[id(self._numbered[number])]
+        place = self._place(number)
         ranges = sorted(bounds for one in segments for bounds in self._ranges(place, one))
         slices = []
         before = {(one.start, one.stop): one for one in old}
@@ -422,22 +432,18 @@ class ShardedState:
             elif self._owns:
                 values = nn.Parameter(overlaid([(o, o.values) for o in old], start, stop))
             else:
-                values = self._slice(place, start, stop)
+                values = nn.Parameter(self._memory(place)[start:stop])
             one = Slice(start, stop, values)
             for key, value in self._state_of(old[0].values).items():
                 if is_sharded(value) and same is not None:
                     one.state[key] = self._state_of(same.values)[key]
                 elif is_sharded(value):
-                    one.state[key] = self._gathered(old, key, start, stop)
+                    entries = [(other, self._state_of(other.values)[key]) for other in old]
+                    one.state[key] = overlaid(entries, start, stop)
                 else:
                     one.state[key] = copied(value)
             slices.append(one)
         return slices
-
-    def _gathered(self, old: Sequence[Slice], key: str, start: int, stop: int) -> Tensor:
-        """Return elements [start, stop) of an entry; zero where the old slices do not have them."""
-        entries = [(other, self._state_of(other.values)[key]) for other in old]
-        return overlaid(entries, start, stop)
 
     def _ranges(self, place: int, holds: ShardSet) -> list[tuple[int, int]]:
         """Return the element ranges of a flattened parameter that a set of shards stands for."""
@@ -448,12 +454,14 @@ class ShardedState:
         ]
         return [(a, b) for a, b in bounds if a < b]
 
-    def _slice(self, place: int, start: int, stop: int) -> nn.Parameter:
-        return nn.Parameter(self._memory(place)[start:stop])
-
     def _memory(self, place: int) -> Tensor:
         at = self._places[place]
         return self._flats[at.bucket][at.start : at.stop]
+
+
+def _in_bucket(piece: tuple[int, Tensor]) -> tuple[int, int]:
+    """The order of pieces of a bucket; empty ones come first."""
+    return piece[0], piece[1].numel()
 
 
 def _nothing() -> None:

@@ -120,8 +120,8 @@ class Sharded(Strategy):
         )
         if self._units is not None:
             self._units.bind(self._state)
-            self._state.make_room = self._units.open
-            self._state.give_room = self._units.drop
+            self._state.allocate = self._units.allocate
+            self._state.deallocate = self._units.drop
         self._scalars = scalars
         self._square = torch.zeros(1, dtype=torch.float64)
         self._square_memory = bucket_memory(self._square)

@@ -225,7 +225,7 @@ class UnitPasses(PooledGradients):
                 self._memory.empty(bucket)
             self._memory.hide()
 
-    def open(self) -> None:
+    def allocate(self) -> None:
         """Give all parameters memory, to be written to: they become the state."""
         self._memory.show()
         for bucket in range(len(self._places)):

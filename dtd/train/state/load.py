@@ -281,7 +281,7 @@ def load_weights(
         CheckpointError: they are not those of this model.
     """
     if replica.shards is not None:
-        replica.shards.make_room()
+        replica.shards.allocate()
     live = {MODEL + name: tensor for name, tensor in model_tensors(replica.model).items()}
     _load_weights(live, tensors, progress)
     if replica.averages is not None:

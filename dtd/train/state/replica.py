@@ -354,7 +354,7 @@ def reset_replica(
     fresh = build_model(stand_in(task), spec, device, sample)
     _check_fresh(fresh, replica.trained)
     if replica.shards is not None:
-        replica.shards.make_room()
+        replica.shards.allocate()
     move_weights(fresh, replica.model)
     parameters = [parameter for _, parameter in replica.trained]
     before = hooks_on(parameters)

@@ -183,15 +183,3 @@ def test_a_gradient_that_comes_twice_counts_once_and_only_before_its_bucket_has_
     with pytest.raises(TaskError, match=r"1\.weight has received a gradient twice") as caught:
         arrive(last)
     assert "use_reentrant=False" in caught.value.remedy
-
-
-def test_after_backward_gradients_may_come_as_they_like() -> None:
-    model, started = chain(2), []
-    gradients, _buckets = gradients_of(model)
-    gradients.begin(lambda: None)
-    gradients.submit_when_full(started.append)
-    for parameter in model.parameters():
-        arrive(parameter)
-    gradients.finish(started.append)
-    arrive(model[0].weight)
-    assert sorted(started) == [0, 1]

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from dtd.shared_memory import HEAD_BYTES, map_memory
+from dtd.shared_memory import map_memory
 from dtd.strategy.wire_memory import RingMemory
 
 LAYOUT = [(3, torch.float32), (0, torch.float64), (17, torch.float64), (1, torch.bfloat16)]
@@ -43,14 +43,6 @@ def test_tensor_bucket_and_file_are_the_same_memory(make) -> None:
         assert any(read) == (one.elements > 0)
     memory.memories[0].view[:] = bytes(12)
     assert memory.flats[0].tolist() == [0, 0, 0]
-
-
-def test_buckets_begin_on_cache_lines_behind_the_head(make) -> None:
-    memory = make(LAYOUT)
-    offsets = [one.home.offset_bytes for one in memory.memories]
-    assert offsets == [HEAD_BYTES, HEAD_BYTES + 64, HEAD_BYTES + 64, HEAD_BYTES + 64 + 192]
-    assert {one.home.memory for one in memory.memories} == {memory.memories[0].home.memory}
-    assert memory.memories[0].home.memory.size_bytes == offsets[-1] + 64
 
 
 def test_a_recall_is_seen_by_those_who_read(make) -> None:

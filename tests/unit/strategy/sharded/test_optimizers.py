@@ -48,10 +48,6 @@ def test_others_are_refused_with_what_to_do(build) -> None:
     assert "NAdam" in str(caught.value)
 
 
-def test_an_own_optimizer_may_say_that_it_is_elementwise() -> None:
-    check_shardable(OwnElementwise(parameters(), lr=0.1), CPU)
-
-
 # --- hooks of the step -------------------------------------------------------------------------
 
 

@@ -91,24 +91,6 @@ def test_ranks_together_compute_what_one_computes_alone(world_size, mirrors) -> 
     assert counted == whole.state.size_bytes * min(mirrors + 1, world_size)
 
 
-def test_owner_and_mirror_have_the_same_bytes() -> None:
-    owner, mirror = Bound(), Bound()
-    for rank, one in enumerate((owner, mirror)):
-        one.cut(rank, 3, 1)
-        one.state.keep()
-        one.update(4)
-        one.update(5)
-    segment = ShardSet.segments([1], 3)
-    for bucket, elements in enumerate(owner.state.buckets()):
-        for name, column in owner.state.columns(bucket).items():
-            other = mirror.state.columns(bucket)[name]
-            for start, stop in segment.ranges(elements):
-                mine, theirs = column.parts(start, stop), other.parts(start, stop)
-                assert [at for at, _ in mine] == [at for at, _ in theirs]
-                for (_, a), (_, b) in zip(mine, theirs, strict=True):
-                    assert torch.equal(a, b)
-
-
 def test_a_slice_that_stays_needs_no_memory_while_a_cut_is_staged() -> None:
     whole, bound = Bound(), Bound()
     for one in (whole, bound):
@@ -130,21 +112,6 @@ def test_a_slice_that_stays_needs_no_memory_while_a_cut_is_staged() -> None:
         for one in (whole, bound):
             one.update(seed)
         assert_parts_of(bound, whole)
-
-
-def test_staged_slices_can_be_put_back() -> None:
-    bound, undisturbed = Bound(), Bound()
-    for one in (bound, undisturbed):
-        one.update(1)
-    bound.cut(0, 2)
-    assert bound.state.holds == WHOLE
-    assert bound.state.sliced == held_shards(0, 2, 0)
-    bound.state.put_back()
-    assert bound.state.sliced == WHOLE
-    for one in (bound, undisturbed):
-        one.update(2)
-    assert_parts_of(bound, undisturbed)
-    bound.state.put_back()
 
 
 def test_a_part_is_loaded_from_pieces() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
-from dtd.errors import TaskError
 from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.sharded.parameters import GatheredParameters
 from dtd.strategy.sharded.units import plan_units, units_of
@@ -58,12 +56,6 @@ def test_buckets_do_not_cross_units() -> None:
     for bucket, unit in zip(plan.buckets, unit_of, strict=True):
         assert {place.parameter for place in bucket.places} <= {*found[unit].parameters}
     assert sorted(p.parameter for one in plan.buckets for p in one.places) == list(range(6))
-
-
-def test_compiled_code_is_refused() -> None:
-    model = nn.Sequential(torch.compile(nn.Linear(2, 2)))
-    with pytest.raises(TaskError, match="it is compiled"):
-        units_of(model, list(model.parameters()), bucket_bytes=10)
 
 
 def test_memory_is_released_and_comes_back_for_what_autograd_has_saved() -> None:

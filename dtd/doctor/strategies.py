@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dtd import figures
 from dtd.doctor.checks import Finding
@@ -74,43 +74,40 @@ def forecasts(
 ) -> list[Forecast]:
     """One for each world of the first 1, 2, ... workers, as far as links are known.
 
-    A job that wants parameter servers has none without them.
+    A job over parameter servers has none without them.
 
     Args:
         steps: each worker's measurements, by name, in the order of ranks.
         links: {"from", "to", "rtt_s", "bytes_per_s"} of each direction.
         most: the largest world.
         spec: the job.
-        servers: the parameter servers, of use to a job that wants them.
+        servers: the connected parameter servers.
     """
     made: list[Forecast] = []
-    wants, says = has_servers(spec), _own_choice(steps, spec)
-    servers = servers if wants else ()
-    steps_first = next(iter(steps.values()), {})
+    if has_servers(spec) and not servers:
+        return made
     for size in range(1, min(len(steps), most) + 1):
         ranks = dict(list(steps.items())[:size])
-        ring = _ring([*ranks, *servers], links)
-        star = star_of(list(ranks), servers, links, mirrors=spec.strategy.mirrors)
-        if ring is None or (wants and star is None):
+        routes = _routes(list(ranks), servers if has_servers(spec) else (), links, spec)
+        if routes is None:
             break
         if not all(str(size) in step["worlds"] for step in ranks.values()):
             continue  # the job does not train in so small a world
-        # Gradients of several updates in a step are forecast as they are, without a codec.
-        own = exchanged(list(ranks.values()), says) or Exchanged(
-            coded=Coded.plain(steps_first["buckets"])
+        measured = list(ranks.values())
+        # Gradients of several updates in a step are forecast without a codec.
+        what = exchanged(measured, _own_candidate(measured, spec)) or Exchanged(
+            coded=Coded.plain(measured[0]["buckets"])
         )
-        made.append(_forecast(ranks, ring, own, star))
+        made.append(_forecast(ranks, what, routes))
     return made
 
 
-def _own_choice(steps: Mapping[str, Values], spec: JobSpec) -> Values:
+def _own_candidate(steps: Sequence[Values], spec: JobSpec) -> Values:
     """The candidate that the job names, as workers list it."""
-    says: Values = {"codec": spec.codec, "every_steps": 1, "overlaps": False}
-    for step in steps.values():
-        for one in step.get("candidates", []):
-            if (one["strategy"], one["codec"]) == (spec.strategy.name, spec.codec):
-                says = one
-    return says
+    unlisted: Values = {"codec": spec.codec, "every_steps": 1, "overlaps": False}
+    own = (spec.strategy.name, spec.codec)
+    listed = (one for step in steps for one in step.get("candidates", ()))
+    return next((one for one in listed if (one["strategy"], one["codec"]) == own), unlisted)
 
 
 def choices_of(
@@ -120,30 +117,66 @@ def choices_of(
     spec: JobSpec,
     servers: Sequence[str] = (),
 ) -> list[Choice]:
-    """Every strategy and codec that the job could name, in the world of all who measured steps.
+    """Every strategy and codec that the job could name, in the largest world, the fastest first.
 
     A divided state goes over the parameter servers if the job wants them.
     """
-    ranks, ring = list(steps.values()), _ring(list(steps), links)
-    wants = has_servers(spec)
-    star = star_of(list(steps), servers, links, mirrors=spec.strategy.mirrors) if wants else None
-    longer = _ring([*steps, *servers], links)
+    ranks, workers = list(steps.values()), list(steps)
+    ring = _routes(workers, (), links, spec)
     measured = all(str(len(ranks)) in step["worlds"] for step in ranks)
     if len(ranks) < 2 or ring is None or not measured:  # alone nothing is exchanged
         return []
-    step_s: dict[tuple[str, str], float] = {}
+    divided: _Routes | None = ring
+    if has_servers(spec):
+        divided = _routes(workers, servers, links, spec) if servers else None
+    listed: list[Choice] = []
     for one in ranks[0].get("candidates", []):
         what = exchanged(ranks, one)
-        if what is None or one["reason"]:
-            continue
-        if wants and one.get("stage"):
-            if star is None or longer is None:
-                continue
-            found = _forecast(steps, longer, what, star)
-        else:
-            found = _forecast(steps, ring, what)
-        step_s[one["strategy"], one["codec"]] = found.step_s
-    return choices(spec, ranks, step_s, star)
+        routes = divided if one.get("stage") else ring
+        step_s = None
+        if what is not None and routes is not None and not one["reason"]:
+            step_s = _forecast(steps, what, routes).step_s
+        sent = None
+        if what is not None and routes is not None and step_s:
+            sent = sent_bytes(what, len(ranks), routes.star)
+        listed.append(_choice(one, spec, step_s, sent))
+    own_s = next((one.step_s for one in listed if one.own), None)
+    if own_s:
+        listed = [replace(one, speedup=own_s / one.step_s) if one.step_s else one for one in listed]
+    return sorted(listed, key=lambda one: (one.step_s is None, one.step_s or 0.0))
+
+
+def _choice(
+    candidate: Values, spec: JobSpec, step_s: float | None, bytes_per_step: int | None
+) -> Choice:
+    return Choice(
+        strategy=candidate["strategy"],
+        codec=candidate["codec"],
+        every_steps=candidate["every_steps"],
+        own=(candidate["strategy"], candidate["codec"]) == (spec.strategy.name, spec.codec),
+        bytes_per_step=bytes_per_step,
+        step_s=step_s,
+        speedup=None,
+        risk=candidate["reason"] or candidate["risk"] or SAME_NUMBERS,
+        lossless=not (candidate["risk"] or candidate["reason"]),
+        for_memory=bool(candidate.get("stage")),
+    )
+
+
+class _Routes(NamedTuple):
+    """The links of a ring, servers last, and the star besides."""
+
+    ring: Sequence[LinkSpeed]
+    star: Star | None
+
+
+def _routes(
+    workers: Sequence[str], servers: Sequence[str], links: Sequence[Values], spec: JobSpec
+) -> _Routes | None:
+    """The links among these ranks; None if one is not known."""
+    ring = _ring([*workers, *servers], links)
+    star = star_of(workers, servers, links, mirrors=spec.strategy.mirrors)
+    return None if ring is None or (servers and star is None) else _Routes(ring, star)
 
 
 def _ring(names: Sequence[str], links: Sequence[Values]) -> list[LinkSpeed] | None:
@@ -163,20 +196,15 @@ def _ring(names: Sequence[str], links: Sequence[Values]) -> list[LinkSpeed] | No
     return [speeds[way] for way in ways] if all(way in speeds for way in ways) else None
 
 
-def _forecast(
-    steps: Mapping[str, Values],
-    ring: Sequence[LinkSpeed],
-    what: Exchanged,
-    star: Star | None = None,
-) -> Forecast:
+def _forecast(steps: Mapping[str, Values], what: Exchanged, routes: _Routes) -> Forecast:
     first = next(iter(steps.values()))
     return forecast(
         [_compute(step, len(steps)) for step in steps.values()],
-        ring,
+        routes.ring,
         what=what,
         rows=first["rows"],
-        overhead_s=max((link.latency_s for link in ring), default=0.0),
-        star=star,
+        overhead_s=max((link.latency_s for link in routes.ring), default=0.0),
+        star=routes.star,
     )
 
 
@@ -261,49 +289,11 @@ def _divided(whole: Exchanged, sizes: Sequence[int], candidate: Values) -> Excha
     )
 
 
-def choices(
-    spec: JobSpec,
-    steps: Sequence[Values],
-    step_s: Mapping[tuple[str, str], float],
-    star: Star | None = None,
-) -> list[Choice]:
-    """All choices for [strategy], the fastest first.
-
-    Args:
-        spec: the job.
-        steps: each rank's measurements.
-        step_s: expected steps, by strategy and codec.
-        star: the parameter servers of a divided state; None without.
-    """
-    own = (spec.strategy.name, spec.codec)
-    listed: list[Choice] = []
-    for one in steps[0].get("candidates", []):
-        at = (one["strategy"], one["codec"])
-        took_s, own_s = step_s.get(at), step_s.get(own)
-        what = exchanged(steps, one)
-        over = star if one.get("stage") else None
-        listed.append(
-            Choice(
-                strategy=at[0],
-                codec=at[1],
-                every_steps=one["every_steps"],
-                own=at == own,
-                bytes_per_step=sent_bytes(what, len(steps), over) if took_s and what else None,
-                step_s=took_s,
-                speedup=own_s / took_s if own_s and took_s else None,
-                risk=one["reason"] or one["risk"] or SAME_NUMBERS,
-                lossless=not (one["risk"] or one["reason"]),
-                for_memory=bool(one.get("stage")),
-            )
-        )
-    return sorted(listed, key=lambda one: (one.step_s is None, one.step_s or 0.0))
-
-
 def check_choice(listed: Sequence[Choice], spec: JobSpec) -> Iterator[Finding]:
     """One recommendation, or none if nothing helps much."""
     better = [one for one in listed if one.speedup and 1 - 1 / one.speedup >= LEAST_GAIN]
     own = next((one for one in listed if one.own), None)
-    # Who saves memory needs it, and who does not gains no time by it.
+    # A division of the state is chosen for memory: it never saves time.
     better = [one for one in better if own is not None and one.for_memory == own.for_memory]
     better = [one for one in better if one.lossless] or [
         one for one in better if (one.speedup or 0.0) >= LEAST_LOSSY_SPEEDUP

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,6 +140,32 @@ class Worker:
         self._lines = JobLines(self._control.send)
         self._probes = Probes(config.name, self._on_probed)
         self._peers = PeerDiagnostics()
+        self._receivers: Mapping[type[m.Message], Callable[[Any, memoryview], None]] = {
+            m.Package: lambda message, payload: self._packages.received(message, bytes(payload)),
+            m.Parts: lambda message, _: self._part_requests.received(message),
+            m.DropCheckpoint: lambda message, _: self._begin_drop(message),
+            m.PinModel: lambda message, _: self._models.order(message),
+            m.UnpinModel: lambda message, _: self._models.order(message),
+            m.Renewed: self._on_renewed,
+            m.Measure: lambda message, _: self._begin_measuring(message),
+            m.Registered: self._on_registered,
+        }
+        self._effects: Mapping[type[member.Effect], Callable[[Any], None]] = {
+            member.Tell: self._on_tell,
+            member.WarmUp: lambda effect: self._warm_up(effect.prepare),
+            member.FormRing: lambda effect: self._form_ring(effect.assign),
+            member.BreakRing: lambda effect: self._job().break_ring(effect.reason),
+            member.EndAtBoundary: lambda effect: self._job().end_at_boundary(
+                stop=effect.stop, leave=effect.leave
+            ),
+            member.SaveState: lambda effect: self._job().save(effect.save),
+            member.ProbePeer: lambda effect: self._probes.begin(
+                effect.probe, timeout_s=self._silence_s
+            ),
+            member.Raise: self._raise,
+            member.Restart: self._end,
+            member.Exit: self._end,
+        }
         self._core: member.Member
         self._driver: Driver[member.Event, member.Effect]
 
@@ -232,35 +258,26 @@ class Worker:
             raise RuntimeError(f"{m.message_name(type(message))}: {error}") from error
 
     def _act_on(self, message: m.Message, payload: memoryview) -> None:
-        if isinstance(message, m.Package):
-            self._packages.received(message, bytes(payload))
-            return
-        if isinstance(message, m.Parts):
-            self._part_requests.received(message)
-            return
-        if isinstance(message, m.DropCheckpoint):
-            self._begin_drop(message)
-            return
-        if isinstance(message, m.PinModel | m.UnpinModel):
-            self._models.order(message)
-            return
-        if isinstance(message, m.Renewed):
-            if self._renewal is not None:
-                self._renewal.received(message)
-            return
-        if isinstance(message, m.Measure):
-            self._begin_measuring(message)
-            return
-        if isinstance(message, m.Registered):
-            self._data.worker_secret = message.secret
-            self._interval_s = message.heartbeat_interval_s
-            self._silence_s = message.heartbeat_timeout_s
-            self._packages.ask_again()
-            self._part_requests.ask_again()
-            self._models.order(message)
-            if message.refused:
-                log.warning("coordinator_refused", reason=message.refused)
+        receive = self._receivers.get(type(message))
+        if receive is not None:
+            receive(message, payload)
+        else:
+            self._feed(member.FromCoordinator(message=message))
+
+    def _on_registered(self, message: m.Registered, _payload: memoryview) -> None:
+        self._data.worker_secret = message.secret
+        self._interval_s = message.heartbeat_interval_s
+        self._silence_s = message.heartbeat_timeout_s
+        self._packages.ask_again()
+        self._part_requests.ask_again()
+        self._models.order(message)
+        if message.refused:
+            log.warning("coordinator_refused", reason=message.refused)
         self._feed(member.FromCoordinator(message=message))
+
+    def _on_renewed(self, message: m.Renewed, _payload: memoryview) -> None:
+        if self._renewal is not None:
+            self._renewal.received(message)
 
     def _use(self, credential: Credential) -> None:
         """Connections that are made from now on show this credential."""
@@ -299,31 +316,21 @@ class Worker:
     # --- effects -----------------------------------------------------------------------------
 
     def _perform(self, effect: member.Effect) -> None:
-        if isinstance(effect, member.Tell):
-            if isinstance(effect.message, m.Finished | m.Failed):
-                self._send_output(ended=True)  # who waits for the end finds all that was printed
-            self._tell(effect.message)
-        elif isinstance(effect, member.WarmUp):
-            self._warm_up(effect.prepare)
-        elif isinstance(effect, member.FormRing):
-            self._form_ring(effect.assign)
-        elif isinstance(effect, member.BreakRing):
-            assert self._training is not None
-            self._training.break_ring(effect.reason)
-        elif isinstance(effect, member.EndAtBoundary):
-            assert self._training is not None
-            self._training.end_at_boundary(stop=effect.stop, leave=effect.leave)
-        elif isinstance(effect, member.SaveState):
-            assert self._training is not None
-            self._training.save(effect.save)
-        elif isinstance(effect, member.ProbePeer):
-            self._probes.begin(effect.probe, timeout_s=self._silence_s)
-        elif isinstance(effect, member.Raise):
-            log.warning("signal_raised", signal=effect.signal)
-            self.drilled = True
-            os.kill(os.getpid(), getattr(signal, f"SIG{effect.signal}"))
-        else:
-            self._end(effect)
+        self._effects[type(effect)](effect)
+
+    def _on_tell(self, effect: member.Tell) -> None:
+        if isinstance(effect.message, m.Finished | m.Failed):
+            self._send_output(ended=True)  # who waits for the end finds all that was printed
+        self._tell(effect.message)
+
+    def _raise(self, effect: member.Raise) -> None:
+        log.warning("signal_raised", signal=effect.signal)
+        self.drilled = True
+        os.kill(os.getpid(), getattr(signal, f"SIG{effect.signal}"))
+
+    def _job(self) -> TrainingThreadOwner:
+        assert self._training is not None, "the core orders this of a job only"
+        return self._training
 
     def _end(self, ending: member.Restart | member.Exit) -> None:
         if not self.ending.done():
@@ -356,14 +363,12 @@ class Worker:
             context=self._calls_tls,
             tell=self._control.send,
             feed=self._feed,
-            fetch_package=self._packages.fetch,
-            fetch_weights=self._packages.fetch_weights,
-            find_parts=self._part_requests.ask,
+            packages=self._packages,
+            parts=self._part_requests,
         )
 
     def _form_ring(self, assign: m.Assign) -> None:
-        assert self._training is not None
-        self._training.form_ring(
+        self._job().form_ring(
             assign,
             beat_interval_s=self._interval_s,
             silence_s=self._silence_s,

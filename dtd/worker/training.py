@@ -10,7 +10,6 @@ import dataclasses
 import os
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -27,8 +26,10 @@ from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
 from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
+from dtd.worker.checkpoint_files import PartRequests
 from dtd.worker.evidence import ThreadObserver, where_stalled
 from dtd.worker.output import OutputPipe, flush_output
+from dtd.worker.packages import TaskPackages
 from dtd.worker.reporter import FILE, CommittedStep, JobReporter, progress_message
 from dtd.worker.state_directory import letter_directory
 from dtd.worker.training_thread import TrainingThread
@@ -51,9 +52,8 @@ class TrainingThreadOwner:
         context: TLS for calling other workers, if this one has a credential.
         tell: sends a message to the coordinator, on the loop.
         feed: hands an event to the member core, on the loop.
-        fetch_package: blocks until a shipped package lies on this worker's disk.
-        fetch_weights: the same for a file of weights.
-        find_parts: blocks until the coordinator has named the holders of a checkpoint's parts.
+        packages: has a job's package and weights on this worker's disk.
+        parts: asks the coordinator for the holders of a checkpoint's parts.
 
     Attributes:
         job: its id.
@@ -76,9 +76,8 @@ class TrainingThreadOwner:
         context: ssl.SSLContext | None,
         tell: Callable[[m.Message], None],
         feed: Callable[[member.Event], None],
-        fetch_package: Callable[[str], Path],
-        fetch_weights: Callable[[str], Path],
-        find_parts: Callable[[str, int], m.Parts],
+        packages: TaskPackages,
+        parts: PartRequests,
     ) -> None:
         self.job = prepare.job
         self.checkpoint_directory = spec.checkpoint.directory
@@ -111,10 +110,7 @@ class TrainingThreadOwner:
         self._thread = TrainingThread(
             prepare,
             spec,
-            device=config.device,
-            threads=config.threads,
-            sandbox=config.sandbox,
-            state_dir=config.state_dir,
+            config=config,
             silence_s=silence_s,
             can_encrypt=context is not None,
             reporter=self._reporter,
@@ -122,12 +118,9 @@ class TrainingThreadOwner:
             watch=self._watch,
             post=self._report,
             offer=bridge.posting(data.offer),
-            fetch_package=fetch_package,
-            fetch_weights=fetch_weights,
-            name=config.name,
-            find_parts=find_parts,
+            packages=packages,
+            parts=parts,
             connect=self._connect_data,
-            serves=config.role == "server",
             profiler=profiler,
         )
         self.profiler = profiler

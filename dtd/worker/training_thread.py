@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -27,7 +26,7 @@ from dtd.cluster import member
 from dtd.cluster.branches import told_by
 from dtd.cluster.environment import told
 from dtd.cluster.progress import ProgressWatch
-from dtd.config import Sandbox
+from dtd.config import WorkerConfig
 from dtd.engine.checkpoint_writers import checkpoint_writers
 from dtd.engine.shards import ShardSet
 from dtd.engine.step_protocol import Reaction, reaction
@@ -47,10 +46,10 @@ from dtd.net.data_server import Resource, memory_blob
 from dtd.shown import cut, cut_trace, one_line
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
-from dtd.worker.checkpoint_files import collect
+from dtd.worker.checkpoint_files import PartRequests, collect
 from dtd.worker.fetch import fetch_state
 from dtd.worker.host_checks import refuse_if_laxer
-from dtd.worker.packages import look_first_in, task_digest
+from dtd.worker.packages import TaskPackages, look_first_in, task_digest
 from dtd.worker.reporter import JobReporter
 
 if TYPE_CHECKING:
@@ -98,10 +97,7 @@ class TrainingThread(threading.Thread):
     Args:
         prepare: the job.
         spec: its specification.
-        device: "cpu" or "cuda:N".
-        threads: CPU threads; 0 for the job's own number.
-        sandbox: the sandbox of this worker's jobs.
-        state_dir: where this worker keeps checkpoints unless the job names a directory.
+        config: this worker's settings.
         silence_s: after which a donor that sends nothing is given up.
         can_encrypt: this worker has a credential to encrypt with.
         reporter: told of steps, evaluations and checkpoints.
@@ -109,13 +105,9 @@ class TrainingThread(threading.Thread):
         watch: watches the thread's progress.
         post: hands an event to the member core, from any thread.
         offer: lets other workers fetch a resource, from any thread.
-        fetch_package: blocks until a shipped package lies on this worker's disk.
-        fetch_weights: the same for a file of weights.
-        name: this worker's.
-        find_parts: blocks until the coordinator has named the holders of the parts of a checkpoint
-            of this job and step.
+        packages: has a job's package and weights on this worker's disk.
+        parts: asks the coordinator for the holders of a checkpoint's parts.
         connect: returns the function that connects to other workers' data ports.
-        serves: this worker is a parameter server.
         profiler: profiles steps when it is asked to.
     """
 
@@ -124,10 +116,7 @@ class TrainingThread(threading.Thread):
         prepare: m.Prepare,
         spec: JobSpec,
         *,
-        device: str,
-        threads: int,
-        sandbox: Sandbox,
-        state_dir: Path,
+        config: WorkerConfig,
         silence_s: float,
         can_encrypt: bool,
         reporter: JobReporter,
@@ -135,22 +124,15 @@ class TrainingThread(threading.Thread):
         watch: ProgressWatch,
         post: Post,
         offer: Callable[[str, Resource], None],
-        fetch_package: Callable[[str], Path],
-        fetch_weights: Callable[[str], Path],
-        name: str,
-        find_parts: Callable[[str, int], m.Parts],
+        packages: TaskPackages,
+        parts: PartRequests,
         connect: Callable[[], Connect],
-        serves: bool = False,
         profiler: StepProfiler | None = None,
     ) -> None:
         super().__init__(name="trainer", daemon=True)
-        self._serves = serves
         self._prepare = prepare
         self._spec = spec
-        self._device = device
-        self._threads = threads
-        self._sandbox = sandbox
-        self._state_dir = state_dir
+        self._config = config
         self._silence_s = silence_s
         self._can_encrypt = can_encrypt
         self._reporter = reporter
@@ -158,10 +140,8 @@ class TrainingThread(threading.Thread):
         self._watch = watch
         self._post = post
         self._offer = offer
-        self._fetch_package = fetch_package
-        self._fetch_weights = fetch_weights
-        self._name = name
-        self._find_parts = find_parts
+        self._packages = packages
+        self._parts = parts
         self._connect = connect
         self._profiler = profiler
         self._orders: queue.SimpleQueue[RingCollective | m.Save] = queue.SimpleQueue()
@@ -219,7 +199,7 @@ class TrainingThread(threading.Thread):
                 "the job is encrypted, and this worker has no credential for that",
                 remedy="join this host as well: `dtdctl token create`, `dtd-worker join TOKEN`",
             )
-        refuse_if_laxer(self._sandbox, spec.job.sandbox)
+        refuse_if_laxer(self._config.sandbox, spec.job.sandbox)
         with made_to_last():
             from dtd.train.fingerprints import environment
             from dtd.train.record import InitFrom
@@ -227,8 +207,8 @@ class TrainingThread(threading.Thread):
         if spec.sync.transport != "ring":
             from dtd.exchange.group_backends import check_backend
 
-            check_backend(spec.sync.transport, self._device)
-        place = self._fetch_package(prepare.package) if prepare.package else None
+            check_backend(spec.sync.transport, self._config.device)
+        place = self._packages.fetch(prepare.package) if prepare.package else None
         look_first_in(place)
         parent = None
         if prepare.from_job:
@@ -243,14 +223,14 @@ class TrainingThread(threading.Thread):
             job_id=prepare.job,
             identity=prepare.identity,
             init_from=parent,
-            weights=self._fetch_weights(prepare.weights) if prepare.weights else None,
+            weights=self._packages.fetch_weights(prepare.weights) if prepare.weights else None,
             strict=prepare.strict,
-            device=self._device,
-            threads=self._threads,
-            state_dir=self._state_dir,
+            device=self._config.device,
+            threads=self._config.threads,
+            state_dir=self._config.state_dir,
             reporter=self._reporter,
             requests=self._reporter,
-            serves=self._serves,
+            serves=self._config.role == "server",
             profiler=self._profiler,
         )
         report = run.prepare()
@@ -267,7 +247,7 @@ class TrainingThread(threading.Thread):
             steps_total=report.steps_total,
             held=(_told(run.held()), *map(_told, run.saved()))[: m.MAX_HELD],
             task_digest=task_digest(spec.job.task, place),
-            environment=told(environment(self._device)),
+            environment=told(environment(self._config.device)),
             committed_generation=self._committed[0],
             committed_step=self._committed[1],
         )
@@ -283,15 +263,16 @@ class TrainingThread(threading.Thread):
         if incomplete is None:
             return
         path, directory = incomplete
-        if path is None and self._spec.strategy.owners == "servers" and not self._serves:
+        serves = self._config.role == "server"
+        if path is None and self._spec.strategy.owners == "servers" and not serves:
             return  # the state is the servers' business
         try:
-            answer = self._find_parts(self._prepare.from_job, self._prepare.from_step)
+            answer = self._parts.ask(self._prepare.from_job, self._prepare.from_step)
             if not (answer.holders or answer.missing):
                 return  # others have it whole, or have begun with it: they hand the state over
             collect(
                 answer,
-                None if path is None else FoundPart(holder=self._name, path=path),
+                None if path is None else FoundPart(holder=self._config.name, path=path),
                 directory,
                 connect=self._connect(),
                 progress=self._reporter.progress,
@@ -358,7 +339,7 @@ class TrainingThread(threading.Thread):
                 rank=ring.rank,
                 world_size=ring.world_size,
                 host=ring.assign.roster[ring.rank].host,
-                device=self._device,
+                device=self._config.device,
                 connect_timeout_s=self._silence_s,
             ),
         )

@@ -116,10 +116,14 @@ def made(kind, journal, post, encryption="none", sandbox="normal"):
     return kind(
         m.Prepare(job="job-1", spec=document, from_job="", from_step=0, from_mode=""),
         job.from_mapping(document, source="test"),
-        device="cpu",
-        threads=1,
-        sandbox="normal",
-        state_dir=Path("unused"),
+        config=SimpleNamespace(
+            name="w-0",
+            device="cpu",
+            role="worker",
+            threads=1,
+            sandbox="normal",
+            state_dir=Path("unused"),
+        ),
         silence_s=1.0,
         can_encrypt=False,
         reporter=SimpleNamespace(
@@ -130,10 +134,8 @@ def made(kind, journal, post, encryption="none", sandbox="normal"):
         watch=ProgressWatch(first_stall_limit_s=120, least_stall_limit_s=5, busy_limit_s=1800),
         post=post,
         offer=lambda name, resource: None,
-        fetch_package=Path,
-        fetch_weights=Path,
-        name="w-0",
-        find_parts=lambda job, step: m.Parts(job=job, step=step),
+        packages=SimpleNamespace(fetch=Path, fetch_weights=Path),
+        parts=SimpleNamespace(ask=lambda job, step: m.Parts(job=job, step=step)),
         connect=lambda: connect_tcp,
     )
 

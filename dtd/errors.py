@@ -20,7 +20,6 @@
     ├── DivergenceError            replicas that must be equal are not             fails the job
     ├── ImpossibleTransition       a state machine was given an event too early    a bug in dtd
     ├── RingBroken                 a generation ended under a running step         step is redone
-    ├── ProcessGroupFailed         a rank could not join torch's process group     generation ends
     ├── HistoryDamaged             the coordinator's store of figures is damaged   it is set aside
     └── ShardsMissing              no member holds some part of a sharded state    generation ends
 
@@ -237,12 +236,6 @@ class RingBroken(DtdError):
         super().__init__(message)
         self.suspect = suspect
         self.evidence = evidence
-
-
-class ProcessGroupFailed(DtdError):
-    """A rank could not make its part of a generation's process group; the text has the reason."""
-
-    blame = "network or peer"
 
 
 class HistoryDamaged(DtdError):

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 
 from dtd.errors import ConfigError
 
@@ -39,22 +39,71 @@ class Group(Protocol):
 
     device: torch.device
 
-    def make(self, store: Store) -> Any:
-        """Connect to all ranks; returns the backend's group.  Blocks."""
-        ...
-
-    def knows(self, places: Sequence[bytes]) -> None:
-        """Receive the addresses of all ranks' groups, as each gave them in `place`."""
-        ...
-
-    @property
     def place(self) -> bytes:
-        """Address of this rank's group."""
+        """Return the addresses at which this rank listens, for `make` on all ranks."""
+        ...
+
+    def make(self, places: Sequence[bytes]) -> Any:
+        """Connect to all ranks, which have these places; returns the backend's group.  Blocks."""
         ...
 
     def end(self, group: Any) -> None:
         """End all operations of a group, including blocked ones."""
         ...
+
+
+class Rendezvous:
+    """The key-value store through which the ranks of a group find each other; rank 0 serves it.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks.
+        host: this rank's data address.
+        timeout_s: how long a rank waits for another.
+
+    Raises:
+        ConfigError: this process cannot listen at that address.
+    """
+
+    def __init__(self, *, rank: int, world_size: int, host: str, timeout_s: float) -> None:
+        self._rank, self._world_size = rank, world_size
+        self._timeout = timedelta(seconds=timeout_s)
+        self._listener: socket.socket | None = None
+        self.place = b""
+        if rank > 0:
+            return
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            self._listener = socket.socket(family, kind)
+            self._listener.bind(address)
+        except OSError as error:
+            raise ConfigError(
+                f"a process group cannot listen at this worker's data address {host}: {error}",
+                remedy=_REACHABLE,
+            ) from error
+        self._listener.listen()
+        bound_host, port = self._listener.getsockname()[:2]
+        self.place = f"{bound_host} {port}".encode()
+
+    def store(self, place: bytes) -> Store:
+        """Open the store at rank 0's place."""
+        host, _, port = place.decode().rpartition(" ")
+        listener = None if self._listener is None else self._listener.detach()
+        return TCPStore(
+            host,
+            int(port),
+            self._world_size,
+            is_master=self._rank == 0,
+            timeout=self._timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener,
+        )
+
+
+_REACHABLE = (
+    'let [sync] transport be "ring", or start the worker with a --data address that one of this'
+    " host's interfaces has"
+)
 
 
 class GlooGroup:
@@ -75,6 +124,9 @@ class GlooGroup:
     def __init__(self, *, rank: int, world_size: int, host: str, connect_timeout_s: float) -> None:
         self._rank, self._world_size = rank, world_size
         self._timeout = timedelta(seconds=connect_timeout_s)
+        self._rendezvous = Rendezvous(
+            rank=rank, world_size=world_size, host=host, timeout_s=connect_timeout_s
+        )
         self._listeners: set[tuple[str, int]] = set()
         before = set(_listening(host))
         try:
@@ -82,21 +134,22 @@ class GlooGroup:
         except RuntimeError as error:
             raise ConfigError(
                 f"Gloo cannot listen at this worker's data address {host}: {error}",
-                remedy='let [sync] transport be "ring", or start the worker with a --data address'
-                " that one of this host's interfaces has",
+                remedy=_REACHABLE,
             ) from error
-        self.place = "\n".join(f"{h} {p}" for h, p in set(_listening(host)) - before).encode()
+        own = sorted(f"{at} {port}".encode() for at, port in set(_listening(host)) - before)
+        self._place = b"\n".join([self._rendezvous.place, *own])
 
-    def knows(self, places: Sequence[bytes]) -> None:
-        """Implement `Group.knows`; every connection of the group ends at one of these addresses."""
+    def place(self) -> bytes:
+        """Return where the store is, in the first line, and where the group listens."""
+        return self._place
+
+    def make(self, places: Sequence[bytes]) -> Any:
+        """Connect to all ranks; every connection of the group ends at one of their addresses."""
         for place in places:
-            for line in place.decode(errors="replace").splitlines():
+            for line in place.decode().splitlines()[1:]:
                 host, _, port = line.rpartition(" ")
-                if port.isdecimal():
-                    self._listeners.add((host, int(port)))
-
-    def make(self, store: Store) -> Any:
-        """Connect to all ranks."""
+                self._listeners.add((host, int(port)))
+        store = self._rendezvous.store(places[0].splitlines()[0])
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()  # noqa: SLF001 - it has no other name
         options._timeout = self._timeout  # noqa: SLF001
@@ -119,6 +172,7 @@ class NcclGroup:
     Args:
         rank: this rank.
         world_size: number of ranks.
+        host: this rank's data address.
         device: this worker's.
         connect_timeout_s: how long making the connections may take.
 
@@ -126,21 +180,24 @@ class NcclGroup:
         ConfigError: the worker has no GPU, or torch no NCCL.
     """
 
-    place = b""
-
     def __init__(
-        self, *, rank: int, world_size: int, device: str, connect_timeout_s: float
+        self, *, rank: int, world_size: int, host: str, device: str, connect_timeout_s: float
     ) -> None:
         check_backend("nccl", device)
         self.device = torch.device(device)
         self._rank, self._world_size = rank, world_size
         self._timeout = timedelta(seconds=connect_timeout_s)
+        self._rendezvous = Rendezvous(
+            rank=rank, world_size=world_size, host=host, timeout_s=connect_timeout_s
+        )
 
-    def knows(self, places: Sequence[bytes]) -> None:
-        """Do nothing: NCCL ends its connections itself."""
+    def place(self) -> bytes:
+        """Return where the store is; NCCL finds its own addresses."""
+        return self._rendezvous.place
 
-    def make(self, store: Store) -> Any:
+    def make(self, places: Sequence[bytes]) -> Any:
         """Connect to all ranks."""
+        store = self._rendezvous.store(places[0])
         # Otherwise a thread of torch ends the whole process when a neighbour is lost.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
@@ -193,7 +250,11 @@ def group_of(
     check_backend(transport, device)
     if transport == "nccl":
         return NcclGroup(
-            rank=rank, world_size=world_size, device=device, connect_timeout_s=connect_timeout_s
+            rank=rank,
+            world_size=world_size,
+            host=host,
+            device=device,
+            connect_timeout_s=connect_timeout_s,
         )
     return GlooGroup(
         rank=rank, world_size=world_size, host=host, connect_timeout_s=connect_timeout_s

@@ -4,8 +4,9 @@ This is `sync.transport = "gloo"` or "nccl".  The ring keeps its role: it determ
 carries small gathers, votes and the tail of each step, and detects within milliseconds that a
 member is gone.  Only buckets of types that torch supports are exchanged in a process group.  A
 group belongs to one generation: it is created when the generation's first step with buckets opens
-(`dtd.exchange.rendezvous`), and abandoned when the ring breaks.  Any failure in the group ends the
-generation, like a broken ring.  `dtd.exchange.group_backends` makes and ends a rank's part of it.
+in a thread of its own, since that blocks in C++, and abandoned when the ring breaks.  Any failure
+in the group ends the generation, like a broken ring.  `dtd.exchange.group_backends` makes and ends
+a rank's part of it.
 
 The group works on its own memory.  An operation that outlives its generation writes there, and
 never into gradients that the next generation computes.  The copies take 0.1 to 0.2 ms for each MiB
@@ -31,11 +32,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtd.errors import ProcessGroupFailed, ProtocolError, RingBroken
+from dtd.errors import RingBroken
 from dtd.exchange.api import BucketMemory, BusyTime, CommTiming
 from dtd.exchange.group_backends import Group
 from dtd.exchange.node import NodeCollective
-from dtd.exchange.rendezvous import Rendezvous
 from dtd.exchange.ring.chunks import Operation
 from dtd.observe.profile.spans import RingSpans, SpanLog
 
@@ -272,22 +272,54 @@ class ProcessGroupCollective:
             ConfigError: this worker cannot take part in such a group.
         """
         ring, group = self._ring, self._new_group()
-
-        try:
-            group.knows(ring.gather(group.place))
-            rendezvous: Rendezvous[Any] = Rendezvous(group.make, group.end)
-            with ring.waiting():
-                self._backend = rendezvous.run(ring.gather, ring.check, ring.on_broken)
-        except (ProcessGroupFailed, ProtocolError) as error:
-            reason = f"the process group could not be made: {error}"
+        outcome = self._make(group, ring.gather(group.place()))
+        if isinstance(outcome, Exception):
+            reason = (
+                f"the process group could not be made: rank {ring.rank}:"
+                f" {type(outcome).__name__}: {outcome}"
+            )
             ring.give_up(reason)
-            raise RingBroken(reason) from error
+            raise RingBroken(reason) from outcome
+        self._backend = outcome
+        ring.gather(b"")  # all ranks have made theirs
         self._group = group
         if group.device.type == "cuda":
             self._stream = _CUDA.Stream(group.device)
         self._finisher.start()
         ring.on_broken(self._on_broken)
         log.info("process_group_formed", generation=ring.generation, world_size=ring.world_size)
+
+    def _make(self, group: Group, places: list[bytes]) -> Any:
+        """Return what the backend has made, or the exception with which it failed.
+
+        Raises:
+            RingBroken: the ring broke meanwhile; what is made afterwards is dropped.
+        """
+        outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def make() -> None:
+            outcome: Any
+            try:
+                outcome = group.make(places)
+            except Exception as error:  # noqa: BLE001 - C++ may raise anything
+                outcome = error
+            with self._changed:
+                if not self._ended:
+                    outcomes.put(outcome)
+                    return
+            group.end(None if isinstance(outcome, Exception) else outcome)
+
+        self._ring.on_broken(lambda: outcomes.put(None))
+        threading.Thread(target=make, name="process-group", daemon=True).start()
+        with self._ring.waiting():
+            outcome = outcomes.get()
+        if outcome is None:
+            with self._changed:
+                self._ended = True
+            while not outcomes.empty():
+                group.end(outcomes.get())
+            self._ring.check()
+        return outcome
 
     def _work_area(self) -> contextlib.AbstractContextManager[Any]:
         """Context in which copies and operations are queued: a separate stream on a GPU."""

@@ -117,7 +117,6 @@ HAS_TORCH = {"strategy", "tasks", "train"}
 NEEDS_TORCH = {
     "dtd.exchange.group_backends",
     "dtd.exchange.process_group",
-    "dtd.exchange.rendezvous",
 }
 """Modules of other folders that a worker imports when its job wants them, and nobody else."""
 

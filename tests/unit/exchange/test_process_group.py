@@ -352,7 +352,7 @@ def test_one_rank_that_cannot_join_a_group_ends_it_for_all(ranks):
     made = ranks(2)
 
     class Unlucky(GlooGroup):
-        def make(self, store):
+        def make(self, places):
             raise RuntimeError("no more open files")
 
     made.collectives[1]._new_group = lambda: Unlucky(

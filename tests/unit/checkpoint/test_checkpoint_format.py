@@ -16,7 +16,6 @@ from dtd.checkpoint.format import (
     encode_manifest,
     newest_complete,
     parse_name,
-    read_manifest,
     verify,
 )
 from dtd.checkpoint.retention import Rules
@@ -125,10 +124,3 @@ def test_a_manifest_that_does_not_say_which_local_state_it_lacks(
     content["manifest_hash"] = xxhash.xxh3_128(canonical).hexdigest()
     (path / MANIFEST_FILE).write_text(json.dumps(content))
     assert verify(path).local_state is None
-
-
-def test_reading_a_manifest_that_is_no_utf8(directory, save_checkpoints) -> None:
-    (published,) = save_checkpoints(directory, 1)
-    (published.path / MANIFEST_FILE).write_bytes(b"\xff\xfe")
-    with pytest.raises(CheckpointError, match="torn"):
-        read_manifest(published.path)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -90,52 +87,6 @@ def test_a_model_that_is_compiled_as_a_whole_is_refused(in_place: bool) -> None:
         blocks_of(model)
 
 
-def test_blocks_may_be_compiled_by_themselves() -> None:
-    model = nn.Sequential(torch.compile(nn.Sequential(nn.Linear(2, 2))), nn.Linear(2, 2))
-    assert len(blocks_of(model)) == 2
-
-
-def test_second_derivatives_are_those_without() -> None:
-    def penalised(model: nn.Module) -> list[torch.Tensor | None]:
-        torch.manual_seed(5)
-        x = torch.arange(32.0).view(8, 4).sin().requires_grad_()
-        loss = model(x).square().sum()
-        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-        (loss + slope.square().sum()).backward()
-        return [parameter.grad for parameter in model.parameters()]
-
-    torch.manual_seed(0)
-    plain = Net()
-    wrapped = copy.deepcopy(plain)
-    with recomputing(wrapped):
-        found = penalised(wrapped)
-    for mine, theirs in zip(found, penalised(plain), strict=True):
-        torch.testing.assert_close(mine, theirs)
-    for mine, theirs in zip(wrapped.buffers(), plain.buffers(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-@pytest.mark.parametrize("way", ["copied", "saved"])
-def test_a_copy_in_a_step_computes_with_its_own_weights(way: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    x = torch.ones(2, 4)
-    before = model(x).detach()
-    with recomputing(model):
-        if way == "copied":
-            other = copy.deepcopy(model)
-        else:
-            torch.save(model, tmp_path / "model")
-            other = torch.load(tmp_path / "model", weights_only=False)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.zero_()
-        assert torch.equal(other(x), before)
-        other(x).sum().backward()
-    assert model[0].weight.grad is None
-    assert other[0].weight.grad is not None
-
-
 def test_between_steps_a_model_is_as_the_task_built_it() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     own = model[2].forward
@@ -155,15 +106,3 @@ def test_between_steps_a_model_is_as_the_task_built_it() -> None:
     assert calls == ["between"] * 2
     model(torch.ones(1, 4))
     assert calls == ["between"] * 3 + ["inside"]
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
-def test_a_model_is_scripted_between_steps() -> None:
-    torch.manual_seed(0)
-    model, x = Net(), torch.arange(32.0).view(8, 4).sin()
-    context = recomputing(model)
-    with context:
-        run(model)
-    scripted = torch.jit.script(model.eval())
-    assert torch.equal(scripted(x), model(x))
-    assert scripted.embed.weight.data_ptr() == model.embed.weight.data_ptr()

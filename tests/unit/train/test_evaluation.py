@@ -32,11 +32,6 @@ def test_a_word_that_is_none_is_blamed_on_its_sender(word) -> None:
     assert (caught.value.rank, caught.value.code) == (1, ErrorCode.BAD_PAYLOAD)
 
 
-def test_too_many_metrics() -> None:
-    with pytest.raises(TaskError, match="returned 2000 metrics"):
-        pack_sums({f"m{index}": (0.0, 1.0) for index in range(2000)})
-
-
 def test_means_add_up_before_they_divide() -> None:
     values = mean_values([{"a": (1.0, 1.0)}, {}, {"a": (5.0, 2.0), "b": (1.0, 0.0)}])
     assert values["a"] == 2.0
@@ -102,15 +97,6 @@ def test_every_row_counts_once(world_size) -> None:
 def test_a_task_that_names_its_own_loss() -> None:
     task = Counting(lambda batch: {"loss": (batch.sum() * 0 + 1.0, 1)})
     assert evaluate(task) == {"loss": 1.0}
-
-
-def test_whoever_watches_hears_of_every_batch_and_its_shape() -> None:
-    kinds, marks = [], []
-    task = Counting(lambda batch: {"loss": (batch.sum() * 0 + 1.0, 1)})
-    evaluate(task, progress=lambda: marks.append(1), kinds=kinds)
-    assert kinds[0] == ("evaluation", None)
-    assert set(kinds[1:]) == {("evaluation batch", ((3,),)), ("evaluation batch", ((1,),))}
-    assert len(marks) == 2 * len(kinds[1:])
 
 
 def test_an_evaluation_can_be_given_up_between_batches() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 
 import pytest
 import torch
@@ -12,10 +11,8 @@ from torch import nn
 import dtd.train.memory as footprint
 from dtd.doctor.state_memory import TRAINING_BYTES, Room
 from dtd.errors import TaskError
-from dtd.strategy.sharded.wire_pool import PIECES
 from dtd.train.measure import measure
 from dtd.train.memory import optimizer_bytes
-from dtd.train.optimizer import JoinedOptimizer
 from tests.unit.train.small_job import spec
 
 
@@ -53,23 +50,6 @@ def test_what_an_optimizer_will_keep_is_known_before_its_first_step(optimizer) -
     assert said == 400 * len(shaped)
 
 
-def test_several_optimizers_are_added_up() -> None:
-    joined = JoinedOptimizer({"a": made(torch.optim.Adam), "b": made(torch.optim.SGD)})
-    assert optimizer_bytes(joined) == 800
-
-
-def test_frozen_parameters_get_no_state() -> None:
-    optimizer = made(torch.optim.Adam)
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(7), requires_grad=False)]})
-    assert optimizer_bytes(optimizer) == 800
-
-
-def test_a_pool_of_buckets_has_room_for_the_largest_parameter():
-    """Layers are larger than a bucket of 1 KiB, so each is a bucket of its own."""
-    state = measure(spec(), device="cpu", threads=1, worlds=[1], limit_s=0.0)["state"]
-    assert PIECES * 1048 < state["pool_bytes"] < PIECES * state["parameter_bytes"]
-
-
 def test_a_job_that_cannot_fit_is_refused_before_its_first_step(monkeypatch) -> None:
     room = Room(bytes=1000, limit="memory limit of the control group /dtd")
     monkeypatch.setattr(footprint, "available_memory", lambda _device: room)
@@ -81,46 +61,6 @@ def test_a_job_that_cannot_fit_is_refused_before_its_first_step(monkeypatch) -> 
     )
     assert "of the process (memory limit of the control group /dtd)" in message
     assert told.value.remedy.startswith("use workers with more memory")
-
-
-def gathered(model: nn.Module, bucket_bytes: int) -> int:
-    replica = Namespace(model=model, trained=[*model.named_parameters()])
-    return footprint._gathered_bytes(replica, footprint._names(model), bucket_bytes)
-
-
-def test_the_parameters_that_are_gathered_at_a_time_are_those_of_the_two_largest_units() -> None:
-    wide, narrow = nn.Linear(30, 10), nn.Linear(10, 10)
-    model = nn.Sequential(narrow, wide, nn.Linear(10, 1))
-    assert gathered(model, 100) == 4 * (310 + 110)
-
-
-class Tied(nn.Module):
-    """An embedding of 50 x 10, two layers of 110 parameters, and the embedding again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 10)
-        self.layers = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10), nn.Linear(10, 10))
-        self.last = nn.Linear(10, 50, bias=False)
-        self.last.weight = self.embedding.weight
-
-
-def test_a_tied_parameter_stays_beside_two_units() -> None:
-    model = Tied()
-    assert gathered(model, 100) == 4 * (500 + 2 * 110)
-    assert footprint._names(model)[model.last.weight] == 2
-
-
-def test_a_mapped_gradient_counts_once_or_thrice_if_tied_and_in_the_heap_four_times() -> None:
-    large, small = nn.Parameter(torch.empty(9 << 20)), nn.Parameter(torch.empty(8 << 20))
-    assert footprint._gradients(large, 1) == 36 << 20
-    assert footprint._gradients(small, 1) == 128 << 20
-    assert footprint._gradients(large, 2) == 108 << 20
-
-
-def test_a_model_that_cannot_be_divided_counts_whole() -> None:
-    model = torch.compile(nn.Linear(4, 4))
-    assert gathered(model, 1 << 20) == 80
 
 
 def test_parameters_that_are_there_already_are_not_counted_twice(monkeypatch) -> None:

@@ -120,42 +120,6 @@ def test_the_message_says_where_the_hook_is() -> None:
         tried(model)
 
 
-def test_hooks_after_accumulation_may_watch_and_mask() -> None:
-    model, norms = layer(), []
-
-    def double(parameter) -> None:
-        parameter.grad *= 2.0
-
-    def bound(parameter) -> None:
-        parameter.grad.clamp_(max=0.0)
-
-    model.weight.register_post_accumulate_grad_hook(lambda p: norms.append(p.grad.norm()))
-    model.bias.register_post_accumulate_grad_hook(double)
-    assert tried(model) == []
-    assert norms
-    model.bias.register_post_accumulate_grad_hook(bound)
-    with pytest.raises(TaskError, match=r"bound .* gradient of bias is not linear"):
-        tried(model)
-
-
-@pytest.mark.parametrize("clears", [False, True])
-def test_an_optimizer_in_backward_is_refused(clears) -> None:
-    model = layer()
-    optimizer = torch.optim.SGD([model.weight], lr=0.1)
-
-    def step(parameter) -> None:
-        optimizer.step()
-        if clears:
-            optimizer.zero_grad()
-
-    before = model.weight.detach().clone()
-    model.weight.register_post_accumulate_grad_hook(step)
-    with pytest.raises(TaskError, match=r"step .*changes the parameter weight during") as raised:
-        tried(model, alone=True)
-    assert "the optimizer that build_optimizer() returns" in raised.value.remedy
-    assert torch.equal(model.weight, before)
-
-
 def test_a_hook_that_clears_is_refused() -> None:
     model = layer()
 
@@ -174,33 +138,6 @@ def test_a_hook_with_a_memory_is_doubted() -> None:
     assert "on the gradient of weight gives another result when it is called again" in doubt
 
 
-def test_a_hook_that_removes_itself_is_still_there() -> None:
-    model, calls = layer(), []
-
-    def once(gradient) -> None:
-        calls.append(gradient)
-        handle.remove()
-
-    handle = model.weight.register_hook(once)
-    assert tried(model) == []
-    seen = len(calls)
-    for _ in range(2):
-        model(X).sum().backward()
-    assert len(calls) == seen + 1
-
-
-def test_hooks_of_several_parameters_and_strict_ones_are_allowed() -> None:
-    model, seen = layer(), []
-    torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), seen.append)
-
-    def strict(gradient) -> None:
-        if gradient.abs().max() > 10:
-            raise ValueError("the gradient explodes")
-
-    model.weight.register_hook(strict)
-    assert tried(model) == []
-
-
 def test_a_rehearsal_that_fails_is_none() -> None:
     model = layer()
     model.weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
@@ -210,18 +147,3 @@ def test_a_rehearsal_that_fails_is_none() -> None:
 
     with pytest.raises(TaskError, match="not linear"):
         tried(model, rehearse=fails)
-
-
-def test_a_model_without_hooks_is_not_touched() -> None:
-    def never() -> None:
-        raise AssertionError
-
-    assert tried(layer(), rehearse=never) == []
-
-
-def test_sparse_and_empty_gradients() -> None:
-    model = nn.Embedding(6, 3, sparse=True)
-    model.empty = nn.Parameter(torch.zeros(0))
-    model.weight.register_hook(lambda g: 2 * g)
-    model.empty.register_hook(lambda g: 2 * g)
-    assert tried(model, rehearse=lambda: model(torch.tensor([1, 4])).sum().backward()) == []

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from dtd.errors import TaskError
 from dtd.job import from_mapping
 from dtd.train.data.sampling import Shuffled
-from dtd.train.plan import LOOK_AHEAD_STEPS, JobPlan
+from dtd.train.plan import JobPlan
 
 
 def plan(rows: int = 10, *, job=None, **tables) -> JobPlan:
     base = {"name": "j", "task": "digits", "global_batch_size": 4, "epochs": 2}
     spec = from_mapping({"job": job or base, **tables}, source="test")
     return JobPlan(spec=spec, order=Shuffled(rows))
-
-
-def test_totals() -> None:
-    assert (plan().epoch_steps, plan().steps_total) == (3, 6)
-    assert [plan().global_rows(step) for step in range(6)] == [4, 4, 2, 4, 4, 2]
-    steps = {"name": "j", "task": "digits", "global_batch_size": 4, "steps": 5}
-    assert plan(job=steps).steps_total == 5
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -59,32 +52,6 @@ def test_the_loader_is_told_what_the_loop_will_ask() -> None:
     assert asked
 
 
-@dataclass(frozen=True)
-class Counted:
-    """An order that counts how often it is asked."""
-
-    rows_of: Shuffled
-    asked: list[int] = field(default_factory=list)
-
-    @property
-    def places(self) -> int:
-        return self.rows_of.places
-
-    def rows(self, seed, epoch, start, stop):
-        self.asked.append(start)
-        return self.rows_of.rows(seed, epoch, start, stop)
-
-
-@pytest.mark.parametrize("rank", [0, 5])
-def test_who_never_has_rows_does_not_search_the_whole_job(rank) -> None:
-    job = {"name": "j", "task": "digits", "global_batch_size": 3, "steps": 10**9}
-    own = plan(job=job)
-    own = replace(own, order=Counted(own.order))
-    follow = own.requests(rank=rank, world_size=4)  # rank 0 has none of three rows
-    assert follow(7) is None
-    assert 0 < len(own.order.asked) <= LOOK_AHEAD_STEPS
-
-
 def test_what_falls_due() -> None:
     own = plan()
     assert [step for step in range(7) if own.evaluation_due(step)] == [3, 6]
@@ -92,12 +59,6 @@ def test_what_falls_due() -> None:
     own = plan(train={"eval_every": 4}, checkpoint={"every_steps": 5})
     assert [step for step in range(7) if own.evaluation_due(step)] == [4, 6]
     assert [step for step in range(7) if own.checkpoint_due(step)] == [5, 6]
-
-
-def test_digests_fall_due() -> None:
-    own = plan(train={"digest_every": 2})
-    assert [step for step in range(1, 7) if own.digest_due(step)] == [2, 4, 6]
-    assert not any(plan(train={"digest_every": 0}).digest_due(step) for step in range(7))
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

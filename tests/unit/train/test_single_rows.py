@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from dtd.train.task_checks import SingleRow, smallest_rows
 
 IMAGE = torch.zeros(1, 2, 4, 4)
 VECTOR = torch.zeros(1, 2)
-SOUND = torch.zeros(1, 2, 9)
 
 
 def plan(model: nn.Module, *, rows: int, batch: int, parts: int = 1) -> JobPlan:
@@ -78,28 +76,12 @@ def test_slices_are_as_large_as_the_model_needs(
     assert forward.count <= 1
 
 
-def test_a_row_with_an_extent_is_enough_for_any_batch_norm() -> None:
-    model = nn.BatchNorm1d(2)
-    single = SingleRow(model, Counted(model, SOUND))
-    assert single.fit(plan(model, rows=4, batch=1), 1).smallest_rows == 1
-
-
 @pytest.mark.parametrize(("rows", "batch", "parts"), [(9, 8, 1), (8, 1, 1), (8, 8, 5)])
 def test_too_few_rows_for_one_rank_are_refused(rows: int, batch: int, parts: int) -> None:
     model = pooled()
     single = SingleRow(model, Counted(model, IMAGE))
     with pytest.raises(TaskError, match=r"has 1 row, .*BatchNorm.*job\.global_batch_size"):
         single.fit(plan(model, rows=rows, batch=batch, parts=parts), 1)
-
-
-def test_nothing_is_tried_where_every_slice_has_rows_enough() -> None:
-    for model in (pooled(), nn.BatchNorm1d(2)):
-        forward = Counted(model, IMAGE)
-        usual = plan(model, rows=32, batch=8)
-        assert SingleRow(model, forward).fit(usual, 4) == usual
-        assert not forward.count
-    assert SingleRow(model, forward).fit(usual, 8) == usual  # a vector's rows are avoided anyway
-    assert not forward.count
 
 
 def test_ranks_that_have_tried_and_others_make_the_same_slices() -> None:
@@ -116,11 +98,3 @@ def test_ranks_that_have_tried_and_others_make_the_same_slices() -> None:
                 assert tried.share(*of, rank=rank, world_size=world_size) == usual.share(
                     *of, rank=rank, world_size=world_size
                 )
-
-
-def test_another_failure_of_one_row_tells_nothing() -> None:
-    def fails() -> Any:
-        raise RuntimeError("a contrast needs two rows")
-
-    model = pooled()
-    assert SingleRow(model, fails).fit(plan(model, rows=8, batch=8), 8).smallest_rows == 1

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 from torch.utils.data import DataLoader
 
 from dtd.errors import TaskError
-from dtd.tasks import BUILT_IN
 from dtd.train.task import eval_dataset_of, load_task, train_dataset_of
 
 MODULE = """
@@ -44,30 +42,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
     return name
-
-
-def test_the_package_of_built_in_tasks_does_not_import_torch() -> None:
-    code = "import dtd.tasks, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"chargpt"}))
-def test_built_in_tasks_are_found_by_name(name: str) -> None:
-    task = load_task(name, {})
-    assert f"{type(task).__module__}:{type(task).__name__}" == BUILT_IN[name]
-
-
-def test_arguments_reach_the_task(module: str) -> None:
-    assert len(train_dataset_of(load_task(f"{module}:Complete", {"size": 4}))) == 4
-    assert len(train_dataset_of(load_task(f"{module}:factory", {}))) == 5
-    assert len(train_dataset_of(load_task(f"{module}:ready", {}))) == 7
-
-
-def test_evaluation_is_optional(module: str) -> None:
-    assert eval_dataset_of(load_task(f"{module}:Complete", {})) is None
-    evaluation = eval_dataset_of(load_task(f"{module}:Evaluated", {}))
-    assert evaluation is not None
-    assert len(evaluation) == 2
 
 
 @pytest.mark.parametrize(

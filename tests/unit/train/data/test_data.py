@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import signal
-import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,9 +13,9 @@ import pytest
 import torch
 
 from dtd.engine.sampler import Position, slice_bounds
-from dtd.errors import LoaderLost, TaskError
+from dtd.errors import TaskError
 from dtd.train.data.loader import Loader
-from dtd.train.data.rows import BatchRequest, LoadedBatch
+from dtd.train.data.rows import BatchRequest
 from dtd.train.data.sampling import batch_rows
 
 LENGTH, BATCH = 40, 8
@@ -46,6 +45,18 @@ class Fetched:
         return torch.tensor([[row, epoch, seed] for row in row_ids])
 
 
+def loader_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("dtd-loader")]
+
+
+@pytest.fixture
+def no_sigchld_handler() -> Iterator[None]:
+    """As in a worker, where batches are taken outside the main thread and torch sets none."""
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGCHLD, previous)
+
+
 def plan_for(world_size: int, rank: int, epoch: int = 0) -> Callable[[int], BatchRequest | None]:
     def plan(step: int) -> BatchRequest | None:
         if step * BATCH >= LENGTH:
@@ -72,10 +83,6 @@ def expect(loader: Loader, request: BatchRequest) -> None:
     assert loader.next(request).batch[:, 0].tolist() == list(request.rows)
 
 
-def loader_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("dtd-loader")]
-
-
 def test_batches_come_in_order_from_a_thread_of_their_own() -> None:
     data, plan = Fetched(), plan_for(1, 0)
     with Loader(data, seed=3) as loader:
@@ -86,15 +93,6 @@ def test_batches_come_in_order_from_a_thread_of_their_own() -> None:
     assert len(data.fetched) == LENGTH // BATCH  # nothing was loaded twice
     assert all(name.startswith("dtd-loader") for name in data.threads)
     assert loader_threads() == []
-
-
-def test_loading_runs_ahead_but_not_far() -> None:
-    data, plan = Fetched(), plan_for(1, 0)
-    with Loader(data, seed=0) as loader:
-        loader.start(plan)
-        expect(loader, at(plan, 0))
-    # Closing lets at most what was under way finish.
-    assert 1 <= len(data.fetched) <= 3
 
 
 def test_a_redone_step_and_a_new_world_size_get_their_own_rows() -> None:
@@ -109,33 +107,6 @@ def test_a_redone_step_and_a_new_world_size_get_their_own_rows() -> None:
         expect(loader, at(alone, 0))
 
 
-def test_a_stale_batch_is_dropped_even_when_it_is_ready() -> None:
-    # The same step and the same number of rows, yet other rows: only equality will do.
-    data = Fetched()
-    with Loader(data, seed=0) as loader:
-        loader.start(plan_for(2, 0))
-        expect(loader, at(plan_for(2, 0), 0))
-        expect(loader, at(plan_for(2, 1), 1))
-
-
-def test_a_rank_without_rows_gets_none() -> None:
-    data = Fetched()
-    nothing = BatchRequest(step=0, epoch=0, rows=())
-    with Loader(data, seed=0) as loader:
-        loader.start(plan_for(1, 0))
-        assert loader.next(nothing).batch is None
-        expect(loader, at(plan_for(1, 0), 1))
-    assert [] not in data.fetched
-
-
-def test_after_the_last_request_another_pass_can_begin() -> None:
-    plan = plan_for(1, 0)
-    with Loader(Fetched(), seed=0) as loader:
-        loader.start(plan)
-        for step in (*range(5), *range(5)):
-            expect(loader, at(plan, step))
-
-
 def test_a_failing_row_surfaces_where_it_is_asked_for_and_again() -> None:
     cursed, plan = plan_for(1, 0, epoch=9), plan_for(1, 0)
     bad = next(step for step in range(5) if 13 in at(cursed, step).rows)
@@ -148,62 +119,6 @@ def test_a_failing_row_surfaces_where_it_is_asked_for_and_again() -> None:
                 loader.next(at(cursed, bad))
         loader.start(plan)
         expect(loader, at(plan, 0))
-
-
-def test_close_waits_for_the_thread_and_drops_the_rest() -> None:
-    data, plan = Fetched(), plan_for(1, 0)
-    loader = Loader(data, seed=0)
-    loader.start(plan)
-    expect(loader, at(plan, 0))
-    data.may_go_on.clear()
-    closing = threading.Thread(target=loader.close)
-    closing.start()
-    data.may_go_on.set()
-    closing.join(10)
-    assert not closing.is_alive()
-    assert loader_threads() == []
-
-
-def test_rows_that_are_looked_at_come_from_the_same_thread_and_change_no_plan() -> None:
-    data, plan = Fetched(), plan_for(1, 0)
-    with Loader(data, seed=3) as loader:
-        assert loader.read([4, 2]).tolist() == [[4, 0, 3], [2, 0, 3]]
-        loader.start(plan, at=0)
-        expect(loader, at(plan, 0))
-        assert loader.read([7]).tolist() == [[7, 0, 3]]
-        for step in (1, 2):
-            expect(loader, at(plan, step))
-    assert len(data.threads) == 1
-
-
-class Connected:
-    """Rows of a database, which SQLite gives to the thread alone that has connected."""
-
-    def __init__(self, path: Path, *, at_once: bool) -> None:
-        self.path = path
-        self.database = sqlite3.connect(path) if at_once else None
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, row: int) -> int:
-        raise AssertionError("fetch comes first")
-
-    def fetch(self, row_ids: list[int], *, epoch: int, seed: int) -> torch.Tensor:
-        if self.database is None:
-            self.database = sqlite3.connect(self.path)
-        rows = [self.database.execute("SELECT 2 * ?", [row]).fetchone() for row in row_ids]
-        return torch.tensor(rows)
-
-
-def test_a_connection_of_another_thread_says_where_to_connect(tmp_path: Path) -> None:
-    with (
-        Loader(Connected(tmp_path / "db", at_once=True), seed=0) as loader,
-        pytest.raises(TaskError, match=r"row 5 .*connect in the first fetch\(\)"),
-    ):
-        loader.read([5])
-    with Loader(Connected(tmp_path / "db", at_once=False), seed=0) as loader:
-        assert loader.read([5]).tolist() == [[10]]
 
 
 class Drawing:
@@ -307,24 +222,6 @@ def test_warm_up_has_every_loader_process_make_a_batch(
         assert {child.pid for child in active_children()} == children
 
 
-def test_warm_up_with_fewer_batches_than_processes_or_without_any(pickled_dataset: Any) -> None:
-    only = at(plan_for(4, 0), 0)
-    with Loader(pickled_dataset, seed=2, loader_workers=2) as loader:
-        loader.warm_up(lambda number: only if number == 0 else None)
-    data = Fetched()
-    with Loader(data, seed=0) as loader:
-        loader.warm_up(plan_for(1, 0))
-    assert data.fetched == []
-
-
-@pytest.fixture
-def no_sigchld_handler() -> Iterator[None]:
-    """As in a worker, where batches are taken outside the main thread and torch sets none."""
-    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGCHLD, previous)
-
-
 @pytest.mark.usefixtures("no_sigchld_handler")
 def test_a_batch_whose_loader_process_was_killed_is_loaded_by_others(pickled_dataset: Any) -> None:
     plan, told = plan_for(1, 0), []
@@ -349,57 +246,6 @@ def test_a_batch_whose_loader_process_was_killed_is_loaded_by_others(pickled_dat
     assert active_children() == []
 
 
-class Dying:
-    """A source whose processes end when a batch is taken, or when it starts over; so often."""
-
-    def __init__(self, takes: int, restarts: int) -> None:
-        self.takes, self.restarts = takes, restarts
-        self._requests: Iterator[BatchRequest] = iter(())
-
-    def restart(self, requests: Iterator[BatchRequest]) -> None:
-        if self.restarts:
-            self.restarts -= 1
-            raise LoaderLost("it was killed")
-        self._requests = requests
-
-    def take(self) -> LoadedBatch:
-        wanted = next(self._requests)
-        if self.takes:
-            self.takes -= 1
-            raise LoaderLost("it was killed")
-        return LoadedBatch(batch=wanted.step, epoch=wanted.epoch, rows=wanted.rows)
-
-    def close(self) -> None:
-        pass
-
-
-def loader_of(source: Dying, told: list[str]) -> Loader:
-    loader = Loader(Fetched(), seed=0, warn=lambda event, message: told.append(event))
-    loader._source.close()
-    loader._source = source
-    return loader
-
-
-@pytest.mark.parametrize(("takes", "restarts"), [(2, 0), (0, 2), (1, 1)])
-def test_lost_processes_are_replaced_a_few_times(takes: int, restarts: int) -> None:
-    source, plan, told = Dying(takes, restarts), plan_for(1, 0), []
-    loader = loader_of(source, told)
-    loader.start(plan, at=0)
-    assert [loader.next(at(plan, step)).batch for step in range(2)] == [0, 1]
-    assert told == ["loader_restarted"] * 2
-    source.takes = 2
-    assert loader.next(at(plan, 2)).batch == 2  # they are counted anew after every batch
-
-
-@pytest.mark.parametrize(("takes", "restarts"), [(3, 0), (0, 3), (1, 2)])
-def test_rows_that_kill_every_loader_process_fail(takes: int, restarts: int) -> None:
-    told: list[str] = []
-    loader = loader_of(Dying(takes, restarts), told)
-    with pytest.raises(TaskError, match="it was killed, 3 times in a row"):
-        loader.next(at(plan_for(1, 0), 0))
-    assert told == ["loader_restarted"] * 2
-
-
 @pytest.mark.filterwarnings("ignore:Got pickle error")
 def test_a_dataset_that_cannot_be_sent_says_what_to_do() -> None:
     plan = plan_for(1, 0)
@@ -409,47 +255,3 @@ def test_a_dataset_that_cannot_be_sent_says_what_to_do() -> None:
     ):
         loader.next(at(plan, 0))
     assert active_children() == []
-
-
-def test_the_first_batch_is_prepared_before_it_is_asked_for() -> None:
-    data, plan = Fetched(), plan_for(1, 0)
-    with Loader(data, seed=0) as loader:
-        loader.start(plan, at=2)
-    assert data.fetched[0] == list(at(plan, 2).rows)
-
-
-def test_what_is_prepared_and_still_right_is_kept() -> None:
-    data, plan = Fetched(), plan_for(1, 0)
-    with Loader(data, seed=0) as loader:
-        loader.start(plan, at=0)
-        for step in (0, 1):
-            expect(loader, at(plan, step))
-        loader.start(plan_for(1, 0), at=1)  # step 1 is redone by as many workers
-        for step in (1, 2, 3):
-            expect(loader, at(plan, step))
-    twice = [rows for rows in data.fetched if data.fetched.count(rows) > 1]
-    assert twice == [list(at(plan, 1).rows)] * 2
-
-
-def test_starting_over_at_what_is_ready_loads_nothing_again() -> None:
-    data, plan = Fetched(), plan_for(1, 0)
-    with Loader(data, seed=0) as loader:
-        loader.start(plan, at=0)
-        expect(loader, at(plan, 0))
-        loader.start(plan_for(1, 0), at=1)
-        for step in (1, 2, 3, 4):
-            expect(loader, at(plan, step))
-    assert len(data.fetched) == LENGTH // BATCH
-
-
-def test_a_batch_that_failed_is_loaded_again_and_not_kept() -> None:
-    cursed, plan = plan_for(1, 0, epoch=9), plan_for(1, 0)
-    bad = next(step for step in range(5) if 13 in at(cursed, step).rows)
-    data = Fetched()
-    with Loader(data, seed=0) as loader:
-        loader.start(cursed, at=bad)
-        for _ in range(2):
-            with pytest.raises(TaskError, match="row 13"):
-                loader.next(at(cursed, bad))
-        loader.start(plan, at=0)
-        expect(loader, at(plan, 0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dtd.strategy.scalars import USED_WORDS
-from dtd.train.data.rows import BatchRequest, LoadedBatch, UsedRows, checksum, load_rows
+from dtd.train.data.rows import BatchRequest, LoadedBatch, UsedRows, checksum
 
 
 def used(asked: tuple[int, ...], loaded: tuple[int, ...], epoch: int = 0) -> UsedRows:
@@ -56,12 +56,3 @@ def test_a_rank_knows_what_it_did_not_get(loaded, epoch, amiss) -> None:
 def test_slices_that_overlap_show_in_the_sum_alone() -> None:
     total = summed([used((1, 2), (1, 2)), used((2, 3), (2, 3))])
     assert total.against(checksum(0, (1, 2, 3, 4)), 4) == (1, 1)
-
-
-def test_a_batch_says_what_the_dataset_was_asked_for() -> None:
-    loaded = load_rows([10, 11, 12], [2, 0], epoch=4, seed=0, reseed=False)
-    assert (loaded.epoch, loaded.rows, loaded.batch.tolist()) == (4, (2, 0), [12, 10])
-
-
-def test_what_is_shown_of_many_rows_is_short() -> None:
-    assert "[0, 1, 2, 3, 4, 5, 6, 7] and 92 more" in used(tuple(range(100)), (5,)).example

@@ -58,12 +58,6 @@ def bits(value: torch.Tensor) -> bytes:
     return value.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def test_which_buffers_count() -> None:
-    buffers = RunningBuffers(Buffered())
-    assert buffers.names == ["mean", "constant", "count", "mask"]
-    assert (buffers.elements, buffers.words) == (4, 1 + 3)
-
-
 def test_floats_are_averaged_and_integers_follow_the_last_rank() -> None:
     def change(rank, model) -> None:
         model.mean.add_(float(rank + 1))
@@ -119,15 +113,6 @@ def test_values_that_ranks_agree_on_are_taken_as_they_are(kind, shares) -> None:
         assert {bits(model.own) for model in models} == {bits(value)}
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_maximum_begins_at_minus_infinity(kind) -> None:
-    models = [holding(top=torch.full((3,), -math.inf, dtype=kind)) for _ in range(2)]
-    seen = torch.tensor([[1.0, -math.inf, math.inf], [3.0, 2.0, 5.0]], dtype=kind)
-    exchange(models, [0.5, 0.5], lambda rank, m: m.top.copy_(torch.maximum(m.top, seen[rank])))
-    for model in models:
-        assert model.top.tolist() == [2.0, -math.inf, math.inf]
-
-
 def test_elements_that_agree_are_exact_beside_others_that_do_not() -> None:
     models = [holding(wide=torch.full((2,), 1e300, dtype=torch.float64)) for _ in range(3)]
     third = 1 / 3
@@ -169,19 +154,3 @@ def test_restore() -> None:
     assert torch.equal(model.running_mean, torch.zeros(3))
     assert int(model.num_batches_tracked) == 0
     assert int(model.many) == MANY
-
-
-def test_a_replaced_buffer_is_still_the_modules() -> None:
-    model = Buffered()
-    buffers = RunningBuffers(model)
-    buffers.take_snapshot()
-    model.mean = model.mean + 1.0
-    buffers.restore()
-    assert model.mean.tolist() == [1.0, 2.0]
-
-
-def test_no_buffers() -> None:
-    buffers = RunningBuffers(nn.Linear(2, 2))
-    buffers.take_snapshot()
-    buffers.restore()
-    assert (buffers.elements, buffers.words) == (0, 1)

@@ -72,28 +72,6 @@ def test_everything_that_does_not_fit_is_named_and_nothing_is_taken() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_what_fits_can_be_taken_alone() -> None:
-    source, model = net(), net()
-    tensors = given(source)
-    tensors[f"{MODEL}1.weight"] = torch.zeros(5, 3)
-    ((event, message),) = take(model, tensors, strict=False).heard
-    assert event == "weights_left_out"
-    assert message.startswith("3 of 4 weights are taken from a-1; left out: 1.weight is (5, 3)")
-    assert torch.equal(model.state_dict()["0.weight"], source.state_dict()["0.weight"])
-    with pytest.raises(CheckpointError, match="do not fit"):
-        take(model, {f"{MODEL}other": torch.zeros(1)}, strict=False)
-
-
-def test_tied_weights_fit_under_any_of_their_names() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
-    model["b"].weight = model["a"].weight
-    value = torch.full((2, 2), 7.0)
-    take(model, {f"{MODEL}b.weight": value})
-    assert torch.equal(model["a"].weight, value)
-    take(model, {f"{MODEL}a.weight": value * 2, f"{MODEL}b.weight": value * 2})
-    assert torch.equal(model["b"].weight, value * 2)
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -116,24 +94,6 @@ def test_a_file_that_keeps_one_name_of_a_tied_weight(tmp_path: Path) -> None:
         assert model.head.weight is model.embed.weight
 
 
-def test_names_of_a_tied_weight_with_different_values_are_refused() -> None:
-    words = "embed.weight and head.weight are one weight of the model and have different values"
-    model, source = Tied(), Tied()
-    tensors = given(source)
-    tensors[f"{MODEL}head.weight"] += 1
-    before = model.embed.weight.detach().clone()
-    with pytest.raises(CheckpointError, match=words):
-        take(model, tensors)
-    ((event, message),) = take(model, tensors, strict=False).heard
-    assert event == "weights_left_out"
-    assert words in message
-    assert torch.equal(model.embed.weight, before)
-    assert torch.equal(model.norm.weight, source.norm.weight)
-    tensors[f"{MODEL}head.weight"] = tensors[f"{MODEL}embed.weight"].double()
-    assert take(model, tensors).heard == []
-    assert torch.equal(model.embed.weight, source.embed.weight)
-
-
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("prefix", ["module.", "model.", "module.model.", "_orig_mod.module."])
 def test_a_prefix_of_all_names_is_taken_away_or_added(prefix: str, strict: bool) -> None:
@@ -151,22 +111,6 @@ def test_a_prefix_of_all_names_is_taken_away_or_added(prefix: str, strict: bool)
     assert message == f'the model\'s names begin with "{shown}", which those in a-1 do not'
     outer.requires_grad_(requires_grad=False)
     assert all(map(torch.equal, outer.parameters(), source.parameters()))
-
-
-def test_what_lies_beside_a_prefix_is_named() -> None:
-    source, model = net(), net()
-    tensors = {f"{MODEL}model.{name}": value for name, value in source.state_dict().items()}
-    tensors[f"{MODEL}criterion.weight"] = torch.ones(3)
-    with pytest.raises(CheckpointError, match=r"do not fit: criterion\.weight is only in a-1 \("):
-        take(model, tensors)
-    assert [event for event, _ in take(model, tensors, strict=False).heard] == [
-        "weights_renamed",
-        "weights_left_out",
-    ]
-    assert torch.equal(model[1].weight, source[1].weight)
-    model = nn.ModuleDict({"backbone": net(), "head": nn.Linear(1, 2)})
-    with pytest.raises(CheckpointError, match=r"do not fit: head\.weight is only in the model"):
-        take(model, given(source))
 
 
 def test_one_prefix_of_two_is_not_chosen() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -44,11 +43,6 @@ def test_batch_norm_that_nothing_synchronises_is_refused(model, what) -> None:
     assert "GroupNorm" in caught.value.remedy
 
 
-def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(TaskError, match="returned a dict"):
-        build_model(Building({}), SPEC, CPU, lambda: None)
-
-
 # --- weights that move ----------------------------------------------------------------------------
 
 
@@ -75,10 +69,3 @@ def test_weights_move_and_are_never_there_twice() -> None:
     assert model.second.weight is model.first.weight
     left = {p.untyped_storage().nbytes() for n, p in fresh.named_parameters() if "er" not in n}
     assert left == {0}
-
-
-def test_weights_in_memory_of_others_are_copied() -> None:
-    model, fresh = nn.Linear(2, 1), nn.Linear(2, 1)
-    fresh.weight.data = torch.from_numpy(np.array([[3.0, 4.0]], dtype=np.float32))
-    move_weights(fresh, model)
-    assert model.weight.tolist() == [[3.0, 4.0]]

@@ -32,13 +32,6 @@ def test_state_goes_over_whole(make_replica, name) -> None:
     assert target.optimizer.param_groups[0].get("betas") == betas
 
 
-def test_shared_parameters_are_stored_once_and_names_are_the_models(make_replica) -> None:
-    names = [name for name in named_tensors(make_replica()) if name.startswith("model.")]
-    assert "model.embed.weight" in names
-    assert "model.out.weight" not in names
-    assert "model.norm.running_mean" in names
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -77,23 +70,6 @@ def updated(replica: Replica) -> None:
     replica.optimizer.step()
 
 
-@pytest.mark.parametrize("back", [False, True])
-def test_memory_layout_is_no_part_of_the_state(back: bool) -> None:
-    one, other = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
-    own, same = replica_of(one), replica_of(other)
-    giving, taking = (same, own) if back else (own, same)
-    updated(giving)
-    load_state(taking, read_back(named_tensors(giving)), metadata(giving))
-    assert not other.weight.is_contiguous()
-    assert state_digest(own) == state_digest(same)
-    # One pass over memory as it lies would update the wrong elements.
-    assert own.optimizer.param_groups[0]["fused"]
-    assert not same.optimizer.param_groups[0]["fused"]
-    updated(own)
-    updated(same)
-    torch.testing.assert_close(one.weight.detach(), other.weight.detach())
-
-
 def read_back(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As a checkpoint or another worker gives them."""
     return {
@@ -125,14 +101,6 @@ def test_a_state_without_names_is_taken_over_by_number() -> None:
     assert about.pop("optimizer_parameters") == [["weight", "bias"]]
     load_state(same, read_back(named_tensors(own)), about)
     assert state_digest(same) == state_digest(own)
-
-
-def test_names_are_those_of_the_plain_model() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
-    model[0].requires_grad_(requires_grad=False)
-    wrapped = nn.Module()
-    wrapped.add_module("_orig_mod", model)
-    assert metadata(replica_of(wrapped))["optimizer_parameters"] == [["1.weight", "1.bias"]]
 
 
 def test_another_models_state_is_refused(make_replica) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from dtd.ctl.checkpoints import loading_lines
-from dtd.errors import CheckpointError, TaskError
+from dtd.errors import CheckpointError
 from dtd.train.state.load import load_weights as load_state_weights
 from dtd.train.state.weights import live_tensors, load_weights, model_tensors, plain_name
 
@@ -86,16 +85,6 @@ def test_the_printed_lines_load_what_was_saved(task, tmp_path, build) -> None:
         assert torch.equal(model.state_dict()[name], value), name
 
 
-def test_names_are_those_of_the_model_as_it_was_written() -> None:
-    names = list(model_tensors(Tied()))
-    assert "head.weight" not in names
-    assert list(model_tensors(compiled_tied())) == names
-    assert list(model_tensors(HalfCompiled())) == [
-        *("block.weight", "block.bias", "out.weight", "out.bias")
-    ]
-    assert plain_name("_orig_mod.a._orig_mod.b") == "a.b"
-
-
 class Various(nn.Module):
     """One layer under two names, buffers of all kinds, parametrizations old and new."""
 
@@ -130,12 +119,6 @@ def test_names_tensors_and_order_are_those_of_a_usual_state_dict(build) -> None:
     assert all(live[name].data_ptr() == tensor.data_ptr() for name, tensor in usual.items())
 
 
-def test_a_compiled_and_a_plain_model_are_told_apart_where_one_holds_both() -> None:
-    both = nn.ModuleDict({"net": nn.Linear(2, 2)})
-    both["_orig_mod"] = nn.ModuleDict({"net": nn.Linear(2, 2)})
-    assert len(model_tensors(both)) == 4
-
-
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
 @pytest.mark.parametrize("build", [tied, compiled_tied])
 def test_weights_saved_with_the_prefix_are_taken(tmp_path, prefix, build) -> None:
@@ -157,15 +140,6 @@ def test_states_of_compiled_models_go_into_plain_ones_and_back(make_replica) -> 
         assert torch.equal(target.model.embed.weight, source.model.embed.weight)
 
 
-def test_a_later_file_counts(tmp_path) -> None:
-    source, target = Tied(), Tied()
-    save_file(model_tensors(source), tmp_path / "a")
-    save_file({"block.bias": torch.full((4,), 7.0)}, tmp_path / "b")
-    load_weights(target, tmp_path / "a", tmp_path / "b")
-    assert target.block.bias.tolist() == [7.0] * 4
-    assert torch.equal(target.block.weight, source.block.weight)
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -185,25 +159,6 @@ def test_weights_of_another_model_are_refused(tmp_path, change, why) -> None:
     save_file(weights, file)
     with pytest.raises(CheckpointError, match=why):
         load_weights(Tied(), file)
-
-
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "w").write_text("no")
-    for name in ("w", "nothing"):
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            load_weights(Tied(), tmp_path / name)
-
-
-def test_state_that_is_no_tensor_is_refused() -> None:
-    class Odd(nn.Linear):
-        def get_extra_state(self) -> object:
-            return {"a": 1}
-
-        def set_extra_state(self, state: object) -> None:
-            """Takes nothing."""
-
-    with pytest.raises(TaskError, match="_extra_state, which is no tensor"):
-        model_tensors(Odd(2, 2))
 
 
 def test_two_values_of_a_tied_weight_are_refused(tmp_path) -> None:

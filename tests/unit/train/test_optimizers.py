@@ -9,44 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.errors import TaskError
 from dtd.job import OptimizerTable
-from dtd.train.optimizer import build_optimizer, optimizer_of
-
-
-def test_build_optimizer_of_the_task() -> None:
-    class Own:
-        def build_optimizer(self, params):
-            return torch.optim.RMSprop(params, lr=0.5)
-
-    class Wrong:
-        def build_optimizer(self, params):
-            return "sgd"
-
-    class Sparse:
-        def build_optimizer(self, params):
-            return torch.optim.SparseAdam(params)
-
-    named = [("w", nn.Parameter(torch.ones(1)))]
-    assert isinstance(optimizer_of(Own(), OptimizerTable(), named), torch.optim.RMSprop)
-    assert isinstance(optimizer_of(object(), OptimizerTable(), named), torch.optim.SGD)
-    with pytest.raises(TaskError, match=r"build_optimizer\(\) of the task returned a str"):
-        optimizer_of(Wrong(), OptimizerTable(), named)
-    with pytest.raises(TaskError, match=r"takes sparse gradients only.*use Adam"):
-        optimizer_of(Sparse(), OptimizerTable(), named)
-
-
-def test_build_optimizer_by_name() -> None:
-    class Own:
-        def build_optimizer(self, named_parameters):
-            decayed = [p for name, p in named_parameters if "bias" not in name]
-            plain = [p for name, p in named_parameters if "bias" in name]
-            return torch.optim.SGD([{"params": decayed, "weight_decay": 0.1}, {"params": plain}])
-
-    weight, bias = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
-    optimizer = optimizer_of(Own(), OptimizerTable(), [("weight", weight), ("bias", bias)])
-    assert [group["params"] for group in optimizer.param_groups] == [[weight], [bias]]
-
+from dtd.train.optimizer import build_optimizer
 
 LAYOUTS = {
     "contiguous": torch.contiguous_format,
@@ -113,33 +77,6 @@ def test_momentum_that_only_some_parameters_have_goes_on(nesterov: bool) -> None
     reference.step()
     for one, other in zip(own, plain, strict=True):
         torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-6, atol=0)
-
-
-def test_the_fused_kernel_is_for_contiguous_parameters_on_a_cpu() -> None:
-    flat, last = torch.ones(2, 3, 4, 5), torch.ones(2, 3, 4, 5)
-    last = last.to(memory_format=torch.channels_last)
-    for name in ("sgd", "adam", "adamw"):
-        for start, fused in ((flat, True), (last, False), (flat.bfloat16(), False)):
-            group = build_optimizer(OptimizerTable(name=name), [nn.Parameter(start)]).param_groups
-            assert (group[0]["fused"], group[0]["foreach"]) == (fused, not fused)
-
-
-def test_a_parameter_that_never_has_a_gradient_gets_no_momentum() -> None:
-    with_one, without = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    optimizer = build_optimizer(OptimizerTable(name="sgd", momentum=0.9), [with_one, without])
-    with_one.grad = torch.ones(2)
-    optimizer.step()
-    assert list(optimizer.state_dict()["state"]) == [0]
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_complex_parameters_are_trained(name: str) -> None:
-    table = OptimizerTable(name=name, lr=0.5)
-    own, plain = (nn.Parameter(torch.ones(2, dtype=torch.complex64)) for _ in range(2))
-    own.grad, plain.grad = torch.ones_like(own), torch.ones_like(plain)
-    build_optimizer(table, [own]).step()
-    reference_of(table, [plain]).step()
-    torch.testing.assert_close(own.detach(), plain.detach())
 
 
 NOTHING_COMPILED = """

@@ -12,7 +12,6 @@ from typing import Any
 from dtd.errors import DtdError
 from scripts.benchrun import (
     allreduce,
-    convergence,
     memory,
     quality,
     report,
@@ -61,16 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--workloads", type=_names, metavar="NAME,...", help="default: paced-16")
     one.add_argument("--sides", type=_sides, metavar="NAME;...", help="default: all")
     _command(commands, memory, "memory of sharded state in a worker, beside the formula")
-    one = _command(commands, convergence, "loss against steps and time for several worlds")
-    one.add_argument("--tasks", type=_names, metavar="NAME,...", help="default: what has data")
-    one.add_argument("--data", type=Path, default=convergence.DATA, help="directory of real data")
     one = commands.add_parser(quality.KIND, help="loss after equally many rows, by strategy")
     one.add_argument("--tasks", type=_names, metavar="NAME,...", help="default: all")
     one.add_argument("--strategies", type=_names, metavar="NAME,...", help="default: all")
     one.add_argument("--seeds", type=int, metavar="S", help="runs of each; default: 3")
     one.add_argument("--quick", action="store_true", help="a few steps, to see that it works")
     one.add_argument("--again", action="store_true", help="also what was measured before")
-    one.add_argument("--data", type=Path, default=convergence.DATA, help="directory of real data")
+    one.add_argument("--data", type=Path, default=quality.DATA, help="directory of real data")
     one.add_argument("--json", action="store_true", help="on stdout a record a line, as JSON")
     one.add_argument("--write", action="store_true", help="put the table into the document")
     _document(one)

@@ -120,22 +120,6 @@ def plot_memory(records: Sequence[Record], path: Path) -> None:
     _write(figure, [panel], path)
 
 
-def plot_convergence(records: Sequence[Record], path: Path) -> None:
-    """Loss against steps above, against time below; one column a task."""
-    tasks = sorted({record["task"] for record in records})
-    with mpl.rc_context(_FIXED):
-        figure = Figure(figsize=(_WIDTH_IN * len(tasks), 2 * _HEIGHT_IN), layout="constrained")
-        rows: Any = figure.subplots(2, len(tasks), squeeze=False)
-    for column, task in enumerate(tasks):
-        for record in (one for one in records if one["task"] == task):
-            steps, seconds, losses = zip(*record["curve"], strict=True)
-            for panel, xs in ((rows[0][column], steps), (rows[1][column], seconds)):
-                panel.plot(xs, losses, label=record["workers"], linewidth=0.9)
-        rows[0][column].set(title=task, xlabel="step", ylabel="training loss")
-        rows[1][column].set(xlabel="seconds", ylabel="training loss")
-    _write(figure, list(rows[0]), path)
-
-
 def plot_quality(records: Sequence[Record], path: Path) -> None:
     """Training loss against steps, the first seed of each strategy; one panel a task."""
     tasks = sorted({record["task"] for record in records})

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Mapping
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from dtd.errors import UsageError
-from scripts.benchrun.convergence import unpacked_images
 from scripts.benchrun.results import keep, load, machine
+from scripts.cluster.cluster import REPOSITORY
 
 KIND: Final = "quality"
 KEY: Final = ("task", "strategy", "seed")
 SEEDS: Final = (0, 1, 2)
 QUICK_STEPS: Final = 4
+DATA: Final = REPOSITORY.parent / "shared" / "data"
+MOST_POINTS: Final = 120
 _TASKS: Final = "scripts.benchrun.quality_run"
 _NEVER: Final = 1_000_000
 
@@ -142,6 +146,16 @@ def tables_of(
     return tables
 
 
+def thinned(points: Sequence[list[float]]) -> list[list[float]]:
+    """At most `MOST_POINTS` points: [step, seconds, mean loss of the steps since the last one]."""
+    stride = -(-len(points) // MOST_POINTS)
+    groups = [points[first : first + stride] for first in range(0, len(points), stride)]
+    return [
+        [group[-1][0], group[-1][1], sum(point[2] for point in group) / len(group)]
+        for group in groups
+    ]
+
+
 # --- data of the tasks ----------------------------------------------------------------------------
 
 
@@ -153,5 +167,18 @@ def _task_arguments(task: str, data: Path) -> Iterator[dict[str, Any] | None]:
         shape = {"layers": 2, "heads": 4, "width": 96, "context": 64}
         yield {"text": str(text), **shape} if text.is_file() else None
         return
-    with unpacked_images(data) as directory:
+    with _unpacked_images(data) as directory:
         yield None if directory is None else {"data": str(directory), "width": 16}
+
+
+@contextlib.contextmanager
+def _unpacked_images(directory: Path) -> Iterator[Path | None]:
+    """The image folder of the archive in this directory; None when it is not there."""
+    archive = directory / "cifar10-subset.tar"
+    if not archive.is_file():
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="dtd-data-") as target:
+        with tarfile.open(archive) as tar:
+            tar.extractall(target, filter="data")
+        yield next(Path(target).iterdir())

@@ -20,8 +20,7 @@ from dtd.tasks.chargpt import CharGpt
 from dtd.tasks.cifar10 import Cifar10
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
 from dtd.train.run import JobSessionRunner
-from scripts.benchrun.convergence import thinned
-from scripts.benchrun.quality import KIND
+from scripts.benchrun.quality import KIND, thinned
 from scripts.benchrun.results import Record
 
 RANKS: Final = 4

@@ -12,13 +12,12 @@ from typing import Final
 
 from dtd.errors import DtdError
 from scripts import markdown
-from scripts.benchrun import allreduce, convergence, memory, quality, sharded, strategies, train
+from scripts.benchrun import allreduce, memory, quality, sharded, strategies, train
 from scripts.benchrun.results import Record, load
 from scripts.benchrun.sharded_table import sharded_tables
 from scripts.benchrun.strategy_table import strategies_tables
 from scripts.benchrun.tables import (
     allreduce_tables,
-    convergence_table,
     header,
     quality_tables,
     train_tables,
@@ -33,7 +32,6 @@ TABLES: Final[dict[str, Callable[[Sequence[Record]], str]]] = {
     strategies.KIND: strategies_tables,
     sharded.KIND: sharded_tables,
     memory.KIND: memory.memory_table,
-    convergence.KIND: convergence_table,
     quality.KIND: quality_tables,
 }
 
@@ -74,7 +72,6 @@ def _plot(kind: str, records: Sequence[Record], directory: Path) -> None:
         strategies.KIND: plots.plot_strategies,
         sharded.KIND: plots.plot_sharded,
         memory.KIND: plots.plot_memory,
-        convergence.KIND: plots.plot_convergence,
         quality.KIND: plots.plot_quality,
     }
     draw[kind](records, directory / f"{kind}.svg")

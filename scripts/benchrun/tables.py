@@ -246,40 +246,6 @@ def _mebibytes(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:.0f} MiB"
 
 
-# --- convergence ---------------------------------------------------------------------------------
-
-
-def convergence_table(records: Sequence[Record]) -> str:
-    """Return a table of the runs' final losses and times."""
-    head = ["task", "workers", "steps", "seconds", "last training loss", "evaluation", "seeds"]
-    order = sorted(records, key=lambda record: (record["task"], record["workers"]))
-    return table(head, [_convergence_row(record) for record in order])
-
-
-def _convergence_row(record: Record) -> list[str]:
-    step, seconds, loss = record["curve"][-1]
-    return [
-        record["task"],
-        record["workers"],
-        f"{step:.0f}",
-        f"{seconds:.1f}",
-        f"{loss:.4f}",
-        _quality(record["metrics"]),
-        str(len(record["metrics"])),
-    ]
-
-
-def _quality(metrics: Sequence[dict[str, Any]]) -> str:
-    """Each metric as mean over the seeds, with the range where there are several."""
-    texts = []
-    for name in metrics[0]:
-        values = [float(one[name]) for one in metrics if one[name] is not None]
-        if values:
-            around = f" ({min(values):.4f} to {max(values):.4f})" if len(values) > 1 else ""
-            texts.append(f"{name} {statistics.fmean(values):.4f}{around}")
-    return ", ".join(texts)
-
-
 # --- quality -------------------------------------------------------------------------------------
 
 _PLAIN: Final = "float32"

@@ -20,9 +20,11 @@ import shutil
 import socket
 import struct
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -225,20 +227,34 @@ def _hparams_messages() -> Any:
     return plugin_hparams_pb2
 
 
+class _TorchHidden(MetaPathFinder):
+    """Lets one thread not find torch; all others do."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Refuse torch; leave everything else to the finders that follow.
+
+        Raises:
+            ModuleNotFoundError: it is torch.
+        """
+        if fullname == "torch" and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError("torch is not needed here", name=fullname)
+
+
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
     """Imports tensorboardX without the torch that its package imports where there is one.
 
     It does so eagerly, which would cost the coordinator seconds and hundreds of MiB.
     """
-    hides = "torch" not in sys.modules
-    if hides:
-        sys.modules["torch"] = None  # type: ignore[assignment] # by the language: not to be found
+    finder = _TorchHidden()
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        if hides:
-            del sys.modules["torch"]
+        sys.meta_path.remove(finder)
 
 
 def _make_room(directory: Path, needed: Collection[str]) -> None:

@@ -318,3 +318,27 @@ assert "torch" not in sys.modules
 def test_a_tag_can_be_shown():
     evaluated = m.Evaluated(job="j", step=1, metrics={"a\x1b[2J\u202e\nb": 1.0})
     assert list(figures_of(evaluated, 0.0).scalars) == ["eval/a\\x1b[2J\\u202e b"]
+
+
+def test_torch_is_hidden_from_one_thread_only():
+    """Another thread may import it at the same time."""
+    script = """
+import sys, threading
+from dtd.observe.sinks import tensorboard
+
+def imports():
+    import torch
+
+with tensorboard._without_torch():
+    try:
+        import torch
+    except ImportError:
+        pass
+    else:
+        sys.exit("torch was found")
+    other = threading.Thread(target=imports)
+    other.start()
+    other.join()
+assert "torch" in sys.modules, "the other thread did not find it"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -48,7 +48,6 @@ from dtd.wire.greeting import DataCredential
 
 log = structlog.get_logger()
 
-MAX_MEASUREMENTS: Final = 4
 ROUND_TRIPS: Final = 20
 LINK_TIMEOUT_S: Final = 3.0
 TRANSFER_S: Final = 0.5
@@ -89,9 +88,7 @@ class Measurements:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, message: m.Measure, *, idle: bool) -> None:
-        """Measure beside everything else; too many requests at once are not answered."""
-        if len(self._tasks) >= MAX_MEASUREMENTS:
-            return
+        """Measure beside everything else."""
         task = asyncio.create_task(self._answer(message, idle=idle))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -417,7 +414,6 @@ class PeerDiagnostics:
 # directions carry a payload.  What a broken link is worth is decided by the coordinator.
 
 
-MAX_PROBES: Final = 16
 PROBE_BYTES: Final = 256 * 1024
 """More than any path carries in one packet, whatever a network card puts together."""
 
@@ -439,9 +435,7 @@ class Probes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, message: m.Probe, *, timeout_s: float) -> None:
-        """Try to reach another worker; too many requests at once are not answered."""
-        if len(self._tasks) >= MAX_PROBES:
-            return
+        """Try to reach another worker."""
         task = asyncio.create_task(self._answer(message, timeout_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -342,12 +342,6 @@ def test_a_package_stays_as_long_as_a_version_needs_it(daemon):
     }
 
 
-def test_there_is_a_bound(daemon, worker, job, monkeypatch):
-    monkeypatch.setattr("dtd.coordinator.store.tables.MAX_VERSIONS", 1)
-    register(daemon, job)
-    assert "registered already" in refused(daemon, m.RegisterModel(name="digits", job=job))[0]
-
-
 def test_viewers_list_and_do_not_read(daemon):
     from dtd.security.permissions import refusal
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import xxhash
 
 from dtd.checkpoint.assemble import FoundPart
 from dtd.checkpoint.format import read_manifest, verify
@@ -120,13 +119,6 @@ def test_a_damaged_part_is_replaced_by_those_of_others(disks: Disks, tmp_path: P
     verify(collected(disks, tmp_path, parts(0, 1, 2, 3)))
 
 
-def test_a_holder_that_offers_another_state_is_passed_over(disks: Disks, tmp_path: Path) -> None:
-    manifest = disks.place / "w2" / NAME / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "digest": "cd"}))
-    verify(collected(disks, tmp_path, parts(0, 1, 2, 3)))
-    assert disks.opened == ["w2", "w1", "w3"]
-
-
 def written_again(disks: Disks, rank: int, *, other: bool = False, **fields: Any) -> None:
     """Another part on a worker's disk, perhaps with another value in what all parts have."""
     shutil.rmtree(disks.place / f"w{rank}")
@@ -182,87 +174,11 @@ def test_a_part_without_a_digest_of_another_checkpoint_is_not_used(
     assert disks.opened == ["w1", "w3"]
 
 
-def whole_with_that_digest(place: Path) -> None:
-    manifest = read_manifest(place)
-    whole = write_whole(place.parent.parent / "whole", STATE, digest=manifest.digest)
-    place.rename(place.with_name("part"))
-    whole.rename(place)
-
-
-def change(**fields: Any) -> Any:
-    """A holder that puts these into its manifest, which matches its own hash all the same."""
-
-    def put(place: Path) -> None:
-        content = {**json.loads((place / "manifest.json").read_text()), **fields}
-        del content["manifest_hash"]
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        content["manifest_hash"] = xxhash.xxh3_128(text.encode()).hexdigest()
-        (place / "manifest.json").write_text(json.dumps(content))
-
-    return put
-
-
-@pytest.mark.parametrize(
-    ("put", "why"),
-    [
-        (whole_with_that_digest, "it has all of the shards, and was reported as 1/2 to 1"),
-        (change(files=5), "manifest: 'int' object has no attribute 'items'"),
-        (change(files=["model.safetensors"]), "has no attribute 'items'"),
-        (change(files={"model.safetensors": 5}), "must be a mapping"),
-        (change(generation="x"), "its manifest is broken: Unknown format code"),
-        (change(tensors=[[]]), "its manifest is broken: .*unhashable"),
-    ],
-)
-def test_a_holder_with_another_manifest_costs_only_itself(
-    disks: Disks, tmp_path: Path, put: Any, why: str
-) -> None:
-    put(disks.place / "w2" / NAME)
-    verify(collected(disks, tmp_path, parts(0, 1, 2, 3)))
-    assert disks.opened == ["w2", "w1", "w3"]
-    with pytest.raises(CheckpointError, match=f"the part of w2 cannot be used: .*{why}"):
-        collected(disks, tmp_path, parts(0, 2))
-
-
-@pytest.mark.parametrize("name", ["..", "", "g000003-s" + "0" * 300, "g000003"])
-def test_a_holder_of_a_directory_that_is_no_checkpoint_costs_only_itself(
-    disks: Disks, tmp_path: Path, name: str
-) -> None:
-    def named(*ranks: int) -> m.Parts:
-        answer = parts(*ranks)
-        bad = replace(answer.holders[-1], resource=f"checkpoint/w2/{name}")
-        return replace(answer, holders=(*answer.holders[:-1], bad))
-
-    verify(collected(disks, tmp_path, named(0, 1, 3, 2)))
-    assert sorted(set(disks.opened)) == ["w1", "w3"]
-    with pytest.raises(CheckpointError, match=r"the part of w2 .* names no checkpoint"):
-        collected(disks, tmp_path, named(0, 2))
-
-
-def test_without_enough_holders_the_last_failure_is_told(disks: Disks, tmp_path: Path) -> None:
-    disks.down |= {"w1", "w2"}
-    with pytest.raises(HolderUnreachable, match="it is down"):
-        collected(disks, tmp_path, parts(0, 1, 2, 3))
-    assert not [*(tmp_path / "child" / "origin" / "parent").glob("*")]
-    with pytest.raises(CheckpointError, match="that are left lack the shards 1/2 to 1"):
-        collected(disks, tmp_path, parts(0))
-
-
 def test_missing_shards_are_named_and_nothing_is_fetched(disks: Disks, tmp_path: Path) -> None:
     said = "1/2 to 3/4, which were on w1 (1/2 to 3/4)"
     with pytest.raises(CheckpointError, match="no connected worker has the shards 1/2 to 3/4"):
         collected(disks, tmp_path, parts(0, 3, missing=said))
     assert disks.opened == []
-
-
-def test_a_part_of_another_checkpoint_is_not_used(disks: Disks, tmp_path: Path) -> None:
-    """This worker has one, and the job starts from an older one."""
-    own = write_part(tmp_path / "old", STATE, 0, world_size=4, mirrors=1, digest="cd" * 16)
-    found = FoundPart(holder="w0", path=own)
-    path = collect(
-        parts(1, 2, 3), found, tmp_path / "new", connect=connect_tcp, progress=lambda: None
-    )
-    assert disks.opened == ["w1", "w3"]
-    verify(path)
 
 
 def test_who_has_no_part_fetches_all_that_are_needed(disks: Disks, tmp_path: Path) -> None:
@@ -328,20 +244,6 @@ def test_a_question_is_asked_again_on_a_new_connection() -> None:
     assert answers == [parts(0)]
     requests.ask_again()
     assert len(sent) == 2
-
-
-def test_a_coordinator_that_never_answers_is_not_waited_for_without_end() -> None:
-    sent: list[m.Message] = []
-    requests = PartRequests(
-        send=sent.append, post=lambda function, *a: function(*a), answer_within_s=0.0
-    )
-    with pytest.raises(CheckpointError, match=r"has not told within 0 s .* of parent"):
-        requests.ask("parent", 0)
-    requests.ask_again()
-    assert sent == [m.GetParts(job="parent", step=0)]
-    requests.received(parts(0))  # late, and not the answer to the next request
-    with pytest.raises(CheckpointError, match="of parent"):
-        requests.ask("parent", 0)
 
 
 def test_workers_that_come_back_are_waited_for() -> None:

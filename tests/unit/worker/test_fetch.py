@@ -270,13 +270,6 @@ def test_a_donor_that_prepares_its_state_for_longer_than_the_limit_is_not_given_
     assert run.memory == BLOBS
 
 
-def test_a_state_without_blobs(source):
-    source.offer([])
-    run = Importer(())
-    assert fetch(run, source.member).bytes == 0
-    assert run.finished
-
-
 # --- donors that are lost --------------------------------------------------------------------
 
 
@@ -424,15 +417,6 @@ def test_a_ring_that_breaks_cuts_off_who_waits_for_an_offer(source):
     assert caught
 
 
-def test_a_ring_that_is_broken_already_fetches_nothing(source):
-    source.offer()
-    ring, run = Ring(), Importer()
-    ring.end("it was over before")
-    with pytest.raises(RingBroken, match="it was over before"):
-        fetch(run, source.member, ring=ring)
-    assert not run.finished
-
-
 # --- states that are refused -----------------------------------------------------------------
 
 
@@ -458,29 +442,6 @@ def test_a_state_of_another_shape_breaks_the_ring(source):
     assert not run.finished
 
 
-@pytest.mark.parametrize(
-    ("method", "error"),
-    [
-        ("import_state", CheckpointError("it announces too much")),
-        ("import_state", MemoryError()),
-        ("finish_import", CheckpointError("the state is of another model")),
-    ],
-)
-def test_what_the_run_itself_raises_is_its_own(source, method, error):
-    """No retry would mend that: the worker fails, and the ring is ended by whoever it tells."""
-
-    def fail(*_):
-        raise error
-
-    source.offer()
-    run, ring = Importer(), Ring()
-    setattr(run, method, fail)
-    with pytest.raises(type(error)) as caught:
-        fetch(run, source.member, ring=ring)
-    assert caught.value is error
-    assert not ring.given_up
-
-
 def scripted(server, info, data):
     """Lets the scripted server answer with these bytes."""
     server.script = lambda message: info if isinstance(message, m.FetchOpen) else data
@@ -491,37 +452,8 @@ def scripted(server, info, data):
 INFO = m.message_bytes(m.FetchInfo(blobs=(m.BlobInfo(name="0", size_bytes=4),)), b"manifest")
 
 
-@pytest.mark.parametrize(
-    ("info", "data"),
-    [
-        (m.message_bytes(m.FetchData(blob=0, offset=0), b"1234"), b""),
-        (INFO, m.message_bytes(m.FetchData(blob=1, offset=0), b"1234")),
-        (INFO, m.message_bytes(m.FetchData(blob=0, offset=1), b"1234")),
-        (INFO, m.message_bytes(m.FetchData(blob=0, offset=0), b"123")),
-        (INFO, m.message_bytes(m.FetchData(blob=0, offset=0), b"12345")),
-        (INFO, INFO),
-    ],
-)
-def test_a_wrong_answer_breaks_the_ring(server, info, data):
-    run = Importer(sizes=(4,))
-    with pytest.raises(RingBroken, match="sent an unexpected answer"):
-        fetch(run, scripted(server, info, data))
-    assert not run.finished
-    assert run.memory == [bytes(4)]
-
-
 def test_a_source_that_dies_in_the_middle_breaks_the_ring(server):
     run = Importer(sizes=(4,))
     with pytest.raises(RingBroken, match="closed the connection"):
         fetch(run, scripted(server, INFO, None))
     assert not run.finished
-
-
-def test_a_refusal_breaks_the_ring(server, refusal):
-    with pytest.raises(RingBroken, match="does not exist"):
-        fetch(Importer(), scripted(server, refusal, None))
-
-
-def test_garbage_breaks_the_ring(server):
-    with pytest.raises(RingBroken, match="could not be fetched"):
-        fetch(Importer(), scripted(server, b"HTTP/1.1 400 Bad", None))

@@ -16,7 +16,7 @@ from dtd.errors import CheckpointError, TaskError
 from dtd.net.data_server import PROBE_SCOPE, DataServer
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
-from dtd.worker.measure import MAX_MEASUREMENTS, Measurements, measure
+from dtd.worker.measure import measure
 
 PATIENCE_S = 30.0
 NEVER_S = 1 << 40
@@ -86,23 +86,6 @@ async def test_bandwidth_is_bounded_in_time(config, data_port, monkeypatch):
     monkeypatch.setattr(measure_module, "TRANSFER_BYTES", 1 << 50)
     measured = await answer(question("bandwidth", data_port), config)
     assert measured.figures["bytes_per_s"] > 0
-
-
-async def test_nobody_listens(config, free_address):
-    measured = await answer(question("latency", free_address), config)
-    assert measured.figures == {}
-    assert "onnect" in measured.reason
-
-
-async def test_a_ticket_of_another_worker_opens_nothing(config, data_port):
-    measured = await answer(question("latency", data_port, ticket_key=b"x" * 32), config)
-    assert measured.figures == {}
-    assert measured.reason
-
-
-async def test_what_is_not_known(config):
-    measured = await answer(question("mood"), config)
-    assert measured.reason == "worker-0 cannot measure 'mood'"
 
 
 # --- steps -----------------------------------------------------------------------------------
@@ -186,14 +169,3 @@ async def test_beside_a_job_no_step_is_measured(config):
 
 
 # --- several ---------------------------------------------------------------------------------
-
-
-async def test_only_so_many_at_once(config):
-    told: asyncio.Queue[m.Message] = asyncio.Queue()
-    measurements = Measurements(config, told.put_nowait, no_package)
-    for number in range(MAX_MEASUREMENTS + 1):
-        measurements.begin(question("host", number=number), idle=True)
-    async with asyncio.timeout(PATIENCE_S):
-        numbers = [(await told.get()).number for _ in range(MAX_MEASUREMENTS)]
-    assert numbers == list(range(MAX_MEASUREMENTS))
-    assert told.empty()

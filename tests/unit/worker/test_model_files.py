@@ -194,15 +194,6 @@ def test_only_what_is_whole_is_told(tmp_path, other):
     assert held(tmp_path / "none") == ()
 
 
-@pytest.mark.parametrize(
-    "resource", ["model/", "model/..", "model/digits.v9.0123456789ab", "model/../models"]
-)
-def test_nothing_else_is_opened(tmp_path, resource):
-    (tmp_path / "models").mkdir()
-    with pytest.raises(CheckpointError, match="is not on this worker's disk"):
-        open_model(tmp_path / "models", resource)
-
-
 def test_only_a_version_is_deleted(tmp_path, other):
     place = tmp_path / "models"
     pin(place, other[0])

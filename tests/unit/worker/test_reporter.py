@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import types
 
 import pytest
 import structlog
 
 import dtd.worker.reporter as reporter_module
 from dtd.cluster.progress import ProgressWatch
-from dtd.engine.control_word import Flags
-from dtd.engine.step_protocol import StateKey
-from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
+from dtd.train.record import EvalRecord, Outcome, StepRecord
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, unpack_step_rows
 from dtd.worker.reporter import (
@@ -133,20 +129,6 @@ def test_progress_is_told_now_and_then(reporter, clock, told):
     )
 
 
-def test_memory_is_told_with_heartbeats_until_the_next_generation(reporter):
-    found = MemoryRecord(measured={"optimizer": 12, "activations": 7}, predicted={"optimizer": 10})
-    reporter.memory_measured(found)
-    assert "memory" not in reporter.heartbeat_fields(), "no step is committed"
-    reporter.step_committed(record(2))
-    assert reporter.heartbeat_fields()["memory"] == (
-        m.MemoryPart(name="optimizer", measured_bytes=12, predicted_bytes=10),
-        m.MemoryPart(name="activations", measured_bytes=7, predicted_bytes=0),
-    )
-    reporter.begin_generation(assign(generation=4))
-    reporter.step_committed(record(3, generation=4))
-    assert reporter.heartbeat_fields()["memory"] == ()
-
-
 def told_steps(told):
     return [[row.step for row in unpack_step_rows(message.steps)] for message in told]
 
@@ -174,11 +156,6 @@ def test_who_becomes_rank_0_tells_what_its_predecessor_may_not_have_told(reporte
     assert told_steps(told)[-1][-1] == MAX_UNTOLD_STEPS + 3
 
 
-def test_nothing_is_told_at_an_end_without_steps(reporter, told):
-    reporter.flush()
-    assert told == []
-
-
 def test_of_a_round_of_steps_each_has_its_part(reporter, told):
     reporter.step_committed(record(4, steps=4, rows=254, step_s=2.0, sent_bytes=4000))
     reporter.step_committed(record(8, steps=4, rows=254, step_s=2.0, sent_bytes=4000))
@@ -200,57 +177,6 @@ def test_only_rank_0_tells_progress_and_evaluations(reporter, told):
     reporter.begin_generation(assign(rank=0))
     reporter.evaluated(EvalRecord(step=1, epoch=0, metrics={"loss": 1.0}, rows=9, eval_s=0.1))
     assert told == [m.Evaluated(job="digits-1", step=1, metrics={"loss": 1.0})]
-
-
-def test_nothing_to_flush_before_the_first_step(reporter, told):
-    reporter.flush()
-    assert told == []
-
-
-def test_a_checkpoint_is_told_by_whoever_wrote_it(reporter, told):
-    reporter.begin_generation(assign(rank=1))
-    reporter.checkpoint_saved(
-        CheckpointRecord(
-            job_id="digits-1",
-            generation=2,
-            step=10,
-            digest="ab",
-            directory="/state/checkpoints/digits-1/g000002-s000000010",
-            size_bytes=99,
-            write_s=0.25,
-            metrics={"accuracy": 0.5},
-            kept=("g000002-s000000010",),
-        )
-    )
-    (saved,) = told
-    assert (saved.generation, saved.step, saved.size_bytes, saved.write_s) == (2, 10, 99, 0.25)
-    assert saved.kept == ("g000002-s000000010",)
-    m.encode_header(saved)
-
-
-def test_every_rank_tells_what_all_agreed_on(reporter, told):
-    reporter.begin_generation(assign(rank=1))
-    reporter.agreed(StateKey(2, 10), b"\xab\xcd")
-    assert told == [m.Agreed(job="digits-1", generation=2, step=10, digest="abcd")]
-
-
-def test_a_long_warning_fits_into_a_message(reporter, told):
-    reporter.warning("checkpoint_failed", "é" * 100_000)
-    (notice,) = told
-    assert notice.event == "checkpoint_failed"
-    m.encode_header(notice)
-
-
-def test_flags_are_those_of_the_generation_at_hand(reporter):
-    assert reporter.flags() == Flags()
-    reporter.end_at_boundary(stop=False, leave=False)
-    assert reporter.flags() == Flags(yield_=True)
-    reporter.end_at_boundary(stop=False, leave=True)
-    assert reporter.flags() == Flags(yield_=True, leave=True)
-    reporter.end_at_boundary(stop=True, leave=False)
-    assert reporter.flags() == Flags(stop=True, yield_=True, leave=True)
-    reporter.begin_generation(assign(generation=4))
-    assert reporter.flags() == Flags()
 
 
 def test_heartbeats_carry_recent_means(reporter):
@@ -283,11 +209,6 @@ def test_a_step_of_an_earlier_generation_is_not_told_as_one_of_this(reporter):
     reporter.step_committed(record(6))
     reporter.begin_generation(assign(generation=4))
     assert reporter.heartbeat_fields() == {"generation": 4}
-
-
-def test_a_step_that_took_no_time_has_no_rate(reporter):
-    reporter.step_committed(record(1, step_s=0.0))
-    assert reporter.heartbeat_fields()["samples_per_s"] == 0.0
 
 
 def test_a_step_committed_at_a_take_over_is_told_and_changes_no_mean(reporter, clock, told):
@@ -333,44 +254,3 @@ def test_the_result_is_of_all_steps(reporter):
     assert result["samples_per_s"] == 128.0
     assert result["mean_comm_s"] == pytest.approx(0.15)
     assert (result["rows_missing"], result["rows_repeated"]) == (0, 0)
-
-
-def test_the_result_of_who_joined_after_the_last_step(reporter):
-    result = reporter.result(outcome(metrics={}))
-    assert (result["epochs"], result["eval_accuracy"], result["mean_step_s"]) == (0, None, 0.0)
-
-
-def test_marks_and_steps_reach_the_progress_watch(reporter, clock, watch):
-    watch.begin(clock.now_s)
-    clock.now_s += 3.0
-    reporter.progress()
-    assert watch.look(clock.now_s, tick_s=1.0, waits=False) == 0.0
-    assert not watch.stepped
-    reporter.step_committed(record(1))
-    assert watch.stepped
-    reporter.begins("batch")
-    assert watch.is_new
-
-
-@pytest.mark.parametrize(
-    ("loaded", "on_gpu", "counts"),
-    [(False, False, False), (True, False, True), (False, True, True)],
-)
-def test_a_shape_counts_where_something_makes_code_for_it(
-    monkeypatch, told, watch, committed, loaded, on_gpu, counts
-):
-    if loaded:
-        monkeypatch.setitem(sys.modules, "torch._dynamo", types.ModuleType("torch._dynamo"))
-    else:
-        monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
-    reporter = JobReporter("digits-1", told.append, telling(told), watch, committed, on_gpu=on_gpu)
-    for _ in range(3):
-        reporter.begins("batch", (8,))
-    assert not watch.is_new
-    reporter.begins("batch", (7,))
-    assert watch.is_new == counts
-
-
-def test_a_heartbeat_says_how_long_the_worker_itself_takes(reporter):
-    reporter.step_committed(record(1))
-    assert reporter.heartbeat_fields()["own_s"] == pytest.approx(0.1 + 0.2 + 0.01)

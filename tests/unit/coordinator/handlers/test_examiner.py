@@ -66,13 +66,6 @@ def test_a_clock_is_read_several_times_and_the_quickest_reading_counts(daemon, p
     assert answer["round_trip_s"] > 0
 
 
-@pytest.mark.parametrize("said", [{"time_s": "noon"}, {"time_s": [1]}, {}])
-def test_a_worker_that_says_no_time_is_named(daemon, play, said):
-    worker = play(daemon, "w0")
-    with pytest.raises(RequestRefused, match="w0 does not say what time it is"):
-        answered(daemon, worker, examine("host", worker="w0"), said)
-
-
 def test_a_step_carries_the_job_and_its_package(daemon, play, spec):
     worker = play(daemon, "w0")
     request = examine("step", worker="w0", spec=spec, worlds=3, package="ab")
@@ -124,18 +117,6 @@ def test_a_worker_that_leaves_meanwhile(daemon, play):
         worker.close()
         with pytest.raises(RequestRefused, match="w0 left while it measured"):
             client.answer()
-
-
-def test_an_answer_of_somebody_else_does_not_count(daemon, play):
-    worker, liar = play(daemon, "w0"), play(daemon, "w1", pid=12)
-    with daemon.connect() as client:
-        client.ask(examine("latency", worker="w0", peer="w1"))
-        asked = worker.hear(m.Measure)
-        liar.say(m.Measured(number=asked.number, figures={"rtt_s": 9.0}))
-        liar.say(m.Measured(number=77, figures={}))
-        daemon.ask(m.GetStatus())
-        worker.say(m.Measured(number=asked.number, figures={"rtt_s": 1.0}))
-        assert client.answer() == {"rtt_s": 1.0}
 
 
 def test_a_worker_that_does_not_answer_in_time(daemon, play, monkeypatch):

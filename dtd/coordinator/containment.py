@@ -19,7 +19,6 @@ from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
 from dtd.shown import one_line
 
-# --- internal errors are limited to the connection whose message caused them --------------------
 # No message from a peer may end this process, even if a check is missing.  So an exception that
 # nobody expected is caught here and nowhere else: it costs that peer its connection, is told as the
 # incident `internal_error` and logged with its traceback, and the daemon goes on.  What a peer did

@@ -58,7 +58,7 @@ class _Run:
         self.news = asyncio.Queue()
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sweep")
         self.advisor: Advisor | None = None
-        self.hurried: set[str] = set()
+        self.cancelling: set[str] = set()
         self.over = False
 
     async def asked(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -256,19 +256,19 @@ class Sweeps:
         await self._meet_again(run)
         while True:
             self._cancel_jobs(run)
-            deed = course.next_deed(
+            action = course.next_action(
                 run.trials, run.spec.sweep, count=run.spec.trials, cancelled=run.cancelled
             )
-            if isinstance(deed, End):
-                await self._end(run, deed)
+            if isinstance(action, End):
+                await self._end(run, action)
                 return
-            if isinstance(deed, Begin):
-                params = await run.asked(run.advisor.choose, deed.number)
-                await self._keep(run, Trial(number=deed.number, params=params))
-            elif isinstance(deed, Submit):
-                await self._submit_trial(run, deed.trial)
+            if isinstance(action, Begin):
+                params = await run.asked(run.advisor.choose, action.number)
+                await self._keep(run, Trial(number=action.number, params=params))
+            elif isinstance(action, Submit):
+                await self._submit_trial(run, action.trial)
             else:
-                await self._hear(run, await run.news.get())
+                await self._receive(run, await run.news.get())
 
     async def _meet_again(self, run: _Run) -> None:
         """Find the jobs of trials that had not ended when this process began."""
@@ -278,9 +278,9 @@ class Sweeps:
             job_id = trial.job or await in_store(store.sweeps.job_called, name)
             if not job_id:
                 continue
-            await self._meet(run, trial, job_id)
+            await self._join_job(run, trial, job_id)
 
-    async def _meet(self, run: _Run, trial: Trial, job_id: str) -> None:
+    async def _join_job(self, run: _Run, trial: Trial, job_id: str) -> None:
         """Listen to a trial's job from now on; it may have ended already."""
         self._trial_of[job_id] = (run, trial.number)
         state = trial.state if trial.state is TrialState.PRUNING else TrialState.RUNNING
@@ -327,7 +327,7 @@ class Sweeps:
             assert run.advisor is not None, "it was made before"
             await run.asked(run.advisor.ended, failed)
             return
-        await self._meet(run, trial, job_id)
+        await self._join_job(run, trial, job_id)
 
     async def _pause(self, run: _Run) -> None:
         try:
@@ -335,9 +335,9 @@ class Sweeps:
                 news = await run.news.get()
         except TimeoutError:
             return
-        await self._hear(run, news)
+        await self._receive(run, news)
 
-    async def _hear(self, run: _Run, news: tuple[Any, ...] | None) -> None:
+    async def _receive(self, run: _Run, news: tuple[Any, ...] | None) -> None:
         """Take in an evaluation or the end of a trial."""
         if news is None:
             return
@@ -362,9 +362,9 @@ class Sweeps:
     def _cancel_jobs(self, run: _Run) -> None:
         found = course.to_cancel(run.trials, run.spec.sweep, cancelled=run.cancelled)
         for job_id, reason in found:
-            if job_id in run.hurried:
+            if job_id in run.cancelling:
                 continue
-            run.hurried.add(job_id)
+            run.cancelling.add(job_id)
             with contextlib.suppress(RequestRefused):  # it has ended meanwhile
                 self._core.handle(CancelRequested(job=job_id, reason=reason))
 

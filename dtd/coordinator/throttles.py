@@ -50,14 +50,14 @@ class Pace:
             wait_s = self._registering.wait_s(message.name, loop.time())
         else:
             amount = 1 + payload_bytes // BYTES_OF_A_MESSAGE
-            wait_s = self._pacing.wait_s(_whose(link), loop.time(), amount)
+            wait_s = self._pacing.wait_s(_credential_of(link), loop.time(), amount)
         if not wait_s:
             return None
         loop.call_later(wait_s, link.resume)
         return HOLD
 
 
-def _whose(link: Link) -> tuple[str, str]:
+def _credential_of(link: Link) -> tuple[str, str]:
     """Workers of the coordinator's own user are told apart by their connections."""
     who = link.identity
     if who is None or who.role == LOCAL:

@@ -81,7 +81,7 @@ class End:
     reason: str = ""
 
 
-def next_deed(
+def next_action(
     trials: Sequence[Trial], table: SweepTable, *, count: int, cancelled: bool
 ) -> Begin | Submit | End | None:
     """Return the sweep's next action; None: it waits for a trial.

@@ -48,7 +48,7 @@ from dtd.worker.measure import PROFILE, Measurements, PeerDiagnostics, Probes, P
 from dtd.worker.models import MODELS, PREFIX, PinnedModels
 from dtd.worker.output import JobLines, OutputPipe
 from dtd.worker.packages import PACKAGES, TaskPackages
-from dtd.worker.training import TrainingThreadOwner
+from dtd.worker.training import Training
 
 log = structlog.get_logger()
 
@@ -134,7 +134,7 @@ class Worker:
         self._measurements = Measurements(config, self._control.send, self._packages.fetch)
         self._interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
         self._silence_s = DEFAULT_HEARTBEAT_TIMEOUT_S
-        self._training: TrainingThreadOwner | None = None
+        self._training: Training | None = None
         self._prepared = asyncio.Event()
         self._output: OutputPipe | None = None
         self._lines = JobLines(self._control.send)
@@ -328,7 +328,7 @@ class Worker:
         self.drilled = True
         os.kill(os.getpid(), getattr(signal, f"SIG{effect.signal}"))
 
-    def _job(self) -> TrainingThreadOwner:
+    def _job(self) -> Training:
         assert self._training is not None, "the core orders this of a job only"
         return self._training
 
@@ -351,7 +351,7 @@ class Worker:
     def _begin_training(self, prepare: m.Prepare, spec: JobSpec) -> None:
         sys.argv = [spec.job.task]  # a script's arguments are its own, not the worker's
         self._output = OutputPipe()
-        self._training = TrainingThreadOwner(
+        self._training = Training(
             prepare,
             spec,
             self.config,

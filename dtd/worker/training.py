@@ -37,8 +37,8 @@ from dtd.worker.training_thread import TrainingThread
 log = structlog.get_logger()
 
 
-class TrainingThreadOwner:
-    """Starts the training thread at once.
+class Training:
+    """The job of this process, as the event loop sees it; starts the training thread at once.
 
     Args:
         prepare: the job.

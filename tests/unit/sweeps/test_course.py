@@ -23,7 +23,7 @@ from dtd.sweeps.course import (
     best,
     ended,
     evaluated,
-    next_deed,
+    next_action,
     to_cancel,
 )
 
@@ -35,54 +35,54 @@ def trial(number: int, state: TrialState = TrialState.RUNNING, **more: Any) -> T
     return Trial(number=number, state=state, **values)
 
 
-def deed(*trials: Trial, count: int = 4, cancelled: bool = False) -> object:
-    return next_deed(trials, TABLE, count=count, cancelled=cancelled)
+def action(*trials: Trial, count: int = 4, cancelled: bool = False) -> object:
+    return next_action(trials, TABLE, count=count, cancelled=cancelled)
 
 
 def test_trials_begin_as_long_as_there_is_room() -> None:
-    assert deed() == Begin(0)
-    assert deed(trial(0)) == Begin(1)
-    assert deed(trial(0), trial(1)) is None
-    assert deed(trial(0), trial(1, TrialState.DONE, value=0.5)) == Begin(2)
-    assert deed(trial(0), trial(1, TrialState.DONE, value=0.5), count=2) is None
+    assert action() == Begin(0)
+    assert action(trial(0)) == Begin(1)
+    assert action(trial(0), trial(1)) is None
+    assert action(trial(0), trial(1, TrialState.DONE, value=0.5)) == Begin(2)
+    assert action(trial(0), trial(1, TrialState.DONE, value=0.5), count=2) is None
 
 
 def test_what_was_chosen_is_submitted_before_anything_else() -> None:
     chosen = trial(1, TrialState.CHOSEN, job="")
-    assert deed(trial(0), chosen) == Submit(chosen)
+    assert action(trial(0), chosen) == Submit(chosen)
 
 
 def test_a_sweep_ends_with_its_last_trial() -> None:
     done = trial(0, TrialState.DONE, value=0.5)
-    assert deed(done, count=1) == End("done")
+    assert action(done, count=1) == End("done")
     pruned = trial(0, TrialState.PRUNED, value=0.5)
-    assert deed(pruned, count=1) == End("failed", "no trial was completed")
+    assert action(pruned, count=1) == End("failed", "no trial was completed")
 
 
 def test_failures_in_a_row_end_it_and_the_others_are_cancelled() -> None:
     failed = [trial(n, TrialState.FAILED, reason=f"why {n}") for n in (0, 1)]
     why = "2 trials in a row have failed, the last one: why 1"
-    assert deed(*failed) == End("failed", why)
-    assert deed(*failed, trial(2)) is None
+    assert action(*failed) == End("failed", why)
+    assert action(*failed, trial(2)) is None
     assert to_cancel([*failed, trial(2)], TABLE, cancelled=False) == [
         ("j-2", "its sweep has failed")
     ]
     stopped = trial(1, TrialState.CANCELLED)
     later = replace(failed[1], number=2)
-    assert deed(failed[0], stopped, later) == End("failed", why)  # and does not go on after that
+    assert action(failed[0], stopped, later) == End("failed", why)  # and does not go on after that
     between = trial(1, TrialState.DONE, value=0.1)
     others = [failed[0], between, replace(failed[1], number=2)]
-    assert deed(*others) == Begin(3)
+    assert action(*others) == Begin(3)
     assert to_cancel([*others, trial(3)], TABLE, cancelled=False) == []
 
 
 def test_the_operator_cancels_it() -> None:
     chosen = trial(1, TrialState.CHOSEN, job="")
-    assert deed(trial(0), chosen, cancelled=True) is None
+    assert action(trial(0), chosen, cancelled=True) is None
     assert to_cancel([trial(0), chosen], TABLE, cancelled=True) == [
         ("j-0", "its sweep is cancelled")
     ]
-    assert deed(chosen, cancelled=True) == End("cancelled", "by the operator")
+    assert action(chosen, cancelled=True) == End("cancelled", "by the operator")
 
 
 def test_a_trial_that_is_pruned_is_cancelled_for_that_reason() -> None:
@@ -149,7 +149,7 @@ def test_every_sweep_ends_and_stays_within_its_bounds(
     trials: list[Trial] = []
     outcomes = iter(ends * count)
     for _ in range(10 * count):
-        made = next_deed(trials, table, count=count, cancelled=False)
+        made = next_action(trials, table, count=count, cancelled=False)
         running = [one for one in trials if one.state in OPEN]
         assert len(trials) <= count
         assert len(running) <= parallel

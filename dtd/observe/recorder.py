@@ -1,7 +1,7 @@
 """Takes workers' reports to the metrics store, off the event loop; training never waits for it.
 
 Rows are collected for a second and written in one transaction by a thread of their own.  What does
-not fit into the queue is dropped and counted, for each worker by itself.  While the disk fails,
+not fit into the queue is dropped and counted.  While the disk fails,
 rows wait as long as there is room, an event and `dtdctl status` say so, and it is tried again.  A
 row that cannot be written for any other reason is dropped, so that the others are written.
 """
@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import sqlite3
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -27,7 +27,6 @@ SYSTEM_EVERY_S: Final = 2.0
 """Between two rows of one worker, and of one link."""
 
 MAX_WAITING: Final = 20_000
-MAX_WAITING_OF_ONE: Final = 5_000
 WRITE_AT_ONCE: Final = 4_000
 MAX_WORKERS: Final = 1024
 
@@ -70,8 +69,7 @@ class MetricsRecorder:
         self._clock = clock
         self._wall = wall
         self._store = MetricsStore(directory, limit_bytes, self._set_aside)
-        self._waiting: deque[tuple[str, Batch]] = deque()
-        self._waiting_of: Counter[str] = Counter()
+        self._waiting: deque[Batch] = deque()
         self._beats: dict[str, _Beat] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._writing = self._closes = False
@@ -81,17 +79,17 @@ class MetricsRecorder:
 
     # --- what comes in -------------------------------------------------------------------------
 
-    def progress(self, worker: str, identity: str, message: m.Progress) -> None:
+    def progress(self, identity: str, message: m.Progress) -> None:
         """Rank 0 tells of steps."""
         unix_s = self._wall()
         entries = [
             series.step_entry(message.job, row, unix_s) for row in series.known_rows(message)
         ]
-        self._put(worker, identity, entries)
+        self._put(identity, entries)
 
-    def evaluated(self, worker: str, identity: str, message: m.Evaluated) -> None:
+    def evaluated(self, identity: str, message: m.Evaluated) -> None:
         """An evaluation is complete."""
-        self._put(worker, identity, [series.evaluation_entry(message)])
+        self._put(identity, [series.evaluation_entry(message)])
 
     def heartbeat(self, worker: str, identity: str, message: m.Heartbeat, to: str) -> None:
         """A worker tells of itself, and of its link to the next one in the ring, if any."""
@@ -108,16 +106,14 @@ class MetricsRecorder:
         entries = [series.worker_entry(worker, message, earlier, elapsed_s, unix_s)]
         if to:
             entries.append(series.link_entry(worker, to, message, unix_s))
-        self._put(worker, identity, entries)
+        self._put(identity, entries)
 
-    def _put(self, worker: str, identity: str, entries: Iterable[series.Entry]) -> None:
+    def _put(self, identity: str, entries: Iterable[series.Entry]) -> None:
         for entry in entries:
-            full = len(self._waiting) >= MAX_WAITING
-            if full or self._waiting_of[worker] >= MAX_WAITING_OF_ONE:
+            if len(self._waiting) >= MAX_WAITING:
                 self.dropped += 1
-                continue
-            self._waiting.append((worker, Batch(identity, entry)))
-            self._waiting_of[worker] += 1
+            else:
+                self._waiting.append(Batch(identity, entry))
         if self._waiting and not (self._timer or self._writing or self._closes):
             pause_s = RETRY_S if self._stopped else WRITE_EVERY_S
             self._timer = self._loop.call_later(pause_s, self._write)
@@ -129,7 +125,7 @@ class MetricsRecorder:
             self._timer.cancel()
             self._timer = None
         self._writing = True
-        batch = [one for _worker, one in itertools.islice(self._waiting, WRITE_AT_ONCE)]
+        batch = list(itertools.islice(self._waiting, WRITE_AT_ONCE))
         self._later(self._write_in_thread, batch)
 
     def _write_in_thread(self, batch: list[Batch]) -> None:
@@ -158,14 +154,12 @@ class MetricsRecorder:
         self._writing = False
         if not failure:
             for _ in range(count):
-                worker, _one = self._waiting.popleft()
-                self._waiting_of[worker] -= 1
-            self._waiting_of = +self._waiting_of
+                self._waiting.popleft()
             self.dropped += unfit
             self._resumes()
         else:
             self._stops(failure)
-        self._put("", "", ())
+        self._put("", ())
 
     def _stops(self, failure: str) -> None:
         if not self._stopped:

@@ -74,10 +74,10 @@ def _keep_figures(
     coordinator: Coordinator, name: str, job: Job, message: m.Message, to: str
 ) -> None:
     if isinstance(message, m.Progress):
-        coordinator.history.progress(name, job.identity, message)
+        coordinator.history.progress(job.identity, message)
         coordinator.trackers.reported(job, message)
     elif isinstance(message, m.Evaluated):
-        coordinator.history.evaluated(name, job.identity, message)
+        coordinator.history.evaluated(job.identity, message)
         coordinator.sweeps.evaluated(message)
         coordinator.trackers.reported(job, message)
     elif isinstance(message, m.Heartbeat):

@@ -25,7 +25,7 @@ PUBLISH_EVERY_S: Final = 0.5
 MAX_NAMES: Final = 512
 """Workers and jobs whose counts are kept; the oldest are forgotten."""
 MAX_KINDS: Final = 128
-"""Kinds of incidents and evaluation metrics that are told apart."""
+"""Metrics of an evaluation that are told apart."""
 
 
 # Metrics of a job, and the keys of its status.
@@ -75,7 +75,7 @@ class ClusterFigures:
 
     def decided(self, effect: Effect) -> None:
         """The core has decided something."""
-        if isinstance(effect, Incident) and _has_room(self._incidents, effect.kind):
+        if isinstance(effect, Incident):
             self._incidents[effect.kind] += 1
         elif isinstance(effect, Disconnect):
             self._evictions[effect.name] += 1
@@ -207,10 +207,6 @@ def _of_the_job(job: Mapping[str, Any]) -> Iterator[Sample]:
         :MAX_KINDS
     ]:
         yield Sample("dtd_job_evaluation", (job["id"], kind), job["eval"][kind])
-
-
-def _has_room(counts: Mapping[str, int], name: str) -> bool:
-    return name in counts or len(counts) < MAX_KINDS
 
 
 def _forget_oldest(known: dict[str, Any], *others: dict[str, int]) -> None:

@@ -35,7 +35,6 @@ STAR_CHUNK: Final = "star chunk"
 
 TRAINING_KINDS: Final = (STEP, DATA, COMPUTE, COLLECT, VOTE, COMMIT, WAIT)
 RING_KINDS: Final = (BUCKET, WORD, HOP, CHUNK)
-STAR_KINDS: Final = (STAR_BUCKET, STAR_CHUNK)
 
 
 class Span(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 
 from dtd.coordinator.store.thread import StoreThread
 from dtd.observe import recorder as module
-from dtd.observe.recorder import MAX_WAITING_OF_ONE, SYSTEM_EVERY_S, MetricsRecorder
+from dtd.observe.recorder import SYSTEM_EVERY_S, MetricsRecorder
 from dtd.wire import messages as m
 from dtd.wire.step_rows import pack_step_rows
 from tests.unit.observe.reports import progress, row
@@ -35,9 +35,9 @@ class Box:
     def incident(self, kind, message, *, worker="", **details):
         self.events.append((kind, details))
 
-    def progress(self, *rows, worker="w", **changed):
+    def progress(self, *rows, **changed):
         values = {"job": "j-1", "steps": pack_step_rows(rows)} | changed
-        self.recorder.progress(worker, "i", progress(**values))
+        self.recorder.progress("i", progress(**values))
 
     async def ask(self, **request):
         return await self.recorder.answer(m.GetMetrics(job="j-1", **request))
@@ -68,7 +68,7 @@ async def test_all_steps_of_a_message_are_remembered(box):
 
 
 async def test_evaluations_are_remembered(box):
-    box.recorder.evaluated("w", "i", m.Evaluated(job="j-1", step=5, metrics={"f1": 0.5}))
+    box.recorder.evaluated("i", m.Evaluated(job="j-1", step=5, metrics={"f1": 0.5}))
     assert await box.points("eval/f1") == [(5, 0.5)]
 
 
@@ -86,16 +86,6 @@ async def test_the_oldest_worker_is_forgotten(box, monkeypatch):
     for name in "abc":
         box.recorder.heartbeat(name, "i", m.Heartbeat(state="training", job="j-1"), "")
     assert set(box.recorder._beats) == {"b", "c"}
-
-
-async def test_a_worker_that_floods_leaves_room_for_others(box):
-    for begin in range(1, MAX_WAITING_OF_ONE + 100, 100):
-        rows = [row(step) for step in range(begin, begin + 100)]
-        box.progress(*rows, worker="liar", step=begin + 99)
-    assert box.recorder.dropped == 100
-    box.recorder.evaluated("w", "i", m.Evaluated(job="j-1", step=5, metrics={"f1": 0.5}))
-    answer = await box.ask(names=("eval/f1",))
-    assert (len(answer["series"]), answer["dropped"]) == (1, 100)
 
 
 async def test_no_more_waits_than_fits(box, monkeypatch):

@@ -79,7 +79,7 @@ class Manifest:
         epoch: epoch of the next row.
         offset: rows used in that epoch.
         digest: hex digest of the state; all ranks agreed on it.  That of a sharded state is made
-            of all shards' digests (`dtd.engine.shard_digests`), and empty if no ring was left
+            of all shards' digests (`dtd.engine.digests`), and empty if no ring was left
             to compare them.
         parent: name of the checkpoint before it, empty for the first.
         metrics: of the evaluation at this step; empty if there was none.

@@ -6,7 +6,7 @@ Part of the membership machine; changes the cluster's state, adds effects.  `mem
 
 from __future__ import annotations
 
-from dtd.cluster import digests, doubt, ending, environment, holding, reconnection, registration
+from dtd.cluster import checkpoints, digests, ending, figures, registration
 from dtd.cluster import roster as choice
 from dtd.cluster.coverage import can_spare, covers
 from dtd.cluster.events import Disconnect
@@ -78,19 +78,19 @@ def _fence(cluster: ClusterState, message: m.Register) -> None:
 def _take_back(cluster: ClusterState, worker: Worker, message: m.Register) -> None:
     """Take back a worker that is in one of the job's generations: it freezes, and is then ready."""
     job = cluster.job
-    if job is None or not doubt.is_ours(job, message):
+    if job is None or not registration.is_ours(job, message):
         worker.stray = True
         release(cluster, worker, "unknown", _why_unknown(cluster, message))
         return
-    doubt.learn(cluster, job, message)
+    registration.learn(cluster, job, message)
     worker.reconnection.returning = True
     worker.reconnection.generation, worker.reconnection.phase = message.generation, message.phase
     if not job.in_doubt or job.state in ENDING_JOBS:
         _call_back(cluster, worker)
         return
     cluster.move_worker(worker, WorkerEvent.CAME_BACK)
-    if doubt.is_over(cluster, job):
-        reconnection.take_up(cluster, job, MemberState.RUNNING)
+    if registration.is_over(cluster, job):
+        registration.take_up(cluster, job, MemberState.RUNNING)
         end_doubt(cluster, job)
 
 
@@ -100,7 +100,7 @@ def end_doubt(cluster: ClusterState, job: Job) -> None:
     Workers that still train are called back, unless their generation has been taken up.
     """
     job.announced = cluster.run.phase is GenerationState.RUNNING
-    doubt.end(cluster, job)
+    registration.end(cluster, job)
     for worker in cluster.workers.values():
         if worker.reconnection.returning and worker.name not in cluster.warming_since:
             _call_back(cluster, worker)
@@ -162,7 +162,7 @@ def warmed(cluster: ClusterState, worker: Worker, message: m.Warmed) -> None:
     if worker.state is not WorkerState.WARMING or worker.reconnection.returning:
         return
     worker.holdings.warmed = message
-    holding.warmed_up(cluster.job, worker, message)
+    checkpoints.warmed_up(cluster.job, worker, message)
     if worker.name in cluster.isolation.set_aside:
         # If it fails again, its pause is longer.
         cluster.isolation.set_aside[worker.name].until = 0.0
@@ -174,7 +174,7 @@ def taken_back(
     cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen | m.Finished, now: float
 ) -> None:
     """A returned worker has left its old generation and reports its state."""
-    holding.left(job, worker, message)
+    checkpoints.left(job, worker, message)
     if message.generation == job.generation:
         job.fenced = True
     why = digests.why_distrusted(cluster, job, worker)
@@ -187,7 +187,7 @@ def taken_back(
     worker.liveness.gets_on()
     cluster.move_worker(worker, WorkerEvent.LEFT_OLD)
     if job.in_doubt and job.state not in ENDING_JOBS:
-        reconnection.take_up(cluster, job, MemberState.FINISHED)
+        registration.take_up(cluster, job, MemberState.FINISHED)
         compare(cluster, job)  # a restored store may not know the number of steps
 
 
@@ -205,7 +205,7 @@ def compare(cluster: ClusterState, job: Job) -> None:
     job.total_steps, job.task_digest = reference.steps_total, reference.task_digest
     job.dataset_rows = reference.dataset_rows
     job.dataset_fingerprint = reference.dataset_fingerprint
-    job.environment = environment.heard(reference.environment)
+    job.environment = figures.heard(reference.environment)
     for worker in newcomers:
         assert worker.holdings.warmed is not None
         why = choice.disagreement(reference, worker.holdings.warmed, by=(named, worker.name))

@@ -46,35 +46,6 @@ def is_left(key: Key, branches: Iterable[Branch]) -> bool:
     )
 
 
-def why_impossible(key: Key, job: Job) -> str:
-    """Why no generation of the job can have committed this state; empty if one may have.
-
-    What was committed after the newest generation's start was committed by that one, or was left.
-    """
-    generation, step = key
-    if not job.start_generation < generation <= job.generation:
-        return ""
-    if generation < job.generation and not is_left(key, remembered(job.branches)):
-        return f"generation {job.generation} goes on from an older one, and nothing was left behind"
-    if generation == job.generation and step <= job.start_step:
-        return f"generation {generation} began with step {job.start_step}"
-    return ""
-
-
-def why_not_saved(key: Key, job: Job) -> str:
-    """Why no worker can have a checkpoint of the job with this key; empty if one may.
-
-    The newest generation began with everything that earlier ones had committed and not left behind
-    (ADR 0006, B), so none of them got further than its start.
-    """
-    generation, step = key
-    start = (job.start_generation, job.start_step)
-    further = key > start or step > job.start_step
-    if generation < job.generation and further and not is_left(key, remembered(job.branches)):
-        return f"generation {job.generation} began with step {job.start_step}, and left none behind"
-    return why_impossible(key, job)
-
-
 def saved_step(job: Job) -> int:
     """Steps of the newest checkpoint that counts for what is trained now; 0 for none.
 

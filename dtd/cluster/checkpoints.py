@@ -1,10 +1,10 @@
-"""Checkpoints of the active job: the agreed digests, the holders, and the parts of sharded ones.
+"""Checkpoints of the active job: what workers hold of them, agreed digests, and sharded parts.
 
 All ranks compare the digest of a state before a checkpoint of it is published, and report it
 (AGREED).  It is recorded with the job: a checkpoint with another digest was written from memory in
 which a bit has flipped.  A sharded state is saved in parts: they count as a checkpoint once
 together they cover [0, 1).  Its digest is that of its division among the ranks
-(`dtd.engine.shard_digests`), so several may be known for one state.  Part of the membership
+(`dtd.engine.digests`), so several may be known for one state.  Part of the membership
 machine; changes the cluster's state.
 """
 
@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from dtd.cluster import branches
-from dtd.cluster.coverage import copies, part_from
+from dtd.cluster import roster as choice
+from dtd.cluster.coverage import NOTHING_HELD, copies, part_from
 from dtd.cluster.events import SaveJob
-from dtd.cluster.records import Job
+from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.wire import messages as m
@@ -151,3 +152,45 @@ def _note_part(job: Job, name: str, message: m.CheckpointSaved) -> None:
     kept = [one for one in others if one[2] != name or one in mine]
     if part:
         job.parts = (*kept, (*key, name, tuple(part.to_wire())))
+
+
+def left(job: Job, worker: Worker, message: m.Frozen | m.Finished) -> None:
+    """A worker has left a generation and reports its state."""
+    held = choice.held_by(message)
+    if held.where != "memory":
+        held = _on_disk(job, held)
+    worker.holdings.held, worker.holdings.frozen_in = held, message.generation
+    worker.holdings.prepared = choice.held_key(worker)
+    if isinstance(message, m.Frozen):
+        worker.holdings.saved = _saved(job, message.held[1:])
+        worker.holdings.prepared = (message.prepared_generation, message.prepared_step)
+
+
+def warmed_up(job: Job, worker: Worker, message: m.Warmed) -> None:
+    """A worker has warmed up and reports what is on its disk."""
+    worker.holdings.held = _on_disk(job, message.held[0] if message.held else NOTHING_HELD)
+    worker.holdings.saved = _saved(job, message.held[1:])
+
+
+def _on_disk(job: Job, held: m.Held) -> m.Held:
+    """The checkpoint that a worker reports as its newest state, if the job can use it."""
+    return held if held.where == "checkpoint" and _is_usable(job, held) else NOTHING_HELD
+
+
+def _saved(job: Job, reported: tuple[m.Held, ...]) -> tuple[m.Held, ...]:
+    """The checkpoints beside the newest state, of which a sharded job can use parts."""
+    if not job.terms.sharded:
+        return ()
+    checkpoints_ = (one for one in reported if one.where == "checkpoint" and one.job == job.id)
+    return tuple(one for one in checkpoints_ if _is_usable(job, one))
+
+
+def _is_usable(job: Job, held: m.Held) -> bool:
+    """Whether a checkpoint is the job's own and undamaged, or one with which it can still begin."""
+    key = (held.generation, held.step)
+    if held.job != job.id:
+        start = (job.start_generation, job.start_step)
+        return held.job == job.from_job and not key > start > (0, 0)
+    known = remembered(job.agreed)
+    said = verdict(known, key, held.digest, sharded=job.terms.sharded)
+    return said != CONTRADICTED

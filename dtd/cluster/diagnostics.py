@@ -15,8 +15,8 @@ from typing import Any, Final
 from dtd import diagnostics
 from dtd.cluster.admission import is_aside
 from dtd.cluster.records import Worker
-from dtd.cluster.standstill import why_late
 from dtd.cluster.state import ClusterState
+from dtd.cluster.suspicion import why_late
 from dtd.cluster.transitions import WorkerState
 from dtd.diagnostics import Diagnostic
 

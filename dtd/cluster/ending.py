@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dtd.cluster import figures, holding
+from dtd.cluster import checkpoints, figures
 from dtd.cluster.links import DEAD
 from dtd.cluster.records import Job, Recovery, Worker
 from dtd.cluster.state import ClusterState
@@ -130,7 +130,7 @@ def member_frozen(
 ) -> None:
     """A member takes no further part and reports its state."""
     cluster.move_worker(worker, WorkerEvent.FROZE)
-    holding.left(job, worker, message)
+    checkpoints.left(job, worker, message)
     job.fenced = True
     if message.evidence:
         _tell_evidence(cluster, worker, message)
@@ -171,7 +171,7 @@ def member_finished(cluster: ClusterState, job: Job, worker: Worker, message: m.
     cluster.move_worker(worker, WorkerEvent.FINISHED)
     worker.holdings.digest = message.digest
     worker.stopped = message.stopped
-    holding.left(job, worker, message)
+    checkpoints.left(job, worker, message)
     job.fenced = True
     if message.result and worker.rank == 0:
         job.result = figures.result(message.result)

@@ -1,13 +1,18 @@
-"""The events and effects of the coordinator's membership.
+"""The coordinator's events and effects, and the order in which a shell performs effects.
 
-The vocabulary between the pure machine (`dtd.cluster`) and its shells
-(`dtd.coordinator.daemon`, the simulation).
+Messages that a crash of the coordinator must not make untrue are sent after the store has them: an
+assignment with its generation, a release with the job's outcome.  Everything else is sent at once,
+however slow the disk: a worker without acknowledgements for a few seconds would consider the
+coordinator dead.  On one connection nothing overtakes a waiting message.  A store that is slower
+than the events must not fall further and further behind: a waiting job is written once, in its
+state at that time.  Pure; `dtd.coordinator.effects` and the simulation perform what comes out.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from dtd.cluster.records import Job
 from dtd.wire import messages as m
@@ -175,3 +180,92 @@ class JobEnded:
 
 
 Effect = Send | Disconnect | SaveJob | Incident | JobEnded
+
+
+Note = TypeVar("Note")
+About = TypeVar("About")
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Generic[Note, About]):
+    """An effect, or a note of the shell's own that keeps its place among them.
+
+    Attributes:
+        about: what the shell needs to perform it; of a message, the connection that it goes to.
+    """
+
+    effect: Effect | Note
+    about: About
+
+
+class Outbox(Generic[Note, About]):
+    """The waiting effects; the first is the write for which they wait."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Item[Note, About]] = deque()
+
+    def put(self, item: Item[Note, About]) -> list[Item[Note, About]]:
+        """Take the next effect; returns the effects to perform now.
+
+        A SaveJob that comes out is to be written; `written` says that it was.
+        """
+        if not self._waiting:
+            if isinstance(item.effect, SaveJob):
+                self._waiting.append(item)
+            return [item]
+        if needs_no_store(item.effect) and not self._waits_behind(item):
+            return [item]
+        if not self._renewed(item):
+            self._waiting.append(item)
+        return []
+
+    def written(self) -> list[Item[Note, About]]:
+        """The last returned job is written; returns the effects that followed it."""
+        self._waiting.popleft()
+        ready: list[Item[Note, About]] = []
+        while self._waiting:
+            ready.append(self._waiting[0])
+            if isinstance(self._waiting[0].effect, SaveJob):
+                break
+            self._waiting.popleft()
+        return ready
+
+    def _renewed(self, item: Item[Note, About]) -> bool:
+        """Replace a waiting write of the same job by the newer one; returns whether there was one.
+
+        The write keeps its place before the effects that wait for it, which remain true with newer
+        data on disk.  A write that announces a generation is not replaced, since it belongs to that
+        generation; nor is one that is already in progress.
+        """
+        if not isinstance(item.effect, SaveJob) or item.effect.announces:
+            return False
+        for index in range(len(self._waiting) - 1, 0, -1):
+            waiting = self._waiting[index].effect
+            if isinstance(waiting, SaveJob):
+                if waiting.announces or waiting.job.id != item.effect.job.id:
+                    return False  # an older record must not be written after a newer one
+                self._waiting[index] = item
+                return True
+        return False
+
+    def _waits_behind(self, item: Item[Note, About]) -> bool:
+        """Whether an earlier message on the same connection is waiting."""
+        if isinstance(item.effect, Send) and isinstance(item.effect.message, m.HeartbeatAck):
+            return False  # its meaning does not depend on the time
+        return any(
+            one.about is item.about and isinstance(one.effect, Send) for one in self._waiting
+        )
+
+
+def needs_no_store(effect: object) -> bool:
+    """Whether it stays true, or is harmless, if the coordinator forgets its reason."""
+    if isinstance(effect, Disconnect):
+        return True
+    if not isinstance(effect, Send):
+        return False
+    message = effect.message
+    if isinstance(message, m.Freeze):
+        return not message.stop
+    if isinstance(message, m.Release):
+        return message.state == "evicted"
+    return not isinstance(message, m.Assign | m.Prepare)

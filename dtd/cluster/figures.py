@@ -1,4 +1,4 @@
-"""Reported figures in a form that JSON can represent, and paged answers."""
+"""Reported figures and environments in a form that JSON can represent, and paged answers."""
 
 from __future__ import annotations
 
@@ -91,3 +91,24 @@ def _belongs(name: Any, value: Any) -> bool:
 
 def _bounded(value: Any) -> Any:
     return value[:MAX_WORDS] if isinstance(value, str) else finite(value)
+
+
+MAX_ENTRIES: Final = 32
+"""Most entries of a report; further ones are dropped."""
+MAX_CHARACTERS: Final = 200
+"""Most characters of a key or a value."""
+
+
+def told(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """An environment as WARMED has it."""
+    return tuple(f"{key}={value[:MAX_CHARACTERS]}" for key, value in environment.items())
+
+
+def heard(entries: Iterable[str]) -> dict[str, str]:
+    """Read a worker's report of its environment, without entries that are no `KEY=VALUE`."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        key, sign, value = entry.partition("=")
+        if sign and key and len(found) < MAX_ENTRIES:
+            found[key[:MAX_CHARACTERS]] = value[:MAX_CHARACTERS]
+    return found

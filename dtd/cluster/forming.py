@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtd.cluster import branches, doubt, ending
+from dtd.cluster import branches, ending
 from dtd.cluster import roster as choice
 from dtd.cluster.coverage import assigned_part, can_spare, covers, uncovered
+from dtd.cluster.ending import end_at_boundary
 from dtd.cluster.events import JobSaved, SaveJob
 from dtd.cluster.links import pair_of
-from dtd.cluster.records import Job, Worker
+from dtd.cluster.records import Decision, Job, Worker
 from dtd.cluster.state import ClusterState, most_workers
-from dtd.cluster.state_records import Decision
 from dtd.cluster.transitions import (
     AVAILABLE,
     GenerationEvent,
@@ -54,7 +54,7 @@ def decide(cluster: ClusterState, job: Job) -> None:
         redone=_is_redone(cluster, job, start),
         before={name: getattr(job, name) for name in _OF_A_GENERATION},
     )
-    cluster.run.generation = doubt.next_number(cluster, start[0])
+    cluster.run.generation = _next_number(cluster, start[0])
     _leave_behind(cluster, job, start)
     cluster.move_job(job, JobEvent.DECIDED)
     job.generation, job.world_size, job.step = cluster.run.generation, len(members), start[1]
@@ -66,6 +66,11 @@ def decide(cluster: ClusterState, job: Job) -> None:
     job.announced, job.fenced = True, False
     job.forgetful = False
     cluster.emit(SaveJob(job=job, announces=cluster.run.generation))
+
+
+def _next_number(cluster: ClusterState, start: int) -> int:
+    """The number of a generation that starts from a state of generation `start`."""
+    return max(cluster.run.generation, cluster.run.highest, start) + 1
 
 
 def saved(cluster: ClusterState, job: Job, event: JobSaved, now: float) -> None:
@@ -354,3 +359,86 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
         ending.freeze(cluster, at_boundary=True, stop=True, reason=job.reason)
     elif leaving:
         ending.end_at_boundary(cluster, f"{', '.join(leaving)} leaves", now)
+
+
+ADMIT_PATIENCE_S = 0.5
+"""Seconds that a ready worker waits for others that warm up, to join together with them."""
+
+
+def progressed(
+    cluster: ClusterState, job: Job, name: str, generation: int, step: int, now: float
+) -> None:
+    """A member reports a committed step.
+
+    A member that is still forming has committed none in this generation: it may still have the
+    steps that the generation is to redo.
+    """
+    run = cluster.run
+    if generation != run.generation or run.phase is GenerationState.NONE:
+        return
+    if cluster.workers[name].state is WorkerState.FORMING or step <= max(run.start_step, job.step):
+        return
+    cluster.advance(step)
+    run.advanced_at = now
+    job.step = step
+    if cluster.ending.recovery is not None and run.phase is not GenerationState.ENDING:
+        recovery, cluster.ending.recovery = cluster.ending.recovery, None
+        cluster.incident(
+            "recovered",
+            f"job {job.id} trains again: {recovery.cause}",
+            worker=recovery.worker,
+            step=step,
+            **recovery.details(now),
+        )
+
+
+def left(
+    cluster: ClusterState, job: Job, name: str, message: m.Frozen | m.Finished, now: float
+) -> None:
+    """Count steps of a leaving member that no heartbeat has reported."""
+    held = choice.held_by(message)
+    if held.generation == message.generation:
+        progressed(cluster, job, name, message.generation, held.step, now)
+
+
+def admit_ready(cluster: ClusterState, job: Job, now: float) -> None:
+    """End the running generation at a step boundary when a worker is ready to join."""
+    finishing = any(member.state is WorkerState.FINISHED for member in cluster.members())
+    if finishing or job.state is JobState.STOPPING:
+        return
+    full = len(cluster.run.roster) - job.servers >= most_workers(job)
+    ready = [w for w in _ready(cluster) if now >= ready_by(cluster, w) and (w.serves or not full)]
+    if not ready or not _fit_in(cluster, job, ready):
+        return
+    for worker in ready:
+        worker.reason = "joins at the next step boundary"
+    end_at_boundary(cluster, f"{', '.join(w.name for w in ready)} joins", now)
+
+
+def _ready(cluster: ClusterState) -> list[Worker]:
+    return [w for w in cluster.workers.values() if w.state is WorkerState.READY and not w.leaving]
+
+
+def _fit_in(cluster: ClusterState, job: Job, ready: list[Worker]) -> bool:
+    """Whether the ring would grow with these workers; bad links may leave no place for them."""
+    candidates = [*cluster.members(), *ready]
+    choice_now = choice.choose(
+        candidates,
+        start=(job.start_generation, job.start_step),
+        max_workers=most_workers(job),
+        bad_links=cluster.isolation.links.bad,
+    )
+    bar(cluster, [worker for worker in choice_now.barred if worker in ready])
+    return len(choice_now.members) > len(cluster.run.roster)
+
+
+def ready_by(cluster: ClusterState, worker: Worker) -> float:
+    """Return when a ready worker joins even though others still warm up."""
+    return worker.ready_since + (ADMIT_PATIENCE_S if cluster.warming_since else 0.0)
+
+
+def admission_deadline(cluster: ClusterState) -> float | None:
+    """Return when the next ready worker will have waited long enough to join."""
+    if cluster.run.phase is not GenerationState.RUNNING:
+        return None
+    return min((ready_by(cluster, worker) for worker in _ready(cluster)), default=None)

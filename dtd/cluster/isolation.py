@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
-from dtd.cluster import admission, branches, ending, jobs, joiners, standstill
+from dtd.cluster import admission, branches, ending, jobs, joiners, suspicion
 from dtd.cluster import roster as choice
 from dtd.cluster.records import WARM_UP, Job, SetAside, Worker
 from dtd.cluster.state import ClusterState, least_workers
@@ -136,7 +136,7 @@ def _is_heir(cluster: ClusterState, job: Job, worker: Worker) -> bool:
     """Whether it holds the job's state.  An absent member trains on if its generation has run."""
     if worker.state is WorkerState.DISCONNECTED:
         return cluster.run.has_run
-    return not worker.reconnection.returning and standstill.remembers(cluster, job, worker)
+    return not worker.reconnection.returning and suspicion.remembers(cluster, job, worker)
 
 
 def _others(cluster: ClusterState, name: str) -> list[Worker]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from dtd.cluster import admission, ending, figures, reconnection, running
+from dtd.cluster import admission, ending, figures, forming, registration
 from dtd.cluster.events import JobEnded, SaveJob, Undeliverable
 from dtd.cluster.records import Job
 from dtd.cluster.state import ClusterState
@@ -69,8 +69,8 @@ def activate(cluster: ClusterState, job: Job, now: float) -> None:
     if job.state is JobState.SAVING:
         _is_to_end_again(cluster, job)
     if job.announced and not job.in_doubt:
-        if not reconnection.has_left(cluster, job):
-            reconnection.adopt(cluster, job, now)
+        if not registration.has_left(cluster, job):
+            registration.adopt(cluster, job, now)
             return
         cluster.fence(job)
         job.announced = False
@@ -180,7 +180,7 @@ def check_unused(cluster: ClusterState, job_id: str, step: int) -> None:
 
 def progress(cluster: ClusterState, job: Job, name: str, message: m.Progress, now: float) -> None:
     """The newest committed step's figures, from rank 0."""
-    running.progressed(cluster, job, name, message.generation, message.step, now)
+    forming.progressed(cluster, job, name, message.generation, message.step, now)
     if message.generation == cluster.run.generation:
         job.epoch, job.loss = message.epoch, figures.finite(message.loss)
         if 0 < message.step_s < math.inf:  # waiting times for workers depend on it

@@ -25,11 +25,9 @@ from dtd.cluster import (
     forming,
     isolation,
     jobs,
-    reconnection,
+    registration,
     reports,
-    running,
     saving,
-    standstill,
     suspicion,
     waiting,
 )
@@ -50,9 +48,8 @@ from dtd.cluster.events import (
     Undeliverable,
     WorkerLost,
 )
-from dtd.cluster.records import Job, Worker
+from dtd.cluster.records import CoordinatorIdentity, Job, Run, Worker
 from dtd.cluster.state import ClusterState
-from dtd.cluster.state_records import CoordinatorIdentity, Run
 from dtd.cluster.transitions import (
     ENDED,
     GONE,
@@ -157,7 +154,7 @@ class Membership:
             cluster.ending.stop_by,
             cluster.run.decision.again_at if cluster.run.decision is not None else None,
             cluster.isolation.links.next_deadline(),
-            running.admission_deadline(cluster),
+            forming.admission_deadline(cluster),
             saving.next_deadline(cluster, now),
             isolation.next_deadline(cluster),
         )
@@ -192,7 +189,7 @@ class Membership:
     def _on_message(self, name: str, message: m.Message, now: float) -> None:
         cluster = self.cluster
         if isinstance(message, m.Register):
-            if not reconnection.comes_back(cluster, message, now):
+            if not registration.comes_back(cluster, message, now):
                 admission.register(cluster, message, now)
             return
         worker = cluster.workers.get(name)
@@ -218,8 +215,8 @@ class Membership:
         job = self.cluster.job
         if job is not None and message.job == job.id and worker.state in MEMBERS:
             step = message.step
-            running.progressed(self.cluster, job, worker.name, message.generation, step, now)
-            standstill.judge(self.cluster, job, worker, now)
+            forming.progressed(self.cluster, job, worker.name, message.generation, step, now)
+            suspicion.judge(self.cluster, job, worker, now)
             if self.cluster.straggler.is_due(now):
                 self.cluster.straggler.look(self.cluster.running_beats(), now)
 
@@ -234,7 +231,7 @@ class Membership:
                 message.generation,
                 message.step,
             )  # a worker that has saved a state has committed it
-            running.progressed(cluster, job, worker.name, *key, now)
+            forming.progressed(cluster, job, worker.name, *key, now)
             checkpoints.saved(cluster, job, worker.name, message)
         elif isinstance(message, m.Agreed):
             checkpoints.agreed(cluster, job, message)
@@ -253,8 +250,8 @@ class Membership:
         if isinstance(message, m.Running):
             forming.member_running(self.cluster, job, worker, now)
         elif isinstance(message, m.Frozen):
-            standstill.forgive(self.cluster, worker)
-            running.left(self.cluster, job, worker.name, message, now)
+            suspicion.forgive(self.cluster, worker)
+            forming.left(self.cluster, job, worker.name, message, now)
             ending.member_frozen(self.cluster, job, worker, message, now)
             suspicion.accused(self.cluster, worker.name, message, now)
             dissenter = digests.reported(self.cluster, job, message, now)
@@ -263,7 +260,7 @@ class Membership:
         elif isinstance(message, m.Finished):
             if worker.state is WorkerState.FORMING:  # it has run, even if it has not said so
                 forming.member_running(self.cluster, job, worker, now)
-            running.left(self.cluster, job, worker.name, message, now)
+            forming.left(self.cluster, job, worker.name, message, now)
             ending.member_finished(self.cluster, job, worker, message)
 
     def _on_effect_done(self, event: JobSaved | Undeliverable, now: float) -> None:
@@ -276,7 +273,7 @@ class Membership:
         worker = self.cluster.workers.get(event.name)
         if worker is None or worker.incarnation != event.incarnation or worker.state in GONE:
             return
-        if event.farewell or not reconnection.goes_away(self.cluster, worker, event.reason):
+        if event.farewell or not registration.goes_away(self.cluster, worker, event.reason):
             admission.lose(self.cluster, worker, event.reason, now)
 
     def _on_kill_requested(self, event: KillRequested) -> None:
@@ -302,7 +299,7 @@ class Membership:
         if cluster.job is not None:
             isolation.try_again(cluster, cluster.job, now)
         if cluster.job is not None:
-            standstill.give_up_returning(cluster, cluster.job, now)
+            suspicion.give_up_returning(cluster, cluster.job, now)
             admission.give_up_warming(cluster, cluster.job, now)
             jobs.break_off_late(cluster, cluster.job, now)
         if cluster.job is not None and cluster.run.phase is GenerationState.RUNNING:
@@ -318,7 +315,7 @@ class Membership:
         if all(member.state is WorkerState.FINISHED for member in self.cluster.members()):
             self._finish(job, now)
         else:
-            running.admit_ready(self.cluster, job, now)
+            forming.admit_ready(self.cluster, job, now)
 
     def _finish(self, job: Job, now: float) -> None:
         if ending.was_stopped(self.cluster, job):
@@ -333,7 +330,7 @@ class Membership:
     def _advance_ending(self, job: Job, now: float) -> None:
         cluster = self.cluster
         if cluster.ending.freeze_by is not None and now >= cluster.ending.freeze_by:
-            standstill.give_up_late(cluster, job, now)
+            suspicion.give_up_late(cluster, job, now)
         if any(cluster.workers[n].state is not WorkerState.FINISHED for n in cluster.not_frozen()):
             return
         if ending.is_complete(cluster):
@@ -392,7 +389,7 @@ class Membership:
         if job.in_doubt:
             admission.end_doubt(self.cluster, job)
         never_heard = [name for name in job.roster if name not in self.cluster.workers]
-        patience_s = reconnection.ADOPTION_PATIENCE * self.cluster.heartbeat_timeout_s
+        patience_s = registration.ADOPTION_PATIENCE * self.cluster.heartbeat_timeout_s
         hopes_s = patience_s if never_heard else 0.0
         saving.begin(self.cluster, job, self._verdict(job), now, hopes_s=hopes_s)
 
@@ -420,8 +417,8 @@ class Membership:
             return saving.explain(cluster, job)
         if cluster.run.phase is GenerationState.RUNNING:
             stops = job.state is JobState.STOPPING
-            return standstill.explain(cluster) or self._why_unfinished() or STOPPING * stops
-        kept = standstill.explain(cluster)
+            return suspicion.explain(cluster) or self._why_unfinished() or STOPPING * stops
+        kept = suspicion.explain(cluster)
         if kept:
             return kept
         if cluster.run.phase is GenerationState.FORMING:

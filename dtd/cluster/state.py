@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from dtd.cluster.detector import Detector
+from dtd.cluster.detector import Detector, StragglerWatch
 from dtd.cluster.events import Effect, Incident, Send
-from dtd.cluster.records import Job, Worker
-from dtd.cluster.save_orders import SaveOrders
-from dtd.cluster.state_records import (
+from dtd.cluster.records import (
     CoordinatorIdentity,
     EndingTimes,
     Isolation,
+    Job,
     Run,
     Setbacks,
     WaitingTimes,
+    Worker,
 )
-from dtd.cluster.straggler import StragglerWatch
+from dtd.cluster.save_orders import SaveOrders
 from dtd.cluster.transitions import (
     AVAILABLE,
     ENDED,

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtd.cluster import admission, branches, doubt, forming
+from dtd.cluster import admission, branches, forming, registration
 from dtd.cluster import roster as choice
 from dtd.cluster.coverage import covers
-from dtd.cluster.records import Job, Worker
+from dtd.cluster.records import Decision, Job, Worker
 from dtd.cluster.state import ClusterState, least_workers
-from dtd.cluster.state_records import Decision
 from dtd.cluster.transitions import WorkerState
 
 RESUME_WAIT_S = 60.0
@@ -198,7 +197,7 @@ def explain(cluster: ClusterState, job: Job) -> str:
     if cluster.run.decision is not None:
         return _explain_decision(cluster.run.decision, job)
     if job.in_doubt:
-        return doubt.explain(cluster, job)
+        return registration.explain(cluster, job)
     if _may_run_elsewhere(job):
         away = ", ".join(job.roster)
         return (

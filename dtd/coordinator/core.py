@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from dtd import __version__
 from dtd.cluster.events import Effect, Event, Incident, JobEnded, Ticked
 from dtd.cluster.pools import Pools
-from dtd.cluster.records import Job
-from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.status import EndedJob
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit_file import AuditFile

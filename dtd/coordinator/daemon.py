@@ -16,7 +16,7 @@ import structlog
 
 from dtd import __version__
 from dtd.address import SocketPath
-from dtd.cluster import allocation
+from dtd.cluster import pools
 from dtd.cluster.events import Submitted, WorkerLost
 from dtd.cluster.state import ClusterState
 from dtd.cluster.status import Beside, status_of
@@ -74,7 +74,7 @@ class Daemon:
         asyncio.get_running_loop().set_exception_handler(coordinator.containment.stray)
         unfinished = coordinator.store.unfinished_jobs()
         coordinator.job_numbers |= {job.id: number for number, job in unfinished}
-        for job in allocation.in_order([job for _, job in unfinished]):
+        for job in pools.in_order([job for _, job in unfinished]):
             with self._contain(f"taking up job {job.id}"):
                 coordinator.handle(Submitted(job=job))
         coordinator.models.start()

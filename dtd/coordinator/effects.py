@@ -1,7 +1,7 @@
 """Performs the membership core's effects, in the order in which they were decided.
 
 Durable effects are written before any later message is sent; other effects do not wait for the disk
-(`dtd.cluster.outbox`).  Incidents go to the log, and to the store asynchronously.
+(`dtd.cluster.events`).  Incidents go to the log, and to the store asynchronously.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from dtd.cluster.events import (
     Disconnect,
     Effect,
     Incident,
+    Item,
     JobEnded,
     JobSaved,
+    Outbox,
     SaveJob,
     Send,
     Undeliverable,
 )
-from dtd.cluster.outbox import Item, Outbox
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.store.store import Store, job_body

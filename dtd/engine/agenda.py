@@ -8,6 +8,7 @@ metrics may fail. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtd.engine.control_word import ControlWord, Ending, Flags
@@ -94,3 +95,21 @@ def after_commit(
         ending=None if last else word.ending(flags),
         agree=ends,
     )
+
+
+def checkpoint_writers(
+    hosts: Sequence[str], copies: int, *, sharded: bool = False, servers: int = 0
+) -> frozenset[int]:
+    """The ranks that write.
+
+    Args:
+        hosts: the host of each rank, in rank order.
+        copies: wanted number of copies; limited by the number of ranks.
+        sharded: no rank has the whole state.
+        servers: how many of the last ranks are parameter servers, which have all of it.
+    """
+    if sharded:
+        return frozenset(range(len(hosts) - servers if servers else 0, len(hosts)))
+    firsts = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
+    others = [rank for rank in range(len(hosts)) if rank not in firsts]
+    return frozenset((firsts + others)[:copies])

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from dtd.engine.control_word import DIGEST_BYTES, read_words
+from dtd.engine.control_word import DIGEST_BYTES, NO_DIGEST_STEP, read_words
 from dtd.engine.shards import Division, ShardSet
+from dtd.engine.step_protocol import StateKey
 from dtd.errors import ErrorCode, ProtocolError, UnreadableWord
 
 _HEAD: Final = struct.Struct("<HH")
@@ -184,3 +185,145 @@ def _check_holders(said: Sequence[ShardDigests], division: Division) -> None:
 
 def _refused(what: str) -> ProtocolError:
     return ProtocolError(ErrorCode.BAD_PAYLOAD, f"hashes of shards are described by {what}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingDigest:
+    """A digest on which the ranks have not agreed yet.
+
+    Attributes:
+        step: number of committed steps of the state.
+        digest: 16 bytes; empty until `combine`, if the state is sharded.
+        shards: this rank's hashes of a sharded state; None for any other.
+        key: the state's key, if it is to be saved; None if it is only compared.
+    """
+
+    step: int
+    digest: bytes
+    key: StateKey | None = None
+    shards: ShardDigests | None = None
+
+
+class DeferredDigest:
+    """Holds at most one digest that waits for an exchange.
+
+    Attributes:
+        pending: that digest; None if none waits.
+    """
+
+    def __init__(self) -> None:
+        self.pending: PendingDigest | None = None
+
+    def take(self, step: int, digest: bytes, key: StateKey | None = None) -> None:
+        """Compare this digest next, replacing a pending one."""
+        self.pending = PendingDigest(step=step, digest=digest, key=key)
+
+    def take_shards(self, step: int, shards: ShardDigests, key: StateKey | None = None) -> None:
+        """Compare the digest of a sharded state next, which is not known yet."""
+        self.pending = PendingDigest(step=step, digest=b"", key=key, shards=shards)
+
+    @property
+    def uncombined(self) -> tuple[int, ShardDigests] | None:
+        """(step, hashes) that the ranks exchange before they can compare the pending digest."""
+        pending = self.pending
+        if pending is None or pending.digest or pending.shards is None:
+            return None
+        return pending.step, pending.shards
+
+    def combine(self, step: int, shards: ShardDigests, digest: bytes) -> None:
+        """The ranks have exchanged these hashes, which come to this digest: the pending one's?
+
+        Hashes of an earlier generation are of other segments; their digest is not known.
+        """
+        if self.pending is not None and self.uncombined == (step, shards):
+            self.pending = replace(self.pending, digest=digest)
+
+    def awaits(self, step: int) -> bool:
+        """Whether the state after `step` steps awaits agreement; equal on all ranks."""
+        return self.pending is not None and self.pending.step == step
+
+    def known(self, step: int) -> bytes | None:
+        """The digest of the state after `step` steps, if it has been taken."""
+        if self.pending is None or not self.awaits(step):
+            return None
+        return self.pending.digest or None
+
+    @property
+    def said(self) -> tuple[int, bytes]:
+        """(step, digest) for the next control word."""
+        if self.pending is None:
+            return NO_DIGEST_STEP, b""
+        return self.pending.step, self.pending.digest
+
+    def matches(self, step: int, digest: bytes) -> bool:
+        """Whether all ranks agreed on the pending digest."""
+        return self.pending is not None and (self.pending.step, self.pending.digest) == (
+            step,
+            digest,
+        )
+
+    def settled(self) -> PendingDigest | None:
+        """Return the pending digest, on which all ranks have agreed, and clear it."""
+        pending, self.pending = self.pending, None
+        return pending
+
+    def drop(self) -> None:
+        """Discard the pending digest: no agreement on it will follow."""
+        self.pending = None
+
+
+FAN_OUT: Final = 32
+HASH_BYTES: Final = 8
+_COUNT: Final = struct.Struct("!I")
+
+Search = Generator[bytes, Sequence[bytes], int | None]
+
+
+def search(hashes: Sequence[bytes], among: Collection[int] | None = None) -> Search:
+    """Yields this rank's words and receives all ranks' words; returns the first differing index.
+
+    Args:
+        hashes: hashes of this rank's entries, in an order that is equal on all ranks.
+        among: the ranks that have these entries; None for all.  The others pass words on.
+
+    Returns:
+        None if no entry differs.  An index may be beyond a list that is shorter than another's.
+
+    Raises:
+        UnreadableWord: a word is of another size than the round has.
+    """
+    counts = yield _COUNT.pack(len(hashes))
+    _check(counts, _COUNT.size)
+    ranks = range(len(counts)) if among is None else among
+    low, high = 0, max(_COUNT.unpack(counts[rank])[0] for rank in ranks)
+    while low < high:
+        width = -(-(high - low) // FAN_OUT)
+        starts = range(low, high, width)
+        words = yield b"".join(_hash(hashes[at : min(at + width, high)]) for at in starts)
+        _check(words, HASH_BYTES * len(starts))
+        said = [words[rank] for rank in ranks]
+        differing = (at for part, at in enumerate(starts) if len(_column(said, part)) > 1)
+        first = next(differing, None)
+        if first is None:
+            return None
+        if width == 1:
+            return first
+        low, high = first, min(first + width, high)
+    return None
+
+
+def _column(words: Sequence[bytes], part: int) -> set[bytes]:
+    return {word[part * HASH_BYTES : (part + 1) * HASH_BYTES] for word in words}
+
+
+def _hash(hashes: Sequence[bytes]) -> bytes:
+    content = hashlib.blake2b(digest_size=HASH_BYTES)
+    for one in hashes:
+        content.update(one)
+    return content.digest()
+
+
+def _check(words: Sequence[bytes], size: int) -> None:
+    for rank, word in enumerate(words):
+        if len(word) != size:
+            raise UnreadableWord(rank, f"word of {len(word)} bytes, not {size}, in a search")

@@ -12,7 +12,7 @@ take it as it passes by.  There are at most N - 1 of these windows, and none if 
 everything.
 
 What travels comes from one holder of perhaps several, so these first compare it
-(`dtd.engine.shard_digests`).
+(`dtd.engine.digests`).
 
 Pure.  A plan is about shares of [0, 1), as `ShardSet`s; a window maps it to the elements of any
 flat bucket.
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 from typing import Final
 
-from dtd.engine.shard_digests import Shared
+from dtd.engine.digests import Shared
 from dtd.engine.shards import Interval, ShardSet, united
 from dtd.errors import ShardsMissing, UnreadableWord
 

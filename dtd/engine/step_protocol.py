@@ -34,7 +34,7 @@ How a shell drives it:
 
 A "step" here is what is voted on and redone as a whole: a round of several steps of the job where
 the strategy takes local ones (`dtd.engine.rounds`).  `dtd.engine.agenda` says what else
-is due before and after it, and `dtd.engine.deferred_digest` keeps the digest that the next
+is due before and after it, and `dtd.engine.digests` keeps the digest that the next
 control word carries.  Calls out of order raise LocalProtocolError: the shell has a bug, and its
 state must not be trusted.
 """

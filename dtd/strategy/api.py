@@ -36,7 +36,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dtd.engine.shard_digests import Shared
+from dtd.engine.digests import Shared
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.local_state import LocalState

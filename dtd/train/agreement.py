@@ -7,7 +7,7 @@ alone, so every rank compares the same ones.  Of a sharded state, ranks also com
 of them hold before it moves to others.
 
 When digests differ, each rank hashes its entries one by one, and all search the list together for
-the first one that differs (`dtd.engine.difference`), which the message names with its probable
+the first one that differs (`dtd.engine.digests`), which the message names with its probable
 cause.  What becomes of the job is decided by the coordinator; nothing of the state is changed here.
 """
 
@@ -23,9 +23,8 @@ import xxhash
 
 from dtd.checkpoint.format import canonical_json
 from dtd.engine.control_word import Comparison, ControlWord, Flags, compare
-from dtd.engine.difference import search
+from dtd.engine.digests import Shared, Tally, combined, compared, search
 from dtd.engine.regroup import check_claims
-from dtd.engine.shard_digests import Shared, Tally, combined, compared
 from dtd.engine.shards import ShardSet
 from dtd.errors import DivergenceError, ProtocolError, RingBroken
 from dtd.exchange.api import Collective

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from dtd.engine.ledger import Ledger
 from dtd.engine.rounds import Rounds
-from dtd.engine.sampler import Position, position_of_step, slice_bounds, steps_per_epoch
+from dtd.engine.sampler import Ledger, Position, position_of_step, slice_bounds, steps_per_epoch
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.data.rows import BatchRequest, checksum

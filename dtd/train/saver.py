@@ -26,7 +26,7 @@ from dtd.checkpoint.retention import rules_of
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE, HeldTensor, Part, placed
 from dtd.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor
 from dtd.cluster.branches import Branch
-from dtd.engine.deferred_digest import DeferredDigest
+from dtd.engine.digests import DeferredDigest
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError

@@ -21,6 +21,7 @@ import structlog
 
 from dtd import diagnostics
 from dtd.cluster import member
+from dtd.cluster.transitions import MemberState
 from dtd.config import WorkerConfig
 from dtd.errors import CheckpointError, JobSpecError
 from dtd.exchange.endpoint import Bridge
@@ -293,7 +294,7 @@ class Worker:
         if message.what == PROFILE:
             self._profiles.begin(message, self._training)
         else:
-            self._measurements.begin(message, idle=self._core.state is member.MemberState.IDLE)
+            self._measurements.begin(message, idle=self._core.state is MemberState.IDLE)
 
     def _begin_drop(self, message: m.DropCheckpoint) -> None:
         """Delete it in a thread, and answer."""

@@ -24,10 +24,10 @@ import structlog
 from dtd.checkpoint.assemble import FoundPart
 from dtd.cluster import member
 from dtd.cluster.branches import told_by
-from dtd.cluster.environment import told
+from dtd.cluster.figures import told
 from dtd.cluster.progress import ProgressWatch
 from dtd.config import WorkerConfig
-from dtd.engine.checkpoint_writers import checkpoint_writers
+from dtd.engine.agenda import checkpoint_writers
 from dtd.engine.shards import ShardSet
 from dtd.engine.step_protocol import Reaction, reaction
 from dtd.errors import (

@@ -116,19 +116,6 @@ def test_a_store_that_a_worker_had_bricked_is_gone_on_with(bricked: Bricked) -> 
     bricked.is_well()
 
 
-@pytest.mark.parametrize("number", [LAST_OF_32_BITS + 2, 2**40, 2**63 - 1])
-def test_no_worker_raises_the_number_of_generations(bricked: Bricked, number: int) -> None:
-    before = bricked.ask(m.GetStatus())["job"]["generation"]
-    link, _ = bricked.register(
-        "liar", job="digits-1", identity="i", generation=number, phase="running"
-    )
-    with pytest.raises(DtdError, match="does not prove that it was a member"):
-        hear(link, m.Registered)
-    link.close()
-    assert bricked.ask(m.GetStatus())["job"]["generation"] == before
-    bricked.is_well()
-
-
 SPOILT = {
     "octets in a result": {"result": {"x": b"octets"}},
     "a result of numbers that do not fit": {"result": {"x": 2**64 - 1}},

@@ -35,8 +35,7 @@ from dtd.cluster.events import (
     WorkerLost,
 )
 from dtd.cluster.machine import Membership
-from dtd.cluster.records import Job
-from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.transitions import MemberState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m

@@ -1,7 +1,7 @@
 """The simulated coordinator process: membership core, control connections and a durable store.
 
 The counterpart of `dtd.coordinator.daemon`: effects are performed in the order of
-`dtd.cluster.outbox`, in which some wait for the store.  The store outlives the process.
+`dtd.cluster.events`, in which some wait for the store.  The store outlives the process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pickle
 from functools import partial
 from typing import Final
 
-from dtd.cluster import allocation, registration
+from dtd.cluster import pools, registration
 from dtd.cluster.events import (
     CancelRequested,
     Disconnect,
@@ -18,15 +18,16 @@ from dtd.cluster.events import (
     Event,
     FromWorker,
     Incident,
+    Item,
     JobEnded,
     JobSaved,
+    Outbox,
     SaveJob,
     Send,
     Submitted,
     Ticked,
     WorkerLost,
 )
-from dtd.cluster.outbox import Item, Outbox
 from dtd.cluster.pools import Pools
 from dtd.wire import messages as m
 from tests.sim.network import Port
@@ -73,7 +74,7 @@ class CoordinatorProcess:
         for job in store.ended():
             if job.id not in surroundings.oracle.ended_jobs:
                 surroundings.oracle.ended(job, written=True)
-        for job in allocation.in_order(unfinished):
+        for job in pools.in_order(unfinished):
             self.handle(Submitted(job=job))
         surroundings.network.listen(COORDINATOR, self)
 

@@ -10,8 +10,7 @@ from collections.abc import Generator
 from dtd.cluster import member
 from dtd.engine.agenda import after_commit, before_step
 from dtd.engine.control_word import Comparison, ControlWord, Flags, compare, decode_entry
-from dtd.engine.difference import search
-from dtd.engine.shard_digests import ShardDigests, combined
+from dtd.engine.digests import ShardDigests, combined, search
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.strategy.codec.local_state import ResidualHandoff
 from tests.sim import regroup, reports, shards

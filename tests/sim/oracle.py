@@ -34,11 +34,10 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from dtd.cluster.allocation import SURPLUS
 from dtd.cluster.events import Incident
 from dtd.cluster.machine import Membership
-from dtd.cluster.member import Member
-from dtd.cluster.member_events import Tell
+from dtd.cluster.member import Member, Tell
+from dtd.cluster.pools import SURPLUS
 from dtd.cluster.records import Job
 from dtd.cluster.state import ClusterState, most_workers
 from dtd.cluster.transitions import ENDED, GenerationState, JobState, MemberState, WorkerState

@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
+from dtd.engine.digests import ShardDigests, compared
 from dtd.engine.regroup import RegroupWindow, check_claims, plan_regroup
-from dtd.engine.shard_digests import ShardDigests, compared
 from dtd.engine.shards import Division, ShardSet
 from dtd.errors import RingBroken, ShardsMissing
 from tests.sim import shards

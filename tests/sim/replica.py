@@ -19,7 +19,7 @@ from pathlib import Path
 from dtd.checkpoint.format import checkpoint_name
 from dtd.checkpoint.retention import Rules, retain
 from dtd.cluster.branches import Branch
-from dtd.engine.ledger import Ledger
+from dtd.engine.sampler import Ledger
 from dtd.engine.shards import ShardSet
 from dtd.wire import messages as m
 from tests.sim import rows, shards

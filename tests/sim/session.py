@@ -15,7 +15,7 @@ from dtd.cluster import member
 from dtd.cluster.branches import Branch
 from dtd.cluster.progress import ProgressWatch
 from dtd.engine.control_word import Flags
-from dtd.engine.deferred_digest import DeferredDigest
+from dtd.engine.digests import DeferredDigest
 from dtd.engine.rounds import Rounds
 from dtd.engine.step_protocol import StateKey, StepProtocol
 from dtd.job.terms import terms_of

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dtd.engine.shard_digests import ShardDigests, Tally
+from dtd.engine.digests import ShardDigests, Tally
 from dtd.engine.shards import WHOLE, ShardSet
 
 ATOMS: Final = 60

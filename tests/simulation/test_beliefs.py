@@ -9,8 +9,7 @@ import pytest
 
 from dtd.cluster.links import pair_of
 from dtd.cluster.machine import Membership
-from dtd.cluster.records import Job, Registration, Worker
-from dtd.cluster.state_records import Decision
+from dtd.cluster.records import Decision, Job, Registration, Worker
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 from tests.sim.beliefs import Beliefs

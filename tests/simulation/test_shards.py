@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from dtd.cluster.records import Job
-from dtd.engine.shard_digests import Shared, Tally
+from dtd.engine.digests import Shared, Tally
 from dtd.engine.shards import ShardSet
 from dtd.wire import messages as m
 from tests.sim import many, regroup, shard_rules, shards

@@ -17,7 +17,7 @@ import pytest
 import dtd.errors
 from dtd.engine import control_word
 from dtd.engine.control_word import DIGEST_BYTES, ControlEntry, reduce_entries
-from dtd.engine.shard_digests import ShardDigests
+from dtd.engine.digests import ShardDigests
 from dtd.errors import DtdError, ErrorCode
 from dtd.exchange.ring.chunks import BucketShape, cut
 from dtd.security.permissions import OPENS, VIEWER_MAY

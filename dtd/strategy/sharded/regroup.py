@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from dtd.engine.control_word import compare, read_words
+from dtd.engine.digests import Shared
 from dtd.engine.regroup import RegroupPlan, RegroupWindow, plan_regroup
-from dtd.engine.shard_digests import Shared
 from dtd.engine.shards import ShardSet, united
 from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing, UnreadableWord
 from dtd.exchange.api import BucketMemory, Collective

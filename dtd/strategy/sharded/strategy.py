@@ -26,7 +26,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from dtd.engine.shard_digests import Shared
+from dtd.engine.digests import Shared
 from dtd.engine.shards import Division, ShardSet
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.ring.buckets import plan_buckets

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dtd.checkpoint.format import Progress, canonical_json, no_progress
 from dtd.checkpoint.tensor_file import checked_shape
-from dtd.engine.ledger import Ledger
+from dtd.engine.sampler import Ledger
 from dtd.engine.shards import NOTHING, WHOLE
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dtd.engine.ledger import Ledger
-from dtd.engine.sampler import Position, advance
+from dtd.engine.sampler import Ledger, Position, advance
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import TaskError
 from dtd.job import JobSpec

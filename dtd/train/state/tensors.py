@@ -31,7 +31,7 @@ import xxhash
 from torch import Tensor
 
 from dtd.checkpoint.format import Progress, canonical_json, no_progress
-from dtd.engine.shard_digests import ShardDigests
+from dtd.engine.digests import ShardDigests
 from dtd.engine.shards import ShardSet
 from dtd.errors import TaskError
 from dtd.strategy.nested import encoded

@@ -9,9 +9,9 @@ import pytest
 from dtd import diagnostics
 from dtd.cluster.detector import Detector
 from dtd.cluster.diagnostics import FORGOTTEN_S, MAX_DIAGNOSTICS, Diagnostics, standing
+from dtd.cluster.records import CoordinatorIdentity
 from dtd.cluster.registration import newcomer
 from dtd.cluster.state import ClusterState
-from dtd.cluster.state_records import CoordinatorIdentity
 from dtd.cluster.transitions import WorkerState
 from dtd.wire import messages as m
 

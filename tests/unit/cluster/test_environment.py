@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.cluster.environment import MAX_CHARACTERS, MAX_ENTRIES, heard, told
+from dtd.cluster.figures import MAX_CHARACTERS, MAX_ENTRIES, heard, told
 
 
 def test_what_is_told_is_heard() -> None:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.cluster.events import Disconnect, Incident, JobEnded, SaveJob, Send
-from dtd.cluster.outbox import Item, Outbox, needs_no_store
+from dtd.cluster.events import (
+    Disconnect,
+    Incident,
+    Item,
+    JobEnded,
+    Outbox,
+    SaveJob,
+    Send,
+    needs_no_store,
+)
 from dtd.cluster.records import Job
 from dtd.wire import messages as m
 

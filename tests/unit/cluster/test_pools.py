@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import admission, allocation, pools
+from dtd.cluster import admission, pools
 from dtd.cluster.events import (
     CancelRequested,
     DeleteRequested,
@@ -21,8 +21,7 @@ from dtd.cluster.events import (
     WorkerLost,
 )
 from dtd.cluster.pools import Pools
-from dtd.cluster.records import Job, Registration, Worker
-from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.records import CoordinatorIdentity, Job, Registration, Worker
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
@@ -241,7 +240,7 @@ def test_generations_of_jobs_that_follow_each_other_have_numbers_of_their_own(
 
 
 def test_only_so_many_jobs_run_at_once(cluster: Cluster, monkeypatch: Any) -> None:
-    monkeypatch.setattr(allocation, "MOST_POOLS", 1)
+    monkeypatch.setattr(pools, "MOST_POOLS", 1)
     cluster.register("w1", "w2")
     cluster.submit(1, workers=1)
     cluster.submit(2, workers=1)
@@ -306,7 +305,7 @@ def test_jobs_that_had_begun_are_taken_up_first(cluster: Cluster) -> None:
     """A store that failed in between has a queued job before the one that trains."""
     jobs = [Job(id=f"j-{n}", spec={"job": {"name": "j"}}) for n in (1, 2, 3, 4)]
     jobs[2].state, jobs[3].state = JobState.STOPPING, JobState.RUNNING
-    assert [job.id for job in allocation.in_order(jobs)] == ["j-3", "j-4", "j-1", "j-2"]
+    assert [job.id for job in pools.in_order(jobs)] == ["j-3", "j-4", "j-1", "j-2"]
 
 
 @pytest.mark.parametrize(("job", "generation"), [("j-1", 3), ("j-2", 4)])
@@ -410,7 +409,7 @@ def test_what_lacks_nothing_is_given_nothing() -> None:
     cluster = Cluster()
     cluster.register("w1")
     home = cluster.pools.home.cluster
-    assert allocation.next_for(home, home, 0.0) is None
-    assert allocation.tried_again_at(home, home, 0.0) is None
-    assert allocation.surplus(home) == []
-    assert allocation.place_of(m.Register(**REGISTER), [home]) is None
+    assert pools.next_for(home, home, 0.0) is None
+    assert pools.tried_again_at(home, home, 0.0) is None
+    assert pools.surplus(home) == []
+    assert pools.place_of(m.Register(**REGISTER), [home]) is None

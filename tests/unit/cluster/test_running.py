@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import running
+from dtd.cluster import forming
 from dtd.cluster.events import CancelRequested
 from dtd.cluster.transitions import GenerationState
 from dtd.wire import messages as m
@@ -96,8 +96,8 @@ def test_who_is_ready_does_not_wait_for_a_long_warm_up(desk: Any) -> None:
     desk.register("c")
     desk.warmed("b")
     desk.beat("a")
-    asked = desk.now + running.ADMIT_PATIENCE_S
-    assert running.admission_deadline(desk.cluster) == asked
+    asked = desk.now + forming.ADMIT_PATIENCE_S
+    assert forming.admission_deadline(desk.cluster) == asked
     desk.tick(asked - 0.25)
     assert desk.told("a", m.Freeze) == []
     desk.tick(asked)

@@ -9,8 +9,8 @@ import pytest
 
 from dtd.cluster import saving
 from dtd.cluster.events import CancelRequested, ResumeRequested, Submitted, Ticked
-from dtd.cluster.reconnection import ADOPTION_PATIENCE
 from dtd.cluster.records import Job
+from dtd.cluster.registration import ADOPTION_PATIENCE
 from dtd.cluster.save_orders import FIRST_RETRY_S, MOST_CONTRADICTED, WRITING_S
 from dtd.cluster.transitions import JobState
 from dtd.errors import RequestRefused

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtd.cluster.events import CancelRequested, KillRequested
-from dtd.cluster.standstill import ALIKE_PATIENCE_S
+from dtd.cluster.suspicion import ALIKE_PATIENCE_S
 from dtd.wire import messages as m
 
 STILL_S = 5.25

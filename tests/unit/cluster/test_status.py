@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from dtd.cluster.detector import Detector
-from dtd.cluster.records import Job, Liveness, Registration, Worker
+from dtd.cluster.records import Job, Liveness, Registration, Run, Worker
 from dtd.cluster.state import ClusterState
-from dtd.cluster.state_records import Run
 from dtd.cluster.status import Beside, EndedJob, status_of
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster.straggler import HOLD_S, LOOK_EVERY_S, StragglerWatch, cost_s, straggler
+from dtd.cluster.detector import HOLD_S, LOOK_EVERY_S, StragglerWatch, cost_s, straggler
 from dtd.wire import messages as m
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.records import CoordinatorIdentity
 from dtd.wire import messages as m
 
 HERE = CoordinatorIdentity(version="0.2.1", host="head", store_id="store")

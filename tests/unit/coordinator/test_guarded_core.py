@@ -15,8 +15,7 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.machine import Membership
 from dtd.cluster.pools import Pools
-from dtd.cluster.records import Job
-from dtd.cluster.state_records import CoordinatorIdentity
+from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.transitions import JobState
 from dtd.coordinator.containment import MAX_BEGINNINGS, MAX_TICKS_FAILED, Containment, GuardedCore
 from dtd.errors import RequestRefused

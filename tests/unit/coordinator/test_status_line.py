@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dtd.cluster.detector import Detector
-from dtd.cluster.records import Job, Registration, Worker
+from dtd.cluster.records import Job, Registration, Run, Worker
 from dtd.cluster.state import ClusterState
-from dtd.cluster.state_records import Run
 from dtd.cluster.transitions import JobState, WorkerState
 from dtd.coordinator.diagnostics import status_line
 

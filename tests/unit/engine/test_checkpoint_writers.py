@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.engine.checkpoint_writers import checkpoint_writers
+from dtd.engine.agenda import checkpoint_writers
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dtd.engine.control_word import NO_DIGEST_STEP
-from dtd.engine.deferred_digest import DeferredDigest, PendingDigest
-from dtd.engine.shard_digests import ShardDigests
+from dtd.engine.digests import DeferredDigest, PendingDigest, ShardDigests
 from dtd.engine.step_protocol import StateKey
 
 DIGEST = bytes(range(16))

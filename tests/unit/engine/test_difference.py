@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from dtd.engine.difference import search
+from dtd.engine.digests import search
 from dtd.errors import ErrorCode, ProtocolError
 
 

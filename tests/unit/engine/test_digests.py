@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dtd.engine.control_word import compare
-from dtd.engine.shard_digests import ShardDigests, Shared, Tally, compared
-from dtd.engine.shard_digests import combined as tally_of
+from dtd.engine.digests import ShardDigests, Shared, Tally, compared
+from dtd.engine.digests import combined as tally_of
 from dtd.engine.shards import Division, ShardSet
 from dtd.errors import ProtocolError, UnreadableWord
 from tests.shards import held_segments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.engine.ledger import Ledger
+from dtd.engine.sampler import Ledger
 
 
 def test_complete_epochs_leave_nothing_missing_or_repeated():

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtd.engine import regroup
+from dtd.engine.digests import Shared
 from dtd.engine.regroup import Piece, RegroupPlan, check_claims, plan_regroup
-from dtd.engine.shard_digests import Shared
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet, united
 from dtd.errors import ShardsMissing, UnreadableWord
 from dtd.exchange.ring.chunks import BucketShape, Operation, cut

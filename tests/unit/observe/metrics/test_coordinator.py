@@ -11,9 +11,8 @@ import dtd.observe.metrics.coordinator as module
 from dtd.address import Address
 from dtd.cluster.detector import Detector
 from dtd.cluster.events import Disconnect, Incident
-from dtd.cluster.records import Job, Liveness, Registration, Worker
+from dtd.cluster.records import Job, Liveness, Registration, Run, Worker
 from dtd.cluster.state import ClusterState
-from dtd.cluster.state_records import Run
 from dtd.cluster.status import status_of
 from dtd.cluster.transitions import JobState, WorkerState
 from dtd.observe.metrics.catalogue import BY_NAME

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.engine.shard_digests import Shared
+from dtd.engine.digests import Shared
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import RingBroken, UnreadableWord
 from dtd.exchange.ring.buckets import plan_buckets

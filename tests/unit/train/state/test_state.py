@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.engine.ledger import Ledger
+from dtd.engine.sampler import Ledger
 from dtd.errors import CheckpointError, TaskError
 from dtd.job import OptimizerTable
 from dtd.train.model_setup import loss_scaler

@@ -38,14 +38,6 @@ class Range:
     length: int
 
 
-class Cuttable(Protocol):
-    """A link that another thread can end."""
-
-    def abort(self) -> None:
-        """Raise an error in all threads that block on it."""
-        ...
-
-
 class RangeScheduler:
     """Shared state of the thread that wants a state and those that fetch it.
 
@@ -57,7 +49,7 @@ class RangeScheduler:
         self.views: Sequence[memoryview] = ()
         self._changed = threading.Condition()
         self._threads = threads
-        self._links: set[Cuttable] = set()
+        self._links: set[BlockingLink] = set()
         self._manifest: bytes | None = None
         self._placed = False
         self._missing: deque[Range] = deque()
@@ -112,7 +104,7 @@ class RangeScheduler:
         """Nothing more is wanted."""
         return self._over
 
-    def enter(self, link: Cuttable) -> None:
+    def enter(self, link: BlockingLink) -> None:
         """A link is about to be used.
 
         Raises:
@@ -123,7 +115,7 @@ class RangeScheduler:
                 raise _not_wanted()
             self._links.add(link)
 
-    def leave(self, link: Cuttable, asked: Sequence[Range]) -> None:
+    def leave(self, link: BlockingLink, asked: Sequence[Range]) -> None:
         """A link will not be used any more, and these ranges have not come on it."""
         with self._changed:
             self._missing.extendleft(reversed(asked))

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -45,6 +45,7 @@ from dtd.train.profile import MOST_STEPS, ProfileOrder, StepProfiler
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
 from dtd.wire.greeting import DataCredential
+from dtd.worker.training import Training
 
 log = structlog.get_logger()
 
@@ -285,17 +286,6 @@ MOST_KEPT: Final = 4
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
 
 
-class Job(Protocol):
-    """The job of this process."""
-
-    job: str
-
-    @property
-    def profiler(self) -> StepProfiler:
-        """The profiler of its training thread."""
-        ...
-
-
 class Profiles:
     """Profiles of this worker's jobs; belongs to the event loop.
 
@@ -308,7 +298,7 @@ class Profiles:
         self._directory = state_dir / DIRECTORY
         self._tell = tell
 
-    def begin(self, message: m.Measure, job: Job | None) -> None:
+    def begin(self, message: m.Measure, job: Training | None) -> None:
         """Have the training thread record; the answer follows when it is done."""
         try:
             profiler = self._profiler_for(message, job)
@@ -335,7 +325,7 @@ class Profiles:
             done=done,
         )
 
-    def _profiler_for(self, message: m.Measure, job: Job | None) -> StepProfiler:
+    def _profiler_for(self, message: m.Measure, job: Training | None) -> StepProfiler:
         if not _NAME.fullmatch(message.profile):
             raise RequestRefused(f"{message.profile!r} does not name a profile")
         if job is None or job.job != message.job:

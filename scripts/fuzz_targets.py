@@ -24,11 +24,7 @@ from dtd.checkpoint.format import (
     encode_manifest,
     read_manifest,
 )
-from dtd.cluster.events import FromWorker, Submitted
-from dtd.cluster.machine import Membership
-from dtd.cluster.records import Job
-from dtd.errors import CheckpointError, ConfigError, ProtocolError, TaskError, UsageError
-from dtd.job import parse_job, to_mapping
+from dtd.errors import CheckpointError, ConfigError, TaskError, UsageError
 from dtd.packages.archive import unpack
 from dtd.security.credential import Credential
 from dtd.security.token import Token
@@ -36,27 +32,14 @@ from dtd.wire import messages as m
 from dtd.wire.session import DATA_ROLES
 from scripts.fuzz_links import (
     CONTROL_ROLES,
-    MAX_FRAMES,
-    Reader,
     acceptor,
     attack,
     opener,
     prove_to,
-    values_of,
     welcome_to,
 )
 
 MAX_INPUT_BYTES: Final = 4096
-_WORKER_SAYS: Final = sorted(
-    m.from_opener(m.Role.WORKER) - {m.Error, m.Goodbye}, key=m.message_name
-)
-_JOB: Final = """
-[job]
-name = "fuzzed"
-task = "digits"
-epochs = 1
-global_batch_size = 64
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,47 +96,6 @@ def _answer_after(role: m.Role) -> Callable[[bytes], int]:
         return attack(link, data, welcome_to(link, wire, role))
 
     return run
-
-
-# --- a coordinator with a hostile worker -------------------------------------------------------
-
-
-def _members(data: bytes) -> int:
-    """Two workers with good credentials send anything that fits the protocol, in any order."""
-    reader, core = Reader(data), Membership()
-    spec = to_mapping(parse_job(_JOB, source="fuzz"))
-    core.handle(Submitted(job=Job(id="j-1", spec=spec)), 0.0)
-    now, count = 0.0, 0
-    for name in ("w-0", "w-1"):
-        core.handle(FromWorker(name=name, message=_register(name)), now)
-    while reader.left and count < 4 * MAX_FRAMES:
-        now += reader.number(64) / 16
-        name = ("w-0", "w-1")[reader.number(2)]
-        kind = reader.choice(_WORKER_SAYS)
-        values = values_of(kind, reader, odd=False)
-        values |= {"name": name} if kind is m.Register else {}
-        with contextlib.suppress(ProtocolError):
-            message = m.decode_message({m.TYPE_KEY: _NUMBERS[kind], **values})
-            core.handle(FromWorker(name=name, message=message), now)
-        core.check_invariants()
-        count += 1
-    return count
-
-
-_NUMBERS: Final = {kind: number for number, kind in m.message_types().items()}
-
-
-def _register(name: str) -> m.Register:
-    return m.Register(
-        name=name,
-        incarnation=1,
-        pid=1,
-        host="h",
-        device="cpu",
-        data_host="h",
-        data_port=1,
-        version="0",
-    )
 
 
 # --- words and files ---------------------------------------------------------------------------
@@ -274,7 +216,6 @@ LINKS: Final[Mapping[str, Target]] = {
 
 TARGETS: Final[Mapping[str, Target]] = {
     **LINKS,
-    "membership": Target(run=_members, authenticated=True),
     "token": Target(run=_token, seeds=(_TOKEN,)),
     "address": Target(run=_address, seeds=(b"10.0.0.1:7117", b"[::1]:7117", b"host:1")),
     "credential": Target(run=_in_directory(_credential), seeds=(_CREDENTIAL,)),

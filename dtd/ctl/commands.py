@@ -106,13 +106,6 @@ COMMANDS: Final = (
             action=argparse.BooleanOptionalAction,
             default=True,
         ),
-        option(
-            "--from",
-            "JOB[@STEP]",
-            "Deprecated: --weights-from if JOB is done, otherwise --resume-from.",
-            dest="either_from",
-            default="",
-        ),
         switch("--wait", "Wait until the job has ended.", dest="wait_for_end"),
         switch("--no-ship", "Use the task's code installed on the workers."),
     ),

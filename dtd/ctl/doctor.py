@@ -215,7 +215,7 @@ def _add_job(
     ]
     listed = choices_of(steps, report["links"], spec=job.spec, servers=servers)
     report["strategies"] = [dataclasses.asdict(one) for one in listed]
-    found += check_choice(listed, job.spec)
+    found += check_choice(listed)
     states = divided(job.spec, list(steps.values()))
     report["state"] = [dataclasses.asdict(one) for one in states]
     found += check_division(states, job.spec, len(steps))

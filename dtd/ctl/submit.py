@@ -38,7 +38,7 @@ class Origin:
     Attributes:
         job: whose checkpoint.
         step: of it; 0 the newest.
-        mode: the part to take over; empty: the coordinator chooses.
+        mode: the part to take over, RESUME or WEIGHTS.
         file: a file of weights instead of a job's.
         strict: all weights that are taken over alone must fit the model.
     """
@@ -50,31 +50,23 @@ class Origin:
     strict: bool = True
 
 
-def read_origin(
-    *, resume_from: str, weights_from: str, either_from: str, strict: bool = True
-) -> Origin:
-    """The origin that the options name; `--from` alone leaves the part to take over open.
+def read_origin(*, resume_from: str, weights_from: str, strict: bool = True) -> Origin:
+    """The origin that the options name.
 
     Raises:
-        UsageError: several are given, or the option names no state.
+        UsageError: both are given, or the option names no state.
     """
-    given = {
-        "--resume-from": (resume_from, RESUME),
-        "--weights-from": (weights_from, WEIGHTS),
-        "--from": (either_from, ""),
-    }
-    named = [(option, *value) for option, value in given.items() if value[0]]
-    if not named:
-        return Origin()
-    if len(named) > 1:
+    if resume_from and weights_from:
         raise UsageError(
-            f"{' and '.join(option for option, *_ in named)} cannot be used together",
+            "--resume-from and --weights-from cannot be used together",
             remedy="use one: --resume-from takes the whole state, --weights-from only the weights",
         )
-    ((option, text, mode),) = named
+    if not resume_from and not weights_from:
+        return Origin()
+    mode, text = (RESUME, resume_from) if resume_from else (WEIGHTS, weights_from)
     if mode == WEIGHTS and text.endswith(ENDING):
         return Origin(mode=mode, file=Path(text), strict=strict)
-    job, step = parse_job_at_step(text, source=option)
+    job, step = parse_job_at_step(text, source=f"--{mode}-from")
     return Origin(job=job, step=step, mode=mode, strict=strict)
 
 
@@ -97,7 +89,6 @@ def submit(
     resume_from: str,
     weights_from: str,
     strict: bool,
-    either_from: str,
     wait_for_end: bool,
     no_ship: bool,
 ) -> int:
@@ -113,9 +104,7 @@ def submit(
             "a job is submitted either from a file or like an earlier job",
             remedy="dtdctl submit JOB.toml, or dtdctl submit --like JOB",
         )
-    origin = read_origin(
-        resume_from=resume_from, weights_from=weights_from, either_from=either_from, strict=strict
-    )
+    origin = read_origin(resume_from=resume_from, weights_from=weights_from, strict=strict)
     if path is None:
         answer = _submit_like(settings, like, overrides, origin, ships=not no_ship)
     else:
@@ -279,11 +268,6 @@ def _say_origin(origin: Origin, answer: Answer) -> None:
         return
     what = "everything" if mode == RESUME else "only the weights"
     output.say(f"takes {what} from {origin.job} at step {answer['from_step']}")
-    if not origin.mode:
-        output.say(
-            f"--from is not enough here: use --{mode}{'-from'} {origin.job}"
-            "; a later release has no --from"
-        )
     differs = [
         f"{key} {shown_value(was)} -> {shown_value(now)}" for key, was, now in answer["differs"]
     ]

@@ -104,10 +104,14 @@ def forecasts(
 
 def _own_candidate(steps: Sequence[Values], spec: JobSpec) -> Values:
     """The candidate that the job names, as workers list it."""
-    unlisted: Values = {"codec": spec.codec, "every_steps": 1, "overlaps": False}
-    own = (spec.strategy.name, spec.codec)
+    unlisted: Values = {"codec": spec.strategy.codec, "every_steps": 1, "overlaps": False}
     listed = (one for step in steps for one in step.get("candidates", ()))
-    return next((one for one in listed if (one["strategy"], one["codec"]) == own), unlisted)
+    return next((one for one in listed if _is_own(one, spec)), unlisted)
+
+
+def _is_own(candidate: Values, spec: JobSpec) -> bool:
+    own = spec.strategy
+    return bool((candidate["strategy"], candidate["codec"]) == (own.name, own.codec))
 
 
 def choices_of(
@@ -153,7 +157,7 @@ def _choice(
         strategy=candidate["strategy"],
         codec=candidate["codec"],
         every_steps=candidate["every_steps"],
-        own=(candidate["strategy"], candidate["codec"]) == (spec.strategy.name, spec.codec),
+        own=_is_own(candidate, spec),
         bytes_per_step=bytes_per_step,
         step_s=step_s,
         speedup=None,
@@ -289,7 +293,7 @@ def _divided(whole: Exchanged, sizes: Sequence[int], candidate: Values) -> Excha
     )
 
 
-def check_choice(listed: Sequence[Choice], spec: JobSpec) -> Iterator[Finding]:
+def check_choice(listed: Sequence[Choice]) -> Iterator[Finding]:
     """One recommendation, or none if nothing helps much."""
     better = [one for one in listed if one.speedup and 1 - 1 / one.speedup >= LEAST_GAIN]
     own = next((one for one in listed if one.own), None)
@@ -305,8 +309,6 @@ def check_choice(listed: Sequence[Choice], spec: JobSpec) -> Iterator[Finding]:
     near = [one for one in better if (one.step_s or 0.0) * (1 - LEAST_GAIN) <= fastest_s]
     best = max(near, key=lambda one: one.bytes_per_step or 0)
     write = f'under [strategy] write name = "{best.strategy}" and codec = "{best.codec}"'
-    if spec.sync.wire_dtype:
-        write += ", and leave out sync.wire_dtype"
     if not best.lossless:
         write = f"compare the loss of short runs first; {write}"
     yield Finding(

@@ -37,7 +37,6 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     yield from _length(spec)
     yield from _numbers(spec)
     yield from _encryption(spec)
-    yield from _codec(spec)
     yield from _sparse(spec)
     yield from _best(spec)
     yield from _without_effect("optimizer", spec.optimizer)
@@ -47,22 +46,13 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     yield from _sharded(spec)
 
 
-def _codec(spec: JobSpec) -> Iterator[Conflict]:
-    codec, earlier = spec.strategy.codec, spec.sync.wire_dtype
-    if earlier and codec not in ("none", earlier):
-        yield Conflict(
-            fields=(("sync", "wire_dtype"), ("strategy", "codec")),
-            text=f'is the earlier name of [strategy] codec, which is "{codec}"; remove it',
-        )
-
-
 def _codec_fields(spec: JobSpec) -> Iterator[Conflict]:
     """Fields of [strategy] that belong to a codec, or to a strategy, that the job does not use."""
     table = spec.strategy
     kind: type = type(table)
     for info in fields_of(kind).values():
         only_for, value = info.rule.only_for, getattr(table, info.name)
-        if only_for and value != info.default and not {table.name, spec.codec} & set(only_for):
+        if only_for and value != info.default and not {table.name, table.codec} & set(only_for):
             yield Conflict(
                 fields=(("strategy", info.name), ("strategy", "name"), ("strategy", "codec")),
                 text=f"has no effect with {_used(spec, only_for)},"
@@ -74,26 +64,26 @@ def _used(spec: JobSpec, only_for: tuple[str, ...]) -> str:
     """Return the choice that makes a field useless: a strategy or a codec, as `key = value`."""
     if set(only_for) & {*LOCAL, *SHARDED}:
         return f"name = {shown(spec.strategy.name)}"
-    return f"codec = {shown(spec.codec)}"
+    return f"codec = {shown(spec.strategy.codec)}"
 
 
 def _sparse(spec: JobSpec) -> Iterator[Conflict]:
     """Check settings that conflict with a codec that sends few gradients of many."""
     codec, optimizer, local_from = ("strategy", "codec"), spec.optimizer, spec.strategy.local_from
-    if spec.codec in SPARSE and spec.train.clip_norm > 0 and local_from != 0:
+    if spec.strategy.codec in SPARSE and spec.train.clip_norm > 0 and local_from != 0:
         yield Conflict(
             fields=(("train", "clip_norm"), codec),
-            text=f"would cut what has added up over many steps with codec = {shown(spec.codec)}; "
-            "remove it, or use another codec",
+            text="would cut what has added up over many steps with codec ="
+            f" {shown(spec.strategy.codec)}; remove it, or use another codec",
         )
-    if spec.codec in SPARSE and spec.strategy.momentum > 0 and local_from is not None:
+    if spec.strategy.codec in SPARSE and spec.strategy.momentum > 0 and local_from is not None:
         yield Conflict(
             fields=(("strategy", "momentum"), ("strategy", "name"), codec),
             text=f"applies to gradients, and name = {shown(spec.strategy.name)} exchanges changes "
             "of weights; remove it",
         )
     own = "momentum" if optimizer.name == "sgd" else "beta1"
-    if spec.codec in SPARSE and spec.strategy.momentum > 0 and getattr(optimizer, own) > 0:
+    if spec.strategy.codec in SPARSE and spec.strategy.momentum > 0 and getattr(optimizer, own) > 0:
         yield Conflict(
             fields=(("strategy", "momentum"), codec, ("optimizer", own), ("optimizer", "name")),
             text=f"replaces the optimizer's momentum: set [optimizer] {own} = 0, or remove it",
@@ -219,10 +209,10 @@ def _sharded(spec: JobSpec) -> Iterator[Conflict]:
     if strategy.name not in SHARDED:
         return
     said = f"with [strategy] name = {shown(strategy.name)}"
-    if spec.codec not in _ROUNDING:
+    if spec.strategy.codec not in _ROUNDING:
         yield Conflict(
-            fields=(("strategy", "codec"), name, ("sync", "wire_dtype")),
-            text=f"cannot be {shown(spec.codec)} {said}; use"
+            fields=(("strategy", "codec"), name),
+            text=f"cannot be {shown(spec.strategy.codec)} {said}; use"
             f" {', '.join(map(shown, _ROUNDING[:-1]))} or {shown(_ROUNDING[-1])}",
         )
     if spec.sync.transport != "ring":

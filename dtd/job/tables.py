@@ -79,11 +79,6 @@ class SyncTable:
     chunk_kib: int = setting(
         1024, "Piece of a bucket in one frame, in KiB.", minimum=16, maximum=16 * 1024
     )
-    wire_dtype: Literal["", "bfloat16"] = setting(
-        "",
-        "Deprecated name of `strategy.codec`, accepted for one more release. Empty = "
-        "`strategy.codec` applies.",
-    )
     transport: Literal["ring", "gloo", "nccl"] = setting(
         "ring",
         "How gradients travel: around dtd's own ring, or through a process group of torch, "
@@ -215,10 +210,3 @@ class JobSpec:
     strategy: StrategyTable
     elastic: ElasticTable
     checkpoint: CheckpointTable
-
-    @property
-    def codec(self) -> str:
-        """`strategy.codec`, or the earlier `sync.wire_dtype`; "none" for no codec."""
-        if self.strategy.codec == "none" and self.sync.wire_dtype:
-            return self.sync.wire_dtype
-        return self.strategy.codec

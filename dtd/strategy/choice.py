@@ -91,7 +91,7 @@ class _Request:
     @property
     def makes_codec(self) -> Callable[[], Codec] | None:
         """Creates the codec of one update, if the job has one."""
-        codec = CODECS[self.spec.codec]
+        codec = CODECS[self.spec.strategy.codec]
         return partial(codec, self.spec) if codec is not None else None
 
     @property
@@ -216,9 +216,10 @@ def build_strategy(
     if not strategy.fits:
         strategy.close()
         raise TaskError(
-            f'strategy.codec = "{spec.codec}" finds nothing to compress among the model\'s'
+            f'strategy.codec = "{spec.strategy.codec}" finds nothing to compress among the model\'s'
             " parameters",
-            remedy=_REMEDIES.get(spec.codec, "") + 'use another strategy.codec, such as "none"',
+            remedy=_REMEDIES.get(spec.strategy.codec, "")
+            + 'use another strategy.codec, such as "none"',
         )
     if not spec.strategy.local_from:
         return strategy

@@ -232,7 +232,7 @@ def _plain(spec: Mapping[str, Any], parsed: job.JobSpec) -> job.JobSpec | None:
     A state that is divided stays so: otherwise it might not fit.
     """
     name = parsed.strategy.name if parsed.strategy.name in SHARDED else "replicated"
-    if (parsed.strategy.name, parsed.codec) == (name, "none"):
+    if (parsed.strategy.name, parsed.strategy.codec) == (name, "none"):
         return None
     return job.from_mapping(_with_strategy(spec, name, "none"), source="job to be measured")
 
@@ -413,7 +413,7 @@ def _compared(
 
 def _choices(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Every codec, and each other strategy without one, and with the job's own."""
-    own = job.from_mapping(dict(spec), source="job to be measured").codec
+    own = job.from_mapping(dict(spec), source="job to be measured").strategy.codec
     for strategy in get_args(get_type_hints(job.StrategyTable)["name"]):
         for codec in CODECS:
             if strategy == "replicated" or codec in ("none", own):
@@ -432,15 +432,14 @@ def _every_steps(spec: job.JobSpec, step: int) -> int:
 def _with_strategy(spec: Mapping[str, Any], strategy: str, codec: str) -> dict[str, Any]:
     """The job with another strategy; keys that it uses already stay as they are."""
     parsed = job.from_mapping(dict(spec), source="job to be measured")
-    kept = {parsed.strategy.name, parsed.codec} & {strategy, codec}
+    kept = {parsed.strategy.name, parsed.strategy.codec} & {strategy, codec}
     kind: type = job.StrategyTable
     table = {
         info.name: getattr(parsed.strategy, info.name)
         for info in fields_of(kind).values()
         if kept & set(info.rule.only_for or ())
     }
-    sync = {key: value for key, value in spec.get("sync", {}).items() if key != "wire_dtype"}
-    return {**spec, "sync": sync, "strategy": {**table, "name": strategy, "codec": codec}}
+    return {**spec, "strategy": {**table, "name": strategy, "codec": codec}}
 
 
 def _wires(

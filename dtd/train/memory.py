@@ -203,7 +203,7 @@ def state_size(replica: Replica, spec: JobSpec, *, shows_whole: bool) -> StateSi
         parameter_bytes=trained,
         common_bytes=sum(_bytes(tensor) for tensor in model) - trained,
         optimizer_bytes=optimizer_bytes(replica.optimizer),
-        pool_bytes=pool_bytes(sizes) * (1 if spec.codec == "none" else 2),
+        pool_bytes=pool_bytes(sizes) * (1 if spec.strategy.codec == "none" else 2),
         gathered_bytes=_gathered_bytes(replica, names, int(spec.sync.bucket_mib * _MIB)),
         gradient_bytes=max(_gradients(p, names[p]) for _, p in replica.trained),
         shows_whole=shows_whole,

@@ -468,11 +468,11 @@ def _tell_saved(callbacks: Callbacks, plan: JobPlan, record: CheckpointRecord) -
 
 def _local_state(spec: JobSpec, strategy: Strategy, replica: Replica) -> dict[str, str]:
     """Return each rank's local state, by name, and its value in a rank that loads the state."""
-    sparse = spec.codec in SPARSE and spec.strategy.momentum > 0
+    sparse = spec.strategy.codec in SPARSE and spec.strategy.momentum > 0
     local = replica.optimizer_is_local
     kept = {
-        f"residual of {spec.codec}": bool(strategy.unsent(replica.step)),
-        f"velocity of {spec.codec}": sparse,
+        f"residual of {spec.strategy.codec}": bool(strategy.unsent(replica.step)),
+        f"velocity of {spec.strategy.codec}": sparse,
         "inner optimizer": local,
         "drift": local and spec.strategy.name == "streaming_diloco",
     }

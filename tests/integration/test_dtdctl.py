@@ -113,7 +113,7 @@ def test_what_does_not_exist_is_refused_with_a_remedy(dtdctl, tmp_path):
         assert (exit_code, out) == (1, "")
         assert err.startswith("error: ")
         assert "\ntry: " in err
-    assert dtdctl("submit", job_file(tmp_path), "--from", "x")[0] == 1
+    assert dtdctl("submit", job_file(tmp_path), "--resume-from", "x")[0] == 1
     assert dtdctl("checkpoints", "-o", "json")[1] == '{"checkpoints": []}\n'
 
 

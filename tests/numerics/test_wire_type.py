@@ -190,7 +190,7 @@ def test_half_of_the_bytes_travel(chunk_bytes) -> None:
 # --- training --------------------------------------------------------------------------------
 
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
-NARROW = {"wire_dtype": "bfloat16"}
+NARROW = {"codec": "bfloat16"}
 STEP = 5
 
 
@@ -242,7 +242,7 @@ def losses(ranks) -> Tensor:
 def test_replicas_are_equal_and_learn_what_float32_learns(arena, task, world_size) -> None:
     job = {"steps": 60}
     plain = arena.train(task, arena.spec(job=job, optimizer=SGD), world_size, job_id="plain")
-    spec = arena.spec(job=job, optimizer=SGD, sync=NARROW)
+    spec = arena.spec(job=job, optimizer=SGD, strategy=NARROW)
     narrow = arena.train(task, spec, world_size, job_id="narrow")
     assert len(digests(narrow)) == 1
     assert digests(narrow) != digests(plain)
@@ -255,7 +255,7 @@ def test_replicas_are_equal_and_learn_what_float32_learns(arena, task, world_siz
 
 @pytest.mark.parametrize("methods", [("wait", "wait"), ("wait", "gather")])
 def test_a_step_that_is_redone_leaves_no_trace(arena, task, methods) -> None:
-    spec = arena.spec(job={"steps": 9}, optimizer=SGD, sync={**NARROW, "bucket_mib": 0.01})
+    spec = arena.spec(job={"steps": 9}, optimizer=SGD, strategy=NARROW, sync={"bucket_mib": 0.01})
     undisturbed = digests(arena.train(task, spec, 2, job_id="whole"))
     ranks = [arena.start(task, spec, name=f"w{i}") for i in range(2)]
     ranks[0].run.adopt_local(*FRESH)
@@ -273,7 +273,7 @@ def test_a_checkpoint_needs_nothing_of_the_wire(arena, task) -> None:
     spec = arena.spec(
         job={"steps": 9},
         optimizer=SGD,
-        sync=NARROW,
+        strategy=NARROW,
         checkpoint={"every_steps": 3, "directory": str(arena.directory / "shared")},
     )
     undisturbed = digests(arena.train(task, spec, 2, job_id="whole"))

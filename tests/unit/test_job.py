@@ -24,8 +24,8 @@ def test_a_minimal_job_gets_every_default() -> None:
     assert (spec.optimizer.name, spec.optimizer.lr) == ("sgd", 0.1)
     assert spec.schedule.name == "constant"
     assert (spec.train.precision, spec.train.threads) == ("float32", 1)
-    assert (spec.sync.chunk_kib, spec.sync.wire_dtype) == (1024, "")
-    assert (spec.strategy.name, spec.strategy.codec, spec.codec) == ("replicated", "none", "none")
+    assert spec.sync.chunk_kib == 1024
+    assert (spec.strategy.name, spec.strategy.codec) == ("replicated", "none")
     assert (spec.elastic.min_workers, spec.elastic.max_workers) == (1, 64)
     assert (spec.checkpoint.every_steps, spec.checkpoint.keep) == (0, 3)
 
@@ -102,7 +102,6 @@ def test_text_that_is_no_toml_is_one_problem_with_its_line() -> None:
         ("train.grad_accumulation=129", "cannot cut 128 rows into 129 pieces"),
         ("elastic.min_workers=65", "must be at most max_workers = 64, not 65"),
         ("sync.chunk_kib=8", "at least 16 and at most 16384, not 8"),
-        ("sync.wire_dtype='float16'", 'one of "", "bfloat16", not "float16"; did you mean'),
         (
             "strategy.codec='int3'",
             'one of "none", "bfloat16", "float16", "int8", "powersgd", "top_k"',
@@ -139,18 +138,6 @@ def test_an_encrypted_job_keeps_to_the_ring_unless_told(transport: str) -> None:
     assert parse_job(MINIMAL, source="x", overrides=(group,)).sync.encryption == "none"
 
 
-@pytest.mark.parametrize(
-    ("changes", "codec"),
-    [
-        (["strategy.codec='float16'"], "float16"),
-        (["sync.wire_dtype='bfloat16'"], "bfloat16"),
-        (["sync.wire_dtype='bfloat16'", "strategy.codec='bfloat16'"], "bfloat16"),
-    ],
-)
-def test_the_earlier_name_of_the_codec_means_the_same(changes: list[str], codec: str) -> None:
-    assert parse_job(MINIMAL, source="job.toml", overrides=changes).codec == codec
-
-
 @pytest.mark.parametrize("codec", ["top_k", "random_k"])
 def test_momentum_stands_in_one_place(codec: str) -> None:
     few = (f"strategy.codec='{codec}'", "strategy.momentum=0.9")
@@ -176,15 +163,6 @@ def test_what_has_added_up_is_not_clipped(codec: str) -> None:
     parse_job(MINIMAL, source="x", overrides=local)  # inner steps are clipped before
     (problem,) = problems_of(MINIMAL, *local, "strategy.local_start_step=5")
     assert "[train] clip_norm: would cut" in problem
-
-
-def test_a_codec_is_not_given_twice() -> None:
-    text = MINIMAL + '[sync]\nwire_dtype = "bfloat16"\n[strategy]\ncodec = "float16"\n'
-    (problem,) = problems_of(text)
-    assert problem == (
-        'line 7: [sync] wire_dtype: is the earlier name of [strategy] codec, which is "float16";'
-        " remove it"
-    )
 
 
 def test_length_is_given_once() -> None:

@@ -59,7 +59,7 @@ def test_settings_that_make_another_state(override: str) -> None:
         "optimizer.lr=0.5",
         "elastic.min_workers=3",
         "checkpoint.keep=9",
-        "sync.wire_dtype=bfloat16",
+        "strategy.codec=bfloat16",
         "strategy.codec=float16",
     ],
 )

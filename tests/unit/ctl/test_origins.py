@@ -47,10 +47,10 @@ def scripted(server, result, known, taken=TAKEN):
 
 
 @pytest.mark.parametrize(
-    ("option", "mode"), [("--resume-from", "resume"), ("--weights-from", "weights"), ("--from", "")]
+    ("option", "mode"), [("--resume-from", "resume"), ("--weights-from", "weights")]
 )
 def test_submit_says_what_is_taken_over(dtdctl, job_file, server, result, option, mode):
-    server.script = lambda _message: result({**TAKEN, "from_mode": mode or "weights"})
+    server.script = lambda _message: result({**TAKEN, "from_mode": mode})
     exit_code, out, err = dtdctl("submit", job_file, option, "digits-1@20")
     (request,) = server.received
     assert (request.from_job, request.from_step, request.from_mode) == ("digits-1", 20, mode)
@@ -59,7 +59,6 @@ def test_submit_says_what_is_taken_over(dtdctl, job_file, server, result, option
     lines = err.splitlines()
     assert lines[0] == f"takes {what} from digits-1 at step 20"
     assert lines[-2:] == ["  differs: job.epochs 2 -> 4", "  differs: schedule.min_lr - -> 0.5"]
-    assert ("use --weights-from digits-1" in err) is (option == "--from")
 
 
 def test_only_one_origin(dtdctl, job_file, server):
@@ -68,10 +67,10 @@ def test_only_one_origin(dtdctl, job_file, server):
     assert exit_code == 2
     assert "--resume-from and --weights-from cannot be used together" in err
     assert server.received == []
-    assert read_origin(resume_from="", weights_from="", either_from="") == Origin()
+    assert read_origin(resume_from="", weights_from="") == Origin()
 
 
-@pytest.mark.parametrize("option", ["--from", "--resume-from", "--weights-from"])
+@pytest.mark.parametrize("option", ["--resume-from", "--weights-from"])
 @pytest.mark.parametrize("text", ["@3", "a@", "a@0", "a@-1", "a@x", "a@1@2"])
 def test_a_bad_origin(dtdctl, job_file, option, text, server):
     with pytest.raises(UsageError, match="does not name a job's state"):

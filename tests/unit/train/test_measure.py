@@ -67,7 +67,7 @@ def measured(*overrides, worlds=(2,)):
 
 
 def test_steps_are_timed_without_a_codec_and_memory_is_that_with_it():
-    plain, narrow = (measured(*overrides) for overrides in ((), ("sync.wire_dtype=bfloat16",)))
+    plain, narrow = (measured(*overrides) for overrides in ((), ("strategy.codec=bfloat16",)))
     assert narrow["buckets"] == plain["buckets"]
     *whole, _tail = plain["buckets"]
     assert narrow["memory"]["buckets"] == plain["memory"]["buckets"] + sum(whole) // 2

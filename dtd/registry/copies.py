@@ -190,7 +190,9 @@ class Copies:
         return chosen
 
     def _free(self, kept: _Version, chosen: list[str]) -> list[str]:
-        taken = {*kept.holders, *kept.making, *kept.failed, *chosen}
+        """Workers that may be given a copy: one at a time, so that its tickets are fresh."""
+        busy = {name for one in self._versions.values() for name in one.making}
+        taken = {*kept.holders, *kept.failed, *busy, *chosen}
         return [
             name
             for name in self._hosts
@@ -202,5 +204,5 @@ class Copies:
         hosts = {self._hosts.get(other) for other in others}
         part = kept.origin.get(name)
         at_hand = part is not None and part.is_whole
-        load = sum(name in one.holders or name in one.making for one in self._versions.values())
+        load = sum(name in one.holders for one in self._versions.values())
         return self._hosts[name] in hosts, not at_hand, load, natural_key(name)

@@ -302,10 +302,6 @@ def _is_complete(path: Path) -> bool:
 # --- the coordinator's orders, one after the other -----------------------------------------------
 
 
-MAX_ORDERS: Final = 256
-"""Orders that wait; the coordinator gives one copy at a time."""
-
-
 class PinnedModels:
     """Carries out PIN_MODEL and UNPIN_MODEL.
 
@@ -334,7 +330,7 @@ class PinnedModels:
         self._connect = connect
         self._send = send
         self._post = post
-        self._orders: queue.Queue[m.Message] = queue.Queue(MAX_ORDERS)
+        self._orders: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def order(self, message: m.Registered | m.PinModel | m.UnpinModel) -> None:
@@ -342,10 +338,7 @@ class PinnedModels:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="models", daemon=True)
             self._thread.start()
-        try:
-            self._orders.put_nowait(message)
-        except queue.Full:
-            log.warning("model_order_dropped", waiting=MAX_ORDERS)
+        self._orders.put(message)
 
     def open(self, resource: str) -> Resource:
         """The files of a version, for others to fetch.

@@ -62,6 +62,16 @@ def test_copies_are_on_different_hosts_if_there_are_enough() -> None:
     assert copies.holders("v") == ("a", "b")
 
 
+def test_a_worker_makes_one_copy_at_a_time() -> None:
+    copies = cluster("a")
+    want(copies, "v", count=1)
+    want(copies, "w", count=1)
+    assert [order.version for order in copies.decide()] == ["v"]
+    assert copies.decide() == []
+    assert copies.made("v", "a")
+    assert [order.version for order in copies.decide()] == ["w"]
+
+
 def test_a_worker_that_is_full_is_given_nothing() -> None:
     copies = Copies()
     full = [f"v{number}" for number in range(MOST_OF_A_WORKER)]

@@ -71,8 +71,6 @@ EVENTS: Final = {
     " credential; the log names it.",
     "credential_not_renewed": "This host's credential was not renewed; the worker asks again.",
     "credential_taken_over": "This host's credential was renewed; new connections use it.",
-    "epochs_not_saved": "The worker could not record which coordinator is the newest.",
-    "epochs_unreadable": "The worker cannot read which coordinator was the newest.",
     "coordinator_lost": "The connection to the coordinator was lost; training continues without"
     " it.",
     "signal_raised": "An operator's request sent a signal to this process.",

@@ -27,8 +27,7 @@ MODULES: Final[Mapping[str, str]] = {
     "mlflow": "dtd.observe.sinks.mlflow",
     "wandb": "dtd.observe.sinks.wandb",
 }
-MAX_WAITING_FIGURES: Final = 5000
-MAX_WAITING_OTHERS: Final = 1000
+MAX_WAITING: Final = 5000
 MAX_BATCH: Final = 200
 BATCH_EVERY_S: Final = 1.0
 FIRST_PAUSE_S: Final = 1.0
@@ -75,7 +74,6 @@ class Delivery:
         self._sink = sink
         self._say = say
         self._waiting: deque[Entry] = deque()
-        self._counts = {True: 0, False: 0}
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._begun: set[str] = set()
@@ -86,15 +84,11 @@ class Delivery:
 
     def put(self, entry: Entry) -> None:
         """Have an entry delivered; when too many wait, the oldest figures are dropped."""
-        kind = isinstance(entry, Figures)
-        limit = MAX_WAITING_FIGURES if kind else MAX_WAITING_OTHERS
         with self._changed:
-            if self._counts[kind] >= limit:
-                place = next(i for i, one in enumerate(self._waiting) if _is_figures(one) is kind)
-                del self._waiting[place]
+            if len(self._waiting) >= MAX_WAITING:
+                places = (i for i, one in enumerate(self._waiting) if _is_figures(one))
+                del self._waiting[next(places, 0)]
                 self.dropped += 1
-            else:
-                self._counts[kind] += 1
             self._waiting.append(entry)
             self._changed.notify()
 
@@ -142,7 +136,6 @@ class Delivery:
                 stays.append(entry)
                 takes = entry.job != job
             self._waiting.extendleft(reversed(stays))
-            self._counts[_is_figures(batch[0])] -= len(batch)
         return batch
 
     def _deliver(self, batch: Sequence[Entry]) -> None:

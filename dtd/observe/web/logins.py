@@ -82,30 +82,30 @@ class Logins:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, self._backend.sessions.write, every, clock_s)
 
-    def offer(self, who: Identity) -> Offer:
+    def offer(self, identity: Identity) -> Offer:
         """Return a code for an identity that the coordinator knows."""
         code = secrets.token_urlsafe(SECRET_BYTES)
         now_s = self._clock()
-        expires_s = self._sessions.offer(code, who, now_s)
+        expires_s = self._sessions.offer(code, identity, now_s)
         return Offer(code=code, expires_unix_s=time.time() + expires_s - now_s)
 
     async def log_in(self, word: str, host: str) -> web.Response:
         """Begin a session for a code or a token."""
         word = word.strip()[:MAX_WORD_CHARACTERS]
         is_token = word.startswith(f"{VERSION}/")
-        who = None if is_token else self._holder_of_code(word)
-        if who is None and self._attempts.wait_s(origin_of(host), self._clock()):
+        identity = None if is_token else self._holder_of_code(word)
+        if identity is None and self._attempts.wait_s(origin_of(host), self._clock()):
             return refused(HTTP_TOO_MANY, "too many attempts from this address", "wait a while")
         try:
-            who = await self._backend.holder_of_token(word, host) if is_token else who
+            identity = await self._backend.holder_of_token(word, host) if is_token else identity
         except DtdError as error:
             return self._turned_away(host, error.message, error.remedy)
-        if who is None:
+        if identity is None:
             return self._turned_away(host, WRONG_WORD, REMEDY)
         cookie, key = (secrets.token_urlsafe(SECRET_BYTES) for _ in range(2))
-        session = self._sessions.begin(cookie, key, who, self._clock())
+        session = self._sessions.begin(cookie, key, identity, self._clock())
         await self._save()
-        log.info("web_login", role=who.role, who=who.name, address=host)
+        log.info("web_login", role=identity.role, who=identity.name, address=host)
         made = web.json_response({"key": key, **self.shown(session)})
         made.set_cookie(
             self.cookie,
@@ -151,17 +151,17 @@ class Logins:
 
     def shown(self, session: Session) -> dict[str, object]:
         """Return the page's information about the person who is logged in."""
-        who = session.holder
+        identity = session.holder
         return {
-            "role": who.role,
-            "name": who.name,
-            "may_act": who.role != VIEWER,
+            "role": identity.role,
+            "name": identity.name,
+            "may_act": identity.role != VIEWER,
             "left_s": session.expires_s - self._clock(),
         }
 
     def _holder_of_code(self, word: str) -> Identity | None:
-        who = self._sessions.redeem(word, self._clock())
-        return None if who is None or self._backend.standing(who) else who
+        identity = self._sessions.redeem(word, self._clock())
+        return None if identity is None or self._backend.standing(identity) else identity
 
     def _turned_away(self, host: str, why: str, remedy: str) -> web.Response:
         self._backend.refused(host, why)
@@ -170,8 +170,8 @@ class Logins:
 
 def holder_of(session: Session) -> str:
     """Return the token or credential for which a session's use counts; it may have many."""
-    who = session.holder
-    return f"{who.role}/{who.credential or who.name}"
+    identity = session.holder
+    return f"{identity.role}/{identity.credential or identity.name}"
 
 
 def caller(session: Session, request: web.Request) -> WebCaller:

@@ -36,11 +36,6 @@ def test_a_stretch_of_steps_of_two_generations_belongs_to_neither() -> None:
     assert (two.steps, three.steps) == (50, 40)
 
 
-def test_a_generation_whose_size_is_forgotten_is_not_guessed() -> None:
-    (only,) = facts_of(details(), [metrics()], []).worlds
-    assert (only.workers, only.steps) == (3, 50)  # the newest is written in the job
-
-
 def test_parameter_servers_are_no_workers() -> None:
     (only,) = facts_of(details(result={"servers": 1}), [metrics()], []).worlds
     assert only.workers == 2
@@ -52,16 +47,6 @@ def test_parameter_servers_are_no_workers() -> None:
 
 def test_incidents_are_the_jobs_own_without_the_usual(facts: Facts) -> None:
     assert [one["kind"] for one in facts.incidents] == ["worker_lost", "recovered"]
-
-
-def test_workers_and_links(facts: Facts) -> None:
-    assert [one.name for one in facts.workers] == ["w-0", "w-1", "w-2"]
-    slow = facts.workers[2]
-    assert slow.parts["compute_s"] == pytest.approx(0.1)
-    assert (slow.memory_bytes, slow.cores) == (2**20, 0.5)
-    (link,) = facts.links
-    assert (link.source, link.to, link.bytes_per_s) == ("w-0", "w-1", 1e6)
-    assert link.round_trip_s == pytest.approx(0.001)
 
 
 def test_a_worker_that_was_idle_at_times_counts_while_it_trained() -> None:

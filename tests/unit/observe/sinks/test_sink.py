@@ -171,8 +171,7 @@ def test_what_is_refused_is_dropped_and_the_rest_goes_on() -> None:
 
 
 def test_the_oldest_figures_make_room_and_are_counted(monkeypatch) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING_FIGURES", 3)
-    monkeypatch.setattr(module, "MAX_WAITING_OTHERS", 2)
+    monkeypatch.setattr(module, "MAX_WAITING", 5)
     sink = Scripted()
     sink.go.clear()
     delivery = Delivery(sink, lambda remark: None)
@@ -186,7 +185,8 @@ def test_the_oldest_figures_make_room_and_are_counted(monkeypatch) -> None:
     delivery.close(WAIT_S)
     assert sink.seen == [
         ("begin", "j-1"),
-        ("j-1", [3, 4, 5]),
+        ("j-1", [4, 5]),
+        ("begin", "j-2"),
         ("begin", "j-3"),
         ("begin", "j-4"),
         "closed",

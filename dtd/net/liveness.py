@@ -112,10 +112,6 @@ class LinkHeartbeats:
         """This neighbour's link is open."""
         self._links[neighbour] = _Heard(link)
 
-    def is_attached(self, neighbour: str) -> bool:
-        """Whether this neighbour's link is open."""
-        return neighbour in self._links
-
     def trickles(self, neighbour: str, now: float) -> bool:
         """Whether bytes still arrive from this neighbour without completing a frame."""
         heard = self._links.get(neighbour)

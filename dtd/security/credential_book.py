@@ -288,10 +288,6 @@ class CredentialBook:
         self._keep_revoked(revoked, now_s)
         return fresh
 
-    def revoked(self) -> list[RevokedRecord]:
-        """All that was taken back."""
-        return list(self._revoked.values())
-
     def _keep_revoked(self, revoked: dict[str, RevokedRecord], now_s: float) -> None:
         over = sorted(
             (one for one in revoked.values() if one.expires_s <= now_s),

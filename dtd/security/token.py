@@ -340,10 +340,6 @@ class TokenBook:
             )
         self._replace({key: one for key, one in self._records.items() if key != token_id})
 
-    def clear(self) -> None:
-        """Forget all tokens."""
-        self._replace({})
-
     def listed(self, *, now_s: float) -> list[dict[str, object]]:
         """All tokens without their hashes, oldest first."""
         return [

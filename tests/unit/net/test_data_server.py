@@ -10,7 +10,6 @@ import pytest
 
 import dtd.net.data_server as data_server_module
 import dtd.net.data_server as fetch_desk_module
-import dtd.net.link as link_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net import limits as connection_limiter
@@ -25,7 +24,6 @@ from dtd.net.data_server import (
     file_blob,
     memory_blob,
 )
-from dtd.net.link import Link
 from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
@@ -201,27 +199,6 @@ async def test_a_ring_of_another_roster_or_rank_is_refused(port, dial, other, co
     assert error.code == code
 
 
-async def test_an_early_ring_becomes_stale(port, dial):
-    early = await dial(port.address, m.Role.RING, **ring(3))
-    await (await dial(port.address, m.Role.FETCH)).welcomed()
-    port.server.expect_ring(assign(4), Acceptor())
-    assert (await turned_away(early)).code == ErrorCode.STALE_GENERATION
-
-
-async def test_an_early_caller_that_is_refused_costs_the_others_nothing(port, dial):
-    """The job is encrypted, and whoever came first has said a HELLO without TLS."""
-    early = [await dial(port.address, m.Role.RING, **ring(4, rank=rank)) for rank in (1, 2)]
-    late = await dial(port.address, m.Role.RING, **ring(5))
-    await (await dial(port.address, m.Role.FETCH)).welcomed()
-    port.server.expect_ring(assign(4), Acceptor(), encrypted=True)
-    for peer in early:
-        assert (await turned_away(peer)).code == ErrorCode.WRONG_STATE
-    acceptor = Acceptor()
-    port.server.expect_ring(assign(5), acceptor)
-    await late.welcomed()
-    await acceptor.taken()
-
-
 async def test_a_second_neighbour_is_refused(port, dial):
     port.server.expect_ring(assign(3), Acceptor())
     first = await dial(port.address, m.Role.RING, **ring(3))
@@ -326,20 +303,6 @@ async def test_no_ticket_is_good_before_the_coordinator_has_spoken(port, dial):
     assert error.code == ErrorCode.REFUSED
 
 
-async def test_who_proves_too_late_finds_another_generation(port, dial, monkeypatch):
-    """The generation moves on between WELCOME and PROVE."""
-    port.server.expect_ring(assign(3), Acceptor())
-    welcome = Link.welcome
-
-    def moves_on(link, message, *, secret=b""):
-        welcome(link, message, secret=secret)
-        port.server.expect_ring(assign(4), Acceptor())
-
-    monkeypatch.setattr(Link, "welcome", moves_on)
-    error = await turned_away(await dial(port.address, m.Role.RING, **ring(3)))
-    assert error.code == ErrorCode.STALE_GENERATION
-
-
 # --- floods ----------------------------------------------------------------------------------
 
 
@@ -391,14 +354,6 @@ async def test_a_ring_forms_and_stands_while_others_fill_the_port(port, dial, fl
     assert not acceptor.links[0].closing
 
 
-async def test_of_those_who_prove_nothing_the_oldest_makes_way(flood, monkeypatch):
-    monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", 1000.0)
-    stranger = await flood.call()
-    for _ in range(MAX_UNPROVEN):
-        await flood.call()
-    await ended(stranger)
-
-
 @pytest.fixture
 def from_afar(monkeypatch):
     """Callers count as those of another host, and nothing is forgiven by waiting."""
@@ -413,23 +368,6 @@ async def test_an_address_that_fails_again_and_again_is_not_let_in(port, dial, f
         await ended(await flood.call(b"x" * 64))
     peer = await dial(port.address, m.Role.RING, **ring(3))
     assert "lost" in str(await peer.end())
-
-
-@pytest.mark.usefixtures("from_afar")
-async def test_who_proves_himself_may_come_as_often_as_he_likes(port, dial):
-    """Rings that form again and again, and all the workers of one host."""
-    for generation in range(2 * int(connection_limiter.BURST)):
-        acceptor = Acceptor()
-        port.server.expect_ring(assign(generation), acceptor)
-        peer = await dial(port.address, m.Role.RING, **ring(generation))
-        await peer.welcomed()
-        await acceptor.taken()
-        peer.link.abort()
-    peers = [
-        await dial(port.address, m.Role.FETCH) for _ in range(2 * int(connection_limiter.BURST))
-    ]
-    for peer in peers:
-        await peer.welcomed()
 
 
 # --- fetching --------------------------------------------------------------------------------
@@ -485,19 +423,6 @@ async def test_what_is_withdrawn_is_no_longer_to_be_had(port, dial):
     assert (error.code, "no longer offered" in error.message) == (ErrorCode.REFUSED, True)
 
 
-async def test_what_is_withdrawn_as_soon_as_it_is_offered_is_opened_by_nobody(port, dial):
-    """Whoever waits for an offer hears of it later, when its memory may have changed already."""
-    peer = await dial(port.address, m.Role.FETCH)
-    await peer.welcomed()
-    peer.link.send(m.FetchOpen(resource="state/1"))
-    await peer.next()
-    port.server.offer("state/1", state())
-    port.server.withdraw()
-    error = await turned_away(peer)
-    assert (error.code, "no longer offered" in error.message) == (ErrorCode.REFUSED, True)
-    assert not port.server._desk._open
-
-
 async def test_nothing_of_a_withdrawn_state_leaves_any_more(port, dial):
     """What is queued lies in memory that changes with the next step."""
     port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES)))
@@ -529,26 +454,6 @@ async def test_who_waits_hears_that_we_are_still_here(port, dial, monkeypatch):
     assert ([blob.name for blob in info.blobs], manifest) == (["0", "1"], b"{}")
 
 
-async def test_who_has_gone_is_not_waited_for(port, dial, monkeypatch):
-    monkeypatch.setattr(fetch_desk_module, "STILL_WAITING_S", 0.01)
-    peer = await dial(port.address, m.Role.FETCH)
-    await peer.welcomed()
-    peer.link.send(m.FetchOpen(resource="state/1"))
-    await peer.next()
-    [task] = port.server._desk._tasks
-    peer.link.abort()
-    async with asyncio.timeout(PATIENCE_S):
-        await asyncio.wait([task])
-    assert not port.server._desk._open
-
-
-async def test_several_fetch_at_once(port, dial):
-    port.server.offer("state/1", state())
-    peers = [(await opened(port, dial, "state/1"))[0] for _ in range(3)]
-    parts = await asyncio.gather(*(fetched(peer, 0, i, 2) for i, peer in enumerate(peers)))
-    assert parts == [b"01", b"12", b"23"]
-
-
 async def test_too_many_unanswered_requests_are_refused(port, dial):
     may_go = threading.Event()
     blob = Blob(name="0", size_bytes=4, read=lambda offset, length: may_go.wait(10) and b"x" * 4)
@@ -576,29 +481,6 @@ async def test_who_asks_and_does_not_read_is_refused_in_the_end(port, dial):
     assert link._error.code == ErrorCode.REFUSED
 
 
-async def test_answered_requests_make_room_for_others(port, dial):
-    port.server.offer("state/1", state())
-    peer, _, _ = await opened(port, dial, "state/1")
-    for _ in range(3):
-        for _ in range(MAX_REQUESTS_AHEAD):
-            peer.link.send(m.FetchRange(blob=0, offset=0, length=1))
-        for _ in range(MAX_REQUESTS_AHEAD):
-            assert (await peer.next())[1] == b"0"
-
-
-async def test_who_still_waits_for_a_withdrawn_offer_is_told(port, dial):
-    waiting = await dial(port.address, m.Role.FETCH)
-    await waiting.welcomed()
-    waiting.link.send(m.FetchOpen(resource="state/1"))
-    await (await dial(port.address, m.Role.FETCH)).welcomed()
-    port.server.withdraw()
-    error = await turned_away(waiting)
-    assert (error.code, error.message) == (ErrorCode.REFUSED, "state/1 is no longer offered")
-    port.server.offer("state/1", state())
-    _, blobs, _ = await opened(port, dial, "state/1")
-    assert blobs[0] == ("0", 10)
-
-
 async def test_a_checkpoint_stays_open_when_offers_are_withdrawn(port, dial, tmp_path):
     (tmp_path / "model").write_bytes(b"weights")
     port.checkpoints[CHECKPOINT] = Resource(manifest=b"{}", blobs=[file_blob(tmp_path / "model")])
@@ -618,26 +500,6 @@ async def test_a_checkpoint_that_is_not_here_is_refused(port, dial):
     assert error.remedy == "ask another worker"
 
 
-async def test_a_checkpoint_that_goes_while_it_is_opened_is_refused(port, dial, tmp_path):
-    """Retention takes away what another worker is about to fetch."""
-    port.going[CHECKPOINT] = tmp_path / "model"
-    peer = await dial(port.address, m.Role.FETCH, scope=CHECKPOINT)
-    await peer.welcomed()
-    peer.link.send(m.FetchOpen(resource=CHECKPOINT))
-    error = await turned_away(peer)
-    assert (error.code, "cannot be read" in error.message) == (ErrorCode.REFUSED, True)
-
-
-async def test_a_file_that_has_gone_is_refused(port, dial, tmp_path):
-    (tmp_path / "model").write_bytes(b"weights")
-    port.checkpoints[CHECKPOINT] = Resource(manifest=b"{}", blobs=[file_blob(tmp_path / "model")])
-    peer, _, _ = await opened(port, dial, CHECKPOINT)
-    (tmp_path / "model").unlink()
-    peer.link.send(m.FetchRange(blob=0, offset=0, length=1))
-    error = await turned_away(peer)
-    assert (error.code, "cannot be read" in error.message) == (ErrorCode.REFUSED, True)
-
-
 @pytest.mark.parametrize(
     ("blob", "offset", "length"),
     [(2, 0, 1), (0, 0, 0), (0, 0, 11), (0, 10, 1), (0, 2**63 - 1, 1), (0, 0, MAX_FETCH_BYTES + 1)],
@@ -649,21 +511,6 @@ async def test_ranges_that_cannot_be_had_are_refused(port, dial, blob, offset, l
     error = await turned_away(peer)
     assert error.code == ErrorCode.BAD_FIELD
     assert error.message.startswith("FETCH_RANGE")
-
-
-async def test_a_range_of_more_than_one_frame_may_hold_is_refused(port, dial):
-    port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES + 1)))
-    peer, _, _ = await opened(port, dial, "state/1")
-    assert len(await fetched(peer, 0, 1, MAX_FETCH_BYTES)) == MAX_FETCH_BYTES
-    peer.link.send(m.FetchRange(blob=0, offset=0, length=MAX_FETCH_BYTES + 1))
-    assert (await turned_away(peer)).code == ErrorCode.BAD_FIELD
-
-
-async def test_a_range_before_anything_is_open_is_refused(port, dial):
-    peer = await dial(port.address, m.Role.FETCH)
-    await peer.welcomed()
-    peer.link.send(m.FetchRange(blob=0, offset=0, length=1))
-    assert (await turned_away(peer)).code == ErrorCode.BAD_FIELD
 
 
 async def test_answers_come_in_the_order_of_the_questions(port, dial):
@@ -692,19 +539,6 @@ async def test_a_long_list_of_blobs_comes_in_pages(port, dial):
     assert [name for name, _ in infos] == [blob.name for blob in blobs]
     assert manifest == b"the manifest"
     assert await fetched(peer, 2 * INFO_BLOBS, 0, 1) == b"x"
-
-
-async def test_a_request_with_a_payload_is_refused(port, dial):
-    peer = await dial(port.address, m.Role.FETCH)
-    await peer.welcomed()
-    peer.link.send(m.FetchOpen(resource="state/1"), b"payload")
-    assert (await turned_away(peer)).code == ErrorCode.BAD_PAYLOAD
-
-
-async def test_a_ring_that_speaks_before_it_is_welcome_is_turned_away(port, dial):
-    peer = await dial(port.address, m.Role.RING, **ring(3))
-    peer.link.send(m.SmallGather(generation=3, step=0, sequence=0, hop=0, origin=0, source=0), b"w")
-    assert (await turned_away(peer)).code == ErrorCode.WRONG_STATE
 
 
 async def test_the_end_is_said_to_everyone(port, dial):

@@ -72,22 +72,3 @@ async def test_an_event_moves_the_deadline():
     assert far.cancelled()
     await woken(core)
     assert [event for event, _ in core.seen] == ["a", "b", "deadline"]
-
-
-async def test_a_deadline_that_has_passed_wakes_at_once():
-    core = Core()
-    driver, _ = drive(core)
-    core.deadline = driver.now - 5
-    driver.handle("a")
-    await woken(core)
-
-
-async def test_nobody_is_woken_after_the_end():
-    core = Core()
-    driver, _ = drive(core)
-    core.deadline = driver.now + 3600
-    driver.handle("a")
-    timer = driver._timer
-    driver.stop()
-    driver.stop()
-    assert timer.cancelled()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.wire import messages as m
 from dtd.wire.frames import (
-    DEFAULT_MAX_PAYLOAD_BYTES,
     HOLD,
     LARGEST_MAX_PAYLOAD_BYTES,
     Hold,
@@ -220,22 +217,6 @@ async def shaken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     return session.tag, session
 
 
-async def test_all_who_wait_until_it_is_sent_are_woken_once(acceptor: Handler) -> None:
-    link = Link(acceptor)
-    assert link.drained() is None
-    link._transport = SimpleNamespace(get_write_buffer_size=lambda: 1)  # type: ignore[assignment]
-    one, other = link.drained(), link.drained()
-    assert one is not None
-    assert other is not None
-    other.cancel()
-    link.resume_writing()
-    link.resume_writing()
-    later = link.drained()
-    assert one.done()
-    assert later is not None
-    assert not later.done()
-
-
 # --- handshake -------------------------------------------------------------------------------
 
 
@@ -264,54 +245,6 @@ async def test_an_acceptor_may_take_its_time_to_welcome(
     async with asyncio.timeout(PATIENCE_S):
         await opener.opened.wait()
     assert opened.session.state is State.OPEN
-
-
-async def test_another_version_is_refused_with_the_remedy(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    await network.connect(acceptor, opener, hello(protocol_min=2, protocol_max=3))
-    for error in (await opener.end(), await acceptor.end()):
-        assert isinstance(error, ProtocolError)
-        assert error.code == ErrorCode.BAD_VERSION
-        assert "install the same dtd version" in error.remedy
-    assert not acceptor.links
-
-
-async def test_a_welcome_in_another_version_is_refused(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    acceptor.answer = lambda: welcome(protocol=2)
-    await network.connect(acceptor, opener)
-    for error in (await opener.end(), await acceptor.end()):
-        assert isinstance(error, ProtocolError)
-        assert error.code == ErrorCode.BAD_VERSION
-    assert not opener.links
-
-
-async def test_each_side_takes_payloads_as_large_as_it_said(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    acceptor.answer = lambda: welcome(max_payload_bytes=2 * MIB)
-    accepted, opened = await network.pair(acceptor, opener)
-    assert opened.session._decoder.max_payload_bytes == LARGEST_MAX_PAYLOAD_BYTES
-    assert accepted.session._decoder.max_payload_bytes == 2 * MIB
-    opened.send(chunk(), bytes(2 * MIB + 1))
-    error = await opener.end()
-    assert isinstance(error, ProtocolError)
-    assert error.code == ErrorCode.PAYLOAD_TOO_LARGE
-
-
-async def test_a_large_payload_before_the_handshake_is_refused_unread(
-    network: Network, acceptor: Handler
-) -> None:
-    reader, writer = await network.raw(acceptor)
-    frame = bytearray(m.message_bytes(hello()))
-    frame[12:16] = (DEFAULT_MAX_PAYLOAD_BYTES + 1).to_bytes(4, "big")
-    writer.write(frame)
-    (error,) = await frames_of(reader)
-    assert isinstance(error, m.Error)
-    assert error.code == ErrorCode.PAYLOAD_TOO_LARGE
-    writer.close()
 
 
 @pytest.fixture
@@ -380,59 +313,6 @@ async def test_a_large_payload_is_received_in_the_memory_that_the_handler_named(
     assert accepted.__dict__["received_into"][id(memory)] >= len(content) - STAGING_BYTES
 
 
-async def test_nobody_holds_a_payload_that_has_drained(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    memory = bytearray(b"ab" * MIB)
-    _, opened = await network.pair(acceptor, opener)
-    opened.send(chunk(), memoryview(memory)[MIB:])
-    await acceptor.messages(1)
-    assert acceptor.received[0][1] == memory[MIB:]
-    drained = opened.drained()
-    if drained is not None:
-        async with asyncio.timeout(PATIENCE_S):
-            await drained
-    gc.collect()
-    memory.append(0)  # a BufferError while there is a view of it
-
-
-async def test_many_frames_of_many_sizes_arrive_in_order(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    _, opened = await network.pair(acceptor, opener)
-    payload_sizes = [0, 1, 15, 16, 17, 400, 511, 512, 513, 4096, 4097, 70_000, 0, 0, 3]
-    for number, size in enumerate(payload_sizes):
-        opened.send(chunk(number), bytes([number]) * size)
-    assert await acceptor.messages(len(payload_sizes)) == [
-        chunk(number) for number in range(len(payload_sizes))
-    ]
-    for number, (_, payload) in enumerate(acceptor.received):
-        assert payload == bytes([number]) * payload_sizes[number]
-
-
-async def test_what_comes_in_is_counted_also_of_frames_that_are_not_whole(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    accepted, opened = await network.pair(acceptor, opener)
-    before = accepted.received_bytes, accepted.received_frames
-    opened.send(chunk(), b"payload")
-    frame = m.message_bytes(chunk(), b"payload", tag=opened.session.tag)
-    await acceptor.messages(1)
-    assert opened._transport is not None
-    announced = asyncio.Event()
-
-    def place(message: m.Message, payload_bytes: int) -> None:
-        announced.set()
-
-    acceptor.place = place
-    opened._transport.write(frame[:-1])
-    async with asyncio.timeout(PATIENCE_S):
-        await announced.wait()
-    assert accepted.received_bytes - before[0] == 2 * len(frame) - 1
-    assert (before[1], accepted.received_frames) == (2, 3)
-    assert not accepted.held
-
-
 async def test_a_link_that_nobody_watches_is_watched_by_the_kernel(
     network: Network, acceptor: Handler, opener: Handler
 ) -> None:
@@ -474,34 +354,6 @@ async def test_drained_is_a_future_until_the_kernel_has_taken_everything(
     await acceptor.messages(8)
 
 
-async def test_a_small_frame_drains_by_itself(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    _, opened = await network.pair(acceptor, opener)
-    opened.send(chunk(), b"1234")
-    drained = opened.drained()
-    if drained is not None:
-        async with asyncio.timeout(PATIENCE_S):
-            await drained
-    assert opened.queued_bytes() == 0
-
-
-async def test_nothing_waits_to_be_drained_once_the_link_is_gone(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    acceptor.place = lambda _message, _payload_bytes: HOLD
-    _, opened = await network.pair(acceptor, opener)
-    for number in range(4):
-        opened.send(chunk(number), bytes(8 * MIB))
-    drained, forgotten = opened.drained(), opened.drained()
-    assert drained is not None
-    assert forgotten is not None
-    forgotten.cancel()
-    opened.abort()
-    async with asyncio.timeout(PATIENCE_S):
-        await drained
-
-
 # --- holding ---------------------------------------------------------------------------------
 
 
@@ -535,36 +387,6 @@ async def test_a_held_frame_stops_the_link_until_it_is_resumed(
         bytes([number]) * 100 for number in range(3)
     ]
     assert accepted._transport.is_reading()
-
-
-async def test_resuming_what_is_not_held_does_nothing(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    accepted, opened = await network.pair(acceptor, opener)
-    accepted.resume()
-    opened.send(chunk())
-    assert await acceptor.messages(1) == [chunk()]
-
-
-async def test_a_link_that_is_closing_is_not_resumed(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    held = asyncio.Event()
-    answers: list[Hold | None] = [HOLD, None]
-
-    def place(message: m.Message, payload_bytes: int) -> Hold | None:
-        held.set()
-        return answers.pop(0)
-
-    acceptor.place = place
-    accepted, opened = await network.pair(acceptor, opener)
-    opened.send(chunk())
-    async with asyncio.timeout(PATIENCE_S):
-        await held.wait()
-    accepted.close()
-    accepted.resume()
-    assert await acceptor.end() is None
-    assert acceptor.received == []
 
 
 # --- ending ----------------------------------------------------------------------------------
@@ -605,42 +427,6 @@ async def test_a_refusal_of_the_handler_reaches_the_other_side(
         )
 
 
-async def test_a_refusal_of_a_message_that_arrived_whole_ends_the_link(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    acceptor.objection = ProtocolError(ErrorCode.BAD_PAYLOAD, "unreadable")
-    _, opened = await network.pair(acceptor, opener)
-    opened.send(chunk(0))
-    opened.send(chunk(1))
-    for error in (await opener.end(), await acceptor.end()):
-        assert isinstance(error, ProtocolError)
-        assert error.code == ErrorCode.BAD_PAYLOAD
-
-
-async def test_an_error_code_from_the_future_is_an_internal_error(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    accepted, _ = await network.pair(acceptor, opener)
-    accepted.send(m.Error(code=999, message="something new"))
-    error = await opener.end()
-    assert isinstance(error, ProtocolError)
-    assert (error.code, error.message) == (ErrorCode.INTERNAL, "something new")
-
-
-async def test_bytes_that_are_no_frame_are_answered_with_an_error(
-    network: Network, acceptor: Handler
-) -> None:
-    reader, writer = await network.raw(acceptor)
-    writer.write(b"GET / HTTP/1.1\r\n\r\n")
-    (told,) = await frames_of(reader)
-    assert isinstance(told, m.Error)
-    assert told.code == ErrorCode.BAD_MAGIC
-    error = await acceptor.end()
-    assert isinstance(error, ProtocolError)
-    assert error.code == ErrorCode.BAD_MAGIC
-    writer.close()
-
-
 async def test_a_damaged_payload_is_noticed(network: Network, acceptor: Handler) -> None:
     reader, writer = await network.raw(acceptor)
     tag, session = await shaken(reader, writer)
@@ -666,21 +452,6 @@ async def test_a_peer_that_goes_within_a_frame_left_it_truncated(
     assert isinstance(error, ProtocolError)
     assert error.code == ErrorCode.TRUNCATED
     assert acceptor.received == []
-    writer.close()
-
-
-async def test_a_peer_that_goes_between_frames_without_a_word_is_lost(
-    network: Network, acceptor: Handler
-) -> None:
-    reader, writer = await network.raw(acceptor)
-    tag, _ = await shaken(reader, writer)
-    writer.write(m.message_bytes(chunk(), tag=tag))
-    writer.write_eof()
-    error = await acceptor.end()
-    assert error is not None
-    assert not isinstance(error, ProtocolError)
-    assert "lost: closed by peer" in error.message
-    assert await acceptor.messages(1) == [chunk()]
     writer.close()
 
 
@@ -729,53 +500,3 @@ async def test_a_peer_that_reads_slowly_is_waited_for(acceptor: Handler) -> None
             link._look_at_rest(2 * MIB)  # as if the time were over: less is left than there was
         assert read_bytes > MIB
         assert await acceptor.end() is None
-
-
-async def test_what_is_cut_is_said_to_be_cut(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    accepted, opened = await network.pair(acceptor, opener)
-    opened.abort()
-    mine, theirs = await opener.end(), await acceptor.end()
-    assert mine is not None
-    assert "was closed by this side" in mine.message
-    assert theirs is not None
-    assert f"connection to {accepted.peer} lost" in theirs.message
-
-
-async def test_the_first_reason_is_the_one_that_counts(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    _, opened = await network.pair(acceptor, opener)
-    opened.close(DtdError("first"))
-    opened.close(DtdError("second"))
-    opened.abort()
-    error = await opener.end()
-    assert error is not None
-    assert error.message == "first"
-
-
-async def test_nothing_is_sent_after_the_end(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    _, opened = await network.pair(acceptor, opener)
-    opened.close()
-    opened.send(chunk())
-    assert await acceptor.end() is not None
-    assert acceptor.received == []
-
-
-async def test_a_link_that_was_closed_before_it_stood_is_dropped(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    unborn = Link(opener, hello=hello())
-    assert unborn.drained() is None
-    assert unborn.queued_bytes() == 0
-    unborn.send(chunk())
-    unborn.close()
-    network.acceptors.append(acceptor)
-    loop = asyncio.get_running_loop()
-    await loop.create_connection(lambda: unborn, "127.0.0.1", network.port)
-    assert await opener.end() is None
-    assert await acceptor.end() is not None
-    assert not acceptor.links

@@ -58,12 +58,6 @@ def uris_of(pem: bytes) -> list[str]:
     return names.value.get_values_for_type(x509.UniformResourceIdentifier)
 
 
-def test_it_is_made_once_and_found_again(tmp_path: Path) -> None:
-    made = open_authority(tmp_path / "pki")
-    again = open_authority(tmp_path / "pki")
-    assert (made.cluster, made.sha256) == (again.cluster, again.sha256)
-
-
 def test_every_file_is_its_owners_alone(authority: Authority) -> None:
     authority.equip(HERE)
     authority.server_context()
@@ -216,15 +210,6 @@ def test_the_servers_certificate_and_the_operators_are_renewed_in_good_time(
     assert authority.server_expires_s() > time.time() + 49 * 86400
 
 
-def test_a_servers_certificate_whose_key_is_elsewhere_is_made_anew(authority: Authority) -> None:
-    """As dtd has kept it before: two files, of which one could be older."""
-    authority.server_context()
-    path = authority.directory / "server.pem"
-    path.write_bytes(path.read_bytes().partition(b"-----BEGIN CERT")[2])
-    authority.server_context()
-    assert b"PRIVATE KEY" in path.read_bytes()
-
-
 def identity_of(pem: bytes, authority: Authority) -> Identity:
     made = x509.load_pem_x509_certificate(pem)
     issued_s, expires_s = certificates.life_of(made)
@@ -264,14 +249,6 @@ def test_a_certificate_is_renewed_once_two_thirds_of_its_life_are_over(
     authority.credentials.revoke("host7", now_s=authority.now_s())
     with pytest.raises(RequestRefused, match="is revoked"):
         admission.renew(authority, second, request())
-
-
-def test_nobody_renews_without_end(authority: Authority) -> None:
-    first = identity_of(admit(authority, workers=("host7",)).certificate_pem, authority)
-    passes(authority, 20.1)
-    for _ in range(9):
-        assert admission.renew(authority, first, request()).certificate_pem
-    assert "of its certificates are valid" in admission.renew(authority, first, request()).reason
 
 
 def test_who_has_shown_nothing_has_nothing_to_renew(authority: Authority) -> None:

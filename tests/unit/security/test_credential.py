@@ -86,11 +86,6 @@ def test_a_clock_that_is_ahead_may_be_why_a_credential_has_expired(credential) -
     assert "if this host's clock is ahead, which shows 2" in caught.value.remedy
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere cannot be read: No such file"):
-        Credential.load(tmp_path / "nowhere", {})
-
-
 def test_a_credential_of_another_role_does_not_do(credential) -> None:
     made = credential("viewer", "eve")
     check_role(made, "operator", "viewer")

@@ -41,23 +41,6 @@ def test_who_was_revoked_does_not_come_back_with_his_old_token(authority: Author
     assert authority.credentials.living(now_s=authority.now_s()) == []
 
 
-def test_what_is_handed_out_again_is_revoked_with_the_first(authority: Authority) -> None:
-    token, pem = token_of(authority), request()
-    first, second = joins(authority, token, pem), joins(authority, token, pem)
-    assert first != second
-    gone = authority.credentials.revoke(first, now_s=authority.now_s())
-    assert {one.serial for one in gone} == {first, second}
-    assert {one.credential for one in gone} == {first}
-
-
-def test_another_name_is_another_credential(authority: Authority) -> None:
-    token, _ = authority.create_token("worker", life_s=60, coordinators=HERE, uses=2)
-    pem = request()
-    first, second = joins(authority, token, pem, "host1"), joins(authority, token, pem, "host2")
-    living = authority.credentials.living(now_s=authority.now_s())
-    assert [one.credential for one in living] == [first, second]
-
-
 def test_a_token_that_is_used_hands_out_only_so_much(authority: Authority) -> None:
     """Else whoever has joined once fills the list of certificates, and nobody joins or renews."""
     token, pem = token_of(authority), request()

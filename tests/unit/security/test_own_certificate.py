@@ -35,21 +35,6 @@ def test_one_that_was_made_when_the_clock_was_ahead_is_made_anew(tmp_path: Path)
     assert not authority.own_are_due()
 
 
-def test_one_of_an_authority_that_is_gone_is_made_anew(
-    authority: Authority, tmp_path: Path
-) -> None:
-    """Of the directory only the authority's key and certificate were replaced."""
-    authority.equip(HERE)
-    authority.server_context()
-    old, other = served(authority), Authority.create(tmp_path / "other")
-    for leaf in ("ca.pem", "ca.key"):
-        (other.directory / leaf).replace(authority.directory / leaf)
-    again = Authority(authority.directory)
-    again.equip(HERE)
-    assert again.renew_server()
-    assert served(again) != old
-
-
 def test_whoever_only_serves_with_it_leaves_its_renewal_to_those_who_tell_the_port(
     authority: Authority,
 ) -> None:

@@ -106,14 +106,6 @@ def test_a_renewed_certificate_counts_and_brings_nothing_else(host: Host) -> Non
     made.client_context()
 
 
-def test_the_newest_counts(host: Host) -> None:
-    earlier = host.renewal(host.directory / "a", days_ago=2)
-    newest = host.renewal(host.directory / "b")
-    for places in ((earlier, newest), (newest, earlier)):
-        made, ignored = with_renewed(host.credential, places)
-        assert (made.key_path, ignored) == (newest, ())
-
-
 @pytest.mark.parametrize(
     ("plant", "why"),
     [
@@ -143,25 +135,10 @@ def test_a_file_that_does_not_renew_is_ignored_and_named(
     assert f"remove {place}" in error.remedy
 
 
-def test_a_file_that_others_can_read_is_ignored(host: Host) -> None:
-    place = host.renewal(host.directory / "renewed.credential")
-    place.chmod(0o644)
-    made, (error,) = with_renewed(host.credential, (place,))
-    assert made == host.credential
-    assert "accessible to users other than its owner" in error.message
-
-
 def test_a_pipe_in_its_place_holds_nobody_up(host: Host) -> None:
     place = host.directory / "renewed.credential"
     os.mkfifo(place, 0o600)
     assert with_renewed(host.credential, (place,)) == (host.credential, ())
-
-
-def test_what_is_older_than_the_credential_is_passed_over(host: Host) -> None:
-    """As after joining again: the former credential's file stays behind."""
-    place = host.renewal(host.directory / "renewed.credential", credential="b2")
-    joined = dataclasses.replace(host.credential, issued=host.credential.issued + 42 * DAY)
-    assert with_renewed(joined, (place,)) == (joined, ())
 
 
 def test_a_life_that_is_over_is_said_of_the_certificate_in_use(host: Host) -> None:

@@ -27,21 +27,6 @@ def test_a_jump_counts_only_once_it_has_lasted() -> None:
         assert time.doubt_s() == 0.0
 
 
-def test_a_jump_that_is_taken_back_leaves_nothing() -> None:
-    time = TrustedTime(START_S, 0.0)
-    time.now_s(START_S + YEAR_S, 1.0)
-    assert time.now_s(START_S + 2, 2.0) == START_S + 2
-    assert time.now_s(START_S + HOLD_S + YEAR_S, HOLD_S + 1) == START_S + HOLD_S + 1
-
-
-def test_a_clock_that_goes_on_jumping_is_doubted_anew() -> None:
-    time = TrustedTime(START_S, 0.0)
-    for hour in range(10):
-        steady_s = hour * (HOLD_S - 1)
-        jump_s = (hour + 1) * YEAR_S
-        assert time.now_s(START_S + steady_s + jump_s, steady_s) == START_S + steady_s
-
-
 def test_a_process_starts_no_earlier_than_the_one_before_it_was_sure_of() -> None:
     time = TrustedTime(START_S - YEAR_S, 0.0, known_s=START_S)
     assert time.now_s(START_S - YEAR_S + 1, 1.0) == START_S + 1

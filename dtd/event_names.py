@@ -80,9 +80,8 @@ EVENTS: Final = {
     "job_output": "The job's own code printed a line.",
     "memory_not_shared": "There is no directory for sockets, so neighbours on this host send all"
     " elements.",
-    "memory_not_borrowed": "A neighbour's memory cannot be read here; it sends all elements"
-    " instead.",
-    "memory_not_lent": "This worker's memory could not be lent; it sends all elements instead.",
+    "memory_not_mapped": "A neighbour's memory cannot be read here; it sends all elements instead.",
+    "memory_not_offered": "This worker's memory cannot be offered; it sends all elements instead.",
     "generation_assigned": "The worker is a member of a new generation.",
     "process_group_formed": "A generation's process group was created; its gradients travel"
     " through it.",

@@ -7,12 +7,12 @@ length that a reader has checked stays valid, and prevent writes except through 
 owner created before sealing.  The reader receives the open file (`dtd.net.descriptors`) and
 identifies it by its nonce.
 
-    | loan, u64 little-endian | nonce, 16 bytes | zeros up to HEAD_BYTES | contents |
+    | version, u64 little-endian | nonce, 16 bytes | zeros up to HEAD_BYTES | contents |
 
-The loan is the number of the present contents.  The owner increments it (`revoke`) before changing
-them, and a reader that finds a different number after reading discards what it has read.  The
-number is compared, never computed with, and raising it changes its lowest byte: to a reader that
-catches it half written it is another number than before.
+The version numbers the present contents.  The owner increments it (`revoke`) before changing them,
+and a reader that finds a different one after reading discards what it has read.  It is compared,
+never computed with, and raising it changes its lowest byte: to a reader that catches it half
+written it is another number than before.
 
 Order between processes without a lock: a processor may perform loads and stores in another order
 than the program has them, and neither a system call nor CPython's lock promises any.  Linux has
@@ -40,7 +40,7 @@ HEAD_BYTES: Final = 4096
 NONCE_BYTES: Final = 16
 
 _NAME: Final = "dtd-buckets"
-_LOAN: Final = struct.Struct("<Q")
+_VERSION: Final = struct.Struct("<Q")
 _FUTURE_WRITE: Final = 0x10
 """F_SEAL_FUTURE_WRITE (Linux 5.1): no write, and no mapping that could, from now on."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _FUTURE_WRITE
@@ -69,7 +69,7 @@ class OfferedMemory:
         descriptor: of the file.
         nonce: by which a reader recognises the right file.
         size_bytes: of the file, with its head.
-        loan: the present number of its contents.
+        version: the present number of its contents.
         shareable: others can be let read it, and no more than that.
 
     Raises:
@@ -79,7 +79,7 @@ class OfferedMemory:
     def __init__(self, size_bytes: int) -> None:
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         self.size_bytes = HEAD_BYTES + size_bytes
-        self.loan = 1
+        self.version = 1
         self.descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, self.size_bytes)
@@ -90,8 +90,8 @@ class OfferedMemory:
             raise
         with contextlib.suppress(OSError):  # a kernel without huge pages for such files
             self._map.madvise(mmap.MADV_HUGEPAGE)
-        _LOAN.pack_into(self._map, 0, self.loan)
-        self._map[_LOAN.size : _LOAN.size + NONCE_BYTES] = self.nonce
+        _VERSION.pack_into(self._map, 0, self.version)
+        self._map[_VERSION.size : _VERSION.size + NONCE_BYTES] = self.nonce
 
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """Writable bytes at an offset from the file's beginning; keeps the memory alive."""
@@ -99,8 +99,8 @@ class OfferedMemory:
 
     def revoke(self) -> None:
         """Invalidate everything that is read under the current number."""
-        self.loan += 1
-        _LOAN.pack_into(self._map, 0, self.loan)
+        self.version += 1
+        _VERSION.pack_into(self._map, 0, self.version)
         if self.shareable:
             barrier()
 
@@ -123,10 +123,10 @@ class MappedMemory:
         self._address = _address_of(mapped)
 
     @property
-    def loan(self) -> int:
+    def version(self) -> int:
         """The number under which its contents may be read now."""
-        loan: int = _LOAN.unpack_from(self._map, 0)[0]
-        return loan
+        version: int = _VERSION.unpack_from(self._map, 0)[0]
+        return version
 
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """Bytes at an offset from the file's beginning; keeps the mapping open."""
@@ -164,7 +164,7 @@ def map_memory(descriptor: int, *, nonce: bytes, size_bytes: int) -> MappedMemor
         mapped = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     except OSError:  # a file that knows no seals, or cannot be mapped
         return None
-    if mapped[_LOAN.size : _LOAN.size + NONCE_BYTES] != nonce:
+    if mapped[_VERSION.size : _VERSION.size + NONCE_BYTES] != nonce:
         return None
     return MappedMemory(mapped)
 

@@ -26,7 +26,7 @@ class Shareable(Protocol):
     descriptor: int
     nonce: bytes
     size_bytes: int
-    loan: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError
@@ -75,26 +75,6 @@ class Bridge:
         return post
 
 
-class RingListener(Protocol):
-    """Receives the events of a ring and its star; called on the event loop."""
-
-    def ring_up(self) -> None:
-        """All links are established; called once."""
-        ...
-
-    def ring_broken(self, loss: RingLoss) -> None:
-        """The ring is broken; called once."""
-        ...
-
-    def bucket_done(self, route: int, bucket: int) -> None:
-        """A bucket of a route holds what this rank gets of it, and its memory is free."""
-        ...
-
-    def gather_done(self, entries: list[bytes]) -> None:
-        """All ranks' entries of a small gather have arrived, in rank order."""
-        ...
-
-
 async def dial(
     neighbours: Neighbours,
     neighbour: str,
@@ -136,7 +116,7 @@ class RingEndpoint:
         chunk_bytes: most payload bytes in one frame.
         beat_interval_s: interval of the heartbeats to all neighbours.
         silence_s: how long a neighbour may be silent, or take to connect.
-        listener: receives the events of the ring.
+        listener: is told when the ring is up and broken, and what is done.
         lifeline: holds connections to the neighbours that end with this process.
         context: TLS for all links, if the job requires it.
         fd_dir: directory private to this user, through which neighbours pass each other memory to
@@ -156,7 +136,7 @@ class RingEndpoint:
         chunk_bytes: int,
         beat_interval_s: float,
         silence_s: float,
-        listener: RingListener,
+        listener: RingCollective,
         lifeline: Lifeline | None = None,
         context: ssl.SSLContext | None = None,
         fd_dir: Path | None = None,

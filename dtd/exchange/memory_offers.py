@@ -91,7 +91,7 @@ class SharedMemory:
             self._send_offer(memory, homes)
         if self._own is None or not self._is_mapped:
             return NOTHING_SHARED
-        return self._own.loan, self._offered
+        return self._own.version, self._offered
 
     def _send_offer(self, memory: Shareable, homes: list[BufferLocation | None]) -> None:
         offsets = [
@@ -163,7 +163,7 @@ class SharedMemory:
         try:
             self._mailbox = FdMailbox(self._fd_dir, look, self._on_memory)
         except OSError as error:  # the host does not permit it: everything is sent
-            log.info("memory_not_borrowed", reason=str(error))
+            log.info("memory_not_mapped", reason=str(error))
             return
         path, number = self._mailbox.path, message.number
         self._links.tell_previous(
@@ -193,14 +193,16 @@ class SharedMemory:
             )
         return self._theirs.view(offset + start_byte, stop_byte - start_byte)
 
-    def check_unchanged(self, loan: int) -> None:
+    def check_unchanged(self, version: int) -> None:
         """Check that the memory still had this number while it was read.
 
         Raises:
             ProtocolError: the previous rank has recalled it, since it has left the step.
         """
-        if self._theirs is None or self._theirs.loan != loan:
-            raise ProtocolError(ErrorCode.RECALLED, f"the previous rank has recalled memory {loan}")
+        if self._theirs is None or self._theirs.version != version:
+            raise ProtocolError(
+                ErrorCode.RECALLED, f"the previous rank has recalled memory {version}"
+            )
 
     def release(self, released: ShmReleased) -> None:
         """The shared part of a bucket has been read completely."""
@@ -225,6 +227,6 @@ def _hand_over(path: str, descriptor: int) -> None:
     try:
         post(path, descriptor)
     except (OSError, ValueError) as error:  # ValueError: no path has such characters
-        log.info("memory_not_lent", reason=str(error))
+        log.info("memory_not_offered", reason=str(error))
     finally:
         os.close(descriptor)

@@ -152,8 +152,10 @@ class Node:
         shapes = _shapes_of(buckets)
         if shapes != self._shapes or self._added:
             self._shapes, self._added, self._contributions = shapes, (), {}
-        loan, shared = NOTHING_SHARED if self._shared is None else self._shared.offer(buckets)
-        event = StepOpened(step=step, buckets=shapes, loan=loan, shared=shared, may_add=may_add)
+        version, shared = NOTHING_SHARED if self._shared is None else self._shared.offer(buckets)
+        event = StepOpened(
+            step=step, buckets=shapes, version=version, shared=shared, may_add=may_add
+        )
         self._perform(self.machine.handle(event))
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
@@ -303,7 +305,7 @@ class Node:
                 memory.view[start:stop] = theirs
             elif start < stop:
                 memory.add(effect.start, effect.stop, theirs)
-        self._shared.check_unchanged(effect.loan)
+        self._shared.check_unchanged(effect.version)
 
     def _keep_own(self, effect: KeepOwn) -> None:
         own = self._contribution(effect.bucket, self.machine.rank)

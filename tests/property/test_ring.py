@@ -178,7 +178,7 @@ class _Node:
             StepOpened(
                 step=step,
                 buckets=shapes,
-                loan=self.loan,
+                version=self.loan,
                 shared=self.lent,
                 may_add=len(self.added),
             )
@@ -301,7 +301,7 @@ class _Node:
 
     def _borrowed(self, effect: ReduceShared | CopyShared) -> list[int]:
         """Elements of the previous rank's bucket as they are now."""
-        assert effect.loan == self.previous.loan, "read under another number"
+        assert effect.version == self.previous.loan, "read under another number"
         return self.previous.buckets[effect.bucket].borrowed(effect.start, effect.stop)
 
     def _finish(self, index: int) -> None:

@@ -30,7 +30,7 @@ from dtd.shared_memory import map_memory
 descriptor, nonce, size_bytes = sys.argv[1:]
 memory = map_memory(int(descriptor), nonce=bytes.fromhex(nonce), size_bytes=int(size_bytes))
 for _ in sys.stdin:
-    print(memory.loan, bytes(memory.view(4096, 9)).decode(), flush=True)
+    print(memory.version, bytes(memory.view(4096, 9)).decode(), flush=True)
 """
 
 BORROWER = """
@@ -220,6 +220,6 @@ def test_the_number_is_raised_before_the_barrier_and_nothing_is_written_after_it
 ) -> None:
     seen: list[int] = []
     reader = borrowed(lent)
-    monkeypatch.setattr("dtd.shared_memory.barrier", lambda: seen.append(reader.loan))
+    monkeypatch.setattr("dtd.shared_memory.barrier", lambda: seen.append(reader.version))
     lent.revoke()
-    assert seen == [2] == [reader.loan]
+    assert seen == [2] == [reader.version]

@@ -17,14 +17,14 @@ class StepOpened:
     """The training thread begins a step with these buckets.
 
     Attributes:
-        loan: the number under which the next rank may read this step's buckets in shared memory.
+        version: the number under which the next rank may read this step's buckets in shared memory.
         shared: indices of the buckets that it may read; those that travel whole are sent anyway.
         may_add: most buckets that may be added during the step; equal on all ranks.
     """
 
     step: int
     buckets: tuple[BucketShape, ...]
-    loan: int = 0
+    version: int = 0
     shared: frozenset[int] = frozenset()
     may_add: int = 0
 
@@ -98,7 +98,7 @@ class ReduceShared:
     bucket: int
     start: int
     stop: int
-    loan: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class CopyShared:
     bucket: int
     start: int
     stop: int
-    loan: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

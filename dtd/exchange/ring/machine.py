@@ -96,7 +96,7 @@ class _Header:
     bucket: int
     source: int
 
-    def chunk(self, transfer: Transfer, chunk: int, loan: int) -> Chunk:
+    def chunk(self, transfer: Transfer, chunk: int, version: int) -> Chunk:
         """The header of a chunk of a transfer."""
         return Chunk(
             generation=self.generation,
@@ -106,7 +106,7 @@ class _Header:
             bucket=self.bucket,
             chunk=chunk,
             source=self.source,
-            loan=loan,
+            loan=version,
         )
 
     def released(self) -> ShmReleased:
@@ -124,7 +124,7 @@ class _Bucket:
         schedule: Schedule,
         segments: Segments,
         item_bytes: int,
-        loan: int,
+        version: int,
     ) -> None:
         self.started = False
         self.slots_used = 0
@@ -133,7 +133,7 @@ class _Bucket:
         self._free_slots = free_slots
         self._segments = segments
         self._item_bytes = item_bytes
-        self._loan = loan
+        self._version = version
         self._is_shared = False  # the next rank reads this bucket from shared memory
         self._has_read_shared = False
         self._placed = [0] * len(schedule.arrivals)
@@ -190,7 +190,7 @@ class _Bucket:
         """Start the bucket: send what this rank begins with, add chunks that arrived early."""
         self.started = True
         sends, count_of = self.schedule.sends, self._segments.chunk_count
-        self._is_shared = self._loan > 0 and bool(sends)
+        self._is_shared = self._version > 0 and bool(sends)
         effects: list[Effect] = [KeepOwn(bucket=self._header.bucket)] if self.schedule.whole else []
         for chunk in range(max((count_of(one.segment) for one in sends), default=0)):
             effects += [self._send(one, chunk) for one in sends if chunk < count_of(one.segment)]
@@ -242,19 +242,19 @@ class _Bucket:
 
     def _take_in(self, event: ChunkReceived, start: int, stop: int) -> list[Effect]:
         """The chunk's way from where it is to its place, if it is not there yet."""
-        bucket, loan = event.chunk.bucket, event.chunk.loan
+        bucket, version = event.chunk.bucket, event.chunk.loan
         adds = self.schedule.arrivals[self.index_of(event.chunk)].adds
-        if loan and adds:
-            return [ReduceShared(bucket=bucket, start=start, stop=stop, loan=loan)]
-        if loan:
-            return [CopyShared(bucket=bucket, start=start, stop=stop, loan=loan)]
+        if version and adds:
+            return [ReduceShared(bucket=bucket, start=start, stop=stop, version=version)]
+        if version:
+            return [CopyShared(bucket=bucket, start=start, stop=stop, version=version)]
         if adds:
             assert event.slot is not None
             return [Reduce(bucket=bucket, start=start, stop=stop, slot=event.slot)]
         return []
 
     def _send(self, transfer: Transfer, chunk: int) -> SendChunk | SendContribution:
-        header = self._header.chunk(transfer, chunk, self._loan)
+        header = self._header.chunk(transfer, chunk, self._version)
         if self.schedule.whole:
             return SendContribution(rank=transfer.peer, chunk=header, origin=transfer.segment)
         start, stop = self._segments.chunk(transfer.segment, chunk)
@@ -331,7 +331,7 @@ class Machine:
         self._shapes: list[BucketShape] = []
         self._buckets: list[_Bucket | None] = []
         self._whole: set[int] = set()
-        self._loans: dict[int, int] = {}
+        self._versions: dict[int, int] = {}
         self._may_add = 0
         self._ready: set[int] = set()
         self._next_start = 0
@@ -433,7 +433,7 @@ class Machine:
             raise LocalProtocolError(f"step {event.step} opened while {self.explain()}")
         self.step = event.step
         self._shapes, self._buckets, self._whole = [], [], set()
-        self._loans = dict.fromkeys(event.shared, event.loan)
+        self._versions = dict.fromkeys(event.shared, event.version)
         self._may_add = event.may_add
         self._ready = set()
         self._next_start = 0
@@ -461,9 +461,11 @@ class Machine:
         if bucket is None:
             shape, whole = self._shapes[index], index in self._whole
             schedule, segments = self._schedules.of(shape, whole=whole)
-            loan = 0 if whole else self._loans.get(index, 0)
+            version = 0 if whole else self._versions.get(index, 0)
             header = _Header(self.generation, self.step, index, self.rank)
-            bucket = _Bucket(header, self._free_slots, schedule, segments, shape.item_bytes, loan)
+            bucket = _Bucket(
+                header, self._free_slots, schedule, segments, shape.item_bytes, version
+            )
             self._buckets[index] = bucket
         return bucket
 

@@ -129,7 +129,7 @@ METRICS: Final = (
         "dtd_worker_sent_bytes_total",
         "worker",
         BOTH,
-        "Payload sent to its next ring neighbour; nothing where it is lent in memory.",
+        "Payload sent to its next ring neighbour; nothing where it is read in shared memory.",
     ),
     _metric(
         "dtd_worker_received_bytes_total",

@@ -241,7 +241,7 @@ async def test_a_path_that_leads_nowhere_is_logged(lender, letters, open_files, 
     with structlog.testing.capture_logs() as logs:
         side.offers.received(m.ShmRequest(generation=GENERATION, number=1, socket=path))
         put_aside()
-    assert [line["event"] for line in logs] == ["memory_not_lent"]
+    assert [line["event"] for line in logs] == ["memory_not_offered"]
     assert open_files() <= before
 
 

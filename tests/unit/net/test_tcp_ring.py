@@ -510,7 +510,7 @@ async def test_a_recalled_loan_is_the_end_of_the_ring(ranks, lent, early):
     await ring.come_up()
     first, second = lent(2)
     number = await until_lent(ring, [first, second])
-    loan = first.memory.loan
+    loan = first.memory.version
     left, reads = ring.nodes[0], ring.nodes[1]
     if early:
         arrived = called(reads.endpoint.node, "received", 4)

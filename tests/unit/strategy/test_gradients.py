@@ -146,7 +146,7 @@ def test_what_is_lent_is_recalled_before_sums_change_and_never_in_an_open_step()
     loans = []
 
     def note(*_arguments: object) -> None:
-        loans.append(lent.loan)
+        loans.append(lent.version)
 
     for _ in range(2):  # a step's loan has its number when the step is opened, before `begin`
         note()
@@ -158,7 +158,7 @@ def test_what_is_lent_is_recalled_before_sums_change_and_never_in_an_open_step()
         gradients.expose([True])
     assert loans == [1] * 4 + [2] * 4
     buckets.revoke()
-    assert lent.loan == 4
+    assert lent.version == 4
     gradients.close()
 
 

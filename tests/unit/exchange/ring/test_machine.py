@@ -89,7 +89,7 @@ class Rank:
         loan = LOAN if shared else 0
         return self.handle(
             StepOpened(
-                step=step, buckets=buckets, loan=loan, shared=frozenset(shared), may_add=may_add
+                step=step, buckets=buckets, version=loan, shared=frozenset(shared), may_add=may_add
             )
         )
 
@@ -405,12 +405,12 @@ def test_shared_chunks_are_read_in_their_turn_and_released_at_the_end() -> None:
         rank.place(rank.chunk(SCATTER, 0, loan=LOAN), 4)
     rank.start()
     reduce, passed_on = rank.take(rank.chunk(SCATTER, 0, loan=LOAN))
-    assert reduce == ReduceShared(bucket=0, start=2, stop=3, loan=LOAN)
+    assert reduce == ReduceShared(bucket=0, start=2, stop=3, version=LOAN)
     assert isinstance(passed_on, SendChunk)
     rank.take(rank.chunk(SCATTER, 1, loan=LOAN))
     rank.take(rank.chunk(GATHER, 0, loan=LOAN))
     assert rank.take(rank.chunk(GATHER, 1, loan=LOAN)) == [
-        CopyShared(bucket=0, start=2, stop=3, loan=LOAN),
+        CopyShared(bucket=0, start=2, stop=3, version=LOAN),
         SendReleased(released=ShmReleased(generation=GENERATION, step=0, bucket=0)),
         BucketDone(bucket=0),
     ]
@@ -423,7 +423,7 @@ def test_a_shared_chunk_that_comes_early_waits_in_a_slot() -> None:
     assert rank.place(early[0], 0) == InShared(slot=0)
     assert rank.handle(ChunkReceived(chunk=early[0], slot=0)) == []
     assert rank.place(early[1], 0) is HOLD
-    assert ReduceShared(bucket=0, start=8, stop=10, loan=LOAN) in rank.start()
+    assert ReduceShared(bucket=0, start=8, stop=10, version=LOAN) in rank.start()
     assert rank.place(early[1], 0) == InShared(slot=None)
 
 

@@ -196,11 +196,6 @@ def sharded_state():
     return state
 
 
-def test_a_rank_knows_its_place(rings):
-    places = [(c.rank, c.world_size, c.generation) for c in rings(2).collectives]
-    assert places == [(0, 2, GENERATION), (1, 2, GENERATION)]
-
-
 def test_a_bucket_is_averaged_while_the_thread_does_something_else(rings):
     go_on = threading.Barrier(2)
 
@@ -265,23 +260,6 @@ def test_it_says_since_when_the_training_thread_waits(rings):
     waiting.result(PATIENCE_S)
     second.wait_up()
     assert first.waiting_since is None
-
-
-def test_a_wait_within_a_wait_does_not_end_it(rings):
-    ring = rings(2)
-    ring.connect()
-    first, second = ring.collectives
-
-    def work(collective):
-        collective.wait_up()
-        collective.open_step(0, [])
-        with collective.waiting():
-            since = collective.waiting_since
-            collective.gather(b"")
-            return collective.waiting_since == since
-
-    assert ring.all(work) == [True, True]
-    assert first.waiting_since is second.waiting_since is None
 
 
 def test_any_thread_may_start_what_depends_on_a_result_when_that_is_here(rings):
@@ -367,37 +345,6 @@ def test_a_training_thread_that_gives_up_does_not_let_its_neighbours_wait(rings)
         first.wait(0)
 
 
-def test_a_broken_ring_stays_broken(rings):
-    ring = rings(2)
-    ring.connect()
-    ring.all(wait_up)
-    ring.end(0, "the end")
-
-    def work(collective):
-        with pytest.raises(RingBroken, match="the end"):
-            collective.wait(0)
-        for call in (
-            collective.check,
-            lambda: collective.open_step(0, []),
-            lambda: collective.start(0),
-            lambda: collective.wait(0),
-            lambda: collective.gather(b""),
-        ):
-            with pytest.raises(RingBroken, match="the end"):
-                call()
-
-    ring._pool.submit(work, ring.collectives[0]).result(PATIENCE_S)
-
-
-def test_an_end_without_a_reason_has_words_too(rings):
-    ring = rings(2)
-    ring.connect()
-    ring.all(wait_up)
-    ring.end(0, "")
-    with pytest.raises(RingBroken, match="the ring has ended"):
-        ring.collectives[0].wait(0)
-
-
 def test_a_mistake_of_ours_on_the_loop_ends_the_ring_with_its_words(rings):
     ring = rings(2)
     ring.connect()
@@ -410,26 +357,9 @@ def test_a_mistake_of_ours_on_the_loop_ends_the_ring_with_its_words(rings):
         collective.gather(b"")
 
 
-def test_it_says_what_it_waits_for(rings):
-    ring = rings(2)
-    ring.connect()
-    ring.all(wait_up)
-    ring.collectives[0].open_step(0, [memory_of(np.ones(10))])
-    ring.collectives[0].start(0)
-    assert ring._loop_thread.call(ring.collectives[0].explain)
-
-
 def test_calls_to_a_loop_that_has_closed_are_dropped():
     loop = uvloop.new_event_loop()
     loop.close()
     called = []
     Bridge(loop).post(called.append, 1)
     assert called == []
-
-
-def test_calls_run_on_the_loop_in_order(loop_thread):
-    bridge, called = Bridge(loop_thread.loop), []
-    for number in range(5):
-        bridge.post(called.append, number)
-    loop_thread.call(called.append, threading.get_ident())
-    assert called[:5] == [0, 1, 2, 3, 4]

@@ -121,19 +121,6 @@ async def test_what_is_offered_is_lent_from_the_next_step_on(sides, lender):
     other.offers.check_unchanged(2)
 
 
-async def test_nothing_is_lent_before_the_next_rank_has_it(lender, letters):
-    side = Side(letters)  # nobody hears what it says
-    for _ in range(3):
-        assert side.offers.offer(lender.buckets) == NOTHING_SHARED
-    (offer,) = side.said
-    assert (offer.number, offer.nonce, offer.size_bytes) == (
-        1,
-        lender.memory.nonce,
-        lender.memory.size_bytes,
-    )
-    assert [lot.offset for lot in offer.lots] == [HEAD_BYTES, HEAD_BYTES + len(WORDS)]
-
-
 async def test_only_what_lies_in_the_memory_is_lent(sides, lender):
     one, other = sides
     elsewhere = Lender(b"elsewhere")
@@ -163,14 +150,6 @@ async def test_nothing_is_offered_that_cannot_be_lent(lender, letters):
     assert side.said == []
 
 
-async def test_a_step_without_buckets_changes_nothing(sides, lender):
-    await agree(sides, lender.buckets)
-    one = sides[0]
-    assert one.offers.offer([]) == NOTHING_SHARED
-    assert one.offers.offer(lender.buckets) == (1, {0, 1})
-    assert len(one.said) == 1
-
-
 async def test_another_layout_is_another_offer(sides, lender, mapped):
     one, other = sides
     before = mapped(lender.memory)
@@ -181,16 +160,6 @@ async def test_another_layout_is_another_offer(sides, lender, mapped):
     assert bytes(other.offers.read(0, 0, 4)) == b"more"
     put_aside()
     assert mapped(lender.memory) == before + 1
-
-
-async def test_other_memory_is_another_offer(sides, lender):
-    one, other = sides
-    await agree(sides, lender.buckets)
-    following = Lender(b"something", b"else")
-    await agree(sides, following.buckets)
-    assert one.offers.offer(following.buckets) == (1, {0, 1})
-    assert bytes(other.offers.read(0, 0, 9)) == b"something"
-    following.memory.close()
 
 
 async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender, letters):
@@ -205,34 +174,6 @@ async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender, letters):
     assert side.offers.offer(lender.buckets[:1]) == (1, {0})
 
 
-async def test_an_older_offer_is_not_handed_out(lender, monkeypatch, letters):
-    posted = []
-
-    def note(path, descriptor):
-        posted.append((path, os.path.sameopenfile(descriptor, lender.memory.descriptor)))
-
-    monkeypatch.setattr(offers_module, "post", note)
-    side = Side(letters)
-    side.offers.offer(lender.buckets)
-    side.offers.offer(lender.buckets[:1])
-    for number in (1, 2):
-        side.offers.received(
-            m.ShmRequest(generation=GENERATION, number=number, socket=f"s{number}")
-        )
-    put_aside()
-    assert posted == [("s2", True)]
-
-
-async def test_an_offer_is_handed_out_once(lender, letters):
-    side = Side(letters)
-    side.offers.offer(lender.buckets)
-    ask = m.ShmRequest(generation=GENERATION, number=1, socket="s")
-    side.offers.received(ask)
-    error = refused(side.offers.received, ask)
-    assert (error.code, error.message) == (ErrorCode.WRONG_STATE, "offer 1 requested twice")
-    put_aside()
-
-
 @pytest.mark.parametrize("path", ["", "/run/systemd/notify", "/no/box-" + "0" * 32, "/a\0b"])
 async def test_a_path_that_leads_nowhere_is_logged(lender, letters, open_files, path):
     before = open_files()
@@ -243,14 +184,6 @@ async def test_a_path_that_leads_nowhere_is_logged(lender, letters, open_files, 
         put_aside()
     assert [line["event"] for line in logs] == ["memory_not_offered"]
     assert open_files() <= before
-
-
-async def test_without_a_directory_nothing_is_asked_for(lender, letters):
-    one, other = Side(letters), Side(None)
-    one.offers.offer(lender.buckets)
-    other.offers.received(one.said[0])
-    assert other.said == []
-    other.offers.close()
 
 
 async def test_memory_that_is_closed_meanwhile_is_not_lent(sides, lender):
@@ -270,18 +203,6 @@ async def test_where_there_can_be_no_letterbox_everything_is_sent(sides, lender,
     assert one.offers.offer(lender.buckets) == NOTHING_SHARED
     assert other.said == []
     assert one.offers.offer(lender.buckets) == NOTHING_SHARED
-
-
-@pytest.mark.parametrize("number", [0, 2])
-@pytest.mark.parametrize("kind", [m.ShmRequest, m.ShmMapped])
-async def test_what_was_never_offered_is_not_borrowed(lender, kind, number, letters):
-    side = Side(letters)
-    side.offers.offer(lender.buckets)
-    more = {"socket": "dtd-x"} if kind is m.ShmRequest else {}
-    error = refused(side.offers.received, kind(generation=GENERATION, number=number, **more))
-    assert error.code == ErrorCode.WRONG_STATE
-    assert f"offer {number} of 1" in error.message
-    assert side.offers.offer(lender.buckets) == NOTHING_SHARED
 
 
 @pytest.mark.parametrize("generation", [GENERATION - 1, GENERATION + 1])
@@ -361,42 +282,6 @@ async def test_nothing_is_read_beyond_the_memory(sides, lender):
     error = refused(offers.read, 1, 0, 5)
     assert error.code == ErrorCode.BAD_PAYLOAD
     assert "bucket 1 ends beyond the memory that is shared" in error.message
-
-
-async def test_an_offset_beyond_the_memory_is_no_bucket(lender, letters):
-    one, other = Side(letters), Side(letters)
-    one.offers.offer(lender.buckets)
-    offer = one.said[0]
-    far = m.ShmOffer(
-        generation=GENERATION,
-        number=1,
-        nonce=offer.nonce,
-        size_bytes=offer.size_bytes,
-        lots=(m.ShmRegion(offset=2**63 - 1),),
-    )
-    other.offers.received(far)
-    post(other.said[0].socket, lender.memory.descriptor)
-    async with asyncio.timeout(PATIENCE_S):
-        await other.borrowed.wait()
-    assert refused(other.offers.read, 0, 0, 1).code == ErrorCode.BAD_PAYLOAD
-    other.offers.close()
-
-
-async def test_nothing_is_read_that_was_not_borrowed(lender, letters):
-    one, other = Side(letters), Side(letters)
-    assert refused(other.offers.read, 0, 0, 0).code == ErrorCode.UNEXPECTED_CHUNK
-    one.offers.offer(lender.buckets)
-    other.offers.received(one.said[0])
-    assert refused(other.offers.read, 0, 0, 0).code == ErrorCode.UNEXPECTED_CHUNK
-    assert refused(other.offers.check_unchanged, 1).code == ErrorCode.RECALLED
-    other.offers.close()
-
-
-async def test_giving_back_is_said_to_the_previous_rank(letters):
-    side = Side(letters)
-    taken = m.ShmReleased(generation=GENERATION, step=3, bucket=1)
-    side.offers.release(taken)
-    assert side.said == [taken]
 
 
 async def test_closing_leaves_nothing_behind(sides, lender, mapped):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import socket
 
-import numpy as np
 import pytest
 
 from dtd.address import Address
@@ -220,14 +219,6 @@ async def test_a_neighbour_that_does_not_listen_is_unreachable(scene, free_addre
     assert "refused" in reason.lower()
 
 
-async def test_a_neighbour_that_does_not_welcome_in_time_is_unreachable(scene):
-    scene.next.welcomes = False
-    await scene.begin()
-    suspect, evidence, _ = await scene.report()
-    assert (suspect, evidence) == ("worker-1", "unreachable")
-    assert not scene.up.is_set()
-
-
 async def test_a_previous_rank_that_never_comes_is_unreachable(scene):
     await scene.begin()
     async with asyncio.timeout(PATIENCE_S):
@@ -263,14 +254,6 @@ async def test_a_frame_that_never_ends_is_corrupt(scene):
     assert "no whole frame from worker-1" in reason
 
 
-async def test_a_beat_of_another_generation_is_refused(scene):
-    await scene.come_up()
-    scene.previous.link.send(m.LinkHeartbeat(generation=GENERATION - 1))
-    suspect, evidence, reason = await scene.report()
-    assert (suspect, evidence) == ("worker-1", "corrupt")
-    assert "beat of generation 3" in reason
-
-
 async def test_who_dies_inside_a_frame_was_reset_not_damaged(scene):
     await scene.come_up()
     scene.endpoint.node.open_step(0, ())
@@ -299,20 +282,3 @@ async def test_both_neighbours_see_at_once_that_a_ring_has_ended(scene):
     assert await scene.previous.end() is not None
     async with asyncio.timeout(PATIENCE_S):
         assert await closed is not None
-
-
-async def test_chunks_are_taken_while_beats_come_between_them(scene, memory_of):
-    await scene.come_up()
-    scene.beat(scene.next.link)
-    array = np.ones(8, dtype=np.int64)
-    scene.endpoint.node.open_step(0, (memory_of(array),))
-    scene.endpoint.node.start(0)
-    chunk = m.Chunk(generation=GENERATION, step=0, phase=2, hop=0, bucket=0, chunk=0, source=1)
-    scene.previous.link.send(m.LinkHeartbeat(generation=GENERATION))
-    scene.previous.link.send(chunk, np.full(8, 5, dtype=np.int64).tobytes())
-    scene.beat(scene.previous.link)
-    async with asyncio.timeout(PATIENCE_S):
-        await scene.next.beats.get()
-        while array[7] != 6:
-            await scene.next.beats.get()
-    assert array.tolist() == [6] * 8

@@ -240,19 +240,6 @@ async def test_what_is_queued_for_a_slow_rank_is_bounded_and_delays_no_other(ran
     assert (given == taken).all()
 
 
-async def test_what_ends_while_it_drains_is_not_done(ranks):
-    star = ranks(1, 1)
-    await star.listen(chunk_bytes=1 << 20)
-    await star.come_up()
-    trainer, server = star.nodes
-    trainer.star.node.open_step(0, [memory_of(np.zeros(6_000_000), SCATTER)])
-    trainer.star.node.start(0)
-    await until(lambda: trainer.star._full and server.star._links[0].held)
-    trainer.endpoint.end("enough")
-    await server.loss()
-    assert trainer.buckets.empty()
-
-
 # --- coming up -----------------------------------------------------------------------------------
 
 
@@ -298,36 +285,6 @@ async def test_who_is_pushed_out_while_it_waits_calls_again(ranks, dial, monkeyp
     for node in star.nodes[1:]:
         node.endpoint.connect()
     await star.are_up()
-
-
-async def test_a_star_that_ends_before_it_is_up_calls_nobody_any_more(ranks):
-    star = ranks(1, 1)
-    await star.listen()
-    node = star.nodes[0]
-    node.endpoint.connect()
-    dialling = node.endpoint._dialling["star 1"]
-    node.endpoint.end("another generation follows")
-    await asyncio.wait([dialling], timeout=PATIENCE_S)
-    assert dialling.cancelled()
-    assert not node.up.is_set()
-
-
-@pytest.mark.parametrize(
-    ("at", "rank", "code"),
-    [
-        (3, 0, ErrorCode.WRONG_STATE),  # it has called already
-        (2, 3, ErrorCode.WRONG_STATE),  # the lower of two servers calls
-        (0, 2, ErrorCode.WRONG_STATE),  # trainers are not called
-        (3, 9, ErrorCode.WRONG_STATE),
-    ],
-)
-async def test_who_is_not_waited_for_is_turned_away(ranks, dial, at, rank, code):
-    star = ranks(2, 2)
-    await star.listen()
-    await star.come_up()
-    peer = await dial(star.address(at), m.Role.STAR, **claims(rank))
-    assert await refusal(peer) == code
-    assert not any(node.broken.done() for node in star.nodes)
 
 
 async def test_a_generation_without_servers_takes_no_star_links(ranks, dial):
@@ -378,37 +335,3 @@ async def test_a_rank_that_does_not_call_is_missed_by_servers(ranks):
         assert "worker-1 has not connected" in reason
     losses = [await star.nodes[rank].loss() for rank in (0, 2, 3, 4)]
     assert "worker-1" in {suspect for suspect, _, _ in losses}
-
-
-@pytest.mark.parametrize(
-    ("message", "payload", "code"),
-    [
-        (m.LinkHeartbeat(generation=GENERATION - 1), b"", ErrorCode.STALE_GENERATION),
-        (
-            m.Chunk(generation=GENERATION, step=0, phase=3, hop=0, bucket=7, chunk=0, source=0),
-            b"x",
-            ErrorCode.UNEXPECTED_CHUNK,
-        ),
-        (
-            m.SmallGather(generation=GENERATION, step=0, sequence=0, hop=0, origin=0, source=0),
-            b"x",
-            ErrorCode.WRONG_STATE,
-        ),
-    ],
-)
-async def test_a_rank_that_breaks_the_protocol_ends_the_generation(
-    ranks, dial, message, payload, code
-):
-    star = ranks(1, 1)
-    await star.listen()
-    server = star.nodes[1]
-    server.endpoint.connect()
-    server.star.node.open_step(0, [memory_of(np.zeros(1), SCATTER)])
-    server.star.node.start(0)
-    peer = await dial(star.address(1), m.Role.STAR, **claims(0))
-    await peer.welcomed()
-    peer.link.send(m.LinkHeartbeat(generation=GENERATION))
-    peer.link.send(message, payload)
-    assert await refusal(peer) == code
-    suspect, evidence, _ = await server.loss()
-    assert (suspect, evidence) == ("worker-0", "corrupt")

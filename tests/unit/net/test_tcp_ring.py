@@ -18,7 +18,6 @@ from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.exchange.api import BufferLocation
 from dtd.exchange.endpoint import RingEndpoint
 from dtd.net.data_server import DataServer
-from dtd.net.link import NO_TRAFFIC
 from dtd.shared_memory import HEAD_BYTES, OfferedMemory
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
@@ -181,24 +180,6 @@ async def test_buckets_larger_than_what_the_kernel_buffers(ranks, memory_of):
         assert (array == 2 * np.arange(3_000_000, dtype=np.int32) + 1).all()
 
 
-async def test_traffic_is_counted_on_both_links(ranks, memory_of):
-    made = ranks(2)
-    await made.listen()
-    assert {node.endpoint.traffic() for node in made.nodes} == {NO_TRAFFIC}
-    await made.come_up()
-    buckets = [memory_of(np.ones(100, dtype=np.float32)) for _node in made.nodes]
-    await asyncio.gather(
-        *(node.step(0, [one], b"") for node, one in zip(made.nodes, buckets, strict=True))
-    )
-    for node in made.nodes:
-        traffic = node.endpoint.traffic()
-        assert traffic.sent_bytes == node.endpoint.node.sent_bytes == 400
-        assert traffic.received_bytes > 400  # headers too
-        assert 0.0 < traffic.rtt_s < PATIENCE_S
-    made.nodes[0].endpoint.end("enough")
-    assert made.nodes[0].endpoint.traffic().rtt_s == 0.0
-
-
 async def test_a_dead_neighbour_is_the_suspect(ranks):
     ring = ranks(2)
     await ring.listen()
@@ -235,16 +216,6 @@ async def test_a_link_that_breaks_in_the_middle_of_a_step(ranks, memory_of):
     assert (suspect, other, evidence) == ("worker-1", "worker-0", "reset")
     assert "closed by this side" in reason
     assert first.buckets.empty()
-
-
-async def test_it_breaks_once_and_says_nothing_after_its_end(ranks):
-    ring = ranks(2)
-    await ring.listen()
-    await ring.come_up()
-    node = ring.nodes[0]
-    node.endpoint.end("first")
-    node.endpoint.end("second")
-    assert await node.broken == ("", "", "first")
 
 
 async def test_a_neighbour_that_listens_late_is_called_again(
@@ -298,19 +269,6 @@ async def test_a_ring_that_has_ended_is_not_expected_in_place_of_the_next_one(ra
     error = await (await dial(Address(own.host, own.port), m.Role.RING, **hello)).end()
     assert isinstance(error, ProtocolError)
     assert error.code == ErrorCode.STALE_GENERATION
-
-
-async def test_a_second_previous_neighbour_is_turned_away(ranks, dial):
-    ring = ranks(2)
-    await ring.listen()
-    await ring.come_up()
-    first = ring.nodes[0].endpoint.assign.roster[0]
-    hello = {"generation": GENERATION, "roster_id": 9, "rank": 1}
-    peer = await dial(Address(first.host, first.port), m.Role.RING, **hello)
-    error = await peer.end()
-    assert isinstance(error, ProtocolError)
-    assert error.code == ErrorCode.WRONG_STATE
-    assert not ring.nodes[0].broken.done()
 
 
 async def test_a_neighbour_that_breaks_the_protocol_breaks_the_ring(ranks, dial):
@@ -432,22 +390,6 @@ async def test_what_is_not_lent_is_sent_beside_it(ranks, lent, memory_of):
     raise AssertionError("they never agreed")
 
 
-async def test_a_rank_that_lends_nothing_beside_one_that_does(ranks, lent, memory_of):
-    ring = ranks(3)
-    await ring.listen()
-    await ring.come_up()
-    buckets = lent(3)
-    buckets[1].bucket = memory_of(buckets[1].array)
-    for number in range(STEPS):
-        before = sent_bytes(ring)
-        assert await step(ring, number, buckets)
-        sent = [now - then for now, then in zip(sent_bytes(ring), before, strict=True)]
-        if sent[0] == sent[2] == 0:
-            assert sent[1] > 0
-            return
-    raise AssertionError("they never agreed")
-
-
 async def test_a_rank_that_cannot_borrow_is_sent_everything(ranks, lent, monkeypatch):
     def refuse(directory, look, received):
         raise OSError("no such family of sockets")
@@ -532,35 +474,6 @@ async def test_a_recalled_loan_is_the_end_of_the_ring(ranks, lent, early):
     assert all(node.buckets.empty() for node in ring.nodes)
 
 
-async def test_a_sum_that_could_not_be_read_is_not_done_when_all_is_taken(ranks, lent):
-    ring = ranks(2)
-    await ring.listen()
-    await ring.come_up()
-    first, second = lent(2)
-    number = await until_lent(ring, [first, second])
-    reads = ring.nodes[1].endpoint
-    take_in, chunks, taken = reads.node.received, [], []
-
-    def receive(chunk, payload):
-        if chunk.phase == m.Phase.ALL_GATHER:
-            chunks.append(chunk)
-        else:
-            take_in(chunk, payload)
-
-    reads.node.received, reads.node.released = receive, taken.append
-    arrived = called(reads.node, "received", 8), called(reads.node, "released", 1)
-    begin(ring, 0, number, first)
-    begin(ring, 1, number, second)
-    await happened(*arrived)
-    del reads.node.received, reads.node.released
-    first.memory.revoke()
-    for link, message in [*((reads._in, chunk) for chunk in chunks), (reads._out, taken[0])]:
-        reads.link_received(link, message, memoryview(b""))
-    why = f"the previous rank has recalled memory {chunks[0].loan}"
-    assert await ring.nodes[1].broken == ("worker-0", "reset", why)
-    assert ring.nodes[1].buckets.empty()
-
-
 async def test_a_ring_that_has_ended_keeps_nothing_that_it_borrowed(ranks, lent, mapped):
     ring = ranks(2)
     await ring.listen()
@@ -575,18 +488,6 @@ async def test_a_ring_that_has_ended_keeps_nothing_that_it_borrowed(ranks, lent,
         if thread.name == "loans":
             thread.join(PATIENCE_S)
     assert [mapped(one.memory) for one in buckets] == before
-
-
-async def test_a_bucket_that_nobody_was_lent_cannot_be_taken(ranks, memory_of):
-    ring = ranks(2)
-    await ring.listen()
-    await ring.come_up()
-    first, second = ring.nodes
-    first.endpoint.node.open_step(0, (memory_of(np.ones(100)),))
-    second.endpoint._in.send(m.ShmReleased(generation=GENERATION, step=0, bucket=0))
-    (suspect, evidence, reason), _ = await ring.are_broken()
-    assert (suspect, evidence) == ("worker-1", "corrupt")
-    assert "bucket 0 of step 0 released, which is not shared" in reason
 
 
 # --- lifelines -----------------------------------------------------------------------------------

@@ -38,11 +38,7 @@ _OF_THE_JOB: Final = (
 
 
 class ModelRegistry:
-    """The registry of models; belongs to the event loop.
-
-    Args:
-        core: has the store, and the workers with their connections.
-    """
+    """The registry of models; belongs to the event loop."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

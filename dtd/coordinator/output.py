@@ -36,15 +36,7 @@ class _Batch(NamedTuple):
 
 
 class ReportQuotas:
-    """Drops reports beyond a worker's quota, and stores output; belongs to the event loop.
-
-    Args:
-        quotas: each worker's share.
-        store: where lines are written.
-        thread: the store's.
-        incident: reports to operators.
-        clock: the time in seconds.
-    """
+    """Drops reports beyond a worker's quota, and stores output; belongs to the event loop."""
 
     def __init__(
         self,

@@ -74,11 +74,7 @@ MAX_PENDING_BYTES: Final = 8 * 1024 * 1024
 
 
 class RequestQueues:
-    """Answers operators' requests, in order per connection.
-
-    Args:
-        coordinator: the daemon behind it.
-    """
+    """Answers operators' requests, in order per connection."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator

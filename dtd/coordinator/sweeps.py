@@ -86,12 +86,7 @@ class _Known:
 
 
 class Sweeps:
-    """All sweeps of a coordinator; belongs to the event loop.
-
-    Args:
-        core: has the store, and takes jobs.
-        models: takes the best trial's weights, where a sweep asks for that.
-    """
+    """All sweeps of a coordinator; belongs to the event loop."""
 
     def __init__(self, core: Core, models: ModelRegistry) -> None:
         self._core = core

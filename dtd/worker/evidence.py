@@ -39,11 +39,7 @@ _STATES: Final = {"D": "a disk or a file server", "R": "a processor"}
 
 
 class ThreadObserver:
-    """Looks at this process; made and used on its event loop.
-
-    Args:
-        trainer: the training thread.
-    """
+    """Looks at this process; made and used on its event loop."""
 
     def __init__(self, trainer: threading.Thread) -> None:
         self._trainer = trainer

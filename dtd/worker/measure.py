@@ -69,13 +69,7 @@ FetchPackage = Callable[[str], Path]
 
 
 class Measurements:
-    """Those under way in one worker.
-
-    Args:
-        config: this worker's settings.
-        tell: sends a message to the coordinator.
-        fetch_package: blocks until a shipped package lies on this worker's disk.
-    """
+    """Those under way in one worker."""
 
     def __init__(
         self,
@@ -287,12 +281,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
 
 
 class Profiles:
-    """Profiles of this worker's jobs; belongs to the event loop.
-
-    Args:
-        state_dir: this worker's.
-        tell: sends a message to the coordinator, from any thread.
-    """
+    """Profiles of this worker's jobs; belongs to the event loop."""
 
     def __init__(self, state_dir: Path, tell: Callable[[m.Message], None]) -> None:
         self._directory = state_dir / DIRECTORY
@@ -412,12 +401,7 @@ MOST_S: Final = 30.0
 
 
 class Probes:
-    """Those under way in one worker.
-
-    Args:
-        by: its name.
-        answered: called with the question and its answer.
-    """
+    """Those under way in one worker."""
 
     def __init__(self, by: str, answered: Callable[[m.Probe, m.Probed], None]) -> None:
         self._by = by

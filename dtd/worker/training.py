@@ -40,21 +40,6 @@ log = structlog.get_logger()
 class Training:
     """The job of this process, as the event loop sees it; starts the training thread at once.
 
-    Args:
-        prepare: the job.
-        spec: its specification.
-        config: this worker's settings.
-        silence_s: after which a donor that sends nothing is given up.
-        bridge: the crossing between the thread and the loop.
-        output: of the job.
-        data: this worker's data port.
-        lifeline: tells the neighbours when this process ends.
-        context: TLS for calling other workers, if this one has a credential.
-        tell: sends a message to the coordinator, on the loop.
-        feed: hands an event to the member core, on the loop.
-        packages: has a job's package and weights on this worker's disk.
-        parts: asks the coordinator for the holders of a checkpoint's parts.
-
     Attributes:
         job: its id.
         checkpoint_directory: as the job names it; empty: the worker's own.

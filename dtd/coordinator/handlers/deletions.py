@@ -30,13 +30,7 @@ Doomed = dict[str, Any]
 
 
 class Deletions:
-    """Answers DELETE, and has workers do their part.
-
-    Args:
-        core: has the store and the workers' connections.
-        models: their versions may need a checkpoint.
-        history: the figures of jobs.
-    """
+    """Answers DELETE, and has workers do their part."""
 
     def __init__(self, core: Core, models: ModelRegistry, history: MetricsRecorder) -> None:
         self._core = core

@@ -35,11 +35,7 @@ HEAVY_MEASURES: Final = ("bandwidth", "step")
 
 
 class MeasurementBroker:
-    """Answers EXAMINE.
-
-    Args:
-        core: has the workers, their connections and the jobs that run.
-    """
+    """Answers EXAMINE."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -224,10 +220,6 @@ class Profiles:
     What they record stays on their disks: the answer says where it can be fetched, with a ticket
     for each, how far each worker's clock is ahead, and which workers recorded nothing and why.  One
     profile at a time: it slows the job.
-
-    Args:
-        core: has the workers and the job.
-        broker: gives the orders.
     """
 
     def __init__(self, core: Core, broker: MeasurementBroker) -> None:

@@ -21,11 +21,7 @@ from dtd.sweeps.course import Trial, TrialState
 
 
 class Annotations:
-    """The annotations in an open store.
-
-    Args:
-        database: the store's file.
-    """
+    """The annotations in an open store."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -69,11 +65,7 @@ _ROWS: Final = "SELECT * FROM models WHERE deleted_s IS NULL AND ? IN ('', name)
 
 
 class Models:
-    """The registry's tables in an open store.
-
-    Args:
-        database: the store's file.
-    """
+    """The registry's tables in an open store."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -228,11 +220,7 @@ MAX_LISTED: Final = 200
 
 
 class SweepTables:
-    """The sweeps in an open store.
-
-    Args:
-        database: the store's file.
-    """
+    """The sweeps in an open store."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -244,8 +244,6 @@ class Member:
             reason=event.reason,
             diverged_step=event.diverged_step,
             differs=event.differs,
-            compared_step=event.compared_step,
-            compared_digest=event.compared_digest,
         )
         return self._reports(MemberEvent.FROZE, frozen)
 
@@ -317,8 +315,6 @@ class TrainerFroze:
     reason: str
     diverged_step: int = 0
     differs: str = ""
-    compared_step: int = 0
-    compared_digest: str = ""
     saved: tuple[m.Held, ...] = ()
 
 

@@ -240,8 +240,6 @@ def exchange(session: JobSession, ring: Collective, flags: Flags) -> ControlWord
     disputed = _combine(session, ring)
     digest_step, digest = session.checkpoints.deferred.said
     entry = engine.entry(flags, digest_step=digest_step, digest=digest)
-    if digest:
-        session.compared = (ring.generation, digest_step, digest)
     word = engine.judge(ring.gather(entry))
     if not word.commit:
         session.discard()
@@ -313,7 +311,6 @@ def _judge(
         DivergenceError: they differ.
     """
     step = session.replica.step
-    session.compared = (ring.generation, step, tally.digests[ring.rank])
     result = compare([(step, one) for one in tally.digests], voters=voters)
     if result.dissenters:
         raise _diverged(session, ring, result, tally.disputed)

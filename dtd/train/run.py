@@ -220,11 +220,6 @@ class JobSessionRunner:
         """Key of the state that `adopt_local` can reach by committing the prepared step."""
         return self._session.engine.prepared
 
-    def compared_in(self, generation: int) -> tuple[int, bytes]:
-        """Return the (step, digest) that this rank last compared with others in a generation."""
-        known, step, digest = self._session.compared
-        return (step, digest) if known == generation else (0, b"")
-
     def held(self) -> HeldState:
         """Return the best state this worker holds for the job; reads no disk if it is in memory."""
         engine = self._session.engine

@@ -83,7 +83,6 @@ class JobSession:
         memory: measures an early step of each generation.
         doubts: about what is allowed and hardly meant, in sentences.
         engine: tracks which state is live, and the progress of the current step.
-        compared: (generation, step, digest) that this rank last sent to the others.
         metrics: metrics of the last evaluation.
         used: rows that this rank's model processed in the last step.
         begin_with: gives a fresh state its weights; None: it keeps those of `build_model`.
@@ -119,7 +118,6 @@ class JobSession:
     memory: MemoryMeter
     doubts: Sequence[str]
     engine: StepProtocol = field(default_factory=StepProtocol)
-    compared: tuple[int, int, bytes] = (0, 0, b"")
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
     judged: EarlyStop | None = None

@@ -400,7 +400,6 @@ class TrainingThread(threading.Thread):
     ) -> None:
         held = _told(run.held())
         prepared = run.prepared_key or (held.generation, held.step)
-        compared_step, digest = run.compared_in(assign.generation)
         self._post(
             member.TrainerFroze(
                 generation=assign.generation,
@@ -414,8 +413,6 @@ class TrainingThread(threading.Thread):
                 differs=one_line(diverged.entry, MAX_ENTRY_CHARACTERS)
                 if diverged is not None
                 else "",
-                compared_step=compared_step,
-                compared_digest=digest.hex(),
                 saved=tuple(map(_told, run.saved())),
             )
         )

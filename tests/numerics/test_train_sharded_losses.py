@@ -254,10 +254,8 @@ def test_a_damaged_shard_is_found_before_it_moves(
         assert isinstance(rank.error, DivergenceError), rank.error
         assert (rank.error.step, rank.error.entry, rank.error.majority) == (3, entry, False)
         assert meaning in rank.error.message
-        assert rank.run.compared_in(2)[0] == 3
         for now, then in zip(held(rank), values, strict=True):
             assert torch.equal(now, then)
-    assert len({rank.run.compared_in(2)[1] for rank in left}) == 3
     assert not agreed
 
 

@@ -143,7 +143,6 @@ def _judge(
 ) -> Generator[Request, None, None]:
     """Compare the ranks' digests of the current state."""
     step = session.live.step
-    session.compared = (ring.assign.generation, step, digests[ring.assign.rank].hex())
     compared = compare([(step, one) for one in digests], voters=voters)
     if compared.dissenters:
         yield from _diverge(session, ring, step, compared, digests, voters)
@@ -158,7 +157,6 @@ def _agree(
         yield from _digest(session, ring)
     _check(ring)
     if session.mirrors is None:
-        session.compared = (ring.assign.generation, state.step, state.content)
         digests = yield from _exchange(ring, bytes.fromhex(state.content))
     else:
         hashed = regroup.hashed(session, ring, state)
@@ -189,8 +187,6 @@ def _vote(
         session.deferred.combine(of_step, hashed, combined_digests[ring.assign.rank])
     digest_step, digest = session.deferred.said
     entry = session.engine.entry(flags, digest_step=digest_step, digest=digest)
-    if session.pending is not None:
-        session.compared = (ring.assign.generation, digest_step, digest.hex())
     words = yield from _exchange(ring, entry)
     word = session.engine.judge(words)
     if not word.commit:

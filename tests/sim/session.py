@@ -77,7 +77,6 @@ class JobSession:
         state: content of the memory; the live state, if there is one.
         prepared: the state after the current step, once all its buckets are averaged.
         agreed: the newest state whose digest all ranks have.
-        compared: (generation, step, digest) that it last offered to the others.
         pending: the state whose digest is deferred.
         saving: states that are being written to disk.
         branches: states on the job's abandoned branches.
@@ -115,7 +114,6 @@ class JobSession:
     state: State | None = None
     prepared: State | None = None
     agreed: State | None = None
-    compared: tuple[int, int, str] = (0, 0, "")
     pending: State | None = None
     saving: list[State] = field(default_factory=list)
     branches: tuple[Branch, ...] = ()
@@ -170,11 +168,6 @@ class JobSession:
         """The steps that are computed next and committed together."""
         step = self.live.step
         return range(step, self.rounds.end(step, self.steps))
-
-    def compared_in(self, generation: int) -> tuple[int, str]:
-        """(step, digest) that it last offered to the others in a generation."""
-        known, step, digest = self.compared
-        return (step, digest) if known == generation else (0, "")
 
     def prepare(self, generation: int, total: int) -> None:
         """Prepare the current step: its buckets are averaged, and its rows sum up to `total`."""

@@ -146,8 +146,6 @@ class TrainingThread:
                 reason=reason,
                 diverged_step=diverged.step if diverged is not None else 0,
                 differs=diverged.entry if diverged is not None else "",
-                compared_step=self.session.compared_in(ring.assign.generation)[0],
-                compared_digest=self.session.compared_in(ring.assign.generation)[1],
             )
         )
 

@@ -34,7 +34,7 @@ def test_innocent_workers_of_a_bounced_coordinator_do_not_notice() -> None:
     for at_s in (4.0, 5.5, 7.0):
         cluster.bounce("coordinator", at_s=at_s)
     cluster.run()
-    assert cluster.job().generation == 1
+    assert cluster.oracle.generations == 1
     assert cluster.machines.incarnations == 8  # four at the beginning, four after the job
 
 

@@ -281,8 +281,6 @@ class Frozen(Message):
     it lost `suspect`: "ended" (its lifeline was cut), "reset", "silent", "unreachable", "corrupt"
     or "diverged"; it is empty when the generation ended normally.  If it diverged, states differ
     after `diverged_step` steps, and first in the entry `differs`, if that is known.
-    `compared_digest` is the digest of the worker's own state after `compared_step` steps, the
-    newest that it has sent to the other ranks of the generation; empty if it has sent none.
     """
 
     job: Name
@@ -296,8 +294,6 @@ class Frozen(Message):
     reason: Words
     diverged_step: U64 = 0
     differs: Name = ""
-    compared_step: U64 = 0
-    compared_digest: Name = ""
 
 
 @message

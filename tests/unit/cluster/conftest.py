@@ -204,13 +204,10 @@ class Desk:
             where=more.pop("where", "memory"),
         )
         prepared = more.pop("prepared", (held.generation, held.step))
-        digest = more.pop("digest", "")
-        compared = {"compared_step": step, "compared_digest": digest} if digest else {}
         values: dict[str, Any] = {
             "suspect": "",
             "evidence": "",
             "reason": "why",
-            **compared,
             **more,
         }
         message = m.Frozen(

@@ -177,37 +177,6 @@ def test_word_about_nobody_in_the_generation_is_no_accusation(desk: Any, suspect
 # --- replicas that differ ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("digest", ["x", ""])
-def test_what_one_has_not_compared_is_left_to_the_next_generation(desk: Any, digest: str) -> None:
-    """Nobody can have seen that states differ before all have offered their digests."""
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
-    desk.commit(6)
-    desk.froze("a", generation=number, step=6, digest="x")
-    desk.froze("b", generation=number, step=6, digest="y")
-    more = {"compared_step": 3, "compared_digest": digest} if digest else {}
-    desk.froze("c", generation=number, step=6, **more)
-    assert desk.disconnected == []
-    assert desk.cluster.run.roster == ["a", "b", "c"]
-
-
-def test_the_only_one_who_brought_the_state_puts_nobody_out_by_its_own_digest(desk: Any) -> None:
-    """The others have copied it, and it may have told another digest than it has."""
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
-    desk.lost("b")
-    desk.lost("c")
-    desk.froze("a", generation=number, step=0, digest="x")
-    for name in "bc":
-        desk.register(name, incarnation=2)
-        desk.warmed(name)
-    number = desk.cluster.run.generation
-    assert [one.holds for one in desk.told("a", m.Assign)[-1].roster].count(True) == 1
-    for name, digest in zip(desk.cluster.run.roster, "xyy", strict=False):
-        desk.froze(name, generation=number, step=0, digest=digest)
-    assert desk.disconnected == []
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_when_most_see_no_majority_nobody_brings_its_memory(desk: Any, first: bool) -> None:
     """Their word is enough for one that tells no digest."""
@@ -233,10 +202,10 @@ def test_one_that_differs_is_put_out_when_it_comes_later(desk: Any) -> None:
     for name in "cd":
         desk.lost(name)
     for name in "ab":
-        desk.froze(name, generation=number, step=3, digest="x", suspect="c", evidence="diverged")
-    for name, digest in (("c", "y"), ("d", "x")):
+        desk.froze(name, generation=number, step=3, suspect="c", evidence="diverged")
+    for name in "cd":
         desk.register(name, job="j-1", generation=number, roster_id=desk.cluster.job.roster_id)
-        desk.froze(name, generation=number, step=3, digest=digest)
+        desk.froze(name, generation=number, step=3)
     assert desk.told("c", m.Release)[-1].reason == "its state differs from the majority's"
     assert desk.state("d") == "ready"
 
@@ -255,8 +224,6 @@ def diverge(desk: Any, *names: str, step: int, differs: str = "model.w") -> None
             diverged_step=step,
             differs=differs,
             reason=f"it differs in {differs}",
-            compared_step=step,
-            compared_digest=name,
         )
 
 

@@ -77,9 +77,6 @@ class FakeRun:
     def forget(self):
         pass
 
-    def compared_in(self, generation):
-        return (4, b"\xab") if generation == 1 else (0, b"")
-
     def held(self):
         generation, step = self.holds
         return SimpleNamespace(
@@ -196,13 +193,6 @@ def test_a_word_that_cannot_be_read_breaks_the_ring_and_names_who_has_said_it(jo
     froze = told[0]
     assert (froze.suspect, froze.evidence) == ("worker-1", "corrupt")
     assert froze.reason == "rank 1: word of 3 bytes"
-
-
-def test_who_leaves_a_generation_tells_the_digest_that_it_has_offered_there(journal):
-    told = []
-    train(journal, RingBroken("a neighbour has died"), TaskError("the task's"), heard=told.append)
-    frozen = [one for one in told if isinstance(one, member.TrainerFroze)]
-    assert [(one.compared_step, one.compared_digest) for one in frozen] == [(4, "ab"), (0, "")]
 
 
 @pytest.mark.parametrize(

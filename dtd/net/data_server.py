@@ -370,7 +370,7 @@ class DataServer:
     def __init__(self, name: str, open_on_disk: Callable[[str], Resource]) -> None:
         self.worker_secret = b""
         self._name = name
-        self._desk = FetchHandler(open_on_disk)
+        self._fetches = FetchHandler(open_on_disk)
         self._server = Server(
             self._new_link,
             connection_limiter=ConnectionLimiter(
@@ -403,7 +403,7 @@ class DataServer:
 
     def close(self) -> None:
         """Close everything."""
-        self._desk.close()
+        self._fetches.close()
         self._server.close(m.Goodbye(reason="the worker stops"))
 
     # --- for the current generation -----------------------------------------------------------
@@ -423,11 +423,11 @@ class DataServer:
 
     def offer(self, resource: str, content: Resource) -> None:
         """Let clients fetch this until `withdraw`."""
-        self._desk.offer(resource, content)
+        self._fetches.offer(resource, content)
 
     def withdraw(self) -> None:
         """End all offers, including those that clients wait for; checkpoints stay open."""
-        self._desk.withdraw()
+        self._fetches.withdraw()
 
     # --- callers -----------------------------------------------------------------------------
 
@@ -490,7 +490,7 @@ class DataServer:
         hello = self._claims[link]
         if hello.scope:
             link.keep_alive()
-            self._desk.admit(link, hello.scope)
+            self._fetches.admit(link, hello.scope)
             return
         assign, acceptor = self._assign, self._acceptor
         assert assign is not None
@@ -499,7 +499,7 @@ class DataServer:
             self._refuse_stale(link, hello)
         elif hello.role == m.Role.FETCH:
             link.keep_alive()
-            self._desk.admit(link, f"state/{assign.generation}")
+            self._fetches.admit(link, f"state/{assign.generation}")
         else:
             del self._claims[link]
             self._attach(link, hello, acceptor)
@@ -528,11 +528,11 @@ class DataServer:
         if isinstance(message, m.Prove):
             self._on_proved(link)
         else:
-            self._desk.request(link, message)
+            self._fetches.request(link, message)
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """A fetching client, or a caller that waited, is gone."""
-        self._desk.forget(link)
+        self._fetches.forget(link)
         self._claims.pop(link, None)
         if link in self._early:
             self._early.remove(link)

@@ -9,7 +9,6 @@ import threading
 import pytest
 
 import dtd.net.data_server as data_server_module
-import dtd.net.data_server as fetch_desk_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net import limits as connection_limiter
@@ -431,7 +430,7 @@ async def test_nothing_of_a_withdrawn_state_leaves_any_more(port, dial):
     asked = [m.FetchRange(blob=0, offset=0, length=MAX_FETCH_BYTES)] * 4
     for one in asked:
         peer.link.send(one)
-    [link] = port.server._desk._open
+    [link] = port.server._fetches._open
     async with asyncio.timeout(PATIENCE_S):
         while not link.queued_bytes():
             await (await dial(port.address, m.Role.FETCH)).welcomed()
@@ -441,7 +440,7 @@ async def test_nothing_of_a_withdrawn_state_leaves_any_more(port, dial):
 
 
 async def test_who_waits_hears_that_we_are_still_here(port, dial, monkeypatch):
-    monkeypatch.setattr(fetch_desk_module, "STILL_WAITING_S", 0.01)
+    monkeypatch.setattr(data_server_module, "STILL_WAITING_S", 0.01)
     peer = await dial(port.address, m.Role.FETCH)
     await peer.welcomed()
     peer.link.send(m.FetchOpen(resource="state/1"))
@@ -472,7 +471,7 @@ async def test_who_asks_and_does_not_read_is_refused_in_the_end(port, dial):
     port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES)))
     peer, _, _ = await opened(port, dial, "state/1")
     peer.link._transport.pause_reading()
-    [link] = port.server._desk._open
+    [link] = port.server._fetches._open
     async with asyncio.timeout(PATIENCE_S):
         while not link.closing:
             peer.link.send(m.FetchRange(blob=0, offset=0, length=MAX_FETCH_BYTES))

@@ -28,7 +28,7 @@ class Cut:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
-        if name != self._method or self._inner.node.core.step != self._step:
+        if name != self._method or self._inner.nodes[0].machine.step != self._step:
             return value
         self._left -= 1
         if self._left >= 0:

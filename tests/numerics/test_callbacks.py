@@ -21,7 +21,7 @@ class Cut:
 
     def __getattr__(self, name):
         value = getattr(self._inner, name)
-        if name != self._method or self._inner.node.core.step != self._step:
+        if name != self._method or self._inner.nodes[0].machine.step != self._step:
             return value
         if self._left:
             self._left -= 1

@@ -100,7 +100,7 @@ class CutTogether:
 
     def __getattr__(self, name):
         value = getattr(self._inner, name)
-        if name != self._method or self._inner.node.core.step != 2:
+        if name != self._method or self._inner.nodes[0].machine.step != 2:
             return value
         self._calls -= 1
         if self._calls >= 0:

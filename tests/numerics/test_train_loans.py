@@ -30,7 +30,7 @@ class Watched:
         self._inner.open_step(step, buckets)
 
     def start(self, bucket, *done) -> None:
-        step = self._inner.node.core.step
+        step = self._inner.nodes[0].machine.step
         self._notes.append(("start", step, self._lent.loan))
         if step == self._cut_at:
             raise RingBroken("cut by the test")

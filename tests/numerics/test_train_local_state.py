@@ -62,7 +62,7 @@ class Cut:
 
     def __getattr__(self, name):
         value = getattr(self._inner, name)
-        if name != self._method or self._inner.node.core.step != STEP:
+        if name != self._method or self._inner.nodes[0].machine.step != STEP:
             return value
 
         def call(*arguments):

@@ -41,7 +41,7 @@ class Cut:
 
     def __getattr__(self, name):
         value = getattr(self._inner, name)
-        if name != self._method or self._inner.node.core.step != self._step:
+        if name != self._method or self._inner.nodes[0].machine.step != self._step:
             return value
 
         def call(*arguments):
@@ -152,7 +152,7 @@ def test_who_prepared_a_step_commits_it_as_if_nothing_had_happened(
 
         def gather(self, word):
             words = self._inner.gather(word)
-            if self._inner.node.core.step == 5:
+            if self._inner.nodes[0].machine.step == 5:
                 meeting.wait()
                 if self._rank not in committed:
                     raise RingBroken("cut by the test")
@@ -236,7 +236,7 @@ def test_nothing_is_computed_for_a_ring_that_is_broken(arena, regression) -> Non
 
     class Broken(Cut):
         def check(self):
-            if self._inner.node.core.step == 2:
+            if self._inner.nodes[0].machine.step == 2:
                 raise RingBroken("cut by the test")
 
     (rank,) = same_state(arena, Counting(), arena.spec(train={"grad_accumulation": 2}), 1)
@@ -256,7 +256,7 @@ def flipping(ranks, which: int, step: int):
 
     class Flipping(Cut):
         def close_step(self):
-            if self._inner.node.core.step == self._step:
+            if self._inner.nodes[0].machine.step == self._step:
                 flip(ranks[which])
             return self._inner.close_step()
 

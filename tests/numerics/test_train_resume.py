@@ -104,7 +104,7 @@ class Breaking:
             return value
 
         def call(*arguments):
-            if self._inner.node.core.step == self._step:
+            if self._inner.nodes[0].machine.step == self._step:
                 self._calls -= 1
                 if self._calls == 0:
                     self._before()
@@ -169,7 +169,7 @@ def test_diverged_replicas_do_not_train(arena, regression) -> None:
 def test_a_flip_between_checkpoints_is_not_published(arena, regression) -> None:
     class Flipping(Breaking):
         def __getattr__(self, name):
-            if name == "close_step" and self._inner.node.core.step == self._step:
+            if name == "close_step" and self._inner.nodes[0].machine.step == self._step:
                 with torch.no_grad():
                     ranks[1].model[0].weight[0, 0] += 1e-9
             return getattr(self._inner, name)

@@ -1,6 +1,6 @@
 """Admission and departure of workers: from REGISTER to READY, until release or loss.
 
-Part of the membership machine; changes the cluster's state, adds effects.  `membership.forming`,
+Part of the membership machine; changes the cluster's state, adds effects.  `dtd.cluster.forming`,
 `running` and `ending` decide what a generation does with the workers that are ready.
 """
 

@@ -193,7 +193,7 @@ def was_stopped(cluster: ClusterState, job: Job) -> bool:
 
 
 def is_complete(cluster: ClusterState) -> bool:
-    """Whether every remaining member has finished; `membership.saving` has the state saved.
+    """Whether every remaining member has finished; `dtd.cluster.saving` has the state saved.
 
     A rank 0 that died between the last step and its checkpoint leaves finished replicas and no
     checkpoint: then one of the replicas writes it.

@@ -1,9 +1,9 @@
-"""The next generation: its roster and the state it starts from, until every member runs.
+"""A generation formed and running: its roster, the state it starts from, progress, and joiners.
 
 Part of the membership machine; changes the cluster's state, adds effects.  It is announced when
 every living member of the last one has reported FROZEN (or FINISHED) and at least one has stopped
 for certain: a single member that has stopped stops the ring, so two generations never commit side
-by side (ADR 0006).  What follows is `membership.running`, then `membership.ending`.
+by side (ADR 0006).  What follows is `dtd.cluster.ending`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A host without a driver, memory or the data set must not fail the job for all.  
 retried later, at growing intervals.  The job is at fault if the same work fails on two workers (the
 warm-up where no worker has completed it yet, or one step), or on all present workers.  A joiner
 that has not taken the state over yet counts as warming up.  Those that join a job which trains
-without them harm only themselves (`membership.joiners`).  Part of the membership machine; changes
+without them harm only themselves (`dtd.cluster.joiners`).  Part of the membership machine; changes
 the cluster's state, adds effects.
 """
 

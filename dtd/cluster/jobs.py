@@ -2,7 +2,7 @@
 
 A cancelled job stops at its next step boundary, so that nothing is lost.  A step, or an evaluation,
 that takes very long is aborted in the end, and at once when the operator asks a second time;
-members that do not leave the ring even then are evicted.  What follows is `membership.saving`.
+members that do not leave the ring even then are evicted.  What follows is `dtd.cluster.saving`.
 
 Part of the membership machine; changes the cluster's state, adds effects.
 """
@@ -52,7 +52,7 @@ def submit(cluster: ClusterState, job: Job) -> None:
 def may_start(cluster: ClusterState) -> bool:
     """Whether the first job of the queue becomes active here: it takes all workers.
 
-    A job that takes some of them is started by `membership.pools`.
+    A job that takes some of them is started by `dtd.cluster.pools`.
     """
     if cluster.job is not None or cluster.shared or not cluster.queue:
         return False

@@ -4,7 +4,7 @@ A joiner may make a rank's slice of rows too small for the model, may be unable 
 may hang, or may come to hold another state than it was given.  Those that trained before go on, and
 it is set aside for a while, longer each time.  A failure is put down to it from its arrival to the
 first committed step, and only if the others are enough; otherwise it is judged as usual
-(`membership.isolation`).  Part of the membership machine; changes the cluster's state, adds
+(`dtd.cluster.isolation`).  Part of the membership machine; changes the cluster's state, adds
 effects.
 """
 

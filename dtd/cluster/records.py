@@ -232,7 +232,7 @@ class Job:
             complete, see `dtd.cluster.checkpoints`.
         divergences: when replicas differed without a majority, see `dtd.cluster.digests`.
         agreed: confirmed digests of saved states, see `dtd.cluster.checkpoints`.
-        branches: states on abandoned branches, see `membership.branches`.
+        branches: states on abandoned branches, see `dtd.cluster.branches`.
         step_s: recent mean duration of a step; 0 if unknown.
         verdict: how the job will end once its state is saved: "done", "failed" or "cancelled";
             empty while it continues.
@@ -523,7 +523,7 @@ class Isolation:
     """Workers, and links between them, that the job does not use for a while.
 
     Attributes:
-        set_aside: by name, workers on which the job's code has failed (`membership.isolation`).
+        set_aside: by name, workers on which the job's code has failed (`dtd.cluster.isolation`).
         verdict_by: when the job fails if only such workers are present.
         links: pairs of workers that cannot reach each other.
     """

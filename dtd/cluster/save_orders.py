@@ -1,6 +1,6 @@
 """Requests to write a job's last state: pending ones, failed ones, and the times of retries.
 
-Pure bookkeeping; `membership.saving` decides which workers to ask.  Times are on the coordinator's
+Pure bookkeeping; `dtd.cluster.saving` decides which workers to ask.  Times are on the coordinator's
 clock.
 """
 

@@ -68,7 +68,7 @@ class ClusterState:
         warming_since: when each warming worker started its warm-up.
         job: the active job, if any.
         queue: jobs waiting to become active.
-        shared: whether jobs run on parts of the cluster (`membership.pools`), so that none of the
+        shared: whether jobs run on parts of the cluster (`dtd.cluster.pools`), so that none of the
             queue becomes active here.
         run: the generation in which the job runs.
         setbacks: repeated failures that prevent the job's progress.

@@ -6,7 +6,7 @@
     member       a worker, as it sees itself      MEMBER      MemberState, MemberEvent
 
 A table maps (state, event) to (next state, action).  An action always accompanies its transition
-and concerns only the record itself; `membership.state` and `membership.member` perform it.  States
+and concerns only the record itself; `cluster.state` and `cluster.member` perform it.  States
 are assigned only according to a table.  An event that a table does not list for a state is
 impossible: it raises `ImpossibleTransition`, and the invariants are violated from then on.
 

@@ -26,12 +26,12 @@ class Watched:
     def open_step(self, step, buckets) -> None:
         self._lent = next((one.home.memory for one in buckets if one.home is not None), None)
         if self._lent is not None:
-            self._notes.append(("open", step, self._lent.loan))
+            self._notes.append(("open", step, self._lent.version))
         self._inner.open_step(step, buckets)
 
     def start(self, bucket, *done) -> None:
         step = self._inner.nodes[0].machine.step
-        self._notes.append(("start", step, self._lent.loan))
+        self._notes.append(("start", step, self._lent.version))
         if step == self._cut_at:
             raise RingBroken("cut by the test")
         self._inner.start(bucket, *done)

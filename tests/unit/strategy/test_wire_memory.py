@@ -48,10 +48,10 @@ def test_tensor_bucket_and_file_are_the_same_memory(make) -> None:
 def test_a_recall_is_seen_by_those_who_read(make) -> None:
     memory = make(LAYOUT)
     theirs = borrowed(memory)
-    before = theirs.loan
-    assert before == memory.memories[0].home.memory.loan
+    before = theirs.version
+    assert before == memory.memories[0].home.memory.version
     memory.revoke()
-    assert theirs.loan == memory.memories[0].home.memory.loan == before + 1
+    assert theirs.version == memory.memories[0].home.memory.version == before + 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The interface of a codec: encodes flat buckets for sending and decodes the results.
 
-A codec is one file in this folder, and a line in `dtd.strategy.choice`.  A `Codec` creates a
+A codec is a class in this folder, and a line in `dtd.strategy.choice`.  A `Codec` creates a
 `Coder` for each bucket to which it applies.  A coder chooses the sizes and types of its wire
 buffers, has one or several dependent stages, and may keep local state from step to step.
 `dtd.strategy.coded_buckets` provides the rest: memory, threads, the order of exchanges, commit and

@@ -77,6 +77,16 @@ def test_buckets_travel_as_they_are_before_the_start_step_and_where_a_codec_leav
     assert stepped(alone, step=2, value=EXACT + LOST) == EXACT
 
 
+def test_without_a_codec_values_come_back_as_they_were_summed(made) -> None:
+    """So are buckets on a GPU exchanged."""
+    buckets = made(None, flat_of(2), flat_of(2, torch.float64))
+    assert [memory.dtype for memory in buckets.exchanges(0)] == ["float32", "float64"]
+    assert buckets.fits
+    assert stepped(buckets, value=EXACT + LOST) == EXACT + LOST
+    buckets.commit()
+    assert buckets.unsent(1) == []
+
+
 def test_exchanges_of_dependent_stages_interleave_and_know_the_world(made) -> None:
     """But for the last bucket: nothing waits for it that could be sent before it is full."""
     layouts = [flat_of(2), flat_of(3), flat_of(4)]

@@ -210,7 +210,7 @@ class Arena:
             timeout_s=20.0,
             servers=servers,
         )
-        collective = ring.star if servers else ring.collective
+        collective = ring.collective
 
         def serve(index: int) -> None:
             rank = ranks[index]

@@ -180,7 +180,7 @@ class MetricsRecorder:
 
     def _set_aside(self, why: str) -> None:
         """Report a damaged file that was set aside; in the store's thread."""
-        self._loop.call_soon_threadsafe(self._tell_operators, "metrics_set_aside", why)
+        self._loop.call_soon_threadsafe(lambda: self._tell_operators("metrics_set_aside", why))
 
     def complaint(self) -> str:
         """Why nothing is stored; empty when it is."""

@@ -61,7 +61,8 @@ class ThreadObserver:
             at_s=glance.at_s,
             cpu_s=glance.cpu_s,
             children_cpu_s=own.waited_for_s + sum(one.cpu_s + one.waited_for_s for one in children),
-            waits_for=_STATES.get(trainer.state, "") or next(map(_wait_of_child, children), ""),
+            waits_for=_STATES.get(trainer.state, "")
+            or next(filter(None, map(_wait_of_child, children)), ""),
         )
 
 

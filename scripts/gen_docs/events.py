@@ -84,7 +84,7 @@ def uses(root: Path = _ROOT / "dtd") -> Iterator[Use]:
 def _uses_of(call: ast.Call, called: ast.Attribute, where: str) -> Iterator[Use]:
     owner = _owner(called.value)
     fields = tuple(word.arg for word in call.keywords if word.arg is not None)
-    if called.attr == "incident":
+    if called.attr in ("incident", "_tell_operators"):
         more = tuple(field for field in fields if field not in _INCIDENT_PARAMETERS)
         for name in _names(call.args[0]):
             level = "info" if name in QUIET_INCIDENTS else "warning"

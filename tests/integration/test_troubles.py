@@ -179,6 +179,7 @@ class Cluster(Place):
             path,
             role="worker",
             name=name,
+            workers=(name,),
             coordinators=(self.address,),
             key_pem=certificates.key_pem(key),
             certificate_pem=certificates.certificate_pem(certificate),

@@ -202,7 +202,7 @@ def three_left(desk: Any) -> int:
         saved(desk, name, (number, 5), digest=OF_FOUR)
     desk.lost("b")
     for name in "acd":
-        froze(desk, name, number, 5, digest=OF_FOUR)
+        froze(desk, name, number, 5)
     desk.all_run(*THREE)
     return number
 
@@ -239,7 +239,6 @@ def test_nobody_dissents_who_has_the_digest_of_the_present_division(desk: Any) -
     number = three_left(desk)
     desk.lost("c")
     for name in "ad":
-        froze(desk, name, number + 1, 5, by=number, part=share(name, THREE), digest=OF_THREE)
+        froze(desk, name, number + 1, 5, by=number, part=share(name, THREE))
     assert {desk.state(name) for name in "ad"} == {"forming"}
     assert "worker_expelled" not in desk.kinds()
-    print(desk.kinds())

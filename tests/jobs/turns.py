@@ -10,12 +10,15 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from dtd.exchange.in_process import InProcessRing
+
+
+T = TypeVar("T")
 
 
 class Turns:
@@ -40,10 +43,10 @@ class _TurnCondition(threading.Condition):
         super().__init__()
         self._turns = turns
 
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
         """Wait without the turn; called with the lock and the turn held."""
-        if predicate():
-            return True
+        if found := predicate():
+            return found
         state = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
         self._turns.__exit__()
         try:

@@ -17,7 +17,6 @@ import torch
 
 from dtd.exchange.in_process import InProcessRing
 
-
 T = TypeVar("T")
 
 

@@ -1,4 +1,4 @@
-"""What the clock shows: silent workers, pauses of this process itself, and the straggler."""
+"""Judgements by the clock: silent workers, pauses of this process itself, and the straggler."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ A generation is *forming* until every member runs, *running* until a member is l
 to be added, and *ending* until every living member has frozen.  Pure: events and a clock value in,
 effects out.  The coordinator never sees a gradient or a parameter.
 
-This file dispatches; changes of the cluster's state are in `admission`, `adoption`, `forming`,
-`running`, `ending`, `suspicion`, `standstill` and `jobs`.
+This file dispatches; changes of the cluster's state are in `registration`, `admission`, `forming`,
+`ending`, `suspicion`, `isolation`, `saving` and `jobs`.
 """
 
 from __future__ import annotations

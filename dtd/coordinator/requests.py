@@ -65,7 +65,7 @@ HANDLERS: Final[Mapping[type[m.Message], Handler]] = {
         lambda coordinator, _, request: coordinator.access.answer(request),
     ),
 }
-"""What answers each request; PUT_PACKAGE alone has a payload."""
+"""The handler of each request; PUT_PACKAGE alone has a payload."""
 
 CTL_REQUESTS: Final[tuple[type[m.Message], ...]] = (m.PutPackage, *HANDLERS)
 MAX_PENDING_REQUESTS: Final = 64

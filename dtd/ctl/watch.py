@@ -36,7 +36,7 @@ Values = Mapping[str, Any]
 LOOK_EVERY_S: Final = 1.0
 MOST_EVENTS: Final = 50
 MOST_POINTS: Final = 500
-"""Of the loss: more than a screen is wide."""
+"""Points of the loss curve: more than a screen is wide."""
 EXIT_DONE: Final = 0
 
 

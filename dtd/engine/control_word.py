@@ -164,7 +164,7 @@ def compare(
 
 
 def encode_entry(entry: ControlEntry) -> bytes:
-    """An entry as the payload of a WORD frame.
+    """An entry as the payload of a SMALL_GATHER frame.
 
     Raises:
         LocalProtocolError: the digest does not fit its step.
@@ -185,7 +185,7 @@ def encode_entry(entry: ControlEntry) -> bytes:
 
 
 def decode_entry(data: bytes) -> ControlEntry:
-    """The entry of a WORD frame's payload.
+    """The entry in a SMALL_GATHER frame's payload.
 
     Raises:
         ProtocolError: BAD_PAYLOAD when it is not one.

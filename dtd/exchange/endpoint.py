@@ -5,15 +5,12 @@ the nodes (`dtd.exchange.node`) and watches all neighbours (`dtd.net.liveness`).
 that the ring is up, which it is when all links are, and once that it is broken, with the suspect
 and the evidence.  Frames of other generations never reach a node: the HELLO of a link names
 generation and roster, and the machine checks every frame again.
-
-`RingCollective` is the daemons' `Collective`: the training thread's end of such an endpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -27,12 +24,10 @@ from dtd.exchange.node import RING, SCRATCH_SLOTS, STAR, Node, NodeCollective
 from dtd.exchange.ring.machine import Machine
 from dtd.exchange.ring.neighbours import ENDED, NEXT, PREVIOUS, Neighbours, RingLoss
 from dtd.exchange.ring.schedules import RingSchedules, StarSchedules
-from dtd.net.blocking_link import connect_tcp
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
 from dtd.net.link import Link, Traffic, traffic_of
 from dtd.net.liveness import Lifeline, LinkHeartbeats
-from dtd.net.tls import tls_connect, tls_fault
-from dtd.security.identity import WORKER
+from dtd.net.tls import tls_fault
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
 from dtd.wire.greeting import DataCredential
@@ -50,29 +45,6 @@ What is queued for TLS is a copy, and a server may let every rank pull its part 
 
 _NODE: Final = (m.Chunk, m.SmallGather)
 _SHARED: Final = (m.ShmOffer, m.ShmRequest, m.ShmMapped)
-
-
-class Bridge:
-    """Posts calls from other threads onto the event loop; nothing else in the worker does."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def post(self, function: Callable[..., object], *arguments: object) -> None:
-        """Schedule this call on the loop; it is dropped if the loop has closed."""
-        try:
-            self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
-
-    def posting(self, function: Callable[..., object], *first: object) -> Callable[..., None]:
-        """Return a function that other threads can call to run `function` on the loop."""
-
-        def post(*arguments: object) -> None:
-            self.post(function, *first, *arguments)
-
-        return post
 
 
 async def dial(
@@ -136,7 +108,7 @@ class RingEndpoint:
         chunk_bytes: int,
         beat_interval_s: float,
         silence_s: float,
-        listener: RingCollective,
+        listener: NodeCollective,
         lifeline: Lifeline | None = None,
         context: ssl.SSLContext | None = None,
         fd_dir: Path | None = None,
@@ -596,62 +568,3 @@ class StarLinks:
     def _finish(self, bucket: int) -> None:
         if not self._neighbours.ended:
             self._endpoint.listener.bucket_done(STAR, bucket)
-
-
-class RingCollective(NodeCollective):
-    """One generation's ring over TCP, as the training thread sees it.
-
-    It is created on the event loop, which uses `endpoint` and `explain` and reads `waiting_since`;
-    everything else is called by the training thread.
-
-    Args:
-        bridge: posts calls onto the event loop.
-        assign: the generation.
-        server: the worker's data port.
-        agreed: called on the training thread once all ranks have agreed on the initial state.
-        context: TLS for all links, if the job requires it.
-        settings: the others of `RingEndpoint`.
-
-    Attributes:
-        assign: the generation.
-        connect_data: opens connections for fetching this generation's state.
-        endpoint: the links.
-    """
-
-    def __init__(
-        self,
-        bridge: Bridge,
-        assign: m.Assign,
-        server: DataServer,
-        *,
-        agreed: Callable[[], None] | None = None,
-        context: ssl.SSLContext | None = None,
-        **settings: Any,
-    ) -> None:
-        self.assign = assign
-        self.connect_data = connect_tcp if context is None else tls_connect(context, WORKER)
-        self.endpoint = RingEndpoint(assign, server, listener=self, context=context, **settings)
-        self._bridge = bridge
-        self._up = threading.Event()
-        super().__init__(self.endpoint.nodes, run=self._post, end=self.endpoint.end, agreed=agreed)
-
-    def wait_up(self) -> None:
-        """Block until all neighbours are connected."""
-        self._wait_for(self._up.is_set)
-
-    def ring_up(self) -> None:
-        """All links are established."""
-        with self._changed:
-            self._up.set()
-            self._changed.notify_all()
-
-    def _post(self, function: Callable[..., None], *arguments: object) -> None:
-        self._bridge.post(self._on_posted, function, arguments)
-
-    def _on_posted(self, function: Callable[..., None], arguments: Iterable[object]) -> None:
-        if self.why_broken:
-            return
-        try:
-            function(*arguments)
-        except DtdError as error:
-            self.endpoint.end(f"{type(error).__name__}: {error}")

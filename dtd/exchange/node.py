@@ -402,6 +402,7 @@ class NodeCollective:
         self._busy = BusyTime()
         self._exposed_s = 0.0
         self._waits: SpanLog | None = None
+        self._up = threading.Event()
 
     @property
     def rank(self) -> int:
@@ -540,6 +541,16 @@ class NodeCollective:
     def explain(self) -> str:
         """Return what ring and star are waiting for, in words."""
         return "; in the star ".join(node.machine.explain() for node in self.nodes)
+
+    def wait_up(self) -> None:
+        """Block until all neighbours are connected."""
+        self._wait_for(self._up.is_set)
+
+    def ring_up(self) -> None:
+        """All links are established."""
+        with self._changed:
+            self._up.set()
+            self._changed.notify_all()
 
     def bucket_done(self, route: int, bucket: int) -> None:
         """A bucket of a route belongs to the training thread again."""

@@ -17,6 +17,7 @@ changes of a round.  On a CPU and without a codec the ring works on the flats th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -36,7 +37,7 @@ WaitForBucket = Callable[[int], None]
 """Blocks until the bucket of this index holds its sum."""
 
 
-class Buckets:
+class Buckets(ABC):
     """The buckets of one optimizer's parameters, without local state.
 
     Attributes:
@@ -73,17 +74,17 @@ class Buckets:
     def begin(self, scale: float) -> None:
         """A step begins; what is summed is multiplied by the loss scale `scale`."""
 
+    @abstractmethod
     def send(self, index: int, start: StartBucket) -> None:
         """A bucket is full: arrange for its exchanges to be submitted; returns immediately."""
-        raise NotImplementedError
 
+    @abstractmethod
     def receive(self, index: int, wait: WaitForBucket) -> None:
         """Block until a bucket holds its result.
 
         Raises:
             RingBroken: the generation is over.  Any exception of a coder is raised, too.
         """
-        raise NotImplementedError
 
     def settle(self) -> None:
         """After a `receive`: make later work on the device wait for the results."""
@@ -103,9 +104,9 @@ class Buckets:
         """Return the norm of all results after `wait`; not finite if an element is not."""
         return math.hypot(*torch.stack(self._norms).tolist()) if self._norms else 0.0
 
+    @abstractmethod
     def revoke(self) -> None:
         """The buckets are about to change: invalidate any concurrent read by a neighbour."""
-        raise NotImplementedError
 
     def commit(self) -> None:
         """The step is committed: advance the local state."""
@@ -121,9 +122,9 @@ class Buckets:
     def reset(self) -> None:
         """Memory holds another state: reset the local state to zero."""
 
+    @abstractmethod
     def close(self) -> None:
         """Stop all threads, and stop lending memory."""
-        raise NotImplementedError
 
     def _norm(self, index: int) -> Tensor:
         return norm_of(self.flats[index])

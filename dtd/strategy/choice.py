@@ -71,7 +71,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What a strategy is built from; see `build_strategy`."""
+    """The arguments of every strategy's constructor, for `build_strategy`."""
 
     spec: JobSpec
     parts: Sequence[Part]

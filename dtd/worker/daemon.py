@@ -24,7 +24,7 @@ from dtd.cluster import member
 from dtd.cluster.transitions import MemberState
 from dtd.config import WorkerConfig
 from dtd.errors import CheckpointError, JobSpecError
-from dtd.exchange.endpoint import Bridge
+from dtd.exchange.collective import Bridge
 from dtd.job import JobSpec, from_mapping
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer, Resource

@@ -1,4 +1,4 @@
-"""What this worker tells of itself: a stuck thread, the last process's end, status and traffic.
+"""Evidence of this worker's condition: a stuck thread, the last process's end, status, traffic.
 
 Linux only, as all of dtd.  What cannot be read counts as nothing.
 """

@@ -17,7 +17,7 @@ import structlog
 from dtd.cluster import member
 from dtd.cluster.progress import LOOK_AFTER_S, ProgressWatch
 from dtd.config import WorkerConfig
-from dtd.exchange.endpoint import Bridge, RingCollective
+from dtd.exchange.collective import Bridge, RingCollective
 from dtd.job import JobSpec
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer

@@ -54,7 +54,7 @@ from dtd.worker.reporter import JobReporter
 
 if TYPE_CHECKING:
     from dtd.exchange.api import Collective
-    from dtd.exchange.endpoint import RingCollective
+    from dtd.exchange.collective import RingCollective
     from dtd.train.profile import StepProfiler
     from dtd.train.record import HeldState, Outcome
     from dtd.train.run import JobSessionRunner

@@ -21,7 +21,7 @@ import uvloop
 from dtd.address import Address
 from dtd.errors import CheckpointError
 from dtd.exchange.api import BucketMemory, all_reduce
-from dtd.exchange.endpoint import Bridge, RingCollective
+from dtd.exchange.collective import Bridge, RingCollective
 from dtd.job import SyncTable
 from dtd.net.data_server import DataServer, Resource
 from dtd.security.credential import Credential

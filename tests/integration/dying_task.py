@@ -16,7 +16,7 @@ from gated_task import FEATURES, ROWS, _rows
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dtd.exchange.endpoint import RingCollective
+from dtd.exchange.collective import RingCollective
 from dtd.exchange.process_group import ProcessGroupCollective
 from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
 from dtd.train.saver import Checkpoints

@@ -1,4 +1,4 @@
-"""What workers say: reports of their jobs are kept and go to the core, requests are answered."""
+"""Messages of workers: reports of their jobs are kept and go to the core, requests are answered."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def refused(chunk: Chunk, why: str, code: ErrorCode = ErrorCode.UNEXPECTED_CHUNK
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What the headers of all frames of a bucket share."""
+    """The fields that the headers of all frames of a bucket share."""
 
     generation: int
     step: int

@@ -108,7 +108,7 @@ class RandomK(_Sparse):
 
 
 class _SparseCoder(Coder):
-    """What the coders of both codecs keep."""
+    """The local state of the coders of both codecs."""
 
     def __init__(self, codec: _Sparse, layout: FlatLayout, device: torch.device) -> None:
         self._unsent = Unsent(layout.elements, device, codec.momentum)

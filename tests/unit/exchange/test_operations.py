@@ -16,7 +16,7 @@ from dtd.address import Address
 from dtd.engine.regroup import plan_regroup
 from dtd.errors import CheckpointError, RingBroken
 from dtd.exchange.api import BucketMemory, BufferLocation
-from dtd.exchange.endpoint import Bridge, RingCollective
+from dtd.exchange.collective import Bridge, RingCollective
 from dtd.exchange.group_backends import group_of
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.process_group import ProcessGroupCollective

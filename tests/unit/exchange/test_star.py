@@ -14,7 +14,7 @@ from dtd.address import Address
 from dtd.engine.shards import Division
 from dtd.errors import CheckpointError, LocalProtocolError, RingBroken
 from dtd.exchange.api import BucketMemory
-from dtd.exchange.endpoint import Bridge, RingCollective
+from dtd.exchange.collective import Bridge, RingCollective
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.ring.chunks import Operation
 from dtd.net.data_server import DataServer

@@ -110,7 +110,7 @@ def test_niceness_cannot_be_restored_without_privileges(place: Path) -> None:
 
 
 FORKING = """
-import asyncio, multiprocessing, os, signal, time
+import asyncio, multiprocessing, os, signal
 import uvloop
 from dtd.worker.process_state import free_forked_children
 
@@ -120,7 +120,7 @@ fork = multiprocessing.get_context("fork")
 
 def waits():
     os.write(begins, b"!")
-    time.sleep(60)
+    signal.pause()
 
 def ends(target, number, begun=None):
     helper = fork.Process(target=target)
@@ -135,7 +135,7 @@ def ends(target, number, begun=None):
 
 def helpers():
     for _ in range(30):
-        codes.add(ends(lambda: time.sleep(60), signal.SIGTERM))  # the earliest possible
+        codes.add(ends(signal.pause, signal.SIGTERM))  # the earliest possible
     codes.add(ends(waits, signal.SIGINT, begun))
     return signal.pthread_sigmask(signal.SIG_BLOCK, ())
 

@@ -46,7 +46,7 @@ def register(cluster: ClusterState, message: m.Register, now: float) -> None:
     cluster.detector.watch(worker.name, now)
     if not message.generation and registration.is_foreign(cluster, worker):
         return
-    registration.greet(cluster, worker)
+    registration.send_welcome(cluster, worker)
     registration.tell_last_end(cluster, message, known)
     job = cluster.job
     if message.generation:
@@ -184,7 +184,7 @@ def taken_back(
     finished = isinstance(message, m.Finished)
     worker.reconnection.phase = (MemberState.FINISHED if finished else MemberState.FROZEN).value
     worker.reconnection.returning = False
-    worker.liveness.gets_on()
+    worker.liveness.makes_progress()
     cluster.move_worker(worker, WorkerEvent.LEFT_OLD)
     if job.in_doubt and job.state not in ENDING_JOBS:
         registration.take_up(cluster, job, MemberState.FINISHED)
@@ -226,8 +226,8 @@ def give_up_warming(cluster: ClusterState, job: Job, now: float) -> None:
     for name, since in list(cluster.warming_since.items()):
         worker = cluster.workers[name]
         beat = worker.liveness.heartbeat
-        gets_on = beat is not None and 0 < beat.stalled_s <= limit_s
-        if now - since > limit_s and not (worker.reconnection.returning or gets_on):
+        makes_progress = beat is not None and 0 < beat.stalled_s <= limit_s
+        if now - since > limit_s and not (worker.reconnection.returning or makes_progress):
             why = f"did not warm up within {limit_s:g} s (elastic.warmup_timeout_s)"
             expel(cluster, worker, why, now)
 

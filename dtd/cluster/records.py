@@ -97,9 +97,9 @@ class Liveness:
     def forget(self) -> None:
         """Forget its heartbeat after its process has ended."""
         self.heartbeat = None
-        self.gets_on()
+        self.makes_progress()
 
-    def gets_on(self) -> None:
+    def makes_progress(self) -> None:
         """Record that its training is no longer stuck."""
         self.stuck_since, self.kept = None, ""
 

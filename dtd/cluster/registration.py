@@ -73,7 +73,7 @@ def newcomer(message: m.Register) -> Worker:
     return worker
 
 
-def greet(cluster: ClusterState, worker: Worker) -> None:
+def send_welcome(cluster: ClusterState, worker: Worker) -> None:
     """Confirm a worker's registration."""
     cluster.send(worker.name, _registered(cluster))
     note = _version_note(worker.registration.version, cluster.identity.version)
@@ -306,7 +306,7 @@ def comes_back(cluster: ClusterState, message: m.Register, now: float) -> bool:
     cluster.move_worker(
         worker, WorkerEvent.RECONNECTED_FORMING if forms else WorkerEvent.RECONNECTED
     )
-    greet(cluster, worker)
+    send_welcome(cluster, worker)
     if cluster.run.phase is GenerationState.ENDING:
         _catch_up(cluster, worker)
     elif job.state is JobState.STOPPING:

@@ -142,7 +142,7 @@ def is_stuck(beat: m.Heartbeat | None) -> bool:
     return beat is not None and 0 < beat.patience_s < beat.stalled_s
 
 
-def gets_on(beat: m.Heartbeat | None) -> bool:
+def makes_progress(beat: m.Heartbeat | None) -> bool:
     """Whether its thread makes progress: it neither waits for its ring nor is stuck."""
     return beat is not None and 0 < beat.stalled_s <= beat.patience_s
 
@@ -152,7 +152,9 @@ def judge(cluster: ClusterState, job: Job, worker: Worker, now: float) -> None:
     beat = worker.liveness.heartbeat
     if beat is not None and beat.generation == cluster.run.generation and is_stuck(beat):
         _give_up(cluster, job, worker, why_stuck(beat), now)
-    elif cluster.ending.freeze_by is None or gets_on(beat):  # otherwise it has not frozen yet
+    elif cluster.ending.freeze_by is None or makes_progress(
+        beat
+    ):  # otherwise it has not frozen yet
         forgive(cluster, worker)
 
 
@@ -161,7 +163,7 @@ def forgive(cluster: ClusterState, worker: Worker) -> None:
     if worker.liveness.kept:
         text = f"{worker.name} makes progress again"
         cluster.incident("training_goes_on", text, worker=worker.name)
-    worker.liveness.gets_on()
+    worker.liveness.makes_progress()
 
 
 def give_up_late(cluster: ClusterState, job: Job, now: float) -> None:
@@ -187,7 +189,7 @@ def _is_late(cluster: ClusterState, worker: Worker, now: float) -> bool:
         and now >= cluster.ending.freeze_by
         and worker.state in MEMBERS - {WorkerState.FINISHED}
         and knows
-        and not (gets_on(beat) or is_stuck(beat))
+        and not (makes_progress(beat) or is_stuck(beat))
     )
 
 
@@ -200,7 +202,7 @@ def give_up_returning(cluster: ClusterState, job: Job, now: float) -> None:
     for name, since in list(cluster.warming_since.items()):
         worker = cluster.workers[name]
         late = now - since > ending.freeze_patience_s(worker)
-        hangs = not gets_on(worker.liveness.heartbeat)
+        hangs = not makes_progress(worker.liveness.heartbeat)
         hangs |= now - since > MOST_LIMITS * job.terms.longest_limit_s
         if worker.reconnection.returning and late and hangs:
             _give_up(cluster, job, worker, "came back and did not freeze: its training hangs", now)

@@ -21,14 +21,14 @@ class BeforeStep:
     Attributes:
         agree: compare the live state's digest across all ranks.
         catch_up: save the agreed state if a due save was missed.
-        greet: report that the generation has begun and all members hold the same state.
+        announce_start: report that the generation has begun and all members hold the same state.
         evaluate: evaluate the live state.
         finish: no step follows: end the job here.
     """
 
     agree: bool
     catch_up: bool
-    greet: bool
+    announce_start: bool
     evaluate: bool
     finish: bool
 
@@ -45,7 +45,7 @@ def before_step(*, met: bool, last: bool, evaluates: bool, awaits_digest: bool) 
     return BeforeStep(
         agree=not met or last or (evaluates and awaits_digest),
         catch_up=not met or last,
-        greet=not met,
+        announce_start=not met,
         evaluate=evaluates,
         finish=last,
     )

@@ -124,7 +124,7 @@ class Buckets(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop all threads, and stop lending memory."""
+        """Stop all threads, and stop sharing memory."""
 
     def _norm(self, index: int) -> Tensor:
         return norm_of(self.flats[index])

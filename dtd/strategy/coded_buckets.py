@@ -103,7 +103,7 @@ class CodedBuckets(Buckets):
         self._world = _ALONE
         self._plans: list[list[Wire]] = []
         self._laid_out: list[tuple[tuple[int, int], Tensor, BucketMemory]] = []
-        self._lent: RingMemory | None = None
+        self._offered: RingMemory | None = None
         self._wires: list[list[Tensor]] = []
         self._positions: list[list[int]] = []
         self._used: list[Coder] = self._coders
@@ -163,10 +163,10 @@ class CodedBuckets(Buckets):
         if self._stream is not None:
             pinned = [torch.zeros(w.elements, dtype=w.dtype, pin_memory=True) for w in wires]
             return pinned, [bucket_memory(one) for one in pinned]
-        if self._lent is not None:
-            self._lent.close()
-        self._lent = RingMemory([(wire.elements, wire.dtype) for wire in wires])
-        return self._lent.flats, self._lent.memories
+        if self._offered is not None:
+            self._offered.close()
+        self._offered = RingMemory([(wire.elements, wire.dtype) for wire in wires])
+        return self._offered.flats, self._offered.memories
 
     def unsent(self, step: int) -> list[LocalState]:
         if step <= self._start_step:
@@ -179,15 +179,15 @@ class CodedBuckets(Buckets):
             one.reset()
 
     def revoke(self) -> None:
-        if self._lent is not None:
-            self._lent.revoke()
+        if self._offered is not None:
+            self._offered.revoke()
 
     def close(self) -> None:
         self._abandon()
         self._queue.put(None)
         self._thread.join()
-        if self._lent is not None:
-            self._lent.close()
+        if self._offered is not None:
+            self._offered.close()
 
     # --- a step ----------------------------------------------------------------------------
 

@@ -90,21 +90,21 @@ class RingMemory:
         for elements, dtype in sizes:
             offsets.append(end)
             end += line_bytes(elements * dtype.itemsize)
-        self._lent = OfferedMemory(end)
+        self._offered = OfferedMemory(end)
         for (elements, dtype), offset in zip(sizes, offsets, strict=True):
             self._add(HEAD_BYTES + offset, elements, dtype)
 
     def _add(self, offset_bytes: int, elements: int, dtype: torch.dtype) -> None:
-        view = self._lent.view(offset_bytes, elements * dtype.itemsize)
+        view = self._offered.view(offset_bytes, elements * dtype.itemsize)
         flat = torch.frombuffer(view, dtype=dtype) if elements else torch.empty(0, dtype=dtype)
         self.flats.append(flat)
-        home = BufferLocation(self._lent, offset_bytes) if self._lent.shareable else None
+        home = BufferLocation(self._offered, offset_bytes) if self._offered.shareable else None
         self.memories.append(bucket_memory(flat, home))
 
     def revoke(self) -> None:
         """Invalidate concurrent reads by neighbours, before the memory is written to."""
-        self._lent.revoke()
+        self._offered.revoke()
 
     def close(self) -> None:
-        """Stop lending; the tensors remain valid as long as they are referenced."""
-        self._lent.close()
+        """Stop sharing; the tensors remain valid as long as they are referenced."""
+        self._offered.close()

@@ -80,12 +80,12 @@ def _train(
         if due.agree:
             digest = _agree(session, ring, record, None if met else voters)
         strategy.refresh(ring)  # overwrites what is not held any more: only after the agreement
-        if due.greet or due.evaluate or due.finish:
+        if due.announce_start or due.evaluate or due.finish:
             with mapped_blocks():  # a whole model is needed for a moment
                 strategy.refreshed()
         if due.catch_up:
             _catch_up(session, ring, writers, digest, last=last)
-        if due.greet:
+        if due.announce_start:
             session.tell("on_start", {})
         if due.evaluate:
             _evaluate(session, ring, record)
@@ -184,7 +184,9 @@ def _step(
 def _shows_model(session: JobSession, due: BeforeStep) -> bool:
     """Whether something looks at the whole model before the step; equal on all ranks."""
     told = session.callbacks.defines
-    return due.evaluate or (due.greet and told("on_start")) or (due.finish and told("on_end"))
+    return (
+        due.evaluate or (due.announce_start and told("on_start")) or (due.finish and told("on_end"))
+    )
 
 
 def commit_at_take_over(session: JobSession) -> None:

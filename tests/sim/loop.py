@@ -50,7 +50,7 @@ def train(session: JobSession, ring: RingEndpoint) -> Routine:
             yield from _agree(session, ring, first=not met)
         if not met and session.mirrors is not None:
             regroup.drop(session, ring)
-        if due.greet:
+        if due.announce_start:
             _joined(session, ring)
         met = True
         if due.catch_up:

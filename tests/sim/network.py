@@ -134,7 +134,7 @@ class Port:
             self.closed(content.reason)
             return True
         if isinstance(content, _Greeting):
-            self._network.greet(self, content.content)
+            self._network.send_welcome(self, content.content)
             return True
         if isinstance(content, _Damaged):
             self.close("connection reset")
@@ -239,7 +239,7 @@ class Network:
         near.send(_Greeting(greeting))
         return near
 
-    def greet(self, port: Port, greeting: object) -> None:
+    def send_welcome(self, port: Port, greeting: object) -> None:
         """Deliver a connection to its target process."""
         host = self._hosts.get(port.local)
         if host is None or not host.accept(port, greeting):

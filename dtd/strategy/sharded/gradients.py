@@ -129,7 +129,7 @@ class ShardGradients(Protocol):
         ...
 
     def close(self) -> None:
-        """Remove all hooks, and stop lending memory."""
+        """Remove all hooks, and stop sharing memory."""
         ...
 
 

@@ -174,7 +174,7 @@ class WirePool:
         self._start, self._wait, self._deliver = _closed, _closed, _undeliverable
 
     def close(self) -> None:
-        """Stop lending memory."""
+        """Stop sharing memory."""
         self._memory.close()
 
     def _finish_one(self) -> None:

@@ -15,8 +15,8 @@ def due(**facts: bool) -> set[str]:
 
 
 def test_a_generation_begins_with_an_agreement() -> None:
-    assert due() == {"agree", "catch_up", "greet"}
-    assert due(evaluates=True) == {"agree", "catch_up", "greet", "evaluate"}
+    assert due() == {"agree", "catch_up", "announce_start"}
+    assert due(evaluates=True) == {"agree", "catch_up", "announce_start", "evaluate"}
 
 
 def test_a_step_in_the_middle_has_nothing_before_it() -> None:

@@ -50,7 +50,8 @@ _SECRET_WORDS: Final = frozenset({"secret", "token", "key", "ticket", "password"
 _PUBLIC_ENDS: Final = ("_id", "_name", "_expires", "_bytes", "_s")
 _SECRET_TEXT: Final = re.compile(
     # A word that begins like a token is consumed whether it is one or not: each is read once.
-    r"dtd1/(?:[^\s.-]|-(?!----BEGIN )|\.(?=[\s\"']|\Z))*+(?P<secret>\.[^\s\"']+)?"
+    # Nothing after the repetitions can fail, so it never goes back.
+    r"dtd1/[^\s.-]*(?:(?:-(?!----BEGIN )|\.(?=[\s\"']|\Z))[^\s.-]*)*(?P<secret>\.[^\s\"']+)?"
     r"|(?P<key>-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z))",
     re.DOTALL,
 )

@@ -162,13 +162,13 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """Close the process's input, and wait for its end for a limited time."""
     if process.stdin is not None:
         process.stdin.close()
-    try:
-        async with asyncio.timeout(END_WITHIN_S):
-            await process.wait()
-    except TimeoutError:
+    # Not asyncio.timeout: before Python 3.11.3 it raises CancelledError where that has been caught.
+    ended = asyncio.ensure_future(process.wait())
+    await asyncio.wait({ended}, timeout=END_WITHIN_S)
+    if not ended.done():
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+    await ended
 
 
 FIRST_SPACING_S: Final = 0.1

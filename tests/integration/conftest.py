@@ -136,12 +136,14 @@ class Daemons:
         return [event for event in found if (event["kind"], event["job"]) == (kind, job)]
 
     def until(self, job: str, condition: Callable[[], bool]) -> None:
-        """Look again and again while the job has not ended."""
+        """Look again and again while the job has not ended, and once after its end."""
         with self.connect() as waiting:
             waiting.ask(m.WaitJob(job=job))
             while not condition():
                 ended = waiting.answer(timeout_s=LOOK_AGAIN_S)
-                assert ended is None, ended
+                if ended is not None:
+                    assert condition(), ended
+                    return
 
     def await_idle(self) -> None:
         """All workers wait for a job."""

@@ -39,11 +39,10 @@ from torch import Tensor, nn
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.ring.buckets import plan_buckets
 from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
-from dtd.strategy.buckets import layouts_of, parameter_shapes, views_of
+from dtd.strategy.buckets import as_dense, layouts_of, parameter_shapes, views_of
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.coded_buckets import make_buckets
-from dtd.strategy.gradients import as_dense
 from dtd.strategy.scalars import StepScalars
 
 

@@ -35,7 +35,7 @@ from dtd.checkpoint.format import Progress
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.rules import did_you_mean
-from dtd.strategy.gradients import cleared
+from dtd.strategy.buckets import cleared
 from dtd.strategy.sharded.memory import Region, overlap
 from dtd.train.data.rows import NO_STEP, draw_key, kept_random_state, seed_generators
 from dtd.train.early_stop import NOTHING_SEEN, judge

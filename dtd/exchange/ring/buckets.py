@@ -4,7 +4,7 @@ Backward reaches the last layers first, so buckets are filled in reverse paramet
 small, and the first may be smaller, so that communication begins early.  A bucket has one
 element type and is never split inside a parameter.  Pure arithmetic: the same parameters give the
 same plan on every worker, and `digest` lets workers compare before they train.  Memory and hooks
-are `dtd.strategy.gradients`.
+are `dtd.strategy.buckets`.
 """
 
 from __future__ import annotations

@@ -35,10 +35,17 @@ from dtd.exchange.api import BucketMemory
 from dtd.exchange.ring.buckets import BucketPlan, Place
 from dtd.exchange.ring.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
-from dtd.strategy.buckets import bucket_of_each, layouts_of
+from dtd.strategy.buckets import (
+    Gradients,
+    as_dense,
+    bucket_of_each,
+    cleared,
+    layouts_of,
+    on_gradients,
+    received_twice,
+)
 from dtd.strategy.codec.api import Codec, FlatLayout, World
 from dtd.strategy.coded_buckets import make_buckets
-from dtd.strategy.gradients import Gradients, as_dense, cleared, on_gradients, received_twice
 from dtd.strategy.sharded.schedule import PassOrder, PassPlan, in_plan_order
 from dtd.strategy.sharded.wire_pool import Turn, WirePool
 from dtd.strategy.wire_memory import laid_out, line_bytes

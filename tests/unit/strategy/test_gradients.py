@@ -11,8 +11,7 @@ from torch import nn
 
 from dtd.errors import TaskError
 from dtd.exchange.ring.buckets import plan_buckets
-from dtd.strategy.buckets import HostBuckets, layouts_of, parameter_shapes
-from dtd.strategy.gradients import Gradients
+from dtd.strategy.buckets import Gradients, HostBuckets, layouts_of, parameter_shapes
 
 
 def gradients_of(model: nn.Module, bucket_bytes: int = 1) -> tuple[Gradients, HostBuckets]:

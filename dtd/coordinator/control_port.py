@@ -18,7 +18,7 @@ from dtd import diagnostics
 from dtd.address import Address, SocketPath
 from dtd.config import WORKER_USER, CoordinatorConfig
 from dtd.coordinator.advertised import advertised
-from dtd.coordinator.audit_log import Caller
+from dtd.coordinator.audit import Caller
 from dtd.coordinator.throttles import Refusals
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.limits import ConnectionLimiter, Connections

@@ -19,8 +19,7 @@ from dtd.cluster.pools import Pools
 from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.status import EndedJob
 from dtd.config import CoordinatorConfig
-from dtd.coordinator.audit_file import AuditFile
-from dtd.coordinator.audit_log import AuditLog, Caller
+from dtd.coordinator.audit import AuditFile, AuditLog, Caller
 from dtd.coordinator.containment import Containment, GuardedCore
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.data_secrets import DataSecrets

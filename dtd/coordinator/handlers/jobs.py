@@ -24,7 +24,7 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import ENDED, JobState
-from dtd.coordinator.audit_log import Caller
+from dtd.coordinator.audit import Caller
 from dtd.coordinator.core import Core
 from dtd.errors import RequestRefused
 from dtd.job.differences import Difference, differences, obstacles, shown_value

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import structlog
 
-from dtd.coordinator.audit_log import AuditLog
+from dtd.coordinator.audit import AuditLog
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.throttles import Contain, go_on
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused

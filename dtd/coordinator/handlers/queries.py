@@ -11,7 +11,7 @@ from typing import Any, Final
 from dtd import __version__
 from dtd.cluster.checkpoints import VERIFIED
 from dtd.cluster.status import status_of
-from dtd.coordinator.audit_log import Caller
+from dtd.coordinator.audit import Caller
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.core import Core
 from dtd.errors import RequestRefused

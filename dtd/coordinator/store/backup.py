@@ -20,9 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from dtd.coordinator.audit_file import DIRECTORY as AUDIT
-from dtd.coordinator.audit_file import AuditFile
-from dtd.coordinator.audit_log import command_entry
+from dtd.coordinator.audit import DIRECTORY as AUDIT
+from dtd.coordinator.audit import DONE, AuditFile, Entry
 from dtd.coordinator.handlers.packages import PACKAGES
 from dtd.coordinator.store.database import FILE_NAME, LOCK_NAME, lock
 from dtd.coordinator.store.store import Store
@@ -30,6 +29,7 @@ from dtd.durable import sync_directory
 from dtd.errors import ConfigError, StoreDamaged, UsageError
 from dtd.packages.archives import PACKAGE
 from dtd.security.credential_book import mark_restored
+from dtd.security.identity import LOCAL
 
 KEYS: Final = "pki"
 """Name of the directory of the cluster's keys in a state directory."""
@@ -193,7 +193,15 @@ def _doubt_jobs(workplace: Path, source: Path) -> None:
         raise _no_backup(source, error.message) from error
     try:
         store.doubt_jobs()
-        AuditFile(workplace).add(command_entry("RESTORE", {"file": str(source)}), synced=True)
+        entry = Entry(
+            time_s=time.time(),
+            role=LOCAL,
+            who=f"uid {os.getuid()}",
+            what="RESTORE",
+            about={"file": str(source)},
+            outcome=DONE,
+        )
+        AuditFile(workplace).add(entry, synced=True)
     finally:
         store.close()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.coordinator.audit_file import Entry
+from dtd.coordinator.audit import Entry
 from dtd.ctl.access import since_s
 from dtd.errors import UsageError
 from dtd.wire import messages as m

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import errno
-import os
-import shutil
 import sqlite3
-import tempfile
 import threading
-from pathlib import Path
+import time
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from dtd.coordinator import audit_file
-from dtd.coordinator.audit_file import AuditFile
-from dtd.coordinator.audit_log import REFUSALS_AT_ONCE, command_entry, enter_command
+from dtd.coordinator import audit
+from dtd.coordinator.audit import (
+    CHANGING,
+    MOST_CHARACTERS,
+    MOST_ENTRIES,
+    REFUSALS_AT_ONCE,
+    AuditFile,
+    Entry,
+    about,
+    audited,
+)
+from dtd.coordinator.audit import outcome as outcome_of
 from dtd.coordinator.main import run_command
-from dtd.errors import ConfigError, RequestRefused
+from dtd.errors import RequestRefused
+from dtd.security.permissions import VIEWER_MAY
+from dtd.wire import fields
 from dtd.wire import messages as m
-
-NOBODY = 65534
 
 
 def entries(daemon: Any, **wanted: Any) -> list[dict[str, Any]]:
@@ -112,8 +119,6 @@ def test_whoever_hangs_up_before_the_answer_is_entered_as_well(daemon, monkeypat
     begun, gone = threading.Event(), threading.Event()
 
     async def hang(_request: Any) -> dict[str, Any]:
-        import asyncio
-
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -142,57 +147,31 @@ def test_what_failed_is_entered_as_failed(daemon, monkeypatch):
     assert (failed["outcome"], failed["reason"]) == ("failed", "disk I/O error")
 
 
-def test_a_backup_and_a_restore_are_entered(daemon, state_dir, tmp_path, capsys):
+def test_a_restore_is_entered(daemon, spec, state_dir, tmp_path):
     backup, restored = tmp_path / "b.tar", tmp_path / "restored"
+    daemon.ask(m.SubmitJob(spec=spec))
     assert run_command(["backup", str(backup), "--state-dir", str(state_dir)]) == 0
-    assert told(daemon) == [("BACKUP", "done", {"file": str(backup)}, {})]
-    assert "audit" not in capsys.readouterr().err
     assert run_command(["restore", str(backup), "--state-dir", str(restored)]) == 0
     found = AuditFile(restored).page(0)["entries"]
-    assert [(one["what"], one["who"]) for one in found] == [
-        ("BACKUP", command_entry("", {}).who),
-        ("RESTORE", command_entry("", {}).who),
-    ]
-
-
-def test_a_backup_that_cannot_be_entered_is_made_and_says_so(store, state_dir, tmp_path, capsys):
-    (state_dir / "audit").touch()
-    assert run_command(["backup", str(tmp_path / "b.tar"), "--state-dir", str(state_dir)]) == 0
-    assert "could not be entered in the audit log: " in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="is not the state directory"):
-        run_command(["backup", str(tmp_path / "c.tar"), "--state-dir", str(tmp_path)])
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root backs up what is another user's")
-def test_root_writes_as_the_user_whose_directory_it_is():
-    place = Path(tempfile.mkdtemp(prefix="dtd-audit-", dir="/var/tmp"))
-    try:
-        state, others = place / "state", place / "others"
-        state.mkdir()
-        others.mkdir()
-        os.chown(place, NOBODY, NOBODY)
-        os.chown(state, NOBODY, NOBODY)
-        assert enter_command(state, command_entry("BACKUP", {})) == ""
-        assert {path.stat().st_uid for path in state.rglob("*")} == {NOBODY}
-        assert (os.geteuid(), os.getegid()) == (0, 0)
-        shutil.rmtree(state / "audit")
-        (state / "audit").symlink_to(others)  # a directory in which only root may write
-        assert enter_command(state, command_entry("BACKUP", {}))
-    finally:
-        shutil.rmtree(place)
+    assert [one["what"] for one in found] == ["SUBMIT_JOB", "SUBMIT_JOB", "RESTORE"]
 
 
 # --- the file ------------------------------------------------------------------------------------
 
 
+def entry(what: str, **changed: Any) -> Entry:
+    usual: dict[str, Any] = {"time_s": time.time(), "role": "local", "outcome": "done", "who": "w"}
+    return Entry(**usual | changed, what=what)
+
+
 def test_pages_are_read_from_cursor_to_cursor_and_files_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit_file, "FILE_BYTES", 1000)
-    monkeypatch.setattr(audit_file, "MAX_FILES", 3)
-    monkeypatch.setattr(audit_file, "PAGE_ENTRIES", 2)
+    monkeypatch.setattr(audit, "FILE_BYTES", 1000)
+    monkeypatch.setattr(audit, "MAX_FILES", 3)
+    monkeypatch.setattr(audit, "PAGE_ENTRIES", 2)
     log = AuditFile(tmp_path)
     seqs = [
         log.add(
-            dataclasses.replace(command_entry("CANCEL_JOB", {"n": n}), who=f"w{n % 2}"),
+            entry("CANCEL_JOB", who=f"w{n % 2}", about={"n": n}),
             synced=False,
         )
         for n in range(40)
@@ -211,11 +190,90 @@ def test_pages_are_read_from_cursor_to_cursor_and_files_end(tmp_path, monkeypatc
 
 def test_a_line_that_a_loss_of_power_has_cut_costs_no_other(tmp_path):
     log = AuditFile(tmp_path)
-    first = log.add(command_entry("A", {}), synced=True)
+    first = log.add(entry("A"), synced=True)
     (path,) = (tmp_path / "audit").iterdir()
     with path.open("ab") as file:
         file.write(b'{"time_s": 1.0, "wh')
-    second = log.add(command_entry("B", {}), synced=True)
+    second = log.add(entry("B"), synced=True)
     found = log.page(0)["entries"]
     assert [(one["seq"], one["what"]) for one in found] == [(first, "A"), (second, "B")]
     assert log.page(first)["next"] == second
+
+
+# --- what is declared ---------------------------------------------------------------------------
+
+ASKED = sorted(
+    (m.from_opener(m.Role.CTL) | m.from_opener(m.Role.JOIN)) - {m.Error, m.Goodbye},
+    key=lambda kind: kind.__name__,
+)
+
+
+READS = VIEWER_MAY - set(CHANGING) | {
+    *(m.ReadAudit, m.ListTokens, m.ListCredentials, m.ShowAuthority, m.GetAuthority),
+}
+
+
+def test_every_call_that_changes_something_is_declared() -> None:
+    """A new request belongs in CHANGING, or here among those that only read."""
+    assert {*CHANGING, *READS} == set(ASKED)
+    assert not READS & set(CHANGING)
+
+
+@pytest.mark.parametrize("kind", CHANGING, ids=lambda kind: kind.__name__)
+def test_no_secret_is_entered(kind: type[Any]) -> None:
+    declared = CHANGING[kind]
+    secret = {field.name for field in dataclasses.fields(kind) if not field.repr}
+    assert not secret & set(declared.about)
+    assert not [n for n, k, *_ in fields.layout(kind) if n in declared.about and k[0] in "om"]
+
+
+def submit(**spec: Any) -> m.SubmitJob:
+    return m.SubmitJob(spec=spec, package="ab" * 32)
+
+
+def entered(message: m.Message) -> dict[str, Any]:
+    declared = audited(message, 1)
+    assert declared is not None
+    return about(message, declared)
+
+
+def test_a_job_is_entered_by_name_and_task() -> None:
+    message = submit(job={"name": "digits", "task": "digits"}, task={"password": "hunter2"})
+    assert entered(message) == {"name": "digits", "task": "digits", "package": "ab" * 32}
+    assert entered(submit()) == entered(submit(job="none")) == {"package": "ab" * 32}
+
+
+def test_what_is_long_or_hostile_is_one_short_line() -> None:
+    said = entered(submit(job={"name": "x\n\x1b[2J" * 99, "task": ["a\u202e"] * 999}))
+    assert said["name"].isprintable()
+    assert len(said["name"]) == MOST_CHARACTERS
+    assert said["task"] == [*["a\\u202e"] * MOST_ENTRIES, f"and {999 - MOST_ENTRIES} more"]
+
+
+@pytest.mark.parametrize(
+    ("message", "payload_bytes", "enters"),
+    [
+        (m.PutPackage(digest="d", size=9, offset=0), 0, False),
+        (m.PutPackage(digest="d", size=9, offset=0), 4, True),
+        (m.PutPackage(digest="d", size=9, offset=4), 5, False),
+        (m.ListCheckpoints(job="j"), 0, False),
+        (m.ListCheckpoints(job="j", tickets=True), 0, True),
+        (m.Examine(what="host", spec={}), 0, False),
+        (m.Examine(what="step", spec={}), 0, True),
+        (m.Examine(what="bandwidth", spec={}, force=True), 0, True),
+    ],
+)
+def test_some_calls_change_something_only_when(
+    message: m.Message, payload_bytes: int, enters: bool
+) -> None:
+    assert (audited(message, payload_bytes) is not None) == enters
+
+
+def test_of_an_answer_what_is_declared_is_entered() -> None:
+    token = {"id": "ab", "role": "worker", "expires_s": 9.5, "token": "dtd1/secret"}
+    declared = CHANGING[m.CreateToken]
+    assert outcome_of(token, declared) == {"id": "ab", "role": "worker", "expires_s": 9.5}
+    revoked = {"revoked": [{"name": "w", "serial": "1f"}], "evicted": [], "more": 1}
+    assert outcome_of(revoked, CHANGING[m.RevokeCredential]) == {
+        "revoked": [{"name": "w", "serial": "1f"}]
+    }

@@ -1,31 +1,67 @@
-"""Limits internal errors of the coordinator to the connection whose message caused them."""
+"""Limits internal errors of the coordinator to the connection whose message caused them.
+
+No message from a peer may end this process, even if a check is missing.  So an exception that
+nobody expected is caught here and nowhere else: it costs that peer its connection, is told as the
+incident `internal_error` and logged with its traceback, and the daemon goes on.  What a peer did
+wrong by the protocol (ProtocolError) is not meant: that ends its connection anyway.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import traceback
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import structlog
 
-from dtd.cluster.events import Effect, Event, Submitted, Ticked
+from dtd import diagnostics
+from dtd.cluster.diagnostics import Diagnostics, standing
+from dtd.cluster.events import Effect, Event, Incident, Submitted, Ticked
 from dtd.cluster.pools import Pools
+from dtd.cluster.state import ClusterState
 from dtd.coordinator.store.store import job_body, job_from_body
-from dtd.coordinator.throttles import Refusals
-from dtd.errors import ErrorCode, ProtocolError, RequestRefused
+from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.net.limits import Allowance
 from dtd.net.link import Link
 from dtd.shown import one_line
 
-# No message from a peer may end this process, even if a check is missing.  So an exception that
-# nobody expected is caught here and nowhere else: it costs that peer its connection, is told as the
-# incident `internal_error` and logged with its traceback, and the daemon goes on.  What a peer did
-# wrong by the protocol (ProtocolError) is not meant: that ends its connection anyway.
-
-
 log = structlog.get_logger()
+
+# --- recent refusals and their reasons, so that a flood does not fill the log ------------------
+#
+# What an operator is told of it is `dtd.cluster.diagnostics`.
+
+
+MAX_REFUSALS: Final = 32
+LOG_EVERY_S: Final = 60.0
+MAX_LOGGED_PER_S: Final = 1.0
+LOG_BURST: Final = 16.0
+
+
+class Refusals:
+    """Times of the last logged refusals, or failures, by place and reason; the oldest first."""
+
+    def __init__(self) -> None:
+        self._logged_s: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._may_log = Allowance(MAX_LOGGED_PER_S, LOG_BURST)
+
+    def note(self, place: str, reason: str, now: float) -> bool:
+        """Take one down; returns whether it should be logged."""
+        logged_s = self._logged_s.pop((place, reason), None)
+        due = logged_s is None or now - logged_s >= LOG_EVERY_S
+        # The log grows by this much only, however many hosts connect.
+        logs = due and self._may_log.takes(1, now)
+        self._logged_s[place, reason] = now if logs or logged_s is None else logged_s
+        while len(self._logged_s) > MAX_REFUSALS:
+            self._logged_s.popitem(last=False)
+        return logs
+
+
+# --- internal errors -----------------------------------------------------------------------------
+
 
 AGAIN_AFTER_S: Final = 1.0
 """A loop that must not end begins again so long after it failed."""
@@ -206,3 +242,70 @@ class GuardedCore:
 
 def _often(times: deque[float], now: float) -> bool:
     return len(times) == times.maxlen and now - times[0] <= WITHIN_S
+
+
+# --- the diagnostics of `dtdctl status` ----------------------------------------------------------
+#
+# What was turned away, what failed and what the cluster's state tells goes to
+# `dtd.cluster.diagnostics`, which knows how long each of them lasts.
+
+
+_DISK_INCIDENTS = frozenset({"checkpoint_failed"})
+_OWN_DISK = "the coordinator"
+
+
+class DiagnosticsCollector:
+    """Keeps the diagnostics of this cluster.
+
+    Args:
+        clusters: gives those of the membership.
+        now: the clock of the daemon, in seconds.
+        disk_failure: why the last call of the store failed; empty when it did not.
+    """
+
+    def __init__(
+        self,
+        clusters: Callable[[], Iterable[ClusterState]],
+        now: Callable[[], float],
+        disk_failure: Callable[[], str],
+    ) -> None:
+        self._clusters = clusters
+        self._now = now
+        self._disk_failure = disk_failure
+        self._diagnostics = Diagnostics()
+
+    def turned_away(self, diagnostic: diagnostics.Diagnostic) -> None:
+        """The control port has rejected a caller, and logged that."""
+        self._diagnostics.note(diagnostic, self._now())
+
+    def closed(self, host: str, error: DtdError | None) -> None:
+        """A connection has ended on which nobody had registered."""
+        if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_VERSION:
+            self._diagnostics.note(diagnostics.protocol_differs(host), self._now())
+
+    def name_taken(self, diagnostic: diagnostics.Diagnostic) -> None:
+        """Two processes go by one name."""
+        if self._diagnostics.note(diagnostic, self._now()):
+            log.warning("name_taken", message=diagnostic.message, remedy=diagnostic.remedy)
+
+    def registered(self, host: str, name: str) -> None:
+        """A worker has come through."""
+        self._diagnostics.over(host, name)
+
+    def saved(self, name: str) -> None:
+        """A worker's disk takes checkpoints."""
+        self._diagnostics.over(name, kind="disk")
+
+    def decided(self, effect: Effect) -> None:
+        """The membership core has an effect; incidents change the cluster's state."""
+        if isinstance(effect, Incident) and effect.kind in _DISK_INCIDENTS:
+            self._diagnostics.note(diagnostics.disk(effect.worker, effect.message), self._now())
+
+    def listing(self) -> list[dict[str, Any]]:
+        """The diagnostics of this moment, as `dtdctl status` shows them."""
+        found = [one for cluster in self._clusters() for one in standing(cluster)]
+        failure = self._disk_failure()
+        if failure:
+            found.append(diagnostics.disk(_OWN_DISK, failure))
+        self._diagnostics.stand(found, self._now())
+        return self._diagnostics.listing(self._now())

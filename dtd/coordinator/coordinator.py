@@ -9,17 +9,14 @@ from collections.abc import Callable
 from dtd.cluster.events import Effect, JobEnded
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.core import Core
-from dtd.coordinator.handlers.access import AccessHandler
-from dtd.coordinator.handlers.deletions import Deletions
-from dtd.coordinator.handlers.join import JoinHandler
+from dtd.coordinator.handlers.credentials import Joins, Renewals
+from dtd.coordinator.handlers.jobs import Deletions
 from dtd.coordinator.handlers.measurements import MeasurementBroker, Profiles
-from dtd.coordinator.handlers.renewal import RenewalHandler
 from dtd.coordinator.models import ModelRegistry
-from dtd.coordinator.output import ReportQuotas
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.coordinator.sweeps import Sweeps
-from dtd.coordinator.throttles import BoundedAnswers
+from dtd.coordinator.throttles import ReportQuotas
 from dtd.coordinator.web_desk import WebDesk
 from dtd.net.limits import Quotas
 from dtd.net.link import Link
@@ -46,8 +43,7 @@ class Coordinator(Core):
     def __init__(
         self, config: CoordinatorConfig, store: Store, *, new_link: Callable[[], Link]
     ) -> None:
-        super().__init__(config, store, new_link=new_link, complaint=self._complaint)
-        contain = self.containment.around
+        super().__init__(config, store, new_link=new_link)
         self.history_thread = StoreThread(self.store_failed)
         self.history = MetricsRecorder(
             config.state_dir,
@@ -56,6 +52,7 @@ class Coordinator(Core):
             run=self.history_thread.run,
             later=self.history_thread.later,
         )
+        self.complaints.append(self.history.complaint)
         only_members = config.metrics_for == "members"
         self.metrics = CoordinatorMetrics(
             config.metrics, self._metrics_context if only_members else None
@@ -71,27 +68,9 @@ class Coordinator(Core):
         self.deletions = Deletions(self, self.models, self.history)
         self.broker = MeasurementBroker(self)
         self.profiles = Profiles(self, self.broker)
-        self.part_answers = BoundedAnswers("GET_PARTS", contain)
-        self.access = AccessHandler(
-            self.port,
-            in_store=functools.partial(self.store_thread.run, turn=Turn.URGENT),
-            handle=self.handle,
-            workers_of=self.links.certified_by,
-        )
-        self.renewals = RenewalHandler(
-            self.port, self.in_store, self._own_ends, self.links.all, contain
-        )
-        self.joins = JoinHandler(
-            self.port,
-            functools.partial(self.store_thread.run, turn=Turn.PATIENT),
-            self.access.evict,
-            self.audit,
-            contain,
-        )
+        self.renewals = Renewals(self)
+        self.joins = Joins(self)
         self.decided += [self.metrics.figures.decided, self.diagnostics.decided, self._on_decided]
-
-    def _complaint(self) -> str:
-        return self.history.complaint()
 
     def _on_decided(self, effect: Effect) -> None:
         if isinstance(effect, JobEnded):
@@ -102,7 +81,3 @@ class Coordinator(Core):
         """Return the TLS of the metrics endpoint, for members of the cluster only; in a thread."""
         authority = self.port.authority
         return members_only(authority.server_context() if authority is not None else None)
-
-    def _own_ends(self, unix_s: float) -> None:
-        """Record when the coordinator's own certificate ends."""
-        self.metrics.figures.certificate_expires_s = unix_s

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from dtd import __version__
@@ -20,15 +21,13 @@ from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.status import EndedJob
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit import AuditFile, AuditLog, Caller
-from dtd.coordinator.containment import Containment, GuardedCore
+from dtd.coordinator.containment import Containment, DiagnosticsCollector, GuardedCore
 from dtd.coordinator.control_port import ControlPort
-from dtd.coordinator.data_secrets import DataSecrets
-from dtd.coordinator.diagnostics import DiagnosticsCollector
 from dtd.coordinator.effects import Effects
 from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageCounter
-from dtd.coordinator.process_limits import allowed_files
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.thread import StoreThread, Turn
+from dtd.coordinator.throttles import Answers
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.errors import ProtocolError, RequestRefused
 from dtd.net.driver import Driver
@@ -50,13 +49,13 @@ class Core:
         config: addresses and time-outs.
         store: the open state directory.
         new_link: makes the protocol object of a connection.
-        complaint: tells why a disk besides the store's is unreliable; empty when it is not.
 
     Attributes:
         address: where the coordinator is called.
         last_job: the job that ended last.
         job_numbers: number of each job in the store.
         decided: called with each effect when it is decided.
+        complaints: tell why a disk is unreliable, or nothing.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Core:
         store: Store,
         *,
         new_link: Callable[[], Link],
-        complaint: Callable[[], str],
     ) -> None:
         self.config = config
         self.store = store
@@ -84,18 +82,16 @@ class Core:
         self.decided: list[Callable[[Effect], None]] = []
         self.containment = Containment(time.monotonic, self.incident)
         self.store_thread = StoreThread(self.store_failed)
+        self.complaints = [self.store_thread.complaint]
         self.audit = AuditLog(AuditFile(config.state_dir), self.store_thread)
-        self.links = WorkerLinks()
-        self.secrets = DataSecrets(
-            open_data_key(config.state_dir / DIRECTORY),
-            self.links.incarnation,
-            lambda name: self.links.clock_s(name, self.now),
+        self.answers = Answers(self.containment)
+        self.links = WorkerLinks(
+            open_data_key(config.state_dir / DIRECTORY), lambda: self._driver.now
         )
         self.effects = Effects(
             links=self.links,
             store=store,
             thread=self.store_thread,
-            secrets=self.secrets,
             job_numbers=self.job_numbers,
             handle=self.handle,
             performed=self._performed,
@@ -111,14 +107,14 @@ class Core:
         self.diagnostics = DiagnosticsCollector(
             self.membership.clusters,
             time.monotonic,
-            lambda: self.store_thread.complaint() or complaint(),
+            lambda: next(filter(None, (one() for one in self.complaints)), ""),
         )
         self.port = ControlPort(
             config,
             new_link,
             time.monotonic,
             self.diagnostics.turned_away,
-            Connections(in_all=connections_for(allowed_files())),
+            Connections(in_all=connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
         )
         # Hashing gigabytes must not hold up what generations wait for in the store's thread.
         self.weights_thread = StoreThread(self.store_failed)
@@ -127,19 +123,20 @@ class Core:
             in_use=store.packages_in_use,
             store_thread=self.store_thread,
             thread=self.store_thread,
-            contain=self.containment.around,
+            answers=self.answers,
         )
         self.weights = PackageCounter(
             Archives(config.state_dir / WEIGHTS, WEIGHTS_KIND),
             in_use=store.weights_in_use,
             store_thread=self.store_thread,
             thread=self.weights_thread,
-            contain=self.containment.around,
+            answers=self.answers,
         )
         self._loop = asyncio.get_running_loop()
         self._next_number = store.next_job_number()
         self._news = asyncio.Event()
         self._ends: dict[str, asyncio.Future[Job]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- decisions and their effects -----------------------------------------------------------
 
@@ -152,8 +149,10 @@ class Core:
         self._driver.handle(event)
 
     def stop(self) -> None:
-        """Decide nothing more."""
+        """Decide nothing more, and end what is under way."""
         self._driver.stop()
+        for task in self._tasks:
+            task.cancel()
 
     async def settled(self) -> None:
         """Return when every effect so far is done: all decisions are written down."""
@@ -191,6 +190,24 @@ class Core:
     def news(self) -> asyncio.Event:
         """Is set by the next incident."""
         return self._news
+
+    # --- tasks ---------------------------------------------------------------------------------
+
+    def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin a task that goes on until it ends or the daemon does."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def begin(self, doing: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin a task that nobody awaits; unexpected errors are reported."""
+
+        async def contained() -> None:
+            with self.containment.around(doing):
+                await work()
+
+        self.keep(contained())
 
     # --- the store -----------------------------------------------------------------------------
 
@@ -237,15 +254,6 @@ class Core:
     def now(self) -> float:
         """The clock that the membership core sees."""
         return self._driver.now
-
-    @property
-    def has_authority(self) -> bool:
-        """Whether the workers have credentials of this cluster."""
-        return self.port.authority is not None
-
-    def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
-        """Return the expiry and the key with which the worker's data port opens for `scope`."""
-        return self.secrets.ticket(worker, scope)
 
     def check_request(self, caller: Caller, message: m.Message) -> None:
         """Check that the caller may send this request; refusals are in the audit log.

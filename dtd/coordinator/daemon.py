@@ -22,8 +22,7 @@ from dtd.cluster.state import ClusterState
 from dtd.cluster.status import Beside, status_of
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.coordinator import Coordinator
-from dtd.coordinator.handlers.reports import on_report
-from dtd.coordinator.handlers.workers import register
+from dtd.coordinator.handlers.workers import on_report, register
 from dtd.coordinator.requests import CTL_REQUESTS, RequestQueues
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.thread import Turn
@@ -81,9 +80,6 @@ class Daemon:
         await coordinator.sweeps.take_up()
         bound = await coordinator.port.listen()
         await coordinator.metrics.start()
-        authority = coordinator.port.authority
-        if authority is not None:
-            coordinator.metrics.figures.certificate_expires_s = authority.server_expires_s()
         await coordinator.web.start()
         coordinator.address = str(bound or SocketPath(str(config.socket)))
         address_file = config.state_dir / "address"
@@ -122,7 +118,6 @@ class Daemon:
         coordinator.stop()
         coordinator.reports.close()
         await coordinator.web.close()
-        coordinator.sweeps.close()
         coordinator.port.close(m.Goodbye(reason="the coordinator is stopping"))
         await coordinator.metrics.close()
         await coordinator.weights_thread.close(lambda: None)
@@ -138,8 +133,10 @@ class Daemon:
     def _look(self) -> tuple[list[ClusterState], dict[str, Any]]:
         """Return the clusters and the status that the metrics show."""
         coordinator = self.coordinator
-        coordinator.metrics.figures.store_errors = coordinator.store_thread.failures
-        coordinator.metrics.figures.reports_dropped = coordinator.reports.dropped()
+        figures = coordinator.metrics.figures
+        figures.store_errors = coordinator.store_thread.failures
+        figures.reports_dropped = coordinator.reports.dropped()
+        figures.certificate_expires_s = coordinator.renewals.own_expires_s or None
         clusters = coordinator.membership.clusters()
         status = status_of(
             clusters[0],
@@ -200,8 +197,7 @@ class Daemon:
     def _on_closed(self, link: Link, error: DtdError | None) -> None:
         coordinator = self.coordinator
         self._requests.forget(link)
-        coordinator.joins.forget(link)
-        coordinator.renewals.forget(link)
+        coordinator.answers.forget(link)
         known = coordinator.links.forget(link)
         if known is None:
             coordinator.diagnostics.closed(link.peer_host(), error)

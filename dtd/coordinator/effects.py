@@ -26,7 +26,6 @@ from dtd.cluster.events import (
     Undeliverable,
 )
 from dtd.coordinator.containment import Containment
-from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.store.store import Store, job_body
 from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.coordinator.worker_links import WorkerLinks
@@ -55,7 +54,6 @@ class Effects:
         links: the workers' connections.
         store: where jobs and incidents are written.
         thread: the thread that the store's methods run in.
-        secrets: adds the secrets that only the receivers of a message may know.
         job_numbers: number of each job in the store.
         handle: hands an event to the core: a job that announces a generation is written, or could
             not be, or its workers cannot be told of it.
@@ -69,7 +67,6 @@ class Effects:
         links: WorkerLinks,
         store: Store,
         thread: StoreThread,
-        secrets: DataSecrets,
         job_numbers: Mapping[str, int],
         handle: Callable[[JobSaved | Undeliverable], None],
         performed: Callable[[JobEnded | Incident], None],
@@ -78,7 +75,6 @@ class Effects:
         self._links = links
         self._store = store
         self._thread = thread
-        self._secrets = secrets
         self._job_numbers = job_numbers
         self._handle = handle
         self._performed = performed
@@ -168,7 +164,7 @@ class Effects:
         if link is None:
             return
         try:
-            link.send(self._secrets.filled(effect.message, effect.name))
+            link.send(self._links.filled(effect.message, effect.name))
         except LocalProtocolError as error:
             if isinstance(effect.message, m.Prepare | m.Assign | m.Save):
                 self._handle(Undeliverable(job=effect.message.job, reason=error.message))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -17,11 +19,11 @@ from typing import Final, NamedTuple, get_args
 import uvloop
 
 from dtd import __version__
+from dtd.cluster.state import ClusterState
+from dtd.cluster.transitions import GONE
 from dtd.config import CoordinatorConfig, MetricsFor, WandbMode, load_coordinator_config
-from dtd.coordinator.advertised import advertised
+from dtd.coordinator.control_port import advertised
 from dtd.coordinator.daemon import Daemon
-from dtd.coordinator.diagnostics import status_line
-from dtd.coordinator.process_limits import give_back_freed_memory, raise_file_limit
 from dtd.coordinator.store.backup import back_up, restore
 from dtd.coordinator.store.store import Store
 from dtd.errors import ConfigError, DtdError
@@ -30,7 +32,7 @@ from dtd.notify import Notifier
 from dtd.places import require_linux
 from dtd.security.authority import DIRECTORY, open_authority, open_data_key
 from dtd.security.private_files import make_private_directory
-from dtd.shown import indented
+from dtd.shown import counted, indented
 from dtd.streams import fit_streams
 
 # --- commands on a state directory ---------------------------------------------------------------
@@ -138,6 +140,43 @@ def run_command(arguments: Sequence[str]) -> int:
     return 0
 
 
+# --- the process ---------------------------------------------------------------------------------
+
+
+MOST_FILES: Final = 65536
+"""More are not needed, and programs that close all that might be open take their time."""
+
+
+def raise_file_limit() -> None:
+    """Take what the system allows: the usual limit of 1024 is for programs that use select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+# --- memory that is freed goes back to the system ----------------------------------------------
+#
+# Each TLS connection has a buffer of 256 KiB, and answers are as large.  Once the first such block
+# was freed, glibc keeps blocks of that size in its heap, between small ones that live longer:
+# callers who came and went by the hundred left the coordinator tens of MiB larger.  Thresholds that
+# are set stay as they are.  See mallopt(3).
+
+
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+_IN_HEAP_BYTES: Final = 128 * 1024
+"""The initial threshold of glibc; larger blocks are mapped each by itself."""
+
+
+def give_back_freed_memory() -> None:
+    """Have freed large blocks returned to the system from now on; only with glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _IN_HEAP_BYTES)
+        mallopt(_TRIM_THRESHOLD, _IN_HEAP_BYTES)
+
+
 # --- the daemon ----------------------------------------------------------------------------------
 
 
@@ -183,6 +222,24 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--log-level", choices=get_args(LogLevel), help="lowest level logged")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
     return parser.parse_args(arguments)
+
+
+def status_line(*clusters: ClusterState) -> str:
+    """The jobs, how many workers there are, and how many jobs wait."""
+    living = (worker.state not in GONE for one in clusters for worker in one.workers.values())
+    active = [one for one in clusters if one.job is not None]
+    words = [*map(_job, active or clusters[:1]), counted(sum(living), "worker")]
+    queued = sum(len(one.queue) for one in clusters)
+    if queued:
+        words.append(f"{counted(queued, 'job')} queued")
+    return ", ".join(words)
+
+
+def _job(cluster: ClusterState) -> str:
+    job = cluster.job
+    if job is None:
+        return "no job"
+    return f"job {job.id} {job.state.value} at step {job.step} of {job.total_steps}"
 
 
 async def _serve(config: CoordinatorConfig) -> None:

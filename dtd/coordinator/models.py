@@ -8,7 +8,6 @@ and which others have its files, with tickets for those (`dtd.registry.copies` d
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import time
@@ -44,7 +43,6 @@ class ModelRegistry:
         self._core = core
         self._copies = Copies()
         self._known: dict[str, Version] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Read from the store what is registered; blocking, before the first connection."""
@@ -286,9 +284,7 @@ class ModelRegistry:
 
     def _give_orders(self) -> None:
         for order in self._copies.decide():
-            task = asyncio.create_task(self._pin(order))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._core.begin("having a worker keep a model", functools.partial(self._pin, order))
 
     def _unpin(self, version: str, worker: str) -> None:
         link = self._core.links.link_to(worker)
@@ -296,13 +292,11 @@ class ModelRegistry:
             link.send(m.UnpinModel(version=version))
 
     async def _pin(self, order: Order) -> None:
-        with self._core.containment.around("having a worker keep a model"):
-            record = self._known[order.version]["record"]
-            store = self._core.store
-            listed = await self._core.in_store(store.checkpoints, record["job"])
-            link, version = self._core.links.link_to(order.worker), self._known.get(order.version)
-            if link is not None and version is not None:
-                link.send(self._order(version, listed))
+        record = self._known[order.version]["record"]
+        listed = await self._core.in_store(self._core.store.checkpoints, record["job"])
+        link, version = self._core.links.link_to(order.worker), self._known.get(order.version)
+        if link is not None and version is not None:
+            link.send(self._order(version, listed))
 
     def _order(self, version: Version, listed: Sequence[Mapping[str, Any]]) -> m.PinModel:
         sources = self._sources(version)
@@ -325,7 +319,7 @@ class ModelRegistry:
 
     def _source(self, name: str, resource: str, digest: str = "", part: Any = ()) -> m.ModelSource:
         worker = self._core.membership.cluster_of(name).workers[name].registration
-        expires_s, key = self._core.ticket(name, resource)
+        expires_s, key = self._core.links.ticket(name, resource)
         return m.ModelSource(
             name=name,
             host=worker.data_host,

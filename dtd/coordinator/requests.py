@@ -10,14 +10,13 @@ import asyncio
 import functools
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgpack
 
 from dtd.coordinator.audit import Caller
 from dtd.coordinator.coordinator import Coordinator
-from dtd.coordinator.handlers import jobs, queries
-from dtd.coordinator.handlers.access import AccessRequest
+from dtd.coordinator.handlers import credentials, jobs, queries
 from dtd.coordinator.throttles import read_out
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
@@ -60,10 +59,12 @@ HANDLERS: Final[Mapping[type[m.Message], Handler]] = {
     m.CancelSweep: lambda coordinator, _, request: coordinator.sweeps.cancel(request.sweep),
     m.ShowSweep: lambda coordinator, _, request: coordinator.sweeps.show(request.sweep),
     m.ListSweeps: lambda coordinator, _caller, _request: coordinator.sweeps.listing(),
-    **dict.fromkeys(
-        get_args(AccessRequest),
-        lambda coordinator, _, request: coordinator.access.answer(request),
-    ),
+    m.CreateToken: credentials.create_token,
+    m.ListTokens: credentials.list_tokens,
+    m.RevokeToken: credentials.revoke_token,
+    m.ListCredentials: credentials.list_credentials,
+    m.RevokeCredential: credentials.revoke,
+    m.ShowAuthority: credentials.show_authority,
 }
 """The handler of each request; PUT_PACKAGE alone has a payload."""
 

@@ -94,7 +94,6 @@ class Sweeps:
         self._runs: dict[int, _Run] = {}
         self._trial_of: dict[str, tuple[_Run, int]] = {}
         self._known: dict[int, _Known] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # --- from outside --------------------------------------------------------------------------
 
@@ -117,11 +116,6 @@ class Sweeps:
         run = _Run(row["number"], spec, row["package"], cancelled=cancelled)
         run.trials = await self._core.in_store(tables.trials, run.number)
         self._start(run)
-
-    def close(self) -> None:
-        """Stop; what has not ended goes on with the next process."""
-        for task in self._tasks:
-            task.cancel()
 
     async def begin(self, request: m.BeginSweep) -> dict[str, Any]:
         """Carry out BEGIN_SWEEP.
@@ -225,9 +219,7 @@ class Sweeps:
 
     def _start(self, run: _Run) -> None:
         self._runs[run.number] = run
-        task = asyncio.create_task(self._contained(run))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._core.keep(self._contained(run))
 
     async def _contained(self, run: _Run) -> None:
         name = name_of(run.number)

@@ -1,16 +1,23 @@
-"""Message rates of workers, bounds on unanswered questions, and which refusals are logged."""
+"""Rates of workers' messages and reports, bounds on unanswered questions, output of jobs.
+
+What a worker reports beyond its quota (`dtd.net.limits`) is left out, and said: in the output, as
+an event, as a figure.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Hashable
-from contextlib import AbstractContextManager
-from typing import Any, Final
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Final, NamedTuple
 
+from dtd.coordinator.containment import Containment
+from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.net.limits import Allowance, Pacing
+from dtd.net.limits import CHECKPOINTS, FIGURES, LINES, NOTICES, Pacing, Quotas
 from dtd.net.link import Link
 from dtd.security.identity import LOCAL
 from dtd.wire import messages as m
@@ -65,54 +72,57 @@ def _credential_of(link: Link) -> tuple[str, str]:
     return who.role, who.name
 
 
+# --- answers ---------------------------------------------------------------------------------
+
+
 UNREAD_S: Final = 30.0
 """Time without any byte being read, after which the client is considered gone."""
-
-
-Contain = Callable[[str, Link], AbstractContextManager[None]]
-"""A context for an action and its link: an unexpected error closes the link (`containment`)."""
-
 
 MAX_UNANSWERED: Final = 4
 """A worker that has just connected again may ask twice for the same thing."""
 
 
-class BoundedAnswers:
-    """A few questions of each connection are answered at a time; belongs to the event loop.
+class Answers:
+    """Answers requests in tasks, a few at a time for each connection and kind of request."""
 
-    Args:
-        question: the request, in words.
-        contain: contains errors that prevent an answer.
-    """
+    def __init__(self, containment: Containment) -> None:
+        self._contain = containment.around
+        self._tasks: dict[asyncio.Task[None], tuple[Link, str]] = {}
 
-    def __init__(self, question: str, contain: Contain) -> None:
-        self._question = question
-        self._contain = contain
-        self._tasks: dict[asyncio.Task[None], Link] = {}
-
-    def begin(self, link: Link, answering: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Answer in a task of its own.
+    def begin(
+        self,
+        link: Link,
+        request: m.Message,
+        answer: Callable[[], Awaitable[None]],
+        *,
+        most: int = MAX_UNANSWERED,
+    ) -> None:
+        """Await `answer`, until the connection is gone; its unexpected errors close the link.
 
         Raises:
-            ProtocolError: REFUSED, too many on this connection are not answered yet.
+            ProtocolError: REFUSED, `most` such requests of this connection are not answered yet.
         """
-        if sum(one is link for one in self._tasks.values()) >= MAX_UNANSWERED:
-            raise ProtocolError(
-                ErrorCode.REFUSED, f"{MAX_UNANSWERED} {self._question} are unanswered"
-            )
-        task = asyncio.create_task(self._contained(link, answering))
-        self._tasks[task] = link
+        name = m.message_name(type(request))
+        if sum(one == (link, name) for one in self._tasks.values()) >= most:
+            raise ProtocolError(ErrorCode.REFUSED, f"{most} {name} are unanswered")
+
+        async def contained() -> None:
+            with self._contain(f"answering {name}", link):
+                await answer()
+
+        task = asyncio.create_task(contained())
+        self._tasks[task] = (link, name)
         task.add_done_callback(self._tasks.pop)
 
-    async def _contained(
-        self, link: Link, answering: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        with self._contain(f"answering {self._question}", link):
-            await answering()
+    def forget(self, link: Link) -> None:
+        """The connection is gone."""
+        for task, (asking, _) in self._tasks.items():
+            if asking is link:
+                task.cancel()
 
 
-async def go_on(pacing: Pacing, who: Hashable) -> None:
-    """Return when a waiting client may continue; clients do not block each other."""
+async def wait_turn(pacing: Pacing, who: Hashable) -> None:
+    """Return when a client may continue; clients do not block each other."""
     clock = asyncio.get_running_loop().time
     wait_s = pacing.wait_s(who, clock())
     while wait_s:
@@ -131,31 +141,122 @@ async def read_out(link: Link) -> None:
             return
 
 
-# --- recent refusals and their reasons, so that a flood does not fill the log ------------------
-#
-# What an operator is told of it is `dtd.cluster.diagnostics`.  Pure.
+# --- quotas of reports: lines are written in the store's last turn, a few at a time --------------
 
 
-MAX_REFUSALS: Final = 32
-LOG_EVERY_S: Final = 60.0
-MAX_LOGGED_PER_S: Final = 1.0
-LOG_BURST: Final = 16.0
+LINES_AT_ONCE: Final = 250
+"""Most lines of one transaction: urgent calls wait for at most one, a few milliseconds."""
+
+MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
+"""Most bytes of lines that the disk has not taken yet."""
+
+_OF_A_LINE: Final = 100
+"""Bytes that a line takes besides its text, roughly."""
 
 
-class Refusals:
-    """Times of the last logged refusals, or failures, by place and reason; the oldest first."""
+class _Batch(NamedTuple):
+    job: str
+    rank: int
+    worker: str
+    lines: list[str]
+    size_bytes: int
 
-    def __init__(self) -> None:
-        self._logged_s: OrderedDict[tuple[str, str], float] = OrderedDict()
-        self._may_log = Allowance(MAX_LOGGED_PER_S, LOG_BURST)
 
-    def note(self, place: str, reason: str, now: float) -> bool:
-        """Take one down; returns whether it should be logged."""
-        logged_s = self._logged_s.pop((place, reason), None)
-        due = logged_s is None or now - logged_s >= LOG_EVERY_S
-        # The log grows by this much only, however many hosts connect.
-        logs = due and self._may_log.takes(1, now)
-        self._logged_s[place, reason] = now if logs or logged_s is None else logged_s
-        while len(self._logged_s) > MAX_REFUSALS:
-            self._logged_s.popitem(last=False)
-        return logs
+class ReportQuotas:
+    """Drops reports beyond a worker's quota, and stores output; belongs to the event loop."""
+
+    def __init__(
+        self,
+        quotas: Quotas,
+        store: Store,
+        thread: StoreThread,
+        incident: Callable[..., None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._quotas = quotas
+        self._store = store
+        self._thread = thread
+        self.incident = incident
+        self._clock = clock
+        self._waiting: deque[_Batch] = deque()
+        self._put_bytes = 0
+        self._written_bytes = 0  # counted by the store's thread alone
+        self._outputs: dict[str, tuple[str, int]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def heeds(self, worker: str, message: m.Message) -> bool:
+        """Whether a report is within its worker's share; all that is no such report is."""
+        if isinstance(message, m.Notice):
+            kind = NOTICES
+        elif isinstance(message, m.Progress | m.Evaluated):
+            kind = FIGURES
+        elif isinstance(message, m.CheckpointSaved):
+            kind = CHECKPOINTS
+        else:
+            return True
+        allowed = self._quotas.allows(worker, kind, self._clock())
+        if not allowed:
+            self._watch()
+        return allowed
+
+    def output(self, worker: str, message: m.JobOutput, payload: bytes) -> None:
+        """Have the lines of a JOB_OUTPUT written, as many as the worker may have."""
+        lines = self._quotas.lines(worker, payload, self._clock())
+        for begin in range(0, len(lines), LINES_AT_ONCE):
+            self._put(message.job, message.rank, worker, lines[begin : begin + LINES_AT_ONCE])
+        if self._quotas.is_marked(worker):
+            self._outputs[worker] = message.job, message.rank
+            self._mark(worker)
+        self._watch()
+
+    def dropped(self) -> Counter[tuple[str, str]]:
+        """Return the number of reports that were left out, by (worker, kind)."""
+        return self._quotas.dropped
+
+    def close(self) -> None:
+        """Say nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _put(self, job: str, rank: int, worker: str, lines: list[str]) -> None:
+        size_bytes = sum(map(len, lines)) + _OF_A_LINE * len(lines)
+        if self._put_bytes - self._written_bytes + size_bytes > MAX_WAITING_BYTES:
+            self._quotas.drop(worker, LINES, len(lines))
+            return
+        self._put_bytes += size_bytes
+        self._waiting.append(_Batch(job, rank, worker, lines, size_bytes))
+        self._thread.later(self._write, turn=Turn.PATIENT)
+
+    def _write(self) -> None:
+        """Write one batch; in the store's thread."""
+        batch = self._waiting.popleft()
+        self._written_bytes += batch.size_bytes
+        self._store.add_lines(batch.job, batch.rank, batch.worker, batch.lines)
+
+    # --- what was left out ---------------------------------------------------------------------
+
+    def _mark(self, worker: str) -> None:
+        """Say in the output that lines are missing here."""
+        line = self._quotas.mark(worker, self._clock())
+        if line:
+            job, rank = self._outputs[worker]
+            self._put(job, rank, worker, [line])
+
+    def _watch(self) -> None:
+        now = self._clock()
+        moment = self._quotas.look_again_at(now)
+        if moment is not None and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(moment - now, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for worker in tuple(self._outputs):
+            self._mark(worker)
+            if not self._quotas.is_marked(worker):
+                del self._outputs[worker]
+        for worker, counts in self._quotas.to_tell(self._clock()):
+            what = " and ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+            why = f"{worker} reports more than its quota: {what} were dropped"
+            self.incident("share_exceeded", why, worker=worker, **counts)
+        self._watch()

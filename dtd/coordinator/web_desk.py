@@ -15,9 +15,8 @@ import structlog
 from dtd import __version__
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit import AuditLog, Caller
-from dtd.coordinator.containment import Containment
+from dtd.coordinator.containment import Containment, Refusals
 from dtd.coordinator.control_port import ControlPort
-from dtd.coordinator.throttles import Refusals
 from dtd.errors import ConfigError, DtdError, RequestRefused
 from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.sessions import FILE, KeptSessions

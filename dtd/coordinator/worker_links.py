@@ -1,21 +1,41 @@
-"""Maps workers to control connections; a name has at most one connection."""
+"""Maps workers to control connections, and derives the secrets that each of them may know.
+
+A name has at most one connection.  The cluster core (`dtd.cluster`) has no access to secrets: each
+is derived from the generation, the worker and the coordinator's data key (`dtd.wire.data_keys`), so
+it stays the same after a restart.  Nothing here is stored or logged.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
 
 from dtd import diagnostics
 from dtd.cluster.admission import MAX_KNOWN_WORKERS
 from dtd.diagnostics import Diagnostic
 from dtd.errors import ErrorCode, ProtocolError
+from dtd.net.data_server import PROBE_SCOPE
 from dtd.net.link import Link
 from dtd.wire import messages as m
+from dtd.wire.data_keys import generation_secret, ticket_key, worker_secret
+
+TICKET_LIFE_S: Final = 3600
+"""By the monotonic clock of the ticket's worker."""
 
 
 class WorkerLinks:
-    """The registered workers' connections."""
+    """The registered workers' connections.
 
-    def __init__(self) -> None:
+    Args:
+        data_key: the root of all secrets.
+        now: the clock that the membership core sees.
+    """
+
+    def __init__(self, data_key: bytes, now: Callable[[], float]) -> None:
+        self._data_key = data_key
+        self._now = now
         self._links: dict[str, Link] = {}
         self._speakers: dict[Link, tuple[str, int]] = {}
         self._serials: OrderedDict[str, str] = OrderedDict()
@@ -34,11 +54,6 @@ class WorkerLinks:
     def link_to(self, name: str) -> Link | None:
         """A worker's connection."""
         return self._links.get(name)
-
-    def incarnation(self, name: str) -> int:
-        """Return the incarnation of the connected process of a worker; 0 when none is."""
-        link = self._links.get(name)
-        return self._speakers[link][1] if link is not None else 0
 
     def speaker(self, link: Link) -> str:
         """The name of the worker at the other end.
@@ -65,11 +80,7 @@ class WorkerLinks:
             return None
         return diagnostics.name_taken(name, self._places[name], _place(message))
 
-    def clock_s(self, name: str, now: float) -> float:
-        """A worker's monotonic clock at this time of the coordinator's; 0 when not connected."""
-        return now + self._clocks_ahead_s.get(name, -now)
-
-    def register(self, link: Link, message: m.Register, now: float) -> None:
+    def register(self, link: Link, message: m.Register) -> None:
         """The connection is this worker's; one that it had before is closed."""
         name = message.name
         old = self._links.get(name)
@@ -85,7 +96,7 @@ class WorkerLinks:
             )
         self._links[name] = link
         self._places[name] = _place(message)
-        self._clocks_ahead_s[name] = message.clock_s - now
+        self._clocks_ahead_s[name] = message.clock_s - self._now()
         self._speakers[link] = (name, message.incarnation)
         self._serials.pop(name, None)
         self._serials[name] = link.identity.serial if link.identity is not None else ""
@@ -116,6 +127,34 @@ class WorkerLinks:
             del self._links[known[0]]
             del self._places[known[0]], self._clocks_ahead_s[known[0]]
         return known
+
+    # --- secrets -------------------------------------------------------------------------------
+
+    def filled(self, message: m.Message, to: str) -> m.Message:
+        """The message with the secrets that the worker `to` may know."""
+        if isinstance(message, m.Assign):
+            secret = generation_secret(
+                self._data_key, message.job, message.generation, message.roster_id
+            )
+            return dataclasses.replace(message, secret=secret)
+        if isinstance(message, m.Registered):
+            return dataclasses.replace(message, secret=self._secret(to))
+        if isinstance(message, m.Probe | m.Measure) and message.name:
+            expires_s, key = self.ticket(message.name, PROBE_SCOPE)
+            return dataclasses.replace(message, ticket_expires_s=expires_s, ticket_key=key)
+        return message
+
+    def ticket(self, name: str, scope: str) -> tuple[int, bytes]:
+        """Return the expiry, by its clock, and the key of a worker's data port for `scope`."""
+        now = self._now()
+        expires_s = int(now + self._clocks_ahead_s.get(name, -now)) + TICKET_LIFE_S
+        return expires_s, ticket_key(self._secret(name), scope, expires_s)
+
+    def _secret(self, name: str) -> bytes:
+        """Return the secret of the connected process of a worker."""
+        link = self._links.get(name)
+        incarnation = self._speakers[link][1] if link is not None else 0
+        return worker_secret(self._data_key, name, incarnation)
 
 
 def _place(message: m.Register) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dtd import __version__
-from dtd.coordinator.handlers import join
+from dtd.coordinator.handlers import credentials
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
 from dtd.security.credential import Credential, bare_client_context
@@ -207,7 +207,7 @@ def test_a_strangers_questions_do_not_slow_an_operator(attacked):
             for one in flooding:
                 one.join(PATIENCE_S)
     assert slowest_s < PROMPT_S
-    answers = join.ANSWERS_AT_ONCE + join.ANSWERS_PER_S * (time.monotonic() - flooded_s)
+    answers = credentials.ANSWERS_AT_ONCE + credentials.ANSWERS_PER_S * (time.monotonic() - flooded_s)
     assert sum(answered) < 1.5 * answers * ANSWER_BYTES
 
 

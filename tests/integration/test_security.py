@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from dtd.address import Address
-from dtd.coordinator.advertised import advertised
+from dtd.coordinator.control_port import advertised
 from dtd.errors import (
     ConfigError,
     CoordinatorUnreachable,

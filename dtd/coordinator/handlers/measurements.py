@@ -147,7 +147,7 @@ class MeasurementBroker:
         number = measure.number
         answer: asyncio.Future[m.Measured] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (name, answer)
-        link.send(self._core.secrets.filled(measure, name))
+        link.send(self._core.links.filled(measure, name))
         try:
             async with asyncio.timeout(timeout_s):
                 measured = await answer
@@ -360,7 +360,7 @@ class Profiles:
         worker = self._core.membership.cluster_of(name).workers.get(name)
         if worker is None or name not in self._core.links.names():
             return {"alive": False}
-        expires_s, key = self._core.ticket(name, resource)
+        expires_s, key = self._core.links.ticket(name, resource)
         return {
             "alive": True,
             "data_host": worker.registration.data_host,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import structlog
 
 from dtd.coordinator.store.thread import StoreThread
-from dtd.coordinator.throttles import BoundedAnswers, Contain, read_out
+from dtd.coordinator.throttles import Answers, read_out
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
 from dtd.net.link import Link
 from dtd.packages.archives import Archives, InUse
@@ -34,7 +34,7 @@ class PackageCounter:
         in_use: tells which must not be forgotten; runs in the store's thread.
         store_thread: the store's.
         thread: where they are read and written.
-        contain: where an error ends that keeps a worker from being answered.
+        answers: answers workers.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class PackageCounter:
         in_use: InUse,
         store_thread: StoreThread,
         thread: StoreThread,
-        contain: Contain,
+        answers: Answers,
     ) -> None:
         self._archives = archives
         self._in_use = in_use
         self._store_thread = store_thread
         self._thread = thread
-        self._answers = BoundedAnswers("GET_PACKAGE", contain)
+        self._answers = answers
 
     async def put(self, request: m.PutPackage, piece: bytes) -> dict[str, Any]:
         """Take a piece in; the answer says how many bytes are here.
@@ -91,7 +91,7 @@ class PackageCounter:
         Raises:
             ProtocolError: too many requests on this connection are not answered yet.
         """
-        self._answers.begin(link, lambda: self._serve(link, request))
+        self._answers.begin(link, request, lambda: self._serve(link, request))
 
     async def _serve(self, link: Link, request: m.GetPackage) -> None:
         try:

@@ -165,7 +165,7 @@ def _checkpoint(core: Core, found: dict[str, Any], *, ticket: bool) -> dict[str,
     folder, name = path.parent.name, path.name
     shown: dict[str, Any] = {}
     if ticket and alive:
-        expires_s, key = core.ticket(holder, f"checkpoint/{folder}/{name}")
+        expires_s, key = core.links.ticket(holder, f"checkpoint/{folder}/{name}")
         shown = {"ticket_expires_s": expires_s, "ticket_key": key}
     return {
         **found,

@@ -27,7 +27,7 @@ from tests.played_loop import PlayedLoop
 PATIENCE_S = 30.0
 MessageT = TypeVar("MessageT")
 
-OF_RATES = ("test_pace.py", "test_paced_desks.py", "test_turns.py")
+OF_RATES = ("test_throttles.py",)
 """Tests in which nobody regains what it has used up unless time is played."""
 
 

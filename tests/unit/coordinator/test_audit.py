@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from dtd.coordinator import audit
+from dtd.coordinator import audit, requests
 from dtd.coordinator.audit import (
     CHANGING,
     MOST_CHARACTERS,
@@ -118,7 +118,7 @@ def test_what_takes_away_is_done_on_a_full_disk_and_the_journal_says_so(daemon, 
 def test_whoever_hangs_up_before_the_answer_is_entered_as_well(daemon, monkeypatch):
     begun, gone = threading.Event(), threading.Event()
 
-    async def hang(_request: Any) -> dict[str, Any]:
+    async def hang(*_request: Any) -> dict[str, Any]:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -126,7 +126,7 @@ def test_whoever_hangs_up_before_the_answer_is_entered_as_well(daemon, monkeypat
             gone.set()
         return {}
 
-    monkeypatch.setattr(daemon.coordinator.access, "answer", hang)
+    monkeypatch.setitem(requests.HANDLERS, m.RevokeCredential, hang)
     with daemon.connect() as client:
         client.ask(m.RevokeCredential(name="w-0"))
         assert begun.wait(30)
@@ -137,10 +137,10 @@ def test_whoever_hangs_up_before_the_answer_is_entered_as_well(daemon, monkeypat
 
 
 def test_what_failed_is_entered_as_failed(daemon, monkeypatch):
-    async def fail(_request: Any) -> dict[str, Any]:
+    async def fail(*_request: Any) -> dict[str, Any]:
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr(daemon.coordinator.access, "answer", fail)
+    monkeypatch.setitem(requests.HANDLERS, m.RevokeToken, fail)
     with pytest.raises(RequestRefused, match="store failed"):
         daemon.ask(m.RevokeToken(id="ab"))
     (failed,) = entries(daemon)

@@ -23,7 +23,6 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.records import Job
 from dtd.coordinator.containment import Containment
-from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.effects import Effects, incident_fields
 from dtd.coordinator.store.thread import StoreThread
 from dtd.coordinator.worker_links import WorkerLinks
@@ -110,14 +109,13 @@ async def desk():
     def performed(effect):
         told.append(effect.job.id if isinstance(effect, JobEnded) else "news")
 
-    store, links, link = PlayedStore(), WorkerLinks(), PlayedLink()
-    links.register(link, registering(1), 0.0)
+    store, links, link = PlayedStore(), WorkerLinks(bytes(32), lambda: 0.0), PlayedLink()
+    links.register(link, registering(1))
     thread = StoreThread()
     effects = Effects(
         links=links,
         store=store,
         thread=thread,
-        secrets=DataSecrets(bytes(32), links.incarnation, lambda: 1000.0),
         job_numbers={"digits-1": 7},
         handle=told.append,
         performed=performed,
@@ -155,7 +153,7 @@ async def test_what_follows_a_job_waits_until_it_is_written_as_it_was(desk):
 async def test_acknowledgements_do_not_wait_for_the_disk(desk):
     """Else every worker would take a coordinator with a slow disk for dead."""
     other = PlayedLink()
-    desk.links.register(other, dataclasses.replace(registering(5), name="worker-1"), 0.0)
+    desk.links.register(other, dataclasses.replace(registering(5), name="worker-1"))
     desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
     desk.effects.put(Send(name="worker-0", message=ASSIGN))
     desk.effects.put(Send(name="worker-0", message=ACK))
@@ -183,7 +181,7 @@ async def test_a_message_goes_to_the_connection_that_the_worker_had(desk):
     desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
     desk.effects.put(Send(name="worker-0", message=ASSIGN))
     newer = PlayedLink()
-    desk.links.register(newer, registering(2), 0.0)
+    desk.links.register(newer, registering(2))
     desk.store.may_write.set()
     await desk.effects.settled()
     assert newer.told == []

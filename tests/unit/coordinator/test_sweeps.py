@@ -52,6 +52,7 @@ class Cluster:
         self.answers = asyncio.Event()
         self.answers.set()
         self.noted = asyncio.Event()
+        self.tasks: list[asyncio.Task[None]] = []
 
     # --- what sweeps need ------------------------------------------------------------------------
 
@@ -63,6 +64,9 @@ class Cluster:
 
     def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
         self.told.put_nowait((kind, message))
+
+    def keep(self, work: Any) -> None:
+        self.tasks.append(asyncio.create_task(work))
 
     async def register(self, request: m.RegisterModel, by: str) -> None:
         if self.refusals:
@@ -120,8 +124,9 @@ class Cluster:
 
     async def stop(self) -> None:
         """The coordinator's process ends."""
-        self.sweeps.close()
-        await asyncio.gather(*self.sweeps._tasks, return_exceptions=True)
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def again(self) -> None:
         """Another one begins."""

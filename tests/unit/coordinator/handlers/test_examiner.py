@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from dtd.coordinator.data_secrets import TICKET_LIFE_S
 from dtd.coordinator.handlers.measurements import TIMEOUTS_S
+from dtd.coordinator.worker_links import TICKET_LIFE_S
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -38,7 +38,7 @@ class Coordinator:
         self.listed = listed
         self.names = frozenset(one["worker"] for one in listed) - {*away}
         self.store = SimpleNamespace(checkpoints=lambda job: listed)
-        self.links = SimpleNamespace(names=lambda: self.names)
+        self.links = SimpleNamespace(names=lambda: self.names, ticket=self.ticket)
         registration = SimpleNamespace(data_host="10.0.0.1", data_port=7000)
         worker = SimpleNamespace(registration=registration, serves=serves)
         cluster = SimpleNamespace(

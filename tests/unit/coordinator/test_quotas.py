@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-import dtd.coordinator.output as module
-from dtd.coordinator.output import LINES_AT_ONCE, ReportQuotas
-from dtd.net.limits import CHECKPOINTS_BURST, FIGURES_BURST, LINES, NOTICES_BURST, Quotas
+import dtd.coordinator.throttles as module
+from dtd.coordinator.throttles import LINES_AT_ONCE, ReportQuotas
+from dtd.net.limits import FIGURES_BURST, LINES, NOTICES_BURST, Quotas
 from dtd.wire import messages as m
 
 
@@ -120,22 +120,6 @@ async def test_notices_and_figures_beyond_the_share_are_not_heeded(world):
     async with asyncio.timeout(10):
         _, message, _, _ = await world.told.get()
     assert message.endswith(("1 figures and 1 notices were dropped", "1 notices were dropped"))
-
-
-async def test_the_disk_is_not_kept_waiting_by_checkpoints_without_end(world):
-    saved = m.CheckpointSaved(
-        job="digits-1",
-        generation=0,
-        step=1,
-        directory="/c/g000000-s000000001",
-        digest="1",
-        size_bytes=1,
-        metrics={},
-        kept=(),
-    )
-    heeded = [world.desk.heeds("w", saved) for _ in range(int(CHECKPOINTS_BURST) + 1)]
-    assert heeded == [True] * int(CHECKPOINTS_BURST) + [False]
-    assert world.desk.heeds("other", saved)
 
 
 async def test_an_event_a_minute_is_enough(world):

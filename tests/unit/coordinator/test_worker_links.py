@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.coordinator.data_secrets import TICKET_LIFE_S, DataSecrets
+from dtd.coordinator.worker_links import TICKET_LIFE_S, WorkerLinks
 from dtd.net.data_server import PROBE_SCOPE
+from dtd.net.link import Link
 from dtd.wire import messages as m
 from dtd.wire.data_keys import generation_secret, ticket_key, worker_secret
 
@@ -15,13 +16,25 @@ INCARNATIONS = {"worker-0": 7, "worker-1": 8}
 
 
 @pytest.fixture
-def secrets() -> DataSecrets:
-    return DataSecrets(
-        DATA_KEY, lambda name: INCARNATIONS.get(name, 0), lambda name: CLOCKS_S.get(name, 0.0)
-    )
+def secrets() -> WorkerLinks:
+    links = WorkerLinks(DATA_KEY, lambda: 10.0)
+    for name, incarnation in INCARNATIONS.items():
+        register = m.Register(
+            name=name,
+            incarnation=incarnation,
+            pid=1,
+            host="h",
+            device="cpu",
+            data_host="h",
+            data_port=1,
+            version="0",
+            clock_s=CLOCKS_S[name],
+        )
+        links.register(Link(None), register)
+    return links
 
 
-def test_a_member_learns_the_secret_of_its_generation(secrets: DataSecrets) -> None:
+def test_a_member_learns_the_secret_of_its_generation(secrets: WorkerLinks) -> None:
     assign = m.Assign(
         job="job-1",
         generation=3,
@@ -37,7 +50,7 @@ def test_a_member_learns_the_secret_of_its_generation(secrets: DataSecrets) -> N
     assert "secret" not in repr(filled)
 
 
-def test_a_worker_learns_its_own_secret(secrets: DataSecrets) -> None:
+def test_a_worker_learns_its_own_secret(secrets: WorkerLinks) -> None:
     registered = m.Registered(heartbeat_interval_s=1, heartbeat_timeout_s=2)
     for name, incarnation in INCARNATIONS.items():
         filled = secrets.filled(registered, name)
@@ -53,7 +66,7 @@ def test_a_worker_learns_its_own_secret(secrets: DataSecrets) -> None:
     ],
 )
 def test_who_tries_a_link_gets_a_ticket_for_nothing_else(
-    secrets: DataSecrets, message: m.Probe | m.Measure
+    secrets: WorkerLinks, message: m.Probe | m.Measure
 ) -> None:
     filled = secrets.filled(message, "worker-0")
     assert isinstance(filled, m.Probe | m.Measure)
@@ -66,5 +79,5 @@ def test_who_tries_a_link_gets_a_ticket_for_nothing_else(
 @pytest.mark.parametrize(
     "message", [m.HeartbeatAck(), m.Measure(number=1, what="host", spec={})], ids=["ack", "own"]
 )
-def test_all_else_leaves_as_it_is(secrets: DataSecrets, message: m.Message) -> None:
+def test_all_else_leaves_as_it_is(secrets: WorkerLinks, message: m.Message) -> None:
     assert secrets.filled(message, "worker-0") is message

@@ -1,12 +1,15 @@
-"""What `systemctl status dtd-coordinator` says."""
+"""What `systemctl status dtd-coordinator` says, and the limit of open files."""
 
 from __future__ import annotations
+
+import sys
 
 from dtd.cluster.detector import Detector
 from dtd.cluster.records import Job, Registration, Run, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import JobState, WorkerState
-from dtd.coordinator.diagnostics import status_line
+from dtd.coordinator.main import status_line
+from scripts.cluster.processes import Child, stop_all
 
 SPEC = {"job": {"name": "digits", "task": "digits", "global_batch_size": 64, "epochs": 2}}
 
@@ -54,3 +57,16 @@ def test_a_job_and_a_queue():
 
 def test_one_worker():
     assert status_line(cluster(WorkerState.IDLE)) == "no job, 1 worker"
+
+
+def test_the_soft_limit_of_open_files_becomes_the_hard_one(tmp_path):
+    asking = (
+        "import resource; from dtd.coordinator.main import raise_file_limit;"
+        " raise_file_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], end='')"
+    )
+    command = ["/usr/bin/prlimit", "--nofile=256:512", sys.executable, "-c", asking]
+    child = Child("asking", command, tmp_path / "log")
+    child.start()
+    assert child.wait(30) == 0
+    stop_all([child])
+    assert (tmp_path / "log").read_text() == "512"

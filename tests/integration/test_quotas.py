@@ -207,7 +207,9 @@ def test_a_strangers_questions_do_not_slow_an_operator(attacked):
             for one in flooding:
                 one.join(PATIENCE_S)
     assert slowest_s < PROMPT_S
-    answers = credentials.ANSWERS_AT_ONCE + credentials.ANSWERS_PER_S * (time.monotonic() - flooded_s)
+    answers = credentials.ANSWERS_AT_ONCE + credentials.ANSWERS_PER_S * (
+        time.monotonic() - flooded_s
+    )
     assert sum(answered) < 1.5 * answers * ANSWER_BYTES
 
 

@@ -69,6 +69,7 @@ PAGES: Final[Mapping[str, Page]] = {
     "troubles": _marked("docs/operations.md", "troubles", catalogues.troubles_table),
     "transitions": _whole("docs/transitions.md", transitions.render),
     "protocol": Page(place="protocol.md", renewed=protocol.renewed),
+    "examples": Page(place="tests/protocol_examples.jsonl", renewed=protocol.examples),
 }
 
 

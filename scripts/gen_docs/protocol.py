@@ -1,4 +1,4 @@
-"""protocol.md, in step with dtd/wire.
+"""protocol.md and the examples of all messages, in step with dtd/wire.
 
 What the code knows is rewritten (kinds, defaults, the table of frames, the bytes of every example);
 what only people know is kept (meanings, values in examples, prose).  A new field gets an empty
@@ -48,6 +48,18 @@ def renewed(text: str) -> str:
     for record in (*TYPES.values(), m.Member, m.Held, m.Branch, m.BlobInfo, m.ShmRegion):
         text = _replace_fields(text, record)
     return _EXAMPLE.sub(_example, text)
+
+
+def examples(text: str) -> str:
+    """The lines of tests/protocol_examples.jsonl, with their frames renewed."""
+    return "".join(json.dumps(_line(json.loads(line))) + "\n" for line in text.splitlines())
+
+
+def _line(example: dict[str, Any]) -> dict[str, Any]:
+    message = m.decode_message(with_octets(example["header"]))
+    payload = bytes.fromhex(example["payload"])
+    frame = frames.frame_bytes(m.encode_header(message), payload)
+    return {**example, "message": m.message_name(type(message)), "frame": frame.hex()}
 
 
 def _frames_table() -> list[str]:

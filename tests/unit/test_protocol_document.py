@@ -1,4 +1,4 @@
-"""protocol.md is executable: its examples decode, its tables are the code's.
+"""protocol.md is executable: all examples decode, its tables are the code's.
 
 The transcript has a test of its own: test_protocol_transcript.py.
 """
@@ -29,7 +29,8 @@ from dtd.wire.keyed_tag import KeyedTag
 from dtd.wire.tags import TAG_BYTES, TAG_FLAGS
 from scripts.gen_docs.protocol import with_octets
 
-TEXT = (Path(__file__).resolve().parents[2] / "protocol.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "protocol.md").read_text()
 TYPES = {m.message_name(cls): cls for cls in m.message_types().values()}
 RECORDS = {cls.__name__: cls for cls in (m.Member, m.Held, m.MemoryPart, m.Branch, m.BlobInfo)}
 PARTIES = {
@@ -41,6 +42,10 @@ PARTIES = {
 }
 HANDSHAKE = ((0x01, "HELLO"), (0x02, "WELCOME"), (0x05, "PROVE"))
 EXAMPLES = [
+    json.loads(line)
+    for line in (ROOT / "tests" / "protocol_examples.jsonl").read_text().splitlines()
+]
+SHOWN = [
     found.groupdict()
     for found in re.finditer(
         r"```json\n(?P<json>.*?)```\n(?:```payload\n(?P<payload>.*?)```\n)?```hex\n(?P<hex>.*?)```",
@@ -76,36 +81,41 @@ def tables(text: str) -> list[list[list[str]]]:
 # --- examples --------------------------------------------------------------------------------
 
 
-def test_every_message_has_its_own_section_with_an_example() -> None:
+def test_every_message_has_its_own_section_and_an_example() -> None:
     for number, cls in m.message_types().items():
-        text = section(f"0x{number:02x} {m.message_name(cls)}")
-        values = json.loads(search(r"```json\n(.*?)```", text))
-        assert values["t"] == number
-        assert "```hex" in text
-    assert len(EXAMPLES) >= len(TYPES)
+        assert section(f"0x{number:02x} {m.message_name(cls)}")
     headings = re.findall(r"^#### 0x([0-9a-f]{2}) ", TEXT, re.MULTILINE)
     assert sorted(int(one, 16) for one in headings) == sorted(m.message_types())
+    assert {example["message"] for example in EXAMPLES} == set(TYPES)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"t{json.loads(e['json'])['t']:#x}")
-def test_example_decodes_to_its_json_and_encodes_to_its_bytes(example: dict[str, str]) -> None:
-    values = json.loads(example["json"])
-    parts: dict[str, str] = {}
-    label = ""
-    for line in example["hex"].splitlines():
-        label = line[:8].strip() or label
-        parts[label] = parts.get(label, "") + line[8:]
-    data = bytes.fromhex("".join(parts.values()))
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["message"])
+def test_example_decodes_to_its_header_and_encodes_to_its_bytes(example: dict[str, Any]) -> None:
+    data, header = bytes.fromhex(example["frame"]), example["header"]
     [frame] = FrameDecoder().feed(data)
     message = m.decode_message(frame.header)
-    assert list(frame.header) == list(values)
-    assert message == m.decode_message(with_octets(values))
-    assert bytes(frame.payload) == bytes.fromhex(example["payload"] or "")
+    assert m.message_name(type(message)) == example["message"]
+    assert list(frame.header) == list(header)
+    assert message == m.decode_message(with_octets(header))
+    assert bytes(frame.payload).hex() == example["payload"]
     assert frame_bytes(m.encode_header(message), bytes(frame.payload)) == data
-    assert {label: len(bytes.fromhex(text)) for label, text in parts.items()} == {
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=lambda one: f"t{json.loads(one['json'])['t']:#x}")
+def test_a_shown_example_is_one_of_the_list_with_its_parts_named(shown: dict[str, str]) -> None:
+    parts: dict[str, str] = {}
+    label = ""
+    for line in shown["hex"].splitlines():
+        label = line[:8].strip() or label
+        parts[label] = parts.get(label, "") + line[8:].replace(" ", "")
+    header = json.loads(shown["json"])
+    [example] = [one for one in EXAMPLES if one["frame"] == "".join(parts.values())]
+    assert (example["header"], example["payload"]) == (header, (shown["payload"] or "").strip())
+    encoded = m.encode_header(m.decode_message(with_octets(header)))
+    assert {label: len(text) // 2 for label, text in parts.items()} == {
         "prefix": frames.PREFIX_BYTES,
-        "header": len(m.encode_header(message)),
-        **({"payload": len(frame.payload)} if len(frame.payload) else {}),
+        "header": len(encoded),
+        **({"payload": len(example["payload"]) // 2} if example["payload"] else {}),
         "tag": frames.TAG_BYTES,
     }
 

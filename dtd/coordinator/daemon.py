@@ -8,6 +8,7 @@ passes here.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -21,9 +22,9 @@ from dtd.cluster.events import Submitted, WorkerLost
 from dtd.cluster.state import ClusterState
 from dtd.cluster.status import Beside, status_of
 from dtd.config import CoordinatorConfig
+from dtd.coordinator import requests
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.handlers.workers import on_report, register
-from dtd.coordinator.requests import CTL_REQUESTS, RequestQueues
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.thread import Turn
 from dtd.coordinator.throttles import Pace
@@ -40,6 +41,16 @@ FOLD_EVERY_S: Final = 5.0
 """So much of the store is lost, at most, with a log that is lost."""
 
 
+RECEIVERS: Final[Mapping[type[m.Message], Callable[[Coordinator, Link, Any, memoryview], None]]] = {
+    **dict.fromkeys(requests.CTL_REQUESTS, requests.ask),
+    m.Register: register,
+    m.Renew: lambda coordinator, link, message, _: coordinator.renewals.ask(link, message),
+    m.GetAuthority: lambda coordinator, link, message, _: coordinator.joins.ask(link, message),
+    m.Enrol: lambda coordinator, link, message, _: coordinator.joins.ask(link, message),
+}
+"""The receiver of each message; all others are workers' reports."""
+
+
 class Daemon:
     """One coordinator on the running event loop.
 
@@ -52,17 +63,9 @@ class Daemon:
         accepts = frozenset({m.Role.WORKER, m.Role.CTL, m.Role.JOIN})
         self.coordinator = Coordinator(config, store, new_link=lambda: Link(self, accepts=accepts))
         self._contain = self.coordinator.containment.around
-        self._requests = RequestQueues(self.coordinator)
         self._pace = Pace()
-        self._receivers: Mapping[type[m.Message], Callable[[Link, Any, memoryview], None]] = {
-            **dict.fromkeys(CTL_REQUESTS, self._on_request),
-            m.Register: self._on_register,
-            m.Renew: self._on_renew,
-            m.GetAuthority: self._on_join,
-            m.Enrol: self._on_join,
-        }
         self.coordinator.web = WebDesk(
-            config, self.coordinator, self.coordinator.port, self._requests
+            self.coordinator, functools.partial(requests.carry_out, self.coordinator)
         )
 
     # --- life --------------------------------------------------------------------------------
@@ -167,27 +170,8 @@ class Daemon:
         """A message from a worker, from an operator, or from a caller that wants to join."""
         name = self.coordinator.links.name_of(link)
         with self._contain(m.message_name(type(message)), link, worker=name):
-            receive = self._receivers.get(type(message), self._on_report)
-            receive(link, message, payload)
-
-    def _on_request(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        self.coordinator.check_request(link, message)
-        self._requests.ask(link, message, payload)
-
-    def _on_register(self, link: Link, message: m.Register, _payload: memoryview) -> None:
-        self.coordinator.port.check(link, message)
-        register(self.coordinator, link, message)
-
-    def _on_renew(self, link: Link, message: m.Renew, _payload: memoryview) -> None:
-        self.coordinator.port.check(link, message)
-        self.coordinator.renewals.ask(link, message)
-
-    def _on_join(self, link: Link, message: m.GetAuthority | m.Enrol, _payload: memoryview) -> None:
-        self.coordinator.joins.ask(link, message)
-
-    def _on_report(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        name = self.coordinator.links.speaker(link)
-        on_report(self.coordinator, link, name, message, payload)
+            receive = RECEIVERS.get(type(message), on_report)
+            receive(self.coordinator, link, message, payload)
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """A worker or an operator has disconnected."""
@@ -196,7 +180,6 @@ class Daemon:
 
     def _on_closed(self, link: Link, error: DtdError | None) -> None:
         coordinator = self.coordinator
-        self._requests.forget(link)
         coordinator.answers.forget(link)
         known = coordinator.links.forget(link)
         if known is None:

@@ -1,48 +1,216 @@
-"""Operators' requests: which function answers which, and in what order.
+"""Operators' requests: the handler of each, and the answers of those that change nothing.
 
-Requests on one connection are answered in order, one RESULT (or ERROR) each, and each when the
-answer before it has been read (`dtd.coordinator.throttles`).
+Requests on one connection are answered in order, one RESULT (or ERROR) each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import sqlite3
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import msgpack
 
+from dtd import __version__
+from dtd.cluster.checkpoints import VERIFIED
+from dtd.cluster.status import status_of
 from dtd.coordinator.audit import Caller
 from dtd.coordinator.coordinator import Coordinator
-from dtd.coordinator.handlers import credentials, jobs, queries
-from dtd.coordinator.throttles import read_out
-from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.coordinator.core import Core
+from dtd.coordinator.handlers import credentials
+from dtd.coordinator.handlers import jobs as job_requests
+from dtd.errors import RequestRefused
 from dtd.net.link import Link
+from dtd.observe.comparison import MOST_POINTS, MOST_RUNS, Run, compare
+from dtd.observe.metrics.worker import next_in_ring
 from dtd.wire import messages as m
 
-Request = tuple[m.Message, bytes]
-Handler = Callable[[Coordinator, Caller, Any], Awaitable[dict[str, Any]]]
+STEP_TIMES: Final = ("step_s", "data_s", "compute_s", "exposed_s", "optimizer_s", "own_s")
+
+
+async def status(core: Core, _caller: Caller, _request: m.GetStatus) -> dict[str, Any]:
+    """Answer GET_STATUS."""
+    return status_of(
+        core.membership.cluster,
+        explain=core.membership.explain(),
+        address=core.address,
+        uptime_s=time.monotonic() - core.started_s,
+        version=__version__,
+        now=core.now,
+        last_job=core.last_job,
+        diagnostics=core.diagnostics.listing(),
+        beside=core.membership.beside(),
+    )
+
+
+async def figures(core: Core, _caller: Caller, request: m.GetFigures) -> dict[str, Any]:
+    """Answer GET_FIGURES: the last heartbeats of the workers of a job."""
+    pools = core.membership
+    cluster = pools.cluster_with(request.job) if request.job else pools.cluster
+    known = request.job or (cluster.job.id if cluster.job is not None else "")
+    beats = {worker.name: worker.liveness.heartbeat for worker in cluster.workers.values()}
+    heard = {name: beat for name, beat in beats.items() if beat is not None}
+    return {
+        "job": known,
+        "workers": [
+            {"name": name, **{key: getattr(beat, key) for key in STEP_TIMES}}
+            for name, beat in heard.items()
+            if beat.step_s > 0
+        ],
+        "links": _links(heard, cluster.run.roster),
+    }
+
+
+def _links(beats: Mapping[str, m.Heartbeat], roster: Sequence[str]) -> list[dict[str, Any]]:
+    """Return each rank's figures of the link to the next one."""
+    return [
+        {
+            "from": name,
+            "to": to,
+            "rtt_s": beats[name].rtt_s,
+            "bytes_per_s": beats[name].link_bytes_per_s,
+        }
+        for name in roster
+        if (to := next_in_ring(roster, name)) and name in beats
+    ]
+
+
+async def metrics(
+    coordinator: Coordinator, _caller: Caller, request: m.GetMetrics
+) -> dict[str, Any]:
+    """Answer GET_METRICS."""
+    await coordinator.known_job(request.job)
+    return await coordinator.history.answer(request)
+
+
+async def jobs(core: Core, _caller: Caller, request: m.ListJobs) -> dict[str, Any]:
+    """Answer LIST_JOBS."""
+    return {"jobs": await core.in_store(core.store.jobs, request.tag)}
+
+
+async def job(core: Core, _caller: Caller, request: m.ShowJob) -> dict[str, Any]:
+    """Answer SHOW_JOB: stored details, with those that only memory has while the job is active."""
+    details = await _details(core, request.job)
+    found = await core.in_store(core.store.checkpoints, request.job)
+    active = core.membership.cluster_with(request.job).job
+    if active is not None and active.id == request.job:
+        details |= {
+            "step": active.step,
+            "epoch": active.epoch,
+            "metrics": dict(active.metrics),
+            "skipped_steps": active.skipped_steps,
+        }
+    return {**details, "checkpoints": [_checkpoint(core, one, ticket=False) for one in found]}
+
+
+async def compare_jobs(
+    coordinator: Coordinator, _caller: Caller, request: m.CompareJobs
+) -> dict[str, Any]:
+    """Answer COMPARE_JOBS; made in a thread, since there may be thousands of points."""
+    ids = tuple(dict.fromkeys(request.jobs))
+    if not 2 <= len(ids) <= MOST_RUNS:
+        raise RequestRefused(
+            f"a comparison is of 2 to {MOST_RUNS} different jobs, not {len(ids)}",
+            remedy="name them by their ids: dtdctl compare JOB JOB; see `dtdctl jobs`",
+        )
+    points = max(2, min(request.points, MOST_POINTS))
+    runs = []
+    for job_id in ids:
+        details = await _details(coordinator, job_id)
+        found = await coordinator.history.answer(m.GetMetrics(job=job_id, points=points))
+        runs.append(Run(details=details, series=found["series"]))
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, compare, runs, request.names)
+
+
+async def logs(core: Core, _caller: Caller, request: m.ReadLogs) -> dict[str, Any]:
+    """Answer READ_LOGS: a page of a job's output."""
+    await core.known_job(request.job)
+    lines = await core.after_lines(core.store.lines, request.job, request.after)
+    return {"lines": lines, "next": lines[-1]["seq"] if lines else request.after}
+
+
+async def events(core: Core, _caller: Caller, request: m.ReadEvents) -> dict[str, Any]:
+    """Answer READ_EVENTS: a page of incidents, or the next one when it happens."""
+    while True:
+        news = core.news
+        found = await core.in_store(core.store.events, request.after)
+        if found or not request.follow:
+            return {"events": found, "next": found[-1]["seq"] if found else request.after}
+        await news.wait()
+
+
+async def audit(core: Core, _caller: Caller, request: m.ReadAudit) -> dict[str, Any]:
+    """Answer READ_AUDIT."""
+    return await core.audit.read(request)
+
+
+async def checkpoints(core: Core, _caller: Caller, request: m.ListCheckpoints) -> dict[str, Any]:
+    """Answer LIST_CHECKPOINTS."""
+    found = await core.in_store(core.store.checkpoints, request.job)
+    listed = [_checkpoint(core, one, ticket=request.tickets) for one in found]
+    answer: dict[str, Any] = {"checkpoints": listed}
+    if request.job:
+        answer["spec"] = (await core.known_job(request.job))["spec"]
+    return answer
+
+
+async def _details(core: Core, job_id: str) -> dict[str, Any]:
+    """Everything that is written down about one job; raises RequestRefused if there is none."""
+    await core.known_job(job_id)
+    details = await core.after_lines(core.store.job_details, job_id)
+    assert details is not None, "it was there a moment ago, and only this loop deletes jobs"
+    return details
+
+
+def _checkpoint(core: Core, found: dict[str, Any], *, ticket: bool) -> dict[str, Any]:
+    holder = found["worker"]
+    worker = core.membership.cluster_of(holder).workers.get(holder)
+    alive = holder in core.links.names()
+    path = PurePosixPath(found["directory"])
+    folder, name = path.parent.name, path.name
+    shown: dict[str, Any] = {}
+    if ticket and alive:
+        expires_s, key = core.links.ticket(holder, f"checkpoint/{folder}/{name}")
+        shown = {"ticket_expires_s": expires_s, "ticket_key": key}
+    return {
+        **found,
+        **shown,
+        "name": name,
+        "folder": folder,
+        "verified": found["confirmation"] == VERIFIED,
+        "alive": alive,
+        "data_host": worker.registration.data_host if worker is not None else "",
+        "data_port": worker.registration.data_port if worker is not None else 0,
+    }
+
+
+# --- all requests --------------------------------------------------------------------------------
+
+
+Handler = Callable[[Coordinator, Caller, Any], Coroutine[Any, Any, dict[str, Any]]]
 
 HANDLERS: Final[Mapping[type[m.Message], Handler]] = {
-    m.GetStatus: queries.status,
-    m.GetFigures: queries.figures,
-    m.GetMetrics: queries.metrics,
-    m.ListJobs: queries.jobs,
-    m.ShowJob: queries.job,
-    m.CompareJobs: queries.compare_jobs,
-    m.ReadLogs: queries.logs,
-    m.ReadEvents: queries.events,
-    m.ReadAudit: queries.audit,
-    m.ListCheckpoints: queries.checkpoints,
-    m.SubmitJob: lambda coordinator, _, request: jobs.submit(coordinator, request),
-    m.WaitJob: jobs.wait,
-    m.CancelJob: jobs.cancel,
-    m.ResumeJob: jobs.resume,
-    m.KillWorker: jobs.kill,
-    m.DrainWorker: jobs.drain,
-    m.AnnotateJob: jobs.annotate,
+    m.GetStatus: status,
+    m.GetFigures: figures,
+    m.GetMetrics: metrics,
+    m.ListJobs: jobs,
+    m.ShowJob: job,
+    m.CompareJobs: compare_jobs,
+    m.ReadLogs: logs,
+    m.ReadEvents: events,
+    m.ReadAudit: audit,
+    m.ListCheckpoints: checkpoints,
+    m.SubmitJob: lambda coordinator, _, request: job_requests.submit(coordinator, request),
+    m.WaitJob: job_requests.wait,
+    m.CancelJob: job_requests.cancel,
+    m.ResumeJob: job_requests.resume,
+    m.KillWorker: job_requests.kill,
+    m.DrainWorker: job_requests.drain,
+    m.AnnotateJob: job_requests.annotate,
     m.Delete: lambda coordinator, _, request: coordinator.deletions.delete(request),
     m.Examine: lambda coordinator, _, request: coordinator.broker.examine(request),
     m.Profile: lambda coordinator, _, request: coordinator.profiles.profile(request),
@@ -69,97 +237,40 @@ HANDLERS: Final[Mapping[type[m.Message], Handler]] = {
 """The handler of each request; PUT_PACKAGE alone has a payload."""
 
 CTL_REQUESTS: Final[tuple[type[m.Message], ...]] = (m.PutPackage, *HANDLERS)
-MAX_PENDING_REQUESTS: Final = 64
-MAX_PENDING_BYTES: Final = 8 * 1024 * 1024
-"""Most bytes of their payloads: pieces of packages, which are sent one after the other."""
 
 
-class RequestQueues:
-    """Answers operators' requests, in order per connection."""
+def ask(coordinator: Coordinator, link: Link, request: m.Message, payload: memoryview) -> None:
+    """Answer a request in its turn; the payload is copied.
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-        self._pending: dict[Link, asyncio.Queue[Request]] = {}
-        self._pending_bytes: dict[Link, int] = {}
-        self._tasks: dict[Link, asyncio.Task[None]] = {}
+    Raises:
+        ProtocolError: REFUSED, it is not permitted, or too many are unanswered on this connection.
+    """
+    coordinator.check_request(link, request)
+    content = bytes(payload)
 
-    def ask(self, link: Link, request: m.Message, payload: memoryview) -> None:
-        """Queue a request; the payload is copied.
+    async def answer() -> None:
+        result = await carry_out(coordinator, link, request, content)
+        due = coordinator.renewals.is_due(link)
+        link.send(m.Result(renew=due), msgpack.packb(result, use_bin_type=True))
 
-        Raises:
-            ProtocolError: too many are unanswered on this connection.
-        """
-        if link not in self._pending:
-            self._pending[link] = asyncio.Queue(MAX_PENDING_REQUESTS)
-            self._tasks[link] = asyncio.create_task(self._contained(link, self._pending[link]))
-        waiting_bytes = self._pending_bytes.get(link, 0) + len(payload)
-        if waiting_bytes > MAX_PENDING_BYTES:
-            raise ProtocolError(
-                ErrorCode.REFUSED, f"requests of {MAX_PENDING_BYTES} bytes are unanswered"
-            )
-        self._pending_bytes[link] = waiting_bytes
-        try:
-            self._pending[link].put_nowait((request, bytes(payload)))
-        except asyncio.QueueFull:
-            raise ProtocolError(
-                ErrorCode.REFUSED, f"{MAX_PENDING_REQUESTS} requests are unanswered"
-            ) from None
-
-    def forget(self, link: Link) -> None:
-        """The connection is gone."""
-        self._pending.pop(link, None)
-        self._pending_bytes.pop(link, None)
-        task = self._tasks.pop(link, None)
-        if task is not None:
-            task.cancel()
-
-    async def carry_out(
-        self, caller: Caller, request: m.Message, payload: bytes = b""
-    ) -> dict[str, Any]:
-        """Perform a permitted request, and enter it if it changes something.
-
-        Raises:
-            DtdError: it cannot be done.
-        """
-        return await self._coordinator.audit.around(
-            caller,
-            request,
-            functools.partial(_answer, self._coordinator, caller, request, payload),
-            payload_bytes=len(payload),
-            told=dict,
-        )
-
-    async def _contained(self, link: Link, requests: asyncio.Queue[Request]) -> None:
-        with self._coordinator.containment.around("answering a request", link):
-            await self._serve(link, requests)
-
-    async def _serve(self, link: Link, requests: asyncio.Queue[Request]) -> None:
-        while True:
-            request, payload = await requests.get()
-            if link not in self._pending_bytes:
-                return  # forgotten while this task ran, which ends it only where it has to wait
-            self._pending_bytes[link] -= len(payload)
-            try:
-                answer = await self.carry_out(link, request, payload)
-                due = self._coordinator.renewals.is_due(link)
-                link.send(m.Result(renew=due), msgpack.packb(answer, use_bin_type=True))
-                del answer
-                await read_out(link)
-            except DtdError as error:
-                link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
-                return
-            except (OSError, sqlite3.Error) as error:
-                why = f"the coordinator's store failed: {error}"
-                link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy="check its disk"))
-                return
+    coordinator.answers.begin(link, request, answer)
 
 
-async def _answer(
-    coordinator: Coordinator, caller: Caller, request: m.Message, payload: bytes
+async def carry_out(
+    coordinator: Coordinator, caller: Caller, request: m.Message, payload: bytes = b""
 ) -> dict[str, Any]:
+    """Perform a permitted request, and enter it if it changes something.
+
+    Raises:
+        DtdError: it cannot be done.
+    """
     if isinstance(request, m.PutPackage):
-        return await coordinator.counter(request).put(request, payload)
-    return await HANDLERS[type(request)](coordinator, caller, request)
+        work = functools.partial(coordinator.counter(request).put, request, payload)
+    else:
+        work = functools.partial(HANDLERS[type(request)], coordinator, caller, request)
+    return await coordinator.audit.around(
+        caller, request, work, payload_bytes=len(payload), told=dict
+    )
 
 
 def _named(caller: Caller) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Hashable
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.thread import StoreThread, Turn
-from dtd.errors import ErrorCode, ProtocolError
+from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.limits import CHECKPOINTS, FIGURES, LINES, NOTICES, Pacing, Quotas
 from dtd.net.link import Link
 from dtd.security.identity import LOCAL
@@ -78,16 +79,17 @@ def _credential_of(link: Link) -> tuple[str, str]:
 UNREAD_S: Final = 30.0
 """Time without any byte being read, after which the client is considered gone."""
 
-MAX_UNANSWERED: Final = 4
-"""A worker that has just connected again may ask twice for the same thing."""
+MAX_UNANSWERED: Final = 64
+"""Most unanswered requests of one connection."""
 
 
 class Answers:
-    """Answers requests in tasks, a few at a time for each connection and kind of request."""
+    """Answers the requests of each connection in order, each when the last answer was read."""
 
     def __init__(self, containment: Containment) -> None:
         self._contain = containment.around
-        self._tasks: dict[asyncio.Task[None], tuple[Link, str]] = {}
+        self._waiting: dict[Link, deque[tuple[str, Callable[[], Awaitable[None]]]]] = {}
+        self._tasks: dict[Link, asyncio.Task[None]] = {}
 
     def begin(
         self,
@@ -97,28 +99,46 @@ class Answers:
         *,
         most: int = MAX_UNANSWERED,
     ) -> None:
-        """Await `answer`, until the connection is gone; its unexpected errors close the link.
+        """Await `answer` in its turn, unless the connection ends; its errors close the connection.
 
         Raises:
-            ProtocolError: REFUSED, `most` such requests of this connection are not answered yet.
+            ProtocolError: REFUSED, `most` requests of this connection are not answered yet.
         """
-        name = m.message_name(type(request))
-        if sum(one == (link, name) for one in self._tasks.values()) >= most:
-            raise ProtocolError(ErrorCode.REFUSED, f"{most} {name} are unanswered")
-
-        async def contained() -> None:
-            with self._contain(f"answering {name}", link):
-                await answer()
-
-        task = asyncio.create_task(contained())
-        self._tasks[task] = (link, name)
-        task.add_done_callback(self._tasks.pop)
+        waiting = self._waiting.setdefault(link, deque())
+        if len(waiting) >= most:
+            raise ProtocolError(ErrorCode.REFUSED, f"{most} requests are unanswered")
+        waiting.append((m.message_name(type(request)), answer))
+        if link not in self._tasks:
+            self._tasks[link] = asyncio.create_task(self._serve(link, waiting))
 
     def forget(self, link: Link) -> None:
         """The connection is gone."""
-        for task, (asking, _) in self._tasks.items():
-            if asking is link:
-                task.cancel()
+        self._waiting.pop(link, deque()).clear()
+        task = self._tasks.pop(link, None)
+        if task is not None:
+            task.cancel()
+
+    async def _serve(
+        self, link: Link, waiting: deque[tuple[str, Callable[[], Awaitable[None]]]]
+    ) -> None:
+        while waiting and not link.closing:
+            name, answer = waiting[0]
+            with self._contain(f"answering {name}", link):
+                await _answered(link, answer)
+                await read_out(link)
+            if waiting:  # the connection may have ended meanwhile
+                waiting.popleft()
+        self.forget(link)
+
+
+async def _answered(link: Link, answer: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await answer()
+    except DtdError as error:
+        link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
+    except (OSError, sqlite3.Error) as error:
+        why = f"the coordinator's store failed: {error}"
+        link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy="check its disk"))
 
 
 async def wait_turn(pacing: Pacing, who: Hashable) -> None:

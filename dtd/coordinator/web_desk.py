@@ -8,15 +8,15 @@ from __future__ import annotations
 import socket
 import sqlite3
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from dtd import __version__
-from dtd.config import CoordinatorConfig
-from dtd.coordinator.audit import AuditLog, Caller
-from dtd.coordinator.containment import Containment, Refusals
-from dtd.coordinator.control_port import ControlPort
+from dtd.coordinator.audit import Caller
+from dtd.coordinator.containment import Refusals
+from dtd.coordinator.core import Core
 from dtd.errors import ConfigError, DtdError, RequestRefused
 from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.sessions import FILE, KeptSessions
@@ -30,47 +30,19 @@ log = structlog.get_logger()
 _REMEDY: Final = "install it beside dtd: `pip install aiohttp plotly`; or remove the setting"
 
 
-class Coordinator(Protocol):
-    """The parts of the daemon that are needed."""
-
-    audit: AuditLog
-    containment: Containment
-    address: str
-
-    def check_request(self, caller: Caller, message: m.Message) -> None:
-        """Check that the caller may send this request."""
-        ...
-
-    async def in_store(self, function: Any, *arguments: Any) -> Any:
-        """Run a blocking method of the store."""
-        ...
-
-
-class Desk(Protocol):
-    """Answers requests: `dtd.coordinator.requests`."""
-
-    async def carry_out(self, caller: Caller, request: m.Message) -> dict[str, Any]:
-        """Perform a request, and enter it."""
-        ...
-
-
 class WebDesk:
     """Serves the page, if it is to be served, and answers it.
 
     Args:
-        config: says where the page is served, if anywhere.
-        coordinator: the daemon.
-        port: has the authority and the roles.
-        desk: answers requests.
+        core: the coordinator.
+        carry_out: performs a permitted request, and enters it.
     """
 
     def __init__(
-        self, config: CoordinatorConfig, coordinator: Coordinator, port: ControlPort, desk: Desk
+        self, core: Core, carry_out: Callable[[Caller, m.Message], Awaitable[dict[str, Any]]]
     ) -> None:
-        self._config = config
-        self._coordinator = coordinator
-        self._port = port
-        self._desk = desk
+        self._core = core
+        self._carry_out = carry_out
         self._server: WebServer | None = None
         self._refusals = Refusals()
 
@@ -80,12 +52,12 @@ class WebDesk:
         Raises:
             ConfigError: it cannot be served there, or a package is missing.
         """
-        if self._config.web is None:
+        if self._core.config.web is None:
             return
         try:
             from dtd.observe.web.server import WebServer
 
-            self._server = WebServer(self._config.web, self._backend())
+            self._server = WebServer(self._core.config.web, self._backend())
             await self._server.start()
         except ModuleNotFoundError as error:
             raise ConfigError(
@@ -94,22 +66,20 @@ class WebDesk:
             ) from None
 
     def _backend(self) -> Backend:
-        config, port = self._config, self._port
+        config, port = self._core.config, self._core.port
         local = (config.local_operators, config.local_viewers, config.local_workers)
         return Backend(
             ask=self._ask,
-            enter=self._coordinator.audit.around,
-            in_store=self._coordinator.in_store,
+            enter=self._core.audit.around,
+            in_store=self._core.in_store,
             authority=lambda: port.authority,
             addresses=lambda: port.coordinators,
             tells=lambda: {
                 "version": __version__,
                 "host": socket.gethostname(),
-                "address": self._coordinator.address,
+                "address": self._core.address,
             },
-            failed=lambda error: self._coordinator.containment.failed(
-                error, "answering the web page"
-            ),
+            failed=lambda error: self._core.containment.failed(error, "answering the web page"),
             refused=self._refused,
             connections=port.connections,
             sessions=KeptSessions(config.state_dir / FILE, repr(local)),
@@ -133,9 +103,9 @@ class WebDesk:
             )
         assert caller.identity is not None
         offer = self._server.offer(caller.identity)
-        authority, sha256 = self._port.authority, ""
+        authority, sha256 = self._core.port.authority, ""
         if authority is not None and self._server.url.startswith("https:"):
-            sha256 = await self._coordinator.in_store(authority.server_sha256)
+            sha256 = await self._core.in_store(authority.server_sha256)
         return {
             "url": self._server.url,
             "code": offer.code,
@@ -149,16 +119,16 @@ class WebDesk:
         Raises:
             DtdError: the caller may not ask this, or it cannot be done.
         """
-        self._coordinator.check_request(caller, message)
+        self._core.check_request(caller, message)
         try:
-            return await self._desk.carry_out(caller, message)
+            return await self._carry_out(caller, message)
         except DtdError:
             raise
         except (OSError, sqlite3.Error) as error:
             why = f"the coordinator's store failed: {error}"
             raise RequestRefused(why, remedy="check its disk") from None
         except Exception as error:  # noqa: BLE001 - it costs this answer, not the daemon
-            self._coordinator.containment.failed(error, "answering the web page")
+            self._core.containment.failed(error, "answering the web page")
             raise RequestRefused(
                 "the coordinator failed with an internal error", remedy="see its log"
             ) from None

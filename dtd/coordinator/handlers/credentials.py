@@ -145,6 +145,9 @@ def evict(core: Core, revoked: Iterable[IssuedRecord], how: str = "was revoked")
 # address, and are served after all work for authenticated members.
 
 
+MAX_UNANSWERED: Final = 2
+"""A caller without a certificate asks again when it has the answer, which may be noticed late."""
+
 ANSWERS_PER_S: Final = 50.0
 ANSWERS_AT_ONCE: Final = 128.0
 """Burst of answers to all unauthenticated callers together."""
@@ -170,22 +173,17 @@ class Joins:
         self._of_address = Pacing(rate_per_s=ENROLMENTS_PER_S, burst=ENROLMENTS_AT_ONCE)
 
     def ask(self, link: Link, message: m.GetAuthority | m.Enrol) -> None:
-        """Answer when it is this caller's turn; one request at a time.
+        """Answer when it is this caller's turn.
 
         Raises:
-            ProtocolError: REFUSED, joining is not possible here, or the last one is unanswered.
+            ProtocolError: REFUSED, too many are unanswered.
         """
-        try:
-            authority = _authority(self._core)
-        except RequestRefused as error:
-            raise ProtocolError(ErrorCode.REFUSED, error.message) from None
         self._core.answers.begin(
-            link, message, lambda: self._answer(link, authority, message), most=1
+            link, message, lambda: self._answer(link, message), most=MAX_UNANSWERED
         )
 
-    async def _answer(
-        self, link: Link, authority: Authority, message: m.GetAuthority | m.Enrol
-    ) -> None:
+    async def _answer(self, link: Link, message: m.GetAuthority | m.Enrol) -> None:
+        authority = _authority(self._core)
         if isinstance(message, m.Enrol):
             await wait_turn(self._of_address, origin_of(link.peer_host()))
         await wait_turn(self._of_all, "")
@@ -286,12 +284,13 @@ class Renewals:
         """Answer with RENEWED.
 
         Raises:
-            ProtocolError: REFUSED, the one before is not answered yet, or nothing was renewed.
+            ProtocolError: REFUSED, the credential is not valid, or nothing was renewed.
         """
+        self._core.port.check(link, request)
         if request.taken:
             self._taken(link, request.taken)
         else:
-            self._core.answers.begin(link, request, lambda: self._answer(link, request), most=1)
+            self._core.answers.begin(link, request, lambda: self._answer(link, request))
 
     def _taken(self, link: Link, serial: str) -> None:
         """The new certificate is on the holder's disk: the connection goes on with it."""

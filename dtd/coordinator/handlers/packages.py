@@ -1,7 +1,6 @@
 """Receives tasks' packages from operators, and sends them to workers, piece by piece.
 
-A worker asks for the next piece when it has the last, so nothing piles up however slow it is.  A
-worker that keeps asking without reading is disconnected: unread answers count as unanswered.
+A worker asks for the next piece when it has the last, so nothing piles up however slow it is.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, Final
 import structlog
 
 from dtd.coordinator.store.thread import StoreThread
-from dtd.coordinator.throttles import Answers, read_out
+from dtd.coordinator.throttles import Answers
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
 from dtd.net.link import Link
 from dtd.packages.archives import Archives, InUse
@@ -106,5 +105,3 @@ class PackageCounter:
             size, piece = 0, b""
         package = m.Package(digest=request.digest, offset=request.offset, size=size)
         link.send(package, piece)
-        del piece
-        await read_out(link)

@@ -28,12 +28,15 @@ from dtd.observe.metrics.worker import next_in_ring
 from dtd.wire import messages as m
 
 
-def register(coordinator: Coordinator, link: Link, message: m.Register) -> None:
+def register(
+    coordinator: Coordinator, link: Link, message: m.Register, _payload: memoryview
+) -> None:
     """The worker at the end of this connection registers; the core decides what it does then.
 
     Raises:
         ProtocolError: REFUSED, it may not.
     """
+    coordinator.port.check(link, message)
     name = message.name
     host = _data_host(coordinator, link, message)
     clash = coordinator.links.clash(message) or _name_taken(coordinator, message)
@@ -167,9 +170,14 @@ def _newest(listed: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]
 
 
 def on_report(
-    coordinator: Coordinator, link: Link, name: str, message: m.Message, payload: memoryview
+    coordinator: Coordinator, link: Link, message: m.Message, payload: memoryview
 ) -> None:
-    """Handle a registered worker's message."""
+    """Handle a registered worker's message.
+
+    Raises:
+        ProtocolError: it has not registered, or the message's form is not valid.
+    """
+    name = coordinator.links.speaker(link)
     check_form(message)
     answer = ANSWERED.get(type(message))
     if answer is not None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 import dtd.coordinator.throttles as module
 from dtd.coordinator.containment import Containment
-from dtd.coordinator.handlers.packages import PackageCounter
 from dtd.coordinator.throttles import (
-    MAX_UNANSWERED,
     MESSAGES_AT_ONCE,
     REGISTERED_AT_ONCE,
     Answers,
@@ -19,7 +18,7 @@ from dtd.coordinator.throttles import (
     read_out,
     wait_turn,
 )
-from dtd.errors import ProtocolError
+from dtd.errors import ProtocolError, RequestRefused
 from dtd.net.limits import Pacing
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
@@ -143,57 +142,66 @@ async def test_a_connection_that_takes_nothing_is_cut_and_a_slow_one_is_not(monk
     assert len(link.drains) == 2
 
 
-PIECE = m.GetPackage(digest="0" * 64, offset=0)
+class Asker(Reader):
+    """A connection that has asked, and reads when the test wants."""
 
-
-class Archives:
-    def piece(self, _digest, _offset):
-        return 8, b"contents"
-
-
-class Thread:
-    async def run(self, function, *arguments):
-        return function(*arguments)
-
-
-class Asker:
     def __init__(self):
-        self.said = 0
-        self.ended = None
-        self.read = asyncio.get_running_loop().create_future()
+        super().__init__()
+        self.closing, self.said = False, asyncio.Queue()
 
-    def send(self, *_message):
-        self.said += 1
-
-    def drained(self):
-        return None if self.read.done() else self.read
-
-    def queued_bytes(self):
-        return 8 * self.said
+    def fail(self, error):
+        self.closing = True
+        self.said.put_nowait(error)
 
 
-async def settle():
-    for _turn in range(8):
-        await asyncio.sleep(0)
+@pytest.fixture
+def answers():
+    return Answers(Containment(lambda: 0.0, lambda *_told, **_more: None))
 
 
-async def test_pieces_that_are_not_read_count_as_unanswered():
-    counter = PackageCounter(
-        Archives(),
-        in_use=set,
-        store_thread=Thread(),
-        thread=Thread(),
-        answers=Answers(Containment(lambda: 0.0, lambda *_told, **_more: None)),
-    )
-    link = Asker()
-    for _ in range(MAX_UNANSWERED):
-        counter.ask(link, PIECE)
-        await settle()
-    assert link.said == MAX_UNANSWERED
-    with pytest.raises(ProtocolError, match="4 GET_PACKAGE are unanswered"):
-        counter.ask(link, PIECE)
-    link.read.set_result(None)
-    await settle()
-    counter.ask(link, PIECE)
-    await settle()
-    assert link.said == MAX_UNANSWERED + 1
+async def test_answers_come_in_order_each_when_the_last_was_read(answers):
+    link, given, noted = Asker(), [], asyncio.Event()
+
+    async def answer(number):
+        link.queued = 8
+        given.append(number)
+        if number:
+            noted.set()
+
+    for number in range(3):
+        answers.begin(link, m.GetStatus(), partial(answer, number), most=3)
+    with pytest.raises(ProtocolError, match="3 requests are unanswered"):
+        answers.begin(link, m.GetStatus(), partial(answer, 3), most=3)
+    await asyncio.sleep(0)
+    assert given == [0]
+    link.queued = 0
+    link.drains.pop().set_result(None)
+    await noted.wait()
+    answers.forget(link)
+    await asyncio.sleep(0)
+    assert given == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RequestRefused("it is too dark"), "it is too dark"),
+        (OSError("disk full"), "the coordinator's store failed: disk full"),
+        (ValueError("a defect"), "the coordinator failed at answering GET_STATUS"),
+    ],
+)
+async def test_an_error_closes_the_connection_and_what_it_asked_is_forgotten(answers, error, said):
+    link, given = Asker(), []
+
+    async def fail():
+        raise error
+
+    async def answer():
+        given.append(1)
+
+    answers.begin(link, m.GetStatus(), fail)
+    answers.begin(link, m.GetStatus(), answer)
+    assert (await link.said.get()).message == said
+    await asyncio.sleep(0)
+    assert given == []
+    assert not answers._tasks

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import sqlite3
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from dtd.cluster.events import ResumeRequested
 from dtd.cluster.figures import PAGE_ROWS
-from dtd.coordinator.requests import (
-    CTL_REQUESTS,
-    MAX_PENDING_BYTES,
-    MAX_PENDING_REQUESTS,
-    RequestQueues,
-)
+from dtd.coordinator.requests import CTL_REQUESTS
 from dtd.coordinator.store.thread import Turn
+from dtd.coordinator.throttles import MAX_UNANSWERED
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 from tests.unit.coordinator.handlers.asking import await_state, refused, submit
@@ -334,21 +327,9 @@ def test_too_many_unanswered_requests_are_refused(daemon, spec):
     job = submit(daemon, spec)
     with daemon.connect() as client:
         client.ask(m.WaitJob(job=job))
-        for _ in range(MAX_PENDING_REQUESTS + 1):
+        for _ in range(MAX_UNANSWERED + 1):
             client.ask(m.GetStatus())
-        with pytest.raises(RequestRefused, match=f"{MAX_PENDING_REQUESTS} requests are unanswered"):
-            client.answer()
-    assert daemon.ask(m.GetStatus())["job"]["id"] == job
-
-
-def test_too_many_bytes_of_unanswered_requests_are_refused(daemon, spec):
-    job, piece = submit(daemon, spec), b"x" * 1024 * 1024
-    pieces = MAX_PENDING_BYTES // len(piece) + 1
-    with daemon.connect() as client:
-        client.ask(m.WaitJob(job=job))
-        for _ in range(pieces):
-            client.ask(m.PutPackage(digest="0" * 64, size=2 * pieces, offset=0), piece)
-        with pytest.raises(RequestRefused, match=f"requests of {MAX_PENDING_BYTES} bytes are un"):
+        with pytest.raises(RequestRefused, match=f"{MAX_UNANSWERED} requests are unanswered"):
             client.answer()
     assert daemon.ask(m.GetStatus())["job"]["id"] == job
 
@@ -380,51 +361,11 @@ def test_who_leaves_before_the_answer_costs_nothing(daemon, spec, monkeypatch):
     while daemon.ask(m.GetStatus())["job"] is None:
         pass
     leaving.close()
-    while daemon.call(lambda: len(daemon._made._requests._tasks)):
+    while daemon.call(lambda: len(daemon.coordinator.answers._tasks)):
         pass
     go_on.set()
     assert submit(daemon, spec) == "digits-2"
     assert daemon.ask(m.GetStatus())["job"]["id"] == "digits-1"
-
-
-async def test_a_connection_that_ends_with_an_answer_has_its_other_requests_forgotten():
-    """The task that answers does not wait for anything between the two, so nothing cancels it."""
-    failures: list[BaseException] = []
-
-    @contextlib.contextmanager
-    def around(_what, _link):
-        try:
-            yield
-        except KeyError as error:
-            failures.append(error)
-
-    async def answered(*_arguments, **_options):
-        return {}
-
-    class EndsWhenItIsAnswered:
-        identity = None
-
-        def __init__(self):
-            self.sent = 0
-
-        def send(self, _message, _payload):
-            self.sent += 1
-            desk.forget(self)
-
-        def drained(self):
-            return None
-
-    coordinator = SimpleNamespace(
-        containment=SimpleNamespace(around=around),
-        audit=SimpleNamespace(around=answered),
-        renewals=SimpleNamespace(is_due=lambda _link: False),
-    )
-    desk, link = RequestQueues(coordinator), EndsWhenItIsAnswered()
-    for _ in range(2):
-        desk.ask(link, m.GetStatus(), memoryview(b""))
-    (task,) = desk._tasks.values()
-    await asyncio.wait([task])
-    assert (link.sent, failures) == (1, [])
 
 
 def test_a_job_that_would_begin_past_its_end_is_refused(daemon, play, spec):

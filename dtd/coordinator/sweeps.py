@@ -4,8 +4,8 @@
                      ^                                                          |
                      +-- the trial's row <- evaluations, the job's end <--------+
 
-`dtd.sweeps.course` decides; what is chosen is asked of the advisor, never on the event loop.  After
-a restart every sweep that has not ended goes on from its rows.
+`dtd.sweeps` decides; what is chosen is asked of the advisor, never on the event loop.  After a
+restart every sweep that has not ended goes on from its rows.
 """
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from dtd import sweeps as course
 from dtd.cluster.events import CancelRequested
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.core import Core
 from dtd.coordinator.handlers import jobs
 from dtd.coordinator.models import ModelRegistry
-from dtd.coordinator.store.tables import MAX_LISTED
 from dtd.errors import DtdError, JobSpecError, RequestRefused
 from dtd.job.parse import to_mapping
 from dtd.job.sweep import SweepSpec, read_sweep, stored_sweep
 from dtd.rules import did_you_mean
-from dtd.sweeps import course
-from dtd.sweeps.advisor import Advisor, optuna_module
-from dtd.sweeps.course import Begin, End, Submit, Trial, TrialState
+from dtd.sweeps import Advisor, Begin, End, Submit, Trial, TrialState, optuna_module
 from dtd.wire import messages as m
 
 T = TypeVar("T")
@@ -48,41 +46,17 @@ MAX_NEWS: Final = 1000
 class _Run:
     """One sweep that has not ended."""
 
+    advisor: Advisor
+
     def __init__(self, number: int, spec: SweepSpec, package: str, *, cancelled: bool) -> None:
         self.number = number
         self.spec = spec
         self.package = package
         self.cancelled = cancelled
         self.trials: list[Trial] = []
-        self.news: asyncio.Queue[tuple[int, int, Mapping[str, Any]] | tuple[int, Job] | None]
-        self.news = asyncio.Queue()
-        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sweep")
-        self.advisor: Advisor | None = None
+        self.news: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self.cancelling: set[str] = set()
         self.over = False
-
-    async def asked(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Ask the advisor, in the sweep's thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
-
-    def put(self, trial: Trial) -> None:
-        """Keep a trial as it is now."""
-        self.trials[trial.number : trial.number + 1] = [trial]
-
-
-@dataclass(slots=True)
-class _Known:
-    """Facts of a sweep that pages request again and again, computed once.
-
-    Attributes:
-        spec: the sweep.
-        done: trials that were completed when `importance` was computed.
-        importance: how much each setting matters.
-    """
-
-    spec: SweepSpec
-    done: int = 0
-    importance: dict[str, float] = field(default_factory=dict)
 
 
 class Sweeps:
@@ -93,7 +67,13 @@ class Sweeps:
         self._models = models
         self._runs: dict[int, _Run] = {}
         self._trial_of: dict[str, tuple[_Run, int]] = {}
-        self._known: dict[int, _Known] = {}
+        self._specs: dict[int, SweepSpec] = {}
+        self._importance: dict[int, tuple[int, dict[str, float]]] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sweeps")
+
+    async def _ask(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Ask an advisor, in the sweeps' thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     # --- from outside --------------------------------------------------------------------------
 
@@ -151,13 +131,13 @@ class Sweeps:
             run.cancelled = True
             change = self._core.store.sweeps.change
             await self._core.in_store(change, run.number, "cancelling", "by the operator")
-            run.news.put_nowait(None)
+            run.news.put_nowait(functools.partial(asyncio.sleep, 0))
         return {"sweep": name, "state": "cancelling"}
 
     async def listing(self) -> dict[str, Any]:
         """The answer to LIST_SWEEPS."""
         rows = await self._core.in_store(self._core.store.sweeps.listed)
-        return {"sweeps": [_row(one, self._known_of(one).spec) for one in rows]}
+        return {"sweeps": [_row(one, self._spec(one)) for one in rows]}
 
     async def show(self, name: str) -> dict[str, Any]:
         """The answer to SHOW_SWEEP.
@@ -167,41 +147,46 @@ class Sweeps:
         """
         row = await self._row(name)
         trials = await self._core.in_store(self._core.store.sweeps.trials, row["number"])
-        known = self._known_of(row)
-        found = course.best(trials, known.spec.sweep.direction)
+        spec = self._spec(row)
+        found = course.best(trials, spec.sweep.direction)
         return {
-            **_row({**row, "begun": len(trials)}, known.spec),
+            **_row({**row, "begun": len(trials)}, spec),
             "space": row["spec"]["space"],
             "best": None if found is None else _shown(found),
-            "importance": await _importance_of(known, trials),
+            "importance": await self._importance_of(row["number"], spec, trials),
             "trials": [_shown(one) for one in trials],
         }
 
     def evaluated(self, message: m.Evaluated) -> None:
-        """A job has been evaluated; the sender may speak for it."""
-        known = self._trial_of.get(message.job)
-        if known is None:
-            return
-        run, number = known
-        if run.news.qsize() < MAX_NEWS:
-            run.news.put_nowait((number, message.step, dict(message.metrics)))
+        """A job has been evaluated."""
+        run, number = self._trial_of.get(message.job, (None, 0))
+        if run is not None and run.news.qsize() < MAX_NEWS:
+            told = (run, number, message.step, dict(message.metrics))
+            run.news.put_nowait(functools.partial(self._on_evaluated, *told))
 
     def job_ended(self, job: Job) -> None:
         """A job has ended."""
-        known = self._trial_of.pop(job.id, None)
-        if known is not None:
-            run, number = known
-            run.news.put_nowait((number, job))
+        run, number = self._trial_of.pop(job.id, (None, 0))
+        if run is not None:
+            run.news.put_nowait(functools.partial(self._on_ended, run, number, job))
 
-    def _known_of(self, row: Mapping[str, Any]) -> _Known:
-        """Return the facts of a stored sweep."""
+    def _spec(self, row: Mapping[str, Any]) -> SweepSpec:
+        """Return the specification of a stored sweep; pages ask for it again and again."""
         number = row["number"]
-        found = self._known.get(number)
-        if found is None:
-            found = self._known[number] = _Known(stored_sweep(row["spec"]))
-            while len(self._known) > MAX_LISTED:
-                del self._known[next(iter(self._known))]
-        return found
+        if number not in self._specs:
+            self._specs[number] = stored_sweep(row["spec"])
+        return self._specs[number]
+
+    async def _importance_of(
+        self, number: int, spec: SweepSpec, trials: Sequence[Trial]
+    ) -> dict[str, float]:
+        """Return the importance of each setting, computed again when a trial was completed."""
+        done = sum(one.state is TrialState.DONE for one in trials)
+        known, importance = self._importance.get(number, (0, {}))
+        if known != done:
+            importance = await self._ask(_importance, spec, trials)
+            self._importance[number] = done, importance
+        return importance
 
     async def _row(self, name: str) -> dict[str, Any]:
         number = name.removeprefix("sweep-")
@@ -232,11 +217,10 @@ class Sweeps:
                     await self._end(run, End("failed", why))
         finally:
             self._runs.pop(run.number, None)
-            run.thread.shutdown(wait=False)
 
     async def _run(self, run: _Run) -> None:
         try:
-            run.advisor = await run.asked(Advisor, run.spec, tuple(run.trials))
+            run.advisor = await self._ask(Advisor, run.spec, tuple(run.trials))
         except RequestRefused as error:
             await self._end(run, End("failed", error.message))
             return
@@ -250,12 +234,12 @@ class Sweeps:
                 await self._end(run, action)
                 return
             if isinstance(action, Begin):
-                params = await run.asked(run.advisor.choose, action.number)
+                params = await self._ask(run.advisor.choose, action.number)
                 await self._keep(run, Trial(number=action.number, params=params))
             elif isinstance(action, Submit):
                 await self._submit_trial(run, action.trial)
             else:
-                await self._receive(run, await run.news.get())
+                await (await run.news.get())()
 
     async def _meet_again(self, run: _Run) -> None:
         """Find the jobs of trials that had not ended when this process began."""
@@ -284,9 +268,7 @@ class Sweeps:
         metrics = await self._metrics(run, trial.job, known["result"].get("metrics", {}))
         state, reason = JobState(known["state"]), str(known["reason"])
         done = course.ended(trial, state, reason, metrics, run.spec.sweep.metric)
-        await self._keep(run, done)
-        assert run.advisor is not None, "it was made before"
-        await run.asked(run.advisor.ended, done)
+        await self._settle(run, done)
 
     async def _metrics(self, run: _Run, job_id: str, told: Mapping[str, Any]) -> Mapping[str, Any]:
         """A job's last evaluation; its report is lost if no coordinator runs at that moment.
@@ -302,7 +284,7 @@ class Sweeps:
     async def _submit_trial(self, run: _Run, trial: Trial) -> None:
         name = self._trial_name(run, trial.number)
         try:
-            settings = await run.asked(run.spec.job_of, name, trial.params)
+            settings = await self._ask(run.spec.job_of, name, trial.params)
             request = m.SubmitJob(spec=to_mapping(settings), package=run.package)
             job_id = str((await jobs.submit(self._core, request))["job"])
         except DtdError as error:
@@ -310,40 +292,36 @@ class Sweeps:
                 await self._pause(run)
                 return
             failed = replace(trial, state=TrialState.FAILED, reason=error.message)
-            await self._keep(run, failed)
-            assert run.advisor is not None, "it was made before"
-            await run.asked(run.advisor.ended, failed)
+            await self._settle(run, failed)
             return
         await self._join_job(run, trial, job_id)
 
     async def _pause(self, run: _Run) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETRY_S):
                 news = await run.news.get()
-        except TimeoutError:
-            return
-        await self._receive(run, news)
+            await news()
 
-    async def _receive(self, run: _Run, news: tuple[Any, ...] | None) -> None:
-        """Take in an evaluation or the end of a trial."""
-        if news is None:
-            return
-        trial, metric = run.trials[news[0]], run.spec.sweep.metric
-        assert run.advisor is not None, "it was made before"
-        if len(news) == 2:
-            job: Job = news[1]
-            metrics = await self._metrics(run, job.id, job.metrics)
-            done = course.ended(trial, job.state, job.reason, metrics, metric)
-            await self._keep(run, done)
-            await run.asked(run.advisor.ended, done)
-            return
-        told = course.evaluated(trial, news[1], news[2], metric)
+    async def _on_ended(self, run: _Run, number: int, job: Job) -> None:
+        metric = run.spec.sweep.metric
+        metrics = await self._metrics(run, job.id, job.metrics)
+        await self._settle(
+            run, course.ended(run.trials[number], job.state, job.reason, metrics, metric)
+        )
+
+    async def _on_evaluated(
+        self, run: _Run, number: int, step: int, metrics: Mapping[str, Any]
+    ) -> None:
+        metric = run.spec.sweep.metric
+        told = course.evaluated(run.trials[number], step, metrics, metric)
         if told is None:
             return
-        if await run.asked(run.advisor.reported, told.number, len(told.points), told.points[-1][1]):
-            why = f"pruned by {name_of(run.number)}: {metric} {told.points[-1][1]:g} at step"
-            why += f" {told.points[-1][0]} is worse than that of other trials"
-            told = replace(told, state=TrialState.PRUNING, reason=why)
+        step, value = told.points[-1]
+        if await self._ask(run.advisor.reported, number, len(told.points), value):
+            why = f"pruned by {name_of(run.number)}: {metric} {value:g} at step {step} is worse"
+            told = replace(
+                told, state=TrialState.PRUNING, reason=f"{why} than that of other trials"
+            )
         await self._keep(run, told)
 
     def _cancel_jobs(self, run: _Run) -> None:
@@ -356,8 +334,13 @@ class Sweeps:
                 self._core.handle(CancelRequested(job=job_id, reason=reason))
 
     async def _keep(self, run: _Run, trial: Trial) -> None:
-        run.put(trial)
+        run.trials[trial.number : trial.number + 1] = [trial]
         await self._core.in_store(self._core.store.sweeps.write_trial, run.number, trial)
+
+    async def _settle(self, run: _Run, trial: Trial) -> None:
+        """A trial has ended."""
+        await self._keep(run, trial)
+        await self._ask(run.advisor.ended, trial)
 
     async def _end(self, run: _Run, end: End) -> None:
         found = course.best(run.trials, run.spec.sweep.direction)
@@ -399,16 +382,6 @@ async def _checked(mapping: object, source: str) -> SweepSpec:
     """A valid sweep, checked in a thread; raises JobSpecError."""
     read = functools.partial(read_sweep, mapping, source=source)
     return await asyncio.get_running_loop().run_in_executor(None, read)
-
-
-async def _importance_of(known: _Known, trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the importance of each setting, computed again when a trial was completed."""
-    done = sum(one.state is TrialState.DONE for one in trials)
-    if known.done != done:
-        loop = asyncio.get_running_loop()
-        known.importance = await loop.run_in_executor(None, _importance, known.spec, trials)
-        known.done = done
-    return known.importance
 
 
 def _importance(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, float]:

@@ -18,8 +18,8 @@ from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, DtdError, RequestRefused, UsageError
 from dtd.net.weights import fetch_model
 from dtd.packages.limits import short
-from dtd.registry.card import card as card_of
-from dtd.registry.names import MARK, parse_reference
+from dtd.registry import MARK, parse_reference
+from dtd.registry import card as card_of
 from dtd.wire import messages as m
 
 Version = dict[str, Any]

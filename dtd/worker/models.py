@@ -36,7 +36,7 @@ from dtd.net.blocking_link import Connect
 from dtd.net.data_server import Resource, file_blob
 from dtd.net.fetch_client import file_digest
 from dtd.net.weights import fetch_model, fetch_parts, fetch_whole, merge_parts
-from dtd.registry.copies import MOST_OF_A_WORKER
+from dtd.registry import MOST_OF_A_WORKER
 from dtd.shown import one_line
 from dtd.wire import messages as m
 from dtd.worker.checkpoint_files import named_checkpoint

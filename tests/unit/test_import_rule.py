@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe.web": BASE | {"net", "net.limits", "observe.report", "security", "wire"},
     "doctor": {"figures", *PURE_BELOW},
     "cluster": {"diagnostics", "doctor", *PURE_BELOW},
-    "registry": {"cluster", *PURE_BELOW},
+    "registry": PURE_BELOW,
     "sweeps": {"cluster", *PURE_BELOW},
     "security": BASE | {"wire"},
     "net.limits": set(),

@@ -15,7 +15,7 @@ from dtd.cluster.figures import finite
 from dtd.coordinator.store.database import Database
 from dtd.errors import RequestRefused
 from dtd.observe.annotations import checked_note, tagged
-from dtd.sweeps.course import Trial, TrialState
+from dtd.sweeps import Trial, TrialState
 
 # --- tags and notes of jobs, which people change whenever they like ------------------------------
 

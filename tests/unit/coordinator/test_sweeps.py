@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from dtd import sweeps as advisor_module
 from dtd.cluster.events import CancelRequested, Event
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import ENDED, JobState
@@ -21,10 +21,7 @@ from dtd.coordinator.handlers import jobs
 from dtd.coordinator.store.store import Store, job_body
 from dtd.coordinator.sweeps import Sweeps
 from dtd.errors import JobSpecError, RequestRefused
-from dtd.job.sweep import SweepSpec, read_sweep
-from dtd.sweeps import advisor as advisor_module
-from dtd.sweeps.advisor import Advisor
-from dtd.sweeps.course import TrialState
+from dtd.sweeps import Advisor, TrialState
 from dtd.wire import messages as m
 
 pytest.importorskip("optuna")
@@ -177,14 +174,6 @@ async def test_so_many_trials_run_at_once_and_the_best_is_registered(cluster: Cl
         await cluster.sweeps.cancel(name)
 
 
-async def test_what_cannot_be_registered_is_told_with_the_end(cluster: Cluster) -> None:
-    await cluster.begin(trials=1, model="best")
-    job = await cluster.started.get()
-    cluster.refusals = [RequestRefused("no checkpoint")]
-    cluster.end(job)
-    assert (await cluster.hear_end()).endswith("; it is not registered as best: no checkpoint")
-
-
 async def test_a_trial_that_fails_is_one_less(cluster: Cluster) -> None:
     await cluster.begin(trials=3, max_failures=2)
     cluster.end(await cluster.started.get(), JobState.FAILED, reason="loss is not finite")
@@ -212,17 +201,6 @@ async def test_failures_in_a_row_end_it_and_cancel_the_others(cluster: Cluster) 
     assert await cluster.states() == ["failed", "cancelled", "cancelled", "failed"]
 
 
-async def test_a_trial_without_the_metric_says_so(cluster: Cluster) -> None:
-    await cluster.begin(trials=1)
-    job = await cluster.started.get()
-    job.metrics = {"acuracy": 0.5}
-    job.state, job.result = JobState.DONE, {"metrics": job.metrics}
-    cluster.sweeps.job_ended(job)
-    assert await cluster.hear_end() == "sweep-1 is failed: no trial was completed"
-    (trial,) = (await cluster.sweeps.show("sweep-1"))["trials"]
-    assert trial["reason"].endswith('did you mean "acuracy"?')
-
-
 @pytest.mark.parametrize(("pruner", "good"), [("median", 5), ("asha", 3)])
 async def test_a_worse_trial_is_cancelled(cluster: Cluster, pruner: str, good: int) -> None:
     await cluster.begin(trials=good + 1, pruner=pruner)
@@ -240,18 +218,6 @@ async def test_a_worse_trial_is_cancelled(cluster: Cluster, pruner: str, good: i
     last = (await cluster.sweeps.show("sweep-1"))["trials"][-1]
     assert (last["state"], last["value"], last["evaluations"]) == ("pruned", 0.1, 1)
     assert last["reason"] == reason
-
-
-async def test_without_a_pruner_the_worst_goes_on(cluster: Cluster) -> None:
-    await cluster.begin(trials=7)
-    for number in range(7):
-        job = await cluster.started.get()
-        for step in range(1, 5):
-            cluster.evaluate(job, step, 0.9 - number / 10)
-        cluster.end(job, value=0.9 - number / 10)
-    await cluster.hear_end()
-    assert await cluster.states() == ["done"] * 7
-    assert cluster.cancelled.empty()
 
 
 # --- restarts ------------------------------------------------------------------------------------
@@ -332,26 +298,6 @@ async def test_a_sweep_that_this_release_refuses_is_told_and_ends(cluster: Clust
     assert (await cluster.sweeps.show("sweep-1"))["trials"] == []
 
 
-async def test_no_sweep_is_checked_on_the_event_loop(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[threading.Thread] = []
-
-    def read(mapping: object, *, source: str) -> SweepSpec:
-        threads.append(threading.current_thread())
-        return read_sweep(mapping, source=source)
-
-    monkeypatch.setattr(module, "read_sweep", read)
-    await cluster.begin(trials=1)
-    job = await cluster.started.get()
-    await cluster.stop()
-    await cluster.again()
-    cluster.end(job)
-    await cluster.hear_end()
-    assert len(threads) == 2
-    assert threading.current_thread() not in threads
-
-
 # --- operators -----------------------------------------------------------------------------------
 
 
@@ -428,13 +374,6 @@ async def test_a_wrong_name_is_answered_with_the_nearest(cluster: Cluster) -> No
         await cluster.sweeps.show("sweep-2")
     with pytest.raises(RequestRefused, match="there is no sweep 'x'"):
         await cluster.sweeps.cancel("x")
-
-
-async def test_there_is_a_bound(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_OPEN_SWEEPS", 1)
-    await cluster.begin()
-    with pytest.raises(RequestRefused, match="1 sweeps have not ended"):
-        await cluster.begin()
 
 
 async def test_a_flood_of_evaluations_takes_bounded_memory(

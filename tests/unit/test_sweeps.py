@@ -1,4 +1,4 @@
-"""The course of a sweep: what comes next, how a trial has ended, and which one is best."""
+"""The course of a sweep: what comes next, how a trial has ended, and what Optuna is asked."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtd.cluster.transitions import JobState
-from dtd.job.sweep import SweepTable
-from dtd.sweeps.course import (
+from dtd.job.sweep import SweepSpec, SweepTable, read_sweep
+from dtd.sweeps import (
     MAX_POINTS,
     OPEN,
+    Advisor,
     Begin,
     End,
     Submit,
@@ -47,18 +48,6 @@ def test_trials_begin_as_long_as_there_is_room() -> None:
     assert action(trial(0), trial(1, TrialState.DONE, value=0.5), count=2) is None
 
 
-def test_what_was_chosen_is_submitted_before_anything_else() -> None:
-    chosen = trial(1, TrialState.CHOSEN, job="")
-    assert action(trial(0), chosen) == Submit(chosen)
-
-
-def test_a_sweep_ends_with_its_last_trial() -> None:
-    done = trial(0, TrialState.DONE, value=0.5)
-    assert action(done, count=1) == End("done")
-    pruned = trial(0, TrialState.PRUNED, value=0.5)
-    assert action(pruned, count=1) == End("failed", "no trial was completed")
-
-
 def test_failures_in_a_row_end_it_and_the_others_are_cancelled() -> None:
     failed = [trial(n, TrialState.FAILED, reason=f"why {n}") for n in (0, 1)]
     why = "2 trials in a row have failed, the last one: why 1"
@@ -74,20 +63,6 @@ def test_failures_in_a_row_end_it_and_the_others_are_cancelled() -> None:
     others = [failed[0], between, replace(failed[1], number=2)]
     assert action(*others) == Begin(3)
     assert to_cancel([*others, trial(3)], TABLE, cancelled=False) == []
-
-
-def test_the_operator_cancels_it() -> None:
-    chosen = trial(1, TrialState.CHOSEN, job="")
-    assert action(trial(0), chosen, cancelled=True) is None
-    assert to_cancel([trial(0), chosen], TABLE, cancelled=True) == [
-        ("j-0", "its sweep is cancelled")
-    ]
-    assert action(chosen, cancelled=True) == End("cancelled", "by the operator")
-
-
-def test_a_trial_that_is_pruned_is_cancelled_for_that_reason() -> None:
-    pruning = trial(0, TrialState.PRUNING, reason="worse")
-    assert to_cancel([pruning], TABLE, cancelled=True) == [("j-0", "worse")]
 
 
 def test_evaluations_are_kept_once_each() -> None:
@@ -122,12 +97,6 @@ def test_how_a_trial_ends(
 ) -> None:
     made = ended(trial(0, before, points=((3, 0.5),)), state, "why", metrics, "accuracy")
     assert (made.state, made.value) == (after, value)
-
-
-def test_a_metric_that_is_not_there_is_told_with_the_nearest() -> None:
-    made = ended(trial(0), JobState.DONE, "", {"acuracy": 0.9}, "accuracy")
-    assert made.reason == "its evaluation has no finite 'accuracy'; did you mean \"acuracy\"?"
-    assert ended(trial(0), JobState.CANCELLED, "why", {}, "accuracy").value is None
 
 
 def test_the_best_one_is_the_first_of_equals() -> None:
@@ -167,3 +136,72 @@ def test_every_sweep_ends_and_stays_within_its_bounds(
             value = 1.0 if state is TrialState.DONE else None
             trials[first.number] = replace(first, state=state, value=value)
     raise AssertionError("it does not end")
+
+
+# --- Optuna --------------------------------------------------------------------------------------
+
+
+BASE = {"job": {"name": "d", "task": "digits", "epochs": 1, "global_batch_size": 64}}
+SPACE = {
+    "optimizer.lr": {"low": 0.001, "high": 1.0, "log": True},
+    "job.epochs": {"choices": [1, 2]},
+}
+
+
+def spec(space: Any = None, **table: Any) -> SweepSpec:
+    sweep = {"metric": "accuracy", "direction": "maximize", "seed": 7, **table}
+    return read_sweep({"sweep": sweep, "space": space or SPACE, "base": BASE}, source="S")
+
+
+def run_trials(advisor: Advisor, count: int, first: int = 0) -> list[Trial]:
+    """Trials one after another, each as good as its number."""
+    trials = []
+    for number in range(first, first + count):
+        params = advisor.choose(number)
+        points = ((10, 0.1 * number), (20, 0.1 * number))
+        for evaluation, (_step, value) in enumerate(points, start=1):
+            advisor.reported(number, evaluation, value)
+        ended = Trial(
+            number=number, params=params, state=TrialState.DONE, value=0.1 * number, points=points
+        )
+        advisor.ended(ended)
+        trials.append(ended)
+    return trials
+
+
+@pytest.mark.parametrize("method", ["random", "tpe", "grid"])
+def test_it_goes_on_after_a_restart_as_it_would_have(method: str) -> None:
+    space = (
+        {"optimizer.lr": {"choices": [n / 10 for n in range(1, 9)]}} if method == "grid" else None
+    )
+    one = Advisor(spec(space, method=method), [])
+    before = run_trials(one, 6)
+    other = Advisor(spec(space, method=method), before)
+    assert run_trials(one, 2, first=6) == run_trials(other, 2, first=6)
+    found = one.importance()
+    assert set(found) == set(space or SPACE)
+    assert sum(found.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("pruner", ["median", "asha", "none"])
+def test_what_does_worse_is_pruned(pruner: str) -> None:
+    advisor = Advisor(spec(pruner=pruner), [])
+    good = [advisor.choose(number) for number in range(6)]
+    for number in range(6):
+        assert not any(advisor.reported(number, at, 0.9 + 0.01 * number) for at in (1, 2, 4))
+        advisor.ended(Trial(number=number, params=good[number], state=TrialState.DONE, value=0.9))
+    advisor.choose(6)
+    assert any(advisor.reported(6, at, 0.1) for at in (1, 2, 3, 4)) == (pruner != "none")
+    advisor.ended(Trial(number=6, params={}, state=TrialState.PRUNED))
+    assert not advisor.reported(6, 5, 0.1)
+    advisor.ended(Trial(number=6, params={}, state=TrialState.PRUNED))
+
+
+def test_ranges_of_integers_stay_integers() -> None:
+    space = {
+        "job.epochs": {"low": 1, "high": 9, "step": 2},
+        "job.global_batch_size": {"low": 8, "high": 64, "log": True},
+    }
+    chosen = [Advisor(spec(space), []).choose(number) for number in range(9)]
+    assert {one["job.epochs"] for one in chosen} <= {1, 3, 5, 7, 9}
+    assert all(isinstance(one["job.global_batch_size"], int) for one in chosen)

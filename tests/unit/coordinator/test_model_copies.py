@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dtd.coordinator.models import Copies
 from dtd.engine.shards import WHOLE, ShardSet
-from dtd.registry.copies import MOST_OF_A_WORKER, Copies
 
 
 def cluster(*workers: str, hosts: dict[str, str] | None = None) -> Copies:
@@ -72,16 +72,6 @@ def test_a_worker_makes_one_copy_at_a_time() -> None:
     assert [order.version for order in copies.decide()] == ["w"]
 
 
-def test_a_worker_that_is_full_is_given_nothing() -> None:
-    copies = Copies()
-    full = [f"v{number}" for number in range(MOST_OF_A_WORKER)]
-    for version in full:
-        copies.add(version, copies=1, origin={}, holders=("a",))
-    copies.arrived("a", "a", full)
-    want(copies)
-    assert ordered(copies) == []
-
-
 def test_a_disconnected_worker_keeps_its_copy_until_an_operator_asks_for_others() -> None:
     copies = cluster("a", "b", "c")
     kept(copies, 2)
@@ -134,12 +124,3 @@ def test_a_version_that_is_deleted_goes_from_all_workers_that_are_there_or_come(
     assert copies.arrived("b", "b", ("v", "strange")) == (["v"], ("strange",))
     assert copies.holders("v") == ()
     assert ordered(copies) == []
-
-
-def test_after_a_restart_holders_are_known_and_copies_are_not_made_again() -> None:
-    copies = Copies()
-    copies.add("v", copies=2, origin={"a": WHOLE}, holders=("a",))
-    assert copies.arrived("a", "a", ("v",)) == ([], ())
-    copies.arrived("b", "b", ())
-    assert ordered(copies) == []
-    assert copies.holders("v") == ("a",)

@@ -1,1 +1,0 @@
-"""Registered models: their versions, the holders of copies, and their cards."""

@@ -1,1 +1,0 @@
-"""Sweeps: which trials begin and end, and when."""

@@ -10,13 +10,14 @@ letters after `DTD_`; an empty one counts as not set.
 
 from __future__ import annotations
 
+import argparse
 import platform
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from dtd.address import Address, Endpoint, SocketPath, is_host, parse_endpoint
 from dtd.errors import ConfigError, UsageError
@@ -217,6 +218,29 @@ class WorkerConfig:
         if is_host(self.advertise):
             return Address(self.advertise, bound.port)
         return Address.parse(self.advertise)
+
+
+METAVARS: Final[dict[Any, str]] = {
+    Address: "HOST:PORT",
+    Path: "PATH",
+    ENDPOINTS: "HOST:PORT[,...]",
+    NAMES: "NAME[,...]",
+    float: "SECONDS",
+    int: "N",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser, settings: type, *names: str) -> None:
+    """Add `--config`, and the flag of each setting, or of those that are named."""
+    parser.add_argument("--config", metavar="FILE", help="TOML settings")
+    known = fields_of(settings)
+    for name in names or known:
+        kind, flag = without_none(known[name].hint), f"--{name.replace('_', '-')}"
+        text = known[name].rule.meaning.replace("%", "%%")
+        if get_origin(kind) is Literal:
+            parser.add_argument(flag, choices=get_args(kind), help=text)
+        else:
+            parser.add_argument(flag, metavar=METAVARS.get(kind, "TEXT"), help=text)
 
 
 class _Origin(NamedTuple):

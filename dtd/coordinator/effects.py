@@ -82,7 +82,6 @@ class Effects:
         self._failing = ""
         self._outbox: Outbox[Settled, Any] = Outbox()
         self._ready: asyncio.Queue[Item[Settled, Any]] = asyncio.Queue()
-        self._to_write: asyncio.Queue[tuple[SaveJob, dict[str, Any]]] = asyncio.Queue()
 
     def put(self, effect: Effect) -> None:
         """Keep the order of effects, with what they mean now.
@@ -100,12 +99,15 @@ class Effects:
     async def run(self) -> None:
         """Perform effects until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._write())
             while True:
                 item = await self._ready.get()
-                link = item.about if isinstance(item.effect, Send) else None
-                name = item.effect.name if isinstance(item.effect, Send) else ""
-                with self._containment.around(_named(item.effect), link, worker=name):
+                effect = item.effect
+                if isinstance(effect, SaveJob):  # the outbox gives out one at a time
+                    tasks.create_task(self._write(effect, item.about))
+                    continue
+                link = item.about if isinstance(effect, Send) else None
+                name = effect.name if isinstance(effect, Send) else ""
+                with self._containment.around(_named(effect), link, worker=name):
                     self._perform(item)
 
     async def settled(self) -> None:
@@ -124,8 +126,6 @@ class Effects:
             self._send(effect, about)
         elif isinstance(effect, asyncio.Future) and not effect.done():  # its caller may be gone
             effect.set_result(None)
-        elif isinstance(effect, SaveJob):
-            self._to_write.put_nowait((effect, about))
         elif isinstance(effect, Incident):
             self._on_incident(effect)
         elif isinstance(effect, Disconnect) and about is not None:
@@ -133,14 +133,11 @@ class Effects:
         elif isinstance(effect, JobEnded):
             self._performed(effect)
 
-    async def _write(self) -> None:
-        """Write one job after the other."""
-        while True:
-            effect, body = await self._to_write.get()
-            with self._containment.around(f"writing down job {effect.job.id}"):
-                await self._save_job(effect, body)
-            for ready in self._outbox.written():
-                self._ready.put_nowait(ready)
+    async def _write(self, effect: SaveJob, body: dict[str, Any]) -> None:
+        with self._containment.around(f"writing down job {effect.job.id}"):
+            await self._save_job(effect, body)
+        for ready in self._outbox.written():
+            self._ready.put_nowait(ready)
 
     async def _save_job(self, effect: SaveJob, body: dict[str, Any]) -> None:
         """A full disk must not end the training that the job is about.

@@ -14,20 +14,20 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 import uvloop
 
 from dtd import __version__
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GONE
-from dtd.config import CoordinatorConfig, MetricsFor, WandbMode, load_coordinator_config
+from dtd.config import CoordinatorConfig, add_flags, load_coordinator_config
 from dtd.coordinator.control_port import advertised
 from dtd.coordinator.daemon import Daemon
 from dtd.coordinator.store.backup import back_up, restore
 from dtd.coordinator.store.store import Store
 from dtd.errors import ConfigError, DtdError
-from dtd.logs import LogFormat, LogLevel, configure_logging
+from dtd.logs import configure_logging
 from dtd.notify import Notifier
 from dtd.places import require_linux
 from dtd.security.authority import DIRECTORY, open_authority, open_data_key
@@ -89,10 +89,7 @@ def run_init(arguments: Sequence[str]) -> int:
         prog="dtd-coordinator init",
         description="Create the cluster's authority, and print the command with which hosts join.",
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML settings")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="control address")
-    parser.add_argument("--advertise", metavar="HOST[:PORT]", help="address for others")
-    parser.add_argument("--state-dir", metavar="DIR", help="the coordinator's state directory")
+    add_flags(parser, CoordinatorConfig, "listen", "advertise", "state_dir")
     config = load_coordinator_config(vars(parser.parse_args(arguments)), os.environ)
     if config.listen is None or config.listen.port == 0:
         raise ConfigError(
@@ -131,11 +128,9 @@ def run_command(arguments: Sequence[str]) -> int:
         prog=f"dtd-coordinator {name}", description=command.description
     )
     parser.add_argument("file", metavar="FILE", type=Path)
-    parser.add_argument("--config", metavar="FILE", help="TOML settings")
-    parser.add_argument("--state-dir", metavar="DIR", help="the coordinator's state directory")
+    add_flags(parser, CoordinatorConfig, "state_dir")
     given = parser.parse_args(arguments[1:])
-    flags = {"config": given.config, "state_dir": given.state_dir}
-    config = load_coordinator_config(flags, os.environ)
+    config = load_coordinator_config(vars(given), os.environ)
     sys.stderr.write(f"{command.run(config.state_dir, given.file.absolute())}\n")
     return 0
 
@@ -188,38 +183,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "To manage its state: dtd-coordinator init, dtd-coordinator backup FILE, dtd-coordinator"
         " restore FILE.",
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML settings")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="control address")
-    parser.add_argument(
-        "--advertise", metavar="HOST[:PORT][,...]", help="address at which others reach it"
-    )
-    parser.add_argument("--state-dir", metavar="DIR", help="directory for jobs and incidents")
-    parser.add_argument("--socket", metavar="FILE", help="socket for users of this host")
-    parser.add_argument(
-        "--local-operators", metavar="USER,@GROUP", help="users that may do everything"
-    )
-    parser.add_argument("--local-workers", metavar="USER,@GROUP", help="users that may run workers")
-    parser.add_argument("--local-viewers", metavar="USER,@GROUP", help="users that may only read")
-    parser.add_argument("--heartbeat-interval-s", metavar="S", help="interval between heartbeats")
-    parser.add_argument("--heartbeat-timeout-s", metavar="S", help="silence before suspicion")
-    parser.add_argument("--credential-days", metavar="N", help="lifetime of credentials")
-    parser.add_argument(
-        "--output-lines-per-s", metavar="N", help="lines kept of each worker's output"
-    )
-    parser.add_argument(
-        "--metrics-store-mib", metavar="N", help="largest size of the store of figures"
-    )
-    parser.add_argument("--mlflow", metavar="URL", help="MLflow server that receives figures")
-    parser.add_argument(
-        "--mlflow-experiment", metavar="NAME", help="its experiment; each job is a run"
-    )
-    parser.add_argument("--wandb", choices=get_args(WandbMode), help="write files for W&B")
-    parser.add_argument("--wandb-project", metavar="NAME", help="its project; each job is a run")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="address for metrics")
-    parser.add_argument("--metrics-for", choices=get_args(MetricsFor), help="who may read metrics")
-    parser.add_argument("--web", metavar="HOST:PORT", help="address for the web page")
-    parser.add_argument("--log-format", choices=get_args(LogFormat), help="log format")
-    parser.add_argument("--log-level", choices=get_args(LogLevel), help="lowest level logged")
+    add_flags(parser, CoordinatorConfig)
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
     return parser.parse_args(arguments)
 
@@ -273,8 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require_linux()
         if given and given[0] in (*COMMANDS, INIT):
             return run_command(given)
-        flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
-        config = load_coordinator_config(flags, os.environ)
+        config = load_coordinator_config(vars(_parse(given)), os.environ)
         raise_file_limit()
         give_back_freed_memory()
         configure_logging(config.log_format, sys.stdout, config.log_level)

@@ -11,16 +11,16 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Final, TextIO, get_args
+from typing import Final, TextIO
 
 import structlog
 import uvloop
 
 from dtd import __version__
 from dtd.cluster import member
-from dtd.config import MetricsFor, Role, Sandbox, WorkerConfig, load_worker_config
+from dtd.config import WorkerConfig, add_flags, load_worker_config
 from dtd.errors import ConfigError, DtdError
-from dtd.logs import LogFormat, LogLevel, configure_logging
+from dtd.logs import configure_logging
 from dtd.names import name_of
 from dtd.notify import Notifier
 from dtd.places import require_linux
@@ -58,24 +58,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog="Precedence: flag, DTD_* environment, configuration file, default. "
         "To join a cluster first: dtd-worker join TOKEN.",
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML settings")
-    parser.add_argument(
-        "--coordinator", metavar="HOST:PORT[,...]", help="where the coordinator listens"
-    )
-    parser.add_argument("--credential", metavar="FILE", help="made by `dtd-worker join`")
-    parser.add_argument("--name", help="stable name; default: host name and device")
-    parser.add_argument("--device", metavar="cpu|cuda:N", help="device to train on")
-    parser.add_argument("--role", choices=get_args(Role), help="train, or be a parameter server")
+    add_flags(parser, WorkerConfig)
     parser.add_argument("--instance", metavar="DEVICE[-LABEL]", help="as in dtd-worker@cuda0")
-    parser.add_argument("--threads", metavar="N", help="CPU threads; default: the job's setting")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="data address")
-    parser.add_argument("--advertise", metavar="HOST[:PORT]", help="data address for others")
-    parser.add_argument("--state-dir", metavar="DIR", help="directory for checkpoints")
-    parser.add_argument("--sandbox", choices=get_args(Sandbox), help="isolation of jobs")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="address for metrics")
-    parser.add_argument("--metrics-for", choices=get_args(MetricsFor), help="who may read metrics")
-    parser.add_argument("--log-format", choices=get_args(LogFormat), help="log format")
-    parser.add_argument("--log-level", choices=get_args(LogLevel), help="lowest level logged")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
     return parser.parse_args(arguments)
 

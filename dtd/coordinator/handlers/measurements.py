@@ -57,17 +57,22 @@ class MeasurementBroker:
             )
         worker = self._worker(request.worker)
         if request.what == "host":
-            return await self._host(worker)
+            figures, readings = await self.clock(worker.name)
+            offset = offset_of(readings)
+            return {
+                **figures,
+                "round_trip_s": 2 * offset.uncertainty_s,
+                "skew_s": offset.seconds,
+            }
         busy = ", ".join(job.id for job in self._core.membership.active())
         if request.what in HEAVY_MEASURES and busy and not request.force:
             raise RequestRefused(
                 f"measuring {request.what} would slow job {busy} down",
                 remedy="wait for its end, or use --force to measure anyway",
             )
-        if request.what == "bandwidth":
-            async with self._one_transfer:
-                return await self._ask(worker, request)
-        return await self._ask(worker, request)
+        alone = self._one_transfer if request.what == "bandwidth" else contextlib.nullcontext()
+        async with alone:
+            return await self.order(worker.name, self._measure(request), TIMEOUTS_S[request.what])
 
     def measured(self, name: str, message: m.Measured) -> None:
         """A worker answers; one that is not waited for any more is ignored."""
@@ -94,25 +99,8 @@ class MeasurementBroker:
             "time_s": time.time(),
         }
 
-    async def _host(self, worker: Worker) -> dict[str, Any]:
-        """Return a worker's figures, and its clock's lead by the reading that took least time."""
-        best: dict[str, Any] = {}
-        request = m.Examine(what="host", worker=worker.name, spec={})
-        for _ in range(CLOCK_READINGS):
-            sent_s = time.time()
-            figures = await self._ask(worker, request)
-            round_trip_s = time.time() - sent_s
-            if not best or round_trip_s < best["round_trip_s"]:
-                skew_s = _clock_of(figures, worker.name) - (sent_s + round_trip_s / 2)
-                best = {**figures, "round_trip_s": round_trip_s, "skew_s": skew_s}
-        return best
-
-    async def _ask(self, worker: Worker, request: m.Examine) -> dict[str, Any]:
-        measure = self._measure(next(self._numbers), request)
-        return await self._answered(worker.name, measure, timeout_s=TIMEOUTS_S[request.what])
-
     async def order(self, name: str, measure: m.Measure, wait_s: float) -> dict[str, Any]:
-        """Have a worker do what an order says, whose number is set here.
+        """Have a worker do what an order says, whose number is set here; returns its figures.
 
         Args:
             name: the worker's.
@@ -122,38 +110,19 @@ class MeasurementBroker:
         Raises:
             RequestRefused: it does not.
         """
-        numbered = dataclasses.replace(measure, number=next(self._numbers))
-        return await self._answered(name, numbered, timeout_s=wait_s)
-
-    async def clock(self, name: str) -> list[Reading]:
-        """Read a worker's clock a few times.
-
-        Raises:
-            RequestRefused: it does not answer.
-        """
-        readings = []
-        for _ in range(CLOCK_READINGS):
-            measure = m.Measure(number=next(self._numbers), what="host", spec={})
-            sent_s = time.time()
-            figures = await self._answered(name, measure, timeout_s=TIMEOUTS_S["host"])
-            readings.append(Reading(sent_s, time.time(), _clock_of(figures, name)))
-        return readings
-
-    async def _answered(self, name: str, measure: m.Measure, *, timeout_s: float) -> dict[str, Any]:
-        """Send a request to a worker, and return the figures that it answers."""
         link = self._core.links.link_to(name)
         if link is None:
             raise RequestRefused(f"{name} is not connected")
-        number = measure.number
+        number = next(self._numbers)
         answer: asyncio.Future[m.Measured] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (name, answer)
-        link.send(self._core.links.filled(measure, name))
+        link.send(self._core.links.filled(dataclasses.replace(measure, number=number), name))
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(wait_s):
                 measured = await answer
         except TimeoutError:
             raise RequestRefused(
-                f"{name} did not measure {measure.what} within {timeout_s:g} s"
+                f"{name} did not measure {measure.what} within {wait_s:g} s"
             ) from None
         finally:
             del self._waiting[number]
@@ -161,10 +130,24 @@ class MeasurementBroker:
             raise RequestRefused(measured.reason, remedy=measured.remedy)
         return measured.figures
 
-    def _measure(self, number: int, request: m.Examine) -> m.Measure:
+    async def clock(self, name: str) -> tuple[dict[str, Any], list[Reading]]:
+        """Read a worker's clock a few times; returns its other figures, too.
+
+        Raises:
+            RequestRefused: it does not answer, or not with a time.
+        """
+        readings, figures = [], {}
+        for _ in range(CLOCK_READINGS):
+            sent_s = time.time()
+            order = m.Measure(number=0, what="host", spec={})
+            figures = await self.order(name, order, TIMEOUTS_S["host"])
+            readings.append(Reading(sent_s, time.time(), _clock_of(figures, name)))
+        return figures, readings
+
+    def _measure(self, request: m.Examine) -> m.Measure:
         if request.what not in LINK_MEASURES:
             return m.Measure(
-                number=number,
+                number=0,
                 what=request.what,
                 spec=request.spec,
                 worlds=request.worlds,
@@ -172,7 +155,7 @@ class MeasurementBroker:
             )
         peer = self._worker(request.peer)
         return m.Measure(
-            number=number,
+            number=0,
             what=request.what,
             name=peer.name,
             host=peer.registration.data_host,
@@ -322,7 +305,11 @@ class Profiles:
         return max(step + 1, min(step + ahead, last))
 
     async def _one(
-        self, name: str, rank: int, order: m.Measure, before: list[Reading] | BaseException
+        self,
+        name: str,
+        rank: int,
+        order: m.Measure,
+        before: tuple[dict[str, Any], list[Reading]] | BaseException,
     ) -> dict[str, Any]:
         """Return one worker's recording; `reason` says why there is none."""
         worker = self._core.membership.cluster_of(name).workers.get(name)
@@ -334,9 +321,9 @@ class Profiles:
             said = await self._broker.order(name, order, order.limit_s + WRITE_S)
         except RequestRefused as error:
             return {**answer, "reason": error.message}
-        readings = before
+        _, readings = before
         with contextlib.suppress(RequestRefused):  # it restarts when its job has ended
-            readings = before + await self._broker.clock(name)
+            readings += (await self._broker.clock(name))[1]
         offset = offset_of(readings)
         return {
             **answer,

@@ -34,6 +34,14 @@ from dtd.security.identity import LOCAL
 KEYS: Final = "pki"
 """Name of the directory of the cluster's keys in a state directory."""
 
+DIRECTORIES: Final = (AUDIT, KEYS, PACKAGES)
+_NAMES: Final = re.compile(
+    rf"{re.escape(FILE_NAME)}"
+    rf"|{AUDIT}/[0-9]{{16}}\.jsonl"
+    rf"|{KEYS}/[A-Za-z0-9_][A-Za-z0-9._-]{{0,99}}"
+    rf"|{PACKAGES}/[0-9a-f]{{64}}{re.escape(PACKAGE.ending)}"
+)
+
 
 def back_up(state_dir: Path, target: Path) -> int:
     """Write a backup; an older one is replaced once this one is whole.
@@ -79,14 +87,12 @@ def _write(beside: Path, state_dir: Path, copy: Path) -> None:
     with os.fdopen(descriptor, "wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             _add(tar, copy, FILE_NAME)
-            for path in sorted((state_dir / AUDIT).glob("[0-9]*.jsonl")):
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    _add(tar, path, f"{AUDIT}/{path.name}")
-            for path in sorted((state_dir / KEYS).glob("[!.]*")):
-                _add(tar, path, f"{KEYS}/{path.name}")
-            for path in sorted((state_dir / PACKAGES).glob(f"[!.]*{PACKAGE.ending}")):
-                with contextlib.suppress(FileNotFoundError):  # forgotten meanwhile
-                    _add(tar, path, f"{PACKAGES}/{path.name}")
+            for directory in DIRECTORIES:
+                for path in sorted((state_dir / directory).glob("[!.]*")):
+                    name = f"{directory}/{path.name}"
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        if _NAMES.fullmatch(name):
+                            _add(tar, path, name)
         file.flush()
         os.fsync(descriptor)
 
@@ -103,12 +109,6 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
 
 MAX_MEMBERS: Final = 10_000
 _WORKPLACE: Final = ".restoring"
-_NAMES: Final = re.compile(
-    rf"{re.escape(FILE_NAME)}"
-    rf"|{AUDIT}/[0-9]{{16}}\.jsonl"
-    rf"|{KEYS}/[A-Za-z0-9_][A-Za-z0-9._-]{{0,99}}"
-    rf"|{PACKAGES}/[0-9a-f]{{64}}{re.escape(PACKAGE.ending)}"
-)
 
 
 def restore(source: Path, state_dir: Path) -> None:
@@ -215,7 +215,7 @@ def _move_in(workplace: Path, state_dir: Path) -> None:
             os.chown(path, owner.st_uid, owner.st_gid)
     for path in sorted(workplace.iterdir(), key=lambda path: path.name == FILE_NAME):
         path.rename(state_dir / path.name)
-    for directory in (AUDIT, KEYS, PACKAGES):
+    for directory in DIRECTORIES:
         if (state_dir / directory).is_dir():
             sync_directory(state_dir / directory)
     sync_directory(state_dir)

@@ -362,7 +362,8 @@ class Membership:
             forming.save_again(cluster, job, now)
             return
         admission.compare(cluster, job)
-        if not waiting.may_form(cluster, job, now):
+        cluster.waiting.reason = waiting.awaited(cluster, job, now)
+        if cluster.waiting.reason:
             self._let_wait(job)
             return
         if waiting.restart_partial(cluster, job, now):

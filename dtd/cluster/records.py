@@ -477,6 +477,7 @@ class WaitingTimes:
         resumed: whether the operator has decided not to wait for such workers.
         form_at: the earliest time for the next generation, after several that made no progress.
         enough_since: since when enough workers are ready, while others warm up.
+        reason: what the next generation waits for, in words.
     """
 
     settle_by: float | None = None
@@ -485,6 +486,7 @@ class WaitingTimes:
     resumed: bool = False
     form_at: float | None = None
     enough_since: float | None = None
+    reason: str = ""
 
     def slept(self, gap_s: float) -> None:
         """Postpone deadlines: arriving workers could not be seen for `gap_s`."""

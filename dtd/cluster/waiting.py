@@ -1,9 +1,9 @@
-"""Decides whether the next generation may form, or which workers to wait for.
+"""Decides whether the next generation may form, and if not, which workers to wait for and why.
 
-Part of the membership machine.  In order: workers that come back with a state, enough workers,
-workers that warm up (unless one holds the job's state: then it continues at once), one that has the
-checkpoint from which the job is to start, late ones at the very beginning, and absent workers that
-may hold a newer state than the present ones.
+Part of the membership machine.  In order: workers that come back with a state, workers that warm up
+(unless others hold the job's state: then it continues at once), enough workers, working links, one
+that has the checkpoint from which the job is to start, late ones at the very beginning, and absent
+workers that may hold a newer state than the present ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dtd.cluster import admission, branches, forming, registration
 from dtd.cluster import roster as choice
 from dtd.cluster.coverage import covers
-from dtd.cluster.records import Decision, Job, Worker
+from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState, least_workers
 from dtd.cluster.transitions import WorkerState
 
@@ -25,25 +25,60 @@ FIRST_PAUSE_S = 0.1
 MAX_DOUBLINGS = 6
 
 
-def may_form(cluster: ClusterState, job: Job, now: float) -> bool:
-    """Whether there is nothing left to wait for."""
-    if job.in_doubt:
-        return False
-    if _may_run_elsewhere(job):
-        return False
+def awaited(cluster: ClusterState, job: Job, now: float) -> str:
+    """Return what the next generation waits for, in words; empty if it may form now.
+
+    The times of the wait are kept in `cluster.waiting`: each begins when its reason does.
+    """
+    times = cluster.waiting
+    doubt = _doubt(cluster, job)
+    if doubt:
+        return doubt
     too_few = why_too_few(cluster.available(), job)
     if too_few:
-        cluster.waiting.enough_since = None
-    elif cluster.waiting.enough_since is None:
-        cluster.waiting.enough_since = now
-    held_up = _waits_for_warm_up(cluster, job) or _lacks_links(cluster, job)
-    if too_few or held_up or lacks_origin(cluster, job):
-        cluster.waiting.settle_by = cluster.waiting.form_at = None
-        return False
-    if not (_has_settled(cluster, job, now) and _has_newest(cluster, job, now)):
-        cluster.waiting.form_at = None
-        return False
-    return _has_paused(cluster, now)
+        times.enough_since = None
+    elif times.enough_since is None:
+        times.enough_since = now
+    reason = _warm_up(cluster, job) or _refusals(cluster, too_few)
+    reason = reason or _links(cluster, job) or _origin(cluster, job)
+    if reason:
+        times.settle_by = times.form_at = None
+        return reason
+    reason = _latecomers(cluster, job, now) or _newer_state(cluster, job, now)
+    if reason:
+        times.form_at = None
+        return reason
+    return _pause(cluster, now)
+
+
+def _doubt(cluster: ClusterState, job: Job) -> str:
+    """A generation that may still train unheard: no member has certainly stopped."""
+    if job.in_doubt:
+        return registration.explain(cluster, job)
+    if job.generation == 0 or job.fenced:
+        return ""
+    return (
+        f"waiting for {', '.join(job.roster)}: generation {job.generation} may still run there;"
+        f" `dtdctl resume {job.id}` if they are gone for good"
+    )
+
+
+def _warm_up(cluster: ClusterState, job: Job) -> str:
+    """Survivors continue at once, and workers that warm up join later; a fresh start waits.
+
+    It does so for as long as a warm-up may take; then enough workers begin without the others.
+    Workers that reconnect with a state are waited for in any case: it may be the newest.
+    """
+    warming = sorted(cluster.warming_since, key=choice.natural_key)
+    returning = [name for name in warming if cluster.workers[name].reconnection.returning]
+    if returning:
+        return f"waiting for {', '.join(returning)} to leave the last generation"
+    survivors = [worker for worker in forming.remembering(cluster, job) if not worker.leaving]
+    since = cluster.waiting.enough_since
+    is_over = since is not None and cluster.now - since > job.terms.warmup_timeout_s
+    if not warming or (since is not None and survivors) or is_over:
+        return ""
+    return f"warming up: {', '.join(warming)}"
 
 
 def why_too_few(workers: Sequence[Worker], job: Job) -> str:
@@ -62,19 +97,38 @@ def why_too_few(workers: Sequence[Worker], job: Job) -> str:
     return ""
 
 
-def _may_run_elsewhere(job: Job) -> bool:
-    """Whether the last generation may still train unheard: no member has certainly stopped."""
-    return job.generation > 0 and not job.fenced
+def _refusals(cluster: ClusterState, too_few: str) -> str:
+    """Too few workers, and why others are refused."""
+    refused = [w for w in cluster.workers.values() if w.state is WorkerState.INCOMPATIBLE]
+    why = "".join(f"; {w.name} is refused: {w.reason}" for w in refused)
+    return f"{too_few}{why}" if too_few else ""
 
 
-def _lacks_links(cluster: ClusterState, job: Job) -> bool:
-    """Whether too few workers, or not all shards, are left without those that lack a link."""
-    if not cluster.isolation.links.bad:
-        return False
+def _links(cluster: ClusterState, job: Job) -> str:
+    """Too few workers, or not all shards, without those that lack a link."""
+    bad = cluster.isolation.links.bad
+    if not bad:
+        return ""
     members, present = forming.choose(cluster, job).members, cluster.available()
     start = choice.start_key(job, present)
     torn = covers(present, start) and not covers(members, start)
-    return torn or bool(why_too_few(members, job))
+    if not torn and not why_too_few(members, job):
+        return ""
+    dead = "; ".join(f"{one} and {other}" for one, other in sorted(bad))
+    return f"waiting for a working link between {dead}"
+
+
+def _origin(cluster: ClusterState, job: Job) -> str:
+    """The checkpoint from which the job is to start."""
+    if not lacks_origin(cluster, job):
+        return ""
+    step = job.from_step or job.from_newest
+    return (
+        f"waiting for workers that have the checkpoint of step {step} of {job.from_job}, from"
+        f" which the job is to start: those present have none, or not all parts of it"
+        f" (`dtdctl checkpoints {job.from_job}` names the holders);"
+        f" `dtdctl resume {job.id}` begins at step 0 without it"
+    )
 
 
 def lacks_origin(cluster: ClusterState, job: Job) -> bool:
@@ -89,48 +143,51 @@ def lacks_origin(cluster: ClusterState, job: Job) -> bool:
     return not said_before and choice.start_key(job, cluster.available()) == untrained
 
 
-def _has_paused(cluster: ClusterState, now: float) -> bool:
-    """Whether the pause is over; it grows with each generation that makes no progress."""
-    in_row = max(cluster.setbacks.no_progress_generations, cluster.setbacks.brief_generations)
-    if in_row <= QUICK_GENERATIONS:
-        return True
-    if cluster.waiting.form_at is None:
-        doublings = min(in_row - QUICK_GENERATIONS, MAX_DOUBLINGS)
-        cluster.waiting.form_at = now + FIRST_PAUSE_S * 2**doublings
-    return now >= cluster.waiting.form_at
-
-
-def _waits_for_warm_up(cluster: ClusterState, job: Job) -> bool:
-    """Survivors continue at once, and workers that warm up join later; a fresh start waits.
-
-    It does so for as long as a warm-up may take; then enough workers begin without the others.
-    Workers that reconnect with a state are waited for in any case: it may be the newest.
-    """
-    if any(cluster.workers[name].reconnection.returning for name in cluster.warming_since):
-        return True
-    survivors = [worker for worker in forming.remembering(cluster, job) if not worker.leaving]
-    since = cluster.waiting.enough_since
-    is_over = since is not None and cluster.now - since > job.terms.warmup_timeout_s
-    return bool(cluster.warming_since) and not (survivors or is_over)
-
-
-def _has_settled(cluster: ClusterState, job: Job, now: float) -> bool:
+def _latecomers(cluster: ClusterState, job: Job, now: float) -> str:
     """A job's first generation gives late workers a moment to join."""
-    if not cluster.waiting.must_settle or (job.roster and not cluster.missing(job)):
-        return True
-    if cluster.waiting.settle_by is None:
-        cluster.waiting.settle_by = now + job.terms.settle_s
-    return now >= cluster.waiting.settle_by
+    times = cluster.waiting
+    if not times.must_settle or (job.roster and not cluster.missing(job)):
+        return ""
+    if times.settle_by is None:
+        times.settle_by = now + job.terms.settle_s
+    return "settling: giving late workers a moment to join" if now < times.settle_by else ""
 
 
-def _has_newest(cluster: ClusterState, job: Job, now: float) -> bool:
-    """Whether the newest state is present, or the wait for its holders is over."""
+def _newer_state(cluster: ClusterState, job: Job, now: float) -> str:
+    """Absent workers that may hold a newer state, until the wait for them is over."""
+    times = cluster.waiting
     if _is_newest_here(cluster, job):
-        cluster.waiting.newer_since = None
-    elif cluster.waiting.newer_since is None:
-        cluster.waiting.newer_since = now
+        times.newer_since = None
+    elif times.newer_since is None:
+        times.newer_since = now
     resume_at = resume_by(cluster)
-    return cluster.waiting.resumed or resume_at is None or now >= resume_at
+    if times.resumed or resume_at is None or now >= resume_at:
+        return ""
+    step = max(job.step, branches.saved_step(job))
+    lack = forming.why_incomplete(cluster, job)
+    lack = lack or f"no present worker holds the state of step {step}"
+    return (
+        f"waiting for {', '.join(absent_holders(cluster, job))}: {lack};"
+        f" `dtdctl resume {job.id}` goes on without it,"
+        f" as the job does in {_in_words(resume_at - now)}"
+    )
+
+
+def _pause(cluster: ClusterState, now: float) -> str:
+    """A pause that grows with each generation that makes no progress."""
+    times = cluster.waiting
+    brief, idle = cluster.setbacks.brief_generations, cluster.setbacks.no_progress_generations
+    in_row = max(brief, idle)
+    if in_row <= QUICK_GENERATIONS:
+        return ""
+    if times.form_at is None:
+        doublings = min(in_row - QUICK_GENERATIONS, MAX_DOUBLINGS)
+        times.form_at = now + FIRST_PAUSE_S * 2**doublings
+    if now >= times.form_at:
+        return ""
+    if brief > idle:
+        return f"pausing after {brief} generations that broke after hardly a step"
+    return f"pausing after {idle} generations that committed no step"
 
 
 def resume_by(cluster: ClusterState) -> float | None:
@@ -177,83 +234,23 @@ def restart_partial(cluster: ClusterState, job: Job, now: float) -> bool:
     holders = [worker for worker in present if choice.in_memory(worker)]
     if start[1] or not holders or covers(present, start):
         return False
-    why = forming.why_incomplete(cluster, job)
+    cluster.waiting.reason = f"the job begins afresh: {forming.why_incomplete(cluster, job)}"
     for worker in holders:
-        admission.expel(cluster, worker, f"the job begins afresh: {why}", now)
+        admission.expel(cluster, worker, cluster.waiting.reason, now)
     return True
 
 
-def _explain_decision(decision: Decision, job: Job) -> str:
+def explain(cluster: ClusterState, job: Job) -> str:
+    """Why no generation forms, in words."""
+    decision = cluster.run.decision
+    if decision is None:
+        return cluster.waiting.reason or "about to form a generation"
     if not decision.failure:
         return f"writing down generation {job.generation}"
     return (
         f"generation {job.generation} cannot be stored, and is not announced before:"
         f" {decision.failure}; make room on the coordinator's disk, or repair it"
     )
-
-
-def explain(cluster: ClusterState, job: Job) -> str:
-    """Why no generation forms, in words."""
-    if cluster.run.decision is not None:
-        return _explain_decision(cluster.run.decision, job)
-    if job.in_doubt:
-        return registration.explain(cluster, job)
-    if _may_run_elsewhere(job):
-        away = ", ".join(job.roster)
-        return (
-            f"waiting for {away}: generation {job.generation} may still run there;"
-            f" `dtdctl resume {job.id}` if they are gone for good"
-        )
-    warming = sorted(cluster.warming_since, key=choice.natural_key)
-    returning = [name for name in warming if cluster.workers[name].reconnection.returning]
-    if returning:
-        return f"waiting for {', '.join(returning)} to leave the last generation"
-    if warming:
-        return f"warming up: {', '.join(warming)}"
-    too_few = why_too_few(cluster.available(), job)
-    if too_few:
-        refused = [w for w in cluster.workers.values() if w.state is WorkerState.INCOMPATIBLE]
-        why = "".join(f"; {w.name} is refused: {w.reason}" for w in refused)
-        return f"{too_few}{why}"
-    if _lacks_links(cluster, job):
-        return _explain_links(cluster)
-    return _explain_state(cluster, job)
-
-
-def _explain_links(cluster: ClusterState) -> str:
-    """Return the awaited links, in words."""
-    links = cluster.isolation.links
-    dead = "; ".join(f"{one} and {other}" for one, other in sorted(links.bad))
-    return f"waiting for a working link between {dead}"
-
-
-def _explain_state(cluster: ClusterState, job: Job) -> str:
-    """Why enough workers do not begin, in words."""
-    if lacks_origin(cluster, job):
-        step = job.from_step or job.from_newest
-        return (
-            f"waiting for workers that have the checkpoint of step {step} of {job.from_job}, from"
-            f" which the job is to start: those present have none, or not all parts of it"
-            f" (`dtdctl checkpoints {job.from_job}` names the holders);"
-            f" `dtdctl resume {job.id}` begins at step 0 without it"
-        )
-    if cluster.waiting.form_at is not None:
-        brief, idle = cluster.setbacks.brief_generations, cluster.setbacks.no_progress_generations
-        if brief > idle:
-            return f"pausing after {brief} generations that broke after hardly a step"
-        return f"pausing after {idle} generations that committed no step"
-    resume_at = resume_by(cluster)
-    if resume_at is not None and not (cluster.waiting.resumed or _is_newest_here(cluster, job)):
-        step = max(job.step, branches.saved_step(job))
-        holders = ", ".join(absent_holders(cluster, job))
-        lack = forming.why_incomplete(cluster, job)
-        lack = lack or f"no present worker holds the state of step {step}"
-        return (
-            f"waiting for {holders}: {lack};"
-            f" `dtdctl resume {job.id}` goes on without it,"
-            f" as the job does in {_in_words(max(0.0, resume_at - cluster.now))}"
-        )
-    return "settling: giving late workers a moment to join"
 
 
 def _in_words(left_s: float) -> str:

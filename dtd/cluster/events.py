@@ -5,7 +5,7 @@ assignment with its generation, a release with the job's outcome.  Everything el
 however slow the disk: a worker without acknowledgements for a few seconds would consider the
 coordinator dead.  On one connection nothing overtakes a waiting message.  A store that is slower
 than the events must not fall further and further behind: a waiting job is written once, in its
-state at that time.  Pure; `dtd.coordinator.effects` and the simulation perform what comes out.
+state at that time.  Pure; `dtd.coordinator.core` and the simulation perform what comes out.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import traceback
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -259,33 +260,30 @@ class DiagnosticsCollector:
 
     Args:
         clusters: gives those of the membership.
-        now: the clock of the daemon, in seconds.
-        disk_failure: why the last call of the store failed; empty when it did not.
+        complaints: tell why a disk of the coordinator is unreliable, or nothing.
     """
 
     def __init__(
         self,
         clusters: Callable[[], Iterable[ClusterState]],
-        now: Callable[[], float],
-        disk_failure: Callable[[], str],
+        complaints: Iterable[Callable[[], str]],
     ) -> None:
         self._clusters = clusters
-        self._now = now
-        self._disk_failure = disk_failure
+        self._complaints = complaints
         self._diagnostics = Diagnostics()
 
     def turned_away(self, diagnostic: diagnostics.Diagnostic) -> None:
         """The control port has rejected a caller, and logged that."""
-        self._diagnostics.note(diagnostic, self._now())
+        self._diagnostics.note(diagnostic, time.monotonic())
 
     def closed(self, host: str, error: DtdError | None) -> None:
         """A connection has ended on which nobody had registered."""
         if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_VERSION:
-            self._diagnostics.note(diagnostics.protocol_differs(host), self._now())
+            self._diagnostics.note(diagnostics.protocol_differs(host), time.monotonic())
 
     def name_taken(self, diagnostic: diagnostics.Diagnostic) -> None:
         """Two processes go by one name."""
-        if self._diagnostics.note(diagnostic, self._now()):
+        if self._diagnostics.note(diagnostic, time.monotonic()):
             log.warning("name_taken", message=diagnostic.message, remedy=diagnostic.remedy)
 
     def registered(self, host: str, name: str) -> None:
@@ -299,13 +297,14 @@ class DiagnosticsCollector:
     def decided(self, effect: Effect) -> None:
         """The membership core has an effect; incidents change the cluster's state."""
         if isinstance(effect, Incident) and effect.kind in _DISK_INCIDENTS:
-            self._diagnostics.note(diagnostics.disk(effect.worker, effect.message), self._now())
+            self._diagnostics.note(
+                diagnostics.disk(effect.worker, effect.message), time.monotonic()
+            )
 
     def listing(self) -> list[dict[str, Any]]:
         """The diagnostics of this moment, as `dtdctl status` shows them."""
         found = [one for cluster in self._clusters() for one in standing(cluster)]
-        failure = self._disk_failure()
-        if failure:
-            found.append(diagnostics.disk(_OWN_DISK, failure))
-        self._diagnostics.stand(found, self._now())
-        return self._diagnostics.listing(self._now())
+        failures = [failure for one in self._complaints if (failure := one())]
+        found += [diagnostics.disk(_OWN_DISK, failure) for failure in failures[:1]]
+        self._diagnostics.stand(found, time.monotonic())
+        return self._diagnostics.listing(time.monotonic())

@@ -12,8 +12,10 @@ import datetime as dt
 import fcntl
 import ipaddress
 import os
+import resource
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -25,7 +27,7 @@ from dtd.config import WORKER_USER, CoordinatorConfig
 from dtd.coordinator.audit import Caller
 from dtd.coordinator.containment import Refusals
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
-from dtd.net.limits import ConnectionLimiter, Connections
+from dtd.net.limits import ConnectionLimiter, Connections, connections_for
 from dtd.net.link import Link
 from dtd.net.server import Place, Server
 from dtd.net.tls import clock
@@ -39,6 +41,8 @@ from dtd.wire import messages as m
 log = structlog.get_logger()
 
 LOOPBACK_HOST: Final = "127.0.0.1"
+MOST_FILES: Final = 65536
+"""More are not needed, and programs that close all that might be open take their time."""
 
 
 class ControlPort:
@@ -47,11 +51,10 @@ class ControlPort:
     Args:
         config: where to listen, and under which addresses others reach it.
         new_link: makes the protocol object of a connection.
-        now: the clock of the daemon, in seconds.
         turned_away: told of each rejected connection.
-        connections: bounds the connections of all listeners.
 
     Attributes:
+        connections: bounds the connections of all listeners.
         authority: the cluster's; None while there is the socket alone.
         coordinators: addresses for tokens and credentials; empty while there is the socket alone.
     """
@@ -60,19 +63,20 @@ class ControlPort:
         self,
         config: CoordinatorConfig,
         new_link: Callable[[], Link],
-        now: Callable[[], float],
         turned_away: Callable[[diagnostics.Diagnostic], None],
-        connections: Connections[Place],
     ) -> None:
         self._config = config
-        self._now = now
-        self.connections = connections
+        files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        endless = files == resource.RLIM_INFINITY
+        self.connections: Connections[Place] = Connections(
+            in_all=connections_for(MOST_FILES if endless else files)
+        )
         self._turned_away = turned_away
         self._server, self._socket = [
             Server(
                 new_link,
-                connection_limiter=ConnectionLimiter(in_all=connections.most_unproven),
-                connections=connections,
+                connection_limiter=ConnectionLimiter(in_all=self.connections.most_unproven),
+                connections=self.connections,
                 refused=self.note_refusal,
             )
             for _ in range(2)
@@ -199,7 +203,7 @@ class ControlPort:
         times = clock(dt.datetime.now(dt.UTC)) if "clock" in why else ""
         diagnostic = diagnostics.turned_away(host, shown or why, remedy, times)
         self._turned_away(diagnostic)
-        if self._refusals.note(host, why, self._now()):
+        if self._refusals.note(host, why, time.monotonic()):
             said = f"{why} ({times})" if times else why
             log.warning("connection_refused", host=host, reason=said, remedy=diagnostic.remedy)
 

@@ -1,21 +1,37 @@
-"""The coordinator's state and decisions, as its services and request handlers see them.
+"""The coordinator's state, decisions and effects, as its services and request handlers see them.
 
-The membership core decides; its effects are performed by `dtd.coordinator.effects`.  What needs
-only this is a service (`dtd.coordinator.coordinator` has all of them); nothing here knows one.
+What needs only this is a service (`dtd.coordinator.coordinator` has all of them); nothing here
+knows one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
+import functools
 import socket
+import sqlite3
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+import structlog
 
 from dtd import __version__
-from dtd.cluster.events import Effect, Event, Incident, JobEnded, Ticked
+from dtd.cluster.events import (
+    Disconnect,
+    Effect,
+    Event,
+    Incident,
+    Item,
+    JobEnded,
+    JobSaved,
+    Outbox,
+    SaveJob,
+    Send,
+    Ticked,
+    Undeliverable,
+)
 from dtd.cluster.pools import Pools
 from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.status import EndedJob
@@ -23,23 +39,34 @@ from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit import AuditFile, AuditLog, Caller
 from dtd.coordinator.containment import Containment, DiagnosticsCollector, GuardedCore
 from dtd.coordinator.control_port import ControlPort
-from dtd.coordinator.effects import Effects
 from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageCounter
-from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.store import Store, job_body
 from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.coordinator.throttles import Answers
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.errors import ProtocolError, RequestRefused
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused
 from dtd.net.driver import Driver
-from dtd.net.limits import Connections, connections_for
-from dtd.net.link import Link
+from dtd.net.link import MAX_QUEUED_CONTROL_BYTES, Link
 from dtd.packages.archives import WEIGHTS as WEIGHTS_KIND
 from dtd.packages.archives import Archives
 from dtd.rules import did_you_mean
 from dtd.security.authority import DIRECTORY, open_data_key
 from dtd.wire import messages as m
 
+log = structlog.get_logger()
+
 T = TypeVar("T")
+
+Settled = asyncio.Future[None]
+"""A future that is done when all earlier decisions are written down."""
+
+# Incidents that are as it should be; all others are logged as warnings.
+QUIET_INCIDENTS: Final = frozenset(
+    {
+        *("worker_registered", "job_started", "job_done"),
+        *("generation_forming", "generation_running", "recovered", "link_good"),
+    }
+)
 
 
 class Core:
@@ -59,27 +86,23 @@ class Core:
     """
 
     def __init__(
-        self,
-        config: CoordinatorConfig,
-        store: Store,
-        *,
-        new_link: Callable[[], Link],
+        self, config: CoordinatorConfig, store: Store, *, new_link: Callable[[], Link]
     ) -> None:
         self.config = config
         self.store = store
         self.address = ""
         self.started_s = time.monotonic()
-        self.membership = Pools(
-            heartbeat_interval_s=config.heartbeat_interval_s,
-            heartbeat_timeout_s=config.heartbeat_timeout_s,
-            last_generation=first_number(store),
-            identity=CoordinatorIdentity(
-                version=__version__, host=socket.gethostname(), store_id=store.identity()
-            ),
-        )
         self.last_job = store.last_ended()
         self.job_numbers: dict[str, int] = {}
         self.decided: list[Callable[[Effect], None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._next_number = store.next_job_number()
+        self._news = asyncio.Event()
+        self._ends: dict[str, asyncio.Future[Job]] = {}
+        self._outbox: Outbox[Settled, Any] = Outbox()
+        self._ready: asyncio.Queue[Item[Settled, Any]] = asyncio.Queue()
+        self._not_written = ""
         self.containment = Containment(time.monotonic, self.incident)
         self.store_thread = StoreThread(self.store_failed)
         self.complaints = [self.store_thread.complaint]
@@ -88,55 +111,27 @@ class Core:
         self.links = WorkerLinks(
             open_data_key(config.state_dir / DIRECTORY), lambda: self._driver.now
         )
-        self.effects = Effects(
-            links=self.links,
-            store=store,
-            thread=self.store_thread,
-            job_numbers=self.job_numbers,
-            handle=self.handle,
-            performed=self._performed,
-            containment=self.containment,
-        )
+        self.membership = _membership(config, store)
         guarded = GuardedCore(
-            self.membership,
-            self.containment,
-            perform=self._put,
-            disconnect_all=self.links.fail_all,
+            self.membership, self.containment, perform=self.put, disconnect_all=self.links.fail_all
         )
-        self._driver: Driver[Event, Effect] = Driver(guarded, self._put, Ticked)
-        self.diagnostics = DiagnosticsCollector(
-            self.membership.clusters,
-            time.monotonic,
-            lambda: next(filter(None, (one() for one in self.complaints)), ""),
-        )
-        self.port = ControlPort(
-            config,
-            new_link,
-            time.monotonic,
-            self.diagnostics.turned_away,
-            Connections(in_all=connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
-        )
+        self._driver: Driver[Event, Effect] = Driver(guarded, self.put, Ticked)
+        self.diagnostics = DiagnosticsCollector(self.membership.clusters, self.complaints)
+        self.port = ControlPort(config, new_link, self.diagnostics.turned_away)
         # Hashing gigabytes must not hold up what generations wait for in the store's thread.
         self.weights_thread = StoreThread(self.store_failed)
         self.packages = PackageCounter(
             Archives(config.state_dir / PACKAGES),
-            in_use=store.packages_in_use,
-            store_thread=self.store_thread,
-            thread=self.store_thread,
-            answers=self.answers,
+            self.store_thread,
+            functools.partial(self.in_store, store.packages_in_use),
+            self.answers,
         )
         self.weights = PackageCounter(
             Archives(config.state_dir / WEIGHTS, WEIGHTS_KIND),
-            in_use=store.weights_in_use,
-            store_thread=self.store_thread,
-            thread=self.weights_thread,
-            answers=self.answers,
+            self.weights_thread,
+            functools.partial(self.in_store, store.weights_in_use),
+            self.answers,
         )
-        self._loop = asyncio.get_running_loop()
-        self._next_number = store.next_job_number()
-        self._news = asyncio.Event()
-        self._ends: dict[str, asyncio.Future[Job]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- decisions and their effects -----------------------------------------------------------
 
@@ -154,30 +149,15 @@ class Core:
         for task in self._tasks:
             task.cancel()
 
-    async def settled(self) -> None:
-        """Return when every effect so far is done: all decisions are written down."""
-        await self.effects.settled()
-
     def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
         """Something that the core has no part in, for an operator to read."""
-        self._put(Incident(kind=kind, message=message, worker=worker, details=details))
+        self.put(Incident(kind=kind, message=message, worker=worker, details=details))
 
-    def _put(self, effect: Effect) -> None:
-        with self.containment.around(f"deciding on {type(effect).__name__}"):
-            for decided in self.decided:
-                decided(effect)
-            self.effects.put(effect)
-
-    def _performed(self, effect: JobEnded | Incident) -> None:
-        """Wake the requests that wait for it."""
-        if isinstance(effect, JobEnded):
-            self.last_job = EndedJob(job=effect.job, ended_s=time.time())
-            waiting = self._ends.pop(effect.job.id, None)
-            if waiting is not None:
-                waiting.set_result(effect.job)
-        else:
-            self._news.set()
-            self._news = asyncio.Event()
+    def _on_ended(self, effect: JobEnded) -> None:
+        self.last_job = EndedJob(job=effect.job, ended_s=time.time())
+        waiting = self._ends.pop(effect.job.id, None)
+        if waiting is not None:
+            waiting.set_result(effect.job)
 
     async def end_of(self, job_id: str) -> Job:
         """Return a job when it has ended."""
@@ -190,6 +170,108 @@ class Core:
     def news(self) -> asyncio.Event:
         """Is set by the next incident."""
         return self._news
+
+    # --- effects, in the order in which they were decided ----------------------------------------
+    #
+    # Durable effects are written before any later message is sent; other effects do not wait for
+    # the disk (`dtd.cluster.events`).  Incidents go to the log, and to the store asynchronously.
+
+    def put(self, effect: Effect) -> None:
+        """Take an effect that was decided, with what it means now.
+
+        A job is written as it is, not as it will be, and a message goes to the connection that
+        the worker has, not to one that it may have after the store has written.
+        """
+        with self.containment.around(f"deciding on {type(effect).__name__}"):
+            for decided in self.decided:
+                decided(effect)
+            about: Any = None
+            if isinstance(effect, SaveJob):
+                about = job_body(effect.job)
+            elif isinstance(effect, Send | Disconnect):
+                about = self.links.link_to(effect.name)
+            self._queue(Item(effect, about))
+
+    async def perform(self) -> None:
+        """Perform effects until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                item = await self._ready.get()
+                effect = item.effect
+                if isinstance(effect, SaveJob):  # the outbox gives out one at a time
+                    tasks.create_task(self._write(effect, item.about))
+                    continue
+                link = item.about if isinstance(effect, Send) else None
+                name = effect.name if isinstance(effect, Send) else ""
+                with self.containment.around(_named(effect), link, worker=name):
+                    self._perform(item)
+
+    async def settled(self) -> None:
+        """Return when every effect so far is done: all decisions are written down."""
+        done: Settled = asyncio.get_running_loop().create_future()
+        self._queue(Item(done, None))
+        await done
+
+    def _queue(self, item: Item[Settled, Any]) -> None:
+        for ready in self._outbox.put(item):
+            self._ready.put_nowait(ready)
+
+    def _perform(self, item: Item[Settled, Any]) -> None:
+        effect, about = item.effect, item.about
+        if isinstance(effect, Send):
+            self._send(effect, about)
+        elif isinstance(effect, asyncio.Future) and not effect.done():  # its caller may be gone
+            effect.set_result(None)
+        elif isinstance(effect, Incident):
+            self._on_incident(effect)
+        elif isinstance(effect, Disconnect) and about is not None:
+            about.fail(ProtocolError(ErrorCode.REFUSED, effect.reason))
+        elif isinstance(effect, JobEnded):
+            self._on_ended(effect)
+
+    async def _write(self, effect: SaveJob, body: dict[str, Any]) -> None:
+        with self.containment.around(f"writing down job {effect.job.id}"):
+            await self._save_job(effect, body)
+        for ready in self._outbox.written():
+            self._ready.put_nowait(ready)
+
+    async def _save_job(self, effect: SaveJob, body: dict[str, Any]) -> None:
+        """A full disk must not end the training that the job is about.
+
+        The core hears of what announces a generation, since that must be written before.
+        """
+        number, failure = self.job_numbers[body["id"]], ""
+        try:
+            await self.store_thread.run(self.store.save_job, number, body, turn=Turn.URGENT)
+        except Exception as error:  # noqa: BLE001 - the core must hear that it is not written
+            failure = str(error) or type(error).__name__
+            if not isinstance(error, sqlite3.Error | OSError):
+                self.containment.failed(error, f"writing down job {body['id']}")
+            if failure != self._not_written:  # it is tried again and again
+                log.error("store_failed", job=body["id"], error=failure)
+        self._not_written = failure
+        if effect.announces:
+            self.handle(JobSaved(job=body["id"], generation=effect.announces, failure=failure))
+
+    def _send(self, effect: Send, link: Link | None) -> None:
+        if link is None:
+            return
+        try:
+            link.send(self.links.filled(effect.message, effect.name))
+        except LocalProtocolError as error:
+            if isinstance(effect.message, m.Prepare | m.Assign | m.Save):
+                self.handle(Undeliverable(job=effect.message.job, reason=error.message))
+            raise
+        if link.queued_bytes() > MAX_QUEUED_CONTROL_BYTES:
+            log.warning("worker_too_slow", worker=effect.name, queued_bytes=link.queued_bytes())
+            link.abort()
+
+    def _on_incident(self, incident: Incident) -> None:
+        write = log.info if incident.kind in QUIET_INCIDENTS else log.warning
+        write(incident.kind, **incident_fields(incident))
+        self.store_thread.later(self.store.add_incident, incident)
+        self._news.set()
+        self._news = asyncio.Event()
 
     # --- tasks ---------------------------------------------------------------------------------
 
@@ -275,3 +357,34 @@ def first_number(store: Store) -> int:
     """
     begun = store.next_job_number() > 1
     return max(store.last_generation(), int(time.time())) if begun else 0
+
+
+def _membership(config: CoordinatorConfig, store: Store) -> Pools:
+    return Pools(
+        heartbeat_interval_s=config.heartbeat_interval_s,
+        heartbeat_timeout_s=config.heartbeat_timeout_s,
+        last_generation=first_number(store),
+        identity=CoordinatorIdentity(
+            version=__version__, host=socket.gethostname(), store_id=store.identity()
+        ),
+    )
+
+
+def _named(effect: Any) -> str:
+    """Return the name of an effect, for people."""
+    if isinstance(effect, Send):
+        return f"sending {m.message_name(type(effect.message))}"
+    return f"an effect of kind {type(effect).__name__}"
+
+
+def incident_fields(incident: Incident) -> dict[str, Any]:
+    """An incident as fields of a log line; its details stand beside what every incident has."""
+    usual = {
+        "message": incident.message,
+        "job": incident.job,
+        "worker": incident.worker,
+        "generation": incident.generation,
+        "step": incident.step,
+    }
+    details = {key: value for key, value in incident.details.items() if not usual.get(key)}
+    return {**usual, **details}

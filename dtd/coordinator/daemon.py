@@ -1,7 +1,7 @@
 """The coordinator as a process: its life, and the connections of workers and operators.
 
 Messages from connections go to request handlers or become events of the membership core, and
-`dtd.coordinator.effects` performs the effects that the core returns.  No gradient and no parameter
+`dtd.coordinator.core` performs the effects that the core returns.  No gradient and no parameter
 passes here.
 """
 
@@ -101,7 +101,7 @@ class Daemon:
         coordinator = self.coordinator
         forever = coordinator.containment.forever
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(forever("performing effects", coordinator.effects.run))
+            tasks.create_task(forever("performing effects", coordinator.perform))
             tasks.create_task(
                 forever("showing figures", lambda: coordinator.metrics.keep(self._look))
             )

@@ -22,7 +22,7 @@ from dtd import __version__
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GONE
 from dtd.config import CoordinatorConfig, add_flags, load_coordinator_config
-from dtd.coordinator.control_port import advertised
+from dtd.coordinator.control_port import MOST_FILES, advertised
 from dtd.coordinator.daemon import Daemon
 from dtd.coordinator.store.backup import back_up, restore
 from dtd.coordinator.store.store import Store
@@ -136,10 +136,6 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 # --- the process ---------------------------------------------------------------------------------
-
-
-MOST_FILES: Final = 65536
-"""More are not needed, and programs that close all that might be open take their time."""
 
 
 def raise_file_limit() -> None:

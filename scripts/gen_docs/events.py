@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dtd.cluster.transitions import JobState
-from dtd.coordinator.effects import QUIET_INCIDENTS
+from dtd.coordinator.core import QUIET_INCIDENTS
 from dtd.event_names import EVENTS, INCIDENTS, NOTICES
 from scripts import markdown
 

@@ -1,7 +1,7 @@
 """Pauses of real daemons that are no hang: for a while nothing moves in any, or all compute.
 
 Of a thread that does hang while others wait for it tells test_faults; of a disk of the
-coordinator's that is slow, the simulation and the unit tests of `dtd.coordinator.effects`.
+coordinator's that is slow, the simulation and the unit tests of `dtd.coordinator.core`.
 """
 
 from __future__ import annotations

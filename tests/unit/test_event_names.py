@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.coordinator.effects import QUIET_INCIDENTS
+from dtd.coordinator.core import QUIET_INCIDENTS
 from dtd.event_names import EVENTS, INCIDENTS, NOTICES
 from scripts.gen_docs import events
 

@@ -5,7 +5,7 @@ A worker asks for the next piece when it has the last, so nothing piles up howev
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
 import structlog
@@ -14,7 +14,7 @@ from dtd.coordinator.store.thread import StoreThread
 from dtd.coordinator.throttles import Answers
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
 from dtd.net.link import Link
-from dtd.packages.archives import Archives, InUse
+from dtd.packages.archives import Archives
 from dtd.packages.limits import short
 from dtd.wire import messages as m
 
@@ -30,25 +30,21 @@ class PackageCounter:
 
     Args:
         archives: where they are kept.
-        in_use: tells which must not be forgotten; runs in the store's thread.
-        store_thread: the store's.
         thread: where they are read and written.
+        needed: tells which must not be forgotten.
         answers: answers workers.
     """
 
     def __init__(
         self,
         archives: Archives,
-        *,
-        in_use: InUse,
-        store_thread: StoreThread,
         thread: StoreThread,
+        needed: Callable[[], Awaitable[Collection[str]]],
         answers: Answers,
     ) -> None:
         self._archives = archives
-        self._in_use = in_use
-        self._store_thread = store_thread
         self._thread = thread
+        self._needed = needed
         self._answers = answers
 
     async def put(self, request: m.PutPackage, piece: bytes) -> dict[str, Any]:
@@ -60,7 +56,7 @@ class PackageCounter:
         """
         needed: Collection[str] = ()
         if request.offset + len(piece) >= request.size:  # then others may have to make room
-            needed = await self._store_thread.run(self._in_use)
+            needed = await self._needed()
         have = await self._thread.run(
             lambda: self._archives.put(
                 request.digest,

@@ -108,10 +108,8 @@ async def test_what_nobody_waits_for_is_told_and_ends_its_connection(containment
 
 class Shown:
     def __init__(self) -> None:
-        self.now, self.failure = 0.0, ""
-        self.desk = DiagnosticsCollector(
-            lambda: [Membership().cluster], lambda: self.now, lambda: self.failure
-        )
+        self.failure = ""
+        self.desk = DiagnosticsCollector(lambda: [Membership().cluster], [lambda: self.failure])
 
     def kinds(self) -> list[tuple[str, str]]:
         return [(one["where"], one["kind"]) for one in self.desk.listing()]

@@ -13,7 +13,6 @@ from dtd.config import CoordinatorConfig
 from dtd.coordinator import control_port as module
 from dtd.coordinator.control_port import ControlPort, advertised
 from dtd.errors import ConfigError, ProtocolError
-from dtd.net.limits import Connections
 from dtd.security.authority import Authority
 from dtd.security.identity import WORKER, Identity
 from dtd.wire import messages as m
@@ -50,9 +49,7 @@ def test_a_clock_that_is_ahead_ends_nobodys_claim_to_a_name(tmp_path, monkeypatc
     port = ControlPort(
         CoordinatorConfig(state_dir=tmp_path, socket=tmp_path / "s"),
         lambda: None,
-        time.monotonic,
         lambda *_why: None,
-        Connections(in_all=64),
     )
     port.authority = Authority.create(tmp_path / "pki")
     port.authority.enrol(tmp_path / "w.credential", "worker", "host7", coordinators=())

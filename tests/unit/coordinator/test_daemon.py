@@ -221,8 +221,8 @@ def test_a_request_that_fails_is_answered(daemon, monkeypatch):
     def fail(*_arguments, **_more):
         raise KeyError("a defect")
 
-    monkeypatch.setattr("dtd.coordinator.handlers.queries.status_of", fail)
-    with pytest.raises(RequestRefused, match="the coordinator failed at answering a request"):
+    monkeypatch.setattr("dtd.coordinator.requests.status_of", fail)
+    with pytest.raises(RequestRefused, match="the coordinator failed at answering GET_STATUS"):
         daemon.ask(m.GetStatus())
     monkeypatch.undo()
     assert daemon.ask(m.GetStatus())["schema"] == 1

@@ -63,7 +63,7 @@ class Job:
         self.recipe = recipe
         self.ranks: list[Rank] = []
         self.worlds: list[int] = []
-        self._generation = self._started = 0
+        self._generation = self._started = self._world_size = 0
         self._resumed = False
 
     def play(self) -> None:
@@ -123,6 +123,7 @@ class Job:
     def _train_until(self, event: Event | None) -> None:
         """One generation, which the event ends."""
         self._generation += 1
+        self._world_size = len(self.ranks)
         flag = FLAGS.get(event.kind) if event else None
         for number, rank in enumerate(self.ranks):
             leaves = event is not None and event.kind == "leave"
@@ -147,8 +148,9 @@ class Job:
         self._count(before)
 
     def _count(self, before: int) -> None:
+        """A prepared step that survivors commit was computed with those that are lost since."""
         committed = max(rank.run.committed_step for rank in self.ranks)
-        self.worlds += [len(self.ranks)] * (committed - before)
+        self.worlds += [self._world_size] * (committed - before)
 
     # --- events ----------------------------------------------------------------------------
 

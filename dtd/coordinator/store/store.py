@@ -12,11 +12,10 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
-from dtd import job as jobs
 from dtd.cluster import checkpoints
 from dtd.cluster.branches import Branch, is_left, remembered
 from dtd.cluster.events import Incident
@@ -26,7 +25,6 @@ from dtd.cluster.status import EndedJob
 from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.store.database import Database
 from dtd.coordinator.store.tables import Annotations, Models, SweepTables
-from dtd.errors import JobSpecError
 from dtd.job.differences import differing
 from dtd.job.terms import terms_of
 from dtd.wire import messages as m
@@ -56,18 +54,6 @@ def job_from_body(body: dict[str, Any]) -> Job:
     return Job(**{**known, "state": JobState(body["state"])})
 
 
-def completed(job: Job) -> Job:
-    """The job with every key of its spec that this dtd knows.
-
-    A spec that this dtd refuses stays as it is: a worker that warms up for it says why.
-    """
-    try:
-        spec = jobs.to_mapping(jobs.from_mapping(job.spec, source=job.id))
-    except JobSpecError:
-        return job
-    return replace(job, spec=spec)
-
-
 def job_row(
     body: dict[str, Any], submitted_s: float, started_s: float | None, ended_s: float | None
 ) -> dict[str, Any]:
@@ -94,7 +80,7 @@ def job_details(body: dict[str, Any]) -> dict[str, Any]:
     """Return the details of `dtdctl show` besides a job's row."""
     job = job_from_body(body)
     return {
-        "spec": completed(job).spec,
+        "spec": job.spec,
         "package": job.package,
         "from_job": job.from_job,
         "from_step": job.from_step,
@@ -220,7 +206,7 @@ class Store:
         """(number, job) of everything that has not ended, oldest first."""
         rows = self._database.read("SELECT number, body FROM jobs WHERE ended_s IS NULL")
         jobs = [(int(number), job_from_body(json.loads(body))) for number, body in rows]
-        return sorted([(number, completed(job)) for number, job in jobs], key=lambda one: one[0])
+        return sorted(jobs, key=lambda one: one[0])
 
     def packages_in_use(self) -> set[str]:
         """Digests of the packages of jobs and sweeps that have not ended, and of models."""

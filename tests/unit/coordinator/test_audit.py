@@ -24,7 +24,6 @@ from dtd.coordinator.audit import (
     about,
     audited,
 )
-from dtd.coordinator.audit import outcome as outcome_of
 from dtd.coordinator.main import run_command
 from dtd.errors import RequestRefused
 from dtd.security.permissions import VIEWER_MAY
@@ -78,14 +77,6 @@ def test_refusals_do_not_fill_it_and_are_counted(daemon):
         with pytest.raises(RequestRefused):
             daemon.ask(m.RevokeToken(id="none"))
     assert len(entries(daemon)) == REFUSALS_AT_ONCE
-
-
-def test_the_journal_has_each_entry(daemon, spec):
-    with capture_logs() as logs:
-        daemon.ask(m.SubmitJob(spec=spec))
-    assert [line["seq"] for line in logs if line["event"] == "audit"] == [
-        one["seq"] for one in entries(daemon)
-    ]
 
 
 def test_what_must_be_entered_is_not_done_when_it_cannot_be(daemon, spec, monkeypatch):
@@ -267,13 +258,3 @@ def test_some_calls_change_something_only_when(
     message: m.Message, payload_bytes: int, enters: bool
 ) -> None:
     assert (audited(message, payload_bytes) is not None) == enters
-
-
-def test_of_an_answer_what_is_declared_is_entered() -> None:
-    token = {"id": "ab", "role": "worker", "expires_s": 9.5, "token": "dtd1/secret"}
-    declared = CHANGING[m.CreateToken]
-    assert outcome_of(token, declared) == {"id": "ab", "role": "worker", "expires_s": 9.5}
-    revoked = {"revoked": [{"name": "w", "serial": "1f"}], "evicted": [], "more": 1}
-    assert outcome_of(revoked, CHANGING[m.RevokeCredential]) == {
-        "revoked": [{"name": "w", "serial": "1f"}]
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import sqlite3
 import threading
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.records import Job
 from dtd.config import CoordinatorConfig
-from dtd.coordinator.core import Core, incident_fields
+from dtd.coordinator.core import Core
 from dtd.coordinator.store.store import Store
 from dtd.errors import ErrorCode
 from dtd.wire import messages as m
@@ -203,19 +202,6 @@ async def test_incidents_are_logged_with_their_details(desk):
     assert (lost["event"], lost["log_level"]) == ("worker_lost", "warning")
 
 
-def test_details_stand_beside_what_every_incident_has():
-    details = {"worker": "worker-1", "generation": 9, "cause": "reset"}
-    fields = incident_fields(Incident(kind="k", message="m", generation=4, details=details))
-    assert fields == {
-        "message": "m",
-        "job": "",
-        "worker": "worker-1",
-        "generation": 4,
-        "step": 0,
-        "cause": "reset",
-    }
-
-
 async def test_a_message_that_cannot_be_sent_costs_its_connection_and_fails_its_job(desk):
     """It ended the process: and again at each start, since the job was written down."""
 
@@ -232,20 +218,3 @@ async def test_a_message_that_cannot_be_sent_costs_its_connection_and_fails_its_
     undeliverable = desk.told[0]
     assert (type(undeliverable), undeliverable.job) == (Undeliverable, "digits-1")
     assert "header of" in undeliverable.reason
-
-
-async def test_a_job_that_is_no_json_is_not_written_and_the_next_one_is(desk):
-    desk.store.may_write.set()
-    write = desk.store.save_job
-
-    def save(number, body):
-        write(number, json.loads(json.dumps(body)))
-
-    desk.store.save_job = save
-    bad = Job(id="digits-1", spec=SPEC, result={"x": b"octets"})
-    desk.core.put(SaveJob(job=bad, announces=4))
-    desk.core.put(SaveJob(job=Job(id="digits-1", spec=SPEC, step=3)))
-    await desk.core.settled()
-    assert (7, 3) in desk.store.written
-    told = [one for one in desk.told if isinstance(one, JobSaved)]
-    assert [(one.generation, "bytes" in one.failure) for one in told] == [(4, True)]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sqlite3
 import threading
 
 import pytest
 
 import dtd.coordinator.main as main_module
-from dtd import __version__
 from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError, RequestRefused
 from dtd.wire import messages as m
 from dtd.wire.frames import MAX_HEADER_BYTES
@@ -18,19 +16,6 @@ from dtd.wire.frames import MAX_HEADER_BYTES
 def test_it_says_where_it_listens(daemon):
     text = (daemon.config.state_dir / "address").read_text()
     assert text == daemon.coordinator.address == str(daemon.address)
-
-
-def test_a_worker_is_known_by_where_it_calls_from_unless_it_says_so(daemon, play):
-    worker = play(daemon)
-    worker.say(m.Heartbeat(state="idle", memory_bytes=1000, waiting="waits for a job"))
-    worker.hear(m.HeartbeatAck)
-    (known,) = daemon.ask(m.GetStatus())["workers"]
-    assert (known["name"], known["pid"], known["state"]) == ("worker-0", 4711, "idle")
-    assert (known["memory_bytes"], known["reason"]) == (1000, "waits for a job")
-    assert (
-        daemon.coordinator.membership.cluster.workers["worker-0"].registration.data_host
-        == "10.0.0.1"
-    )
 
 
 def test_nothing_is_heard_before_register(daemon, play):
@@ -87,22 +72,6 @@ def test_how_the_last_job_ended_is_known_after_a_restart(start_daemon, play, spe
     assert (after["id"], after["reason"]) == (job, "worker-0: ValueError: no")
     assert after["traceback"] == "Traceback ..."
     assert after["ended_s"] == pytest.approx(before["ended_s"], abs=30)
-
-
-def test_what_a_worker_registers_with_reaches_the_core(daemon, play, monkeypatch):
-    heard = []
-    monkeypatch.setattr(
-        "dtd.cluster.admission.register",
-        lambda _cluster, message, _now: heard.append(message),
-    )
-    worker = play(daemon, joins=False)
-    worker.register = dataclasses.replace(
-        worker.register, data_host="", job="digits-1", generation=3, roster_id=5, phase="running"
-    )
-    worker.say(worker.register)
-    while not heard:
-        daemon.ask(m.GetStatus())
-    assert heard == [dataclasses.replace(worker.register, data_host="127.0.0.1")]
 
 
 def test_generations_go_on_counting_after_a_restart(start_daemon, play, spec):
@@ -169,12 +138,6 @@ def test_wrong_settings_are_said_in_words(capsys, tmp_path):
     assert "dtd-coordinator: " in capsys.readouterr().err
 
 
-def test_the_version(capsys):
-    with pytest.raises(SystemExit):
-        main_module.main(["--version"])
-    assert capsys.readouterr().out == f"dtd {__version__}\n"
-
-
 def test_a_job_that_no_worker_can_be_told_of_is_refused(daemon, play, spec):
     """It was written down, and every start of a coordinator ended with its first worker."""
     play(daemon)
@@ -184,17 +147,6 @@ def test_a_job_that_no_worker_can_be_told_of_is_refused(daemon, play, spec):
         daemon.ask(m.SubmitJob(spec=long))
     assert daemon.ask(m.ListJobs())["jobs"] == []
     assert daemon.ask(m.SubmitJob(spec=spec))["job"]
-
-
-def test_a_checkpoint_in_no_directory_can_be_listed(daemon, play, spec):
-    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
-    worker = play(daemon)
-    assign = worker.run_alone()
-    for step, directory in enumerate(("", "/", "x", "a\0b"), start=1):
-        worker.save(assign, step, directory=directory)
-        worker.say(m.Heartbeat(state="running"))
-        worker.hear(m.HeartbeatAck)
-        daemon.ask(m.ListCheckpoints(job=job))
 
 
 def test_an_error_while_a_message_is_handled_ends_its_connection_alone(daemon, play, monkeypatch):

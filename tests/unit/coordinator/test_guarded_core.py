@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from dtd.cluster.events import (
-    CancelRequested,
     FromWorker,
     Incident,
     JobEnded,
@@ -18,7 +17,6 @@ from dtd.cluster.pools import Pools
 from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.transitions import JobState
 from dtd.coordinator.containment import MAX_BEGINNINGS, MAX_TICKS_FAILED, Containment, GuardedCore
-from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 ELASTIC = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
@@ -88,12 +86,6 @@ def test_what_was_decided_before_it_failed_is_done(desk, monkeypatch):
     assert "a" in desk.cluster.workers
     assert [type(one.message) for one in desk.done if isinstance(one, Send)] == [m.Registered]
     assert desk.ended == []
-
-
-def test_a_refusal_passes(desk):
-    with pytest.raises(RequestRefused):
-        desk.handle(CancelRequested(job="j-1"))
-    assert (desk.done, desk.told) == ([], [])
 
 
 def test_a_clock_that_fails_is_told_and_goes_on(desk, monkeypatch):

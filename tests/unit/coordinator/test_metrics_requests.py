@@ -7,10 +7,9 @@ import sqlite3
 
 import pytest
 
-from dtd.errors import DtdError
 from dtd.net import limits as quotas
 from dtd.wire import messages as m
-from dtd.wire.step_rows import MAX_STEP_ROWS, pack_step_rows
+from dtd.wire.step_rows import pack_step_rows
 from tests.unit.coordinator.events import await_event, events, progress
 from tests.unit.observe.reports import row
 
@@ -59,37 +58,10 @@ def test_reported_steps_are_remembered(daemon, train):
     assert losses(daemon) == [(1, 0.5), (2, 0.5), (3, 0.5)]
 
 
-def test_rows_that_rank_0_makes_up_are_left_out(daemon, train):
-    """Of steps and generations to come; the rest of the message counts."""
-    honest, assign, _job = train
-    generation = assign.generation
-    lies = [row(2**62, generation), row(3, generation + 7), row(2, generation, step_s=-1.0)]
-    honest.say(with_rows(assign, 3, row(1, generation, loss=0.5), *lies))
-    heard(daemon, honest)
-    assert losses(daemon) == [(1, 0.5)]
-
-
 @pytest.fixture
 def nothing_regained(monkeypatch):
     """A worker regains nothing of its share while it floods, however slow this machine is."""
     monkeypatch.setattr(quotas, "FIGURES_PER_S", 1e-9)
-
-
-@pytest.mark.usefixtures("nothing_regained")
-def test_a_member_that_floods_is_held_to_its_share(daemon, train):
-    honest, assign, _job = train
-    rows = [row(step, assign.generation) for step in range(1, MAX_STEP_ROWS + 1)]
-    octets = pack_step_rows(rows[:1])
-    for _ in range(int(quotas.FIGURES_BURST) + 1):
-        honest.say(dataclasses.replace(progress(assign, 1), steps=octets))
-    assert await_event(daemon, "share_exceeded")["worker"] == "honest"
-    assert len(losses(daemon)) == 1
-
-
-def test_the_nearest_job_is_named(daemon, train):
-    _honest, _assign, job = train
-    with pytest.raises(DtdError, match=f'did you mean "{job}"'):
-        daemon.ask(m.GetMetrics(job=job + "0"))
 
 
 def test_a_deleted_job_has_no_figures(daemon, train):

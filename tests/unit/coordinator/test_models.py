@@ -152,16 +152,6 @@ def test_a_missing_copy_is_made_when_an_operator_asks(daemon, play, worker, job)
     assert shown(daemon)["holders"] == ["worker-0", "worker-2"]
 
 
-def test_what_nobody_asked_for_changes_nothing(daemon, worker, job):
-    version = kept(daemon, worker, job)
-    worker.say(m.ModelPinned(version=version["id"], files=OTHERS))
-    worker.say(m.ModelPinned(version="x.v1.0123456789ab", files=OTHERS))
-    register(daemon, job, name="other")
-    assert worker.hear(m.PinModel).version.startswith("other.v1.")
-    known = shown(daemon)
-    assert (known["holders"], known["files"]) == (["worker-0"], version["files"])
-
-
 def test_aliases(daemon, worker, job):
     kept(daemon, worker, job)
     register(daemon, job)
@@ -192,22 +182,6 @@ def test_a_version_with_an_alias_is_not_deleted(daemon, worker, job):
     daemon.ask(m.AliasModel(name="digits", alias="production", version=2))
     daemon.ask(m.DeleteModel(name="digits", version=1))
     assert [one["number"] for one in daemon.ask(m.ListModels(name="digits"))["models"]] == [2]
-
-
-def test_two_operators_move_an_alias_at_once(daemon, worker, job):
-    """One of them is the last, and its version is the only one that the alias stands for."""
-    kept(daemon, worker, job)
-    register(daemon, job)
-    with daemon.connect() as ann, daemon.connect() as bob:
-        for _ in range(10):
-            ann.ask(m.AliasModel(name="digits", alias="production", version=1))
-            bob.ask(m.AliasModel(name="digits", alias="production", version=2))
-            ann.answer()
-            bob.answer()
-            versions = daemon.ask(m.ListModels(name="digits"))["models"]
-            (holder,) = [one for one in versions if one["aliases"] == ["production"]]
-            (found,) = daemon.ask(m.ListModels(name="digits", version="production"))["models"]
-            assert found["number"] == holder["number"]
 
 
 def test_an_alias_and_a_deletion_at_once(daemon, worker, job):
@@ -330,24 +304,3 @@ def test_a_restored_backup_knows_its_versions_and_drops_no_later_one(
         assert again.hear(m.UnpinModel).version == anew["id"]  # it is the first one
     finally:
         other.stop()
-
-
-def test_a_package_stays_as_long_as_a_version_needs_it(daemon):
-    models = daemon.coordinator.store.models
-    record = {"package": "ab" * 32, "job": "x"}
-    options = {"copies": 1, "card": "", "make_id": lambda number: f"m{number}"}
-    daemon.run(daemon.coordinator.in_store(lambda: models.add("m", record, **options)))
-    assert daemon.run(daemon.coordinator.in_store(daemon.coordinator.store.packages_in_use)) == {
-        "ab" * 32
-    }
-
-
-def test_viewers_list_and_do_not_read(daemon):
-    from dtd.security.permissions import refusal
-
-    class Viewer:
-        role, name, uid, workers = "viewer", "ann", None, None
-
-    assert refusal(Viewer(), m.ListModels()) == ""
-    assert "may not ask LIST_MODELS for tickets" in refusal(Viewer(), m.ListModels(tickets=True))
-    assert refusal(Viewer(), m.DeleteModel(name="x"))

@@ -99,16 +99,6 @@ async def test_what_was_left_out_last_is_marked_though_nothing_follows(world, mo
         await world.marked("... 11 lines dropped: more than 1000 a second")
 
 
-async def test_a_disk_that_takes_nothing_costs_lines_and_no_memory(world, monkeypatch):
-    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 1000)
-    world.output(b"x" * 700)
-    world.output(b"y" * 700)
-    assert world.desk.dropped() == {("w", LINES): 1}
-    assert [line[0] for line in world.written()] == ["x", "."]
-    world.output(b"z" * 700)
-    assert world.written()[-1][0] == "z"
-
-
 async def test_notices_and_figures_beyond_the_share_are_not_heeded(world):
     notice = m.Notice(job="digits-1", event="row_retried", message="again")
     heeded = [world.desk.heeds("w", notice) for _ in range(int(NOTICES_BURST) + 1)]

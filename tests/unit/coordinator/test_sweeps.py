@@ -376,22 +376,6 @@ async def test_a_wrong_name_is_answered_with_the_nearest(cluster: Cluster) -> No
         await cluster.sweeps.cancel("x")
 
 
-async def test_a_flood_of_evaluations_takes_bounded_memory(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_NEWS", 3)
-    await cluster.begin(trials=1)
-    job = await cluster.started.get()
-    await cluster.noted.wait()
-    for step in range(1, 100):
-        cluster.evaluate(job, step, 0.5)
-    (run,) = cluster.sweeps._runs.values()
-    assert run.news.qsize() == 3
-    cluster.end(job)
-    await cluster.hear_end()
-    assert (await cluster.sweeps.show("sweep-1"))["trials"][0]["evaluations"] <= 4
-
-
 async def test_an_internal_error_ends_the_sweep_and_is_told(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,15 +178,6 @@ def test_a_viewer_reads_with_a_token_until_it_is_revoked(
     assert browser.ask("GET", "/api/jobs")[0] == 401
 
 
-def test_a_workers_token_does_not_open_the_page(
-    served: WebDaemon, open_browser: Callable[[], Browser]
-) -> None:
-    token = served.ask(m.CreateToken(role="worker", life_s=600))["token"]
-    status, told = open_browser().log_in(token)
-    assert status == 401
-    assert "worker" in told["error"]
-
-
 def test_wrong_codes_are_answered_at_a_bounded_rate(
     served: WebDaemon, open_browser: Callable[[], Browser]
 ) -> None:
@@ -313,19 +304,6 @@ def test_a_body_is_json_in_utf8_whatever_its_sender_calls_it(
     assert "no valid code" in json.loads(answer.read())["error"]
     connection.close()
     assert "internal_error" not in {one["kind"] for one in served.ask(m.ReadEvents())["events"]}
-
-
-def test_malformed_http_is_one_line_of_the_log_without_a_traceback(
-    open_browser: Callable[[], Browser], capfd: pytest.CaptureFixture[str]
-) -> None:
-    host, _, port = open_browser().host.partition(":")
-    for _ in range(50):
-        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
-            connection.sendall(b"GET / HTTP/1.1\r\nbad header\x00\r\n\r\n")
-            connection.recv(4096)
-    printed = "".join(capfd.readouterr())
-    assert "Traceback" not in printed
-    assert printed.count("could not be read") <= 2
 
 
 def test_a_file_is_not_queued_for_a_browser_that_does_not_read(

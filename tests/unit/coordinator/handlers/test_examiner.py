@@ -31,13 +31,6 @@ def answered(daemon, worker, message, figures, **answer):
         return asked, client.answer()
 
 
-def test_the_coordinator_tells_of_itself(daemon):
-    own = daemon.ask(examine("host"))
-    assert own["heartbeat_timeout_s"] == 600.0
-    assert own["disk_free_bytes"] > 0
-    assert abs(own["time_s"] - time.time()) < 60
-
-
 def test_a_link_is_measured_by_the_receiver_with_a_ticket(daemon, play):
     worker, peer = play(daemon, "w0"), play(daemon, "w1", pid=12)
     request = examine("bandwidth", worker="w0", peer="w1")
@@ -72,20 +65,6 @@ def test_a_step_carries_the_job_and_its_package(daemon, play, spec):
     asked, answer = answered(daemon, worker, request, {"rows": 8})
     assert (asked.spec, asked.worlds, asked.package) == (spec, 3, "ab")
     assert answer == {"rows": 8}
-
-
-def test_a_worker_that_cannot_says_why(daemon, play):
-    worker = play(daemon, "w0")
-    with pytest.raises(RequestRefused, match="it is too dark") as caught:
-        answered(
-            daemon,
-            worker,
-            examine("latency", worker="w0", peer="w0"),
-            {},
-            reason="it is too dark",
-            remedy="light",
-        )
-    assert caught.value.remedy == "light"
 
 
 def test_a_running_job_is_not_disturbed_unless_somebody_insists(daemon, play, spec):

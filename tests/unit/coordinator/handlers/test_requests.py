@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from dtd.cluster.events import ResumeRequested
 from dtd.cluster.figures import PAGE_ROWS
 from dtd.coordinator.requests import CTL_REQUESTS
 from dtd.coordinator.store.thread import Turn
@@ -39,13 +38,6 @@ def test_submitted_jobs_have_numbers_and_wait_in_line(daemon, spec):
     listed = daemon.ask(m.ListJobs())["jobs"]
     assert [job["id"] for job in listed] == ["digits-3", "digits-2", "digits-1"]
     assert listed[0]["state"] == "queued"
-
-
-def test_a_job_is_written_down_before_its_id_is_told(daemon, spec):
-    job = submit(daemon, spec)
-    reader = sqlite3.connect(daemon.config.state_dir / "coordinator.sqlite3")
-    assert reader.execute("SELECT id FROM jobs").fetchall() == [(job,)]
-    reader.close()
 
 
 def test_an_invalid_job_is_refused_with_everything_that_is_wrong(daemon, spec):
@@ -114,17 +106,6 @@ def test_a_failed_job_has_the_traceback_in_its_result(daemon, play, spec):
     assert last["traceback"] == "Traceback ..."
 
 
-def test_many_may_wait_for_the_same_job(daemon, spec):
-    job = submit(daemon, spec)
-    clients = [daemon.connect() for _ in range(3)]
-    for client in clients:
-        client.ask(m.WaitJob(job=job))
-    daemon.ask(m.CancelJob(job=job))
-    assert {client.answer()["state"] for client in clients} == {"cancelled"}
-    for client in clients:
-        client.close()
-
-
 def test_cancelling_a_running_job_stops_it_at_a_boundary(daemon, play, spec):
     worker = play(daemon)
     job = submit(daemon, spec)
@@ -137,20 +118,6 @@ def test_cancelling_a_running_job_stops_it_at_a_boundary(daemon, play, spec):
     answer = daemon.ask(m.WaitJob(job=job))
     assert (answer["state"], answer["reason"]) == ("cancelled", "cancelled by the operator")
     assert answer["result"]["steps"] == 7
-
-
-def test_a_job_that_waits_is_told_to_go_on(daemon, spec, monkeypatch):
-    job = submit(daemon, spec)
-    handled, handle = [], daemon.coordinator.membership.handle
-
-    def note(event, now):
-        handled.append(event)
-        return handle(event, now)
-
-    monkeypatch.setattr(daemon.coordinator.membership, "handle", note)
-    answer = daemon.ask(m.ResumeJob(job=job))
-    assert ResumeRequested(job=job) in handled
-    assert answer == {"job": job, "state": daemon.ask(m.ListJobs())["jobs"][0]["state"]}
 
 
 def test_cancelling_a_queued_job_drops_it(daemon, spec):
@@ -169,13 +136,6 @@ def test_a_job_that_does_not_exist(daemon, request_):
     assert refused(daemon, request_) == ("job 'x' does not exist", "see `dtdctl jobs`")
 
 
-def test_a_job_that_does_not_exist_cannot_be_cancelled_or_gone_on_with(daemon, spec):
-    words, remedy = refused(daemon, m.CancelJob(job="x"))
-    assert (words, remedy) == ("job 'x' does not exist", "see `dtdctl jobs`")
-    words, _ = refused(daemon, m.SubmitJob(spec=spec, from_job="x"))
-    assert words == "job 'x' does not exist"
-
-
 # --- workers ---------------------------------------------------------------------------------
 
 
@@ -186,12 +146,6 @@ def test_a_signal_is_passed_on(daemon, play):
     assert worker.hear(m.Signal).signal == "STOP"
 
 
-def test_a_signal_that_is_not_offered(daemon, play):
-    play(daemon)
-    words, remedy = refused(daemon, m.KillWorker(name="worker-0", signal="HUP"))
-    assert (words, remedy) == ("signal 'HUP' cannot be sent", "one of KILL, TERM, STOP")
-
-
 def test_a_worker_that_is_not_connected(daemon, play):
     request = m.KillWorker(name="x", signal="KILL")
     assert refused(daemon, request) == ("no worker 'x' is connected", "connected: none")
@@ -199,12 +153,6 @@ def test_a_worker_that_is_not_connected(daemon, play):
     play(daemon, "worker-9")
     words, remedy = refused(daemon, m.DrainWorker(name="x"))
     assert (words, remedy) == ("no worker 'x' is connected", "connected: worker-9, worker-10")
-
-
-def test_an_idle_worker_is_drained_at_once(daemon, play):
-    worker = play(daemon)
-    assert daemon.ask(m.DrainWorker(name="worker-0")) == {"name": "worker-0"}
-    assert worker.hear(m.Release).state == "left"
 
 
 # --- logs, events, checkpoints ----------------------------------------------------------------
@@ -252,18 +200,6 @@ def test_what_a_job_printed_is_all_there_for_who_asks_later(daemon, play, spec):
     assert (len(answer["lines"]), shown["lines"]) == (PAGE_ROWS, 2000)
 
 
-def test_events_from_a_cursor_on(daemon, play):
-    assert daemon.ask(m.ReadEvents()) == {"events": [], "next": 0}
-    play(daemon, "worker-0")
-    play(daemon, "worker-1")
-    answer = daemon.ask(m.ReadEvents())
-    assert [(e["kind"], e["worker"]) for e in answer["events"]] == [
-        ("worker_registered", "worker-0"),
-        ("worker_registered", "worker-1"),
-    ]
-    assert daemon.ask(m.ReadEvents(after=answer["next"]))["events"] == []
-
-
 def test_who_follows_events_is_answered_when_there_is_one(daemon, play):
     with daemon.connect() as following:
         following.ask(m.ReadEvents(follow=True))
@@ -299,20 +235,6 @@ def test_checkpoints_and_where_they_can_be_had(daemon, play, spec):
 
 
 # --- connections -----------------------------------------------------------------------------
-
-
-def test_answers_come_in_the_order_of_the_requests(daemon, spec):
-    with daemon.connect() as client:
-        client.ask(m.SubmitJob(spec=spec))
-        client.ask(m.ListJobs())
-        client.ask(m.CancelJob(job="digits-1"))
-        client.ask(m.WaitJob(job="digits-1"))
-        client.ask(m.GetStatus())
-        assert client.answer() == {"job": "digits-1"}
-        assert [job["id"] for job in client.answer()["jobs"]] == ["digits-1"]
-        assert client.answer()["state"] == "cancelled"
-        assert client.answer()["state"] == "cancelled"
-        assert client.answer()["job"] is None
 
 
 def test_a_refusal_ends_the_connection(daemon):

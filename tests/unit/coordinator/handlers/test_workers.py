@@ -110,18 +110,6 @@ async def test_what_a_server_or_a_worker_of_another_job_has_whole_is_fetched() -
     assert [one.name for one in (await answer(elsewhere)).holders] == ["w-1"]
 
 
-async def test_other_checkpoints_of_that_job_are_not_handed_out() -> None:
-    coordinator: Any = Coordinator([entry(rank) for rank in range(4)])
-    told = await parts_of(coordinator, "w-0", m.GetParts(job=PARENT, step=40))
-    assert told == m.Parts(job=PARENT, step=40)
-
-
-async def test_a_worker_that_waits_for_a_job_gets_no_tickets() -> None:
-    coordinator = Coordinator([entry(rank) for rank in range(4)])
-    coordinator.membership.cluster_of("w-0").job = None
-    assert await answer(coordinator) == m.Parts(job=PARENT, step=0)
-
-
 async def test_parts_without_a_digest_belong_to_the_others_and_confirmed_ones_come_first() -> None:
     alone = {"digest": "", "confirmation": "unconfirmed"}
     listed = [entry(0, **alone), entry(1, **alone), entry(2), entry(3)]

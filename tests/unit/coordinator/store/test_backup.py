@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dtd.coordinator.main import run_command
 from dtd.coordinator.store.backup import back_up, restore
 from dtd.coordinator.store.database import FILE_NAME
 from dtd.coordinator.store.store import Store
@@ -164,12 +163,3 @@ def test_root_restores_for_the_directorys_owner(backup: Path, tmp_path: Path) ->
     os.chown(restored, 12345, 12345)
     restore(backup, restored)
     assert {path.stat().st_uid for path in restored.rglob("*")} == {12345}
-
-
-def test_both_are_commands(original: Store, state_dir: Path, tmp_path: Path, capsys) -> None:
-    target, restored = str(tmp_path / "made.tar"), str(tmp_path / "restored")
-    assert run_command(["backup", target, "--state-dir", str(state_dir)]) == 0
-    assert run_command(["restore", target, "--state-dir", restored]) == 0
-    err = capsys.readouterr().err
-    assert "keep it where only you can read it" in err
-    assert "restored" in err

@@ -6,7 +6,6 @@ import sqlite3
 
 import pytest
 
-from dtd.coordinator.store import database
 from dtd.coordinator.store.database import SCHEMA_VERSION
 from dtd.coordinator.store.store import Store
 from dtd.errors import ConfigError
@@ -20,12 +19,6 @@ def test_a_new_directory_is_its_owners_alone(state_dir, store):
 
 def pragma(store, name):
     return store._database.read(f"PRAGMA {name}")[0][0]
-
-
-def test_it_is_written_durably(store):
-    assert pragma(store, "journal_mode") == "wal"
-    assert pragma(store, "synchronous") == 2
-    assert pragma(store, "user_version") == SCHEMA_VERSION
 
 
 def test_a_second_coordinator_is_refused_until_the_first_has_gone(state_dir, store):
@@ -55,20 +48,3 @@ def test_a_damaged_file_is_refused_in_words(state_dir):
     (state_dir / "coordinator.sqlite3").write_bytes(b"this is no database" * 100)
     with pytest.raises(ConfigError, match=r"coordinator\.sqlite3 .*file is not a database"):
         Store(state_dir)
-
-
-def test_a_directory_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be used") as caught:
-        Store(tmp_path / "file" / "state")
-    assert "--state-dir" in caught.value.remedy
-
-
-def test_the_log_stays_bounded_where_every_transaction_is_synced(state_dir, store):
-    """A job that saves a checkpoint every step writes nothing else for hours."""
-    body = {"id": "j-1", "state": "running", "spec": "x" * 400_000}
-    for _ in range(150):
-        store.save_job(1, body)
-    log = state_dir / "coordinator.sqlite3-wal"
-    most_bytes = (database.MOST_LOG_PAGES + 200) * (database.PAGE_BYTES + 24)
-    assert log.stat().st_size <= most_bytes

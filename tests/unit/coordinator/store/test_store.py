@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from dataclasses import fields
 
 import pytest
 
@@ -10,7 +12,7 @@ import dtd.coordinator.store.store as store_module
 from dtd.cluster.events import Incident
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import JobState
-from dtd.coordinator.store.store import Store, job_body
+from dtd.coordinator.store.store import job_body, job_from_body
 from dtd.wire import messages as m
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}
@@ -49,43 +51,6 @@ def test_what_is_in_use_is_found_without_reading_ended_jobs(store):
     assert [one.id for _, one in store.unfinished_jobs()] == ["digits-1", "digits-2"]
 
 
-def test_a_job_comes_back_as_it_was(state_dir, store):
-    whole = job(
-        state=JobState.RUNNING,
-        from_job="digits-0",
-        from_step=5,
-        from_mode="resume",
-        generation=4,
-        world_size=2,
-        step=17,
-        total_steps=100,
-        epoch=1,
-        loss=0.5,
-        samples_per_s=9.5,
-        steps_lost=1,
-        checkpoint_generation=3,
-        checkpoint_step=10,
-        checkpoint_holders=("worker-0", "worker-1"),
-        roster=("worker-0", "worker-1"),
-        roster_id=2**63 - 1,
-        skipped_steps=2,
-        metrics={"accuracy": 0.5},
-        result={"steps": 17},
-    )
-    store.save_job(1, job_body(whole))
-    store.close()
-    again = Store(state_dir)
-    try:
-        ((number, found),) = again.unfinished_jobs()
-        assert number == 1
-        assert job_body(found) == job_body(whole)
-        assert found.state is JobState.RUNNING
-        assert found.checkpoint_holders == whole.checkpoint_holders
-        assert (again.next_job_number(), again.last_generation()) == (2, 4)
-    finally:
-        again.close()
-
-
 def test_jobs_that_have_ended_are_kept_but_not_taken_up(store):
     for number, state in enumerate(JobState, start=1):
         store.save_job(number, job_body(job(number, state=state)))
@@ -114,17 +79,6 @@ def test_times_are_those_of_the_first_change(store, monkeypatch):
     assert store.job("digits-2") is None
 
 
-def test_the_job_that_ended_last(store, monkeypatch):
-    assert store.last_ended() is None
-    states = [JobState.DONE, JobState.FAILED, JobState.RUNNING]
-    for number, state in enumerate(states, start=1):
-        store.save_job(number, job_body(job(number, state=state, reason=f"{number}")))
-    store.save_job(1, job_body(job(1, state=JobState.DONE, reason="again")))
-    ended = store.last_ended()
-    assert (ended.job.id, ended.job.reason) == ("digits-2", "2")
-    assert ended.ended_s == store.job("digits-2")["ended_s"]
-
-
 # --- what a commit promises ------------------------------------------------------------------
 
 
@@ -135,18 +89,6 @@ def statements(store, function, *arguments):
     function(*arguments)
     store._database._connection.set_trace_callback(None)
     return [" ".join(text.split()[:2]) for text in seen]
-
-
-def test_a_job_is_one_synced_transaction_whatever_its_state(store):
-    for state in (JobState.QUEUED, JobState.RUNNING, JobState.DONE):
-        assert statements(store, store.save_job, 1, job_body(job(state=state))) == [
-            "PRAGMA synchronous=FULL",
-            "PRAGMA wal_autocheckpoint=4000",
-            "BEGIN IMMEDIATE",
-            "INSERT INTO",
-            "UPDATE commits",
-            "COMMIT",
-        ]
 
 
 def test_only_jobs_and_checkpoints_wait_for_the_disk(store):
@@ -174,14 +116,6 @@ def test_events_are_read_from_a_cursor_on(store, monkeypatch):
     assert set(page[0]) == {
         *("seq", "time_s", "kind", "job", "worker", "generation", "step", "message", "details")
     }
-
-
-def test_the_details_of_an_event_come_back_as_they_were(store):
-    details = {"cause": "worker-1 is lost", "detected_after_s": 0.031, "steps_redone": 1}
-    store.add_incident(Incident(kind="recovered", message="m", details=details))
-    store.add_incident(Incident(kind="other", message="m"))
-    assert [event["details"] for event in store.events(0)] == [details, {}]
-    assert store.events(1)[0]["details"] == {}
 
 
 def test_old_events_make_room(store, monkeypatch):
@@ -230,24 +164,6 @@ def test_checkpoints_are_those_that_workers_keep(store):
     assert newest["metrics"] == {"accuracy": 0.5}
     assert newest["directory"] == "/state/checkpoints/digits-1/step-30"
     assert store.checkpoints("digits-2") == []
-
-
-def test_parts_of_a_checkpoint_are_listed_with_what_each_worker_has(store):
-    store.save_checkpoint("worker-0", saved(10, part=(0, 1, 1, 2)))
-    store.save_checkpoint("worker-1", saved(10))
-    assert [one["part"] for one in store.checkpoints("digits-1")] == [[0, 1, 1, 2], []]
-
-
-def test_checkpoints_of_another_job_stay(store):
-    store.save_checkpoint("worker-0", saved(10))
-    store.save_checkpoint("worker-0", saved(20, job="digits-2"))
-    assert [one["job"] for one in store.checkpoints("")] == ["digits-1", "digits-2"]
-
-
-def test_the_same_checkpoint_again_replaces_itself(store):
-    store.save_checkpoint("worker-0", saved(10))
-    store.save_checkpoint("worker-0", saved(10, size_bytes=7))
-    assert [one["size_bytes"] for one in store.checkpoints("")] == [7]
 
 
 @pytest.mark.parametrize("broken", ["checkpoint", "lines"])
@@ -316,3 +232,31 @@ def test_checkpoints_of_a_diverged_job_are_listed(store):
     reader = store._database
     valid = reader.read("SELECT json_valid(body) FROM jobs WHERE number = 2")
     assert [tuple(row) for row in valid] == [(1,)]
+
+
+# --- jobs as JSON --------------------------------------------------------------------------------
+
+
+def test_a_body_is_a_snapshot():
+    changing = Job(id="digits-1", spec=SPEC, metrics={"accuracy": 0.5})
+    body = job_body(changing)
+    changing.metrics["accuracy"] = 0.9
+    changing.result["steps"] = 3
+    changing.step = 3
+    assert (body["metrics"], body["result"], body["step"]) == ({"accuracy": 0.5}, {}, 0)
+    assert job_from_body(body).metrics == {"accuracy": 0.5}
+
+
+def test_every_field_survives_json():
+    whole = Job(id="digits-1", spec=SPEC, state=JobState.RUNNING, roster=("a", "b"), roster_id=7)
+    again = job_from_body(json.loads(json.dumps(job_body(whole))))
+    for field in fields(Job):
+        assert getattr(again, field.name) == getattr(whole, field.name), field.name
+    assert isinstance(again.state, JobState)
+
+
+def test_what_is_not_finite_is_null():
+    diverged = Job(id="digits-1", spec=SPEC, loss=float("nan"), metrics={"loss": float("inf")})
+    text = json.dumps(job_body(diverged), allow_nan=False)
+    again = job_from_body(json.loads(text))
+    assert (again.loss, again.metrics) == (None, {"loss": None})

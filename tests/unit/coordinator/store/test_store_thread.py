@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 
 import pytest
@@ -67,27 +66,6 @@ async def test_what_nobody_waits_for_any_more_is_not_done():
     await thread.run(done.append, "next")
     await thread.close(lambda: None)
     assert done == ["next"]
-
-
-async def test_nothing_is_taken_after_the_end():
-    thread = StoreThread()
-    await thread.close(lambda: None)
-    assert not thread._thread.is_alive()
-    with pytest.raises(RuntimeError, match="closed"):
-        thread.later(print)
-
-
-async def test_failures_of_the_disk_are_counted():
-    thread = StoreThread()
-
-    def fail(error):
-        raise error
-
-    for error in (OSError("disk"), sqlite3.OperationalError("disk"), ValueError("a question")):
-        with pytest.raises(type(error)):
-            await thread.run(fail, error)
-    assert thread.failures == 2
-    await thread.close(lambda: None)
 
 
 async def test_a_disk_that_takes_its_time_is_complained_of_while_it_does(monkeypatch):

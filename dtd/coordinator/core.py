@@ -13,7 +13,8 @@ import socket
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from pathlib import PurePosixPath
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -67,6 +68,31 @@ QUIET_INCIDENTS: Final = frozenset(
         *("generation_forming", "generation_running", "recovered", "link_good"),
     }
 )
+
+
+class Source(NamedTuple):
+    """A worker's data port, a resource there, and a ticket for it."""
+
+    host: str
+    port: int
+    resource: str
+    ticket_expires_s: int
+    ticket_key: bytes
+
+    def shown(self) -> dict[str, Any]:
+        """Return the address and the ticket as answers to dtdctl have them."""
+        return {
+            "data_host": self.host,
+            "data_port": self.port,
+            "ticket_expires_s": self.ticket_expires_s,
+            "ticket_key": self.ticket_key,
+        }
+
+
+def checkpoint_resource(directory: str) -> str:
+    """The resource of a checkpoint, by its directory on a worker's disk."""
+    path = PurePosixPath(directory)
+    return f"checkpoint/{path.parent.name}/{path.name}"
 
 
 class Core:
@@ -336,6 +362,12 @@ class Core:
     def now(self) -> float:
         """The clock that the membership core sees."""
         return self._driver.now
+
+    def source(self, worker: str, resource: str) -> Source:
+        """Where a resource of a connected worker can be fetched."""
+        registration = self.membership.cluster_of(worker).workers[worker].registration
+        expires_s, key = self.links.ticket(worker, resource)
+        return Source(registration.data_host, registration.data_port, resource, expires_s, key)
 
     def check_request(self, caller: Caller, message: m.Message) -> None:
         """Check that the caller may send this request; refusals are in the audit log.

@@ -13,14 +13,13 @@ import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 
 from dtd.checkpoint.choice import confirmation_of, holders_of, part_of
 from dtd.cluster.checkpoints import CONTRADICTED
 from dtd.cluster.figures import page
 from dtd.cluster.roster import natural_key
-from dtd.coordinator.core import Core
+from dtd.coordinator.core import Core, checkpoint_resource
 from dtd.engine.shards import ShardSet, united
 from dtd.errors import RequestRefused
 from dtd.registry import (
@@ -295,15 +294,8 @@ class ModelRegistry:
         shown = [self._shown(one) for one in versions]
         if request.tickets:
             shown[0]["sources"] = [
-                {
-                    "worker": one.name,
-                    "data_host": one.host,
-                    "data_port": one.port,
-                    "resource": one.resource,
-                    "ticket_expires_s": one.ticket_expires_s,
-                    "ticket_key": one.ticket_key,
-                }
-                for one in self._sources(versions[0])
+                {"worker": name, "resource": resource, **self._core.source(name, resource).shown()}
+                for name, resource in self._sources(versions[0])
             ]
         return {"models": page(shown, most_bytes=LIST_BYTES)}
 
@@ -508,12 +500,16 @@ class ModelRegistry:
             link.send(self._order(version, listed))
 
     def _order(self, version: Version, listed: Sequence[Mapping[str, Any]]) -> m.PinModel:
-        sources = self._sources(version)
+        sources = [
+            m.ModelSource(name=name, **self._core.source(name, resource)._asdict())
+            for name, resource in self._sources(version)
+        ]
         for one in listed:
-            if _is_origin(version, one) and one["worker"] in self._core.links.names():
-                path = PurePosixPath(one["directory"])
-                resource = f"checkpoint/{path.parent.name}/{path.name}"
-                sources.append(self._source(one["worker"], resource, one["digest"], one["part"]))
+            name = one["worker"]
+            if _is_origin(version, one) and name in self._core.links.names():
+                source = self._core.source(name, checkpoint_resource(one["directory"]))
+                about = {"digest": one["digest"], "part": tuple(one["part"])}
+                sources.append(m.ModelSource(name=name, **about, **source._asdict()))
         return m.PinModel(
             version=version["id"],
             files=tuple(m.ModelFile(**one) for one in version["files"]),
@@ -521,24 +517,10 @@ class ModelRegistry:
             encrypted=version["record"]["spec"].get("sync", {}).get("encryption") == "tls",
         )
 
-    def _sources(self, version: Version) -> list[m.ModelSource]:
-        """The connected workers that keep a copy of a version, each with a ticket."""
+    def _sources(self, version: Version) -> list[tuple[str, str]]:
+        """The connected workers that keep a copy of a version, and the resource there."""
         connected = self._copies.explain(version["id"])["connected"]
-        return [self._source(name, f"model/{version['id']}") for name in connected]
-
-    def _source(self, name: str, resource: str, digest: str = "", part: Any = ()) -> m.ModelSource:
-        worker = self._core.membership.cluster_of(name).workers[name].registration
-        expires_s, key = self._core.links.ticket(name, resource)
-        return m.ModelSource(
-            name=name,
-            host=worker.data_host,
-            port=worker.data_port,
-            resource=resource,
-            digest=digest,
-            part=tuple(part),
-            ticket_expires_s=expires_s,
-            ticket_key=key,
-        )
+        return [(name, f"model/{version['id']}") for name in connected]
 
 
 def _is_origin(version: Version, checkpoint: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 import msgpack
@@ -19,7 +18,7 @@ from dtd.cluster.checkpoints import VERIFIED
 from dtd.cluster.status import status_of
 from dtd.coordinator.audit import Caller
 from dtd.coordinator.coordinator import Coordinator
-from dtd.coordinator.core import Core
+from dtd.coordinator.core import Core, checkpoint_resource
 from dtd.coordinator.handlers import credentials
 from dtd.coordinator.handlers import jobs as job_requests
 from dtd.errors import RequestRefused
@@ -167,15 +166,14 @@ async def _details(core: Core, job_id: str) -> dict[str, Any]:
 
 
 def _checkpoint(core: Core, found: dict[str, Any], *, ticket: bool) -> dict[str, Any]:
-    holder = found["worker"]
+    holder, resource = found["worker"], checkpoint_resource(found["directory"])
     worker = core.membership.cluster_of(holder).workers.get(holder)
     alive = holder in core.links.names()
-    path = PurePosixPath(found["directory"])
-    folder, name = path.parent.name, path.name
+    _, folder, name = resource.split("/")
     shown: dict[str, Any] = {}
     if ticket and alive:
-        expires_s, key = core.links.ticket(holder, f"checkpoint/{folder}/{name}")
-        shown = {"ticket_expires_s": expires_s, "ticket_key": key}
+        source = core.source(holder, resource)
+        shown = {"ticket_expires_s": source.ticket_expires_s, "ticket_key": source.ticket_key}
     return {
         **found,
         **shown,

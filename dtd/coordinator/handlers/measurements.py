@@ -344,17 +344,9 @@ class Profiles:
 
     def _place(self, name: str, resource: str) -> dict[str, Any]:
         """Return the address and the key of a worker's file; none while it is disconnected."""
-        worker = self._core.membership.cluster_of(name).workers.get(name)
-        if worker is None or name not in self._core.links.names():
+        if name not in self._core.links.names():
             return {"alive": False}
-        expires_s, key = self._core.links.ticket(name, resource)
-        return {
-            "alive": True,
-            "data_host": worker.registration.data_host,
-            "data_port": worker.registration.data_port,
-            "ticket_expires_s": expires_s,
-            "ticket_key": key,
-        }
+        return {"alive": True, **self._core.source(name, resource).shown()}
 
 
 def _dropped(said: Any) -> dict[str, int]:

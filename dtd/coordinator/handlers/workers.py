@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from dtd.address import ANY_IPV4
@@ -20,7 +19,7 @@ from dtd.cluster.records import Job
 from dtd.cluster.reports import check_form
 from dtd.cluster.transitions import JobState, WorkerState
 from dtd.coordinator.coordinator import Coordinator
-from dtd.coordinator.core import Core
+from dtd.coordinator.core import Core, checkpoint_resource
 from dtd.diagnostics import Diagnostic, name_taken
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
@@ -123,7 +122,14 @@ async def parts_of(core: Core, worker: str, request: m.GetParts) -> m.Parts:
         job=request.job,
         step=request.step,
         digest=next((one["digest"] for one in holders if one["digest"]), ""),
-        holders=tuple(_holder(core, one) for one in ordered),
+        holders=tuple(
+            m.PartHolder(
+                name=one["worker"],
+                part=tuple(one["part"]),
+                **core.source(one["worker"], checkpoint_resource(one["directory"]))._asdict(),
+            )
+            for one in ordered
+        ),
         missing=f"{lacks}, which were on {away}" if lacks else "",
     )
 
@@ -134,23 +140,6 @@ def _is_handed_over(core: Core, worker: str, holders: Sequence[Mapping[str, Any]
     workers = core.membership.cluster_of(worker).workers
     return worker not in {one["worker"] for one in holders} and any(
         name in workers and not workers[name].serves for name in names
-    )
-
-
-def _holder(core: Core, one: Mapping[str, Any]) -> m.PartHolder:
-    name = one["worker"]
-    worker = core.membership.cluster_of(name).workers[name].registration
-    path = PurePosixPath(one["directory"])
-    resource = f"checkpoint/{path.parent.name}/{path.name}"
-    expires_s, key = core.links.ticket(one["worker"], resource)
-    return m.PartHolder(
-        name=one["worker"],
-        host=worker.data_host,
-        port=worker.data_port,
-        resource=resource,
-        part=tuple(one["part"]),
-        ticket_expires_s=expires_s,
-        ticket_key=key,
     )
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from dtd.cluster import checkpoints
-from dtd.cluster.branches import Branch, is_left, remembered
+from dtd.cluster.branches import is_left, remembered
 from dtd.cluster.events import Incident
 from dtd.cluster.figures import PAGE_ROWS, finite, page
 from dtd.cluster.records import Job
@@ -112,24 +112,6 @@ LIST_BYTES: Final = 1024 * 1024
 _ONE_JOB: Final = (
     "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE id = ? AND deleted_s IS NULL"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _History:
-    """The stored history of a job by which its checkpoints are judged."""
-
-    branches: Sequence[Branch]
-    confirmed: Sequence[checkpoints.Confirmed]
-    sharded: bool
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any]) -> Self:
-        """Read it from a job's body, which may be empty."""
-        return cls(
-            branches=remembered(body.get("branches", ())),
-            confirmed=checkpoints.remembered(body.get("agreed", ())),
-            sharded=terms_of(body.get("spec", {})).sharded,
-        )
 
 
 class Store:
@@ -368,14 +350,21 @@ class Store:
         )
         rows = _dicts(self._database.read(query, job, PAGE_ROWS))
         found = page(rows, most_bytes=LIST_BYTES)
-        histories = {name: _History.of(self._body(name)) for name in {one["job"] for one in found}}
+        bodies = {name: self._body(name) for name in {one["job"] for one in found}}
+        branches = {name: remembered(body.get("branches", ())) for name, body in bodies.items()}
+        agreed = {
+            name: checkpoints.remembered(body.get("agreed", ())) for name, body in bodies.items()
+        }
         for one in found:
-            history, key = histories[one["job"]], (one["generation"], one["step"])
+            name, key = one["job"], (one["generation"], one["step"])
             one["metrics"] = finite(json.loads(one["metrics"]))
             one["part"] = json.loads(one["part"])
-            one["left_behind"] = is_left(key, history.branches)
+            one["left_behind"] = is_left(key, branches[name])
             one["confirmation"] = checkpoints.verdict(
-                history.confirmed, key, one["digest"], sharded=history.sharded
+                agreed[name],
+                key,
+                one["digest"],
+                sharded=terms_of(bodies[name].get("spec", {})).sharded,
             )
         return found
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dtd.cluster.transitions import JobState
+from dtd.coordinator.core import Source
 from dtd.coordinator.handlers.workers import parts_of
 from dtd.wire import messages as m
 from tests.shards import held_shards
@@ -38,9 +39,8 @@ class Coordinator:
         self.listed = listed
         self.names = frozenset(one["worker"] for one in listed) - {*away}
         self.store = SimpleNamespace(checkpoints=lambda job: listed)
-        self.links = SimpleNamespace(names=lambda: self.names, ticket=self.ticket)
-        registration = SimpleNamespace(data_host="10.0.0.1", data_port=7000)
-        worker = SimpleNamespace(registration=registration, serves=serves)
+        self.links = SimpleNamespace(names=lambda: self.names)
+        worker = SimpleNamespace(serves=serves)
         cluster = SimpleNamespace(
             job=SimpleNamespace(from_job=from_job, from_step=0, state=state),
             workers=dict.fromkeys(self.names, worker),
@@ -50,8 +50,8 @@ class Coordinator:
     async def in_store(self, function: Any, job: str) -> Any:
         return function(job)
 
-    def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
-        return 99, f"{worker} {scope}".encode()
+    def source(self, worker: str, resource: str) -> Source:
+        return Source("10.0.0.1", 7000, resource, 99, f"{worker} {resource}".encode())
 
 
 async def answer(

@@ -14,7 +14,8 @@ This file dispatches; changes of the cluster's state are in `registration`, `adm
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from dtd.cluster import (
     admission,
@@ -107,28 +108,9 @@ class Membership:
         cluster = self.cluster
         cluster.effects, cluster.now = [], now
         cluster.slept(cluster.detector.awake(now))
-        if isinstance(event, FromWorker):
-            self._on_message(event.name, event.message, now)
-        elif isinstance(event, WorkerLost):
-            self._on_worker_lost(event, now)
-        elif isinstance(event, Submitted):
-            jobs.submit(cluster, event.job)
-        elif isinstance(event, CancelRequested):
-            jobs.cancel(cluster, event.job, event.reason)
-        elif isinstance(event, ResumeRequested):
-            jobs.resume(cluster, event.job)
-        elif isinstance(event, DeleteRequested):
-            jobs.delete(cluster, event.job, event.step)
-        elif isinstance(event, DrainRequested):
-            admission.let_leave(
-                cluster, self._connected(event.name), "drained by the operator", now
-            )
-        elif isinstance(event, KillRequested):
-            self._on_kill_requested(event)
-        elif isinstance(event, JobSaved | Undeliverable):
-            self._on_effect_done(event, now)
-        elif isinstance(event, Revoked):
-            admission.bar_revoked(cluster, event.name, event.reason, now)
+        on_event = _EVENTS.get(type(event))
+        if on_event is not None:
+            on_event(cluster, event, now)
         suspicion.evict_silent(cluster, now)
         suspicion.probe(cluster, now)
         self._advance(now)
@@ -183,111 +165,6 @@ class Membership:
     def check_invariants(self) -> None:
         """Raise AssertionError when it is inconsistent."""
         self.cluster.check_invariants()
-
-    # --- events ----------------------------------------------------------------------------
-
-    def _on_message(self, name: str, message: m.Message, now: float) -> None:
-        cluster = self.cluster
-        if isinstance(message, m.Register):
-            if not registration.comes_back(cluster, message, now):
-                admission.register(cluster, message, now)
-            return
-        worker = cluster.workers.get(name)
-        if worker is None:  # it was rejected, and has not read the rejection yet
-            return
-        cluster.detector.heard(name, now)
-        if not reports.counts(cluster, name, message):
-            return
-        if isinstance(message, m.Heartbeat):
-            self._on_heartbeat(worker, message, now)
-        elif isinstance(message, m.Leave):
-            admission.let_leave(cluster, worker, message.reason, now)
-        elif isinstance(message, m.Probed):
-            suspicion.probed(cluster, worker, message, now)
-        elif isinstance(message, m.Warmed):
-            admission.warmed(cluster, worker, message)
-        elif cluster.job is not None and getattr(message, "job", "") == cluster.job.id:
-            self._on_job_message(cluster.job, worker, message, now)
-
-    def _on_heartbeat(self, worker: Worker, message: m.Heartbeat, now: float) -> None:
-        worker.liveness.heartbeat = message
-        self.cluster.send(worker.name, m.HeartbeatAck())
-        job = self.cluster.job
-        if job is not None and message.job == job.id and worker.state in MEMBERS:
-            step = message.step
-            forming.progressed(self.cluster, job, worker.name, message.generation, step, now)
-            suspicion.judge(self.cluster, job, worker, now)
-            if self.cluster.straggler.is_due(now):
-                self.cluster.straggler.look(self.cluster.running_beats(), now)
-
-    def _on_job_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
-        cluster = self.cluster
-        if isinstance(message, m.Progress):
-            jobs.progress(cluster, job, worker.name, message, now)
-        elif isinstance(message, m.Evaluated):
-            job.metrics = figures.metrics(message.metrics)
-        elif isinstance(message, m.CheckpointSaved):
-            key = (
-                message.generation,
-                message.step,
-            )  # a worker that has saved a state has committed it
-            forming.progressed(cluster, job, worker.name, *key, now)
-            checkpoints.saved(cluster, job, worker.name, message)
-        elif isinstance(message, m.Agreed):
-            checkpoints.agreed(cluster, job, message)
-        elif isinstance(message, m.Failed):
-            isolation.failed(cluster, job, worker, message, now)
-        elif isinstance(message, m.Notice):
-            if message.event == "checkpoint_failed":
-                saving.failed(cluster, worker.name, message.message, now)
-            cluster.incident(message.event, f"{worker.name}: {message.message}", worker=worker.name)
-        elif isinstance(message, m.Frozen | m.Finished) and worker.state is WorkerState.WARMING:
-            admission.taken_back(cluster, job, worker, message, now)
-        else:
-            self._on_member_message(job, worker, message, now)
-
-    def _on_member_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
-        if isinstance(message, m.Running):
-            forming.member_running(self.cluster, job, worker, now)
-        elif isinstance(message, m.Frozen):
-            suspicion.forgive(self.cluster, worker)
-            forming.left(self.cluster, job, worker.name, message, now)
-            ending.member_frozen(self.cluster, job, worker, message, now)
-            suspicion.accused(self.cluster, worker.name, message, now)
-            dissenter = digests.reported(self.cluster, job, message, now)
-            if dissenter is not None:
-                admission.expel(self.cluster, dissenter, digests.MINORITY, now)
-        elif isinstance(message, m.Finished):
-            if worker.state is WorkerState.FORMING:  # it has run, even if it has not said so
-                forming.member_running(self.cluster, job, worker, now)
-            forming.left(self.cluster, job, worker.name, message, now)
-            ending.member_finished(self.cluster, job, worker, message)
-
-    def _on_effect_done(self, event: JobSaved | Undeliverable, now: float) -> None:
-        if isinstance(event, Undeliverable):
-            jobs.undeliverable(self.cluster, event, now)
-        elif self.cluster.job is not None:
-            forming.saved(self.cluster, self.cluster.job, event, now)
-
-    def _on_worker_lost(self, event: WorkerLost, now: float) -> None:
-        worker = self.cluster.workers.get(event.name)
-        if worker is None or worker.incarnation != event.incarnation or worker.state in GONE:
-            return
-        if event.farewell or not registration.goes_away(self.cluster, worker, event.reason):
-            admission.lose(self.cluster, worker, event.reason, now)
-
-    def _on_kill_requested(self, event: KillRequested) -> None:
-        worker = self._connected(event.name)
-        worker.liveness.signalled, pid = True, worker.registration.pid
-        self.cluster.send(worker.name, m.Signal(signal=event.signal))
-        self.cluster.incident(
-            "worker_signalled",
-            f"SIG{event.signal} sent to {worker.name} (pid {pid}) by the operator",
-            worker=worker.name,
-        )
-
-    def _connected(self, name: str) -> Worker:
-        return connected(self.cluster.workers.values(), name)
 
     # --- what has become possible ------------------------------------------------------------
 
@@ -442,6 +319,162 @@ class Membership:
             return f"all steps are committed; waiting for {late} to finish: {remedy}"
         says = f"{done} say{'s' if ',' not in done else ''}"
         return f"waiting for {late} to finish as {says}; `dtdctl kill-worker` gives one up"
+
+
+# --- events ------------------------------------------------------------------------------------
+
+
+def _on_message(cluster: ClusterState, event: FromWorker, now: float) -> None:
+    name, message = event.name, event.message
+    if isinstance(message, m.Register):
+        if not registration.comes_back(cluster, message, now):
+            admission.register(cluster, message, now)
+        return
+    worker = cluster.workers.get(name)
+    if worker is None:  # it was rejected, and has not read the rejection yet
+        return
+    cluster.detector.heard(name, now)
+    if not reports.counts(cluster, name, message):
+        return
+    kind, job = type(message), cluster.job
+    if kind in _OF_ANY_WORKER:
+        _OF_ANY_WORKER[kind](cluster, worker, message, now)
+    elif kind in _OF_A_JOB and job is not None and getattr(message, "job", "") == job.id:
+        _OF_A_JOB[kind](cluster, job, worker, message, now)
+
+
+def _on_heartbeat(cluster: ClusterState, worker: Worker, beat: m.Heartbeat, now: float) -> None:
+    worker.liveness.heartbeat = beat
+    cluster.send(worker.name, m.HeartbeatAck())
+    job = cluster.job
+    if job is not None and beat.job == job.id and worker.state in MEMBERS:
+        forming.progressed(cluster, job, worker.name, beat.generation, beat.step, now)
+        suspicion.judge(cluster, job, worker, now)
+        if cluster.straggler.is_due(now):
+            cluster.straggler.look(cluster.running_beats(), now)
+
+
+def _on_evaluated(
+    _cluster: ClusterState, job: Job, _worker: Worker, message: m.Evaluated, _now: float
+) -> None:
+    job.metrics = figures.metrics(message.metrics)
+
+
+def _on_checkpoint_saved(
+    cluster: ClusterState, job: Job, worker: Worker, message: m.CheckpointSaved, now: float
+) -> None:
+    """A worker that has saved a state has committed it."""
+    forming.progressed(cluster, job, worker.name, message.generation, message.step, now)
+    checkpoints.saved(cluster, job, worker.name, message)
+
+
+def _on_notice(
+    cluster: ClusterState, _job: Job, worker: Worker, message: m.Notice, now: float
+) -> None:
+    if message.event == "checkpoint_failed":
+        saving.failed(cluster, worker.name, message.message, now)
+    cluster.incident(message.event, f"{worker.name}: {message.message}", worker=worker.name)
+
+
+def _on_frozen(
+    cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen, now: float
+) -> None:
+    if worker.state is WorkerState.WARMING:
+        admission.taken_back(cluster, job, worker, message, now)
+        return
+    suspicion.forgive(cluster, worker)
+    forming.left(cluster, job, worker.name, message, now)
+    ending.member_frozen(cluster, job, worker, message, now)
+    suspicion.accused(cluster, worker.name, message, now)
+    dissenter = digests.reported(cluster, job, message, now)
+    if dissenter is not None:
+        admission.expel(cluster, dissenter, digests.MINORITY, now)
+
+
+def _on_finished(
+    cluster: ClusterState, job: Job, worker: Worker, message: m.Finished, now: float
+) -> None:
+    if worker.state is WorkerState.WARMING:
+        admission.taken_back(cluster, job, worker, message, now)
+        return
+    if worker.state is WorkerState.FORMING:  # it has run, even if it has not said so
+        forming.member_running(cluster, job, worker, now)
+    forming.left(cluster, job, worker.name, message, now)
+    ending.member_finished(cluster, job, worker, message)
+
+
+def _on_job_saved(cluster: ClusterState, event: JobSaved, now: float) -> None:
+    if cluster.job is not None:
+        forming.saved(cluster, cluster.job, event, now)
+
+
+def _on_worker_lost(cluster: ClusterState, event: WorkerLost, now: float) -> None:
+    worker = cluster.workers.get(event.name)
+    if worker is None or worker.incarnation != event.incarnation or worker.state in GONE:
+        return
+    if event.farewell or not registration.goes_away(cluster, worker, event.reason):
+        admission.lose(cluster, worker, event.reason, now)
+
+
+def _on_drain_requested(cluster: ClusterState, event: DrainRequested, now: float) -> None:
+    worker = connected(cluster.workers.values(), event.name)
+    admission.let_leave(cluster, worker, "drained by the operator", now)
+
+
+def _on_kill_requested(cluster: ClusterState, event: KillRequested, _now: float) -> None:
+    worker = connected(cluster.workers.values(), event.name)
+    worker.liveness.signalled, pid = True, worker.registration.pid
+    cluster.send(worker.name, m.Signal(signal=event.signal))
+    cluster.incident(
+        "worker_signalled",
+        f"SIG{event.signal} sent to {worker.name} (pid {pid}) by the operator",
+        worker=worker.name,
+    )
+
+
+_EVENTS: Final[dict[type, Callable[[ClusterState, Any, float], None]]] = {
+    FromWorker: _on_message,
+    WorkerLost: _on_worker_lost,
+    Submitted: lambda cluster, event, _: jobs.submit(cluster, event.job),
+    CancelRequested: lambda cluster, event, _: jobs.cancel(cluster, event.job, event.reason),
+    ResumeRequested: lambda cluster, event, _: jobs.resume(cluster, event.job),
+    DeleteRequested: lambda cluster, event, _: jobs.delete(cluster, event.job, event.step),
+    DrainRequested: _on_drain_requested,
+    KillRequested: _on_kill_requested,
+    JobSaved: _on_job_saved,
+    Undeliverable: jobs.undeliverable,
+    Revoked: lambda cluster, event, now: admission.bar_revoked(
+        cluster, event.name, event.reason, now
+    ),
+}
+"""The function for each event; `Ticked` has none."""
+
+_OF_ANY_WORKER: Final[dict[type, Callable[[ClusterState, Worker, Any, float], None]]] = {
+    m.Heartbeat: _on_heartbeat,
+    m.Leave: lambda cluster, worker, message, now: admission.let_leave(
+        cluster, worker, message.reason, now
+    ),
+    m.Probed: suspicion.probed,
+    m.Warmed: lambda cluster, worker, message, _: admission.warmed(cluster, worker, message),
+}
+"""The function for each message that a worker may send at any time."""
+
+_OF_A_JOB: Final[dict[type, Callable[[ClusterState, Job, Worker, Any, float], None]]] = {
+    m.Progress: lambda cluster, job, worker, message, now: jobs.progress(
+        cluster, job, worker.name, message, now
+    ),
+    m.Evaluated: _on_evaluated,
+    m.CheckpointSaved: _on_checkpoint_saved,
+    m.Agreed: lambda cluster, job, _, message, __: checkpoints.agreed(cluster, job, message),
+    m.Failed: isolation.failed,
+    m.Notice: _on_notice,
+    m.Running: lambda cluster, job, worker, _, now: forming.member_running(
+        cluster, job, worker, now
+    ),
+    m.Frozen: _on_frozen,
+    m.Finished: _on_finished,
+}
+"""The function for each message about the active job; others are for collectors of figures."""
 
 
 def connected(workers: Iterable[Worker], name: str) -> Worker:

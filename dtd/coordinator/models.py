@@ -299,7 +299,8 @@ class ModelRegistry:
             ]
         return {"models": page(shown, most_bytes=LIST_BYTES)}
 
-    async def _versions(self, name: str) -> list[dict[str, Any]]:
+    async def _versions(self, name: str, number: int = 0) -> list[dict[str, Any]]:
+        """A model's versions, or the one of this number."""
         models, in_store = self._core.store.models, self._core.in_store
         found = await in_store(models.all, name)
         if not found:
@@ -307,7 +308,7 @@ class ModelRegistry:
             raise RequestRefused(
                 f"model {name!r} does not exist{near}", remedy="see `dtdctl models list`"
             )
-        return found
+        return [_one(found, str(number))] if number else found
 
     def _shown(self, version: Version) -> dict[str, Any]:
         where = self._copies.explain(version["id"])
@@ -356,7 +357,7 @@ class ModelRegistry:
             make_id=make_id,
         )
         number, _id = await in_store(add)
-        version = _one(await self._versions(request.name), str(number))
+        (version,) = await self._versions(request.name, number)
         self._add(version, listed)
         what = f"step {record['step']} of {request.job} is {request.name}@{number}"
         self._core.incident("model_registered", f"{what}, says {by}")
@@ -366,10 +367,8 @@ class ModelRegistry:
     async def alias(self, request: m.AliasModel) -> dict[str, Any]:
         """Answer ALIAS_MODEL."""
         check_alias(request.alias)
-        versions = await self._versions(request.name)
-        if request.version:
-            _one(versions, str(request.version))
-        else:
+        versions = await self._versions(request.name, request.version)
+        if not request.version:
             _one(versions, request.alias)
         models = self._core.store.models
         change = (request.name, request.alias, request.version)
@@ -379,18 +378,15 @@ class ModelRegistry:
     async def describe(self, request: m.DescribeModel) -> dict[str, Any]:
         """Answer DESCRIBE_MODEL."""
         _check_card(request.card)
-        which = str(request.version)
-        _one(await self._versions(request.name), which)
+        await self._versions(request.name, request.version)
         models = self._core.store.models
         change = (request.name, request.version, request.card)
         await self._core.in_store(models.describe, *change)
-        return await self.listed(m.ListModels(name=request.name, version=which))
+        return await self.listed(m.ListModels(name=request.name, version=str(request.version)))
 
     async def copy(self, request: m.CopyModel) -> dict[str, Any]:
         """Answer COPY_MODEL: have missing copies made."""
-        versions = await self._versions(request.name)
-        if request.version:
-            versions = [_one(versions, str(request.version))]
+        versions = await self._versions(request.name, request.version)
         for one in versions:
             for worker in self._copies.request(one["id"]):
                 self._write_copies(worker)
@@ -407,9 +403,7 @@ class ModelRegistry:
 
     async def delete(self, request: m.DeleteModel) -> dict[str, Any]:
         """Answer DELETE_MODEL."""
-        versions = await self._versions(request.name)
-        if request.version:
-            versions = [_one(versions, str(request.version))]
+        versions = await self._versions(request.name, request.version)
         shown = [self._shown(one) for one in versions]
         numbers = [one["number"] for one in versions]
         models = self._core.store.models

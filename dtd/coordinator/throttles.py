@@ -170,6 +170,13 @@ LINES_AT_ONCE: Final = 250
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Most bytes of lines that the disk has not taken yet."""
 
+KINDS: Final[dict[type[m.Message], str]] = {
+    m.Notice: NOTICES,
+    m.Progress: FIGURES,
+    m.Evaluated: FIGURES,
+    m.CheckpointSaved: CHECKPOINTS,
+}
+
 _OF_A_LINE: Final = 100
 """Bytes that a line takes besides its text, roughly."""
 
@@ -206,13 +213,8 @@ class ReportQuotas:
 
     def heeds(self, worker: str, message: m.Message) -> bool:
         """Whether a report is within its worker's share; all that is no such report is."""
-        if isinstance(message, m.Notice):
-            kind = NOTICES
-        elif isinstance(message, m.Progress | m.Evaluated):
-            kind = FIGURES
-        elif isinstance(message, m.CheckpointSaved):
-            kind = CHECKPOINTS
-        else:
+        kind = KINDS.get(type(message))
+        if kind is None:
             return True
         allowed = self._quotas.allows(worker, kind, self._clock())
         if not allowed:

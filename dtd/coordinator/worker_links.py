@@ -12,9 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from dtd import diagnostics
 from dtd.cluster.admission import MAX_KNOWN_WORKERS
-from dtd.diagnostics import Diagnostic
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.net.link import Link
@@ -39,9 +37,7 @@ class WorkerLinks:
         self._links: dict[str, Link] = {}
         self._speakers: dict[Link, tuple[str, int]] = {}
         self._serials: OrderedDict[str, str] = OrderedDict()
-        self._places: dict[str, str] = {}
         self._clocks_ahead_s: dict[str, float] = {}
-        self._displaced: OrderedDict[str, int] = OrderedDict()
 
     def names(self) -> frozenset[str]:
         """The workers that are connected."""
@@ -69,24 +65,12 @@ class WorkerLinks:
         """The name of the worker at the other end; empty when none has registered there."""
         return self._speakers.get(link, ("", 0))[0]
 
-    def clash(self, message: m.Register) -> Diagnostic | None:
-        """Whether another living process uses this name.
-
-        A connection whose host died may linger while the worker is started again elsewhere, so the
-        newest process takes the name.  If the one before it comes back, both live.
-        """
-        name = message.name
-        if name not in self._links or self._displaced.get(name) != message.incarnation:
-            return None
-        return diagnostics.name_taken(name, self._places[name], _place(message))
-
     def register(self, link: Link, message: m.Register) -> None:
         """The connection is this worker's; one that it had before is closed."""
         name = message.name
         old = self._links.get(name)
         if old is not None:
-            _, before = self._speakers.pop(old, (name, message.incarnation))
-            self._displace(name, before, by=message.incarnation)
+            self._speakers.pop(old, None)
             old.fail(
                 ProtocolError(
                     ErrorCode.REFUSED,
@@ -95,21 +79,12 @@ class WorkerLinks:
                 )
             )
         self._links[name] = link
-        self._places[name] = _place(message)
         self._clocks_ahead_s[name] = message.clock_s - self._now()
         self._speakers[link] = (name, message.incarnation)
         self._serials.pop(name, None)
         self._serials[name] = link.identity.serial if link.identity is not None else ""
         while len(self._serials) > MAX_KNOWN_WORKERS:
             self._serials.popitem(last=False)
-
-    def _displace(self, name: str, before: int, *, by: int) -> None:
-        """Remember which process had the name, unless it is the same one that called again."""
-        self._displaced.pop(name, None)
-        if before != by:
-            self._displaced[name] = before
-        while len(self._displaced) > MAX_KNOWN_WORKERS:
-            self._displaced.popitem(last=False)
 
     def fail_all(self, why: str) -> None:
         """End the connections of all workers; they come back."""
@@ -125,7 +100,7 @@ class WorkerLinks:
         known = self._speakers.pop(link, None)
         if known is not None and self._links.get(known[0]) is link:
             del self._links[known[0]]
-            del self._places[known[0]], self._clocks_ahead_s[known[0]]
+            del self._clocks_ahead_s[known[0]]
         return known
 
     # --- secrets -------------------------------------------------------------------------------
@@ -155,7 +130,3 @@ class WorkerLinks:
         link = self._links.get(name)
         incarnation = self._speakers[link][1] if link is not None else 0
         return worker_secret(self._data_key, name, incarnation)
-
-
-def _place(message: m.Register) -> str:
-    return f"{message.host} (pid {message.pid})"

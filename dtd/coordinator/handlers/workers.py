@@ -38,7 +38,7 @@ def register(
     coordinator.port.check(link, message)
     name = message.name
     host = _data_host(coordinator, link, message)
-    clash = coordinator.links.clash(message) or _name_taken(coordinator, message)
+    clash = _name_taken(coordinator, message)
     if clash is not None:
         coordinator.diagnostics.name_taken(clash)
         raise ProtocolError(ErrorCode.REFUSED, clash.message, remedy=clash.remedy)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import itertools
 import queue
 import sqlite3
@@ -17,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -41,15 +41,6 @@ class Turn(enum.IntEnum):
 _LAST: Final = len(Turn)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Call:
-    rank: int
-    number: int
-    function: Callable[..., Any] = field(compare=False)
-    arguments: tuple[Any, ...] = field(compare=False)
-    future: Future[Any] = field(compare=False)
-
-
 class StoreThread:
     """Runs functions in a thread of its own.
 
@@ -63,7 +54,8 @@ class StoreThread:
 
     def __init__(self, failed: Callable[[BaseException], object] = lambda _error: None) -> None:
         self._failed = failed
-        self._calls: queue.PriorityQueue[_Call] = queue.PriorityQueue()
+        self._calls: queue.PriorityQueue[tuple[int, int, Callable[[], None]]]
+        self._calls = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._closed = False
         self.failures = 0
@@ -104,7 +96,8 @@ class StoreThread:
         if self._closed:
             raise RuntimeError("the store is closed")
         future: Future[T] = Future()
-        self._calls.put(_Call(rank, next(self._numbers), function, arguments, future))
+        call = functools.partial(self._call, future, function, arguments)
+        self._calls.put((rank, next(self._numbers), call))
         return future
 
     def _tell_failure(self, future: Future[Any]) -> None:
@@ -115,20 +108,25 @@ class StoreThread:
             self._failed(error)
 
     def _work(self) -> None:
-        while True:
-            call = self._calls.get()
-            if call.future.set_running_or_notify_cancel():
-                self._begun_s = time.monotonic()
-                try:
-                    result = call.function(*call.arguments)
-                    self.failure = ""
-                    call.future.set_result(result)
-                except (OSError, sqlite3.Error) as error:
-                    self.failures += 1
-                    self.failure = str(error)
-                    call.future.set_exception(error)
-                except BaseException as error:  # noqa: BLE001 - it belongs to the caller
-                    call.future.set_exception(error)
-                self._begun_s = None
-            if call.rank == _LAST:
-                return
+        rank = -1
+        while rank != _LAST:
+            rank, _number, call = self._calls.get()
+            call()
+
+    def _call(
+        self, future: Future[T], function: Callable[..., T], arguments: tuple[Any, ...]
+    ) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        self._begun_s = time.monotonic()
+        try:
+            result = function(*arguments)
+            self.failure = ""
+            future.set_result(result)
+        except (OSError, sqlite3.Error) as error:
+            self.failures += 1
+            self.failure = str(error)
+            future.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+            future.set_exception(error)
+        self._begun_s = None

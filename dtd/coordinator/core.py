@@ -41,8 +41,8 @@ from dtd.coordinator.audit import AuditFile, AuditLog, Caller
 from dtd.coordinator.containment import Containment, DiagnosticsCollector, GuardedCore
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageCounter
+from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store, job_body
-from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.coordinator.throttles import Answers
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused

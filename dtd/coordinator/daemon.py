@@ -25,8 +25,8 @@ from dtd.config import CoordinatorConfig
 from dtd.coordinator import requests
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.handlers.workers import on_report, register
+from dtd.coordinator.store.database import Turn
 from dtd.coordinator.store.store import Store
-from dtd.coordinator.store.thread import Turn
 from dtd.coordinator.throttles import Pace
 from dtd.coordinator.web_desk import WebDesk
 from dtd.errors import DtdError

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Final, NamedTuple
 
 from dtd.coordinator.containment import Containment
+from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store
-from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.limits import CHECKPOINTS, FIGURES, LINES, NOTICES, Pacing, Quotas
 from dtd.net.link import Link

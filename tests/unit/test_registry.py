@@ -8,7 +8,7 @@ import pytest
 
 from dtd.errors import RequestRefused, UsageError
 from dtd.job import parse_job, to_mapping
-from dtd.registry import card, check_alias, check_name, parse_reference, plain, resolved, version_id
+from dtd.registry import card, check_alias, check_name, parse_reference, plain, resolved
 
 ALIASES = {"production": 2}
 
@@ -49,17 +49,6 @@ def test_new_names() -> None:
         check_name("a/b", "a model")
     with pytest.raises(RequestRefused, match="taken for the number"):
         check_alias("7")
-
-
-def test_ids_of_different_stores_differ() -> None:
-    ids = {
-        version_id("s", 1, "m", 1),
-        version_id("s", 2, "m", 1),
-        version_id("t", 1, "m", 1),
-        version_id("s", 1, "m", 2),
-    }
-    assert len(ids) == 4
-    assert all(one.startswith("m.v") for one in ids)
 
 
 # --- cards ---------------------------------------------------------------------------------------
@@ -127,16 +116,6 @@ def test_the_text_comes_first_and_the_record_follows() -> None:
         "| job.global\\_batch\\_size | 64 |",
         "| task.width | 8 |",
     ]
-
-
-def test_without_text_metrics_and_aliases() -> None:
-    made = card(
-        version(card=" ", aliases=[], record={"metrics": {}, "digest": "", "package": "ef"})
-    )
-    assert made.startswith("# digits, version 2\n\nNo description has been written yet.\n")
-    assert "## Evaluation" not in made
-    assert "| code package | ef |" in made
-    assert "| state digest | none (verified) |" in made
 
 
 def test_what_others_wrote_stays_text() -> None:

@@ -19,7 +19,7 @@ from dtd.cluster.events import Revoked
 from dtd.coordinator.audit import Caller
 from dtd.coordinator.containment import Refusals
 from dtd.coordinator.core import Core
-from dtd.coordinator.store.thread import Turn
+from dtd.coordinator.store.database import Turn
 from dtd.coordinator.throttles import wait_turn
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.limits import Pacing, origin_of

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from dtd.coordinator.store.thread import StoreThread
+from dtd.coordinator.store.database import StoreThread
 from dtd.coordinator.throttles import Answers
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
 from dtd.net.link import Link

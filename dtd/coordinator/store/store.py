@@ -1,7 +1,7 @@
 """The coordinator's durable state: a small SQLite file in its state directory.
 
 Jobs with their results, incidents, what jobs printed, checkpoints.  Every method blocks and belongs
-in the store's own thread (`dtd.coordinator.store.thread`).  Jobs and checkpoints are synced to the
+in the store's own thread (`StoreThread`).  Jobs and checkpoints are synced to the
 disk before a method returns, since a generation is announced only after the job that names it was
 written; incidents and printed lines reach the disk with the next of those.  Tables are bounded.
 """

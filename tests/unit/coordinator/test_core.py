@@ -9,7 +9,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-import structlog
 
 from dtd.cluster.events import (
     Disconnect,
@@ -189,17 +188,6 @@ async def test_a_worker_that_does_not_read_is_cut_off_and_a_gone_one_is_passed_o
         desk.core.put(Disconnect(name=name, reason="no heartbeat"))
     await desk.core.settled()
     assert desk.link.told == [ACK, "aborted", "no heartbeat"]
-
-
-async def test_incidents_are_logged_with_their_details(desk):
-    with structlog.testing.capture_logs() as logged:
-        desk.core.put(Incident(kind="recovered", message="m", details={"steps_lost": 0}))
-        desk.core.put(Incident(kind="worker_lost", message="m"))
-        await desk.core.settled()
-    recovered, lost = logged
-    assert (recovered["event"], recovered["log_level"]) == ("recovered", "info")
-    assert recovered["steps_lost"] == 0
-    assert (lost["event"], lost["log_level"]) == ("worker_lost", "warning")
 
 
 async def test_a_message_that_cannot_be_sent_costs_its_connection_and_fails_its_job(desk):

@@ -10,7 +10,7 @@ import pytest
 from dtd.net import limits as quotas
 from dtd.wire import messages as m
 from dtd.wire.step_rows import pack_step_rows
-from tests.unit.coordinator.events import await_event, events, progress
+from tests.unit.coordinator.asking import await_event, events, progress
 from tests.unit.observe.reports import row
 
 

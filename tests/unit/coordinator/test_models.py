@@ -7,16 +7,11 @@ import pytest
 from dtd.coordinator.store.backup import back_up, restore
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
+from tests.unit.coordinator.asking import refused
 from tests.unit.coordinator.conftest import Daemon
 
 FILES = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256="ab" * 32),)
 OTHERS = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256="cd" * 32),)
-
-
-def refused(daemon, message):
-    with pytest.raises(RequestRefused) as caught:
-        daemon.ask(message)
-    return caught.value.message, caught.value.remedy
 
 
 @pytest.fixture
@@ -229,36 +224,6 @@ def test_it_is_deleted_and_its_number_is_not_given_again(daemon, worker, job):
     assert shown(daemon)["aliases"] == []
     daemon.ask(m.DeleteModel(name="digits"))
     assert daemon.ask(m.ListModels())["models"] == []
-
-
-def test_after_a_restart_it_is_known_who_keeps_what(start_daemon, play, spec):
-    daemon = start_daemon()
-    worker = play(daemon)
-    made = daemon.ask(m.SubmitJob(spec=spec))["job"]
-    assign = worker.run_alone()
-    worker.save(assign, 20)
-    worker.finish(assign)
-    daemon.ask(m.WaitJob(job=made))
-    worker.say(m.ModelsHeld())
-    version = kept(daemon, worker, made)
-    deleted = register(daemon, made, name="gone")["id"]
-    daemon.ask(m.DeleteModel(name="gone"))
-    daemon = start_daemon()
-    known = shown(daemon)
-    assert (known["holders"], known["connected"]) == (["worker-0"], [])
-    assert known["record"] == version["record"]
-    again = play(daemon, pid=4711)
-    stranger = "gone.v1.0123456789ab"
-    again.say(m.ModelsHeld(versions=(version["id"], deleted, stranger)))
-    assert again.hear(m.UnpinModel).version == deleted
-    assert shown(daemon)["connected"] == ["worker-0"]
-    told = [one for one in daemon.ask(m.ReadEvents())["events"] if one["kind"] == "models_unknown"]
-    assert [one["message"].endswith(f": {stranger}") for one in told] == [True]
-    assert deleted not in told[0]["message"]
-    wiped = play(daemon, pid=4712)
-    wiped.say(m.ModelsHeld())
-    daemon.ask(m.CopyModel(name="digits"))
-    assert wiped.hear(m.PinModel).version == version["id"]
 
 
 def test_a_restored_backup_knows_its_versions_and_drops_no_later_one(

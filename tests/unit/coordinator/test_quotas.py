@@ -110,14 +110,3 @@ async def test_notices_and_figures_beyond_the_share_are_not_heeded(world):
     async with asyncio.timeout(10):
         _, message, _, _ = await world.told.get()
     assert message.endswith(("1 figures and 1 notices were dropped", "1 notices were dropped"))
-
-
-async def test_an_event_a_minute_is_enough(world):
-    world.quotas.drop("w", LINES, 1)
-    world.desk._watch()
-    world.desk._watch()
-    async with asyncio.timeout(10):
-        await world.told.get()
-    world.quotas.drop("w", LINES, 1)
-    world.desk._look()
-    assert world.told.empty()

@@ -314,17 +314,6 @@ async def test_an_operator_cancels_it_with_its_jobs(cluster: Cluster) -> None:
     assert await cluster.states() == ["cancelled", "cancelled"]
 
 
-async def test_a_cancelled_one_stays_cancelled_after_a_restart(cluster: Cluster) -> None:
-    name = await cluster.begin(trials=9)
-    job = await cluster.started.get()
-    await cluster.stop()
-    cluster.store.sweeps.change(1, "cancelling", "by the operator")
-    await cluster.again()
-    assert await cluster.cancelled.get() is job
-    assert "is cancelled" in await cluster.hear_end()
-    assert (await cluster.sweeps.show(name))["state"] == "cancelled"
-
-
 async def test_while_the_queue_is_full_it_waits_and_loses_no_news(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

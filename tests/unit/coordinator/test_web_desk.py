@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import http.client
 import json
-import queue
-import select
-import socket
-import ssl
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +14,6 @@ import pytest
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
 from dtd.errors import ConfigError, RequestRefused
-from dtd.observe.web import listener
-from dtd.observe.web.http import PIECE_BYTES
 from dtd.observe.web.sessions import FILE
 from dtd.places import SOCKET_NAME
 from dtd.security.token import Token
@@ -188,25 +180,6 @@ def test_wrong_codes_are_answered_at_a_bounded_rate(
     assert browser.log_in(served.ask(m.OpenWeb())["code"])[0] == 200
 
 
-def test_live_data_is_sent_to_those_who_are_logged_in(
-    served: WebDaemon, open_browser: Callable[[], Browser]
-) -> None:
-    browser = open_browser()
-    browser.log_in(served.ask(m.OpenWeb())["code"])
-    connection = http.client.HTTPConnection(browser.host, timeout=PATIENCE_S)
-    headers = {"Cookie": browser.cookie, "X-Dtd-Key": browser.key}
-    connection.request("GET", "/api/live", headers=headers)
-    answer = connection.getresponse()
-    assert answer.getheader("Content-Type") == "text/event-stream"
-    assert "default-src 'none'" in str(answer.getheader("Content-Security-Policy"))
-    topics = set()
-    while not {"status", "figures"} <= topics:
-        line = answer.readline().decode()
-        if line.startswith("event: "):
-            topics.add(line.removeprefix("event: ").strip())
-    connection.close()
-
-
 def test_without_an_address_there_is_no_page(daemon: Daemon) -> None:
     with pytest.raises(RequestRefused, match="serves no web page"):
         daemon.ask(m.OpenWeb())
@@ -227,54 +200,6 @@ def test_a_package_that_is_missing_is_named(
     with pytest.raises(ConfigError, match=f"web: the page needs the package {package}") as error:
         WebDaemon(loop_thread, state_dir)
     assert "pip install aiohttp plotly" in error.value.remedy
-
-
-def test_beyond_this_host_it_is_https_with_the_clusters_certificate(
-    loop_thread: Any, state_dir: Path
-) -> None:
-    served = WebDaemon(loop_thread, state_dir, web=Address("0.0.0.0", 0))
-    told = served.ask(m.OpenWeb())
-    port = int(told["url"].rstrip("/").rpartition(":")[2])
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    secured = http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE_S, context=context)
-    own = {"Origin": f"https://127.0.0.1:{port}", "Content-Type": "application/json"}
-    secured.request("POST", "/api/login", json.dumps({"word": told["code"]}), own)
-    shown = secured.sock.getpeercert(binary_form=True)
-    assert hashlib.sha256(shown).hexdigest() == told["certificate_sha256"]
-    answer = secured.getresponse()
-    cookie = str(answer.getheader("Set-Cookie"))
-    assert answer.status == 200
-    assert cookie.startswith("__Host-dtd_session_")
-    assert "secure" in cookie.lower()
-    plain = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    plain.request("GET", "/")
-    with pytest.raises((http.client.HTTPException, ConnectionError)):
-        plain.getresponse()
-    secured.close()
-    plain.close()
-    served.stop()
-
-
-def test_a_report_is_a_file_to_keep(
-    served: WebDaemon, open_browser: Callable[[], Browser], spec: dict[str, Any]
-) -> None:
-    job = served.ask(m.SubmitJob(spec=spec))["job"]
-    browser = open_browser()
-    browser.log_in(served.ask(m.OpenWeb())["code"])
-    connection = http.client.HTTPConnection(browser.host, timeout=PATIENCE_S)
-    own = {"Cookie": browser.cookie, "X-Dtd-Key": browser.key}
-    connection.request("GET", f"/api/jobs/{job}/report", headers=own)
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    assert answer.headers["Content-Disposition"] == "attachment"
-    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    assert text.startswith("<!doctype html>")
-    assert job in text
-    status, told = browser.ask("GET", "/api/jobs/none-9/report")
-    assert (status, told["error"][:12]) == (400, "job 'none-9'")
 
 
 def token_of(served: WebDaemon, role: str) -> str:
@@ -304,34 +229,6 @@ def test_a_body_is_json_in_utf8_whatever_its_sender_calls_it(
     assert "no valid code" in json.loads(answer.read())["error"]
     connection.close()
     assert "internal_error" not in {one["kind"] for one in served.ask(m.ReadEvents())["events"]}
-
-
-def test_a_file_is_not_queued_for_a_browser_that_does_not_read(
-    served: WebDaemon, open_browser: Callable[[], Browser], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener, "UNREAD_S", 1.0)
-    host, _, port = open_browser().host.partition(":")
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.settimeout(PATIENCE_S)
-    connection.connect((host, int(port)))
-    full: queue.SimpleQueue[asyncio.Transport] = queue.SimpleQueue()
-    pause = listener._Watched.pause_writing
-
-    def paused(watched: Any) -> None:
-        pause(watched)
-        full.put(watched.transport)
-
-    monkeypatch.setattr(listener._Watched, "pause_writing", paused)
-    asked = f"GET /static/charts.js HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
-    connection.sendall(asked.encode())
-    assert full.get(timeout=PATIENCE_S).get_write_buffer_size() < 4 * PIECE_BYTES
-    cut = select.poll()
-    cut.register(connection, 0)  # errors and the end alone: nothing is read
-    assert cut.poll(1000 * PATIENCE_S)
-    page: Any = served.coordinator.web._server
-    assert not page._listener._open
-    connection.close()
 
 
 def test_sessions_outlive_the_coordinator_but_not_what_they_were_given_for(

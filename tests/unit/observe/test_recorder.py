@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from dtd.coordinator.store.thread import StoreThread
+from dtd.coordinator.store.database import StoreThread
 from dtd.observe import recorder as module
 from dtd.observe.recorder import SYSTEM_EVERY_S, MetricsRecorder
 from dtd.wire import messages as m

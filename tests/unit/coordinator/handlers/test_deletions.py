@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.errors import RequestRefused
 from dtd.wire import messages as m
-
-
-def refused(daemon, message):
-    with pytest.raises(RequestRefused) as caught:
-        daemon.ask(message)
-    return caught.value.message, caught.value.remedy
+from tests.unit.coordinator.asking import refused
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.wire import messages as m
-from tests.unit.coordinator.handlers.asking import await_state, refused, submit
+from tests.unit.coordinator.asking import await_state, refused, submit
 
 
 def trained(daemon, play, spec):

@@ -71,12 +71,6 @@ def test_bytes_that_are_not_what_they_are_called_are_refused(daemon: Any) -> Non
         assert put(client, 0, b"") == 0
 
 
-def test_a_worker_that_asks_for_what_is_not_here_hears_so(daemon: Any, play: Any) -> None:
-    worker = play(daemon)
-    worker.say(m.GetPackage(digest=DIGEST, offset=0))
-    assert worker.hear_all(m.Package) == (m.Package(digest=DIGEST, offset=0, size=0), b"")
-
-
 def test_a_worker_that_names_another_file_is_cut_off(daemon: Any, play: Any) -> None:
     worker = play(daemon)
     worker.say(m.GetPackage(digest="../coordinator.sqlite3", offset=0))

@@ -9,11 +9,11 @@ import pytest
 
 from dtd.cluster.figures import PAGE_ROWS
 from dtd.coordinator.requests import CTL_REQUESTS
-from dtd.coordinator.store.thread import Turn
+from dtd.coordinator.store.database import Turn
 from dtd.coordinator.throttles import MAX_UNANSWERED
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
-from tests.unit.coordinator.handlers.asking import await_state, refused, submit
+from tests.unit.coordinator.asking import await_state, refused, submit
 
 # --- jobs ------------------------------------------------------------------------------------
 
@@ -55,16 +55,6 @@ def test_an_encrypted_job_needs_credentials(daemon, spec):
     assert words.startswith("[sync] encryption: this coordinator serves its own host only")
     assert "--listen HOST:PORT" in remedy
     assert daemon.ask(m.ListJobs()) == {"jobs": []}
-
-
-def test_too_many_jobs_are_refused(daemon, spec, monkeypatch):
-    monkeypatch.setattr("dtd.cluster.jobs.MAX_QUEUED_JOBS", 1)
-    submit(daemon, spec)
-    submit(daemon, spec)
-    words, remedy = refused(daemon, m.SubmitJob(spec=spec))
-    assert words == "1 jobs are queued already"
-    assert "dtdctl cancel" in remedy
-    assert len(daemon.ask(m.ListJobs())["jobs"]) == 2
 
 
 def test_a_job_from_submission_to_its_result(daemon, play, spec):
@@ -144,15 +134,6 @@ def test_a_signal_is_passed_on(daemon, play):
     answer = daemon.ask(m.KillWorker(name="worker-0", signal="STOP"))
     assert answer == {"name": "worker-0", "pid": 4712, "signal": "STOP"}
     assert worker.hear(m.Signal).signal == "STOP"
-
-
-def test_a_worker_that_is_not_connected(daemon, play):
-    request = m.KillWorker(name="x", signal="KILL")
-    assert refused(daemon, request) == ("no worker 'x' is connected", "connected: none")
-    play(daemon, "worker-10")
-    play(daemon, "worker-9")
-    words, remedy = refused(daemon, m.DrainWorker(name="x"))
-    assert (words, remedy) == ("no worker 'x' is connected", "connected: worker-9, worker-10")
 
 
 # --- logs, events, checkpoints ----------------------------------------------------------------

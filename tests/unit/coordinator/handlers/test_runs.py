@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 from dtd.wire.step_rows import StepRow, pack_step_rows
+from tests.unit.coordinator.asking import refused
 
 
 def row(generation, loss):
@@ -70,12 +70,6 @@ def two_jobs(daemon, worker, play, spec):
     return ids
 
 
-def refused(daemon, message):
-    with pytest.raises(RequestRefused) as caught:
-        daemon.ask(message)
-    return caught.value.message, caught.value.remedy
-
-
 def test_two_jobs_are_compared(daemon, two_jobs):
     told = daemon.ask(m.CompareJobs(jobs=tuple(two_jobs)))
     assert {"of": "setting", "key": "job.seed", "values": [1, 2]} in told["differences"]
@@ -83,16 +77,6 @@ def test_two_jobs_are_compared(daemon, two_jobs):
     assert [one["best"] for one in loss["of"]] == [1.0, 2.0]
     (curve,) = [one for one in told["curves"] if one["name"] == "loss"]
     assert curve["of"] == [[[1, 1.0]], [[1, 2.0]]]
-
-
-def test_what_cannot_be_compared(daemon, two_jobs):
-    first, second = two_jobs
-    words, _ = refused(daemon, m.CompareJobs(jobs=(first, first)))
-    assert words == "a comparison is of 2 to 16 different jobs, not 1"
-    words, _ = refused(daemon, m.CompareJobs(jobs=(first, "digits-3")))
-    assert words.startswith("job 'digits-3' does not exist; did you mean")
-    words, _ = refused(daemon, m.CompareJobs(jobs=(first, second), names=("los",)))
-    assert words.endswith('did you mean "loss"?')
 
 
 def test_tags_and_a_note_survive_and_go_with_the_job(start_daemon, spec, play):

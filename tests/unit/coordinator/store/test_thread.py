@@ -8,8 +8,8 @@ import threading
 import pytest
 import structlog
 
-import dtd.coordinator.store.thread as module
-from dtd.coordinator.store.thread import StoreThread, Turn
+import dtd.coordinator.store.database as module
+from dtd.coordinator.store.database import StoreThread, Turn
 
 
 async def test_a_job_does_not_wait_behind_incidents():

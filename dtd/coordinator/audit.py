@@ -25,7 +25,6 @@ import functools
 import json
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -38,7 +37,7 @@ from dtd.cluster.figures import page
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import DtdError, RequestRefused
-from dtd.net.limits import Allowance
+from dtd.net.limits import Allowance, Pacing
 from dtd.security.identity import STRANGER, Identity
 from dtd.shown import one_line
 from dtd.wire import messages as m
@@ -543,9 +542,9 @@ class RefusalBudget:
     """
 
     def __init__(self) -> None:
-        self._callers: OrderedDict[str, Allowance] = OrderedDict()
-        self._skipped: dict[str, int] = {}
+        self._callers = Pacing(rate_per_s=1 / REFUSAL_EVERY_S, burst=REFUSALS_AT_ONCE - 1)
         self._all = Allowance(1 / ALL_REFUSALS_EVERY_S, ALL_REFUSALS_AT_ONCE)
+        self._skipped: dict[str, int] = {}
 
     def spend(self, caller: str, now: float) -> int | None:
         """Count one more refusal of this caller.
@@ -553,13 +552,10 @@ class RefusalBudget:
         Returns:
             None when it is not to be entered, else the number of earlier ones that were not.
         """
-        own = self._callers.pop(caller, None) or Allowance(1 / REFUSAL_EVERY_S, REFUSALS_AT_ONCE)
-        self._callers[caller] = own
-        while len(self._callers) > MAX_CALLERS:
-            forgotten, _ = self._callers.popitem(last=False)
-            self._skipped.pop(forgotten, None)
-        if own.left(now) < 1 or not self._all.takes(1, now):
-            self._skipped[caller] = self._skipped.get(caller, 0) + 1
-            return None
-        own.spend(1, now)
-        return self._skipped.pop(caller, 0)
+        skipped = self._skipped.pop(caller, 0)
+        if not self._callers.wait_s(caller, now) and self._all.takes(1, now):
+            return skipped
+        self._skipped[caller] = skipped + 1
+        if len(self._skipped) > MAX_CALLERS:
+            del self._skipped[next(iter(self._skipped))]
+        return None

@@ -35,7 +35,8 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.pools import Pools
 from dtd.cluster.records import CoordinatorIdentity, Job
-from dtd.cluster.status import EndedJob
+from dtd.cluster.state import ClusterState
+from dtd.cluster.status import EndedJob, status_of
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit import AuditFile, AuditLog, Caller
 from dtd.coordinator.containment import Containment, DiagnosticsCollector, GuardedCore
@@ -196,6 +197,17 @@ class Core:
     def news(self) -> asyncio.Event:
         """Is set by the next incident."""
         return self._news
+
+    def status(self, cluster: ClusterState, **more: Any) -> dict[str, Any]:
+        """A cluster's state, with what `dtd.cluster.status.status_of` is told besides."""
+        return status_of(
+            cluster,
+            address=self.address,
+            uptime_s=time.monotonic() - self.started_s,
+            version=__version__,
+            now=self.now,
+            **more,
+        )
 
     # --- effects, in the order in which they were decided ----------------------------------------
     #

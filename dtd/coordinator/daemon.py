@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from dtd.address import SocketPath
 from dtd.cluster import pools
 from dtd.cluster.events import Submitted, WorkerLost
 from dtd.cluster.state import ClusterState
-from dtd.cluster.status import Beside, status_of
+from dtd.cluster.status import Beside
 from dtd.config import CoordinatorConfig
 from dtd.coordinator import requests
 from dtd.coordinator.coordinator import Coordinator
@@ -141,15 +140,8 @@ class Daemon:
         figures.reports_dropped = coordinator.reports.dropped()
         figures.certificate_expires_s = coordinator.renewals.own_expires_s or None
         clusters = coordinator.membership.clusters()
-        status = status_of(
-            clusters[0],
-            explain="",
-            address=coordinator.address,
-            uptime_s=time.monotonic() - coordinator.started_s,
-            version=__version__,
-            now=coordinator.now,
-            beside=Beside(clusters=clusters[1:]),
-        )
+        beside = Beside(clusters=clusters[1:])
+        status = coordinator.status(clusters[0], explain="", beside=beside)
         return clusters, status
 
     # --- connections (`dtd.net.link.LinkHandler`) ---------------------------------------------

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import uvloop
 
@@ -38,48 +38,7 @@ from dtd.streams import fit_streams
 # --- commands on a state directory ---------------------------------------------------------------
 
 
-def _backup(state_dir: Path, file: Path) -> str:
-    size_bytes = back_up(state_dir, file)
-    return (
-        f"{file}: {size_bytes} bytes, the state of {state_dir}; it holds the cluster's keys, so"
-        " keep it where only you can read it"
-    )
-
-
-def _restore(state_dir: Path, file: Path) -> str:
-    restore(file, state_dir)
-    return (
-        f"{state_dir}: restored; start it with `dtd-coordinator --state-dir {state_dir}`, and let"
-        " no coordinator of the original store run any more.  Tokens in the backup are void; hosts"
-        " that joined after it must join again; what was "
-        "revoked after it must be revoked again: see `dtdctl credentials`"
-    )
-
-
-INIT: Final = "init"
-
-
-class Command(NamedTuple):
-    """A command on a state directory.
-
-    Attributes:
-        run: runs it on the directory and the file that is named; returns what to print.
-        description: of its help.
-    """
-
-    run: Callable[[Path, Path], str]
-    description: str
-
-
-COMMANDS: Final[dict[str, Command]] = {
-    "backup": Command(
-        _backup, "Write the coordinator's state to FILE; the coordinator may be running."
-    ),
-    "restore": Command(_restore, "Restore a backup into an empty state directory."),
-}
-
-
-def run_init(arguments: Sequence[str]) -> int:
+def run_init(arguments: Sequence[str]) -> None:
     """Make state directory and authority unless they are there; print the join command.
 
     Raises:
@@ -111,28 +70,53 @@ def run_init(arguments: Sequence[str]) -> int:
         sys.stderr.write("the first token was revoked; create another with `dtdctl token create`\n")
     else:
         sys.stdout.write(f"dtd-worker join {token.word()}\n")
-    return 0
 
 
-def run_command(arguments: Sequence[str]) -> int:
-    """Run one of `COMMANDS`; returns the exit code.
-
-    Raises:
-        DtdError: it failed; the sentence is for the person who typed it.
-    """
-    name = arguments[0]
-    if name == INIT:
-        return run_init(arguments[1:])
-    command = COMMANDS[name]
-    parser = argparse.ArgumentParser(
-        prog=f"dtd-coordinator {name}", description=command.description
-    )
+def _directory_and_file(name: str, description: str, arguments: Sequence[str]) -> tuple[Path, Path]:
+    parser = argparse.ArgumentParser(prog=f"dtd-coordinator {name}", description=description)
     parser.add_argument("file", metavar="FILE", type=Path)
     add_flags(parser, CoordinatorConfig, "state_dir")
-    given = parser.parse_args(arguments[1:])
-    config = load_coordinator_config(vars(given), os.environ)
-    sys.stderr.write(f"{command.run(config.state_dir, given.file.absolute())}\n")
-    return 0
+    given = parser.parse_args(arguments)
+    return load_coordinator_config(vars(given), os.environ).state_dir, given.file.absolute()
+
+
+def run_backup(arguments: Sequence[str]) -> None:
+    """Write the state to a file.
+
+    Raises:
+        DtdError: it failed.
+    """
+    what = "Write the coordinator's state to FILE; the coordinator may be running."
+    state_dir, file = _directory_and_file("backup", what, arguments)
+    size_bytes = back_up(state_dir, file)
+    sys.stderr.write(
+        f"{file}: {size_bytes} bytes, the state of {state_dir}; it holds the cluster's keys, so"
+        " keep it where only you can read it\n"
+    )
+
+
+def run_restore(arguments: Sequence[str]) -> None:
+    """Restore a backup.
+
+    Raises:
+        DtdError: it failed.
+    """
+    what = "Restore a backup into an empty state directory."
+    state_dir, file = _directory_and_file("restore", what, arguments)
+    restore(file, state_dir)
+    sys.stderr.write(
+        f"{state_dir}: restored; start it with `dtd-coordinator --state-dir {state_dir}`, and let"
+        " no coordinator of the original store run any more.  Tokens in the backup are void; hosts"
+        " that joined after it must join again; what was "
+        "revoked after it must be revoked again: see `dtdctl credentials`\n"
+    )
+
+
+COMMANDS: Final[dict[str, Callable[[Sequence[str]], None]]] = {
+    "init": run_init,
+    "backup": run_backup,
+    "restore": run_restore,
+}
 
 
 # --- the process ---------------------------------------------------------------------------------
@@ -231,8 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fit_streams()
     try:
         require_linux()
-        if given and given[0] in (*COMMANDS, INIT):
-            return run_command(given)
+        if given and given[0] in COMMANDS:
+            COMMANDS[given[0]](given[1:])
+            return 0
         config = load_coordinator_config(vars(_parse(given)), os.environ)
         raise_file_limit()
         give_back_freed_memory()

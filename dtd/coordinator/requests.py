@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
 
-from dtd import __version__
 from dtd.cluster.checkpoints import VERIFIED
-from dtd.cluster.status import status_of
 from dtd.coordinator.audit import Caller
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.core import Core, checkpoint_resource
@@ -32,16 +29,13 @@ STEP_TIMES: Final = ("step_s", "data_s", "compute_s", "exposed_s", "optimizer_s"
 
 async def status(core: Core, _caller: Caller, _request: m.GetStatus) -> dict[str, Any]:
     """Answer GET_STATUS."""
-    return status_of(
-        core.membership.cluster,
-        explain=core.membership.explain(),
-        address=core.address,
-        uptime_s=time.monotonic() - core.started_s,
-        version=__version__,
-        now=core.now,
+    membership = core.membership
+    return core.status(
+        membership.cluster,
+        explain=membership.explain(),
         last_job=core.last_job,
         diagnostics=core.diagnostics.listing(),
-        beside=core.membership.beside(),
+        beside=membership.beside(),
     )
 
 

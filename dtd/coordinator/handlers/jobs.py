@@ -61,38 +61,47 @@ async def submit(core: Core, request: m.SubmitJob) -> dict[str, Any]:
     await core.weights.check(request.weights)
     if request.weights and request.from_job:
         raise RequestRefused("a job starts either from another job or from a file of weights")
-    begins: dict[str, Any] = {}
-    mode = from_identity = ""
-    step = 0
-    if request.from_job:
-        parent = await core.known_job(request.from_job)
-        mode = origin_mode(request.from_mode, parent["state"])
-        step = await _starting_step(core, request)
-        differs = differences(parent["spec"], job.to_mapping(spec))
-        if mode == RESUME:
-            check_same_course(differs, request.from_job)
-            _ends_later(spec, step, parent)
-        begins = {"from_mode": mode, "from_step": step, "differs": [list(d) for d in differs]}
-        from_identity = parent["identity"]
+    origin, begins = await _origin(core, request, spec) if request.from_job else ({}, {})
     job_id = core.new_job_id(spec.job.name)
     here, settings = core.membership.home.cluster.identity, job.to_mapping(spec)
     submitted = Job(
         id=job_id,
         spec=settings,
         identity=identity_of(here.store_id, int(time.time()), job_id, settings),
-        from_identity=from_identity,
-        from_job=request.from_job,
-        from_step=request.from_step,
-        from_newest=0 if request.from_step else step,
-        from_mode=mode,
         package=request.package,
         weights=request.weights,
         strict=request.strict,
+        **origin,
     )
     _check_size(submitted)
     core.handle(Submitted(job=submitted))
     await core.settled()
     return {"job": job_id, **begins}
+
+
+async def _origin(
+    core: Core, request: m.SubmitJob, spec: job.JobSpec
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a job starts from: fields of the job, and what the answer says of it."""
+    parent = await core.known_job(request.from_job)
+    mode = origin_mode(request.from_mode, parent["state"])
+    step = await _starting_step(core, request)
+    differs = differences(parent["spec"], job.to_mapping(spec))
+    if mode == RESUME:
+        check_same_course(differs, request.from_job)
+        _ends_later(spec, step, parent)
+    origin = {
+        "from_identity": parent["identity"],
+        "from_job": request.from_job,
+        "from_step": request.from_step,
+        "from_newest": 0 if request.from_step else step,
+        "from_mode": mode,
+    }
+    return origin, {
+        "from_mode": mode,
+        "from_step": step,
+        "differs": [list(one) for one in differs],
+    }
 
 
 async def wait(core: Core, _caller: Caller, request: m.WaitJob) -> dict[str, Any]:

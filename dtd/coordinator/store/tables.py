@@ -254,14 +254,11 @@ class SweepTables:
 
     def sweep(self, number: int) -> dict[str, Any] | None:
         """Return a stored sweep, without its trials."""
-        for row in self._database.read("SELECT * FROM sweeps WHERE number = ?", number):
-            return {**dict(row), "spec": json.loads(row["spec"])}
-        return None
+        return next(iter(self._rows("SELECT * FROM sweeps WHERE number = ?", number)), None)
 
     def open_sweeps(self) -> list[dict[str, Any]]:
         """The sweeps that have not ended, oldest first."""
-        rows = self._database.read("SELECT * FROM sweeps WHERE ended_s IS NULL ORDER BY number")
-        return [{**dict(row), "spec": json.loads(row["spec"])} for row in rows]
+        return self._rows("SELECT * FROM sweeps WHERE ended_s IS NULL ORDER BY number")
 
     def listed(self) -> list[dict[str, Any]]:
         """The newest sweeps, newest first, with how many trials each has."""
@@ -269,7 +266,10 @@ class SweepTables:
             "SELECT sweeps.*, (SELECT COUNT(*) FROM trials WHERE sweep = sweeps.number) AS begun"
             " FROM sweeps ORDER BY number DESC LIMIT ?"
         )
-        rows = self._database.read(query, MAX_LISTED)
+        return self._rows(query, MAX_LISTED)
+
+    def _rows(self, query: str, *values: int) -> list[dict[str, Any]]:
+        rows = self._database.read(query, *values)
         return [{**dict(row), "spec": json.loads(row["spec"])} for row in rows]
 
     def trials(self, number: int) -> list[Trial]:

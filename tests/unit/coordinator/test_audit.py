@@ -24,7 +24,7 @@ from dtd.coordinator.audit import (
     about,
     audited,
 )
-from dtd.coordinator.main import run_command
+from dtd.coordinator.main import run_backup, run_restore
 from dtd.errors import RequestRefused
 from dtd.security.permissions import VIEWER_MAY
 from dtd.wire import fields
@@ -141,8 +141,8 @@ def test_what_failed_is_entered_as_failed(daemon, monkeypatch):
 def test_a_restore_is_entered(daemon, spec, state_dir, tmp_path):
     backup, restored = tmp_path / "b.tar", tmp_path / "restored"
     daemon.ask(m.SubmitJob(spec=spec))
-    assert run_command(["backup", str(backup), "--state-dir", str(state_dir)]) == 0
-    assert run_command(["restore", str(backup), "--state-dir", str(restored)]) == 0
+    run_backup([str(backup), "--state-dir", str(state_dir)])
+    run_restore([str(backup), "--state-dir", str(restored)])
     found = AuditFile(restored).page(0)["entries"]
     assert [one["what"] for one in found] == ["SUBMIT_JOB", "SUBMIT_JOB", "RESTORE"]
 

@@ -173,7 +173,7 @@ def test_a_request_that_fails_is_answered(daemon, monkeypatch):
     def fail(*_arguments, **_more):
         raise KeyError("a defect")
 
-    monkeypatch.setattr("dtd.coordinator.requests.status_of", fail)
+    monkeypatch.setattr("dtd.coordinator.core.status_of", fail)
     with pytest.raises(RequestRefused, match="the coordinator failed at answering GET_STATUS"):
         daemon.ask(m.GetStatus())
     monkeypatch.undo()

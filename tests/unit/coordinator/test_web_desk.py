@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -260,3 +262,49 @@ def test_sessions_outlive_the_coordinator_but_not_what_they_were_given_for(
     fourth = WebDaemon(loop_thread, state_dir, web=address)
     assert local.ask("GET", "/api/me")[0] == 401
     fourth.stop()
+
+
+def test_beyond_this_host_it_is_https_with_the_clusters_certificate(
+    loop_thread: Any, state_dir: Path
+) -> None:
+    served = WebDaemon(loop_thread, state_dir, web=Address("0.0.0.0", 0))
+    told = served.ask(m.OpenWeb())
+    port = int(told["url"].rstrip("/").rpartition(":")[2])
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    secured = http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE_S, context=context)
+    own = {"Origin": f"https://127.0.0.1:{port}", "Content-Type": "application/json"}
+    secured.request("POST", "/api/login", json.dumps({"word": told["code"]}), own)
+    shown = secured.sock.getpeercert(binary_form=True)
+    assert hashlib.sha256(shown).hexdigest() == told["certificate_sha256"]
+    answer = secured.getresponse()
+    cookie = str(answer.getheader("Set-Cookie"))
+    assert answer.status == 200
+    assert cookie.startswith("__Host-dtd_session_")
+    assert "secure" in cookie.lower()
+    plain = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    plain.request("GET", "/")
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        plain.getresponse()
+    secured.close()
+    plain.close()
+    served.stop()
+
+
+def test_live_data_is_sent_to_those_who_are_logged_in(
+    served: WebDaemon, open_browser: Callable[[], Browser]
+) -> None:
+    browser = open_browser()
+    browser.log_in(served.ask(m.OpenWeb())["code"])
+    connection = http.client.HTTPConnection(browser.host, timeout=PATIENCE_S)
+    headers = {"Cookie": browser.cookie, "X-Dtd-Key": browser.key}
+    connection.request("GET", "/api/live", headers=headers)
+    answer = connection.getresponse()
+    assert answer.getheader("Content-Type") == "text/event-stream"
+    assert "default-src 'none'" in str(answer.getheader("Content-Security-Policy"))
+    topics = set()
+    while not {"status", "figures"} <= topics:
+        line = answer.readline().decode()
+        if line.startswith("event: "):
+            topics.add(line.removeprefix("event: ").strip())
+    connection.close()

@@ -24,9 +24,8 @@ from typing import Any, Final
 import safetensors.numpy
 
 from dtd.checkpoint.format import read_manifest
-from dtd.checkpoint.retention import Rules
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
-from dtd.checkpoint.writer import CheckpointWriter, Draft, Drafts, Failure, RawTensor
+from dtd.checkpoint.writer import CheckpointWriter, Draft, Drafts, Failure, RawTensor, Rules
 
 NOT_SAVED: Final = 3
 NOBODY: Final = 65534

@@ -7,7 +7,9 @@ Either way they are read once into one array of bytes; fetching a batch is then 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from dtd.engine.sampler import row_key
-from dtd.tasks.archives import open_archive
-from dtd.tasks.arguments import require_positive
-from dtd.tasks.classification import classification_loss, classification_metrics
-from dtd.tasks.image_folder import class_names, load_image_folder
-from dtd.tasks.resnet import ResNet18
+from dtd.errors import TaskError
+from dtd.tasks import require_positive
+from dtd.tasks.classification import classification_loss, classification_metrics, open_archive
 
 _SIZE = 32
 _MEAN = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
@@ -163,3 +164,154 @@ def _draws(
     right = ((keys >> np.uint64(16) & np.uint64(0xFFFF)) % shifts).astype(np.int64)
     flip = (keys >> np.uint64(32) & np.uint64(1)).astype(np.bool_)
     return down, right, flip
+
+
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
+
+
+def class_names(folder: Path) -> list[str]:
+    """Sorted names of the class folders.
+
+    Raises:
+        TaskError: there is none.
+    """
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    except OSError as error:
+        raise TaskError(
+            f"the image folder {folder.absolute()} cannot be read: {error.strerror}",
+            remedy="it should hold one folder for each class",
+        ) from error
+    if not names:
+        raise TaskError(
+            f"the image folder {folder.absolute()} holds no class",
+            remedy="put each class's images into a folder of its own",
+        )
+    return names
+
+
+def load_image_folder(
+    folder: Path, classes: Sequence[str], size: int
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """All images, (rows, size, size, 3), and their class numbers, in the order of their names.
+
+    Raises:
+        TaskError: the classes are not `classes`, there is no image, or one cannot be used.
+    """
+    found = class_names(folder)
+    if found != list(classes):
+        odd = ", ".join(sorted(set(found) ^ set(classes)))
+        raise TaskError(
+            f"the classes under {folder.absolute()} are not those of the training images: {odd}",
+            remedy="train/ and test/ must hold the same class folders",
+        )
+    paths, labels = _listing(folder, classes)
+    images = np.empty((len(paths), size, size, 3), dtype=np.uint8)
+    _decode_all(paths, images)
+    return images, np.array(labels, dtype=np.int64)
+
+
+def _listing(folder: Path, classes: Sequence[str]) -> tuple[list[Path], list[int]]:
+    paths: list[Path] = []
+    labels: list[int] = []
+    for number, name in enumerate(classes):
+        inside = sorted(p for p in (folder / name).iterdir() if p.suffix.lower() in _SUFFIXES)
+        paths += inside
+        labels += [number] * len(inside)
+    if not paths:
+        raise TaskError(
+            f"the image folder {folder.absolute()} holds no .jpg or .png image",
+            remedy="set data in the [task] table to the folder that holds train/ and test/",
+        )
+    return paths, labels
+
+
+def _decode_all(paths: Sequence[Path], images: npt.NDArray[np.uint8]) -> None:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise TaskError(
+            "reading an image folder needs the package pillow", remedy="type: pip install pillow"
+        ) from error
+
+    def decode(number: int) -> None:
+        path = paths[number]
+        try:
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise TaskError(
+                f"the image {path.absolute()} cannot be decoded: {error}",
+                remedy="replace or remove the file",
+            ) from error
+        if pixels.shape != images.shape[1:]:
+            height, width, _ = pixels.shape
+            wanted = f"{images.shape[2]}x{images.shape[1]}"
+            raise TaskError(
+                f"the image {path.absolute()} is {width}x{height}, not {wanted}",
+                remedy=f"resize it to {wanted}",
+            )
+        images[number] = pixels
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(decode, range(len(paths)), chunksize=64):
+            pass  # a failed decode is raised here
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and the way around them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _conv3x3(inputs, outputs, stride)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = _conv3x3(outputs, outputs, 1)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False),
+                nn.BatchNorm2d(outputs),
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, inputs, h, w) -> (rows, outputs, h / stride, w / stride)."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        return F.relu(y + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """The whole network.
+
+    Args:
+        classes: number of outputs.
+        width: channels of the first stage; 64 is the published network.
+    """
+
+    def __init__(self, *, classes: int = 10, width: int = 64) -> None:
+        super().__init__()
+        self.stem = _conv3x3(3, width, 1)
+        self.norm = nn.BatchNorm2d(width)
+        self.stages = nn.Sequential(
+            _stage(width, width, stride=1),
+            _stage(width, 2 * width, stride=2),
+            _stage(2 * width, 4 * width, stride=2),
+            _stage(4 * width, 8 * width, stride=2),
+        )
+        self.head = nn.Linear(8 * width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(rows, 3, 32, 32) -> (rows, classes)."""
+        x = F.relu(self.norm(self.stem(images)))
+        x = self.stages(x)
+        logits: Tensor = self.head(x.mean(dim=(2, 3)))
+        return logits
+
+
+def _stage(inputs: int, outputs: int, *, stride: int) -> nn.Sequential:
+    return nn.Sequential(Block(inputs, outputs, stride), Block(outputs, outputs, 1))
+
+
+def _conv3x3(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)

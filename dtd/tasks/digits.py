@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dtd.engine.sampler import permuted_row
 from dtd.errors import TaskError
-from dtd.tasks.arguments import require_positive
+from dtd.tasks import require_positive
 from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
 
 _TEST_ROWS = 359

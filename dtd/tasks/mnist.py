@@ -7,9 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtd.tasks.archives import open_archive
-from dtd.tasks.arguments import require_positive
-from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
+from dtd.tasks import require_positive
+from dtd.tasks.classification import (
+    MemoryRows,
+    classification_loss,
+    classification_metrics,
+    open_archive,
+)
 
 _MEAN, _SPREAD = 0.1307, 0.3081
 """Mean and standard deviation of all training pixels, on a scale of 0..1."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from dtd.errors import TaskError
-from dtd.tasks.arguments import require_positive
+from dtd.tasks import require_positive
 
 _FEATURES = 32
 """Numbers stored for a row; the model's input repeats them to its own width."""

@@ -28,7 +28,7 @@ from dtd.shown import counted
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.local_state import ResidualHandoff
 from dtd.train.agreement import agree, compare_moving, exchange, gather_aside, record_progress
-from dtd.train.early_stop import judge
+from dtd.train.evaluation import judge
 from dtd.train.malloc_tuning import mapped_blocks, return_freed_memory
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
 from dtd.train.session import JobSession

@@ -42,13 +42,12 @@ from dtd.engine.sampler import Position
 from dtd.errors import CheckpointError
 from dtd.job.identity import folder_of
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.bulk import copy_into
 from dtd.train.plan import JobPlan
 from dtd.train.record import HeldState, InitFrom, Reporter
 from dtd.train.state.load import load_state, own_entries
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import DTYPES, MODEL, OPTIMIZER, digest_of
-from dtd.train.state.weights import contradiction, named_groups, plain_name
+from dtd.train.state.weights import contradiction, copy_into, named_groups, plain_name
 
 Pieces = dict[str, list[tuple[int, int, Tensor]]]
 """By name of a sharded tensor: (start, stop, values) of pieces of the flattened tensor."""

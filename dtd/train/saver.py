@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from dtd.checkpoint.format import FORMAT, PART_FORMAT, Manifest, Progress, checkpoint_name
-from dtd.checkpoint.retention import rules_of
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE, HeldTensor, Part, placed
-from dtd.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor
+from dtd.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor, rules_of
 from dtd.cluster.branches import Branch
 from dtd.engine.digests import DeferredDigest
 from dtd.engine.shards import WHOLE, ShardSet
@@ -35,7 +34,6 @@ from dtd.job.identity import folder_of
 from dtd.shown import shown_bytes
 from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.bulk import copied_to_host
 from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.memory import available_memory
 from dtd.train.record import CheckpointRecord, Reporter, WarningThrottle
@@ -52,7 +50,7 @@ from dtd.train.state.tensors import (
     shard_digests,
     state_digest,
 )
-from dtd.train.state.weights import model_tensors
+from dtd.train.state.weights import copied_to_host, model_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

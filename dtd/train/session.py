@@ -27,8 +27,7 @@ from dtd.train.data.loader import Loader
 from dtd.train.data.rows import UsedRows, seed_generators
 from dtd.train.data.sampling import Order, order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
-from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
-from dtd.train.evaluation import Evaluator
+from dtd.train.evaluation import EarlyStop, Evaluator, check_evaluated, why_it_ends
 from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.memory import MemoryMeter, check_room, state_size
 from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of

@@ -38,8 +38,7 @@ from dtd.rules import did_you_mean
 from dtd.strategy.buckets import cleared
 from dtd.strategy.sharded.memory import Region, overlap
 from dtd.train.data.rows import NO_STEP, draw_key, kept_random_state, seed_generators
-from dtd.train.early_stop import NOTHING_SEEN, judge
-from dtd.train.evaluation import Evaluator
+from dtd.train.evaluation import NOTHING_SEEN, Evaluator, judge
 from dtd.train.model_setup import Sample, autocast
 from dtd.train.optimizer import hook_tables
 from dtd.train.plan import JobPlan

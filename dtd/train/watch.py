@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import TaskError
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.bulk import add_to_hash
-from dtd.train.state.weights import has_extra_state, persistent_buffers, plain_name
+from dtd.train.state.weights import add_to_hash, has_extra_state, persistent_buffers, plain_name
 
 
 class Structure:

@@ -17,12 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dtd.tasks.chargpt import CharGpt, TextWindows
-from dtd.tasks.cifar10 import ImageRows
+from dtd.tasks.chargpt import CharGpt, TextWindows, Transformer
+from dtd.tasks.cifar10 import ImageRows, ResNet18
 from dtd.tasks.classification import classification_loss
-from dtd.tasks.resnet import ResNet18
 from dtd.tasks.synthetic import MadeUpRows, Synthetic
-from dtd.tasks.transformer import Transformer
 
 _ROWS: Final = 2048
 _CLASSES: Final = 10

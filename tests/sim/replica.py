@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from dtd.checkpoint.format import checkpoint_name
-from dtd.checkpoint.retention import Rules, retain
+from dtd.checkpoint.writer import Rules, retain
 from dtd.cluster.branches import Branch
 from dtd.engine.sampler import Ledger
 from dtd.engine.shards import ShardSet

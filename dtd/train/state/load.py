@@ -31,8 +31,7 @@ from dtd.errors import CheckpointError
 from dtd.shown import shown
 from dtd.strategy.nested import decoded, mapped, tensor_names
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.bulk import copy_into
-from dtd.train.early_stop import EarlyStop
+from dtd.train.evaluation import EarlyStop
 from dtd.train.record import StateImage
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (
@@ -54,7 +53,7 @@ from dtd.train.state.tensors import (
     named_tensors,
     on_host,
 )
-from dtd.train.state.weights import differs_from_fixed, model_tensors, plain_name
+from dtd.train.state.weights import copy_into, differs_from_fixed, model_tensors, plain_name
 
 REMEDY: Final = "use the optimizer that made it, or take over its weights only (--weights-from)"
 _SCALARS: Final = ("step",)

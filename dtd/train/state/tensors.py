@@ -36,9 +36,8 @@ from dtd.engine.shards import ShardSet
 from dtd.errors import TaskError
 from dtd.strategy.nested import encoded
 from dtd.strategy.sharded.state import ShardedState
-from dtd.train.bulk import add_to_hash
 from dtd.train.state.replica import Replica
-from dtd.train.state.weights import model_tensors, plain_name
+from dtd.train.state.weights import add_to_hash, model_tensors, plain_name
 
 MODEL = "model."
 AVERAGE = "ema."

@@ -12,6 +12,9 @@ every update each average moves towards its parameter; after the first it is the
 torch.optim.swa_utils.AveragedModel.  They are float32, or float64 where the parameter is, and cover
 what is trained: running buffers are averages already.  They change with a commit only, so a redone
 step moves them once.  Evaluations are of the averages.
+
+Tensors are copied and hashed in pieces: a large one may exceed any fixed time limit, so `progress`
+is called after each.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import safetensors.torch
 import torch
@@ -29,7 +32,6 @@ from torch import Tensor, nn
 from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import CheckpointError, TaskError
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.bulk import copy_into
 
 _WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 """Under these names torch's wrappers hold the module that they wrap."""
@@ -306,3 +308,50 @@ class Averages:
             )
         for name, average in self.named.items():
             copy_into(average, given[name], progress)
+
+
+PIECE_BYTES: Final = 64 << 20
+
+
+class Hash(Protocol):
+    """A hash to which content is added."""
+
+    def update(self, content: memoryview, /) -> None:
+        """Add content."""
+        ...
+
+
+def add_to_hash(content: Hash, tensor: Tensor, progress: Progress) -> None:
+    """Add the elements of a tensor on any device, as the bytes of a contiguous one."""
+    for piece in _pieces(tensor.detach().reshape(-1)):
+        content.update(tensor_bytes(piece.cpu().contiguous()))
+        progress()
+
+
+def copied_to_host(tensor: Tensor, progress: Progress) -> Tensor:
+    """Return a contiguous copy in newly allocated host memory; same shape and dtype."""
+    source = tensor.detach()
+    if not source.is_contiguous():
+        source = source.contiguous()
+    copy = torch.empty(source.shape, dtype=source.dtype, device="cpu")
+    copy_into(copy, source, progress)
+    return copy
+
+
+def copy_into(target: Tensor, source: Tensor, progress: Progress) -> None:
+    """Copy elements between tensors of the same shape, on any devices."""
+    if not (target.is_contiguous() and source.is_contiguous()):
+        target.copy_(source)
+        progress()
+        return
+    into, pieces = _pieces(target.view(-1)), _pieces(source.view(-1))
+    for to, piece in zip(into, pieces, strict=True):
+        to.copy_(piece)
+        progress()
+
+
+def _pieces(flat: Tensor) -> Iterator[Tensor]:
+    """Yield contiguous parts of a one-dimensional tensor; at least one."""
+    length = max(1, PIECE_BYTES // flat.element_size())
+    for start in range(0, max(1, flat.numel()), length):
+        yield flat[start : start + length]

@@ -18,9 +18,8 @@ from dtd.checkpoint.format import (
     parse_name,
     verify,
 )
-from dtd.checkpoint.retention import Rules
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
-from dtd.checkpoint.writer import CheckpointWriter
+from dtd.checkpoint.writer import CheckpointWriter, Rules
 from dtd.errors import CheckpointError
 
 

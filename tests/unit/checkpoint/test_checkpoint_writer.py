@@ -12,13 +12,13 @@ import safetensors.numpy
 
 import dtd.checkpoint.writer as writer_module
 from dtd.checkpoint.format import PART_FORMAT, checkpoint_name, list_checkpoints, verify
-from dtd.checkpoint.retention import Rules
 from dtd.checkpoint.tensor_file import MODEL_FILE, Part
 from dtd.checkpoint.writer import (
     CheckpointWriter,
     Failure,
     Published,
     RawTensor,
+    Rules,
     write_safetensors,
 )
 from tests.shards import held_shards

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtd.checkpoint.format import checkpoint_name, list_checkpoints
-from dtd.checkpoint.retention import Rules, best_checkpoint, retain, rules_of
+from dtd.checkpoint.writer import Rules, best_checkpoint, retain, rules_of
 from dtd.cluster.branches import Branch
 from dtd.job import parse_job
 

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from dtd.errors import TaskError
-from dtd.tasks.cifar10 import Cifar10
-from dtd.tasks.image_folder import class_names, load_image_folder
+from dtd.tasks.cifar10 import Cifar10, class_names, load_image_folder
 
 
 def paint(path: Path, colour: tuple[int, int, int], size: int = 32) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from dtd.tasks.resnet import ResNet18
+from dtd.tasks.cifar10 import ResNet18
 
 
 def test_it_is_the_published_network() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from dtd.tasks.transformer import Transformer
+from dtd.tasks.chargpt import Transformer
 
 
 def small(dropout: float = 0.0) -> Transformer:

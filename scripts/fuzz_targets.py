@@ -17,13 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.address import Address
-from dtd.checkpoint.format import (
-    MANIFEST_FILE,
-    FileInfo,
-    Manifest,
-    encode_manifest,
-    read_manifest,
-)
+from dtd.checkpoint.format import MANIFEST_FILE, Manifest, encode_manifest, read_manifest
+from dtd.checkpoint.tensor_file import FileInfo
 from dtd.errors import CheckpointError, ConfigError, TaskError, UsageError
 from dtd.packages.archive import unpack
 from dtd.security.credential import Credential

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import xxhash
 
@@ -20,7 +21,6 @@ from dtd.checkpoint.choice import missing
 from dtd.checkpoint.format import (
     FORMAT,
     MANIFEST_FILE,
-    FileInfo,
     Manifest,
     Progress,
     canonical_json,
@@ -30,8 +30,7 @@ from dtd.checkpoint.format import (
     part_files,
     verify,
 )
-from dtd.checkpoint.merge import FileMerge, PartFiles
-from dtd.checkpoint.tensor_file import FILES, TensorInfo
+from dtd.checkpoint.tensor_file import FILES, FileMerge, PartFiles, TensorInfo
 from dtd.checkpoint.writer import Drafts
 from dtd.durable import make_directory, sync_directory
 from dtd.engine.shards import ShardSet
@@ -160,7 +159,7 @@ def _write(
         part=None,
         state=state,
         digest=digest.hexdigest(),
-        files={n: FileInfo(size_bytes=f.size_bytes, hash=f.hash) for n, f in written.items()},
+        files=written,
     )
     with (draft / MANIFEST_FILE).open("xb") as stream:
         stream.write(encode_manifest(manifest))
@@ -180,3 +179,46 @@ def _begun_digest(
     digest = xxhash.xxh3_128()
     digest.update(canonical_json([listed, state]))
     return digest
+
+
+Result = TypeVar("Result")
+
+MOST_TRIES: Final = 8
+"""Most merges that are tried: each reads all parts."""
+
+
+def settled(
+    merge: Callable[[frozenset[str]], Result], distrust: Callable[[str], Any]
+) -> tuple[Result, frozenset[str]]:
+    """Merge parts, without some of them if need be.
+
+    Args:
+        merge: merges parts, none of them of the workers that it is given.
+        distrust: how little a worker's part is trusted, as a key to sort by.
+
+    Returns:
+        the merged result, and the workers whose parts were left out.
+
+    Raises:
+        PartsDiffer: nothing can be merged however they are chosen; tells of the first two.
+        CheckpointError: it cannot be merged for another reason.
+    """
+    left = deque([frozenset[str]()])
+    known = {frozenset[str]()}
+    first: PartsDiffer | None = None
+    while left:
+        without = left.popleft()
+        try:
+            return merge(without), without
+        except PartsDiffer as error:
+            first = first or error
+            for name in sorted(error.holders, key=distrust, reverse=True):
+                more = without | {name}
+                if more not in known and len(known) < MOST_TRIES:
+                    known.add(more)
+                    left.append(more)
+        except CheckpointError:
+            if first is None:
+                raise
+    assert first is not None, "nothing was tried"
+    raise first

@@ -25,13 +25,15 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from dtd.checkpoint.merge import FileMerge, PartFiles
 from dtd.checkpoint.tensor_file import (
     AVERAGES_FILE,
     FILES,
     MODEL_FILE,
     OPTIMIZER_FILE,
+    FileInfo,
+    FileMerge,
     Part,
+    PartFiles,
     TensorFile,
     placed,
 )
@@ -55,14 +57,6 @@ ORIGIN: Final = "origin"
 
 _NAME = re.compile(r"g(\d{6,})-s(\d{9,})")
 _MAX_MANIFEST_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileInfo:
-    """Size and xxh3-128 of one file."""
-
-    size_bytes: int
-    hash: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +211,7 @@ def verify(path: Path, progress: Progress = no_progress) -> Manifest:
 
 
 def part_files(path: Path, manifest: Manifest, holder: str) -> PartFiles:
-    """The files of a part, for `dtd.checkpoint.merge`.
+    """The files of a part, for `FileMerge`.
 
     Args:
         path: its directory.

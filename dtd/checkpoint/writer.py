@@ -39,7 +39,6 @@ from dtd.checkpoint.format import (
     MANIFEST_FILE,
     ORIGIN,
     TEMPORARY,
-    FileInfo,
     Manifest,
     checkpoint_name,
     encode_manifest,
@@ -48,7 +47,7 @@ from dtd.checkpoint.format import (
     read_manifest,
     verify,
 )
-from dtd.checkpoint.tensor_file import TensorInfo, encode_header
+from dtd.checkpoint.tensor_file import FileInfo, TensorInfo, encode_header
 from dtd.cluster.branches import Branch, is_left
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError

@@ -14,9 +14,9 @@ from typing import Any, Final
 from xxhash import xxh3_64_hexdigest
 
 from dtd.address import Address
+from dtd.checkpoint.assemble import settled
 from dtd.checkpoint.choice import fewest, missing, part_of
-from dtd.checkpoint.merge import FileMerge, PartFiles, settled
-from dtd.checkpoint.tensor_file import Part
+from dtd.checkpoint.tensor_file import FileMerge, Part, PartFiles
 from dtd.errors import CheckpointError, UsageError
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient, file_digest

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from dtd.checkpoint.format import (
     ORIGIN,
-    FileInfo,
     Found,
     Manifest,
     Progress,
@@ -37,7 +36,7 @@ from dtd.checkpoint.format import (
     no_progress,
     read_manifest,
 )
-from dtd.checkpoint.tensor_file import Range, TensorFile, placed
+from dtd.checkpoint.tensor_file import FileInfo, Range, TensorFile, placed
 from dtd.engine.sampler import Position
 from dtd.errors import CheckpointError
 from dtd.job.identity import folder_of

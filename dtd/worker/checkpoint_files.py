@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from dtd.address import Address
-from dtd.checkpoint.assemble import FoundPart, assemble
+from dtd.checkpoint.assemble import FoundPart, assemble, settled
 from dtd.checkpoint.choice import fewest, missing
 from dtd.checkpoint.format import (
     MANIFEST_FILE,
@@ -32,7 +32,6 @@ from dtd.checkpoint.format import (
     read_manifest,
     verify,
 )
-from dtd.checkpoint.merge import settled
 from dtd.checkpoint.tensor_file import FILES
 from dtd.checkpoint.writer import Drafts
 from dtd.engine.shards import WHOLE, ShardSet

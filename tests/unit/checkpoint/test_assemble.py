@@ -15,7 +15,6 @@ import pytest
 import torch
 import xxhash
 
-from dtd.checkpoint import merge
 from dtd.checkpoint.assemble import FoundPart, assemble
 from dtd.checkpoint.format import (
     PART_FORMAT,
@@ -26,8 +25,15 @@ from dtd.checkpoint.format import (
     read_manifest,
     verify,
 )
-from dtd.checkpoint.merge import FileMerge
-from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE, HeldTensor, Part, TensorFile
+from dtd.checkpoint.tensor_file import (
+    BLOCK_BYTES,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    FileMerge,
+    HeldTensor,
+    Part,
+    TensorFile,
+)
 from dtd.errors import CheckpointError
 from dtd.train.restore import read_stored
 from tests.checkpoint_parts import Written, random_state, write_part, write_whole
@@ -124,7 +130,7 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         assemble(parts, tmp_path / "job")
-        assert tracemalloc.get_traced_memory()[1] < 6 * merge.BLOCK_BYTES < values.nbytes
+        assert tracemalloc.get_traced_memory()[1] < 6 * BLOCK_BYTES < values.nbytes
     finally:
         tracemalloc.stop()
 
@@ -238,7 +244,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: Any) -> 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(merge.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
         CheckpointError, match=r"cannot be assembled in .*: No space left"
     ) as raised:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.checkpoint.merge import MOST_TRIES, settled
+from dtd.checkpoint.assemble import MOST_TRIES, settled
 from dtd.errors import CheckpointError, PartsDiffer
 
 

@@ -6,8 +6,7 @@ Part of the membership machine; changes the cluster's state, adds effects.  `dtd
 
 from __future__ import annotations
 
-from dtd.cluster import checkpoints, digests, ending, figures, registration
-from dtd.cluster import roster as choice
+from dtd.cluster import checkpoints, digests, ending, figures, registration, roster
 from dtd.cluster.coverage import can_spare, covers
 from dtd.cluster.events import Disconnect
 from dtd.cluster.records import Job, Worker
@@ -193,14 +192,14 @@ def taken_back(
 
 def compare(cluster: ClusterState, job: Job) -> None:
     """Refuse new workers that differ from the workers that have trained, or else the majority."""
-    by_name = sorted(cluster.workers.values(), key=lambda worker: choice.natural_key(worker.name))
-    trained = [w for w in by_name if w.state in MEMBERS or choice.in_memory(w)]
+    by_name = sorted(cluster.workers.values(), key=lambda worker: roster.natural_key(worker.name))
+    trained = [w for w in by_name if w.state in MEMBERS or roster.in_memory(w)]
     others = [w for w in by_name if w.state in COMPARED and w not in trained]
     newcomers = [w for w in others if w.holdings.warmed is not None]
     reports = [w.holdings.warmed for w in trained or newcomers if w.holdings.warmed is not None]
     if not reports:
         return
-    reference = choice.reference(reports, steps_total=job.total_steps)
+    reference = roster.reference(reports, steps_total=job.total_steps)
     named = next(w.name for w in trained + newcomers if w.holdings.warmed is reference)
     job.total_steps, job.task_digest = reference.steps_total, reference.task_digest
     job.dataset_rows = reference.dataset_rows
@@ -208,7 +207,7 @@ def compare(cluster: ClusterState, job: Job) -> None:
     job.environment = figures.heard(reference.environment)
     for worker in newcomers:
         assert worker.holdings.warmed is not None
-        why = choice.disagreement(reference, worker.holdings.warmed, by=(named, worker.name))
+        why = roster.disagreement(reference, worker.holdings.warmed, by=(named, worker.name))
         if why and worker.state is not WorkerState.INCOMPATIBLE:
             cluster.incident(
                 "worker_refused", f"{worker.name} is refused: {why}", worker=worker.name
@@ -301,9 +300,9 @@ def _is_needed(cluster: ClusterState, worker: Worker) -> bool:
     others = [w for w in cluster.workers.values() if w is not worker and w.state not in GONE]
     staying = [w for w in others if not w.leaving]
     # Those that leave with it have shards that it lacks: they leave one after another.
-    remember = [w for w in (others if job.terms.sharded else staying) if choice.in_memory(w)]
-    key = choice.held_key(worker)
-    if any(covers(remember, at) for at in map(choice.held_key, remember) if at >= key):
+    remember = [w for w in (others if job.terms.sharded else staying) if roster.in_memory(w)]
+    key = roster.held_key(worker)
+    if any(covers(remember, at) for at in map(roster.held_key, remember) if at >= key):
         return False
     heirs = [w for w in staying if w.state in (WorkerState.WARMING, WorkerState.READY)]
     saved = (job.checkpoint_generation, job.checkpoint_step)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtd.cluster import branches, ending
-from dtd.cluster import roster as choice
+from dtd.cluster import branches, ending, roster
 from dtd.cluster.coverage import assigned_part, can_spare, covers, uncovered
 from dtd.cluster.ending import end_at_boundary
 from dtd.cluster.events import JobSaved, SaveJob
@@ -42,13 +41,13 @@ _OF_A_GENERATION = (
 
 def decide(cluster: ClusterState, job: Job) -> None:
     """Choose the next generation and have it stored; it is announced only afterwards."""
-    start = choice.start_key(job, cluster.available())
+    start = roster.start_key(job, cluster.available())
     chosen = choose(cluster, job)
     bar(cluster, chosen.barred)
     members = chosen.members
     cluster.run.decision = Decision(
         members=members,
-        holds=choice.holders(members, start),
+        holds=roster.holders(members, start),
         lost=_committed_step(cluster, job) - start[1],
         incomplete=why_incomplete(cluster, job),
         redone=_is_redone(cluster, job, start),
@@ -61,7 +60,7 @@ def decide(cluster: ClusterState, job: Job) -> None:
     job.start_generation, job.start_step = start
     job.roster = tuple(worker.name for worker in members)
     job.servers = sum(worker.serves for worker in members)
-    job.roster_id = choice.roster_id(job.id, cluster.run.generation, members, start=start)
+    job.roster_id = roster.roster_id(job.id, cluster.run.generation, members, start=start)
     job.instances = tuple(worker.registration.instance for worker in members)
     job.announced, job.fenced = True, False
     job.forgetful = False
@@ -104,7 +103,7 @@ def _stands(cluster: ClusterState, job: Job, decision: Decision) -> bool:
     """Whether its members are present as the same processes, and no worker has a newer state."""
     if any(cluster.workers[name].reconnection.returning for name in cluster.warming_since):
         return False
-    start = choice.start_key(replace(job, **decision.before), cluster.available())
+    start = roster.start_key(replace(job, **decision.before), cluster.available())
     return start == (job.start_generation, job.start_step) and all(
         cluster.workers.get(member.name) is member and member.state in AVAILABLE
         for member in decision.members
@@ -145,15 +144,15 @@ def _announce(cluster: ClusterState, job: Job, decision: Decision) -> None:
 
 def _joined(job: Job, members: list[Worker], holds: list[bool]) -> list[str]:
     """Members whose process has not trained yet, if others remember the state that they trained."""
-    remember = any(has and choice.in_memory(one) for one, has in zip(members, holds, strict=True))
+    remember = any(has and roster.in_memory(one) for one, has in zip(members, holds, strict=True))
     if not (job.start_step and remember):
         return []
-    return [one.name for one in members if not choice.in_memory(one)]
+    return [one.name for one in members if not roster.in_memory(one)]
 
 
 def count_prepared(cluster: ClusterState, job: Job) -> None:
     """Count a step that is committed because all members hold it prepared as progress."""
-    step = choice.start_key(job, cluster.available())[1]
+    step = roster.start_key(job, cluster.available())[1]
     if step > job.step:
         cluster.advance(step)
 
@@ -168,7 +167,7 @@ def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
     if not job.terms.sharded:
         return survivors
     present = cluster.available()
-    start, newest = choice.start_key(job, present), choice.newest_key(job, present)
+    start, newest = roster.start_key(job, present), roster.newest_key(job, present)
     older = start < (job.start_generation, job.start_step) or start[1] < job.step
     older |= newest > start and not branches.is_left(newest, branches.remembered(job.branches))
     return [] if older or not covers(present, start) else survivors
@@ -177,7 +176,7 @@ def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
 def why_incomplete(cluster: ClusterState, job: Job) -> str:
     """Return the newest state's shards that no present worker has, in words; "" if none."""
     present = cluster.available()
-    key = choice.newest_key(job, present)
+    key = roster.newest_key(job, present)
     missing = uncovered(present, key)
     if not missing or missing.is_whole:  # no state exists yet
         return ""
@@ -187,11 +186,11 @@ def why_incomplete(cluster: ClusterState, job: Job) -> str:
     return f"no present worker has the shards {missing} of step {key[1]}{whose}"
 
 
-def choose(cluster: ClusterState, job: Job) -> choice.Choice:
+def choose(cluster: ClusterState, job: Job) -> roster.Choice:
     """The members of a generation formed now."""
-    return choice.choose(
+    return roster.choose(
         cluster.available(),
-        start=choice.start_key(job, cluster.available()),
+        start=roster.start_key(job, cluster.available()),
         max_workers=most_workers(job),
         bad_links=cluster.isolation.links.bad,
     )
@@ -217,7 +216,7 @@ def _why_barred(cluster: ClusterState, worker: Worker) -> str:
 
 
 def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[bool]) -> None:
-    roster = tuple(
+    members_sent = tuple(
         m.Member(
             name=w.name,
             incarnation=w.incarnation,
@@ -237,7 +236,7 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
             generation=cluster.run.generation,
             roster_id=cluster.run.roster_id,
             rank=rank,
-            roster=roster,
+            roster=members_sent,
             held_generation=job.start_generation,
             held_step=job.start_step,
             branches=tuple(m.Branch(**one._asdict()) for one in branches.remembered(job.branches)),
@@ -245,7 +244,7 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
         cluster.send(worker.name, assign)
 
 
-def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
+def _leave_behind(cluster: ClusterState, job: Job, start: roster.Key) -> None:
     """Leave checkpoints behind that are newer than the state to which the job returns.
 
     Members that are no longer awaited may hold states that were never reported, and a store that
@@ -255,7 +254,7 @@ def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
     known = branches.remembered(job.branches)
     saved = (job.checkpoint_generation, job.checkpoint_step)
     may_hold_more = bool(cluster.missing(job)) and not remembering(cluster, job)
-    newest = max(saved, choice.newest_key(job, cluster.available()))
+    newest = max(saved, roster.newest_key(job, cluster.available()))
     goes_on = (
         newest <= start
         and _committed_step(cluster, job) <= start[1]
@@ -306,7 +305,7 @@ def _count_lost(cluster: ClusterState, job: Job, lost: int) -> None:
         )
 
 
-def _is_redone(cluster: ClusterState, job: Job, start: choice.Key) -> bool:
+def _is_redone(cluster: ClusterState, job: Job, start: roster.Key) -> bool:
     """Whether the broken generation's current step is redone instead of committed after all."""
     recovery = cluster.ending.recovery
     if recovery is None or recovery.at_boundary or not recovery.running:
@@ -317,14 +316,14 @@ def _is_redone(cluster: ClusterState, job: Job, start: choice.Key) -> bool:
 def _prepared(cluster: ClusterState, job: Job) -> list[Worker]:
     """Members with a prepared step that they have not committed."""
     ended = (w for w in cluster.available() if w.holdings.frozen_in == job.generation)
-    return [worker for worker in ended if worker.holdings.prepared != choice.held_key(worker)]
+    return [worker for worker in ended if worker.holdings.prepared != roster.held_key(worker)]
 
 
 def member_running(cluster: ClusterState, job: Job, worker: Worker, now: float) -> None:
     """A member's ring is up and its state agreed; once all are, the generation runs."""
     cluster.move_worker(worker, WorkerEvent.RUNS)
-    worker.holdings.held = choice.start_held(job, worker.name)
-    worker.holdings.prepared = choice.held_key(worker)
+    worker.holdings.held = roster.start_held(job, worker.name)
+    worker.holdings.prepared = roster.held_key(worker)
     check_running(cluster, job, now)
 
 
@@ -396,7 +395,7 @@ def left(
     cluster: ClusterState, job: Job, name: str, message: m.Frozen | m.Finished, now: float
 ) -> None:
     """Count steps of a leaving member that no heartbeat has reported."""
-    held = choice.held_by(message)
+    held = roster.held_by(message)
     if held.generation == message.generation:
         progressed(cluster, job, name, message.generation, held.step, now)
 
@@ -422,14 +421,14 @@ def _ready(cluster: ClusterState) -> list[Worker]:
 def _fit_in(cluster: ClusterState, job: Job, ready: list[Worker]) -> bool:
     """Whether the ring would grow with these workers; bad links may leave no place for them."""
     candidates = [*cluster.members(), *ready]
-    choice_now = choice.choose(
+    chosen = roster.choose(
         candidates,
         start=(job.start_generation, job.start_step),
         max_workers=most_workers(job),
         bad_links=cluster.isolation.links.bad,
     )
-    bar(cluster, [worker for worker in choice_now.barred if worker in ready])
-    return len(choice_now.members) > len(cluster.run.roster)
+    bar(cluster, [worker for worker in chosen.barred if worker in ready])
+    return len(chosen.members) > len(cluster.run.roster)
 
 
 def ready_by(cluster: ClusterState, worker: Worker) -> float:

@@ -14,8 +14,7 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
-from dtd.cluster import admission, branches, ending, jobs, joiners, suspicion
-from dtd.cluster import roster as choice
+from dtd.cluster import admission, branches, ending, jobs, joiners, roster, suspicion
 from dtd.cluster.records import WARM_UP, Job, SetAside, Worker
 from dtd.cluster.state import ClusterState, least_workers
 from dtd.cluster.transitions import GONE, MEMBERS, GenerationState, WorkerState
@@ -38,7 +37,7 @@ def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed, n
         return
     also = _also_on(cluster, job, worker, aside)
     if also:
-        named = ", ".join(sorted(also, key=choice.natural_key))
+        named = ", ".join(sorted(also, key=roster.natural_key))
         message = replace(message, reason=f"{message.reason} (on {named}, too)")
     ends = bool(also) or job.state in admission.ENDING_JOBS
     if ends or not _can_do_without(cluster, job, worker, aside, now):
@@ -60,7 +59,7 @@ def _blame(
     If it fails without them, too, it is judged for itself.
     """
     why = replace(message, reason=f"since it joined, {worker.name} fails: {message.reason}")
-    for name in sorted(blamed, key=choice.natural_key):
+    for name in sorted(blamed, key=roster.natural_key):
         one = cluster.workers[name]
         if one.state not in GONE:
             aside = joiners.set_aside(cluster, one, why, now, at=WARM_UP)
@@ -74,8 +73,8 @@ def _has_begun(job: Job, worker: Worker) -> bool:
     A member's state is not known when this coordinator has just started.
     """
     if worker.state is WorkerState.FORMING and job.start_step and worker.holdings.held is not None:
-        return choice.holds(worker, (job.start_generation, job.start_step))
-    return worker.state in MEMBERS or worker.reconnection.returning or choice.in_memory(worker)
+        return roster.holds(worker, (job.start_generation, job.start_step))
+    return worker.state in MEMBERS or worker.reconnection.returning or roster.in_memory(worker)
 
 
 def _also_on(cluster: ClusterState, job: Job, worker: Worker, aside: SetAside) -> list[str]:
@@ -110,7 +109,7 @@ def _somebody_else_tries(cluster: ClusterState, job: Job, worker: Worker) -> boo
 def _somebody_can(cluster: ClusterState, worker: Worker) -> bool:
     others = (one for one in cluster.workers.values() if one is not worker)
     return any(
-        one.holdings.warmed is not None or one.state in MEMBERS or choice.in_memory(one)
+        one.holdings.warmed is not None or one.state in MEMBERS or roster.in_memory(one)
         for one in others
     )
 

@@ -28,11 +28,11 @@ from dtd.cluster import (
     jobs,
     registration,
     reports,
+    roster,
     saving,
     suspicion,
     waiting,
 )
-from dtd.cluster import roster as choice
 from dtd.cluster.detector import Detector
 from dtd.cluster.events import (
     CancelRequested,
@@ -486,5 +486,5 @@ def connected(workers: Iterable[Worker], name: str) -> Worker:
     here = {worker.name: worker for worker in workers if worker.state not in UNREACHED}
     if name in here:
         return here[name]
-    known = ", ".join(sorted(here, key=choice.natural_key)) or "none"
+    known = ", ".join(sorted(here, key=roster.natural_key)) or "none"
     raise RequestRefused(f"no worker {name!r} is connected", remedy=f"connected: {known}")

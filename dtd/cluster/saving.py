@@ -12,8 +12,7 @@ writes its part, and a copy is durable when the parts cover [0, 1).  What came b
 
 from __future__ import annotations
 
-from dtd.cluster import admission, branches, checkpoints, coverage, ending, forming, jobs
-from dtd.cluster import roster as choice
+from dtd.cluster import admission, branches, checkpoints, coverage, ending, forming, jobs, roster
 from dtd.cluster.events import SaveJob
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.save_orders import SaveOrders
@@ -43,7 +42,7 @@ def begin(
     cluster.withdraw(job)
     jobs.note_digests(cluster, job)
     finished = [w for w in cluster.members() if w.state is WorkerState.FINISHED]
-    key = max(map(choice.held_key, finished)) if finished else newest_key(cluster, job)
+    key = max(map(roster.held_key, finished)) if finished else newest_key(cluster, job)
     job.verdict = verdict.value
     if hopes_s == 0.0 and _copies_of(job, key) >= copies(job):
         _finish(cluster, job)
@@ -151,7 +150,7 @@ def explain(cluster: ClusterState, job: Job) -> str:
     if not _holders(cluster, orders.key):
         away = ", ".join(cluster.missing(job)) or "the workers that are leaving their generation"
         return f"waiting for {away}, which may hold a state that is not saved"
-    writing = ", ".join(sorted(orders.asked, key=choice.natural_key))
+    writing = ", ".join(sorted(orders.asked, key=roster.natural_key))
     why = orders.why()
     if not why:
         return f"saving step {step}: {writing} writes it{_silent(orders, cluster.now)}"
@@ -161,7 +160,7 @@ def explain(cluster: ClusterState, job: Job) -> str:
 
 def _silent(orders: SaveOrders, now: float) -> str:
     """Return the members that have not answered yet, and the remedy; empty if none."""
-    late = sorted(orders.asked.keys() - set(orders.writers(now)), key=choice.natural_key)
+    late = sorted(orders.asked.keys() - set(orders.writers(now)), key=roster.natural_key)
     if not late:
         return ""
     waited_s = now - min(orders.asked[name] for name in late)
@@ -174,22 +173,22 @@ def copies(job: Job) -> int:
     return job.terms.copies
 
 
-def newest_key(cluster: ClusterState, job: Job) -> choice.Key:
+def newest_key(cluster: ClusterState, job: Job) -> roster.Key:
     """Key of the newest state that any worker present holds, or can commit."""
-    return choice.start_key(job, cluster.available())
+    return roster.start_key(job, cluster.available())
 
 
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _holders(cluster: ClusterState, key: choice.Key) -> list[Worker]:
+def _holders(cluster: ClusterState, key: roster.Key) -> list[Worker]:
     """Workers with a part of the state in memory; none if it has no steps: nothing is to save."""
-    remember = [worker for worker in cluster.available() if choice.in_memory(worker)]
-    there = [w for w in remember if key[1] and key in (choice.held_key(w), w.holdings.prepared)]
+    remember = [worker for worker in cluster.available() if roster.in_memory(worker)]
+    there = [w for w in remember if key[1] and key in (roster.held_key(w), w.holdings.prepared)]
     return [worker for worker in there if coverage.part_at(worker, key)]
 
 
-def _written(job: Job, key: choice.Key) -> dict[str, ShardSet]:
+def _written(job: Job, key: roster.Key) -> dict[str, ShardSet]:
     """Return the parts of the state, or of a newer one, that workers have published, by worker.
 
     A job that is done is not saved with an older state, even if its last one is lost.
@@ -204,7 +203,7 @@ def _is_short(job: Job, step: int) -> bool:
     return job.verdict == JobState.DONE.value and step < job.step
 
 
-def _copies_of(job: Job, key: choice.Key) -> int:
+def _copies_of(job: Job, key: roster.Key) -> int:
     """Return how many copies of the state, or of a newer one, workers have published."""
     return coverage.copies(_written(job, key).values())
 
@@ -219,7 +218,7 @@ def _best(cluster: ClusterState, free: list[Worker], written: tuple[str, ...]) -
         key=lambda w: (
             w.name in orders.failures,
             w.registration.host in hosts,
-            choice.natural_key(w.name),
+            roster.natural_key(w.name),
         ),
     )
 
@@ -275,7 +274,7 @@ def _finish(cluster: ClusterState, job: Job) -> None:
     jobs.finish(cluster, verdict, "" if verdict is JobState.DONE else job.reason)
 
 
-def _tell_what_is_missing(cluster: ClusterState, job: Job, key: choice.Key) -> None:
+def _tell_what_is_missing(cluster: ClusterState, job: Job, key: roster.Key) -> None:
     written, there, wanted = _written(job, key), _copies_of(job, key), copies(job)
     failures = cluster.saving.why() if cluster.saving is not None else ""
     step = max(key[1], job.step)

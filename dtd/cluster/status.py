@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dtd.cluster import roster as choice
+from dtd.cluster import roster
 from dtd.cluster.coverage import assigned_part, part_of, redundancy
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
@@ -76,7 +76,7 @@ def status_of(
     beside = beside or Beside(explanations={cluster.job.id: explain} if cluster.job else {})
     clusters = (cluster, *beside.clusters)
     places = places_of(clusters)
-    names = sorted(places, key=choice.natural_key)
+    names = sorted(places, key=roster.natural_key)
     return {
         "schema": STATUS_SCHEMA,
         "coordinator": {"address": address, "uptime_s": uptime_s, "version": version},
@@ -136,7 +136,7 @@ def _shards(cluster: ClusterState, worker: Worker) -> dict[str, Any] | None:
     job = cluster.job
     if job is None or not job.terms.sharded:
         return None
-    step, where = choice.held_key(worker)[1], "memory"
+    step, where = roster.held_key(worker)[1], "memory"
     part = part_of(worker.holdings.held)
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
         step, part = job.step, assigned_part(job, worker.name)

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from dtd.cluster import admission, branches, ending, joiners
-from dtd.cluster import roster as choice
+from dtd.cluster import admission, branches, ending, joiners, roster
 from dtd.cluster.coverage import assigned_part, part_of
 from dtd.cluster.links import DEAD, ENDED
 from dtd.cluster.progress import TELL_AFTER_S
@@ -298,7 +297,7 @@ def remembers(cluster: ClusterState, job: Job, worker: Worker) -> bool:
     if worker.state is WorkerState.FORMING:
         # A coordinator that has been restarted does not know what its members hold.
         unknown = worker.holdings.held is None
-        return unknown or choice.holds(worker, (job.start_generation, job.start_step))
+        return unknown or roster.holds(worker, (job.start_generation, job.start_step))
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
         return True
     return worker in cluster.survivors(job)
@@ -309,8 +308,8 @@ def explain(cluster: ClusterState) -> str:
     kept = [worker for worker in cluster.workers.values() if worker.liveness.kept]
     if not kept:
         return ""
-    names = ", ".join(sorted((worker.name for worker in kept), key=choice.natural_key))
-    first = min(kept, key=lambda worker: choice.natural_key(worker.name))
+    names = ", ".join(sorted((worker.name for worker in kept), key=roster.natural_key))
+    first = min(kept, key=lambda worker: roster.natural_key(worker.name))
     job = cluster.job.id if cluster.job is not None else ""
     return (
         f"waiting for {names}, kept since {first.liveness.kept}; {first.name}: {why_late(first)};"

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtd.cluster import admission, branches, forming, registration
-from dtd.cluster import roster as choice
+from dtd.cluster import admission, branches, forming, registration, roster
 from dtd.cluster.coverage import covers
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState, least_workers
@@ -69,7 +68,7 @@ def _warm_up(cluster: ClusterState, job: Job) -> str:
     It does so for as long as a warm-up may take; then enough workers begin without the others.
     Workers that reconnect with a state are waited for in any case: it may be the newest.
     """
-    warming = sorted(cluster.warming_since, key=choice.natural_key)
+    warming = sorted(cluster.warming_since, key=roster.natural_key)
     returning = [name for name in warming if cluster.workers[name].reconnection.returning]
     if returning:
         return f"waiting for {', '.join(returning)} to leave the last generation"
@@ -110,7 +109,7 @@ def _links(cluster: ClusterState, job: Job) -> str:
     if not bad:
         return ""
     members, present = forming.choose(cluster, job).members, cluster.available()
-    start = choice.start_key(job, present)
+    start = roster.start_key(job, present)
     torn = covers(present, start) and not covers(members, start)
     if not torn and not why_too_few(members, job):
         return ""
@@ -140,7 +139,7 @@ def lacks_origin(cluster: ClusterState, job: Job) -> bool:
         return False
     untrained = (0, 0)
     said_before = job.generation > 0 and (job.start_generation, job.start_step) == untrained
-    return not said_before and choice.start_key(job, cluster.available()) == untrained
+    return not said_before and roster.start_key(job, cluster.available()) == untrained
 
 
 def _latecomers(cluster: ClusterState, job: Job, now: float) -> str:
@@ -202,7 +201,7 @@ def resume_by(cluster: ClusterState) -> float | None:
 
 def resume_wait_s(cluster: ClusterState, job: Job) -> float:
     """Return how long to wait for steps instead of redoing them: as long as redoing would take."""
-    here = choice.start_key(job, cluster.available())[1]
+    here = roster.start_key(job, cluster.available())[1]
     cost_s = (max(job.step, branches.saved_step(job)) - here) * job.step_s
     return min(max(cost_s, RESUME_WAIT_S), MOST_RESUME_WAIT_S)
 
@@ -215,13 +214,13 @@ def _is_newest_here(cluster: ClusterState, job: Job) -> bool:
 def absent_holders(cluster: ClusterState, job: Job) -> list[str]:
     """Absent workers that may hold a newer state than the present ones, and may return with it."""
     absent = set(cluster.missing(job))
-    newest = max((choice.held_key(worker) for worker in cluster.available()), default=(0, 0))
+    newest = max((roster.held_key(worker) for worker in cluster.available()), default=(0, 0))
     if job.terms.sharded:  # a part of a state is not enough
-        newest = choice.start_key(job, cluster.available())
+        newest = roster.start_key(job, cluster.available())
     saved = (job.checkpoint_generation, job.checkpoint_step)
     if newest < saved and not branches.is_left(saved, branches.remembered(job.branches)):
         absent |= set(job.checkpoint_holders) - {worker.name for worker in cluster.available()}
-    return sorted(absent, key=choice.natural_key)
+    return sorted(absent, key=roster.natural_key)
 
 
 def restart_partial(cluster: ClusterState, job: Job, now: float) -> bool:
@@ -230,8 +229,8 @@ def restart_partial(cluster: ClusterState, job: Job, now: float) -> bool:
     A fresh state is complete, and comes from a worker that has none in memory yet.
     """
     present = cluster.available()
-    start = choice.start_key(job, present)
-    holders = [worker for worker in present if choice.in_memory(worker)]
+    start = roster.start_key(job, present)
+    holders = [worker for worker in present if roster.in_memory(worker)]
     if start[1] or not holders or covers(present, start):
         return False
     cluster.waiting.reason = f"the job begins afresh: {forming.why_incomplete(cluster, job)}"

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import coverage
-from dtd.cluster import roster as choice
+from dtd.cluster import coverage, roster
 from dtd.cluster.records import Job, Registration, Worker
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.wire import messages as m
@@ -62,8 +61,8 @@ def test_a_state_is_started_from_only_if_all_of_it_is_there(
     gone: str, start: tuple[int, int]
 ) -> None:
     workers = ring(but=gone)
-    assert choice.start_key(a_job(), workers) == start
-    assert choice.newest_key(a_job(), workers) == KEY
+    assert roster.start_key(a_job(), workers) == start
+    assert roster.newest_key(a_job(), workers) == KEY
     assert coverage.covers(workers, KEY) == (start == KEY)
 
 
@@ -73,14 +72,14 @@ def test_a_step_that_some_have_committed_and_others_prepared_is_complete() -> No
         one.holdings.prepared = (1, 6)
     for one in workers[2:]:
         one.holdings.held = held((1, 6), coverage.part_at(one, KEY))
-    assert choice.start_key(a_job(), workers) == (1, 6)
+    assert roster.start_key(a_job(), workers) == (1, 6)
 
 
 def test_who_has_not_prepared_a_step_keeps_the_others_from_it() -> None:
     workers = ring()
     for one in workers[:3]:
         one.holdings.prepared = (1, 6)
-    assert choice.start_key(a_job(), workers) == KEY
+    assert roster.start_key(a_job(), workers) == KEY
 
 
 def test_without_two_neighbours_the_newest_complete_checkpoint_counts() -> None:
@@ -90,15 +89,15 @@ def test_without_two_neighbours_the_newest_complete_checkpoint_counts() -> None:
     for one in workers:
         one.holdings.saved = (held((1, 2), older[one.name], "checkpoint"),)
     workers[0].holdings.saved += (held((1, 4), half(0), "checkpoint"),)
-    assert choice.start_key(a_job(), workers) == (1, 2)
-    assert choice.holders(workers, (1, 2)) == [True] * 4
+    assert roster.start_key(a_job(), workers) == (1, 2)
+    assert roster.holders(workers, (1, 2)) == [True] * 4
 
 
 def test_a_decision_is_complete_with_those_that_have_prepared_it() -> None:
     workers = [worker("a", half(0, 1), prepared=(1, 6)), worker("b", half(2, 3), (1, 6))]
     job = a_job()
     job.start_generation, job.start_step = 1, 6
-    assert choice.start_key(job, workers) == (1, 6)
+    assert roster.start_key(job, workers) == (1, 6)
 
 
 def test_the_assigned_part_follows_from_the_rank() -> None:
@@ -109,8 +108,8 @@ def test_the_assigned_part_follows_from_the_rank() -> None:
     plain = Job(id="j", spec={})
     plain.roster = ("a",)
     assert coverage.assigned_part(plain, "a") == WHOLE
-    assert choice.start_held(job, "b").part == tuple(held_shards(1, 4, 2).to_wire())
-    assert choice.start_held(plain, "a").part == ()
+    assert roster.start_held(job, "b").part == tuple(held_shards(1, 4, 2).to_wire())
+    assert roster.start_held(plain, "a").part == ()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_few_workers_that_have_all_are_found() -> None:
 
 def chosen(workers: list[Worker], most: int, *bad: tuple[str, str]) -> list[str]:
     links = {tuple(sorted(pair)) for pair in bad}
-    found = choice.choose(
+    found = roster.choose(
         workers, start=KEY, max_workers=most, bad_links={pair: pair for pair in links}
     )
     return [one.name for one in found.members]

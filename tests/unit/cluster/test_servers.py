@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import coverage
-from dtd.cluster import roster as choice
+from dtd.cluster import coverage, roster
 from dtd.cluster.events import DrainRequested
 from dtd.cluster.records import Registration, Worker
 from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
@@ -37,14 +36,14 @@ def running(desk: Any, *names: str, **more: Any) -> int:
     return int(desk.all_run(*(names or ALL)))
 
 
-def roster(desk: Any, name: str = "a") -> list[tuple[str, bool]]:
+def roster_of(desk: Any, name: str = "a") -> list[tuple[str, bool]]:
     return [(one.name, one.serves) for one in desk.told(name, m.Assign)[-1].roster]
 
 
-def froze(desk: Any, name: str, number: int, step: int, roster: tuple[str, ...] = ALL) -> None:
-    servers = sum(one.startswith("ps") for one in roster)
-    division = Division(world_size=len(roster), mirrors=1, servers=servers)
-    part = tuple(division.shards(roster.index(name)).to_wire())
+def froze(desk: Any, name: str, number: int, step: int, members: tuple[str, ...] = ALL) -> None:
+    servers = sum(one.startswith("ps") for one in members)
+    division = Division(world_size=len(members), mirrors=1, servers=servers)
+    part = tuple(division.shards(members.index(name)).to_wire())
     held = m.Held(job="j-1", generation=number, step=step, digest="", where="memory", part=part)
     desk.froze(name, generation=number, step=step, held_generation=number, held=(held,))
 
@@ -83,7 +82,7 @@ def test_servers_are_the_last_ranks(desk: Any) -> None:
     submit(desk, min_workers=2)
     warm_up(desk, "ps-1", "a", "z")
     desk.all_run("a", "z", "ps-1")
-    assert roster(desk) == [("a", False), ("z", False), ("ps-1", True)]
+    assert roster_of(desk) == [("a", False), ("z", False), ("ps-1", True)]
     assert desk.cluster.job.servers == 1
     (began,) = desk.told_of("generation_running")
     assert "runs with 2 workers and 1 parameter server from" in began.message
@@ -130,8 +129,8 @@ def worker(name: str) -> Worker:
     return Worker(registration=Registration(name=name, incarnation=1, serves=serves))
 
 
-def chosen(*names: str, bad: tuple[tuple[str, str], ...] = ()) -> choice.Choice:
-    return choice.choose(
+def chosen(*names: str, bad: tuple[tuple[str, str], ...] = ()) -> roster.Choice:
+    return roster.choose(
         map(worker, names), start=(0, 0), max_workers=64, bad_links={pair: pair for pair in bad}
     )
 
@@ -159,7 +158,7 @@ def test_the_loss_of_a_server_costs_no_step(desk: Any) -> None:
         froze(desk, name, number, 5)
     assign = desk.told("a", m.Assign)[-1]
     assert (assign.held_generation, assign.held_step) == (number, 5)
-    assert roster(desk) == [("a", False), ("b", False), ("c", False), ("ps-1", True)]
+    assert roster_of(desk) == [("a", False), ("b", False), ("c", False), ("ps-1", True)]
     assert all(one.holds for one in assign.roster), "survivors copy nothing"
 
 

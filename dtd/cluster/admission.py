@@ -51,10 +51,10 @@ def register(cluster: ClusterState, message: m.Register, now: float) -> None:
     if message.generation:
         _take_back(cluster, worker, message)
     elif job is not None and job.state not in ENDING_JOBS:
-        _prepare_unless_aside(cluster, worker, job, now)
+        _prepare_unless_set_aside(cluster, worker, job, now)
 
 
-def _prepare_unless_aside(cluster: ClusterState, worker: Worker, job: Job, now: float) -> None:
+def _prepare_unless_set_aside(cluster: ClusterState, worker: Worker, job: Job, now: float) -> None:
     """Prepare a worker, unless it is set aside and has not been restarted by an operator."""
     aside = cluster.isolation.set_aside.get(worker.name)
     if aside is not None and now < aside.until and aside.pid == worker.registration.pid:
@@ -314,7 +314,7 @@ def release(cluster: ClusterState, worker: Worker, state: str, reason: str) -> N
 
     One that is set aside has not begun the job, and waits for the next one.
     """
-    if state not in ("left", "evicted") and is_aside(cluster, worker):
+    if state not in ("left", "evicted") and is_set_aside(cluster, worker):
         cluster.move_worker(worker, WorkerEvent.SPARED)
         return
     job = cluster.job.id if cluster.job is not None else ""
@@ -323,7 +323,7 @@ def release(cluster: ClusterState, worker: Worker, state: str, reason: str) -> N
     worker.reason = reason or state
 
 
-def is_aside(cluster: ClusterState, worker: Worker) -> bool:
+def is_set_aside(cluster: ClusterState, worker: Worker) -> bool:
     """Whether a worker is connected and set aside, because the job's code has failed on it."""
     refused = worker.state is WorkerState.INCOMPATIBLE and worker.holdings.warmed is None
     return refused and not worker.foreign and worker.name in cluster.isolation.set_aside

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd import diagnostics
-from dtd.cluster.admission import is_aside
+from dtd.cluster.admission import is_set_aside
 from dtd.cluster.records import Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.suspicion import why_late
@@ -115,7 +115,7 @@ def _bad_links(cluster: ClusterState) -> list[Diagnostic]:
 
 
 def _refused(cluster: ClusterState, worker: Worker) -> Diagnostic:
-    if is_aside(cluster, worker):
+    if is_set_aside(cluster, worker):
         failed = cluster.isolation.set_aside[worker.name].failed
         return diagnostics.set_aside(
             worker.name, worker.registration.host, failed.reason.partition("\n")[0]

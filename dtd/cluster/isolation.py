@@ -187,7 +187,9 @@ def try_again(cluster: ClusterState, job: Job, now: float) -> None:
 
 
 def _here(cluster: ClusterState) -> list[Worker]:
-    return [worker for worker in cluster.workers.values() if admission.is_aside(cluster, worker)]
+    return [
+        worker for worker in cluster.workers.values() if admission.is_set_aside(cluster, worker)
+    ]
 
 
 def _judge_all(cluster: ClusterState, now: float) -> None:

@@ -43,7 +43,7 @@ from dtd.cluster.records import CoordinatorIdentity, Job, Worker
 from dtd.cluster.registration import NEVER_HEARD
 from dtd.cluster.roster import natural_key
 from dtd.cluster.state import ClusterState
-from dtd.cluster.status import Beside
+from dtd.cluster.status import OtherJobs
 from dtd.cluster.transitions import ENDED, GOES_ON, GONE, GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 
@@ -166,9 +166,9 @@ class Pools:
         all_of_them = [machine.cluster for machine in self.machines()]
         return sorted(all_of_them, key=lambda cluster: cluster.job is None)
 
-    def beside(self) -> Beside:
+    def other_jobs(self) -> OtherJobs:
         """Return the jobs besides the first one, for the status."""
-        return Beside(
+        return OtherJobs(
             clusters=self.clusters()[1:],
             explanations=self.explanations(),
             explain_queue=self.explain_queue(),

@@ -33,7 +33,7 @@ class EndedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class OtherJobs:
     """The jobs beside the first one (`dtd.cluster.pools`).
 
     Attributes:
@@ -70,11 +70,13 @@ def status_of(
     now: float,
     last_job: EndedJob | None = None,
     diagnostics: Sequence[Mapping[str, Any]] = (),
-    beside: Beside | None = None,
+    other_jobs: OtherJobs | None = None,
 ) -> dict[str, Any]:
     """Return the content of `dtdctl status`; `cluster` is that of the first job."""
-    beside = beside or Beside(explanations={cluster.job.id: explain} if cluster.job else {})
-    clusters = (cluster, *beside.clusters)
+    other_jobs = other_jobs or OtherJobs(
+        explanations={cluster.job.id: explain} if cluster.job else {}
+    )
+    clusters = (cluster, *other_jobs.clusters)
     places = places_of(clusters)
     names = sorted(places, key=roster.natural_key)
     return {
@@ -82,13 +84,13 @@ def status_of(
         "coordinator": {"address": address, "uptime_s": uptime_s, "version": version},
         "job": None if cluster.job is None else _job(cluster, cluster.job),
         "jobs": [
-            {**_job(one, one.job), "explain": beside.explanations.get(one.job.id, "")}
+            {**_job(one, one.job), "explain": other_jobs.explanations.get(one.job.id, "")}
             for one in clusters
             if one.job is not None
         ],
         "workers": [_worker(places[name], places[name].workers[name], now) for name in names],
         "queue": [job.id for one in clusters for job in one.queue],
-        "queue_explain": beside.explain_queue,
+        "queue_explain": other_jobs.explain_queue,
         "explain": explain,
         "last_job": None if last_job is None else _ended(last_job),
         "troubles": [*diagnostics],

@@ -35,7 +35,7 @@ async def status(core: Core, _caller: Caller, _request: m.GetStatus) -> dict[str
         explain=membership.explain(),
         last_job=core.last_job,
         diagnostics=core.diagnostics.listing(),
-        beside=membership.beside(),
+        other_jobs=membership.other_jobs(),
     )
 
 

@@ -127,7 +127,7 @@ class RingEndpoint:
         self._silence_s = silence_s
         size = len(assign.roster)
         self._previous_rank = (assign.rank - 1) % size
-        self._pulse = LinkHeartbeats(
+        self._heartbeats = LinkHeartbeats(
             generation=assign.generation,
             beat_interval_s=beat_interval_s,
             silence_s=silence_s,
@@ -162,7 +162,7 @@ class RingEndpoint:
         if len(self.assign.roster) == 1:
             self.listener.ring_up()
             return
-        self._pulse.begin()
+        self._heartbeats.begin()
         self.dial(NEXT, self._new_link)
         if self.star is not None:
             self.star.connect()
@@ -225,7 +225,7 @@ class RingEndpoint:
         """A neighbour's link is open; with the last one the ring is up."""
         if self.neighbours.ended:
             return
-        self._pulse.attach(neighbour, link)
+        self._heartbeats.attach(neighbour, link)
         if self.neighbours.attached(neighbour):
             self._hold_lifelines()
             self.listener.ring_up()
@@ -299,15 +299,15 @@ class RingEndpoint:
 
     def _on_silent(self, neighbour: str, now: float) -> None:
         """A neighbour has been silent for too long."""
-        silence_s = self._pulse.silence_s(neighbour, now)
-        trickles = self._pulse.trickles(neighbour, now)
+        silence_s = self._heartbeats.silence_s(neighbour, now)
+        trickles = self._heartbeats.trickles(neighbour, now)
         self.lose(self.neighbours.silent(neighbour, silence_s, trickles=trickles))
 
     def lose(self, loss: RingLoss) -> None:
         """Reset all links, so that the neighbours do not have to wait for the silence limit."""
         if not self.neighbours.end():
             return
-        self._pulse.end()
+        self._heartbeats.end()
         self._shared.close()
         for dialling in self._dialling.values():
             dialling.cancel()

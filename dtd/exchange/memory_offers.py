@@ -19,7 +19,7 @@ import structlog
 
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.exchange.api import BucketMemory, BufferLocation, Shareable
-from dtd.net.descriptors import FdMailbox, aside, post
+from dtd.net.descriptors import FdMailbox, in_thread, post
 from dtd.shared_memory import MappedMemory, map_memory
 from dtd.wire.messages import MAX_LENT, ShmMapped, ShmOffer, ShmRegion, ShmReleased, ShmRequest
 
@@ -146,7 +146,7 @@ class SharedMemory:
             descriptor = os.dup(self._own.descriptor)
         except OSError:  # it is closed; another offer will follow
             return
-        aside(_hand_over, message.socket, descriptor)
+        in_thread(_hand_over, message.socket, descriptor)
 
     # --- mapping ---------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class SharedMemory:
             self._mailbox = None
         memory, self._offer_here, self._theirs = self._theirs, None, None
         if memory is not None:
-            aside(memory.close)
+            in_thread(memory.close)
 
 
 def _hand_over(path: str, descriptor: int) -> None:

@@ -34,7 +34,7 @@ PATIENCE_S: Final = 5.0
 
 _DESCRIPTOR: Final = struct.Struct("i")
 _NAME: Final = re.compile(r"box-[0-9a-f]{32}")
-_MAX_LETTERS: Final = 8
+_MAX_SENDERS: Final = 8
 _MAX_PATH_BYTES: Final = 4000
 
 
@@ -63,18 +63,18 @@ class FdMailbox(Generic[Found]):
         self.path = f"{directory.absolute()}/box-{secrets.token_hex(16)}"
         self._look = look
         self._received = received
-        self._letters = 0
+        self._senders = 0
         self._listens = True
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.setblocking(False)  # noqa: FBT003 - socket has no name for it
-            with short_name(_sayable(self.path)) as name:
+            with short_name(_checked(self.path)) as name:
                 self._socket.bind(name)
-            self._socket.listen(_MAX_LETTERS)
+            self._socket.listen(_MAX_SENDERS)
             # Pass the number: given the object, uvloop would close it on the event loop.
-            self._loop.add_reader(self._socket.fileno(), self._on_caller)
+            self._loop.add_reader(self._socket.fileno(), self._on_sender)
         except BaseException:
             self._socket.close()
             raise
@@ -88,25 +88,25 @@ class FdMailbox(Generic[Found]):
         if self._listens:
             self._listens = False
             self._loop.remove_reader(self._socket.fileno())
-            aside(self._take_down)
+            in_thread(self._remove)
 
-    def _take_down(self) -> None:
+    def _remove(self) -> None:
         """Close the socket; this drops and closes descriptors of callers not yet accepted."""
         with contextlib.suppress(OSError):
             os.unlink(self.path)  # noqa: PTH108 - no path object is needed
         self._socket.close()
 
-    def _on_caller(self) -> None:
+    def _on_sender(self) -> None:
         try:
             caller, _ = self._socket.accept()
         except OSError:  # the caller is gone, or there are too many open files
             return
-        aside(self._open_letter, caller)
-        self._letters += 1
-        if self._letters == _MAX_LETTERS:
+        in_thread(self._receive, caller)
+        self._senders += 1
+        if self._senders == _MAX_SENDERS:
             self._listen_no_more()
 
-    def _open_letter(self, caller: socket.socket) -> None:
+    def _receive(self, caller: socket.socket) -> None:
         """In a thread: receive a caller's descriptor, unless it belongs to another user."""
         found = None
         with contextlib.suppress(OSError), caller:
@@ -151,7 +151,7 @@ def post(path: str, descriptor: int) -> None:
         raise OSError(f"{path[:100]!r} is not a mailbox")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
         sender.settimeout(PATIENCE_S)
-        with short_name(_sayable(path)) as name:
+        with short_name(_checked(path)) as name:
             sender.connect(name)
         uid = peer_uid(sender)
         if uid != os.geteuid():
@@ -159,12 +159,12 @@ def post(path: str, descriptor: int) -> None:
         socket.send_fds(sender, [b"\0"], [descriptor])
 
 
-def aside(function: Callable[..., None], *arguments: object) -> None:
+def in_thread(function: Callable[..., None], *arguments: object) -> None:
     """Run a function that may block in a thread."""
     threading.Thread(target=function, args=arguments, name="loans", daemon=True).start()
 
 
-def _sayable(path: str) -> str:
+def _checked(path: str) -> str:
     """The path, if it fits a message field.
 
     Raises:

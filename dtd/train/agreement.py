@@ -321,14 +321,14 @@ def _digests(session: JobSession, ring: Collective, record: StepRecord) -> Tally
     replica, step = session.replica, session.replica.step
     if replica.shards is not None:
         hashed = shard_digests(replica, lambda: record_progress(session, ring))
-        words = gather_aside(ring, record, hashed.encode())
+        words = timed_gather(ring, record, hashed.encode())
         tally = combined(words, replica.shards.division)
         session.checkpoints.deferred.combine(step, hashed, tally.digests[ring.rank])
         return tally
     digest = session.checkpoints.deferred.known(step)
     if digest is None:
         digest = state_digest(replica, lambda: record_progress(session, ring))
-    return Tally(digests=tuple(gather_aside(ring, record, digest)), disputed=None)
+    return Tally(digests=tuple(timed_gather(ring, record, digest)), disputed=None)
 
 
 def _combine(session: JobSession, ring: Collective) -> Shared | None:
@@ -354,7 +354,7 @@ def record_progress(session: JobSession, ring: Collective) -> None:
     ring.check()
 
 
-def gather_aside(ring: Collective, record: StepRecord, word: bytes) -> list[bytes]:
+def timed_gather(ring: Collective, record: StepRecord, word: bytes) -> list[bytes]:
     """Gather outside of training; the time does not count as its communication."""
     begun_s = time.perf_counter()
     words = ring.gather(word)

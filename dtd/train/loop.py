@@ -27,7 +27,7 @@ from dtd.observe.profile.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.shown import counted
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.local_state import ResidualHandoff
-from dtd.train.agreement import agree, compare_moving, exchange, gather_aside, record_progress
+from dtd.train.agreement import agree, compare_moving, exchange, timed_gather, record_progress
 from dtd.train.evaluation import judge
 from dtd.train.malloc_tuning import mapped_blocks, return_freed_memory
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
@@ -206,7 +206,7 @@ def _evaluate(session: JobSession, ring: Collective, record: StepRecord) -> None
             replica.model,
             rank=ring.rank,
             world_size=ring.world_size - session.servers,
-            gather=lambda word: gather_aside(ring, record, word),
+            gather=lambda word: timed_gather(ring, record, word),
             progress=lambda: record_progress(session, ring),
             begins=session.reporter.begins,
         )

@@ -154,10 +154,10 @@ def _hash(text: str) -> str:
 
 log = structlog.get_logger()
 
-LETTERS_NAME: Final = "letters"
+FD_DIRECTORY: Final = "fds"
 
 
-def letter_directory(state_dir: Path, environ: Mapping[str, str]) -> Path | None:
+def fd_directory(state_dir: Path, environ: Mapping[str, str]) -> Path | None:
     """The directory, made and emptied; None where it cannot be had: everything is sent then.
 
     Args:
@@ -165,7 +165,7 @@ def letter_directory(state_dir: Path, environ: Mapping[str, str]) -> Path | None
         environ: the environment, for RUNTIME_DIRECTORY.
     """
     runtime = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
-    directory = (Path(runtime) if runtime else state_dir) / LETTERS_NAME
+    directory = (Path(runtime) if runtime else state_dir) / FD_DIRECTORY
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         found = directory.lstat()

@@ -31,7 +31,7 @@ from dtd.worker.evidence import ThreadObserver, where_stalled
 from dtd.worker.output import OutputPipe, flush_output
 from dtd.worker.packages import TaskPackages
 from dtd.worker.reporter import FILE, CommittedStep, JobReporter, progress_message
-from dtd.worker.state_directory import letter_directory
+from dtd.worker.state_directory import fd_directory
 from dtd.worker.training_thread import TrainingThread
 
 log = structlog.get_logger()
@@ -71,7 +71,7 @@ class Training:
         self._data = data
         self._lifeline = lifeline
         self._context = context if spec.sync.encryption == "tls" else None
-        self._letters = letter_directory(config.state_dir, os.environ)
+        self._fd_dir = fd_directory(config.state_dir, os.environ)
         self._feed = feed
         self._output = output
         self._chunk_bytes = spec.sync.chunk_kib * 1024
@@ -175,7 +175,7 @@ class Training:
             agreed=self._bridge.posting(self._on_agreed, assign, agreed),
             lifeline=self._lifeline,
             context=self._context,
-            fd_dir=self._letters,
+            fd_dir=self._fd_dir,
         )
         self.ring.endpoint.connect()
         self._thread.assign(self.ring)

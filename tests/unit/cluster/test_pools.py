@@ -161,7 +161,7 @@ def test_two_jobs_run_on_disjoint_rosters(two: Cluster) -> None:
     assert two.pools.cluster is two.pools.cluster_with("j-1")
     assert two.pools.explanations() == {"j-1": "", "j-2": ""}
     assert two.pools.explain() == ""
-    assert two.pools.beside().explanations == {"j-1": "", "j-2": ""}
+    assert two.pools.other_jobs().explanations == {"j-1": "", "j-2": ""}
     assert not two.pools.awaits("w1", m.HeartbeatAck())
     assert two.pools.hears("w1", m.Heartbeat(state="running"))
 

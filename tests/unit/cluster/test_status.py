@@ -9,7 +9,7 @@ import pytest
 from dtd.cluster.detector import Detector
 from dtd.cluster.records import Job, Liveness, Registration, Run, Worker
 from dtd.cluster.state import ClusterState
-from dtd.cluster.status import Beside, EndedJob, status_of
+from dtd.cluster.status import EndedJob, OtherJobs, status_of
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 
@@ -197,7 +197,7 @@ def test_a_worker_that_has_moved_is_shown_where_it_is() -> None:
         uptime_s=1.0,
         version="0",
         now=0.0,
-        beside=Beside(clusters=[before], explanations={"j-0": "why"}, explain_queue="waits"),
+        other_jobs=OtherJobs(clusters=[before], explanations={"j-0": "why"}, explain_queue="waits"),
     )
     assert [(one["name"], one["job"]) for one in shown["workers"]] == [("w-0", "j-1")]
     assert [(one["id"], one["explain"]) for one in shown["jobs"]] == [("j-1", ""), ("j-0", "why")]

@@ -107,7 +107,7 @@ def given_by(rank, size, world_size, kind, step=0):
 class InOneProcess:
     lends = False
 
-    def __init__(self, world_size, loop_thread, letters):
+    def __init__(self, world_size, loop_thread, fd_dir):
         self.ring = InProcessRing(world_size, chunk_bytes=CHUNK_BYTES, timeout_s=PATIENCE_S)
         self.collectives = [self.ring.collective(rank) for rank in range(world_size)]
 
@@ -122,8 +122,8 @@ class InOneProcess:
 
 
 class ByGloo(InOneProcess):
-    def __init__(self, world_size, loop_thread, letters):
-        super().__init__(world_size, loop_thread, letters)
+    def __init__(self, world_size, loop_thread, fd_dir):
+        super().__init__(world_size, loop_thread, fd_dir)
         self.collectives = [
             ProcessGroupCollective(
                 ring,
@@ -143,8 +143,8 @@ class ByGloo(InOneProcess):
 class OverTcp:
     lends = False
 
-    def __init__(self, world_size, loop_thread, letters):
-        self._thread, self._letters = loop_thread, letters if self.lends else None
+    def __init__(self, world_size, loop_thread, fd_dir):
+        self._thread, self._letters = loop_thread, fd_dir if self.lends else None
         self.servers, self.collectives = loop_thread.run(self._make(world_size))
         for one in self.collectives:
             loop_thread.call(one.endpoint.connect)
@@ -211,12 +211,12 @@ TRANSPORTS = [InOneProcess, ByGloo, OverTcp, ByLending]
 @pytest.fixture
 def transport(loop_thread, tmp_path):
     """Makes a transport of some kind for a world; all are closed in the end."""
-    letters = tmp_path / "letters"
-    letters.mkdir(mode=0o700)
+    fd_dir = tmp_path / "fd_dir"
+    fd_dir.mkdir(mode=0o700)
     made = []
 
     def make(kind, world_size):
-        made.append(kind(world_size, loop_thread, letters))
+        made.append(kind(world_size, loop_thread, fd_dir))
         return made[-1]
 
     yield make

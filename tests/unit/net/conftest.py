@@ -60,9 +60,9 @@ def memory_of() -> Callable[[np.ndarray], BucketMemory]:
 
 
 @pytest.fixture
-def letters(tmp_path: Path) -> Path:
+def fd_dir(tmp_path: Path) -> Path:
     """A directory in which open files can be handed over."""
-    made = tmp_path / "letters"
+    made = tmp_path / "fd_dir"
     made.mkdir(mode=0o700)
     return made
 

@@ -48,13 +48,13 @@ LINGERS_S = 100
 
 
 class Box:
-    """A letterbox whose letters a test can ask for: what is read in each file that comes."""
+    """A mailbox whose fd_dir a test can ask for: what is read in each file that comes."""
 
     def __init__(self, directory):
         self.looked = []
         self.threads = set()
         self.contents = asyncio.Queue()
-        self.letterbox = FdMailbox(directory, self._look, self.contents.put_nowait)
+        self.mailbox = FdMailbox(directory, self._look, self.contents.put_nowait)
 
     def _look(self, descriptor):
         self.threads.add(threading.current_thread())
@@ -69,7 +69,7 @@ class Box:
             return await self.contents.get()
 
     def close(self):
-        self.letterbox.close()
+        self.mailbox.close()
 
 
 def put_aside():
@@ -88,8 +88,8 @@ async def soon():
 
 
 @pytest.fixture
-async def box(letters):
-    made = Box(letters)
+async def box(fd_dir):
+    made = Box(fd_dir)
     yield made
     made.close()
     put_aside()
@@ -118,7 +118,7 @@ def empty():
 
 
 def send(path, *, files=(), octets=b"\0"):
-    """What somebody else puts into a letterbox."""
+    """What somebody else puts into a mailbox."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
         with short_name(path) as name:
@@ -127,81 +127,81 @@ def send(path, *, files=(), octets=b"\0"):
 
 
 def taken_down(path):
-    """Whether a letterbox's socket is gone; it is taken down in a thread."""
+    """Whether a mailbox's socket is gone; it is taken down in a thread."""
     put_aside()
     return not Path(path).exists()
 
 
 async def test_a_file_arrives_open_is_not_inherited_and_is_looked_at_elsewhere(box, file):
-    post(box.letterbox.path, file)
+    post(box.mailbox.path, file)
     assert await box.next() == WORDS
     assert box.looked == [False]
     assert threading.current_thread() not in box.threads
-    assert taken_down(box.letterbox.path)
+    assert taken_down(box.mailbox.path)
 
 
-async def test_nothing_stays_open(letters, file, empty, open_files):
+async def test_nothing_stays_open(fd_dir, file, empty, open_files):
     before = open_files()
-    box = Box(letters)
-    send(box.letterbox.path, files=[empty])
-    send(box.letterbox.path, files=[file, file])  # more than one is too many
+    box = Box(fd_dir)
+    send(box.mailbox.path, files=[empty])
+    send(box.mailbox.path, files=[file, file])  # more than one is too many
     assert await box.next() == WORDS
     put_aside()
     assert open_files() <= before
 
 
 async def test_letters_without_the_right_file_are_passed_over(box, file, empty):
-    send(box.letterbox.path, octets=b"hello")
-    send(box.letterbox.path, octets=b"")
-    send(box.letterbox.path, files=[empty])
-    post(box.letterbox.path, file)
+    send(box.mailbox.path, octets=b"hello")
+    send(box.mailbox.path, octets=b"")
+    send(box.mailbox.path, files=[empty])
+    post(box.mailbox.path, file)
     assert await box.next() == WORDS
 
 
-async def test_only_the_first_right_file_is_received(letters, file):
-    box = Box(letters)
+async def test_only_the_first_right_file_is_received(fd_dir, file):
+    box = Box(fd_dir)
     for _ in range(3):
-        post(box.letterbox.path, file)
+        post(box.mailbox.path, file)
     assert await box.next() == WORDS
     put_aside()
     await soon()
     assert box.contents.empty()
 
 
-async def test_a_letterbox_takes_a_few_letters_only(box, file):
-    for _ in range(descriptors._MAX_LETTERS - 1):
-        send(box.letterbox.path)
-    post(box.letterbox.path, file)
+async def test_a_mailbox_takes_a_few_letters_only(box, file):
+    for _ in range(descriptors._MAX_SENDERS - 1):
+        send(box.mailbox.path)
+    post(box.mailbox.path, file)
     assert await box.next() == WORDS
-    assert taken_down(box.letterbox.path)
+    assert taken_down(box.mailbox.path)
     with pytest.raises(FileNotFoundError):
-        send(box.letterbox.path)
+        send(box.mailbox.path)
 
 
 async def test_who_connects_and_says_nothing_holds_nobody_up(box, file):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-        with short_name(box.letterbox.path) as name:
+        with short_name(box.mailbox.path) as name:
             silent.connect(name)
-        post(box.letterbox.path, file)
+        post(box.mailbox.path, file)
         assert await box.next() == WORDS
 
 
-async def test_a_letterbox_that_is_closed_is_gone(letters, file, open_files):
+async def test_a_mailbox_that_is_closed_is_gone(fd_dir, file, open_files):
     before = open_files()
-    box = Box(letters)
+    box = Box(fd_dir)
     box.close()
     box.close()
-    assert taken_down(box.letterbox.path)
+    assert taken_down(box.mailbox.path)
     assert open_files() <= before
     with pytest.raises(FileNotFoundError):
-        post(box.letterbox.path, file)
+        post(box.mailbox.path, file)
     assert open_files() <= before
 
 
-async def test_what_is_in_a_letterbox_when_it_closes_is_lost(letters, file, open_files):
+async def test_what_is_in_a_mailbox_when_it_closes_is_lost(fd_dir, file, open_files):
     before = open_files()
-    box = Box(letters)
-    post(box.letterbox.path, file)
+    box = Box(fd_dir)
+    post(box.mailbox.path, file)
     box.close()
     put_aside()
     assert open_files() <= before
@@ -212,7 +212,7 @@ async def test_what_is_in_a_letterbox_when_it_closes_is_lost(letters, file, open
     "path",
     ["", "dtd-" + "0" * 32, "/run/systemd/notify", "/" + "x" * 5000, "/tmp/box-" + "g" * 32],
 )
-def test_a_name_that_is_no_letterbox_gets_nothing(file, path):
+def test_a_name_that_is_no_mailbox_gets_nothing(file, path):
     with pytest.raises(OSError, match="is not a mailbox"):
         post(path, file)
 
@@ -220,7 +220,7 @@ def test_a_name_that_is_no_letterbox_gets_nothing(file, path):
 @pytest.mark.parametrize(
     "directory", ["/nowhere", "/" + "x" * 300, "/a\udc80b", "/" + "x/" * 3000, "/dev/null"]
 )
-def test_a_letterbox_that_cannot_be_reached_gets_nothing(file, directory, open_files):
+def test_a_mailbox_that_cannot_be_reached_gets_nothing(file, directory, open_files):
     before = open_files()
     with pytest.raises(OSError, match=r"Errno|too long"):
         post(f"{directory}/box-{'0' * 32}", file)
@@ -231,13 +231,13 @@ async def test_a_path_may_be_longer_than_an_address(tmp_path, file):
     deep = tmp_path / ("d" * 200)
     deep.mkdir()
     box = Box(deep)
-    post(box.letterbox.path, file)
+    post(box.mailbox.path, file)
     assert await box.next() == WORDS
-    assert taken_down(box.letterbox.path)
+    assert taken_down(box.mailbox.path)
 
 
-def test_a_full_letterbox_does_not_hold_up_whoever_posts(letters, file):
-    path = str(letters / f"box-{'0' * 32}")
+def test_a_full_mailbox_does_not_hold_up_whoever_posts(fd_dir, file):
+    path = str(fd_dir / f"box-{'0' * 32}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nobody_accepts:
         with short_name(path) as name:
             nobody_accepts.bind(name)
@@ -250,20 +250,20 @@ def test_a_full_letterbox_does_not_hold_up_whoever_posts(letters, file):
 
 async def test_a_file_that_is_closed_meanwhile_is_not_posted(box, file):
     with pytest.raises(OSError, match="Bad file descriptor"):
-        post(box.letterbox.path, -1)
-    post(box.letterbox.path, file)
+        post(box.mailbox.path, -1)
+    post(box.mailbox.path, file)
     assert await box.next() == WORDS
 
 
-async def test_names_cannot_be_guessed(box, letters):
-    other = Box(letters)
-    assert box.letterbox.path != other.letterbox.path
-    assert len(Path(box.letterbox.path).name) == len("box-") + 32
+async def test_names_cannot_be_guessed(box, fd_dir):
+    other = Box(fd_dir)
+    assert box.mailbox.path != other.mailbox.path
+    assert len(Path(box.mailbox.path).name) == len("box-") + 32
     other.close()
 
 
 @pytest.mark.parametrize("name", ["missing", "odd\udc80"])
-async def test_no_socket_is_left_where_there_can_be_no_letterbox(tmp_path, name, open_files):
+async def test_no_socket_is_left_where_there_can_be_no_mailbox(tmp_path, name, open_files):
     before = open_files()
     with pytest.raises(OSError, match=r"No such file|is not valid text"):
         FdMailbox(tmp_path / name, os.close, lambda _: None)
@@ -312,14 +312,14 @@ def open_place():
 
 @needs_root
 async def test_another_user_cannot_put_anything_in(open_place, file):
-    place = open_place / "letters"
+    place = open_place / "fd_dir"
     place.mkdir(mode=0o700)
     box = Box(place)
     with nobody_runs(INTRUDER, str(place)) as intruder:
         said = await asyncio.to_thread(heard, intruder, "over")
-        assert f"{box.letterbox.path} PermissionError" in said  # it was found, which is no secret
+        assert f"{box.mailbox.path} PermissionError" in said  # it was found, which is no secret
         assert "connected" not in said
-        post(box.letterbox.path, file)
+        post(box.mailbox.path, file)
         assert await box.next() == WORDS
     assert len(box.looked) == 1
 
@@ -328,11 +328,11 @@ async def test_another_user_cannot_put_anything_in(open_place, file):
 async def test_what_another_user_sends_is_not_even_received(open_place, file):
     """Where the directory does not keep him out, the kernel's word about him does."""
     box = Box(open_place)
-    os.chmod(box.letterbox.path, 0o777)  # noqa: PTH101 - at once
+    os.chmod(box.mailbox.path, 0o777)  # noqa: PTH101 - at once
     with nobody_runs(INTRUDER, str(open_place)) as intruder:
         said = await asyncio.to_thread(heard, intruder, "over")
-        assert f"{box.letterbox.path} connected" in said
-        post(box.letterbox.path, file)
+        assert f"{box.mailbox.path} connected" in said
+        post(box.mailbox.path, file)
         assert await box.next() == WORDS
     assert len(box.looked) == 1
 
@@ -377,16 +377,16 @@ def lingering():
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-async def test_no_close_keeps_the_event_loop(letters, file, accepted):
+async def test_no_close_keeps_the_event_loop(fd_dir, file, accepted):
     """Whoever may put something in, the loop goes on; when the box is closed, too."""
-    box = Box(letters)
+    box = Box(fd_dir)
     server, parcel = lingering()
     loop = asyncio.get_running_loop()
-    send(box.letterbox.path, files=[parcel.fileno()])
+    send(box.mailbox.path, files=[parcel.fileno()])
     parcel.close()  # not the last one: this does not wait
     begun = loop.time()
     if accepted:
-        post(box.letterbox.path, file)
+        post(box.mailbox.path, file)
         assert await box.next() == WORDS
     box.close()
     for _ in range(5):

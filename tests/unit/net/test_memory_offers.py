@@ -25,12 +25,12 @@ WORDS = b"gradients"
 class Side:
     """The loans of one rank, and what it has said to the other, which hears it at once or never."""
 
-    def __init__(self, letters, generation=GENERATION):
+    def __init__(self, fd_dir, generation=GENERATION):
         self.same_host = True
         self.said = []
         self.borrowed = asyncio.Event()
         self.other = None
-        self.offers = SharedMemory(generation, links=self, fd_dir=letters)
+        self.offers = SharedMemory(generation, links=self, fd_dir=fd_dir)
 
     def is_next_on_this_host(self):
         return self.same_host
@@ -67,9 +67,9 @@ def bucket(view, home=None):
 
 
 @pytest.fixture
-async def sides(letters):
+async def sides(fd_dir):
     """(the rank that lends, the one that borrows), who hear each other."""
-    one, other = Side(letters), Side(letters)
+    one, other = Side(fd_dir), Side(fd_dir)
     one.other, other.other = other, one
     yield one, other
     one.offers.close()
@@ -140,8 +140,8 @@ async def test_only_what_lies_in_the_memory_is_lent(sides, lender):
     elsewhere.memory.close()
 
 
-async def test_nothing_is_offered_that_cannot_be_lent(lender, letters):
-    side = Side(letters)
+async def test_nothing_is_offered_that_cannot_be_lent(lender, fd_dir):
+    side = Side(fd_dir)
     homeless = [bucket(memoryview(bytearray(4)))]
     for buckets in ([], homeless, lender.buckets[:1] * (m.MAX_LENT + 1)):
         assert side.offers.offer(buckets) == NOTHING_SHARED
@@ -162,8 +162,8 @@ async def test_another_layout_is_another_offer(sides, lender, mapped):
     assert mapped(lender.memory) == before + 1
 
 
-async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender, letters):
-    side = Side(letters)
+async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender, fd_dir):
+    side = Side(fd_dir)
     side.offers.offer(lender.buckets)
     side.offers.offer(lender.buckets[:1])
     side.offers.received(m.ShmMapped(generation=GENERATION, number=1))
@@ -175,9 +175,9 @@ async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender, letters):
 
 
 @pytest.mark.parametrize("path", ["", "/run/systemd/notify", "/no/box-" + "0" * 32, "/a\0b"])
-async def test_a_path_that_leads_nowhere_is_logged(lender, letters, open_files, path):
+async def test_a_path_that_leads_nowhere_is_logged(lender, fd_dir, open_files, path):
     before = open_files()
-    side = Side(letters)
+    side = Side(fd_dir)
     side.offers.offer(lender.buckets)
     with structlog.testing.capture_logs() as logs:
         side.offers.received(m.ShmRequest(generation=GENERATION, number=1, socket=path))
@@ -206,8 +206,8 @@ async def test_where_there_can_be_no_letterbox_everything_is_sent(sides, lender,
 
 
 @pytest.mark.parametrize("generation", [GENERATION - 1, GENERATION + 1])
-async def test_other_generations_are_refused(lender, generation, letters):
-    side = Side(letters)
+async def test_other_generations_are_refused(lender, generation, fd_dir):
+    side = Side(fd_dir)
     side.offers.offer(lender.buckets)
     (lend,) = side.said
     for message in (
@@ -221,8 +221,8 @@ async def test_other_generations_are_refused(lender, generation, letters):
 # --- the post ------------------------------------------------------------------------------------
 
 
-async def test_a_wrong_file_is_passed_over(lender, open_files, letters):
-    one, other = Side(letters), Side(letters)
+async def test_a_wrong_file_is_passed_over(lender, open_files, fd_dir):
+    one, other = Side(fd_dir), Side(fd_dir)
     strange = Lender(WORDS, b"more")
     reading, writing = os.pipe()
     before = open_files()
@@ -243,8 +243,8 @@ async def test_a_wrong_file_is_passed_over(lender, open_files, letters):
     os.close(writing)
 
 
-async def test_a_second_offer_makes_the_first_letterbox_useless(lender, letters):
-    one, other = Side(letters), Side(letters)
+async def test_a_second_offer_makes_the_first_letterbox_useless(lender, fd_dir):
+    one, other = Side(fd_dir), Side(fd_dir)
     one.offers.offer(lender.buckets)
     one.offers.offer(lender.buckets[:1])
     for offer in one.said:
@@ -296,14 +296,14 @@ async def test_closing_leaves_nothing_behind(sides, lender, mapped):
     assert mapped(lender.memory) == before
 
 
-async def test_whoever_waits_for_a_file_can_close(lender, open_files, letters):
+async def test_whoever_waits_for_a_file_can_close(lender, open_files, fd_dir):
     before = open_files()
-    one, other = Side(letters), Side(letters)
+    one, other = Side(fd_dir), Side(fd_dir)
     one.offers.offer(lender.buckets)
     other.offers.received(one.said[0])
     other.offers.close()
     put_aside()
     assert open_files() <= before
-    assert list(letters.iterdir()) == []
+    assert list(fd_dir.iterdir()) == []
     with pytest.raises(FileNotFoundError):
         post(other.said[0].socket, lender.memory.descriptor)

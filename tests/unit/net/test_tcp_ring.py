@@ -34,8 +34,8 @@ def no_checkpoint(name):
 class Node:
     """One rank: its data port, its endpoint once it is made, and what that reports."""
 
-    def __init__(self, rank, letters):
-        self.letters = letters
+    def __init__(self, rank, fd_dir):
+        self.fd_dir = fd_dir
         self.name = f"worker-{rank}"
         self.server = DataServer(self.name, no_checkpoint)
         self.up = asyncio.Event()
@@ -51,7 +51,7 @@ class Node:
             beat_interval_s=silence_s / 6,
             silence_s=silence_s,
             listener=self,
-            fd_dir=self.letters,
+            fd_dir=self.fd_dir,
         )
 
     def ring_up(self):
@@ -83,8 +83,8 @@ class Node:
 class Ranks:
     """All ranks of one ring."""
 
-    def __init__(self, size, letters):
-        self.nodes = [Node(rank, letters) for rank in range(size)]
+    def __init__(self, size, fd_dir):
+        self.nodes = [Node(rank, fd_dir) for rank in range(size)]
 
     async def listen(self, ports=None, *, chunk_bytes=64, silence_s=PATIENCE_S):
         """Make the endpoints; a rank whose port is given does not listen yet."""
@@ -133,12 +133,12 @@ class Ranks:
 
 
 @pytest.fixture
-async def ranks(letters):
+async def ranks(fd_dir):
     """Makes rings of a size; they are closed in the end."""
     made = []
 
     def make(size):
-        made.append(Ranks(size, letters))
+        made.append(Ranks(size, fd_dir))
         return made[-1]
 
     yield make

@@ -81,7 +81,7 @@ def manifest(state: Written, /, **fields: Any) -> Manifest:
 
 
 def ranges_of(state: Written, rank: int, world_size: int, mirrors: int) -> dict[int, list[Range]]:
-    """What a rank holds of each flattened parameter, cut as the ring cuts its bucket."""
+    """A rank's part of each flattened parameter, cut as the ring cuts its bucket."""
     found: dict[int, list[Range]] = {}
     for bucket in state.buckets:
         sizes = [state.tensors[f"model.{index}.weight"].numel() for index in bucket]

@@ -1,7 +1,7 @@
 """Forecast of the step time with N workers, from measurements of workers and links.
 
 The exchange of a bucket starts when the backward pass has filled it on every rank and the previous
-exchange is complete; `dtd.doctor.travel` computes when it ends, with or without a codec.
+exchange is complete; `dtd.doctor.transfer` computes when it ends, with or without a codec.
 Every hop of the ring waits for the slowest link, so the lowest bandwidth and the highest latency of
 the ring's links count.  Then the control word travels once around the ring, and the optimizer
 runs.  With local steps, the change of the model is exchanged once per several steps, and each step
@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dtd.doctor.travel import Coded, Ring, Star, Travel, travel
+from dtd.doctor.transfer import Coded, Ring, Star, TransferEstimate, estimate_transfer
 
 ALONE = 1
 
@@ -154,7 +154,7 @@ def forecast(
 def sent_bytes(what: Exchanged, world_size: int, star: Star | None = None) -> int:
     """Bytes that one worker sends per step."""
     free = Ring(latency_s=0.0, bytes_per_s=math.inf, overhead_s=0.0, star=star)
-    gone = travel([0.0] * len(what.coded.decode_s), what.coded, free, world_size)
+    gone = estimate_transfer([0.0] * len(what.coded.decode_s), what.coded, free, world_size)
     gathered = _gathered(what, free, world_size)
     return (gone.sent_bytes + gathered.sent_bytes) // what.every_steps
 
@@ -187,11 +187,11 @@ def _slowest(workers: Sequence[Compute]) -> Compute:
 
 def _exposed(
     compute: Compute, ring: Ring, what: Exchanged, world_size: int
-) -> tuple[float, Travel]:
+) -> tuple[float, TransferEstimate]:
     """(how long a step waits for communication and its codec, the exchanges of the buckets)."""
     local = what.every_steps > 1
     full_s = (compute.compute_s,) * len(compute.ready_s) if local else compute.ready_s
-    gone = travel(full_s, what.coded, ring, world_size)
+    gone = estimate_transfer(full_s, what.coded, ring, world_size)
     hops = ring.ranks(world_size) - 1
     late_s = max(0.0, gone.end_s - compute.compute_s) + hops * ring.latency_s
     share_s = late_s / what.every_steps
@@ -200,7 +200,7 @@ def _exposed(
     gathered = _gathered(what, ring, world_size)
     hidden_s = compute.data_s + min(compute.ready_s, default=0.0)
     share_s += max(_first_s(what, ring, world_size), gathered.end_s - hidden_s)
-    both = Travel(
+    both = TransferEstimate(
         end_s=gone.end_s,
         comm_s=gone.comm_s + gathered.comm_s,
         sent_bytes=gone.sent_bytes + gathered.sent_bytes,
@@ -208,10 +208,10 @@ def _exposed(
     return share_s, both
 
 
-def _gathered(what: Exchanged, ring: Ring, world_size: int) -> Travel:
+def _gathered(what: Exchanged, ring: Ring, world_size: int) -> TransferEstimate:
     """Follow the parameters that are gathered for a step."""
     coded = what.parameters or Coded.plain(())
-    return travel([0.0] * len(coded.decode_s), coded, ring, world_size)
+    return estimate_transfer([0.0] * len(coded.decode_s), coded, ring, world_size)
 
 
 def _first_s(what: Exchanged, ring: Ring, world_size: int) -> float:
@@ -219,7 +219,7 @@ def _first_s(what: Exchanged, ring: Ring, world_size: int) -> float:
     if what.parameters is None:
         return 0.0
     first = Coded(exchanges=what.parameters.exchanges[:1], decode_s=(0.0,))
-    return travel([0.0], first, ring, world_size).end_s
+    return estimate_transfer([0.0], first, ring, world_size).end_s
 
 
 def _limit(

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from dtd import figures
 from dtd.doctor.checks import Finding
 from dtd.doctor.forecast import Compute, Exchanged, Forecast, LinkSpeed, forecast, sent_bytes
-from dtd.doctor.travel import Coded, Exchange, Star
+from dtd.doctor.transfer import Coded, Exchange, Star
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
 

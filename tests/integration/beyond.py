@@ -59,7 +59,7 @@ class Beyond(Cluster):
 
 
 def registering(name: str, **more: object) -> m.Register:
-    """What a worker of this name says first."""
+    """The first message of a worker of this name."""
     usual = {"incarnation": 1, "pid": 1, "host": "h", "device": "cpu", "version": "0"}
     return m.Register(**{"name": name, "data_host": "", "data_port": 1, **usual, **more})
 

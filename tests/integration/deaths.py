@@ -44,6 +44,6 @@ def assert_survivors_are_equal(answer, count):
 
 
 def logged(daemons, name):
-    """What a worker has logged, without what C++ libraries print to its standard error."""
+    """A worker's log, without the lines that C++ libraries print to its standard error."""
     lines = daemons.child(name).log_path.read_text().splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]

@@ -125,7 +125,7 @@ class OwnStateDict(SmallSlices):
 
 
 class LastLayer(nn.Sequential):
-    """Of its state_dict the last layer is left."""
+    """The last layer is missing from its state_dict."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         whole = super().state_dict(*args, **kwargs)

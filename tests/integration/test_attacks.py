@@ -39,7 +39,7 @@ pytestmark = pytest.mark.integration
 T = TypeVar("T")
 PATIENCE = 60.0
 GROWTH_BYTES = 48 * 1024 * 1024
-"""What a coordinator may grow by under all of this; one declared payload alone would be 4 GiB."""
+"""The coordinator's growth limit under all of this; one declared payload alone would be 4 GiB."""
 
 
 class Coordinator(Beyond):
@@ -169,7 +169,7 @@ def copy(source: socket.socket, target: socket.socket, note: Callable[[bytes], o
         target.shutdown(socket.SHUT_WR)
 
 
-def test_those_who_dawdle_are_dropped_while_others_are_served(coordinator):
+def test_those_that_dawdle_are_dropped_while_others_are_served(coordinator):
     """Slow-loris: some say nothing, some say half of a TLS handshake; none outlasts its time."""
     where = coordinator.address.host, coordinator.address.port
     dawdlers = [socket.create_connection(where, PATIENCE) for _ in range(PER_ADDRESS)]

@@ -115,7 +115,9 @@ def test_the_own_user_may_do_everything(served: SocketPath) -> None:
     assert ask(served, m.GetStatus())["workers"] == []
 
 
-def test_who_is_not_named_is_refused_and_told_whom_it_belongs_to(served: SocketPath) -> None:
+def test_a_worker_that_is_not_named_is_refused_and_told_whom_it_belongs_to(
+    served: SocketPath,
+) -> None:
     with user(NOBODY), pytest.raises(RequestRefused) as caught:
         ask(served, m.GetStatus())
     assert caught.value.message == "uid 65534 may not open a connection of role ctl here"
@@ -197,7 +199,7 @@ def test_plain_tcp_is_refused_in_words_on_loopback_too(place: Path, served: Sock
         )
 
 
-def test_whoever_takes_the_port_first_is_not_followed(place: Path) -> None:
+def test_a_worker_that_takes_the_port_first_is_not_followed(place: Path) -> None:
     """A worker with a credential, while the coordinator is away."""
     with socket.create_server(("127.0.0.1", 0)) as posing:
         at = Address(*posing.getsockname())
@@ -299,7 +301,7 @@ def test_one_that_was_killed_leaves_a_socket_that_the_next_one_replaces(place: P
     assert Path(at.path).is_socket()
 
 
-def test_who_took_the_coordinators_place_is_not_followed(place: Path) -> None:
+def test_a_worker_that_took_the_coordinators_place_is_not_followed(place: Path) -> None:
     """Whoever can put a socket there first would command workers, and see what people submit."""
     taken = place / "taken"
     taken.mkdir()

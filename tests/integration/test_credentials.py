@@ -181,7 +181,7 @@ def test_a_certificate_that_was_not_issued_here_does_not_count(
         coordinator.ask(m.GetStatus(), Credential.load(path))
 
 
-def test_a_revocation_is_carried_out_when_whoever_asked_has_left(coordinator: Coordinator) -> None:
+def test_a_revocation_is_carried_out_when_all_that_asked_has_left(coordinator: Coordinator) -> None:
     credential = coordinator.join("leaver")
     link = coordinator.register(credential, "leaver-cpu")
     client = coordinator.client()

@@ -131,7 +131,7 @@ def test_a_checkpoint_is_listed_with_what_it_is_worth(daemons, two_jobs):
 
 
 def garbage(connection):
-    """What is said to somebody who sends it; it ends because the other side closes."""
+    """The answer to a sender; it ends because the other side closes."""
     with connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: dtd\r\n\r\n")
         received = b""

@@ -89,7 +89,7 @@ def test_three_healthy_workers(dtdctl):
 
 
 def test_a_forecast_is_of_the_order_of_the_steps_that_follow(dtdctl, tmp_path):
-    """Of a task that is shipped, since workers lack it when they measure it, too."""
+    """The forecast for a shipped task: workers lack its code when they measure it, too."""
     (tmp_path / "own_task.py").write_text(OWN_TASK)
     (tmp_path / "job.toml").write_text(JOB)
     exit_code, out, err = dtdctl("doctor", "job.toml", "-o", "json", cwd=tmp_path)

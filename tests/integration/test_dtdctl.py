@@ -87,7 +87,7 @@ def test_a_job_that_waits_from_submission_to_its_end(dtdctl, tmp_path):
 
 
 def test_all_that_is_printed_as_json_fits_the_schema(dtdctl, check_output, tmp_path):
-    """Of a job that never trains; test_examples looks at those that do."""
+    """The outputs about a job that never trains; test_examples looks at those that do."""
     digits = str(ROOT / "docs/examples/digits.toml")
     _code, submitted, _err = dtdctl("submit", job_file(tmp_path), "-o", "json")
     job = json.loads(submitted)["job"]

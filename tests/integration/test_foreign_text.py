@@ -1,4 +1,4 @@
-"""What hostile members say to a real coordinator reaches nobody raw; and who did what is on record.
+"""Hostile members' text reaches nobody raw through a real coordinator, and every act is on record.
 
 One coordinator beyond loopback; a worker, a viewer and a stranger that the tests play.  Nothing is
 trained: the worker says that the job's code has failed.
@@ -58,7 +58,7 @@ class Coordinator(Beyond):
         return link
 
     def shown(self, *words: str, terminal: bool = False) -> str:
-        """What a command prints, on both streams together."""
+        """A command's output, on both streams together."""
         command = [sys.executable, "-m", "dtd.ctl.main", *words]
         environ = {**self.ctl_environment(), "PYTHONIOENCODING": "utf-8"}
         reader, writer = pty.openpty() if terminal else os.pipe()
@@ -203,7 +203,7 @@ def test_a_name_that_is_no_line_ends_the_connection(coordinator, worker, field) 
 # --- the audit log -------------------------------------------------------------------------------
 
 
-def test_who_did_what_is_known(coordinator, worker, viewer, job) -> None:
+def test_a_worker_that_did_what_is_known(coordinator, worker, viewer, job) -> None:
     entries = coordinator.audit()
     joined = [e for e in entries if e["what"] == "ENROL" and e["about"]["name"] == "w-0"]
     assert [(e["role"], e["outcome"], e["address"]) for e in joined] == [

@@ -1,4 +1,4 @@
-"""What somebody says who is called as a coordinator reaches neither log, console nor systemd raw.
+"""Text of an impostor coordinator reaches neither log, console nor systemd raw.
 
 Real workers and dtdctl call a socket at which the test answers.  No worker trains.
 """

@@ -1,4 +1,4 @@
-"""What a worker that joins does at its first step or load harms nobody but itself."""
+"""A worker that fails at its first step or load after joining harms nobody but itself."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = [
 WORKERS = 4
 PARAMETERS = 40_000_000
 PROCESS_BYTES = 256 << 20
-"""What a worker takes without a state once it trains, in pages of its own."""
+"""A training worker's memory without a state, in pages of its own."""
 LIMIT_BYTES = PROCESS_BYTES + 12 * PARAMETERS * 10 // 16
 JOB = f"""
 [job]

@@ -24,7 +24,7 @@ FOR_MEMBERS = ("--metrics", "127.0.0.1:0", "--metrics-for", "members")
 
 
 def said(child: Child, event: str) -> dict[str, object]:
-    """What a daemon's log tells of an event, once it does."""
+    """The fields of an event in a daemon's log, once it is there."""
     while True:
         lines = child.log_path.read_text().splitlines() if child.log_path.exists() else []
         for line in lines:

@@ -1,4 +1,4 @@
-"""What an operator does with jobs that have ended: look, go on, take over, delete.  One cluster."""
+"""An operator's work on jobs that have ended: look, go on, take over, delete.  One cluster."""
 
 from __future__ import annotations
 

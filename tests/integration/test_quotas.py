@@ -27,7 +27,7 @@ from scripts.cluster.cluster import Cluster
 pytestmark = pytest.mark.integration
 
 PROMPT_S = 15.0
-"""What operators wait for takes milliseconds, and on a busy machine some seconds; under these
+"""Answers that operators wait for take milliseconds, and on a busy machine some seconds; under these
 attacks it once took up to 36 s."""
 
 PATIENCE_S = 30.0
@@ -100,7 +100,7 @@ class Attacked:
         return self.link(m.Role.CTL, name, "127.0.3.1")
 
     def lines(self) -> Iterator[list[str]]:
-        """What the job has printed, page by page."""
+        """The job's output, page by page."""
         after = 0
         while (page := self.ask(m.ReadLogs(job=self.job, after=after)))["lines"]:
             yield [line["text"] for line in page["lines"]]

@@ -141,7 +141,7 @@ def test_hosts_join_and_train_and_no_secret_is_logged(
 def test_an_encrypted_job_is_trained_and_its_weights_are_fetched(
     cluster: Secured, tokens: list[Token], tmp_path: Path
 ) -> None:
-    """What a codec sends is of its own arithmetic, and is summed on the ring all the same."""
+    """A codec's payload has its own arithmetic, and is summed on the ring all the same."""
     assert tokens
     rounds = ("strategy.name=diloco", "strategy.inner_steps=4", "strategy.codec=int8")
     job = trained(cluster, cluster.operator, "sync.encryption=tls", *rounds)

@@ -129,7 +129,7 @@ def test_the_loss_of_the_only_server_costs_the_steps_since_the_checkpoint(only_s
     ids=["replicated", "sharded", "alone"],
 )
 def test_a_job_of_any_strategy_goes_on_from_what_the_server_has(only_server, strategy):
-    """Of its workers none has a part of that checkpoint."""
+    """None of its workers has a part of that checkpoint."""
     daemons = only_server.daemons
     daemons.await_idle()
     epochs = ("job.epochs=7", *strategy)

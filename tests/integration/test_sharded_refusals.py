@@ -1,4 +1,4 @@
-"""What sharded training cannot do as plain torch does is refused by name before the first step."""
+"""Tasks that sharded training cannot train as plain torch does are refused by name before step 1."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ OTHER_VERSION = (
 
 
 class Statuses:
-    """What a daemon tells the service manager."""
+    """The messages that a daemon sends to the service manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

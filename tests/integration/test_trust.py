@@ -1,4 +1,4 @@
-"""What a worker trusts: files that a job can write decide nothing, and neither do other clocks."""
+"""A worker's trust: files that a job can write decide nothing, and neither do other clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a job when something is wrong with it, or with one of its hosts."""
+"""The end of a job when something is wrong with it, or with one of its hosts."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Browser:
         send("Emulation.clearDeviceMetricsOverride", {})
 
     def complaints(self) -> list[str]:
-        """What the browser has complained of: of the library's style, which is not needed, not."""
+        """The browser's complaints, without those about the library's style, which is not needed."""
         found = [entry["message"] for entry in self.driver.get_log("browser")]
         return [one for one in found if "charts.js" not in one and "401" not in one]
 
@@ -139,7 +139,7 @@ def link(daemons: Daemons) -> str:
     return f"{answer['url']}#login={answer['code']}"
 
 
-def test_who_has_no_code_sees_a_form(daemons: Daemons, browser: Browser) -> None:
+def test_a_worker_that_has_no_code_sees_a_form(daemons: Daemons, browser: Browser) -> None:
     browser.open(daemons.ask(m.OpenWeb())["url"])
     browser.until_text("Code or token")
     browser.picture("login")

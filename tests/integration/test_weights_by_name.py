@@ -1,4 +1,4 @@
-"""What a job takes over finds its parameter by name, or is refused by name."""
+"""Weights that a job takes over find their parameters by name, or are refused by name."""
 
 from __future__ import annotations
 

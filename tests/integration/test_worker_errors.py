@@ -1,4 +1,4 @@
-"""What a worker's own code raises ends its process, and the job's reason says it."""
+"""An exception in a worker's own code ends its process, and the job's reason names it."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_redone_step_is_told_once_and_what_it_changed_is_taken_back(
     torch.testing.assert_close(own.average, whole[0].run._session.task.average)
 
 
-def test_who_prepared_a_step_tells_it_when_it_is_committed(arena, regression) -> None:
+def test_a_worker_that_prepared_a_step_tells_it_when_it_is_committed(arena, regression) -> None:
     """One rank has the control word, the other one only the sums."""
     task, spec = of(regression), arena.spec(**SPEC)
     ranks = ranks_of(arena, task, spec)

@@ -170,7 +170,7 @@ def test_a_step_that_breaks_between_its_updates_is_redone_exactly(
     assert ranks[0].outcome.digest == ranks[1].outcome.digest == whole[0].outcome.digest
 
 
-def test_who_prepared_all_updates_commits_them(arena, regression) -> None:
+def test_a_worker_that_prepared_all_updates_commits_them(arena, regression) -> None:
     """One rank has all sums; the other one may have lost the ring before, and copies the state."""
     task, spec = of(regression), arena.spec(job={"steps": 7})
     whole = arena.train(task, spec, 2, job_id="whole")

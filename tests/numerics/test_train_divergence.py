@@ -130,7 +130,9 @@ def test_what_else_may_differ_is_named(arena, regression, change, entry, meaning
     assert meaning in found[2]
 
 
-def test_who_has_copied_the_flipped_state_does_not_outvote_the_sound_one(arena, regression) -> None:
+def test_a_worker_that_has_copied_the_flipped_state_does_not_outvote_the_sound_one(
+    arena, regression
+) -> None:
     """One good, one flipped, and a joiner with the flipped one's state: nobody can say."""
     ranks = [arena.start(regression(), arena.spec(), name=f"w{i}") for i in range(3)]
     arena.copy_state(ranks[0], ranks[1])

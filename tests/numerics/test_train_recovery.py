@@ -135,7 +135,7 @@ def test_the_prepared_step_is_known_by_the_generation_that_prepared_it(arena, re
 
 
 @pytest.mark.parametrize("committed", [(), (1,), (0, 2)], ids=["none", "one", "two"])
-def test_who_prepared_a_step_commits_it_as_if_nothing_had_happened(
+def test_a_worker_that_prepared_a_step_commits_it_as_if_nothing_had_happened(
     arena, regression, committed
 ) -> None:
     task, spec = Stateful.of(regression), arena.spec(job={"steps": 9}, optimizer=SGD)

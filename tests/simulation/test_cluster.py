@@ -113,7 +113,7 @@ def test_step_that_kills_worker_after_worker_ends_the_job() -> None:
     assert cluster.job().reason.startswith("step 7 kills worker after worker")
 
 
-def test_operator_is_told_when_he_is_refused_or_nobody_answers() -> None:
+def test_operator_is_told_when_it_is_refused_or_nobody_answers() -> None:
     cluster = Cluster(1, workers=1).submit(steps=5)
     cluster.do("drain", "worker-9", at_s=1.0)
     cluster.crash("coordinator", at_s=1.1).do("cancel", "job-1", at_s=1.2)

@@ -86,7 +86,7 @@ def test_residual_that_is_not_handed_on(judge: Residuals) -> None:
         judge.handed_on(an_assign(2), 0.0)
 
 
-def test_what_is_handed_on_is_shared_by_those_who_stay() -> None:
+def test_what_is_handed_on_is_shared_by_those_that_stay() -> None:
     own = [zero() for _ in range(3)]
     for residual, share in zip(own, (900, 8, 9), strict=True):
         add(residual, share)

@@ -69,7 +69,7 @@ def test_a_second_loss_while_shards_change_hands_costs_no_step_with_two_mirrors(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_who_joins_and_is_lost_while_shards_change_hands_costs_no_step(seed: int) -> None:
+def test_a_worker_that_joins_and_is_lost_while_shards_change_hands_costs_no_step(seed: int) -> None:
     strategy = {"name": "sharded", "mirrors": 1}
     cluster = Cluster(seed, workers=3).submit(steps=20, strategy=strategy)
     cluster.restart("worker-4", at_s=3.0).crash(name="worker-4").at(phase=REGROUP)

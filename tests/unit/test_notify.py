@@ -1,4 +1,4 @@
-"""What a service manager hears: a real datagram socket, and nothing without one."""
+"""Messages to a service manager: a real datagram socket, and nothing without one."""
 
 from __future__ import annotations
 

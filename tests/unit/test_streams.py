@@ -1,4 +1,4 @@
-"""What a terminal lacks is spelt; a program's own streams outlive what takes their descriptors."""
+"""Characters that a terminal lacks are spelt; a program's streams outlive replaced descriptors."""
 
 from __future__ import annotations
 

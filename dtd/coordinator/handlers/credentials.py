@@ -1,4 +1,4 @@
-"""Who may be here: hosts join with a token, certificates are renewed, operators manage both.
+"""Credentials: hosts join with a token, certificates are renewed, operators manage both.
 
 A token's secret is in the answer to CREATE_TOKEN and nowhere else.
 """

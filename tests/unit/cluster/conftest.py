@@ -1,4 +1,4 @@
-"""A desk to drive the membership core from: workers say things, the desk keeps what it answers."""
+"""Drives the membership core: workers report, and the driver keeps the answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TICK_S = 0.25
 LONG_S, LONG_TICK_S = 120.0, 2 * TICK_S
 
 
-class Desk:
+class Driver:
     """A membership core, a clock that the test moves, and everything the core has answered."""
 
     def __init__(self, **arguments: Any) -> None:
@@ -267,15 +267,15 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
+def driver() -> Driver:
     """A fresh membership core."""
-    return Desk()
+    return Driver()
 
 
 @pytest.fixture
-def make_desk() -> Callable[..., Desk]:
+def make_desk() -> Callable[..., Driver]:
     """For cores with arguments."""
-    return Desk
+    return Driver
 
 
 @pytest.fixture

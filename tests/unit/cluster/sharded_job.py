@@ -26,29 +26,29 @@ def at(
     return m.Held(job=job, generation=generation, step=step, digest="", where=where, part=part)
 
 
-def running(desk: Any, *, mirrors: int = 1, **more: Any) -> int:
+def running(driver: Any, *, mirrors: int = 1, **more: Any) -> int:
     """Four workers run a sharded job."""
     strategy = {"name": "sharded", "mirrors": mirrors}
-    desk.submit(strategy=strategy, **{"min_workers": 2, **more})
-    desk.warm_up(*FOUR)
-    return int(desk.all_run(*FOUR))
+    driver.submit(strategy=strategy, **{"min_workers": 2, **more})
+    driver.warm_up(*FOUR)
+    return int(driver.all_run(*FOUR))
 
 
-def froze(desk: Any, name: str, number: int, step: int, *more: m.Held, **values: Any) -> None:
+def froze(driver: Any, name: str, number: int, step: int, *more: m.Held, **values: Any) -> None:
     """A member leaves with its share of what its generation has committed."""
     by = values.pop("by", number if step else 0)
     held = (at(by, step, values.pop("part", share(name))), *more)
-    desk.froze(name, generation=number, step=step, held_generation=by, held=held, **values)
+    driver.froze(name, generation=number, step=step, held_generation=by, held=held, **values)
 
 
 def saved(
-    desk: Any,
+    driver: Any,
     name: str,
     key: tuple[int, int],
     part: tuple[int, ...] | None = None,
     digest: str = "",
 ) -> None:
-    desk.say(
+    driver.say(
         name,
         m.CheckpointSaved(
             job="j-1",
@@ -64,5 +64,5 @@ def saved(
     )
 
 
-def finished(desk: Any, name: str, number: int, step: int = 10) -> None:
-    desk.finished(name, generation=number, step=step, saved=False, part=share(name))
+def finished(driver: Any, name: str, number: int, step: int = 10) -> None:
+    driver.finished(name, generation=number, step=step, saved=False, part=share(name))

@@ -75,7 +75,7 @@ def test_a_step_that_some_have_committed_and_others_prepared_is_complete() -> No
     assert roster.start_key(a_job(), workers) == (1, 6)
 
 
-def test_who_has_not_prepared_a_step_keeps_the_others_from_it() -> None:
+def test_a_worker_that_has_not_prepared_a_step_keeps_the_others_from_it() -> None:
     workers = ring()
     for one in workers[:3]:
         one.holdings.prepared = (1, 6)
@@ -127,7 +127,7 @@ def test_after_a_loss_one_less_may_be_lost() -> None:
     assert coverage.redundancy(a_job(), "") is None
 
 
-def test_who_is_alone_or_no_member_may_leave() -> None:
+def test_a_worker_that_is_alone_or_no_member_may_leave() -> None:
     job = a_job(mirrors=0)
     assert coverage.can_spare(job, "x")
     job.roster = ("a",)

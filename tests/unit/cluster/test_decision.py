@@ -14,16 +14,16 @@ from dtd.wire import messages as m
 
 
 @pytest.fixture
-def held(desk: Any) -> Any:
-    """A desk whose store has not answered yet; the decision is in `desk.saved`."""
-    desk.submit()
-    desk.writes = False
-    desk.warm_up("a", "b")
-    return desk
+def held(driver: Any) -> Any:
+    """A driver whose store has not answered yet; the decision is in `driver.saved`."""
+    driver.submit()
+    driver.writes = False
+    driver.warm_up("a", "b")
+    return driver
 
 
-def announcing(desk: Any) -> SaveJob:
-    return SaveJob(job=desk.cluster.job, announces=desk.cluster.run.generation)
+def announcing(driver: Any) -> SaveJob:
+    return SaveJob(job=driver.cluster.job, announces=driver.cluster.run.generation)
 
 
 def test_nobody_hears_of_what_is_not_written(held: Any) -> None:
@@ -85,21 +85,21 @@ def test_word_that_comes_after_the_job_changes_nothing(held: Any) -> None:
 
 
 @pytest.fixture
-def going_on(desk: Any) -> Any:
+def going_on(driver: Any) -> Any:
     """Of two that had done seven steps one is left; the store has not answered yet."""
-    desk.submit()
-    number = desk.run_generation("a", "b")
+    driver.submit()
+    number = driver.run_generation("a", "b")
     for name in "ab":
-        desk.beat(name, step=7)
-    desk.writes = False
-    desk.lost("b")
-    desk.froze("a", generation=number, step=7)
-    assert desk.cluster.run.decision is not None
-    return desk
+        driver.beat(name, step=7)
+    driver.writes = False
+    driver.lost("b")
+    driver.froze("a", generation=number, step=7)
+    assert driver.cluster.run.decision is not None
+    return driver
 
 
-def record(desk: Any) -> tuple[str, int, bool]:
-    job = desk.cluster.job
+def record(driver: Any) -> tuple[str, int, bool]:
+    job = driver.cluster.job
     return job.state.value, job.generation, job.announced
 
 
@@ -141,7 +141,7 @@ def test_a_job_that_fails_meanwhile_does_not_train_on(going_on: Any) -> None:
 
 @pytest.mark.parametrize(("verdict", "state"), [("cancelled", "stopping"), ("done", "running")])
 def test_a_job_stored_as_saving_with_a_generation_is_taken_up(
-    desk: Any, verdict: str, state: str
+    driver: Any, verdict: str, state: str
 ) -> None:
     """It may run out there, announced after the job was to end."""
     limits = {"min_workers": 1, "max_workers": 2, "settle_s": 0.0, "warmup_timeout_s": 120.0}
@@ -158,35 +158,35 @@ def test_a_job_stored_as_saving_with_a_generation_is_taken_up(
         fenced=False,
         step=7,
     )
-    desk.handle(Submitted(job=job))
+    driver.handle(Submitted(job=job))
     assert job.state.value == state
-    desk.back("a")
-    assert [one.stop for one in desk.told("a", m.Freeze)] == [True] * (state == "stopping")
-    desk.handle(CancelRequested(job="j-1"))
-    assert desk.core.explain()
-    desk.froze("a", generation=2, step=9)
-    assert desk.told("a", m.Save) == [m.Save(job="j-1", generation=2, step=9)]
-    desk.saved_checkpoint("a", generation=2, step=9)
-    assert [one.state.value for one in desk.ended] == ["cancelled"]
+    driver.back("a")
+    assert [one.stop for one in driver.told("a", m.Freeze)] == [True] * (state == "stopping")
+    driver.handle(CancelRequested(job="j-1"))
+    assert driver.core.explain()
+    driver.froze("a", generation=2, step=9)
+    assert driver.told("a", m.Save) == [m.Save(job="j-1", generation=2, step=9)]
+    driver.saved_checkpoint("a", generation=2, step=9)
+    assert [one.state.value for one in driver.ended] == ["cancelled"]
 
 
 @pytest.fixture
-def falling_back(desk: Any) -> Any:
+def falling_back(driver: Any) -> Any:
     """Those who had done 3000 steps are gone; the fall-back to step 0 is being written down."""
-    desk.submit()
-    number = desk.run_generation("a", "b")
+    driver.submit()
+    number = driver.run_generation("a", "b")
     for name in "ab":
-        desk.beat(name, step=3000)
-    desk.saved_checkpoint("a", generation=number, step=2000)
-    desk.lost("b")
-    desk.lost("a", farewell=False)
-    desk.register("c")
-    desk.warmed("c")
-    desk.writes = False
-    desk.silence(desk.now + 3.0, "c")
-    desk.handle(ResumeRequested(job="j-1"))
-    assert (desk.cluster.run.decision is not None, number) == (True, 1)
-    return desk
+        driver.beat(name, step=3000)
+    driver.saved_checkpoint("a", generation=number, step=2000)
+    driver.lost("b")
+    driver.lost("a", farewell=False)
+    driver.register("c")
+    driver.warmed("c")
+    driver.writes = False
+    driver.silence(driver.now + 3.0, "c")
+    driver.handle(ResumeRequested(job="j-1"))
+    assert (driver.cluster.run.decision is not None, number) == (True, 1)
+    return driver
 
 
 @pytest.mark.parametrize("failure", ["", "disk full"])
@@ -194,43 +194,43 @@ def falling_back(desk: Any) -> Any:
 def test_a_holder_of_newer_state_that_returns_meanwhile_is_waited_for(
     falling_back: Any, frozen: bool, failure: str
 ) -> None:
-    desk = falling_back
-    decided = announcing(desk)
-    desk.register("a", job="j-1", phase="running", generation=1)
+    driver = falling_back
+    decided = announcing(driver)
+    driver.register("a", job="j-1", phase="running", generation=1)
     if frozen:
-        desk.froze("a", generation=1, step=3000, held_generation=1)
-    desk.written(decided, failure=failure)
-    desk.silence(desk.now + 1.25, "a", "c")
-    assert desk.told("c", m.Assign) == []
-    desk.writes = True
+        driver.froze("a", generation=1, step=3000, held_generation=1)
+    driver.written(decided, failure=failure)
+    driver.silence(driver.now + 1.25, "a", "c")
+    assert driver.told("c", m.Assign) == []
+    driver.writes = True
     if not frozen:
-        desk.froze("a", generation=1, step=3000, held_generation=1)
-    elif desk.cluster.run.decision is not None:
-        desk.written(announcing(desk))
-    (assign,) = desk.told("c", m.Assign)
+        driver.froze("a", generation=1, step=3000, held_generation=1)
+    elif driver.cluster.run.decision is not None:
+        driver.written(announcing(driver))
+    (assign,) = driver.told("c", m.Assign)
     assert (assign.generation, assign.held_step) == (3, 3000)
-    assert desk.cluster.job.steps_lost == 0
-    assert desk.told_of("steps_lost") == desk.told_of("branch_left") == []
+    assert driver.cluster.job.steps_lost == 0
+    assert driver.told_of("steps_lost") == driver.told_of("branch_left") == []
 
 
-def test_a_step_that_a_returned_member_may_have_committed_counts(desk: Any) -> None:
+def test_a_step_that_a_returned_member_may_have_committed_counts(driver: Any) -> None:
     """As if nothing had been decided: what was, was about a generation nobody has heard of."""
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.lost("b")
-    desk.lost("a", farewell=False)
-    desk.register("c")
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.lost("b")
+    driver.lost("a", farewell=False)
+    driver.register("c")
     held = m.Held(job="j-1", generation=number, step=7, digest="", where="checkpoint")
-    desk.warmed("c", held=(held,))
-    desk.silence(desk.now + 3.0, "c")
-    desk.writes = False
-    desk.handle(ResumeRequested(job="j-1"))
-    decided = announcing(desk)
-    desk.register("a", job="j-1", phase="running", generation=number)
-    desk.froze("a", generation=number, step=7, prepared=(number, 8), held_generation=number)
-    desk.writes = True
-    desk.written(decided)
-    assert desk.told("c", m.Assign)[-1].held_step == 8
+    driver.warmed("c", held=(held,))
+    driver.silence(driver.now + 3.0, "c")
+    driver.writes = False
+    driver.handle(ResumeRequested(job="j-1"))
+    decided = announcing(driver)
+    driver.register("a", job="j-1", phase="running", generation=number)
+    driver.froze("a", generation=number, step=7, prepared=(number, 8), held_generation=number)
+    driver.writes = True
+    driver.written(decided)
+    assert driver.told("c", m.Assign)[-1].held_step == 8
 
 
 def test_what_is_being_written_down_cannot_be_resumed(going_on: Any) -> None:
@@ -249,7 +249,7 @@ def test_what_is_being_written_down_cannot_be_resumed(going_on: Any) -> None:
     assert "generation 2 may still run there" in going_on.core.explain()
 
 
-def test_who_stops_before_it_has_heard_of_it_does_not_stop_it(going_on: Any) -> None:
+def test_a_worker_that_stops_before_it_has_heard_of_it_does_not_stop_it(going_on: Any) -> None:
     """A member of the last generation that returns, and fails there, was not in this one."""
     going_on.register("b", incarnation=2, job="j-1", phase="running", generation=1)
     going_on.say("b", m.Failed(job="j-1", reason="boom", traceback="t", step=7))

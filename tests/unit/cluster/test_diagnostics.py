@@ -130,7 +130,7 @@ def test_a_dead_link_is_named_with_both_data_ports(cluster: ClusterState) -> Non
         cluster.workers[name] = kept
 
 
-def test_who_is_kept_although_it_stands_still_is_named_with_the_way_out(
+def test_a_worker_that_is_kept_although_it_stands_still_is_named_with_the_way_out(
     cluster: ClusterState,
 ) -> None:
     cluster.workers["w-1"].liveness.kept = "no other worker that makes progress holds step 7"

@@ -17,7 +17,7 @@ ELASTIC = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout
 
 def restored(make_desk: Any, **more: Any) -> Any:
     """A coordinator whose store has the job as it was backed up: generation 1 of a and b."""
-    desk = make_desk(last_generation=100)
+    driver = make_desk(last_generation=100)
     values: dict[str, Any] = {
         "generation": 1,
         "roster": ("a", "b"),
@@ -29,16 +29,16 @@ def restored(make_desk: Any, **more: Any) -> Any:
         **more,
     }
     spec = {"job": {"name": "j"}, "elastic": ELASTIC}
-    desk.handle(Submitted(job=Job(id="j-1", spec=spec, **values)))
-    return desk
+    driver.handle(Submitted(job=Job(id="j-1", spec=spec, **values)))
+    return driver
 
 
 def member(name: str) -> m.Member:
     return m.Member(name=name, incarnation=1, host="h", port=1, holds=True)
 
 
-def comes(desk: Any, name: str, generation: int, *roster: str, phase: str = "running") -> None:
-    desk.register(
+def comes(driver: Any, name: str, generation: int, *roster: str, phase: str = "running") -> None:
+    driver.register(
         name,
         job="j-1",
         generation=generation,
@@ -51,12 +51,12 @@ def comes(desk: Any, name: str, generation: int, *roster: str, phase: str = "run
 
 
 def test_nothing_is_taken_up_and_nothing_formed_until_it_is_certain(make_desk: Any) -> None:
-    desk = restored(make_desk)
-    assert desk.cluster.run.roster == []
-    desk.warm_up("a", "b")
-    desk.silence(90.0, "a", "b")
-    assert desk.told("a", m.Assign) == []
-    explained = desk.core.explain()
+    driver = restored(make_desk)
+    assert driver.cluster.run.roster == []
+    driver.warm_up("a", "b")
+    driver.silence(90.0, "a", "b")
+    assert driver.told("a", m.Assign) == []
+    explained = driver.core.explain()
     assert (
         "waiting for a, b to say that generation 1, the newest known, still runs or has"
         in explained
@@ -65,238 +65,240 @@ def test_nothing_is_taken_up_and_nothing_formed_until_it_is_certain(make_desk: A
 
 
 def test_the_highest_generation_that_is_reported_counts_and_trains_on(make_desk: Any) -> None:
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a", "c")
-    assert (desk.cluster.job.roster, desk.cluster.job.start_step) == (("a", "c"), 4)
-    assert desk.cluster.job.step == 4  # or the job might end as of fewer steps than it has
-    assert desk.told("a", m.Freeze) == []
-    desk.silence(20.0, "a")
-    assert "waiting for c to say that generation 3" in desk.core.explain()
-    comes(desk, "b", 1, "a", "b")  # of an older one
-    assert desk.cluster.job.generation == 3
-    comes(desk, "c", 3, "a", "c", phase="forming")
-    assert all(desk.told(name, m.Freeze) for name in "abc")
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a", "c")
+    assert (driver.cluster.job.roster, driver.cluster.job.start_step) == (("a", "c"), 4)
+    assert driver.cluster.job.step == 4  # or the job might end as of fewer steps than it has
+    assert driver.told("a", m.Freeze) == []
+    driver.silence(20.0, "a")
+    assert "waiting for c to say that generation 3" in driver.core.explain()
+    comes(driver, "b", 1, "a", "b")  # of an older one
+    assert driver.cluster.job.generation == 3
+    comes(driver, "c", 3, "a", "c", phase="forming")
+    assert all(driver.told(name, m.Freeze) for name in "abc")
     for name in "ac":
-        desk.froze(name, generation=3, step=9, held_generation=3)
-    desk.froze("b", generation=1, step=4, held_generation=1)
-    (assign,) = desk.told("a", m.Assign)
+        driver.froze(name, generation=3, step=9, held_generation=3)
+    driver.froze("b", generation=1, step=4, held_generation=1)
+    (assign,) = driver.told("a", m.Assign)
     assert (assign.held_generation, assign.held_step) == (3, 9)
     assert assign.generation == 101
-    assert not desk.cluster.job.in_doubt
+    assert not driver.cluster.job.in_doubt
 
 
 def test_one_that_had_left_proves_nothing_and_the_operator_decides(make_desk: Any) -> None:
     """A later generation may have been formed without it, and may run on out of our hearing."""
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a", "c")
-    comes(desk, "c", 3, "a", "c", phase="frozen")
-    desk.froze("c", generation=3, step=9, held_generation=3)
-    desk.silence(90.0, "a", "c")
-    assert desk.told("a", m.Freeze) == desk.told("c", m.Assign) == []
-    assert "waiting for c to say" in desk.core.explain()
-    desk.handle(ResumeRequested(job="j-1"))
-    desk.froze("a", generation=3, step=9, held_generation=3)
-    assert desk.told("a", m.Assign)[0].held_step == 9
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a", "c")
+    comes(driver, "c", 3, "a", "c", phase="frozen")
+    driver.froze("c", generation=3, step=9, held_generation=3)
+    driver.silence(90.0, "a", "c")
+    assert driver.told("a", m.Freeze) == driver.told("c", m.Assign) == []
+    assert "waiting for c to say" in driver.core.explain()
+    driver.handle(ResumeRequested(job="j-1"))
+    driver.froze("a", generation=3, step=9, held_generation=3)
+    assert driver.told("a", m.Assign)[0].held_step == 9
 
 
 def test_one_that_dies_while_it_trains_on_had_not_left_before(make_desk: Any) -> None:
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a", "c")
-    desk.lost("a")
-    comes(desk, "c", 3, "a", "c")
-    desk.froze("c", generation=3, step=9, held_generation=3)
-    assert desk.told("c", m.Assign)[0].held_step == 9
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a", "c")
+    driver.lost("a")
+    comes(driver, "c", 3, "a", "c")
+    driver.froze("c", generation=3, step=9, held_generation=3)
+    assert driver.told("c", m.Assign)[0].held_step == 9
 
 
 def test_a_generation_in_which_all_train_goes_on(make_desk: Any) -> None:
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a", "c")
-    comes(desk, "b", 1, "a", "b")
-    comes(desk, "c", 3, "a", "c")
-    assert desk.told("a", m.Freeze) == desk.told("c", m.Freeze) == []
-    assert desk.told("b", m.Freeze)
-    assert [desk.state(name) for name in "abc"] == ["running", "warming", "running"]
-    assert (desk.cluster.run.generation, desk.cluster.run.roster) == (3, ["a", "c"])
-    desk.commit(7)
-    assert desk.cluster.job.step == 7
-    assert "c train in it" in desk.told_of("generation_adopted")[0].message
-    desk.lost("c")
-    desk.froze("a", generation=3, step=8)
-    desk.froze("b", generation=1, step=4, held_generation=1)
-    (assign,) = desk.told("a", m.Assign)
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a", "c")
+    comes(driver, "b", 1, "a", "b")
+    comes(driver, "c", 3, "a", "c")
+    assert driver.told("a", m.Freeze) == driver.told("c", m.Freeze) == []
+    assert driver.told("b", m.Freeze)
+    assert [driver.state(name) for name in "abc"] == ["running", "warming", "running"]
+    assert (driver.cluster.run.generation, driver.cluster.run.roster) == (3, ["a", "c"])
+    driver.commit(7)
+    assert driver.cluster.job.step == 7
+    assert "c train in it" in driver.told_of("generation_adopted")[0].message
+    driver.lost("c")
+    driver.froze("a", generation=3, step=8)
+    driver.froze("b", generation=1, step=4, held_generation=1)
+    (assign,) = driver.told("a", m.Assign)
     assert (assign.generation, assign.held_step) == (101, 8)
 
 
 def test_a_state_that_a_forgotten_generation_has_left_behind_is_no_lie(make_desk: Any) -> None:
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a")
-    comes(desk, "b", 2, "a", "b")
-    desk.froze("b", generation=2, step=9, held_generation=2)
-    assert desk.state("b") == "ready"
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a")
+    comes(driver, "b", 2, "a", "b")
+    driver.froze("b", generation=2, step=9, held_generation=2)
+    assert driver.state("b") == "ready"
 
 
 def test_checkpoints_of_generations_that_nobody_spoke_of_are_left_behind(make_desk: Any) -> None:
     """The operator has ended the doubt before their holder came."""
-    desk = restored(make_desk)
-    desk.warm_up("a")
-    desk.handle(ResumeRequested(job="j-1"))
-    number = desk.told("a", m.Assign)[-1].generation
-    assert desk.cluster.job.branches == ((0, 0, number),)
-    desk.all_run("a")
+    driver = restored(make_desk)
+    driver.warm_up("a")
+    driver.handle(ResumeRequested(job="j-1"))
+    number = driver.told("a", m.Assign)[-1].generation
+    assert driver.cluster.job.branches == ((0, 0, number),)
+    driver.all_run("a")
     held = m.Held(job="j-1", generation=3, step=8, digest="x", where="checkpoint")
-    desk.register("b")
-    desk.warmed("b", held=(held,))
-    assert desk.told_of("report_contradicted") == []
+    driver.register("b")
+    driver.warmed("b", held=(held,))
+    assert driver.told_of("report_contradicted") == []
 
 
 def test_a_job_ends_if_all_have_finished_it(make_desk: Any) -> None:
     """Whether before they came or after; a stop of which the store knows nothing counts."""
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a", "c", phase="finished")
-    desk.finished("a", generation=3, step=9, saved=False, stopped=True)
-    comes(desk, "c", 3, "a", "c")
-    assert "still runs or has finished" in desk.core.explain()
-    desk.finished("c", generation=3, step=9, stopped=True)
-    assert "a, c have finished it" in desk.told_of("generation_adopted")[0].message
-    assert desk.told("c", m.Freeze)[-1].at_boundary
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a", "c", phase="finished")
+    driver.finished("a", generation=3, step=9, saved=False, stopped=True)
+    comes(driver, "c", 3, "a", "c")
+    assert "still runs or has finished" in driver.core.explain()
+    driver.finished("c", generation=3, step=9, stopped=True)
+    assert "a, c have finished it" in driver.told_of("generation_adopted")[0].message
+    assert driver.told("c", m.Freeze)[-1].at_boundary
     for name in "ac":
-        desk.finished(name, generation=3, step=9, stopped=True)
-    job = desk.ended[-1]
+        driver.finished(name, generation=3, step=9, stopped=True)
+    job = driver.ended[-1]
     assert (job.state, job.step) == (JobState.CANCELLED, 9)
 
 
 def test_a_job_does_not_end_while_one_has_not_finished_it(make_desk: Any) -> None:
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a", "c", phase="finished")
-    desk.finished("a", generation=3, step=10)
-    comes(desk, "c", 3, "a", "c", phase="frozen")
-    desk.froze("c", generation=3, step=9, held_generation=3)
-    desk.silence(90.0, "a", "c")
-    assert desk.told("a", m.Freeze) == desk.told("a", m.Assign) == []
-    assert "waiting for a, c to say" in desk.core.explain()
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a", "c", phase="finished")
+    driver.finished("a", generation=3, step=10)
+    comes(driver, "c", 3, "a", "c", phase="frozen")
+    driver.froze("c", generation=3, step=9, held_generation=3)
+    driver.silence(90.0, "a", "c")
+    assert driver.told("a", m.Freeze) == driver.told("a", m.Assign) == []
+    assert "waiting for a, c to say" in driver.core.explain()
 
 
 def test_a_checkpoint_may_be_of_a_branch_that_the_store_has_forgotten(make_desk: Any) -> None:
     """Generation 3 began with step 4 of generation 1, and that one may have got further."""
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a")
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a")
     held = m.Held(job="j-1", generation=1, step=8, digest="x", where="checkpoint")
-    desk.register("b")
-    desk.warmed("b", held=(held,))
-    assert desk.told_of("report_contradicted") == []
-    assert desk.cluster.workers["b"].holdings.held == held
+    driver.register("b")
+    driver.warmed("b", held=(held,))
+    assert driver.told_of("report_contradicted") == []
+    assert driver.cluster.workers["b"].holdings.held == held
 
 
 def test_a_job_that_is_saved_is_not_taken_up_again(make_desk: Any) -> None:
     """It was cancelled before its members came, and they have finished a newer generation."""
-    desk = restored(make_desk)
-    desk.handle(CancelRequested(job="j-1"))
-    comes(desk, "a", 3, "a", phase="finished")
-    desk.finished("a", generation=3, step=9, saved=False)
-    assert desk.told_of("generation_adopted") == []
-    assert desk.told("a", m.Save)[-1].step == 9
+    driver = restored(make_desk)
+    driver.handle(CancelRequested(job="j-1"))
+    comes(driver, "a", 3, "a", phase="finished")
+    driver.finished("a", generation=3, step=9, saved=False)
+    assert driver.told_of("generation_adopted") == []
+    assert driver.told("a", m.Save)[-1].step == 9
 
 
 def test_the_number_of_steps_is_known_when_a_job_ends_that_all_have_finished(
     make_desk: Any,
 ) -> None:
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a", phase="finished")
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a", phase="finished")
     for _ in range(2):
-        desk.finished("a", generation=3, step=10_000)
-    job = desk.ended[-1]
+        driver.finished("a", generation=3, step=10_000)
+    job = driver.ended[-1]
     assert (job.state, job.step, job.total_steps) == (JobState.DONE, 10_000, 10_000)
 
 
 def test_a_generation_that_was_not_taken_up_is_not_adopted_later(make_desk: Any) -> None:
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a", phase="forming")
-    assert desk.told("a", m.Freeze)
-    assert not desk.cluster.job.announced
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a")
-    assert desk.cluster.job.announced
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a", phase="forming")
+    assert driver.told("a", m.Freeze)
+    assert not driver.cluster.job.announced
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a")
+    assert driver.cluster.job.announced
 
 
 def test_a_generation_older_than_another_jobs_is_not_taken_up(make_desk: Any) -> None:
-    desk = restored(make_desk)
-    desk.cluster.run.generation = 4
-    comes(desk, "a", 3, "a")
-    assert desk.told("a", m.Freeze)
+    driver = restored(make_desk)
+    driver.cluster.run.generation = 4
+    comes(driver, "a", 3, "a")
+    assert driver.told("a", m.Freeze)
 
 
 def test_a_job_that_had_not_begun_waits_for_the_operator(make_desk: Any) -> None:
-    desk = restored(make_desk, generation=0, roster=(), roster_id=0, announced=False, fenced=True)
-    desk.warm_up("a")
-    desk.silence(90.0, "a")
-    assert desk.core.explain().startswith("waiting: the coordinator's store has gone back")
-    desk.handle(ResumeRequested(job="j-1"))
-    assert desk.told("a", m.Assign)
+    driver = restored(make_desk, generation=0, roster=(), roster_id=0, announced=False, fenced=True)
+    driver.warm_up("a")
+    driver.silence(90.0, "a")
+    assert driver.core.explain().startswith("waiting: the coordinator's store has gone back")
+    driver.handle(ResumeRequested(job="j-1"))
+    assert driver.told("a", m.Assign)
     with pytest.raises(RequestRefused, match="does not wait"):
-        desk.handle(ResumeRequested(job="j-1"))
+        driver.handle(ResumeRequested(job="j-1"))
 
 
-def test_who_trains_is_called_back_when_the_job_is_cancelled(make_desk: Any) -> None:
-    desk = restored(make_desk)
-    comes(desk, "a", 3, "a", "c")
-    desk.handle(CancelRequested(job="j-1"))
-    assert desk.told("a", m.Freeze)
-    comes(desk, "c", 3, "a", "c")
-    assert desk.told("c", m.Freeze)
+def test_a_worker_that_trains_is_called_back_when_the_job_is_cancelled(make_desk: Any) -> None:
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a", "c")
+    driver.handle(CancelRequested(job="j-1"))
+    assert driver.told("a", m.Freeze)
+    comes(driver, "c", 3, "a", "c")
+    assert driver.told("c", m.Freeze)
 
 
-def test_a_store_that_went_back_without_a_word_is_found_out(desk: Any) -> None:
-    job = desk.submit()
-    desk.run_generation("a")
-    desk.froze("a", generation=1, step=2)
-    desk.lost("a")
-    comes(desk, "a", 5, "a", "b")
-    (incident,) = desk.told_of("store_went_back")
+def test_a_store_that_went_back_without_a_word_is_found_out(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("a")
+    driver.froze("a", generation=1, step=2)
+    driver.lost("a")
+    comes(driver, "a", 5, "a", "b")
+    (incident,) = driver.told_of("store_went_back")
     assert "a knows generation 5" in incident.message
     assert (job.in_doubt, job.generation, job.roster) == (True, 5, ("a", "b"))
-    desk.silence(90.0, "a")
-    comes(desk, "b", 5, "a", "b")
-    assert [desk.state(name) for name in "ab"] == ["running", "running"]
+    driver.silence(90.0, "a")
+    comes(driver, "b", 5, "a", "b")
+    assert [driver.state(name) for name in "ab"] == ["running", "running"]
     for name in "ab":
-        desk.froze(name, generation=5, step=9, held_generation=5)
-    assert desk.told("a", m.Assign)[-1].generation == 6
+        driver.froze(name, generation=5, step=9, held_generation=5)
+    assert driver.told("a", m.Assign)[-1].generation == 6
 
 
-def test_what_is_told_while_a_generation_runs_changes_only_the_next_number(desk: Any) -> None:
-    job = desk.submit()
-    desk.run_generation("a")
-    comes(desk, "b", 7, "b")
-    assert (job.in_doubt, job.generation, desk.cluster.run.highest) == (False, 1, 7)
-    assert desk.told("b", m.Freeze)
+def test_what_is_told_while_a_generation_runs_changes_only_the_next_number(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("a")
+    comes(driver, "b", 7, "b")
+    assert (job.in_doubt, job.generation, driver.cluster.run.highest) == (False, 1, 7)
+    assert driver.told("b", m.Freeze)
 
 
-def test_a_decision_that_is_being_written_is_dropped_when_the_store_went_back(desk: Any) -> None:
-    job = desk.submit()
-    desk.writes = False
-    desk.warm_up("a")
-    assert desk.cluster.run.decision is not None
-    comes(desk, "b", 5, "b", "c")
-    assert (desk.cluster.run.decision, job.roster) == (None, ("b", "c"))
-    assert "waiting for c to say" in desk.core.explain()
+def test_a_decision_that_is_being_written_is_dropped_when_the_store_went_back(driver: Any) -> None:
+    job = driver.submit()
+    driver.writes = False
+    driver.warm_up("a")
+    assert driver.cluster.run.decision is not None
+    comes(driver, "b", 5, "b", "c")
+    assert (driver.cluster.run.decision, job.roster) == (None, ("b", "c"))
+    assert "waiting for c to say" in driver.core.explain()
 
 
 def on_disk(generation: int) -> tuple[m.Held, ...]:
     return (m.Held(job="j-1", generation=generation, step=6, digest="", where="checkpoint"),)
 
 
-def test_a_number_that_a_worker_was_given_may_be_named_again_while_another_runs(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a")
-    comes(desk, "b", 7, "b")
-    desk.froze("b", generation=7, step=3)
-    assert desk.disconnected == []
+def test_a_number_that_a_worker_was_given_may_be_named_again_while_another_runs(
+    driver: Any,
+) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    comes(driver, "b", 7, "b")
+    driver.froze("b", generation=7, step=3)
+    assert driver.disconnected == []
 
 
 @pytest.mark.parametrize("last", [2**32 - 1, 2**62])
 def test_a_large_number_in_the_store_is_a_number_like_any_other(make_desk: Any, last: int) -> None:
-    desk = make_desk(last_generation=last)
-    desk.submit()
-    desk.warm_up("a")
-    (assign,) = desk.told("a", m.Assign)
+    driver = make_desk(last_generation=last)
+    driver.submit()
+    driver.warm_up("a")
+    (assign,) = driver.told("a", m.Assign)
     assert assign.generation == last + 1
     m.encode_header(assign)

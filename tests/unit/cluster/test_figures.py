@@ -38,12 +38,12 @@ def test_a_result_is_bounded() -> None:
     assert (figures.result({long: 1.0, 7: 2.0}), figures.metrics({long: 1.0})) == ({}, {})
 
 
-def test_a_finished_job_holds_plain_figures_whatever_rank_0_says(desk: Any) -> None:
-    job = desk.submit()
-    number = desk.run_generation("a")
-    desk.say("a", m.Evaluated(job="j-1", step=9, metrics={"loss": NAN, "accuracy": 0.5}))
+def test_a_finished_job_holds_plain_figures_whatever_rank_0_says(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a")
+    driver.say("a", m.Evaluated(job="j-1", step=9, metrics={"loss": NAN, "accuracy": 0.5}))
     said = {"steps": 10, "train_loss": NAN, "x": b"\x01", "ended_early": "it is enough"}
-    desk.finished("a", generation=number, result=said)
+    driver.finished("a", generation=number, result=said)
     assert (job.result["train_loss"], job.result["ended_early"]) == (None, "it is enough")
     assert job.result["metrics"] == {"loss": None, "accuracy": 0.5}
     assert "x" not in job.result

@@ -42,22 +42,22 @@ def test_first_cause_is_kept() -> None:
 # --- as the job recovers -----------------------------------------------------------------------
 
 
-def test_recovery_is_told_once_when_the_job_commits_again(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
-    desk.beat("a", step=4)
-    desk.now = 0.25
-    desk.lost("b")
-    desk.now = 0.35
+def test_recovery_is_told_once_when_the_job_commits_again(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    driver.beat("a", step=4)
+    driver.now = 0.25
+    driver.lost("b")
+    driver.now = 0.35
     for name in "ac":
-        desk.froze(name, generation=number, step=4)
-    desk.all_run("a", "c")
-    desk.beat("a", step=4)
-    assert desk.told_of("recovered") == []
-    desk.now = 0.55
-    desk.beat("a", step=5)
-    desk.beat("c", step=6)
-    (told,) = desk.told_of("recovered")
+        driver.froze(name, generation=number, step=4)
+    driver.all_run("a", "c")
+    driver.beat("a", step=4)
+    assert driver.told_of("recovered") == []
+    driver.now = 0.55
+    driver.beat("a", step=5)
+    driver.beat("c", step=6)
+    (told,) = driver.told_of("recovered")
     assert (told.worker, told.step) == ("b", 5)
     assert told.details == {
         "cause": "b is lost: gone",
@@ -68,96 +68,96 @@ def test_recovery_is_told_once_when_the_job_commits_again(desk: Any) -> None:
     }
 
 
-def test_step_that_all_hold_prepared_is_not_redone(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.lost("b")
-    desk.froze("a", generation=number, step=4, prepared=(number, 5))
-    desk.all_run("a")
-    desk.beat("a", step=6)
-    (told,) = desk.told_of("recovered")
+def test_step_that_all_hold_prepared_is_not_redone(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.lost("b")
+    driver.froze("a", generation=number, step=4, prepared=(number, 5))
+    driver.all_run("a")
+    driver.beat("a", step=6)
+    (told,) = driver.told_of("recovered")
     assert told.details["steps_redone"] == 0
 
 
-def test_each_generation_that_breaks_in_a_step_redoes_it(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
-    desk.lost("c")
+def test_each_generation_that_breaks_in_a_step_redoes_it(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    driver.lost("c")
     for name in "ab":
-        desk.froze(name, generation=number, step=0)
-    number = desk.all_run("a", "b")
-    desk.lost("b")
-    desk.froze("a", generation=number, step=0)
-    desk.all_run("a")
-    desk.beat("a", step=1)
-    (told,) = desk.told_of("recovered")
+        driver.froze(name, generation=number, step=0)
+    number = driver.all_run("a", "b")
+    driver.lost("b")
+    driver.froze("a", generation=number, step=0)
+    driver.all_run("a")
+    driver.beat("a", step=1)
+    (told,) = driver.told_of("recovered")
     assert told.details["steps_redone"] == 2
 
 
-def test_generation_that_never_ran_had_no_step_to_redo(desk: Any) -> None:
-    desk.submit()
-    desk.warm_up("a", "b")
-    desk.lost("b")
-    desk.froze("a", generation=1, step=0)
-    desk.all_run("a")
-    desk.beat("a", step=1)
-    (told,) = desk.told_of("recovered")
+def test_generation_that_never_ran_had_no_step_to_redo(driver: Any) -> None:
+    driver.submit()
+    driver.warm_up("a", "b")
+    driver.lost("b")
+    driver.froze("a", generation=1, step=0)
+    driver.all_run("a")
+    driver.beat("a", step=1)
+    (told,) = driver.told_of("recovered")
     assert told.details["steps_redone"] == 0
 
 
-def test_nothing_is_redone_at_a_boundary(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a")
-    desk.warm_up("b")
-    desk.froze("a", generation=number, step=3)
-    desk.all_run("a", "b")
-    desk.commit(4)
-    (told,) = desk.told_of("recovered")
+def test_nothing_is_redone_at_a_boundary(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a")
+    driver.warm_up("b")
+    driver.froze("a", generation=number, step=3)
+    driver.all_run("a", "b")
+    driver.commit(4)
+    (told,) = driver.told_of("recovered")
     assert (told.details["cause"], told.details["steps_redone"]) == ("b joins", 0)
 
 
-def test_death_on_the_way_to_a_boundary_costs_a_step(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.warm_up("c")
-    desk.lost("b")
-    desk.froze("a", generation=number, step=0)
-    desk.all_run("a", "c")
-    desk.commit(1)
-    (told,) = desk.told_of("recovered")
+def test_death_on_the_way_to_a_boundary_costs_a_step(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.warm_up("c")
+    driver.lost("b")
+    driver.froze("a", generation=number, step=0)
+    driver.all_run("a", "c")
+    driver.commit(1)
+    (told,) = driver.told_of("recovered")
     assert (told.details["cause"], told.details["steps_redone"]) == ("b is lost: gone", 1)
 
 
-def test_steps_lost_are_part_of_the_incident(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a")
-    desk.beat("a", step=6)
-    desk.register("a", incarnation=2)
-    desk.warmed("a")
-    desk.all_run("a")
-    desk.beat("a", step=1)
-    (told,) = desk.told_of("recovered")
+def test_steps_lost_are_part_of_the_incident(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    driver.beat("a", step=6)
+    driver.register("a", incarnation=2)
+    driver.warmed("a")
+    driver.all_run("a")
+    driver.beat("a", step=1)
+    (told,) = driver.told_of("recovered")
     assert told.details["steps_lost"] == 6
 
 
-def test_silence_before_an_eviction_is_told(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.silence(1.75, "a")
-    desk.froze("a", generation=number, step=0)
-    desk.all_run("a")
-    desk.beat("a", step=1)
-    (told,) = desk.told_of("recovered")
+def test_silence_before_an_eviction_is_told(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.silence(1.75, "a")
+    driver.froze("a", generation=number, step=0)
+    driver.all_run("a")
+    driver.beat("a", step=1)
+    (told,) = driver.told_of("recovered")
     assert told.worker == "b"
     assert told.details["detected_after_s"] == 1.75
 
 
-def test_neighbours_word_is_replaced_by_what_is_known_of_the_dead(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.froze("a", generation=number, step=0, suspect="b", evidence="reset")
-    desk.lost("b")
-    desk.all_run("a")
-    desk.beat("a", step=1)
-    (told,) = desk.told_of("recovered")
+def test_neighbours_word_is_replaced_by_what_is_known_of_the_dead(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.froze("a", generation=number, step=0, suspect="b", evidence="reset")
+    driver.lost("b")
+    driver.all_run("a")
+    driver.beat("a", step=1)
+    (told,) = driver.told_of("recovered")
     assert told.details["cause"] == "b is lost: gone"

@@ -10,8 +10,8 @@ from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 
-def cancel(desk: Any, job: str = "j-1") -> None:
-    desk.handle(CancelRequested(job=job))
+def cancel(driver: Any, job: str = "j-1") -> None:
+    driver.handle(CancelRequested(job=job))
 
 
 def progress(generation: int, step: int, **more: Any) -> m.Progress:
@@ -32,65 +32,65 @@ def progress(generation: int, step: int, **more: Any) -> m.Progress:
     )
 
 
-def test_submitted_job_is_saved_and_warms_up_whoever_is_idle(desk: Any) -> None:
-    desk.register("a")
-    job = desk.submit()
-    assert desk.cluster.job is job
-    assert job in desk.saved
-    assert [one.job for one in desk.told("a", m.Prepare)] == ["j-1"]
+def test_submitted_job_is_saved_and_warms_up_all_that_is_idle(driver: Any) -> None:
+    driver.register("a")
+    job = driver.submit()
+    assert driver.cluster.job is job
+    assert job in driver.saved
+    assert [one.job for one in driver.told("a", m.Prepare)] == ["j-1"]
 
 
-def test_jobs_wait_for_their_turn(desk: Any) -> None:
-    desk.submit("j-1")
-    second = desk.submit("j-2")
+def test_jobs_wait_for_their_turn(driver: Any) -> None:
+    driver.submit("j-1")
+    second = driver.submit("j-2")
     assert second.state is JobState.QUEUED
-    cancel(desk, "j-1")
-    assert desk.cluster.job is second
+    cancel(driver, "j-1")
+    assert driver.cluster.job is second
 
 
-def test_too_many_jobs_are_refused(desk: Any) -> None:
+def test_too_many_jobs_are_refused(driver: Any) -> None:
     for number in range(jobs.MAX_QUEUED_JOBS + 1):
-        desk.submit(f"j-{number}")
+        driver.submit(f"j-{number}")
     with pytest.raises(RequestRefused, match="64 jobs are queued"):
-        desk.submit("one-more")
+        driver.submit("one-more")
 
 
-def test_queued_job_is_dropped_by_cancel(desk: Any) -> None:
-    desk.submit("j-1")
-    second = desk.submit("j-2")
-    third = desk.submit("j-3")
-    cancel(desk, "j-3")
+def test_queued_job_is_dropped_by_cancel(driver: Any) -> None:
+    driver.submit("j-1")
+    second = driver.submit("j-2")
+    third = driver.submit("j-3")
+    cancel(driver, "j-3")
     assert (third.state, third.reason) == (JobState.CANCELLED, "cancelled while queued")
-    assert desk.ended == [third]
-    assert list(desk.cluster.queue) == [second]
+    assert driver.ended == [third]
+    assert list(driver.cluster.queue) == [second]
 
 
-def test_unknown_job_cannot_be_cancelled(desk: Any) -> None:
+def test_unknown_job_cannot_be_cancelled(driver: Any) -> None:
     with pytest.raises(RequestRefused, match="neither running nor queued"):
-        cancel(desk)
-    desk.submit()
+        cancel(driver)
+    driver.submit()
     with pytest.raises(RequestRefused, match="k-1"):
-        cancel(desk, "k-1")
+        cancel(driver, "k-1")
 
 
-def test_waiting_job_is_cancelled_at_once(desk: Any) -> None:
-    job = desk.submit()
-    cancel(desk)
-    assert desk.ended == [job]
+def test_waiting_job_is_cancelled_at_once(driver: Any) -> None:
+    job = driver.submit()
+    cancel(driver)
+    assert driver.ended == [job]
     assert job.state is JobState.CANCELLED
 
 
-def test_running_job_is_stopped_at_its_next_step_boundary(desk: Any) -> None:
-    job = desk.submit()
-    number = desk.run_generation("a", "b")
-    cancel(desk)
-    (freeze,) = desk.told("b", m.Freeze)
+def test_running_job_is_stopped_at_its_next_step_boundary(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a", "b")
+    cancel(driver)
+    (freeze,) = driver.told("b", m.Freeze)
     assert (freeze.at_boundary, freeze.stop, freeze.leave) == (True, True, False)
-    assert desk.core.explain() == (
+    assert driver.core.explain() == (
         "stopping at the next step boundary; a second `dtdctl cancel` does not wait for that"
     )
     for name in "ab":
-        desk.finished(name, generation=number, step=4)
+        driver.finished(name, generation=number, step=4)
     assert (job.state, job.reason, job.step) == (
         JobState.CANCELLED,
         "cancelled by the operator",
@@ -98,68 +98,68 @@ def test_running_job_is_stopped_at_its_next_step_boundary(desk: Any) -> None:
     )
 
 
-def test_cancel_after_the_last_step_comes_too_late(desk: Any) -> None:
-    job = desk.submit()
-    number = desk.run_generation("a")
-    cancel(desk)
-    desk.finished("a", generation=number, step=10_000)
+def test_cancel_after_the_last_step_comes_too_late(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a")
+    cancel(driver)
+    driver.finished("a", generation=number, step=10_000)
     assert job.state is JobState.DONE
 
 
-def test_cancel_is_written_down_before_it_is_done(desk: Any) -> None:
+def test_cancel_is_written_down_before_it_is_done(driver: Any) -> None:
     """Otherwise a coordinator that restarts brings the job back to life."""
-    job = desk.submit()
-    desk.run_generation("a")
-    desk.saved.clear()
-    cancel(desk)
-    assert desk.saved == [job]
+    job = driver.submit()
+    driver.run_generation("a")
+    driver.saved.clear()
+    cancel(driver)
+    assert driver.saved == [job]
 
 
-def test_job_that_was_stopping_when_the_coordinator_died_stays_cancelled(desk: Any) -> None:
+def test_job_that_was_stopping_when_the_coordinator_died_stays_cancelled(driver: Any) -> None:
     elastic = {"min_workers": 1, "max_workers": 1, "settle_s": 0.0, "warmup_timeout_s": 9.0}
     spec = {"job": {"name": "j"}, "elastic": elastic}
     job = Job(id="j-1", spec=spec, state=JobState.STOPPING, reason="cancelled by the operator")
-    desk.handle(Submitted(job=job))
+    driver.handle(Submitted(job=job))
     assert job.state is JobState.CANCELLED
 
 
-def test_progress_gives_the_figures_of_the_newest_step(desk: Any) -> None:
-    job = desk.submit()
-    number = desk.run_generation("a")
-    desk.say("a", progress(number, 3))
+def test_progress_gives_the_figures_of_the_newest_step(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a")
+    driver.say("a", progress(number, 3))
     assert (job.step, job.epoch, job.loss, job.samples_per_s) == (3, 2, 0.25, 64.0)
-    desk.say("a", progress(number, 4, step_s=0.0))
+    driver.say("a", progress(number, 4, step_s=0.0))
     assert (job.step, job.step_s, job.samples_per_s) == (4, 0.5, 64.0)  # not measured
-    desk.say("a", progress(number - 1, 9))
+    driver.say("a", progress(number - 1, 9))
     assert job.step == 4
 
 
-def test_evaluation_is_kept(desk: Any) -> None:
-    job = desk.submit()
-    desk.run_generation("a")
-    desk.say("a", m.Evaluated(job="j-1", step=3, metrics={"accuracy": 1}))
+def test_evaluation_is_kept(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("a")
+    driver.say("a", m.Evaluated(job="j-1", step=3, metrics={"accuracy": 1}))
     assert job.metrics == {"accuracy": 1.0}
 
 
-def test_newest_checkpoint_and_its_holders_are_known(desk: Any) -> None:
-    job = desk.submit()
-    desk.run_generation("a", "b")
-    desk.saved_checkpoint("b", generation=1, step=5)
-    desk.saved_checkpoint("a", generation=1, step=5)
+def test_newest_checkpoint_and_its_holders_are_known(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("a", "b")
+    driver.saved_checkpoint("b", generation=1, step=5)
+    driver.saved_checkpoint("a", generation=1, step=5)
     assert job.checkpoint_holders == ("a", "b")
-    desk.saved_checkpoint("a", generation=1, step=7)
-    desk.saved_checkpoint("b", generation=1, step=6)
-    desk.commit(7)
+    driver.saved_checkpoint("a", generation=1, step=7)
+    driver.saved_checkpoint("b", generation=1, step=6)
+    driver.commit(7)
     assert (job.checkpoint_generation, job.checkpoint_step) == (1, 7)
     assert job.checkpoint_holders == ("a",)
 
 
-def test_result_has_the_digests_of_all_who_finished(desk: Any) -> None:
-    job = desk.submit()
-    number = desk.run_generation("a", "b")
+def test_result_has_the_digests_of_all_who_finished(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a", "b")
     job.loss = 0.25
-    desk.finished("a", generation=number, result={"steps": 10, "ended_early": "by its task"})
-    desk.finished("b", generation=number)
+    driver.finished("a", generation=number, result={"steps": 10, "ended_early": "by its task"})
+    driver.finished("b", generation=number)
     assert job.result == {
         "steps": 10,
         "ended_early": "by its task",
@@ -170,58 +170,58 @@ def test_result_has_the_digests_of_all_who_finished(desk: Any) -> None:
         "steps_lost": 0,
         "metrics": {},
     }
-    assert desk.told("a", m.Release) == [m.Release(job="j-1", state="done", reason="")]
-    assert desk.told("b", m.Release) == desk.told("a", m.Release)
+    assert driver.told("a", m.Release) == [m.Release(job="j-1", state="done", reason="")]
+    assert driver.told("b", m.Release) == driver.told("a", m.Release)
 
 
-def test_failure_of_the_task_ends_the_job_with_its_traceback(desk: Any) -> None:
-    job = desk.submit()
-    desk.run_generation("b")
-    desk.say("b", m.Failed(job="j-1", reason="boom", traceback="line 1"))
-    desk.say("b", m.Failed(job="j-1", reason="because of that", traceback="line 9"))
-    desk.froze("b", generation=1, step=0)
+def test_failure_of_the_task_ends_the_job_with_its_traceback(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("b")
+    driver.say("b", m.Failed(job="j-1", reason="boom", traceback="line 1"))
+    driver.say("b", m.Failed(job="j-1", reason="because of that", traceback="line 9"))
+    driver.froze("b", generation=1, step=0)
     assert (job.state, job.reason) == (JobState.FAILED, "b: boom")
     assert job.result["traceback"] == "line 1"
-    assert desk.state("b") == "released"
+    assert driver.state("b") == "released"
 
 
-def test_news_of_another_job_is_ignored(desk: Any) -> None:
-    job = desk.submit()
-    desk.run_generation("a")
-    desk.say("a", m.Failed(job="other", reason="boom", traceback=""))
-    assert desk.cluster.job is job
+def test_news_of_another_job_is_ignored(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("a")
+    driver.say("a", m.Failed(job="other", reason="boom", traceback=""))
+    assert driver.cluster.job is job
 
 
-def test_worker_that_was_leaving_leaves_when_the_job_ends_first(desk: Any) -> None:
+def test_worker_that_was_leaving_leaves_when_the_job_ends_first(driver: Any) -> None:
     """Otherwise a drained worker starts afresh and registers again."""
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.say("b", m.Leave(reason="drained"))
-    desk.saved_checkpoint("a", generation=number, step=10)
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.say("b", m.Leave(reason="drained"))
+    driver.saved_checkpoint("a", generation=number, step=10)
     for name in "ab":
-        desk.finished(name, generation=number)
-    assert [one.state for one in desk.told("a", m.Release)] == ["done"]
-    assert [one.state for one in desk.told("b", m.Release)] == ["left"]
+        driver.finished(name, generation=number)
+    assert [one.state for one in driver.told("a", m.Release)] == ["done"]
+    assert [one.state for one in driver.told("b", m.Release)] == ["left"]
 
 
-def delete(desk: Any, job: str, step: int = 0) -> None:
-    desk.handle(DeleteRequested(job=job, step=step))
+def delete(driver: Any, job: str, step: int = 0) -> None:
+    driver.handle(DeleteRequested(job=job, step=step))
 
 
-def test_an_ended_job_may_be_deleted_and_that_is_told(desk: Any) -> None:
-    desk.submit("j-2")
-    delete(desk, "j-1")
-    delete(desk, "j-1", step=7)
-    told = [(one.kind, one.job, one.step) for one in desk.incidents if "deleted" in one.kind]
+def test_an_ended_job_may_be_deleted_and_that_is_told(driver: Any) -> None:
+    driver.submit("j-2")
+    delete(driver, "j-1")
+    delete(driver, "j-1", step=7)
+    told = [(one.kind, one.job, one.step) for one in driver.incidents if "deleted" in one.kind]
     assert told == [("job_deleted", "j-1", 0), ("checkpoint_deleted", "j-1", 7)]
 
 
-def test_a_job_that_has_not_ended_is_not_deleted(desk: Any) -> None:
-    desk.submit("j-1")
-    desk.submit("j-2")
+def test_a_job_that_has_not_ended_is_not_deleted(driver: Any) -> None:
+    driver.submit("j-1")
+    driver.submit("j-2")
     for job in ("j-1", "j-2"):
         with pytest.raises(RequestRefused, match=f"job {job} has not ended"):
-            delete(desk, job)
+            delete(driver, job)
 
 
 @pytest.mark.parametrize(
@@ -229,21 +229,21 @@ def test_a_job_that_has_not_ended_is_not_deleted(desk: Any) -> None:
     [(0, 0, True), (0, 5, True), (5, 0, True), (5, 5, True), (5, 6, False)],
 )
 def test_what_a_job_may_still_start_from_is_not_deleted(
-    desk: Any, from_step: int, step: int, needed: bool
+    driver: Any, from_step: int, step: int, needed: bool
 ) -> None:
-    job = desk.submit("j-2")
+    job = driver.submit("j-2")
     job.from_job, job.from_step = "j-1", from_step
     if needed:
         with pytest.raises(RequestRefused, match="job j-2, which is waiting, starts from j-1"):
-            delete(desk, "j-1", step)
+            delete(driver, "j-1", step)
     else:
-        delete(desk, "j-1", step)
+        delete(driver, "j-1", step)
 
 
 @pytest.mark.parametrize("step_s", [float("nan"), float("inf"), -1.0, 0.0])
-def test_a_duration_that_is_none_does_not_count(desk: Any, step_s: float) -> None:
-    job = desk.submit()
-    number = desk.run_generation("a")
+def test_a_duration_that_is_none_does_not_count(driver: Any, step_s: float) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a")
     figures: dict[str, Any] = dict.fromkeys(("learning_rate", "grad_norm", "compute_s"), 0.0)
     figures |= {"comm_s": 0.0, "exposed_s": 0.0, "rows": 4, "epoch": 0, "loss": float("nan")}
     for took_s in (0.5, step_s):
@@ -256,5 +256,5 @@ def test_a_duration_that_is_none_does_not_count(desk: Any, step_s: float) -> Non
             skipped_steps=0,
             **figures,
         )
-        desk.say("a", said)
+        driver.say("a", said)
     assert (job.step_s, job.samples_per_s, job.step) == (0.5, 8.0, 3)

@@ -114,7 +114,7 @@ def test_both_ends_probe_at_once_and_then_every_few_seconds() -> None:
 
 
 @pytest.mark.parametrize("gone", ["a", "b"])
-def test_who_is_gone_is_not_probed(gone: str) -> None:
+def test_a_worker_that_is_gone_is_not_probed(gone: str) -> None:
     assert bad_link().due(ALIVE - {gone}, 0.0) == []
 
 

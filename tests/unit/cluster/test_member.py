@@ -398,7 +398,7 @@ def test_worker_that_stops_exits_when_it_is_released(worker: Worker) -> None:
     assert worker.hears(release()) == [member.Exit(reason="because")]
 
 
-def test_who_is_refused_says_so_while_it_is_idle() -> None:
+def test_a_worker_that_is_refused_says_so_while_it_is_idle() -> None:
     core = Member(REGISTER)
     refused = m.Registered(heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0, refused="too old")
     core.handle(member.FromCoordinator(message=refused), 0.0)

@@ -23,55 +23,56 @@ def coming(incarnation: int, instance: str) -> m.Register:
     )
 
 
-def taken(desk: Any, incarnation: int = 2, instance: str = "elsewhere") -> bool:
+def taken(driver: Any, incarnation: int = 2, instance: str = "elsewhere") -> bool:
     return (
-        registration.name_holder(desk.cluster, coming(incarnation, instance), desk.now) is not None
+        registration.name_holder(driver.cluster, coming(incarnation, instance), driver.now)
+        is not None
     )
 
 
-def test_the_later_of_two_is_not_let_in(desk: Any) -> None:
-    assert not taken(desk)
-    desk.submit()
-    desk.register("a", instance="here")
-    desk.warmed("a")
-    desk.all_run("a")
-    assert taken(desk)
-    assert not taken(desk, incarnation=1)  # the same process calls again
+def test_the_later_of_two_is_not_let_in(driver: Any) -> None:
+    assert not taken(driver)
+    driver.submit()
+    driver.register("a", instance="here")
+    driver.warmed("a")
+    driver.all_run("a")
+    assert taken(driver)
+    assert not taken(driver, incarnation=1)  # the same process calls again
 
 
-def test_the_successor_in_the_same_directory_replaces_its_dead_self_at_once(desk: Any) -> None:
-    desk.register("a", instance="here")
-    assert not taken(desk, instance="here")
+def test_the_successor_in_the_same_directory_replaces_its_dead_self_at_once(driver: Any) -> None:
+    driver.register("a", instance="here")
+    assert not taken(driver, instance="here")
 
 
-def test_a_member_whose_connection_is_lost_keeps_its_name_while_it_is_expected(desk: Any) -> None:
-    desk.submit()
-    desk.register("a", instance="here")
-    desk.warmed("a")
-    desk.all_run("a")
-    desk.lost("a", farewell=False)
-    assert desk.state("a") == "away"
-    assert taken(desk)
-    desk.silence(3.0)
-    assert desk.state("a") == "lost"
-    assert not taken(desk)
+def test_a_member_whose_connection_is_lost_keeps_its_name_while_it_is_expected(driver: Any) -> None:
+    driver.submit()
+    driver.register("a", instance="here")
+    driver.warmed("a")
+    driver.all_run("a")
+    driver.lost("a", farewell=False)
+    assert driver.state("a") == "away"
+    assert taken(driver)
+    driver.silence(3.0)
+    assert driver.state("a") == "lost"
+    assert not taken(driver)
 
 
-def test_one_that_does_not_answer_while_it_may_be_silent_loses_its_name(desk: Any) -> None:
-    desk.submit()
-    desk.register("a", instance="here")
-    assert desk.state("a") == "warming"
-    assert taken(desk)
-    desk.silence(2.0)
-    assert desk.state("a") == "warming"
-    assert not taken(desk)
+def test_one_that_does_not_answer_while_it_may_be_silent_loses_its_name(driver: Any) -> None:
+    driver.submit()
+    driver.register("a", instance="here")
+    assert driver.state("a") == "warming"
+    assert taken(driver)
+    driver.silence(2.0)
+    assert driver.state("a") == "warming"
+    assert not taken(driver)
 
 
-def test_a_coordinator_that_starts_knows_whose_names_are_taken(desk: Any, make_desk: Any) -> None:
-    job = desk.submit()
-    desk.register("a", instance="here")
-    desk.warmed("a")
-    desk.all_run("a")
+def test_a_coordinator_that_starts_knows_whose_names_are_taken(driver: Any, make_desk: Any) -> None:
+    job = driver.submit()
+    driver.register("a", instance="here")
+    driver.warmed("a")
+    driver.all_run("a")
     assert job.instances == ("here",)
     later = make_desk(last_generation=1)
     later.handle(Submitted(job=job))

@@ -362,7 +362,7 @@ def test_an_error_leaves_what_was_decided_before_it(two: Cluster, monkeypatch: A
     assert two.pools.take_decided() == []
 
 
-def test_who_works_for_another_job_meanwhile_stays_there_when_the_first_ends() -> None:
+def test_a_worker_that_works_for_another_job_meanwhile_stays_there_when_the_first_ends() -> None:
     here = CoordinatorIdentity(version="0", store_id="s")
     cluster = Cluster(identity=here, last_generation=5)
     cluster.register("w1", "w2")

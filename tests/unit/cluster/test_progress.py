@@ -287,7 +287,7 @@ def test_a_stall_goes_on_after_the_process_was_stopped(thread: Thread) -> None:
     assert verdict.still_s == verdict.stalled_s
 
 
-def test_who_computed_before_the_process_was_stopped_has_not_stood_still_since(
+def test_a_worker_that_computed_before_the_process_was_stopped_has_not_stood_still_since(
     thread: Thread,
 ) -> None:
     thread.passes(30.0, cpu=1.0)

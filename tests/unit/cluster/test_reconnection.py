@@ -12,80 +12,80 @@ from dtd.wire import messages as m
 # --- a control connection is lost --------------------------------------------------------------
 
 
-def test_generation_runs_on_without_a_members_connection(desk: Any) -> None:
-    job = desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.lost("a", farewell=False)
-    assert (desk.state("a"), job.state) == ("away", JobState.RUNNING)
-    assert [one.worker for one in desk.told_of("worker_away")] == ["a"]
-    desk.back("a")
-    assert desk.state("a") == "running"
-    assert desk.cluster.run.generation == number
-    assert desk.told("b", m.Freeze) == []
-    assert desk.told_of("worker_lost") == []
+def test_generation_runs_on_without_a_members_connection(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.lost("a", farewell=False)
+    assert (driver.state("a"), job.state) == ("away", JobState.RUNNING)
+    assert [one.worker for one in driver.told_of("worker_away")] == ["a"]
+    driver.back("a")
+    assert driver.state("a") == "running"
+    assert driver.cluster.run.generation == number
+    assert driver.told("b", m.Freeze) == []
+    assert driver.told_of("worker_lost") == []
 
 
-def test_member_that_says_goodbye_is_gone(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a", "b")
-    desk.lost("a", farewell=True)
-    assert desk.state("a") == "lost"
+def test_member_that_says_goodbye_is_gone(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.lost("a", farewell=True)
+    assert driver.state("a") == "lost"
 
 
-def test_member_that_stays_away_is_lost_unless_its_generation_advances(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a", "b")
-    desk.lost("a", farewell=False)
+def test_member_that_stays_away_is_lost_unless_its_generation_advances(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.lost("a", farewell=False)
     for step in range(1, 13):
-        desk.now += 0.25
-        desk.beat("b", step=step)
-    assert desk.state("a") == "away"
-    desk.silence(desk.now + 0.75, "b")
-    assert desk.state("a") == "lost"
+        driver.now += 0.25
+        driver.beat("b", step=step)
+    assert driver.state("a") == "away"
+    driver.silence(driver.now + 0.75, "b")
+    assert driver.state("a") == "lost"
 
 
 @pytest.mark.parametrize("state", ["forming", "ending"])
-def test_only_a_generation_that_runs_can_do_without_a_connection(desk: Any, state: str) -> None:
-    desk.submit()
-    desk.warm_up("a", "b", "c")
+def test_only_a_generation_that_runs_can_do_without_a_connection(driver: Any, state: str) -> None:
+    driver.submit()
+    driver.warm_up("a", "b", "c")
     if state == "ending":
-        desk.all_run(*"abc")
-        desk.lost("c")
-    desk.lost("a", farewell=False)
-    assert desk.state("a") == "lost"
+        driver.all_run(*"abc")
+        driver.lost("c")
+    driver.lost("a", farewell=False)
+    assert driver.state("a") == "lost"
 
 
-def test_member_that_has_finished_may_be_away(desk: Any) -> None:
-    job = desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.finished("a", generation=number)
-    desk.lost("a", farewell=False)
-    desk.back("a", "finished")
-    desk.finished("a", generation=number)
-    desk.finished("b", generation=number)
+def test_member_that_has_finished_may_be_away(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.finished("a", generation=number)
+    driver.lost("a", farewell=False)
+    driver.back("a", "finished")
+    driver.finished("a", generation=number)
+    driver.finished("b", generation=number)
     assert (job.state, set(job.result["replica_digests"])) == (JobState.DONE, {"a", "b"})
 
 
-def test_signal_cannot_be_sent_to_one_who_is_away(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a", "b")
-    desk.lost("a", farewell=False)
+def test_signal_cannot_be_sent_to_one_that_is_away(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.lost("a", farewell=False)
     with pytest.raises(RequestRefused, match="connected: b"):
-        desk.handle(KillRequested(name="a", signal="KILL"))
+        driver.handle(KillRequested(name="a", signal="KILL"))
 
 
 # --- coming back -------------------------------------------------------------------------------
 
 
-def test_what_was_known_of_a_member_stays_known(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a", "b")
-    desk.beat("a", step=3, step_s=2.0)
-    desk.lost("a", farewell=False)
-    desk.cluster.workers["a"].leaving = True
-    known = desk.cluster.workers["a"]
-    desk.back("a")
-    worker = desk.cluster.workers["a"]
+def test_what_was_known_of_a_member_stays_known(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.beat("a", step=3, step_s=2.0)
+    driver.lost("a", farewell=False)
+    driver.cluster.workers["a"].leaving = True
+    known = driver.cluster.workers["a"]
+    driver.back("a")
+    worker = driver.cluster.workers["a"]
     assert worker.holdings.warmed == known.holdings.warmed
     assert worker.holdings.held == known.holdings.held
     assert worker.liveness.heartbeat == known.liveness.heartbeat
@@ -95,38 +95,38 @@ def test_what_was_known_of_a_member_stays_known(desk: Any) -> None:
 @pytest.mark.parametrize(
     "other", [{"incarnation": 2}, {"generation": 7}, {"roster_id": 7}, {"generation": 0}]
 )
-def test_another_process_or_generation_is_not_the_member(desk: Any, other: Any) -> None:
-    desk.submit()
-    desk.run_generation("a", "b")
-    desk.lost("a", farewell=False)
-    desk.back("a", **other)
-    assert desk.state("a") == "warming"
-    assert [one.at_boundary for one in desk.told("b", m.Freeze)] == [False]
+def test_another_process_or_generation_is_not_the_member(driver: Any, other: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.lost("a", farewell=False)
+    driver.back("a", **other)
+    assert driver.state("a") == "warming"
+    assert [one.at_boundary for one in driver.told("b", m.Freeze)] == [False]
 
 
 @pytest.mark.parametrize("at_boundary", [True, False])
 def test_member_that_comes_back_hears_that_its_generation_ends(
-    desk: Any, at_boundary: bool
+    driver: Any, at_boundary: bool
 ) -> None:
-    desk.submit()
-    desk.run_generation("a", "b", "c")
-    desk.lost("a", farewell=False)
+    driver.submit()
+    driver.run_generation("a", "b", "c")
+    driver.lost("a", farewell=False)
     if at_boundary:
-        desk.say("b", m.Leave(reason="stop"))
+        driver.say("b", m.Leave(reason="stop"))
     else:
-        desk.lost("b")
-    desk.back("a")
-    assert [one.at_boundary for one in desk.told("a", m.Freeze)][-1] is at_boundary
-    assert desk.told("a", m.Freeze)[-1].reason
+        driver.lost("b")
+    driver.back("a")
+    assert [one.at_boundary for one in driver.told("a", m.Freeze)][-1] is at_boundary
+    assert driver.told("a", m.Freeze)[-1].reason
 
 
-def test_member_that_comes_back_hears_that_its_job_stops(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a", "b")
-    desk.lost("a", farewell=False)
-    desk.handle(CancelRequested(job="j-1"))
-    desk.back("a")
-    freeze = desk.told("a", m.Freeze)[-1]
+def test_member_that_comes_back_hears_that_its_job_stops(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.lost("a", farewell=False)
+    driver.handle(CancelRequested(job="j-1"))
+    driver.back("a")
+    freeze = driver.told("a", m.Freeze)[-1]
     assert (freeze.stop, freeze.at_boundary) == (True, True)
 
 
@@ -152,180 +152,182 @@ def restored(state: JobState = JobState.RUNNING, **more: Any) -> Job:
 
 
 def adopted(make_desk: Callable[..., Any], job: Job) -> Any:
-    desk = make_desk(last_generation=3)
-    desk.handle(Submitted(job=job))
-    return desk
+    driver = make_desk(last_generation=3)
+    driver.handle(Submitted(job=job))
+    return driver
 
 
 def test_generation_is_not_adopted_that_a_member_has_left_for_certain(make_desk: Any) -> None:
     """It has registered anew, and waits, before the job becomes the active one."""
-    desk = make_desk(last_generation=3)
-    desk.register("a", incarnation=2)
+    driver = make_desk(last_generation=3)
+    driver.register("a", incarnation=2)
     job = restored()
-    desk.handle(Submitted(job=job))
-    assert desk.told_of("generation_adopted") == []
-    assert (job.fenced, desk.state("a")) == (True, "warming")
-    desk.register("b", incarnation=2)
+    driver.handle(Submitted(job=job))
+    assert driver.told_of("generation_adopted") == []
+    assert (job.fenced, driver.state("a")) == (True, "warming")
+    driver.register("b", incarnation=2)
     held = m.Held(job="j-1", generation=3, step=7, digest="", where="checkpoint")
-    desk.warmed("a", held=(held,))
-    desk.warmed("b")
-    desk.tick(desk.now + 1.0)
-    assert [assign.held_step for assign in desk.told("b", m.Assign)] == [7]
+    driver.warmed("a", held=(held,))
+    driver.warmed("b")
+    driver.tick(driver.now + 1.0)
+    assert [assign.held_step for assign in driver.told("b", m.Assign)] == [7]
 
 
 def test_running_generation_is_adopted_and_nobody_is_disturbed(make_desk: Any) -> None:
     job = restored()
-    desk = adopted(make_desk, job)
-    assert [desk.state(name) for name in "ab"] == ["away", "away"]
-    assert "a, b are expected" in desk.told_of("generation_adopted")[0].message
+    driver = adopted(make_desk, job)
+    assert [driver.state(name) for name in "ab"] == ["away", "away"]
+    assert "a, b are expected" in driver.told_of("generation_adopted")[0].message
     for name in "ab":
-        desk.back(name)
-        desk.warmed(name)
-    desk.commit(9)
-    assert [desk.state(name) for name in "ab"] == ["running", "running"]
-    assert (desk.cluster.run.generation, job.state, job.step) == (3, JobState.RUNNING, 9)
-    assert desk.told("a", m.Freeze) == desk.told("a", m.Assign) == []
-    assert desk.core.explain() == ""
+        driver.back(name)
+        driver.warmed(name)
+    driver.commit(9)
+    assert [driver.state(name) for name in "ab"] == ["running", "running"]
+    assert (driver.cluster.run.generation, job.state, job.step) == (3, JobState.RUNNING, 9)
+    assert driver.told("a", m.Freeze) == driver.told("a", m.Assign) == []
+    assert driver.core.explain() == ""
 
 
 def test_members_have_a_while_to_come_back(make_desk: Any) -> None:
-    desk = adopted(make_desk, restored())
-    desk.silence(3.0)
-    assert desk.state("b") == "away"
-    desk.silence(3.25)
-    assert desk.state("b") == "lost"
+    driver = adopted(make_desk, restored())
+    driver.silence(3.0)
+    assert driver.state("b") == "away"
+    driver.silence(3.25)
+    assert driver.state("b") == "lost"
 
 
 def test_member_that_died_meanwhile_is_dealt_with(make_desk: Any) -> None:
     """Its neighbour has frozen, and repeats its report."""
     job = restored()
-    desk = adopted(make_desk, job)
-    desk.back("a", "frozen")
-    desk.froze("a", generation=3, step=8, prepared=(3, 9), suspect="b", evidence="reset")
-    assert desk.state("b") == "away"
-    desk.register("b", incarnation=2)
-    assign = desk.told("a", m.Assign)[-1]
+    driver = adopted(make_desk, job)
+    driver.back("a", "frozen")
+    driver.froze("a", generation=3, step=8, prepared=(3, 9), suspect="b", evidence="reset")
+    assert driver.state("b") == "away"
+    driver.register("b", incarnation=2)
+    assign = driver.told("a", m.Assign)[-1]
     assert (assign.generation, assign.held_generation, assign.held_step) == (4, 3, 9)
     assert job.steps_lost == 0
 
 
 def test_generation_that_was_forming_goes_on_to_form(make_desk: Any) -> None:
     job = restored(JobState.FORMING)
-    desk = adopted(make_desk, job)
-    assert desk.core.explain() == "forming generation 3: waiting for a, b"
-    desk.back("a", "running")
+    driver = adopted(make_desk, job)
+    assert driver.core.explain() == "forming generation 3: waiting for a, b"
+    driver.back("a", "running")
     assert job.state is JobState.FORMING
-    desk.back("b", "forming")
+    driver.back("b", "forming")
     assert job.state is JobState.FORMING
-    desk.all_run("b")
+    driver.all_run("b")
     assert job.state is JobState.RUNNING
 
 
-def test_who_forms_is_kept_though_stuck_while_nobody_knows_what_it_holds(make_desk: Any) -> None:
-    desk = adopted(make_desk, restored(JobState.FORMING))
+def test_a_worker_that_forms_is_kept_though_stuck_while_nobody_knows_what_it_holds(
+    make_desk: Any,
+) -> None:
+    driver = adopted(make_desk, restored(JobState.FORMING))
     for name in "ab":
-        desk.back(name, "forming")
-    desk.beat("b", generation=3, stalled_s=5.25, still_s=5.25, patience_s=5.0)
-    assert desk.cluster.workers["b"].liveness.kept
-    assert desk.disconnected == []
-    assert not [one for one in desk.told("b", m.Release) if one.state == "evicted"]
+        driver.back(name, "forming")
+    driver.beat("b", generation=3, stalled_s=5.25, still_s=5.25, patience_s=5.0)
+    assert driver.cluster.workers["b"].liveness.kept
+    assert driver.disconnected == []
+    assert not [one for one in driver.told("b", m.Release) if one.state == "evicted"]
 
 
 def test_cancelled_generation_that_was_forming_does_not_count_as_running(make_desk: Any) -> None:
     """The job's record says that it stops, and no longer that its generation forms."""
     job = restored(JobState.STOPPING, start_step=8, step=8)
-    desk = adopted(make_desk, job)
-    assert desk.core.explain() == "forming generation 3: waiting for a, b"
-    desk.back("a", "running")
-    desk.back("b", "forming")
-    assert not desk.cluster.run.has_run
-    desk.all_run("b")
-    assert desk.cluster.run.has_run
-    assert [desk.told(name, m.Freeze)[-1].stop for name in "ab"] == [True, True]
+    driver = adopted(make_desk, job)
+    assert driver.core.explain() == "forming generation 3: waiting for a, b"
+    driver.back("a", "running")
+    driver.back("b", "forming")
+    assert not driver.cluster.run.has_run
+    driver.all_run("b")
+    assert driver.cluster.run.has_run
+    assert [driver.told(name, m.Freeze)[-1].stop for name in "ab"] == [True, True]
 
 
 def test_all_who_run_already_need_not_say_so_again(make_desk: Any) -> None:
     job = restored(JobState.FORMING)
-    desk = adopted(make_desk, job)
-    desk.back("a", "running")
-    desk.back("b", "running")
+    driver = adopted(make_desk, job)
+    driver.back("a", "running")
+    driver.back("b", "running")
     assert job.state is JobState.RUNNING
 
 
 def test_generation_that_was_saved_and_never_announced_is_given_up_at_once(make_desk: Any) -> None:
     """The coordinator died between the two; its members know of the one before."""
     job = restored(JobState.FORMING, start_generation=2, start_step=6, step=6)
-    desk = adopted(make_desk, job)
+    driver = adopted(make_desk, job)
     for name in "ab":
-        desk.back(name, "frozen", generation=2, roster_id=22)
+        driver.back(name, "frozen", generation=2, roster_id=22)
     assert job.fenced
-    desk.froze("a", generation=2, step=5, held_generation=2, prepared=(2, 6))
-    desk.froze("b", generation=2, step=5, held_generation=2, prepared=(2, 6))
-    assign = desk.told("a", m.Assign)[-1]
+    driver.froze("a", generation=2, step=5, held_generation=2, prepared=(2, 6))
+    driver.froze("b", generation=2, step=5, held_generation=2, prepared=(2, 6))
+    assign = driver.told("a", m.Assign)[-1]
     assert (assign.generation, assign.held_generation, assign.held_step) == (4, 2, 6)
 
 
 def test_first_generation_that_was_never_announced_is_formed_again(make_desk: Any) -> None:
     job = restored(JobState.FORMING, generation=3, start_generation=0, start_step=0, step=0)
-    desk = adopted(make_desk, job)
+    driver = adopted(make_desk, job)
     for name in "ab":
-        desk.register(name)
-        desk.warmed(name)
-    assert desk.cluster.run.generation == 4
-    assert desk.cluster.run.roster == ["a", "b"]
+        driver.register(name)
+        driver.warmed(name)
+    assert driver.cluster.run.generation == 4
+    assert driver.cluster.run.roster == ["a", "b"]
 
 
 def test_job_that_was_stopping_stops(make_desk: Any) -> None:
     job = restored(JobState.STOPPING, reason="cancelled by the operator")
-    desk = adopted(make_desk, job)
+    driver = adopted(make_desk, job)
     for name in "ab":
-        desk.back(name)
-        assert [one.stop for one in desk.told(name, m.Freeze)] == [True]
+        driver.back(name)
+        assert [one.stop for one in driver.told(name, m.Freeze)] == [True]
     for name in "ab":
-        desk.finished(name, generation=3, step=9)
+        driver.finished(name, generation=3, step=9)
     assert job.state is JobState.CANCELLED
 
 
 def test_standby_begins_nothing_while_the_members_are_away(make_desk: Any) -> None:
     """They may train on, out of our hearing, until one has stopped for certain."""
     job = restored()
-    desk = adopted(make_desk, job)
-    desk.warm_up("c")
-    desk.silence(100.0, "c")
-    assert desk.cluster.run.roster == []
-    assert desk.core.explain() == (
+    driver = adopted(make_desk, job)
+    driver.warm_up("c")
+    driver.silence(100.0, "c")
+    assert driver.cluster.run.roster == []
+    assert driver.core.explain() == (
         "waiting for a, b: generation 3 may still run there; `dtdctl resume j-1` if they are gone"
         " for good"
     )
-    desk.back("a", "running", generation=3, roster_id=33)
-    desk.froze("a", generation=3, step=700)
-    assert desk.cluster.run.roster == ["a", "c"]
-    assert desk.told("c", m.Assign)[-1].held_step == 700
+    driver.back("a", "running", generation=3, roster_id=33)
+    driver.froze("a", generation=3, step=700)
+    assert driver.cluster.run.roster == ["a", "c"]
+    assert driver.told("c", m.Assign)[-1].held_step == 700
 
 
 def test_operator_may_say_that_the_members_are_gone_for_good(make_desk: Any) -> None:
     job = restored()
-    desk = adopted(make_desk, job)
-    desk.warm_up("c")
+    driver = adopted(make_desk, job)
+    driver.warm_up("c")
     with pytest.raises(RequestRefused, match="does not wait"):
-        desk.handle(ResumeRequested(job="j-1"))
-    desk.silence(4.0, "c")
-    desk.handle(ResumeRequested(job="j-1"))
-    desk.tick(desk.now + 5.0)
-    assert desk.cluster.run.roster == ["c"]
+        driver.handle(ResumeRequested(job="j-1"))
+    driver.silence(4.0, "c")
+    driver.handle(ResumeRequested(job="j-1"))
+    driver.tick(driver.now + 5.0)
+    assert driver.cluster.run.roster == ["c"]
     assert (job.start_generation, job.start_step, job.steps_lost) == (0, 0, 7)
 
 
 def test_after_a_restart_everyone_may_be_new(make_desk: Any) -> None:
     """All were killed at once: their new processes prove that the generation is over."""
     job = restored(checkpoint_generation=3, checkpoint_step=7, checkpoint_holders=("a",))
-    desk = adopted(make_desk, job)
+    driver = adopted(make_desk, job)
     held = m.Held(job="j-1", generation=3, step=7, digest="", where="checkpoint")
-    desk.register("b", incarnation=5)
-    desk.warmed("b")
-    desk.register("a", incarnation=5)
-    desk.warmed("a", held=(held,))
-    assign = desk.told("b", m.Assign)[-1]
+    driver.register("b", incarnation=5)
+    driver.warmed("b")
+    driver.register("a", incarnation=5)
+    driver.warmed("a", held=(held,))
+    assign = driver.told("b", m.Assign)[-1]
     assert (assign.held_generation, assign.held_step) == (3, 7)
     assert [one.holds for one in assign.roster] == [True, False]
     assert job.steps_lost == 0
@@ -334,11 +336,11 @@ def test_after_a_restart_everyone_may_be_new(make_desk: Any) -> None:
 def test_steps_may_be_lost_while_the_coordinator_is_away(make_desk: Any) -> None:
     """The generation had ended before, and nobody who comes back remembers anything."""
     job = restored(announced=False, fenced=True)
-    desk = adopted(make_desk, job)
+    driver = adopted(make_desk, job)
     for name in "ab":
-        desk.register(name, incarnation=5)
-        desk.warmed(name)
-    assert desk.cluster.run.roster == ["a", "b"]
+        driver.register(name, incarnation=5)
+        driver.warmed(name)
+    assert driver.cluster.run.roster == ["a", "b"]
     assert job.steps_lost == 7
 
 
@@ -346,11 +348,11 @@ def test_steps_may_be_lost_while_the_coordinator_is_away(make_desk: Any) -> None
 
 
 def test_nothing_is_asked_of_a_member_that_nobody_has_heard(make_desk: Any) -> None:
-    desk = adopted(make_desk, restored())
-    desk.back("a", "frozen")
-    desk.froze("a", generation=3, step=8, suspect="b", evidence="silent")
-    assert desk.state("b") == "away"
-    desk.tick(desk.now + 0.5)
-    assert desk.told("a", m.Probe) == desk.told("b", m.Probe) == []
+    driver = adopted(make_desk, restored())
+    driver.back("a", "frozen")
+    driver.froze("a", generation=3, step=8, suspect="b", evidence="silent")
+    assert driver.state("b") == "away"
+    driver.tick(driver.now + 0.5)
+    assert driver.told("a", m.Probe) == driver.told("b", m.Probe) == []
     with pytest.raises(RequestRefused, match="connected: a"):
-        desk.handle(KillRequested(name="b", signal="TERM"))
+        driver.handle(KillRequested(name="b", signal="TERM"))

@@ -63,7 +63,7 @@ def chosen(
     )
 
 
-def test_ranks_are_by_name_whoever_came_first() -> None:
+def test_ranks_are_by_name_all_that_came_first() -> None:
     given = [worker("w-3"), worker("w-10"), worker("w-1")]
     assert names(chosen(given).members) == ["w-1", "w-3", "w-10"]
 
@@ -108,13 +108,13 @@ def test_no_holder_stays_out_while_somebody_with_a_bad_link_holds_nothing() -> N
     assert (names(picked.members), names(picked.barred)) == (["z"], ["b", "a"])
 
 
-def test_who_lacks_the_state_but_has_good_links_is_no_reason_to_keep_a_bad_link() -> None:
+def test_a_worker_that_lacks_the_state_but_has_good_links_is_no_reason_to_keep_a_bad_link() -> None:
     given = [memory("a", 2, 7), memory("b", 2, 7), worker("c")]
     picked = chosen(given, start=(2, 7), bad=[("a", "b")])
     assert (names(picked.members), names(picked.barred)) == (["a", "c"], ["b"])
 
 
-def test_a_place_that_one_who_is_barred_leaves_goes_to_the_next() -> None:
+def test_a_place_that_one_that_is_barred_leaves_goes_to_the_next() -> None:
     picked = chosen([worker(name) for name in "abcd"], max_workers=3, bad=[("a", "b")])
     assert (names(picked.members), names(picked.barred)) == (["a", "c", "d"], ["b"])
 
@@ -213,7 +213,7 @@ def test_state_that_the_next_generation_starts_from(case: str) -> None:
 
 
 @pytest.mark.parametrize(("told", "start"), [(6, (2, 6)), (7, (2, 7))])
-def test_who_denies_a_step_is_believed_unless_two_have_told_of_it(
+def test_a_worker_that_denies_a_step_is_believed_unless_two_have_told_of_it(
     told: int, start: roster.Key
 ) -> None:
     """They have committed it, and are lost; all had prepared it, or they could not have."""
@@ -232,7 +232,7 @@ def test_before_the_first_generation_nothing_is_prepared() -> None:
     assert roster.start_key(job, [worker("a"), worker("b", 3, 5, "checkpoint")]) == (3, 5)
 
 
-def test_who_can_commit_the_step_holds_its_state() -> None:
+def test_a_worker_that_can_commit_the_step_holds_its_state() -> None:
     given = [memory("a", 2, 7), memory("b", 2, 6, (2, 7)), memory("c", 2, 6), worker("d")]
     assert roster.holders(given, (2, 7)) == [True, True, False, False]
 

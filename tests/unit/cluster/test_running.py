@@ -10,183 +10,183 @@ from dtd.wire import messages as m
 # --- progress --------------------------------------------------------------------------------
 
 
-def test_heartbeats_of_running_members_count_as_progress(desk: Any) -> None:
-    job = desk.submit()
-    desk.run_generation("a")
-    assert desk.cluster.setbacks.no_progress_generations == 1
-    desk.beat("a", step=3)
+def test_heartbeats_of_running_members_count_as_progress(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("a")
+    assert driver.cluster.setbacks.no_progress_generations == 1
+    driver.beat("a", step=3)
     assert (
-        desk.cluster.setbacks.no_progress_generations,
+        driver.cluster.setbacks.no_progress_generations,
         job.step,
-        desk.cluster.run.advanced_at,
+        driver.cluster.run.advanced_at,
     ) == (
         0,
         3,
-        desk.now,
+        driver.now,
     )
 
 
-def test_heartbeat_of_another_generation_or_job_is_no_progress(desk: Any) -> None:
-    job = desk.submit()
-    number = desk.run_generation("a")
-    desk.beat("a", step=3, generation=number + 1)
-    desk.say("a", m.Heartbeat(state="running", job="other", generation=number, step=3))
+def test_heartbeat_of_another_generation_or_job_is_no_progress(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a")
+    driver.beat("a", step=3, generation=number + 1)
+    driver.say("a", m.Heartbeat(state="running", job="other", generation=number, step=3))
     assert job.step == 0
 
 
-def test_steps_that_only_a_frozen_report_tells_of_are_progress(desk: Any) -> None:
+def test_steps_that_only_a_frozen_report_tells_of_are_progress(driver: Any) -> None:
     """A generation may commit a step and end between two heartbeats."""
-    job = desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.froze("a", generation=number, step=2)
-    desk.froze("b", generation=number, step=2)
-    assert (job.step, desk.cluster.run.phase) == (2, GenerationState.FORMING)
-    assert desk.cluster.setbacks.no_progress_generations == 1  # of the generation that forms now
+    job = driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.froze("a", generation=number, step=2)
+    driver.froze("b", generation=number, step=2)
+    assert (job.step, driver.cluster.run.phase) == (2, GenerationState.FORMING)
+    assert driver.cluster.setbacks.no_progress_generations == 1  # of the generation that forms now
 
 
-def test_who_is_not_heard_from_need_not_bear_a_step_out(desk: Any) -> None:
-    job = desk.submit()
-    desk.run_generation("a", "b", "c")
-    desk.lost("c", farewell=False)
-    desk.silence(3 * desk.cluster.heartbeat_interval_s, "a")
-    desk.beat("a", step=5)
-    assert (desk.state("b"), desk.state("c"), job.step) == ("running", "away", 5)
+def test_a_worker_that_is_not_heard_from_need_not_bear_a_step_out(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("a", "b", "c")
+    driver.lost("c", farewell=False)
+    driver.silence(3 * driver.cluster.heartbeat_interval_s, "a")
+    driver.beat("a", step=5)
+    assert (driver.state("b"), driver.state("c"), job.step) == ("running", "away", 5)
 
 
-def test_old_checkpoint_of_a_joiner_is_no_progress(desk: Any) -> None:
+def test_old_checkpoint_of_a_joiner_is_no_progress(driver: Any) -> None:
     """It may be of steps that the job has since gone back behind."""
-    job = desk.submit(min_workers=2)
-    desk.register("a")
-    desk.register("b")
-    desk.warmed("a")
-    desk.warmed("b")
-    desk.froze("b", generation=1, step=20, held_generation=0, where="checkpoint")
+    job = driver.submit(min_workers=2)
+    driver.register("a")
+    driver.register("b")
+    driver.warmed("a")
+    driver.warmed("b")
+    driver.froze("b", generation=1, step=20, held_generation=0, where="checkpoint")
     assert job.step == 0
 
 
 # --- joining ---------------------------------------------------------------------------------
 
 
-def test_ready_worker_joins_at_the_step_boundary(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a")
-    desk.warm_up("b")
-    (freeze,) = desk.told("a", m.Freeze)
+def test_ready_worker_joins_at_the_step_boundary(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a")
+    driver.warm_up("b")
+    (freeze,) = driver.told("a", m.Freeze)
     assert (freeze.at_boundary, freeze.stop, freeze.reason) == (True, False, "b joins")
-    assert desk.cluster.workers["b"].reason == "joins at the next step boundary"
-    desk.froze("a", generation=number, step=3)
-    assert desk.cluster.run.roster == ["a", "b"]
+    assert driver.cluster.workers["b"].reason == "joins at the next step boundary"
+    driver.froze("a", generation=number, step=3)
+    assert driver.cluster.run.roster == ["a", "b"]
 
 
-def test_joiners_that_warm_up_are_taken_in_together(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a")
-    desk.register("b")
-    desk.register("c")
-    desk.warmed("b")
-    assert desk.told("a", m.Freeze) == []
-    desk.warmed("c")
-    assert desk.told("a", m.Freeze)[0].reason == "b, c joins"
+def test_joiners_that_warm_up_are_taken_in_together(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    driver.register("b")
+    driver.register("c")
+    driver.warmed("b")
+    assert driver.told("a", m.Freeze) == []
+    driver.warmed("c")
+    assert driver.told("a", m.Freeze)[0].reason == "b, c joins"
 
 
-def test_who_is_ready_does_not_wait_for_a_long_warm_up(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a")
-    desk.register("b")
-    desk.register("c")
-    desk.warmed("b")
-    desk.beat("a")
-    asked = desk.now + forming.ADMIT_PATIENCE_S
-    assert forming.admission_deadline(desk.cluster) == asked
-    desk.tick(asked - 0.25)
-    assert desk.told("a", m.Freeze) == []
-    desk.tick(asked)
-    assert [one.reason for one in desk.told("a", m.Freeze)] == ["b joins"]
+def test_a_worker_that_is_ready_does_not_wait_for_a_long_warm_up(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    driver.register("b")
+    driver.register("c")
+    driver.warmed("b")
+    driver.beat("a")
+    asked = driver.now + forming.ADMIT_PATIENCE_S
+    assert forming.admission_deadline(driver.cluster) == asked
+    driver.tick(asked - 0.25)
+    assert driver.told("a", m.Freeze) == []
+    driver.tick(asked)
+    assert [one.reason for one in driver.told("a", m.Freeze)] == ["b joins"]
 
 
-def test_standby_waits_until_there_is_room_and_is_used_at_once(desk: Any) -> None:
-    desk.submit(max_workers=2)
-    number = desk.run_generation("a", "b")
-    desk.warm_up("c")
-    assert desk.state("c") == "ready"
-    assert desk.told("a", m.Freeze) == []
-    desk.lost("a")
-    desk.froze("b", generation=number, step=3)
-    assert desk.cluster.run.roster == ["b", "c"]
+def test_standby_waits_until_there_is_room_and_is_used_at_once(driver: Any) -> None:
+    driver.submit(max_workers=2)
+    number = driver.run_generation("a", "b")
+    driver.warm_up("c")
+    assert driver.state("c") == "ready"
+    assert driver.told("a", m.Freeze) == []
+    driver.lost("a")
+    driver.froze("b", generation=number, step=3)
+    assert driver.cluster.run.roster == ["b", "c"]
 
 
-def test_leaver_hands_its_state_to_the_standby_even_beyond_max_workers(desk: Any) -> None:
-    desk.submit(max_workers=1)
-    number = desk.run_generation("a")
-    desk.warm_up("b")
-    desk.say("a", m.Leave(reason="stop"))
-    desk.saved_checkpoint("a", generation=number, step=3)
-    desk.froze("a", generation=number, step=3)
-    assert desk.cluster.run.roster == ["a", "b"]
-    number = desk.all_run("a", "b")
+def test_leaver_hands_its_state_to_the_standby_even_beyond_max_workers(driver: Any) -> None:
+    driver.submit(max_workers=1)
+    number = driver.run_generation("a")
+    driver.warm_up("b")
+    driver.say("a", m.Leave(reason="stop"))
+    driver.saved_checkpoint("a", generation=number, step=3)
+    driver.froze("a", generation=number, step=3)
+    assert driver.cluster.run.roster == ["a", "b"]
+    number = driver.all_run("a", "b")
     for name in "ab":
-        desk.froze(name, generation=number, step=4)
-    assert desk.state("a") == "released"
-    assert desk.cluster.run.roster == ["b"]
+        driver.froze(name, generation=number, step=4)
+    assert driver.state("a") == "released"
+    assert driver.cluster.run.roster == ["b"]
 
 
 @pytest.mark.parametrize("why", ["finishing", "stopping"])
-def test_nobody_joins_a_job_that_ends(desk: Any, why: str) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.register("c")
+def test_nobody_joins_a_job_that_ends(driver: Any, why: str) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.register("c")
     if why == "finishing":
-        desk.finished("a", generation=number)
+        driver.finished("a", generation=number)
     else:
-        desk.handle(CancelRequested(job="j-1"))
-    before = len(desk.told("b", m.Freeze))
-    desk.warmed("c")
-    assert len(desk.told("b", m.Freeze)) == before
+        driver.handle(CancelRequested(job="j-1"))
+    before = len(driver.told("b", m.Freeze))
+    driver.warmed("c")
+    assert len(driver.told("b", m.Freeze)) == before
 
 
-def test_who_would_not_fit_in_ends_nothing(desk: Any) -> None:
+def test_a_worker_that_would_not_fit_in_ends_nothing(driver: Any) -> None:
     """Otherwise the generation ends over and over for one who has no working link."""
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
     for name, suspect in (("a", "b"), ("b", "a"), ("c", "a")):
-        desk.froze(name, generation=number, step=0, suspect=suspect, evidence="silent")
-    assert (desk.cluster.run.roster, desk.state("a")) == (["b", "c"], "barred")
-    desk.all_run("b", "c")
-    worker = desk.cluster.workers["a"]
+        driver.froze(name, generation=number, step=0, suspect=suspect, evidence="silent")
+    assert (driver.cluster.run.roster, driver.state("a")) == (["b", "c"], "barred")
+    driver.all_run("b", "c")
+    worker = driver.cluster.workers["a"]
     worker.state = worker.state.READY
-    before = len(desk.told("b", m.Freeze))
-    desk.tick(desk.now + 0.25)
-    assert desk.state("a") == "barred"
-    assert len(desk.told("b", m.Freeze)) == before
+    before = len(driver.told("b", m.Freeze))
+    driver.tick(driver.now + 0.25)
+    assert driver.state("a") == "barred"
+    assert len(driver.told("b", m.Freeze)) == before
 
 
-def test_member_that_fetched_the_state_holds_it_as_well(desk: Any) -> None:
+def test_member_that_fetched_the_state_holds_it_as_well(driver: Any) -> None:
     """Otherwise it counts as one who could stay out in favour of those who come."""
-    desk.submit()
-    number = desk.run_generation("a")
-    desk.beat("a", step=1)
-    desk.warm_up("c")
-    desk.froze("a", generation=number, step=1)
-    desk.all_run("a", "c")
+    driver.submit()
+    number = driver.run_generation("a")
+    driver.beat("a", step=1)
+    driver.warm_up("c")
+    driver.froze("a", generation=number, step=1)
+    driver.all_run("a", "c")
     for other in "de":
-        desk.register(other)
-        desk.cluster.isolation.links.accuse("c", other, "silent")
-    desk.cluster.isolation.links.judge({"a", "c", "d", "e"}, desk.now)
-    before = len(desk.told("a", m.Freeze))
+        driver.register(other)
+        driver.cluster.isolation.links.accuse("c", other, "silent")
+    driver.cluster.isolation.links.judge({"a", "c", "d", "e"}, driver.now)
+    before = len(driver.told("a", m.Freeze))
     for other in "de":
-        desk.warmed(other)
-    assert [desk.state(name) for name in "acde"] == ["running", "running", "barred", "barred"]
-    assert len(desk.told("a", m.Freeze)) == before
+        driver.warmed(other)
+    assert [driver.state(name) for name in "acde"] == ["running", "running", "barred", "barred"]
+    assert len(driver.told("a", m.Freeze)) == before
 
 
-def test_whoever_is_barred_joins_when_its_links_work(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
+def test_a_worker_that_is_barred_joins_when_its_links_work(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
     for name, suspect in (("a", "b"), ("b", "a"), ("c", "a")):
-        desk.froze(name, generation=number, step=0, suspect=suspect, evidence="silent")
-    number = desk.all_run("b", "c")
+        driver.froze(name, generation=number, step=0, suspect=suspect, evidence="silent")
+    number = driver.all_run("b", "c")
     for other in "bc":
-        desk.say("a", m.Probed(name=other, reachable=True))
-        assert desk.state("a") == "barred"
-        desk.say(other, m.Probed(name="a", reachable=True))
-    assert [one.reason for one in desk.told("b", m.Freeze)][-1] == "a joins"
+        driver.say("a", m.Probed(name=other, reachable=True))
+        assert driver.state("a") == "barred"
+        driver.say(other, m.Probed(name="a", reachable=True))
+    assert [one.reason for one in driver.told("b", m.Freeze)][-1] == "a joins"

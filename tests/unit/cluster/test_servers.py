@@ -19,33 +19,33 @@ SERVERS = ("ps-1", "ps-2")
 ALL = (*WORKERS, *SERVERS)
 
 
-def warm_up(desk: Any, *names: str) -> None:
+def warm_up(driver: Any, *names: str) -> None:
     for name in names:
-        desk.register(name, serves=name.startswith("ps"))
+        driver.register(name, serves=name.startswith("ps"))
     for name in names:
-        desk.warmed(name)
+        driver.warmed(name)
 
 
-def submit(desk: Any, **more: Any) -> None:
-    desk.submit(strategy={"name": "sharded", "owners": "servers", "mirrors": 1}, **more)
+def submit(driver: Any, **more: Any) -> None:
+    driver.submit(strategy={"name": "sharded", "owners": "servers", "mirrors": 1}, **more)
 
 
-def running(desk: Any, *names: str, **more: Any) -> int:
-    submit(desk, **more)
-    warm_up(desk, *(names or ALL))
-    return int(desk.all_run(*(names or ALL)))
+def running(driver: Any, *names: str, **more: Any) -> int:
+    submit(driver, **more)
+    warm_up(driver, *(names or ALL))
+    return int(driver.all_run(*(names or ALL)))
 
 
-def roster_of(desk: Any, name: str = "a") -> list[tuple[str, bool]]:
-    return [(one.name, one.serves) for one in desk.told(name, m.Assign)[-1].roster]
+def roster_of(driver: Any, name: str = "a") -> list[tuple[str, bool]]:
+    return [(one.name, one.serves) for one in driver.told(name, m.Assign)[-1].roster]
 
 
-def froze(desk: Any, name: str, number: int, step: int, members: tuple[str, ...] = ALL) -> None:
+def froze(driver: Any, name: str, number: int, step: int, members: tuple[str, ...] = ALL) -> None:
     servers = sum(one.startswith("ps") for one in members)
     division = Division(world_size=len(members), mirrors=1, servers=servers)
     part = tuple(division.shards(members.index(name)).to_wire())
     held = m.Held(job="j-1", generation=number, step=step, digest="", where="memory", part=part)
-    desk.froze(name, generation=number, step=step, held_generation=number, held=(held,))
+    driver.froze(name, generation=number, step=step, held_generation=number, held=(held,))
 
 
 # --- a division --------------------------------------------------------------------------------
@@ -78,50 +78,50 @@ def test_no_shards_are_told_from_all_of_them() -> None:
 # --- members -----------------------------------------------------------------------------------
 
 
-def test_servers_are_the_last_ranks(desk: Any) -> None:
-    submit(desk, min_workers=2)
-    warm_up(desk, "ps-1", "a", "z")
-    desk.all_run("a", "z", "ps-1")
-    assert roster_of(desk) == [("a", False), ("z", False), ("ps-1", True)]
-    assert desk.cluster.job.servers == 1
-    (began,) = desk.told_of("generation_running")
+def test_servers_are_the_last_ranks(driver: Any) -> None:
+    submit(driver, min_workers=2)
+    warm_up(driver, "ps-1", "a", "z")
+    driver.all_run("a", "z", "ps-1")
+    assert roster_of(driver) == [("a", False), ("z", False), ("ps-1", True)]
+    assert driver.cluster.job.servers == 1
+    (began,) = driver.told_of("generation_running")
     assert "runs with 2 workers and 1 parameter server from" in began.message
     assert (began.details["world_size"], began.details["servers"]) == (3, 1)
 
 
-def test_a_server_takes_no_part_in_other_jobs(desk: Any) -> None:
-    desk.submit(min_workers=1)
-    warm_up(desk, "a")
-    desk.register("ps-1", serves=True)
-    desk.all_run("a")
-    assert not desk.told("ps-1", m.Prepare)
-    assert desk.state("ps-1") == "idle"
-    assert "waits for a job with [strategy] owners" in desk.cluster.workers["ps-1"].reason
+def test_a_server_takes_no_part_in_other_jobs(driver: Any) -> None:
+    driver.submit(min_workers=1)
+    warm_up(driver, "a")
+    driver.register("ps-1", serves=True)
+    driver.all_run("a")
+    assert not driver.told("ps-1", m.Prepare)
+    assert driver.state("ps-1") == "idle"
+    assert "waits for a job with [strategy] owners" in driver.cluster.workers["ps-1"].reason
 
 
-def test_a_job_waits_for_a_server(desk: Any) -> None:
-    submit(desk, min_workers=1)
-    warm_up(desk, "a")
-    assert "no parameter server is ready" in desk.core.explain()
-    warm_up(desk, "ps-1")
-    desk.all_run("a", "ps-1")
+def test_a_job_waits_for_a_server(driver: Any) -> None:
+    submit(driver, min_workers=1)
+    warm_up(driver, "a")
+    assert "no parameter server is ready" in driver.core.explain()
+    warm_up(driver, "ps-1")
+    driver.all_run("a", "ps-1")
 
 
-def test_servers_are_no_workers(desk: Any) -> None:
-    submit(desk, min_workers=2)
-    warm_up(desk, "a", *SERVERS)
-    assert "1 of at least 2 workers are ready" in desk.core.explain()
+def test_servers_are_no_workers(driver: Any) -> None:
+    submit(driver, min_workers=2)
+    warm_up(driver, "a", *SERVERS)
+    assert "1 of at least 2 workers are ready" in driver.core.explain()
 
 
-def test_servers_do_not_count_towards_the_most_workers(desk: Any) -> None:
-    number = running(desk, "a", "b", "ps-1", max_workers=2)
-    warm_up(desk, "c")
-    desk.tick(60.0)
-    assert desk.cluster.run.generation == number
-    assert not desk.told("a", m.Freeze)
-    warm_up(desk, "ps-2")
-    desk.tick(120.0)
-    assert "ps-2 joins" in desk.told("a", m.Freeze)[-1].reason
+def test_servers_do_not_count_towards_the_most_workers(driver: Any) -> None:
+    number = running(driver, "a", "b", "ps-1", max_workers=2)
+    warm_up(driver, "c")
+    driver.tick(60.0)
+    assert driver.cluster.run.generation == number
+    assert not driver.told("a", m.Freeze)
+    warm_up(driver, "ps-2")
+    driver.tick(120.0)
+    assert "ps-2 joins" in driver.told("a", m.Freeze)[-1].reason
 
 
 def worker(name: str) -> Worker:
@@ -149,63 +149,63 @@ def test_a_worker_without_a_link_to_a_server_stays_out() -> None:
 # --- what is held ------------------------------------------------------------------------------
 
 
-def test_the_loss_of_a_server_costs_no_step(desk: Any) -> None:
-    number = running(desk)
-    desk.commit(5)
-    assert coverage.redundancy(desk.cluster.job, ALL) == 1
-    desk.lost("ps-2")
+def test_the_loss_of_a_server_costs_no_step(driver: Any) -> None:
+    number = running(driver)
+    driver.commit(5)
+    assert coverage.redundancy(driver.cluster.job, ALL) == 1
+    driver.lost("ps-2")
     for name in (*WORKERS, "ps-1"):
-        froze(desk, name, number, 5)
-    assign = desk.told("a", m.Assign)[-1]
+        froze(driver, name, number, 5)
+    assign = driver.told("a", m.Assign)[-1]
     assert (assign.held_generation, assign.held_step) == (number, 5)
-    assert roster_of(desk) == [("a", False), ("b", False), ("c", False), ("ps-1", True)]
+    assert roster_of(driver) == [("a", False), ("b", False), ("c", False), ("ps-1", True)]
     assert all(one.holds for one in assign.roster), "survivors copy nothing"
 
 
-def test_the_loss_of_workers_costs_no_step(desk: Any) -> None:
-    number = running(desk)
-    desk.commit(5)
+def test_the_loss_of_workers_costs_no_step(driver: Any) -> None:
+    number = running(driver)
+    driver.commit(5)
     for name in "bc":
-        desk.lost(name)
+        driver.lost(name)
     for name in ("a", *SERVERS):
-        froze(desk, name, number, 5)
-    assign = desk.told("a", m.Assign)[-1]
+        froze(driver, name, number, 5)
+    assign = driver.told("a", m.Assign)[-1]
     assert (assign.held_step, [one.name for one in assign.roster]) == (5, ["a", *SERVERS])
 
 
-def test_the_loss_of_the_only_server_is_waited_for(desk: Any) -> None:
-    number = running(desk, "a", "b", "ps-1")
-    desk.commit(5)
-    desk.lost("ps-1")
+def test_the_loss_of_the_only_server_is_waited_for(driver: Any) -> None:
+    number = running(driver, "a", "b", "ps-1")
+    driver.commit(5)
+    driver.lost("ps-1")
     for name in "ab":
-        froze(desk, name, number, 5, ("a", "b", "ps-1"))
-    assert "no parameter server is ready" in desk.core.explain()
-    warm_up(desk, "ps-2")
-    said = desk.core.explain()
+        froze(driver, name, number, 5, ("a", "b", "ps-1"))
+    assert "no parameter server is ready" in driver.core.explain()
+    warm_up(driver, "ps-2")
+    said = driver.core.explain()
     assert "waiting for ps-1: no present worker has the shards all of step 5" in said or (
         "waiting for ps-1: no present worker holds the state of step 5" in said
     )
 
 
 @pytest.mark.parametrize("has_left", [False, True])
-def test_a_stuck_server_with_the_only_shards_of_a_step_is_kept(desk: Any, has_left: bool) -> None:
+def test_a_stuck_server_with_the_only_shards_of_a_step_is_kept(driver: Any, has_left: bool) -> None:
     """It has prepared the step, which a worker has committed; the step before is on disks."""
-    number = running(desk, "a", "ps-1")
-    desk.commit(30)
-    desk.saved_checkpoint("ps-1", generation=number, step=30)
+    number = running(driver, "a", "ps-1")
+    driver.commit(30)
+    driver.saved_checkpoint("ps-1", generation=number, step=30)
     if has_left:
-        froze(desk, "a", number, 31, ("a", "ps-1"))
+        froze(driver, "a", number, 31, ("a", "ps-1"))
     else:
-        desk.beat("a", step=31)
-    desk.beat("ps-1", step=30, stalled_s=9.0, still_s=9.0, patience_s=5.0)
-    assert desk.told("ps-1", m.Release) == []
-    assert "it is kept" in desk.told_of("training_stalled")[0].message
+        driver.beat("a", step=31)
+    driver.beat("ps-1", step=30, stalled_s=9.0, still_s=9.0, patience_s=5.0)
+    assert driver.told("ps-1", m.Release) == []
+    assert "it is kept" in driver.told_of("training_stalled")[0].message
 
 
-def test_a_server_is_drained_while_another_one_has_its_shards(desk: Any) -> None:
-    running(desk)
-    desk.handle(DrainRequested(name="ps-1"))
-    assert desk.told("a", m.Freeze)
+def test_a_server_is_drained_while_another_one_has_its_shards(driver: Any) -> None:
+    running(driver)
+    driver.handle(DrainRequested(name="ps-1"))
+    assert driver.told("a", m.Freeze)
 
 
 def test_a_checkpoint_on_disk_is_a_state_too() -> None:

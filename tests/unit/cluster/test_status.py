@@ -169,7 +169,7 @@ def test_a_worker_says_where_its_training_stands_still():
 @pytest.mark.parametrize(
     "state", [WorkerState.LOST, WorkerState.RELEASED, WorkerState.DISCONNECTED]
 )
-def test_nobody_hears_from_those_who_are_not_there(state):
+def test_nobody_hears_from_those_that_are_not_there(state):
     made = cluster(beat(0.01), None)
     for name in made.workers:
         made.detector.watch(name, 1.0)

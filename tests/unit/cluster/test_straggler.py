@@ -99,7 +99,7 @@ def test_another_one_takes_over() -> None:
     assert clock.look(0.05, 0.05, 0.08, for_s=1.0) == {"w-2"}
 
 
-def test_who_is_gone_or_alone_is_not_shown() -> None:
+def test_a_worker_that_is_gone_or_alone_is_not_shown() -> None:
     watch = StragglerWatch(name="w-1")
     assert watch.named(beats(0.09)) is None
     assert watch.named({"w-1": beat(0.09)}) is None

@@ -97,38 +97,38 @@ def test_two_rows_for_one_event_in_one_state_are_refused() -> None:
         Table("worker", rows)
 
 
-def move_worker(desk: Any) -> None:
-    desk.cluster.move_worker(desk.cluster.workers["a"], WorkerEvent.ASSIGNED)
+def move_worker(driver: Any) -> None:
+    driver.cluster.move_worker(driver.cluster.workers["a"], WorkerEvent.ASSIGNED)
 
 
-def move_generation(desk: Any) -> None:
-    desk.cluster.move_generation(GenerationEvent.ALL_RUN)
+def move_generation(driver: Any) -> None:
+    driver.cluster.move_generation(GenerationEvent.ALL_RUN)
 
 
-def move_job(desk: Any) -> None:
-    desk.cluster.move_job(desk.cluster.job, JobEvent.ACTIVATED)
-    desk.cluster.move_job(desk.cluster.job, JobEvent.RUNS)
+def move_job(driver: Any) -> None:
+    driver.cluster.move_job(driver.cluster.job, JobEvent.ACTIVATED)
+    driver.cluster.move_job(driver.cluster.job, JobEvent.RUNS)
 
 
 @pytest.mark.parametrize("move", [move_worker, move_generation, move_job])
-def test_the_invariants_do_not_hold_after_what_is_impossible(desk: Any, move: Any) -> None:
-    desk.submit()
-    desk.run_generation("a")
+def test_the_invariants_do_not_hold_after_what_is_impossible(driver: Any, move: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
     with pytest.raises(ImpossibleTransition):
-        move(desk)
-    assert desk.state("a") == "running"
-    assert desk.cluster.run.phase is GenerationState.RUNNING
+        move(driver)
+    assert driver.state("a") == "running"
+    assert driver.cluster.run.phase is GenerationState.RUNNING
     with pytest.raises(AssertionError, match="cannot have"):
-        desk.core.check_invariants()
+        driver.core.check_invariants()
 
 
-def test_the_core_is_sound_once_it_has_begun_again(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a")
+def test_the_core_is_sound_once_it_has_begun_again(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
     with pytest.raises(ImpossibleTransition):
-        move_worker(desk)
-    desk.core.begin_again(given_up=False)
-    desk.core.check_invariants()
+        move_worker(driver)
+    driver.core.begin_again(given_up=False)
+    driver.core.check_invariants()
 
 
 def test_a_member_is_not_sound_after_what_is_impossible() -> None:

@@ -1,4 +1,4 @@
-"""Who did what, with a real coordinator: what is entered, what is refused when it cannot be."""
+"""The audit log with a real coordinator: its entries, and requests refused when it cannot write."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_takes_away_is_done_on_a_full_disk_and_the_journal_says_so(daemon, 
     assert "disk is full" in line["error"]
 
 
-def test_whoever_hangs_up_before_the_answer_is_entered_as_well(daemon, monkeypatch):
+def test_a_caller_that_hangs_up_before_the_answer_is_entered_as_well(daemon, monkeypatch):
     begun, gone = threading.Event(), threading.Event()
 
     async def hang(*_request: Any) -> dict[str, Any]:

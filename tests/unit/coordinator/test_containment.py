@@ -138,7 +138,9 @@ def test_the_coordinators_own_disk(made: Shown) -> None:
     assert made.kinds() == []
 
 
-def test_who_was_turned_away_until_a_worker_of_that_host_comes_through(made: Shown) -> None:
+def test_a_caller_that_was_turned_away_until_a_worker_of_that_host_comes_through(
+    made: Shown,
+) -> None:
     made.desk.turned_away(
         diagnostics.turned_away("10.0.0.7", "the credential of host7 is revoked", "join again")
     )

@@ -1,4 +1,4 @@
-"""What `systemctl status dtd-coordinator` says, and the limit of open files."""
+"""The status line of `systemctl status dtd-coordinator`, and the limit of open files."""
 
 from __future__ import annotations
 

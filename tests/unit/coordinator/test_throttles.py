@@ -36,7 +36,7 @@ class Link:
 
 
 def said(pace, link):
-    """What becomes of one more message."""
+    """The outcome of one more message."""
     return pace.place(link, m.Heartbeat(state="idle"), 0)
 
 
@@ -111,7 +111,7 @@ class Reader:
         self.aborted = True
 
 
-async def test_whoever_waits_goes_on_in_the_end():
+async def test_a_caller_that_waits_goes_on_in_the_end():
     pacing = Pacing(rate_per_s=1000.0, burst=1.0)
     async with asyncio.timeout(10):
         for _ in range(20):

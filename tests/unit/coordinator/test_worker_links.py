@@ -65,7 +65,7 @@ def test_a_worker_learns_its_own_secret(secrets: WorkerLinks) -> None:
         m.Measure(number=1, what="latency", name="worker-1", host="h", port=1, spec={}),
     ],
 )
-def test_who_tries_a_link_gets_a_ticket_for_nothing_else(
+def test_a_caller_that_tries_a_link_gets_a_ticket_for_nothing_else(
     secrets: WorkerLinks, message: m.Probe | m.Measure
 ) -> None:
     filled = secrets.filled(message, "worker-0")

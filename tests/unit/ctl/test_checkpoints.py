@@ -28,7 +28,7 @@ from tests.unit.ctl.known_checkpoints import KNOWN, checkpoint
         ({"best_metric": "accuracy", "mode": "max"}, 10, ["worker-0"]),
     ],
 )
-def test_who_holds_what_is_wanted(wanted, step, workers):
+def test_a_caller_that_holds_what_is_wanted(wanted, step, workers):
     found = reachable(holders_of(KNOWN, job="digits-1", **{"step": 0, "best_metric": "", **wanted}))
     assert {one["step"] for one in found} == {step}
     assert [one["worker"] for one in found] == workers

@@ -100,7 +100,7 @@ def test_what_limits_is_said_and_the_trace_is_written(asked, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["t.json.gz"]
 
 
-def test_who_restarts_is_asked_again_with_a_new_ticket(asked, tmp_path, capsys):
+def test_a_caller_that_restarts_is_asked_again_with_a_new_ticket(asked, tmp_path, capsys):
     asked["answers"] = [answer(worker()), answer(worker())]
     asked["fetched"] = {"w0": [HolderUnreachable("away"), SPANS]}
     run(tmp_path / "t.json", capsys)
@@ -108,7 +108,7 @@ def test_who_restarts_is_asked_again_with_a_new_ticket(asked, tmp_path, capsys):
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
-def test_who_stays_away_or_sends_rubbish_is_named(asked, tmp_path, capsys, monkeypatch):
+def test_a_caller_that_stays_away_or_sends_rubbish_is_named(asked, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profile, "HOLDERS_BACK_S", 0.0)
     asked["answers"] = [answer(worker(), worker("w1", 1), worker("w2", 2))]
     asked["fetched"] = {

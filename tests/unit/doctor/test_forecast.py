@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.doctor.forecast import Compute, Exchanged, LinkSpeed, forecast, sent_bytes
-from dtd.doctor.travel import Coded, Exchange, Star
+from dtd.doctor.transfer import Coded, Exchange, Star
 
 MIB = 1 << 20
 

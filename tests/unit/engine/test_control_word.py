@@ -228,7 +228,7 @@ def test_a_majority_is_more_than_half(
         ([A, B, A, A], {0, 1, 2}, (1,), True),
     ],
 )
-def test_who_has_copied_a_state_helps_it_to_no_majority(
+def test_a_worker_that_has_copied_a_state_helps_it_to_no_majority(
     digests: list[bytes], voters: set[int], dissenters: tuple[int, ...], majority: bool
 ) -> None:
     expected = Comparison(dissenters=dissenters, majority=majority)

@@ -259,7 +259,7 @@ def test_any_change_of_members_carries_no_element_further_than_it_must(
     elements=elements_of_a_bucket,
     data=st.data(),
 )
-def test_any_parts_reach_those_who_want_them(
+def test_any_parts_reach_those_that_want_them(
     parts: list[tuple[ShardSet, ShardSet]], elements: int, data: st.DataObject
 ) -> None:
     held, wanted = [one for one, _ in parts], [other for _, other in parts]
@@ -275,7 +275,7 @@ def test_any_parts_reach_those_who_want_them(
         assert plan.taken(rank) == after - before
 
 
-def test_who_has_brought_nothing_cannot_claim_what_others_hold() -> None:
+def test_a_worker_that_has_brought_nothing_cannot_claim_what_others_hold() -> None:
     held = [WHOLE, NOTHING, WHOLE]
     shared = plan_regroup(held, divided(3)).shared
     check_claims(shared, None)

@@ -218,7 +218,7 @@ def test_a_bucket_is_averaged_while_the_thread_does_something_else(rings):
 
 
 @pytest.mark.parametrize("where", ["wait_up", "wait", "gather"])
-def test_who_blocks_hears_that_the_ring_has_ended(rings, where):
+def test_a_worker_that_blocks_hears_that_the_ring_has_ended(rings, where):
     ring = rings(2)
     first, second = ring.collectives
     blocks = threading.Event()
@@ -292,7 +292,7 @@ def test_any_thread_may_start_what_depends_on_a_result_when_that_is_here(rings):
     assert ring.all(work) == [3 * (1 + 2 + 3)] * 3
 
 
-def test_who_asked_for_it_hears_that_the_ring_has_broken(rings):
+def test_a_worker_that_asked_for_it_hears_that_the_ring_has_broken(rings):
     ring = rings(2)
     ring.connect()
     ring.all(wait_up)

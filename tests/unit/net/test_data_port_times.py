@@ -60,25 +60,25 @@ def greeting():
     return session.hello(said, secret=b"s" * 32)
 
 
-async def test_who_says_nothing_is_gone_first(address):
+async def test_a_peer_that_says_nothing_is_gone_first(address):
     assert await stay(address, b"", pause_s=0) < UNPROVEN_S + CLOCK_S
 
 
 @pytest.mark.parametrize("first", [b"D", b"\x16"], ids=["frame", "tls"])
-async def test_who_sends_byte_after_byte_gains_nothing(address, first):
+async def test_a_peer_that_sends_byte_after_byte_gains_nothing(address, first):
     """A first byte just in time, then one at a time for as long as it goes."""
     words = first + greeting()[1:]
     stayed_s = await stay(address, words, pause_s=0.8 * FIRST_BYTE_S)
     assert stayed_s < UNPROVEN_S + CLOCK_S
 
 
-async def test_who_comes_early_and_never_proves_anything_waits_no_longer(address):
+async def test_a_peer_that_comes_early_and_never_proves_anything_waits_no_longer(address):
     """In order so far: of a generation that is not known yet."""
     stayed_s = await stay(address, greeting(), pause_s=0)
     assert HANDSHAKE_TIMEOUT_S - CLOCK_S < stayed_s < UNPROVEN_S + CLOCK_S
 
 
-async def test_one_who_is_slow_and_honest_is_let_finish(address):
+async def test_one_that_is_slow_and_honest_is_let_finish(address):
     """He needs half of the time for his words, and waits for the answer with the other half."""
     said = greeting()
     stayed_s = await stay(address, said, pause_s=HANDSHAKE_TIMEOUT_S / 2 / len(said))

@@ -248,7 +248,7 @@ async def test_a_caller_with_another_secret_is_not_served(port, dial, role):
     assert not acceptor.links
 
 
-async def test_who_has_not_proved_anything_cannot_ask(port):
+async def test_a_peer_that_has_not_proved_anything_cannot_ask(port):
     port.server.expect_ring(assign(3), Acceptor())
     port.server.offer("state/3", state())
     reader, writer = await asyncio.open_connection(port.address.host, port.address.port)
@@ -405,7 +405,7 @@ async def test_ranges_of_what_is_offered(port, dial):
     assert await fetched(peer, 0, 7, 3) == b"789"
 
 
-async def test_who_comes_early_waits_for_the_offer(port, dial):
+async def test_a_peer_that_comes_early_waits_for_the_offer(port, dial):
     opening = asyncio.create_task(opened(port, dial, "state/1"))
     await (await dial(port.address, m.Role.FETCH)).welcomed()
     assert not opening.done()
@@ -439,7 +439,7 @@ async def test_nothing_of_a_withdrawn_state_leaves_any_more(port, dial):
     assert (await turned_away(peer)).code == ErrorCode.TRUNCATED
 
 
-async def test_who_waits_hears_that_we_are_still_here(port, dial, monkeypatch):
+async def test_a_peer_that_waits_hears_that_we_are_still_here(port, dial, monkeypatch):
     monkeypatch.setattr(data_server_module, "STILL_WAITING_S", 0.01)
     peer = await dial(port.address, m.Role.FETCH)
     await peer.welcomed()
@@ -466,7 +466,7 @@ async def test_too_many_unanswered_requests_are_refused(port, dial):
     assert f"{MAX_REQUESTS_AHEAD} requests" in error.message
 
 
-async def test_who_asks_and_does_not_read_is_refused_in_the_end(port, dial):
+async def test_a_peer_that_asks_and_does_not_read_is_refused_in_the_end(port, dial):
     """What is queued for him is bounded by the requests that he may send ahead."""
     port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES)))
     peer, _, _ = await opened(port, dial, "state/1")

@@ -179,7 +179,7 @@ async def test_the_first_byte_tells_what_a_caller_speaks(first, is_tls):
         assert ours.recv(100) == first
 
 
-async def test_who_says_nothing_is_not_waited_for():
+async def test_a_peer_that_says_nothing_is_not_waited_for():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(0)

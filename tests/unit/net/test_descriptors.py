@@ -178,7 +178,7 @@ async def test_a_mailbox_takes_a_few_letters_only(box, file):
         send(box.mailbox.path)
 
 
-async def test_who_connects_and_says_nothing_holds_nobody_up(box, file):
+async def test_a_peer_that_connects_and_says_nothing_holds_nobody_up(box, file):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         with short_name(box.mailbox.path) as name:
             silent.connect(name)
@@ -236,7 +236,7 @@ async def test_a_path_may_be_longer_than_an_address(tmp_path, file):
     assert taken_down(box.mailbox.path)
 
 
-def test_a_full_mailbox_does_not_hold_up_whoever_posts(fd_dir, file):
+def test_a_full_mailbox_does_not_hold_up_all_that_posts(fd_dir, file):
     path = str(fd_dir / f"box-{'0' * 32}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nobody_accepts:
         with short_name(path) as name:

@@ -142,7 +142,7 @@ def test_breaking_the_ring_wakes_every_rank_that_waits(memory_of: MemoryOf) -> N
                 future.result(timeout=10)
 
 
-def test_who_waits_too_long_breaks_the_ring_and_says_for_what(memory_of: MemoryOf) -> None:
+def test_a_peer_that_waits_too_long_breaks_the_ring_and_says_for_what(memory_of: MemoryOf) -> None:
     ring = InProcessRing(2, timeout_s=0.01)
     end = ring.collective(0)
     end.open_step(0, [memory_of(np.ones(4))])

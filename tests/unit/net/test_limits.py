@@ -62,7 +62,7 @@ def test_a_caller_is_admitted_and_forgotten_once_proven() -> None:
     assert door.overdue(100.0) == ()
 
 
-def test_who_opens_too_many_at_once_loses_his_own_oldest() -> None:
+def test_a_peer_that_opens_too_many_at_once_loses_its_own_oldest() -> None:
     door = ConnectionLimiter()
     for key in range(bounds.PER_ADDRESS):
         assert door.arrived(key, "10.0.0.1", 0.0) == WELCOME
@@ -71,7 +71,7 @@ def test_who_opens_too_many_at_once_loses_his_own_oldest() -> None:
     assert len(door) == bounds.PER_ADDRESS + 1
 
 
-def test_when_there_is_no_room_whoever_has_most_makes_way() -> None:
+def test_when_there_is_no_room_all_that_has_most_makes_way() -> None:
     door = ConnectionLimiter()
     assert door.arrived(1000, "10.9.9.9", 0.0) == WELCOME
     key = 0
@@ -109,7 +109,7 @@ def failing_alone(**bounds_: float) -> ConnectionLimiter:
     return ConnectionLimiter(only_failures=True, **bounds_)
 
 
-def test_who_proves_himself_has_no_rate() -> None:
+def test_a_peer_that_proves_itself_has_no_rate() -> None:
     door = failing_alone()
     for key in range(10 * int(bounds.BURST)):
         assert door.arrived(key, "10.0.0.1", 0.0) == WELCOME
@@ -118,7 +118,7 @@ def test_who_proves_himself_has_no_rate() -> None:
     assert door.arrived(-1, "10.0.0.1", 0.0) == WELCOME
 
 
-def test_who_fails_again_and_again_is_not_let_in_for_a_while() -> None:
+def test_a_peer_that_fails_again_and_again_is_not_let_in_for_a_while() -> None:
     door = failing_alone()
     for key in range(int(bounds.BURST)):
         assert door.arrived(key, "10.0.0.1", 0.0) == WELCOME
@@ -140,7 +140,7 @@ def test_callers_of_this_host_that_fail_are_bounded_in_number_alone(host: str) -
     assert any(everybody.arrived(key, host, 0.0).refusal for key in range(200))
 
 
-def test_who_says_nothing_is_dropped_in_time() -> None:
+def test_a_peer_that_says_nothing_is_dropped_in_time() -> None:
     door = ConnectionLimiter()
     door.arrived(1, "10.0.0.1", 10.0)
     door.arrived(2, "10.0.0.2", 12.0)

@@ -80,7 +80,7 @@ def test_beats_go_out_on_both_links_at_the_interval():
 
 
 @pytest.mark.parametrize(("heard", "silent"), [(NEXT, PREVIOUS), (PREVIOUS, NEXT)])
-def test_who_is_silent_is_reported_within_the_limit_and_two_looks(heard, silent):
+def test_a_peer_that_is_silent_is_reported_within_the_limit_and_two_looks(heard, silent):
     watched = Watched()
     watched.pass_by(3.0, each=watched.links[heard].hear_beat)
     [(neighbour, now)] = watched.silent
@@ -90,7 +90,7 @@ def test_who_is_silent_is_reported_within_the_limit_and_two_looks(heard, silent)
     assert not watched.pulse.trickles(silent, now)
 
 
-def test_who_beats_may_compute_for_as_long_as_he_likes():
+def test_a_peer_that_beats_may_compute_for_as_long_as_it_likes():
     watched = Watched()
     watched.pass_by(30.0, each=lambda: [link.hear_beat() for link in watched.links.values()])
     assert watched.silent == []
@@ -133,7 +133,7 @@ def test_while_reading_is_paused_nobody_is_silent():
     assert [neighbour for neighbour, _ in watched.silent] == [PREVIOUS]
 
 
-def test_who_is_not_connected_is_watched_too():
+def test_a_peer_that_is_not_connected_is_watched_too():
     watched = Watched(attached=[PREVIOUS])
     watched.pass_by(3.0, each=watched.links[PREVIOUS].hear_beat)
     assert [neighbour for neighbour, _ in watched.silent] == [NEXT]

@@ -26,7 +26,7 @@ def at(tmp_path: Path) -> SocketPath:
     return SocketPath(str(tmp_path / "control.sock"))
 
 
-def test_who_calls_reaches_who_listens(at: SocketPath) -> None:
+def test_a_peer_that_calls_reaches_who_listens(at: SocketPath) -> None:
     with bound_socket(at) as listening:
         listening.listen()
         with call(at, 5.0) as calling, listening.accept()[0] as accepted:
@@ -71,7 +71,7 @@ def test_a_socket_that_the_dead_have_left_is_replaced(at: SocketPath) -> None:
         call(at, 5.0)
 
 
-def test_who_lives_is_not_replaced(at: SocketPath, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_lives_is_not_replaced(at: SocketPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_socket, "_PROBE_S", 0.05)
     with bound_socket(at) as listening:
         listening.listen(0)
@@ -187,7 +187,7 @@ RUN = SocketPath("/run/dtd/coordinator/control.sock")
         (990, (990, 0o755), (991, 0o755), "/run/dtd belongs to uid 991"),
     ],
 )
-def test_who_listens_is_followed_where_nobody_else_could_have_put_the_socket(
+def test_a_peer_that_listens_is_followed_where_nobody_else_could_have_put_the_socket(
     owners, uid, own, parent, why
 ) -> None:
     owners[Path("/run/dtd/coordinator")] = own

@@ -296,7 +296,7 @@ async def test_closing_leaves_nothing_behind(sides, lender, mapped):
     assert mapped(lender.memory) == before
 
 
-async def test_whoever_waits_for_a_file_can_close(lender, open_files, fd_dir):
+async def test_a_peer_that_waits_for_a_file_can_close(lender, open_files, fd_dir):
     before = open_files()
     one, other = Side(fd_dir), Side(fd_dir)
     one.offers.offer(lender.buckets)

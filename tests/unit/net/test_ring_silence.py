@@ -254,7 +254,7 @@ async def test_a_frame_that_never_ends_is_corrupt(scene):
     assert "no whole frame from worker-1" in reason
 
 
-async def test_who_dies_inside_a_frame_was_reset_not_damaged(scene):
+async def test_a_peer_that_dies_inside_a_frame_was_reset_not_damaged(scene):
     await scene.come_up()
     scene.endpoint.node.open_step(0, ())
     word = m.SmallGather(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)

@@ -266,7 +266,7 @@ async def test_a_server_that_listens_late_is_called_again(
     await star.are_up()
 
 
-async def test_who_is_pushed_out_while_it_waits_calls_again(ranks, dial, monkeypatch):
+async def test_a_peer_that_is_pushed_out_while_it_waits_calls_again(ranks, dial, monkeypatch):
     monkeypatch.setattr(data_server_module, "MAX_EARLY", 2)
     star = ranks(2, 1)
     await star.listen()

@@ -555,7 +555,7 @@ async def test_lifelines_end_with_the_ring(ranks, dial):
     assert await ring.nodes[0].broken == ("", "", "enough")
 
 
-async def test_who_is_pushed_out_while_it_waits_calls_again(ranks, dial, monkeypatch):
+async def test_a_peer_that_is_pushed_out_while_it_waits_calls_again(ranks, dial, monkeypatch):
     monkeypatch.setattr(data_server_module, "MAX_EARLY", 1)
     ring = ranks(2)
     await ring.listen()

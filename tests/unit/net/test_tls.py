@@ -219,7 +219,7 @@ async def test_an_operators_certificate_cannot_serve(authority: Authority) -> No
     posing.server.close(m.Goodbye())
 
 
-async def test_who_speaks_plainly_does_not_get_in(listening: Listening) -> None:
+async def test_a_peer_that_speaks_plainly_does_not_get_in(listening: Listening) -> None:
     address = await listening.listen()
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(m.message_bytes(hello(m.Role.WORKER, "plain")))
@@ -229,7 +229,7 @@ async def test_who_speaks_plainly_does_not_get_in(listening: Listening) -> None:
 
 
 @pytest.mark.parametrize("says", [b"", b"\x16\x03\x01"])
-async def test_who_dawdles_is_dropped_in_time(authority: Authority, says: bytes) -> None:
+async def test_a_peer_that_dawdles_is_dropped_in_time(authority: Authority, says: bytes) -> None:
     made = Listening(authority, ConnectionLimiter(patience_s=0.1))
     address = await made.listen()
     reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -241,7 +241,7 @@ async def test_who_dawdles_is_dropped_in_time(authority: Authority, says: bytes)
     made.server.close(m.Goodbye())
 
 
-async def test_a_flood_delays_nobody_who_is_connected(
+async def test_a_flood_delays_nobody_that_is_connected(
     listening: Listening, authority: Authority
 ) -> None:
     """2000 connections that are dropped, and 200 that say nothing, while one goes on talking."""

@@ -19,7 +19,7 @@ def test_nothing_but_dtds_own_errors(name: str) -> None:
     assert counter.units >= runs
 
 
-def test_messages_get_through_once_somebody_has_proved_who_he_is() -> None:
+def test_messages_get_through_once_somebody_has_proved_who_it_is() -> None:
     assert {name for name, target in LINKS.items() if not target.authenticated} == {
         *("control-acceptor", "data-acceptor", "control-opener", "data-opener")
     }

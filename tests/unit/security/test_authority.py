@@ -122,7 +122,7 @@ def test_a_living_name_gives_way_only_when_an_operator_says_so(authority: Author
     assert not authority.credentials.is_revoked(second, second)
 
 
-def test_who_asks_again_with_his_key_is_not_punished(authority: Authority) -> None:
+def test_a_caller_that_asks_again_with_its_key_is_not_punished(authority: Authority) -> None:
     """The answer got lost: no second use of the token, and nobody else's credential gives way."""
     token, _ = authority.create_token("worker", life_s=60, coordinators=HERE)
     pem = request()
@@ -251,7 +251,7 @@ def test_a_certificate_is_renewed_once_two_thirds_of_its_life_are_over(
         admission.renew(authority, second, request())
 
 
-def test_who_has_shown_nothing_has_nothing_to_renew(authority: Authority) -> None:
+def test_a_caller_that_has_shown_nothing_has_nothing_to_renew(authority: Authority) -> None:
     user = Identity(role="local", name="uid 0", where="socket")
     with pytest.raises(RequestRefused, match="shows no certificate"):
         admission.renew(authority, user, request())

@@ -30,7 +30,9 @@ def joins(authority: Authority, token: Token, pem: str, name: str = "host7") -> 
     return f"{x509.load_pem_x509_certificate(made).serial_number:x}"
 
 
-def test_who_was_revoked_does_not_come_back_with_his_old_token(authority: Authority) -> None:
+def test_a_caller_that_was_revoked_does_not_come_back_with_its_old_token(
+    authority: Authority,
+) -> None:
     token, pem = token_of(authority), request()
     joins(authority, token, pem)
     authority.credentials.revoke("host7", now_s=authority.now_s())

@@ -35,7 +35,7 @@ def test_one_that_was_made_when_the_clock_was_ahead_is_made_anew(tmp_path: Path)
     assert not authority.own_are_due()
 
 
-def test_whoever_only_serves_with_it_leaves_its_renewal_to_those_who_tell_the_port(
+def test_a_caller_that_only_serves_with_it_leaves_its_renewal_to_those_that_tell_the_port(
     authority: Authority,
 ) -> None:
     """The metrics' thread once renewed it, and the control port went on with the old one."""

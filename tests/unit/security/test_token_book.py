@@ -39,7 +39,7 @@ def test_a_token_is_good_once_after_a_restart_too(path: Path) -> None:
             redeem(TokenBook(path), token, name, key)
 
 
-def test_who_asks_again_with_the_same_key_gets_his_answer(path: Path) -> None:
+def test_a_caller_that_asks_again_with_the_same_key_gets_its_answer(path: Path) -> None:
     token = new_token()
     book = TokenBook(path)
     book.add(token, life_s=0, now_s=1.0)
@@ -102,7 +102,7 @@ def test_its_secret_is_not_on_disk(path: Path) -> None:
         ({"role": "operator"}, "is for the role worker, not operator"),
     ],
 )
-def test_who_cannot_join_is_told_why(path: Path, change: dict, why: str) -> None:
+def test_a_caller_that_cannot_join_is_told_why(path: Path, change: dict, why: str) -> None:
     token = new_token()
     book = TokenBook(path)
     book.add(token, life_s=60, now_s=1000.0)

@@ -45,7 +45,7 @@ def test_tensor_bucket_and_file_are_the_same_memory(make) -> None:
     assert memory.flats[0].tolist() == [0, 0, 0]
 
 
-def test_a_recall_is_seen_by_those_who_read(make) -> None:
+def test_a_recall_is_seen_by_those_that_read(make) -> None:
     memory = make(LAYOUT)
     theirs = borrowed(memory)
     before = theirs.version

@@ -87,7 +87,7 @@ def test_head_and_payload_are_both_covered(later: int, size: int) -> None:
     assert len(set(tags)) == len(contents)
 
 
-def test_who_awaits_a_welcome_takes_a_refusal_without_a_key() -> None:
+def test_a_peer_that_awaits_a_welcome_takes_a_refusal_without_a_key() -> None:
     assert UNDECIDED.admits == TAG_FLAGS
     assert UNDECIDED.flag == FLAG_XXH3
     assert UNDECIDED.digest(b"head", b"") == CHECKSUM.digest(b"head", b"")

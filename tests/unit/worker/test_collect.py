@@ -181,7 +181,9 @@ def test_missing_shards_are_named_and_nothing_is_fetched(disks: Disks, tmp_path:
     assert disks.opened == []
 
 
-def test_who_has_no_part_fetches_all_that_are_needed(disks: Disks, tmp_path: Path) -> None:
+def test_a_worker_that_has_no_part_fetches_all_that_are_needed(
+    disks: Disks, tmp_path: Path
+) -> None:
     """As the workers of a job with parameter servers."""
     target = tmp_path / "new"
     path = collect(parts(0, 2, 1, 3), None, target, connect=connect_tcp, progress=lambda: None)

@@ -223,7 +223,7 @@ def test_all_donors_give_a_part(sources):
     assert figures.donors == ("worker-0", "worker-1", "worker-2")
 
 
-def test_who_comes_before_the_donors_are_ready_waits(sources):
+def test_a_worker_that_comes_before_the_donors_are_ready_waits(sources):
     donors = sources(2)
     run = Importer()
     fetching = threading.Thread(target=fetch, args=(run, *(donor.member for donor in donors)))

@@ -59,7 +59,9 @@ async def test_a_stop_during_a_restart_is_not_forgotten(monkeypatch, config, num
     assert await main_module._serve(config, None) == 0
 
 
-async def test_who_was_told_to_end_for_practice_is_to_be_started_again(monkeypatch, config):
+async def test_a_worker_that_was_told_to_end_for_practice_is_to_be_started_again(
+    monkeypatch, config
+):
     monkeypatch.setattr(main_module, "Worker", Restarting)
     monkeypatch.setattr(Restarting, "number", signal.SIGTERM)
     monkeypatch.setattr(Restarting, "drilled", True)

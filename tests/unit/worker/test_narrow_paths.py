@@ -57,7 +57,7 @@ async def test_a_path_that_loses_what_is_large_is_no_path(data_port):
         assert (await probed(wide)).reachable
 
 
-async def test_who_accepts_and_says_nothing_is_not_reachable():
+async def test_a_worker_that_accepts_and_says_nothing_is_not_reachable():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         answer = await probed(Address(*mute.getsockname()), timeout_s=5.0)
     assert answer == m.Probed(name="worker-1", reachable=False, reason="no answer within 5 s")

@@ -143,7 +143,9 @@ def test_every_step_is_told_once(reporter, clock, told):
     assert (row.rows, row.steps, row.sent_bytes, row.skipped) == (64, 1, 3000, 0)
 
 
-def test_who_becomes_rank_0_tells_what_its_predecessor_may_not_have_told(reporter, clock, told):
+def test_a_worker_that_becomes_rank_0_tells_what_its_predecessor_may_not_have_told(
+    reporter, clock, told
+):
     reporter.begin_generation(assign(generation=4, rank=1))
     for step in range(1, MAX_UNTOLD_STEPS + 3):
         reporter.step_committed(record(step))

@@ -157,7 +157,7 @@ def train(journal, *ends, saves=(), heard=lambda event: None):
         trainer.run()
 
 
-def test_who_has_no_credential_takes_no_part_in_an_encrypted_job(journal):
+def test_a_worker_that_has_no_credential_takes_no_part_in_an_encrypted_job(journal):
     """Its neighbours would talk to it as to all, or it to them, for everybody to read."""
     made(TrainingThread, journal, journal.append, encryption="tls").run()
     (event,) = journal
@@ -165,7 +165,7 @@ def test_who_has_no_credential_takes_no_part_in_an_encrypted_job(journal):
     assert "dtd-worker join TOKEN" in event.failed.reason
 
 
-def test_who_is_in_no_strict_sandbox_runs_no_code_that_asks_for_it(journal):
+def test_a_worker_that_is_in_no_strict_sandbox_runs_no_code_that_asks_for_it(journal):
     made(TrainingThread, journal, journal.append, sandbox="strict").run()
     (event,) = journal
     assert 'sandbox = "strict", and this worker has no such sandbox' in event.failed.reason
@@ -180,7 +180,7 @@ def test_a_failure_is_reported_and_then_the_neighbours_are_let_go(journal, error
     assert journal == [(FAILED, None), (FROZE, 1), ("given up", 1)]
 
 
-def test_who_has_failed_trains_in_the_next_generation_that_it_is_given(journal):
+def test_a_worker_that_has_failed_trains_in_the_next_generation_that_it_is_given(journal):
     train(journal, ValueError("a joiner's presence"), RingBroken("a neighbour has died"))
     assert journal == [(FAILED, None), (FROZE, 1), ("given up", 1), (FROZE, 2)]
 
@@ -231,7 +231,9 @@ def test_a_sound_copy_that_does_not_fit_is_a_failure(journal):
 
 
 @pytest.mark.parametrize(("dissenters", "majority"), [((2,), True), ((0, 1, 2), False)])
-def test_who_sees_replicas_differ_lets_the_others_see_it_too(journal, dissenters, majority):
+def test_a_worker_that_sees_replicas_differ_lets_the_others_see_it_too(
+    journal, dissenters, majority
+):
     differ = DivergenceError("replicas differ", dissenters=dissenters, majority=majority)
     train(journal, differ, TaskError("the end of the test"))
     assert journal[0] == (FROZE, 1)

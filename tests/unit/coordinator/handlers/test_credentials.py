@@ -142,7 +142,7 @@ async def test_all_strangers_share_a_rate(world):
 
 
 @pytest.mark.parametrize("fault", [FULL, sqlite3.OperationalError("disk full")])
-async def test_who_cannot_be_let_in_because_of_the_disk_hears_so(world, fault):
+async def test_a_caller_that_cannot_be_let_in_because_of_the_disk_hears_so(world, fault):
     link, world.fault = Link(), fault
     world.joins.ask(link, ENROL)
     refusal = await link.hears()

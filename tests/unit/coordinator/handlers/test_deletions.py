@@ -95,7 +95,7 @@ def test_what_cannot_be_deleted_is_said_and_tried_again(daemon, play, worker, en
     assert play(daemon, pid=999).hear(m.DropCheckpoint).step == 20
 
 
-def test_who_is_slow_is_not_waited_for(daemon, worker, ended, monkeypatch):
+def test_a_caller_that_is_slow_is_not_waited_for(daemon, worker, ended, monkeypatch):
     monkeypatch.setattr("dtd.coordinator.handlers.jobs.ANSWERS_WITHIN_S", 0.0)
     (outcome,) = daemon.ask(m.Delete(job=ended, step=20))["checkpoints"]
     assert (outcome["outcome"], outcome["reason"]) == ("later", "")

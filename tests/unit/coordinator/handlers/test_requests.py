@@ -181,7 +181,7 @@ def test_what_a_job_printed_is_all_there_for_who_asks_later(daemon, play, spec):
     assert (len(answer["lines"]), shown["lines"]) == (PAGE_ROWS, 2000)
 
 
-def test_who_follows_events_is_answered_when_there_is_one(daemon, play):
+def test_a_caller_that_follows_events_is_answered_when_there_is_one(daemon, play):
     with daemon.connect() as following:
         following.ask(m.ReadEvents(follow=True))
         assert following.answer(timeout_s=0.02) is None
@@ -247,7 +247,7 @@ def test_a_store_that_fails_is_said_in_words(daemon, monkeypatch):
     assert daemon.ask(m.GetStatus())["job"] is None
 
 
-def test_who_leaves_before_the_answer_costs_nothing(daemon, spec, monkeypatch):
+def test_a_caller_that_leaves_before_the_answer_costs_nothing(daemon, spec, monkeypatch):
     """While the job is written down: the request is entered in the audit log already."""
     go_on = threading.Event()
     thread, table = daemon.coordinator.store_thread, daemon.coordinator.audit._file

@@ -1,4 +1,4 @@
-"""Who has the parts of a checkpoint is told to workers whose job starts from it."""
+"""Workers whose job starts from a checkpoint are told the holders of its parts."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ async def test_a_job_does_not_wait_behind_incidents():
     assert done == ["job 0", "job 1", *incidents, "read", "printed line", "closed"]
 
 
-async def test_failures_belong_to_whoever_asked():
+async def test_failures_belong_to_all_that_asked():
     defects = []
     thread = StoreThread(defects.append)
 

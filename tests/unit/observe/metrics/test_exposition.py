@@ -99,7 +99,7 @@ def patient(monkeypatch) -> Iterator[Exposition]:
     made.close()
 
 
-def test_who_takes_all_places_makes_way(patient, scrape):
+def test_a_caller_that_takes_all_places_makes_way(patient, scrape):
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(call(patient)) for _ in range(3 * module.AT_ONCE)]
         begun_s = time.monotonic()
@@ -118,7 +118,7 @@ def test_a_flood_is_refused_and_costs_no_threads(exposition):
         assert late.recv(1) == b""
 
 
-def test_who_trickles_is_given_up_as_well(monkeypatch):
+def test_a_caller_that_trickles_is_given_up_as_well(monkeypatch):
     monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.3)
     made = Exposition(LOOPBACK)
     made.start()
@@ -187,7 +187,7 @@ def test_a_member_reads_what_others_cannot(members, authority, tmp_path):
             assert b"dtd_" not in plain.recv(65536)
 
 
-def test_who_does_not_shake_hands_holds_up_nobody(members, authority, tmp_path):
+def test_a_caller_that_does_not_shake_hands_holds_up_nobody(members, authority, tmp_path):
     context = viewer(tmp_path, authority)
     with call(members):
         assert "dtd_queued_jobs" in read_as(members, context)
@@ -198,7 +198,7 @@ def test_without_a_cluster_there_are_no_members():
         Exposition(LOOPBACK, lambda: members_only(None)).start()
 
 
-def test_whoever_hangs_up_is_nobodys_trouble(exposition, scrape, capfd):
+def test_a_caller_that_hangs_up_is_nobodys_trouble(exposition, scrape, capfd):
     exposition.publish(Sample("dtd_job_step", (f"j-{n}" * 50,), n) for n in range(2000))
     for _attempt in range(5):
         with socket.create_connection((exposition.address.host, exposition.address.port)) as rude:

@@ -111,7 +111,7 @@ def test_nothing_limits_where_nothing_stands_out():
     assert verdict({"a": times(0.24, 0.2, 0.2, 0.2, other=0.16)}).limit == ""
 
 
-def test_who_is_slowest_and_what_is_overlapped():
+def test_a_caller_that_is_slowest_and_what_is_overlapped():
     found = verdict({"a": times(1, exposed=3, busy=4, hidden=1), "b": times(4, busy=4, hidden=4)})
     assert (found.slowest, found.parts["straggler"], found.overlap) == ("b", 3, 5 / 8)
     alone = verdict({"a": times(1, other=0.5)})

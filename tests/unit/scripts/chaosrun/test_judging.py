@@ -153,7 +153,7 @@ def test_stalls_are_seen_between_steps_of_one_job_and_at_the_end():
     assert checks.no_long_stall(slow, [injected("all", at_s=1.0)], until_s=11.0).holds
 
 
-def test_who_is_innocent_must_not_suffer():
+def test_a_peer_that_is_innocent_must_not_suffer():
     def verdict(**what):
         values = {"deaths": [], "decisions": [], "lives": []} | what
         return checks.nobody_innocent([injected(pids={17})], **values)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dtd.doctor.travel import Coded, Exchange, Ring, Star, travel
+from dtd.doctor.transfer import Coded, Exchange, Ring, Star, estimate_transfer
 
 SEEDS = range(40)
 MIB = 1 << 20
@@ -24,7 +24,9 @@ def one(**changed):
 
 def test_a_sum_goes_round_twice_and_a_gather_once():
     """Three ranks: segments of 1 MB, so hops of 1 s."""
-    summed, gathered = (travel([5.0], one(gathers=way), ring(), 3) for way in (False, True))
+    summed, gathered = (
+        estimate_transfer([5.0], one(gathers=way), ring(), 3) for way in (False, True)
+    )
     assert (summed.comm_s, summed.end_s, summed.sent_bytes) == pytest.approx((4, 9, 4 * 10**6))
     assert (gathered.comm_s, gathered.end_s, gathered.sent_bytes) == pytest.approx(
         (2, 7, 2 * 10**6)
@@ -33,22 +35,28 @@ def test_a_sum_goes_round_twice_and_a_gather_once():
 
 def test_every_hop_has_its_latency_and_every_exchange_its_overhead():
     slow = ring(latency_s=0.5, overhead_s=0.25)
-    assert travel([0.0], one(), slow, 3).comm_s == pytest.approx(4 * 1.5 + 0.25)
-    assert travel([0.0], one(gathers=True), slow, 3).comm_s == pytest.approx(2 * 1.5 + 0.25)
+    assert estimate_transfer([0.0], one(), slow, 3).comm_s == pytest.approx(4 * 1.5 + 0.25)
+    assert estimate_transfer([0.0], one(gathers=True), slow, 3).comm_s == pytest.approx(
+        2 * 1.5 + 0.25
+    )
 
 
 def test_an_addition_that_is_slower_than_the_wire_is_waited_for_in_the_first_round():
     """9 s for all of the buffer: 3 s instead of 1 s in each of two hops."""
-    assert travel([0.0], one(add_s=9.0), ring(), 3).comm_s == pytest.approx(2 * 3 + 2 * 1)
-    assert travel([0.0], one(add_s=2.0), ring(), 3).comm_s == pytest.approx(4)
+    assert estimate_transfer([0.0], one(add_s=9.0), ring(), 3).comm_s == pytest.approx(
+        2 * 3 + 2 * 1
+    )
+    assert estimate_transfer([0.0], one(add_s=2.0), ring(), 3).comm_s == pytest.approx(4)
 
 
 def test_a_small_sum_goes_round_whole_and_a_small_gather_does_not():
     small = {"size_bytes": 3000, "add_s": 0.5}
-    summed = travel([0.0], one(**small), ring(), 3)
+    summed = estimate_transfer([0.0], one(**small), ring(), 3)
     assert summed.comm_s == pytest.approx(2 * (0.003 + 0.5))
     assert summed.sent_bytes == 6000
-    assert travel([0.0], one(size_bytes=3000, gathers=True), ring(), 3).comm_s == 2 * 0.001
+    assert (
+        estimate_transfer([0.0], one(size_bytes=3000, gathers=True), ring(), 3).comm_s == 2 * 0.001
+    )
 
 
 def test_what_costs_nothing_does_not_wait_for_the_thread():
@@ -60,8 +68,8 @@ def test_what_costs_nothing_does_not_wait_for_the_thread():
         ),
         decode_s=(0.0, 0.0),
     )
-    assert travel([1.0, 2.0], coded, ring(), 2).end_s == pytest.approx(11.5)
-    assert travel([1.0, 20.0], coded, ring(), 2).end_s == pytest.approx(21.0)
+    assert estimate_transfer([1.0, 2.0], coded, ring(), 2).end_s == pytest.approx(11.5)
+    assert estimate_transfer([1.0, 20.0], coded, ring(), 2).end_s == pytest.approx(21.0)
 
 
 def plan(seed):
@@ -124,15 +132,15 @@ def ticked_end_s(ready_s, coded):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_dependent_stages_take_what_a_simulation_by_the_tick_says(seed):
     ready_s, coded = plan(seed)
-    made = travel(ready_s, coded, ring(bytes_per_s=float(MIB)), 2)
+    made = estimate_transfer(ready_s, coded, ring(bytes_per_s=float(MIB)), 2)
     assert made.end_s == pytest.approx(ticked_end_s(ready_s, coded))
 
 
 @pytest.mark.parametrize("copies", range(4))
 def test_halves_of_a_sum_take_its_hops_together(copies):
     """Three ranks: four hops of 1 s; from two copies on, all of them are in the first half."""
-    first = travel([0.0], one(scatters=True, copies=copies), ring(), 3)
-    second = travel([0.0], one(gathers=True, copies=copies), ring(), 3)
+    first = estimate_transfer([0.0], one(scatters=True, copies=copies), ring(), 3)
+    second = estimate_transfer([0.0], one(gathers=True, copies=copies), ring(), 3)
     hops = min(2 + copies, 4)
     assert (first.comm_s, first.sent_bytes) == pytest.approx((hops, hops * 10**6))
     assert (second.comm_s, second.sent_bytes) == pytest.approx((4 - hops, (4 - hops) * 10**6))
@@ -145,8 +153,8 @@ def star(**changed):
 
 def test_over_servers_all_of_a_half_goes_through_a_worker_whatever_the_world_size():
     for world_size in (1, 2, 5):
-        up = travel([5.0], one(scatters=True, copies=1), ring(star=star()), world_size)
-        down = travel([5.0], one(gathers=True, copies=1), ring(star=star()), world_size)
+        up = estimate_transfer([5.0], one(scatters=True, copies=1), ring(star=star()), world_size)
+        down = estimate_transfer([5.0], one(gathers=True, copies=1), ring(star=star()), world_size)
         assert (up.comm_s, up.end_s, up.sent_bytes) == pytest.approx((3, 8, 3 * 10**6))
         assert (down.comm_s, down.end_s, down.sent_bytes) == pytest.approx((1, 6, 0))
 
@@ -154,9 +162,9 @@ def test_over_servers_all_of_a_half_goes_through_a_worker_whatever_the_world_siz
 def test_whole_sums_go_round_the_ring_of_workers_and_servers():
     """A word of 3000 bytes among two workers and two servers: three hops."""
     small = one(size_bytes=3000)
-    beside = travel([0.0], small, ring(latency_s=0.5, star=star()), 2)
-    alone = travel([0.0], small, ring(latency_s=0.5), 4)
+    beside = estimate_transfer([0.0], small, ring(latency_s=0.5, star=star()), 2)
+    alone = estimate_transfer([0.0], small, ring(latency_s=0.5), 4)
     assert beside == alone
     assert beside.comm_s == pytest.approx(3 * 0.503)
-    large = travel([0.0], one(), ring(star=star()), 2)
-    assert large == travel([0.0], one(), ring(), 4)
+    large = estimate_transfer([0.0], one(), ring(star=star()), 2)
+    assert large == estimate_transfer([0.0], one(), ring(), 4)

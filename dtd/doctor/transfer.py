@@ -134,7 +134,7 @@ class Ring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Travel:
+class TransferEstimate:
     """The times and bytes of a step's buckets on their way.
 
     Attributes:
@@ -148,7 +148,9 @@ class Travel:
     sent_bytes: int
 
 
-def travel(ready_s: Sequence[float], coded: Coded, ring: Ring, world_size: int) -> Travel:
+def estimate_transfer(
+    ready_s: Sequence[float], coded: Coded, ring: Ring, world_size: int
+) -> TransferEstimate:
     """Follow the buckets of one step.
 
     Args:
@@ -172,7 +174,7 @@ def travel(ready_s: Sequence[float], coded: Coded, ring: Ring, world_size: int) 
         else:
             sent_bytes += sum(one.hops(ranks)) * one.size_bytes // ranks
     end_s = _last_s(ready_s, coded, wires_s)
-    return Travel(end_s=end_s, comm_s=sum(wires_s), sent_bytes=sent_bytes)
+    return TransferEstimate(end_s=end_s, comm_s=sum(wires_s), sent_bytes=sent_bytes)
 
 
 def _whole(coded: Coded, world_size: int) -> frozenset[int]:

@@ -13,7 +13,7 @@ import selectors
 from typing import Any
 
 SETTLED_S = 0.005
-"""What was written to a socket of this host is ready at once, at the latest after this long."""
+"""Bytes written to a socket of this host are ready at once, at the latest after this long."""
 
 
 class _PlayedSelector(selectors.DefaultSelector):

@@ -1,4 +1,4 @@
-"""What a rank holds of a state that all ranks own: a short way to write expectations."""
+"""A rank's holdings of a state that all ranks own: a short way to write expectations."""
 
 from __future__ import annotations
 

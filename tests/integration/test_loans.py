@@ -45,7 +45,7 @@ def daemons(start_daemons):
 
 
 def sent_bytes_at(daemons, step):
-    """Bytes that each worker's sockets have sent to the next rank, once all figures are of this step."""
+    """Bytes that each worker has sent to the next rank, once all figures are of this step."""
     lines = daemons.child("coordinator").log_path.read_text().splitlines()
     said = [line for line in map(json.loads, lines) if line["event"] == "metrics_listening"]
     with urllib.request.urlopen(f"http://{said[-1]['host']}:{said[-1]['port']}/metrics") as answer:

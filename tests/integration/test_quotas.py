@@ -27,7 +27,7 @@ from scripts.cluster.cluster import Cluster
 pytestmark = pytest.mark.integration
 
 PROMPT_S = 15.0
-"""Answers that operators wait for take milliseconds, and on a busy machine some seconds; under these
+"""Operators' answers take milliseconds, and on a busy machine some seconds; under these
 attacks it once took up to 36 s."""
 
 PATIENCE_S = 30.0

@@ -1,4 +1,4 @@
-"""Tasks that sharded training cannot train as plain torch does are refused by name before step 1."""
+"""Tasks that sharded training cannot train like plain torch are refused by name before step 1."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Browser:
         send("Emulation.clearDeviceMetricsOverride", {})
 
     def complaints(self) -> list[str]:
-        """The browser's complaints, without those about the library's style, which is not needed."""
+        """The browser's complaints, without those about the library's style."""
         found = [entry["message"] for entry in self.driver.get_log("browser")]
         return [one for one in found if "charts.js" not in one and "401" not in one]
 

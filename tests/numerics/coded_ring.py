@@ -33,7 +33,7 @@ def layout_of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> F
 
 
 def gradient(layout: FlatLayout, *key: int) -> Tensor:
-    """Of one bucket; the tensors' sizes differ."""
+    """A rank's gradient in one bucket; the tensors' sizes differ."""
     generator = torch.Generator().manual_seed(hash(key) % 2**31)
     flat = torch.randn(layout.elements, generator=generator).to(layout.dtype)
     for index, place in enumerate(layout.tensors):
@@ -43,7 +43,7 @@ def gradient(layout: FlatLayout, *key: int) -> Tensor:
 
 @dataclass
 class Exchanged:
-    """What one rank saw.
+    """One rank's view of an exchange.
 
     Attributes:
         results: flats of each committed step.

@@ -79,5 +79,5 @@ def plain_torch() -> Callable[..., nn.Module]:
 
 @pytest.fixture
 def ring_broken() -> type[RingBroken]:
-    """What a collective raises when its generation is over."""
+    """The exception of a collective whose generation is over."""
     return RingBroken

@@ -26,7 +26,7 @@ class _Rounds:
         self._elements = layout.elements
 
     def restart(self, world) -> None:
-        """What is kept is this rank's own."""
+        """This rank's own residual."""
 
     def wires(self, world, step):
         return [Wire(elements=self._elements, dtype=torch.bfloat16)]

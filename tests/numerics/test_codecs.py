@@ -39,7 +39,7 @@ CODECS = {
 def test_all_ranks_see_the_same_bytes_and_nothing_is_lost_for_good(
     codec, world, chunk_bytes
 ) -> None:
-    """What came back in all steps, and what all ranks still hold, is the sum of all gradients."""
+    """The results of all steps, and all ranks' residuals, add up to the sum of all gradients."""
     steps = 4
     seen = exchange(CODECS[codec], MIXED, world=world, steps=steps, chunk_bytes=chunk_bytes)
     assert same(seen, seen)
@@ -188,7 +188,7 @@ def test_other_types_and_small_tensors_are_left_alone(codec) -> None:
 
 
 def test_with_momentum_small_tensors_have_theirs() -> None:
-    """Of all ranks together it is that of one optimizer."""
+    """The velocity of all ranks together is that of one optimizer."""
     small = layout_of((30,))
     seen = exchange(sparse(TopK, momentum=0.9), [small], world=2, steps=4)
     velocity = torch.zeros(30)

@@ -60,7 +60,7 @@ def ring_means(chunk_bytes: int) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def hook_means(tmp_path_factory) -> Tensor:
-    """What DDP's fp16_compress_hook makes of the same gradients, over Gloo."""
+    """The result of DDP's fp16_compress_hook for the same gradients, over Gloo."""
     directory = tmp_path_factory.mktemp("hook")
     for rank in range(WORLD):
         save_file({"gradients": gradients(rank)}, directory / f"{rank}.safetensors")

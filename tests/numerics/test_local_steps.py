@@ -230,7 +230,7 @@ def test_running_buffers_are_averaged_at_each_round(arena, regression) -> None:
 
 
 class WithBatchNorm:
-    """Of a regression task: a network with BatchNorm."""
+    """A regression task's network with BatchNorm."""
 
     def build_model(self):
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()

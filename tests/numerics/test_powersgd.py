@@ -63,7 +63,7 @@ def first_factors(codec: PowerSGD) -> list[Tensor]:
 
 
 def ring_results(world_size: int, codec: PowerSGD) -> list[list[Tensor]]:
-    """What comes back in each step, on each rank; contributions are means' parts."""
+    """The results of each step, on each rank; contributions are means' parts."""
     ring = InProcessRing(world_size, chunk_bytes=256, timeout_s=30)
 
     def work(rank: int) -> list[Tensor]:

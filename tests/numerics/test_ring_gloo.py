@@ -35,7 +35,7 @@ def contributions(rank: int) -> dict[str, Tensor]:
 
 
 def gloo_sums(given: list[dict[str, Tensor]], directory: Path) -> list[dict[str, Tensor]]:
-    """What torch.distributed makes of it, a process a rank."""
+    """The sums of torch.distributed, a process a rank."""
     for rank, tensors in enumerate(given):
         save_file(tensors, directory / f"{rank}.safetensors")
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""What else a task can do, compared with plain torch in one process."""
+"""Further methods of a task, compared with plain torch in one process."""
 
 from __future__ import annotations
 

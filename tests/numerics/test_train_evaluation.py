@@ -15,7 +15,7 @@ pytestmark = pytest.mark.numerics
 
 
 class Fails(Exception):
-    """What a task may raise."""
+    """An exception of the task."""
 
 
 def evaluated(regression, measure=None):

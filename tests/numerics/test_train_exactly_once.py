@@ -55,7 +55,7 @@ class CutOnce:
 
 
 def start_of_next(ranks: list[Any], generation: int, start: tuple[int, int]) -> tuple[int, int]:
-    """What the coordinator decides when these have frozen."""
+    """The coordinator's decision when these have frozen."""
     job = Job(id="job", spec={}, generation=generation)
     job.start_generation, job.start_step = start
     return roster.start_key(job, [_report(rank, generation) for rank in ranks])

@@ -1,4 +1,4 @@
-"""What a task, a disk or a device does wrong comes out as one sentence, or as it was raised."""
+"""Errors of a task, a disk or a device come out as one sentence, or as they were raised."""
 
 from __future__ import annotations
 

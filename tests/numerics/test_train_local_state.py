@@ -1,4 +1,4 @@
-"""What a codec keeps to itself: exact through redone steps, zero in a replica that was copied."""
+"""A codec's local state: exact through redone steps, zero in a replica that was copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What optimizers keep: of which types and shapes, and whether a state carries it unchanged."""
+"""Optimizers' entries: their types and shapes, and whether a state carries them unchanged."""
 
 from __future__ import annotations
 

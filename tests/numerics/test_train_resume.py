@@ -302,7 +302,7 @@ def test_a_state_past_the_end_finishes_at_once(arena, regression) -> None:
 
 
 def test_loader_processes_are_up_before_a_worker_is_ready(arena) -> None:
-    """Who joins a running ring would have it wait for imports of the task's otherwise."""
+    """A joining rank would otherwise have a running ring wait for imports of the task."""
     spec = arena.spec(job={"task": "digits", "global_batch_size": 64}, train={"loader_workers": 2})
     rank = arena.start(None, spec)
     processes = {child.pid for child in active_children()}

@@ -124,7 +124,7 @@ def test_accumulation_and_activation_checkpointing(arena, regression, train, sta
 
 @STAGES
 def test_many_buckets_and_unequal_numbers_of_micro_batches(arena, regression, stage) -> None:
-    """Of eight rows three ranks have 2, 3 and 3; there are more buckets than memory for them."""
+    """Three ranks have 2, 3 and 3 of eight rows; there are more buckets than memory for them."""
 
     class Task(regression):
         def build_model(self):
@@ -240,7 +240,7 @@ def test_parameters_that_are_gathered_layer_by_layer(arena, regression, model, t
 @pytest.mark.parametrize("mirrors", [0, 1])
 @STAGES
 def test_memory_of_the_state(arena, regression, mirrors, stage) -> None:
-    """Of parameters, gradients and Adam's state; the pool and the unit in use are counted apart."""
+    """Sizes of parameters, gradients and Adam's state; the pool and the unit in use count apart."""
 
     class Task(regression):
         def build_model(self):

@@ -47,7 +47,7 @@ class Dies:
 
 
 def holders(ranks, key):
-    """Who can make the state of this key."""
+    """The ranks that can make the state of this key."""
     return [rank for rank in ranks if rank.run._session.engine.can_make(key)]
 
 

@@ -74,7 +74,7 @@ def streams(draw: st.DrawFn) -> tuple[m.Role, bytes]:
 
 
 def heard(role: m.Role, pieces: list[bytes]) -> tuple[list[tuple[Any, bytes]], str, State]:
-    """What an acceptor makes of a stream: messages with payloads, how it ends, and where."""
+    """An acceptor's reading of a stream: messages with payloads, how it ends, and where."""
     session = Session(accepts=frozenset(m.Role), random_bytes=bytes, staging_bytes=300)
     events: list[tuple[Any, bytes]] = []
     end = ""
@@ -103,7 +103,7 @@ def test_any_split_gives_the_same_events(made: tuple[m.Role, bytes], lengths: li
 
 @dataclass(eq=False)
 class Heard:
-    """What one shell made of them: messages after WELCOME, and the words with which it ended."""
+    """One shell's reading: messages after WELCOME, and the words with which it ended."""
 
     messages: list[m.Message] = field(default_factory=list)
     end: str = ""

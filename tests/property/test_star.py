@@ -44,7 +44,7 @@ Frame = tuple[Chunk, list[Element]]
 
 
 class Plan:
-    """What all ranks do in each step.
+    """The calls of all ranks in each step.
 
     Attributes:
         shapes: the buckets, the last `added` of which are added within the step.

@@ -27,7 +27,7 @@ def sealed(contents: list[bytes], later: int, key: bytes = KEY) -> list[bytes]:
 
 
 def opened(frames: list[bytes], later: int) -> tuple[list[bytes], ErrorCode | None]:
-    """What is delivered, and how it ends."""
+    """The delivered frames, and how they end."""
     delivered = []
     decoder = FrameDecoder(tag=KeyedTag(KEY, later=later))
     try:

@@ -333,7 +333,7 @@ class Cluster:
             self.handle(Submitted(job=Job(id=name, spec=spec)))
 
     def order(self, worker: Process) -> Event:
-        """What an operator may ask for, or what the shell may tell of."""
+        """An operator's requests, and reports of the shell."""
         job = self.core.cluster.job
         name = job.id if job is not None else "j-0"
         return self.rng.choice(

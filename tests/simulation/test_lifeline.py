@@ -69,7 +69,7 @@ def no_such_rank(cluster: Cluster) -> None:
 
 
 def old_report(cluster: Cluster) -> None:
-    """What worker-1 would have said in generation 1 comes only now."""
+    """A message of worker-1 in generation 1 comes only now."""
     assert cluster.machines.coordinator is not None
     frozen = m.Frozen(
         job="job-1",
@@ -94,7 +94,7 @@ def test_a_word_of_another_ring_changes_nothing(seed: int, word: Callable[[Clust
 
 
 def test_a_word_of_this_ring_ends_it() -> None:
-    """What the test above lets come in with a wrong name would have told; one word kills nobody."""
+    """The test above lets in a message with a wrong name; one report kills no worker."""
     cluster = second_generation(0)
     scheduler = cluster.machines.surroundings.scheduler
     cluster.oracle.causes.struck(["worker-2"])

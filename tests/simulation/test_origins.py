@@ -13,7 +13,7 @@ BACK_S = AWAY_S + waiting.RESUME_WAIT_S + 5.0
 
 
 def a_child(*, sharded: bool = False) -> Cluster:
-    """Of three workers the first one has the result of job-1, and is away when job-2 comes."""
+    """The first of three workers has the result of job-1, and is away when job-2 comes."""
     strategy = {"name": "sharded", "mirrors": 1} if sharded else None
     cluster = Cluster(3, workers=3).submit(steps=4)
     cluster.crash("worker-1", at_s=AWAY_S)

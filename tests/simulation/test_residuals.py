@@ -1,4 +1,4 @@
-"""What is a rank's own: every rule about it is broken here once, and noticed."""
+"""A rank's local state: every rule about it is broken here once, and noticed."""
 
 from dataclasses import replace
 

@@ -118,7 +118,7 @@ def test_without_a_checkpoint_the_job_begins_afresh() -> None:
 
 
 def damaged_before_joins(step: int) -> Cluster:
-    """Of two ranks one is damaged; then three join, so that some shards get other holders only."""
+    """One of two ranks is damaged; then three join, so that some shards get other holders only."""
     strategy = {"name": "sharded", "mirrors": 1}
     cluster = Cluster(step, workers=2).submit(steps=60, strategy=strategy)
     cluster.when("damage", rank=1).at(step=step, phase=BACKWARD)

@@ -1,4 +1,4 @@
-"""What the code of a job can reach under real systemd: its own worker's things, and no more."""
+"""A job's code under real systemd reaches its own worker's things, and no more."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def host(hosts_can_be_booted: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def secrets(instance: str) -> list[str]:
-    """What a job on a worker must not read."""
+    """Files that a job on a worker must not read."""
     others = [one for one in INSTANCES if one != instance]
     return [
         "/etc/shadow",
@@ -84,7 +84,7 @@ def pry(host: Host, *, workers: int = len(INSTANCES), more: str = "", **asked: A
 
 
 def outcome_of(host: Host, wanted: str) -> str:
-    """What the one job of the test host that was submitted last has come to."""
+    """The end of the test host's last submitted job."""
     jobs = json.loads(host.run("dtdctl", "jobs", "-o", "json"))["jobs"]
     job = max(jobs, key=lambda job: job["submitted_s"])
     assert job["state"] == wanted, job
@@ -92,7 +92,7 @@ def outcome_of(host: Host, wanted: str) -> str:
 
 
 def found(host: Host, instance: str) -> dict[str, str]:
-    """What the code on a worker has noted of each attempt."""
+    """The notes of the code on a worker about each attempt."""
     said: dict[str, str] = json.loads(host.run("cat", f"/run/dtd/worker-{instance}/{NOTES}"))
     del said[LENT]
     return said

@@ -130,7 +130,7 @@ class ScriptedServer:
                     connection.sendall(_sealed(answer, session.tag) if is_keyed else answer)
 
     def _welcome(self, session: Session) -> bytes:
-        """What WELCOME is; on a data connection, `tag` is that of what is said from then on."""
+        """A WELCOME; on a data connection, `tag` is that of all later frames."""
         if session.role is not m.Role.FETCH:
             session.welcome(welcome("scripted"))
             return self.welcome

@@ -28,7 +28,7 @@ def known_packages() -> set[str]:
 
 
 def installed_names(text: str) -> list[str]:
-    """What the commands in a text install: options and their values are left out."""
+    """The packages that the commands in a text install, without options and their values."""
     names = []
     for found in INSTALLS.finditer(text):
         # A message's own placeholder, `pip install {package}`, names what the user's task imports.

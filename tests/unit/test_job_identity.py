@@ -1,4 +1,4 @@
-"""What tells a job from another one of the same id, and what may change in one."""
+"""Identities tell a job from another one of the same id; some fields may change in one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job file may ask of local steps and of sharded state."""
+"""A job file's settings of local steps and of sharded state."""
 
 from __future__ import annotations
 

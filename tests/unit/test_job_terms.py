@@ -1,4 +1,4 @@
-"""What the coordinator reads of a job, of whatever release its specification is."""
+"""The coordinator's terms of a job, of whatever release its specification is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_terms_are_those_of_the_specification() -> None:
 
 
 def test_what_is_missing_has_the_default_of_the_job_file() -> None:
-    """Of an earlier release, whose tables had fewer settings."""
+    """A specification of an earlier release, whose tables had fewer settings."""
     least = {"job": {"name": "j", "task": "digits", "steps": 5, "global_batch_size": 64}}
     whole = job.to_mapping(job.from_mapping(least, source="test"))
     assert terms_of(least) == terms_of(whole)

@@ -219,7 +219,7 @@ def test_prefix_box_is_the_struct() -> None:
 
 
 def test_the_handshake_of_the_document_is_the_code_s() -> None:
-    """Of the HELLO and WELCOME that are shown in their own sections."""
+    """The keys and tags for the HELLO and WELCOME that are shown in their own sections."""
     shown = search(r"```handshake\n(.*?)```", section("Data connections: handshake and keys"))
     lines: dict[str, str] = {}
     label = ""

@@ -59,7 +59,7 @@ ANY_TEXT = st.text(
 
 
 def unsafe(text: str, but: str = "") -> list[str]:
-    """What no terminal, log or console may get of others' texts."""
+    """Characters of others' texts that no terminal, log or console may get."""
     return [
         c for c in text if (unicodedata.category(c) in BAD_CATEGORIES or c in BIDI) and c not in but
     ]

@@ -1,4 +1,4 @@
-"""What a loss of power leaves of a checkpoint: the one before it, or the whole new one.
+"""After a loss of power there is the checkpoint before, or the whole new one.
 
 The system calls of a writer are recorded with what each of them makes durable.  After every one of
 them the disk is asked twice: by a file system that keeps only what was synced, and by one that
@@ -24,7 +24,7 @@ FILES = {MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE}
 
 @dataclass
 class Disk:
-    """What survives, by inode; `eager`: entries survive before their directory is synced."""
+    """The survivors, by inode; `eager`: entries survive before their directory is synced."""
 
     root: Path
     eager: bool

@@ -1,4 +1,4 @@
-"""What a part says of itself: read back as it was written, and refused if it contradicts itself."""
+"""A part's record is read back as it was written, and refused if it contradicts itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of parts that differ, one after the other is left out until the others go together."""
+"""Parts that differ are left out one after the other until the others go together."""
 
 from __future__ import annotations
 

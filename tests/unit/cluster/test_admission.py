@@ -339,7 +339,7 @@ def test_the_only_worker_leaves_when_its_state_is_saved(driver: Any) -> None:
 
 
 def test_the_only_one_that_can_commit_a_step_stays(driver: Any) -> None:
-    """Who died may have committed it; the checkpoint is older."""
+    """The dead worker may have committed it; the checkpoint is older."""
     job = driver.submit()
     number = driver.run_generation("a", "b")
     driver.saved_checkpoint("b", generation=number, step=3)

@@ -1,4 +1,4 @@
-"""What the membership forgets after an error of its own, and jobs that nobody can be told of."""
+"""Memory lost after an error of the membership's own, and jobs that no worker can be sent."""
 
 from __future__ import annotations
 

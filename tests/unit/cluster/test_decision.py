@@ -86,7 +86,7 @@ def test_word_that_comes_after_the_job_changes_nothing(held: Any) -> None:
 
 @pytest.fixture
 def going_on(driver: Any) -> Any:
-    """Of two that had done seven steps one is left; the store has not answered yet."""
+    """One of two that had done seven steps is left; the store has not answered yet."""
     driver.submit()
     number = driver.run_generation("a", "b")
     for name in "ab":

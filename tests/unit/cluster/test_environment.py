@@ -1,4 +1,4 @@
-"""What a worker says of its software and hardware is bounded."""
+"""A worker's report of its software and hardware is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers say of a job's result is what JSON can hold, and bounded."""
+"""Workers' reports of a job's result become values that JSON can hold, and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for the store, what does not, and in which order all of it goes out."""
+"""Effects that wait for the store, effects that do not, and the order of all."""
 
 from __future__ import annotations
 

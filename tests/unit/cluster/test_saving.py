@@ -257,7 +257,7 @@ def test_a_disk_that_only_hangs_is_given_up_later(driver: Any) -> None:
 
 
 def test_time_in_which_the_coordinator_slept_is_not_taken_from_who_writes(driver: Any) -> None:
-    """What it has written may have been told meanwhile, and lies unread."""
+    """Its report of what it has written may still be unread."""
     job = waiting(driver)
     cancel(driver)
     driver.tick(driver.now + 5.0)

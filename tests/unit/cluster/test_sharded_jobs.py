@@ -169,7 +169,7 @@ def test_without_any_complete_state_it_begins_afresh(driver: Any) -> None:
 
 
 def test_part_of_a_state_that_a_decision_names_is_not_enough_to_survive(driver: Any) -> None:
-    """What was committed since counts, too: the survivors of an older generation have a hole."""
+    """Later commits count, too: the survivors of an older generation have a hole."""
     number = running(driver)
     driver.commit(5)
     for name in "abcd":
@@ -183,7 +183,7 @@ def test_part_of_a_state_that_a_decision_names_is_not_enough_to_survive(driver: 
 
 
 def test_it_waits_for_a_link_rather_than_for_a_hole(driver: Any) -> None:
-    """Of three, two without a link have no place in one ring, and without mirrors both must."""
+    """Two of three without a link have no place in one ring, and without mirrors both must."""
     three = ("a", "b", "c")
     driver.submit(strategy={"name": "sharded", "mirrors": 0})
     driver.warm_up(*three)

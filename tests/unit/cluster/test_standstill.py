@@ -1,4 +1,4 @@
-"""Whose training stands still: who is put out for it, who is kept, and what an operator reads."""
+"""Training that stands still: evictions, workers that are kept, and the operator's messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def all_stand(driver: Any, *names: str, **how: float) -> None:
 
 
 def released(driver: Any) -> list[str]:
-    """Who was told to start afresh."""
+    """The workers that were told to start afresh."""
     return [
         one.name
         for one in driver.sent

@@ -1,4 +1,4 @@
-"""Who holds the others up: by one look, and over time without flickering."""
+"""The straggler: by one look, and over time without flickering."""
 
 from __future__ import annotations
 

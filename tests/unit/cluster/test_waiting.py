@@ -103,7 +103,7 @@ def test_after_a_total_loss_nobody_is_waited_for_forever(driver: Any) -> None:
 
 
 def test_time_in_which_the_coordinator_slept_does_not_count_as_waiting(driver: Any) -> None:
-    """Who holds the newer state may have called all the while."""
+    """The holder of the newer state may have called all the while."""
     driver.submit()
     driver.run_generation("a", "b")
     driver.commit(9)
@@ -169,7 +169,7 @@ def test_survivors_one_step_behind_a_checkpoint_do_not_wait_for_it(driver: Any) 
 
 
 def test_joiner_that_never_got_the_state_is_no_survivor(driver: Any) -> None:
-    """What it remembers is one step old, and those who have the newest may come back with it."""
+    """It remembers a state one step old, and the holders of the newest may come back with it."""
     driver.submit()
     number = driver.run_generation("a", "c")
     driver.beat("a", step=4)

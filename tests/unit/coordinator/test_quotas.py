@@ -1,4 +1,4 @@
-"""What workers report, within their shares: written in small batches, the rest said and counted."""
+"""Workers' reports within their shares: written in small batches, the rest said and counted."""
 
 from __future__ import annotations
 

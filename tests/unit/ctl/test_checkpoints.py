@@ -84,7 +84,7 @@ WORKERS = 4
 
 
 def part(rank, **changes):
-    """What the coordinator lists of a worker's part; each shard is on two workers."""
+    """The coordinator's list of a worker's part; each shard is on two workers."""
     own = {"worker": f"worker-{rank}", "part": held_shards(rank, WORKERS, 1).to_wire()}
     named = {"name": "g000003-s000000040", "folder": f"w{rank}", "digest": "ab" * 16}
     return checkpoint(
@@ -138,7 +138,7 @@ def test_workers_that_have_the_missing_shards_are_named():
 
 @pytest.fixture
 def state():
-    """What is saved in parts."""
+    """A checkpoint saved in parts."""
     return random_state(5)
 
 

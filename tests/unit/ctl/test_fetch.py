@@ -28,13 +28,13 @@ def credential(tmp_path, monkeypatch):
 
 @pytest.fixture
 def files():
-    """What the checkpoint consists of."""
+    """The files of the checkpoint."""
     return {"model.safetensors": WEIGHTS}
 
 
 @pytest.fixture
 def offers():
-    """What the worker that serves it says of the state, and what the coordinator knows of it."""
+    """The serving worker's description of the state, and the coordinator's."""
     return {"digest": "ab", "verified": True, "confirmation": "verified"}
 
 

@@ -122,7 +122,7 @@ COMMANDS = [
 
 
 def unsafe(text: str) -> list[str]:
-    """What would steer a terminal or break a line."""
+    """Characters that would steer a terminal or break a line."""
     bidi = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     bad = {"Cc", "Zl", "Zp", "Cs"}
     return [c for c in text if (unicodedata.category(c) in bad or c in bidi) and c != "\n"]

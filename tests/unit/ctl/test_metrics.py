@@ -87,7 +87,7 @@ def test_parquet_without_its_library_says_so(dtdctl, served, monkeypatch):
 
 
 class _Arrow:
-    """What is used of pyarrow, with lists for columns."""
+    """The part of pyarrow that is used, with lists for columns."""
 
     def __init__(self):
         self.tables = []

@@ -1,4 +1,4 @@
-"""What is shipped with a job, what is not, and what a person is told instead."""
+"""Files shipped with a job, files left out, and the refusals."""
 
 from __future__ import annotations
 

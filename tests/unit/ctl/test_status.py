@@ -29,7 +29,7 @@ TYPES = {
 
 
 def faults(schema, value, where="status"):
-    """What does not fit; of JSON Schema only the words that our schema uses."""
+    """Values that do not fit; of JSON Schema only the words that our schema uses."""
     kinds = schema.get("type", list(TYPES))
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if isinstance(value, bool) or not any(isinstance(value, TYPES[kind]) for kind in kinds):

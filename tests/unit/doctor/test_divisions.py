@@ -1,4 +1,4 @@
-"""What the doctor says of a state's memory."""
+"""The doctor's report of a state's memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def spec(*overrides):
 
 
 def steps(workers, available_mib=12):
-    """What is available for the state, and for all that training takes beside it."""
+    """Memory available for the state, and for all else that training takes."""
     state = {"parameter_bytes": 4 * MIB, "common_bytes": 0, "optimizer_bytes": 8 * MIB}
     usual = {"state": {**state, "pool_bytes": 0, "gathered_bytes": 0}}
     roomy = {**usual, "available_bytes": TRAINING_BYTES + 64 * MIB}

@@ -1,4 +1,4 @@
-"""What the doctor says of the memory of hosts."""
+"""The doctor's report of the memory of hosts."""
 
 from __future__ import annotations
 

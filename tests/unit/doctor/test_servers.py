@@ -1,4 +1,4 @@
-"""What the doctor says of parameter servers, and how fast their links are together."""
+"""The doctor's report of parameter servers, and how fast their links are together."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def candidate(codec, *, strategy="replicated", risk="", reason="", every_steps=1
 
 
 def codec(size_bytes, *, took_s=0.0):
-    """Of one bucket of 10 MB that a codec makes a sum of so many bytes of; 0.1 s a pass."""
+    """An estimate for one bucket of 10 MB that a codec reduces to so many bytes; 0.1 s a pass."""
     return {"passes": 10 * took_s, "wires": [[0, size_bytes, False, False]]}
 
 

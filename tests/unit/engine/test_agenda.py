@@ -1,4 +1,4 @@
-"""What is due before and after a step."""
+"""The actions due before and after a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who writes checkpoints: different hosts first, then the lowest ranks."""
+"""The writers of checkpoints: different hosts first, then the lowest ranks."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dtd.errors import ErrorCode, ProtocolError
 
 
 def together(*ranks: list[bytes]) -> tuple[list[int | None], int]:
-    """What every rank finds, and after how many rounds."""
+    """The ranks' common finding, and after how many rounds."""
     lookings = [search(rank) for rank in ranks]
     words = [next(looking) for looking in lookings]
     rounds, found = 1, []

@@ -1,4 +1,4 @@
-"""What moves when a sharded state gets other owners: all that is missing, once, and no further."""
+"""A sharded state gets other owners: all that is missing moves, once, and no further."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MISSING = -1
 
 
 def divided(world_size: int, mirrors: int = 1) -> list[ShardSet]:
-    """What the ranks of a world hold."""
+    """The holdings of the ranks of a world."""
     return [held_shards(rank, world_size, mirrors) for rank in range(world_size)]
 
 
@@ -124,7 +124,7 @@ ELEMENTS = 1200
 
 
 def test_a_lost_ranks_segment_comes_from_its_mirror() -> None:
-    """Of four ranks the last one is lost; the others become three, as in protocol.md."""
+    """The last of four ranks is lost; the others become three, as in protocol.md."""
     held, wanted = divided(4)[:3], divided(3)
     plan = plan_regroup(held, wanted)
     assert [str(plan.taken(rank)) for rank in range(3)] == ["1/2 to 2/3", "3/4 to 1", "0 to 1/3"]
@@ -196,7 +196,7 @@ def test_a_part_that_nobody_holds_is_named() -> None:
 
 
 def test_what_travels_and_several_hold_is_compared_before() -> None:
-    """Of four ranks the last one is lost: two parts that travel have two holders left."""
+    """The last of four ranks is lost: two parts that travel have two holders left."""
     plan = plan_regroup(divided(4)[:3], divided(3))
     assert plan.shared == (
         Shared(part=part((3, 4), of=12), holders=(0, 1)),

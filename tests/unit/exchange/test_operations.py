@@ -93,7 +93,7 @@ def held_of(size, rank, world_size, mirrors):
 
 
 def given_by(rank, size, world_size, kind, step=0):
-    """What a rank has before an operation; an all-gather finds copies of others' segments."""
+    """A rank's memory before an operation; an all-gather finds copies of others' segments."""
     own = contribution(rank, size, step)
     if kind.operation is Operation.ALL_GATHER:
         for distance, held in enumerate(held_of(size, rank, world_size, kind.copies)):
@@ -225,7 +225,7 @@ def transport(loop_thread, tmp_path):
 
 
 def on_all(transport, work):
-    """What `work` returns for each rank's collective, each in a thread of its own."""
+    """The results of `work` for each rank's collective, each in a thread of its own."""
     with ThreadPoolExecutor(len(transport.collectives)) as pool:
         futures = [pool.submit(work, one) for one in transport.collectives]
         return [future.result(PATIENCE_S) for future in futures]
@@ -307,7 +307,7 @@ def test_all_operations_side_by_side(transport, kind, world_size):
 
 
 def check(kind, given, results):
-    """What all ranks hold of one bucket, given what each contributed."""
+    """All ranks' content of one bucket, given their contributions."""
     size, world_size = len(given[0]), len(given)
     if kind.operation is Operation.ALL_GATHER:
         check_gathered(kind, given, results)

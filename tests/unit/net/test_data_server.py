@@ -423,7 +423,7 @@ async def test_what_is_withdrawn_is_no_longer_to_be_had(port, dial):
 
 
 async def test_nothing_of_a_withdrawn_state_leaves_any_more(port, dial):
-    """What is queued lies in memory that changes with the next step."""
+    """Queued bytes lie in memory that changes with the next step."""
     port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES)))
     peer, _, _ = await opened(port, dial, "state/1")
     peer.link._transport.pause_reading()
@@ -467,7 +467,7 @@ async def test_too_many_unanswered_requests_are_refused(port, dial):
 
 
 async def test_a_peer_that_asks_and_does_not_read_is_refused_in_the_end(port, dial):
-    """What is queued for him is bounded by the requests that he may send ahead."""
+    """A caller's queue is bounded by the requests that it may send ahead."""
     port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES)))
     peer, _, _ = await opened(port, dial, "state/1")
     peer.link._transport.pause_reading()

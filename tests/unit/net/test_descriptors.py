@@ -118,7 +118,7 @@ def empty():
 
 
 def send(path, *, files=(), octets=b"\0"):
-    """What somebody else puts into a mailbox."""
+    """Another program's message to a mailbox."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
         with short_name(path) as name:

@@ -182,7 +182,7 @@ def greeted(server: socket.socket) -> tuple[socket.socket, int]:
 
 
 def received(link: socket.socket, session: Session) -> list[m.Message]:
-    """What comes next, as soon as it is whole."""
+    """The next message, as soon as it is whole."""
     arrived: list[m.Message] = []
     while not arrived:
         data = link.recv(4096)

@@ -1,4 +1,4 @@
-"""What a ring lends and borrows: offers, agreement, reading, and what is not believed."""
+"""Memory that a ring offers and maps: offers, agreement, reading, and refusals."""
 
 from __future__ import annotations
 

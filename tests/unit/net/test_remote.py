@@ -1,4 +1,4 @@
-"""What a connection knows of its other end."""
+"""A connection's knowledge of its other end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a RENEW brings is looked at before it takes the place of what is there."""
+"""A renewed credential is checked before it takes the place of the old one."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ async def until(condition):
 
 
 def claims(rank):
-    """What a member of this rank states in HELLO."""
+    """The HELLO of a member of this rank."""
     return {"generation": GENERATION, "roster_id": ROSTER_ID, "rank": rank}
 
 

@@ -1,4 +1,4 @@
-"""What the shell scripts rely on: pins that are whole and name no host, and scripts that parse."""
+"""The shell scripts' premises: pins that are whole and name no host, and scripts that parse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a proxy does to a connection, with plain sockets on both sides."""
+"""A proxy's faults on a connection, with plain sockets on both sides."""
 
 from __future__ import annotations
 

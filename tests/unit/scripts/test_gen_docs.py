@@ -1,4 +1,4 @@
-"""What is written from the code: equal to the code, and the flags that it names exist."""
+"""Generated pages equal the code, and the flags that they name exist."""
 
 from __future__ import annotations
 

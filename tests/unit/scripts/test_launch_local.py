@@ -1,4 +1,4 @@
-"""What the launcher makes of its options; running is tests/integration/test_launch_local.py."""
+"""The launcher's options; running is tests/integration/test_launch_local.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a certificate or the kernel says somebody is."""
+"""Identities according to a certificate or the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks again with a token and the same key: an answer that got lost, or somebody who tries."""
+"""A second request with a token and the same key: a lost answer, or an intruder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is who on this host: by numbers that the kernel states, of names that were looked up."""
+"""Users of this host: by numbers that the kernel states, with names that were looked up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may open which connection, and ask what on it."""
+"""Permissions: the connections that each role may open, and the requests on them."""
 
 from __future__ import annotations
 

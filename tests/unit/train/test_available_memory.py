@@ -1,4 +1,4 @@
-"""What a process can still take, as the files of the kernel say it."""
+"""A process's available memory, according to the kernel's files."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_what_is_saved_for_backward_counts_once_and_at_its_peak():
 
 
 def answer_of_main(monkeypatch, asked):
-    """What `main` writes to the descriptor of stdout."""
+    """The output of `main` on the descriptor of stdout."""
     reader, writer = os.pipe()
     kept = os.dup(1)
     os.dup2(writer, 1)

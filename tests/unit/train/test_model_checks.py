@@ -1,4 +1,4 @@
-"""What a state cannot hold, and which tensors share memory."""
+"""Models that no state can hold, and tensors that share memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both sides say first is understood by the other side."""
+"""Each side's first message is understood by the other side."""
 
 from __future__ import annotations
 

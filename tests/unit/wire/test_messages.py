@@ -148,7 +148,7 @@ def test_catalogue_says_each_name_and_number_once() -> None:
 
 
 def test_names_of_all_modules_are_found() -> None:
-    """What a type checker takes for a name of the package is one when it is used."""
+    """Names of the package for a type checker are names at run time."""
     for module in sorted({kind.module for kind in KINDS}):
         public = vars(importlib.import_module(f"dtd.wire.messages.{module}"))
         own = {

@@ -42,7 +42,7 @@ def peak_bytes(function: Callable[[], object]) -> int:
 def receive(
     decoder: FrameDecoder, data: bytes | memoryview, *, at_most: int = 1 << 30
 ) -> list[Frame]:
-    """What a kernel does: fill the buffers that the decoder names."""
+    """A kernel's part: fill the buffers that the decoder names."""
     found: list[Frame] = []
     while data and not decoder.held:
         buffer = decoder.next_buffer()

@@ -1,4 +1,4 @@
-"""What a worker's credential means for its settings: golden messages where it lacks one."""
+"""A worker's credential and its settings: golden messages where it lacks one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process leaves for the next one to report."""
+"""The record that a process leaves for the next one to report."""
 
 from __future__ import annotations
 

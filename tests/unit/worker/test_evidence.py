@@ -1,4 +1,4 @@
-"""What moves in a process, seen from its event loop: real threads and processes."""
+"""Movement in a process, seen from its event loop: real threads and processes."""
 
 from __future__ import annotations
 

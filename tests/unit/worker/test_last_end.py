@@ -65,7 +65,7 @@ def live_and_die(directory: Path, deed: str) -> None:
 
 @pytest.fixture
 def told(tmp_path, monkeypatch):
-    """What the next process says; without taking the test's own fault handler."""
+    """The next process's report; without taking the test's own fault handler."""
     monkeypatch.setattr(evidence.faulthandler, "enable", lambda *_: None)
 
     def tell() -> str:

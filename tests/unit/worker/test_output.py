@@ -1,4 +1,4 @@
-"""What a job prints becomes lines, whoever prints it and however."""
+"""A job's output becomes lines, whichever process prints it and however."""
 
 from __future__ import annotations
 

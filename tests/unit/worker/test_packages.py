@@ -155,7 +155,7 @@ def test_damaged_weights_are_fetched_again_and_never_kept(tmp_path: Path) -> Non
 
 
 def abandoned_parts(weights: Path) -> tuple[Path, Path]:
-    """What processes have left that were killed more, and less, than a day ago."""
+    """Files left by processes that were killed more, and less, than a day ago."""
     weights.mkdir()
     parts = weights / f"{'0' * 64}.part", weights / f"{'1' * 64}.part"
     for part, age_s in zip(parts, (ABANDONED_S + 60.0, ABANDONED_S - 60.0), strict=True):

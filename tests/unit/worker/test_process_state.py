@@ -67,7 +67,7 @@ def place() -> Iterator[Path]:
 
 
 def after(change: str, directory: Path) -> dict[str, Any]:
-    """What a process finds that has made a change and restored its state."""
+    """The view of a process that has made a change and restored its state."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + CHANGES[change] + AFTERWARDS, change],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What the training thread reports: figures, progress now and then, the job's result."""
+"""The training thread's reports: figures, progress now and then, the job's result."""
 
 from __future__ import annotations
 

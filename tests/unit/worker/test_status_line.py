@@ -1,4 +1,4 @@
-"""What `systemctl status dtd-worker@cpu` says."""
+"""The status line of `systemctl status dtd-worker@cpu`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def entry(rank: int, *, world_size: int = 4, **changes: Any) -> dict[str, Any]:
 
 
 class Coordinator:
-    """What the directory needs of the daemon."""
+    """The directory's view of the daemon."""
 
     def __init__(
         self,

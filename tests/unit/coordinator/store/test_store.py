@@ -1,4 +1,4 @@
-"""What the coordinator must not forget is there after it was closed, and bounded."""
+"""The store keeps its records across closing, and stays bounded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_times_are_those_of_the_first_change(store, monkeypatch):
 
 
 def statements(store, function, *arguments):
-    """What a call has the database do, without the values."""
+    """The database statements of a call, without the values."""
     seen = []
     store._database._connection.set_trace_callback(seen.append)
     function(*arguments)

@@ -13,7 +13,7 @@ from dtd.coordinator.store.database import StoreThread, Turn
 
 
 async def test_a_job_does_not_wait_behind_incidents():
-    """What a generation waits for overtakes everything that has not begun."""
+    """Calls that a generation waits for overtake everything that has not begun."""
     thread, go_on, done = StoreThread(), threading.Event(), []
     thread.later(go_on.wait, 30)
     thread.later(done.append, "printed line", turn=Turn.PATIENT)

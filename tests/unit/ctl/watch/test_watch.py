@@ -1,4 +1,4 @@
-"""What `dtdctl status --watch` asks for, and the lines that it prints where nobody looks."""
+"""The requests of `dtdctl status --watch`, and the lines that it prints without a terminal."""
 
 from __future__ import annotations
 

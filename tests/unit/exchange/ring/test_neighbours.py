@@ -1,4 +1,4 @@
-"""What a rank knows of both neighbours: when the ring is up, and with which loss it ends."""
+"""A rank's knowledge of both neighbours: when the ring is up, and with which loss it ends."""
 
 from __future__ import annotations
 

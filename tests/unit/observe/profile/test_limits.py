@@ -1,4 +1,4 @@
-"""What limits a step."""
+"""The limits of a step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def second(*spans):
 
 
 def step_times(spans):
-    """Of one worker alone."""
+    """A profile of one worker alone."""
     return median_times({"w": spans}).get("w")
 
 

@@ -93,7 +93,7 @@ EVENTS = [
 
 
 def series(name: str, values: Callable[[int], float], kind: str = "steps", **more: str) -> Any:
-    """Of each step, as GET_METRICS answers."""
+    """The figures of each step, as GET_METRICS answers."""
     every = [(step, values(step)) for step in range(1, STEPS + 1)]
     points = [[step, step, 1, value, value, value] for step, value in every]
     return {"name": name, "kind": kind, "source": "", "to": "", "points": points, **more}

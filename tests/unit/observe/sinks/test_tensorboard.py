@@ -135,7 +135,7 @@ def test_jobs_beside_each_other_have_one_file_each(curves, tmp_path):
 
 
 def sessions(directory: Path) -> Iterator[Any]:
-    """What the HParams tab reads, in order."""
+    """The entries that the HParams tab reads, in order."""
     messages = module._hparams_messages()
     for event in events(directory):
         for value in event.summary.value:

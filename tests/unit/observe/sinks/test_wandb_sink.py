@@ -41,7 +41,7 @@ def service() -> Iterator[None]:
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
-    """Of each test its own: which other tests ran in this process, and how far W&B has come with
+    """A directory for each test: which tests ran in this process before, and how far W&B is with
     their files, is a matter of chance."""
     return tmp_path
 
@@ -71,7 +71,7 @@ def records(path: Path) -> Iterator[Any]:
 
 
 class Run:
-    """What the newest file of a job says."""
+    """The content of a job's newest file."""
 
     def __init__(self, state_dir: Path, job: str) -> None:
         files = sorted(

@@ -1,4 +1,4 @@
-"""What the page's script makes of series, by the interpreter that is here."""
+"""The page's script draws series, run by the interpreter that is here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What URLs ask for, and what cannot be asked."""
+"""Requests in URLs, and those that are refused."""
 
 from __future__ import annotations
 

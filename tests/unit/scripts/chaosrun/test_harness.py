@@ -1,4 +1,4 @@
-"""What a chaos run does about a coordinator that refuses its job.
+"""A chaos run whose coordinator refuses its job.
 
 The daemons are a fake that answers every request in the same way.
 """

@@ -1,4 +1,4 @@
-"""What chaos runs make of logs: phases, outcomes, checks, rejoins, growth, tables."""
+"""Chaos runs' reading of logs: phases, outcomes, checks, rejoins, growth, tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every codec that a job can name."""
+"""Rules that hold for every codec that a job can name."""
 
 from __future__ import annotations
 

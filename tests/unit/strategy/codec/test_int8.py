@@ -18,7 +18,7 @@ from dtd.strategy.codec.int8 import (
 
 
 def there_and_back(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is read, what was lost, and the bytes between."""
+    """The decoded values, the loss, and the bytes between."""
     items = torch.full((block_count(len(values)), ITEM_BYTES), 99, dtype=torch.int8)
     lost, read = torch.full_like(values, 7.0), torch.full_like(values, 7.0)
     quantise(values, items, lost)

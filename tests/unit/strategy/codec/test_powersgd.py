@@ -39,7 +39,7 @@ def buckets():
 
 
 def result(buckets: CodedBuckets, values: torch.Tensor) -> torch.Tensor:
-    """What one rank alone gets back."""
+    """The result for one rank alone."""
     buckets.exchanges(0)
     buckets.begin(1.0)
     buckets.flats[0].copy_(values)

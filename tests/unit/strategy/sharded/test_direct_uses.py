@@ -1,4 +1,4 @@
-"""What sees every operation of a pass; how models are seen is in `tests/numerics`."""
+"""Every operation of a pass is seen; how models are seen is in `tests/numerics`."""
 
 from __future__ import annotations
 

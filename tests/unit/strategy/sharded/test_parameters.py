@@ -1,4 +1,4 @@
-"""Who uses a parameter waits until it has been gathered, and for nothing else."""
+"""A user of a parameter waits until it has been gathered, and for nothing else."""
 
 from __future__ import annotations
 

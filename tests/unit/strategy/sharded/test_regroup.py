@@ -1,4 +1,4 @@
-"""What ranks say about their parts when a generation begins, and what is done about nonsense."""
+"""Ranks' reports of their parts when a generation begins, and the refusal of nonsense."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Bound:
 
 
 def assert_parts_of(part: Bound, whole: Bound) -> None:
-    """What the part holds is what the whole has there."""
+    """The part's values are those of the whole in its places."""
     everything = whole.held()
     for name, pieces in part.held().items():
         ((_, _, values),) = everything[name]

@@ -19,7 +19,7 @@ def used(asked: tuple[int, ...], loaded: tuple[int, ...], epoch: int = 0) -> Use
 
 
 def summed(tallies: list[UsedRows]) -> UsedRows:
-    """What the ring makes of them: integers, added up modulo 2**64."""
+    """The ring's sums of them: integers, added up modulo 2**64."""
     words = torch.tensor([tally.words() for tally in tallies], dtype=torch.int64)
     assert words.shape[1] == USED_WORDS
     return UsedRows.of_words(words.sum(dim=0).tolist())

@@ -17,7 +17,7 @@ from dtd.train.state.tensors import MODEL
 
 
 class Told:
-    """What the operator hears."""
+    """The message to the operator."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []

@@ -27,7 +27,7 @@ from dtd.observe.profile.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.shown import counted
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.local_state import ResidualHandoff
-from dtd.train.agreement import agree, compare_moving, exchange, timed_gather, record_progress
+from dtd.train.agreement import agree, compare_moving, exchange, record_progress, timed_gather
 from dtd.train.evaluation import judge
 from dtd.train.malloc_tuning import mapped_blocks, return_freed_memory
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord

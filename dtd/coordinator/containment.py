@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final
 
 import structlog
 
-from dtd import diagnostics
-from dtd.cluster.diagnostics import Diagnostics, standing
-from dtd.cluster.events import Effect, Event, Incident, Submitted, Ticked
+from dtd.cluster.events import Effect, Event, Submitted, Ticked
 from dtd.cluster.pools import Pools
-from dtd.cluster.state import ClusterState
 from dtd.coordinator.store.store import job_body, job_from_body
-from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.net.limits import Allowance
 from dtd.net.link import Link
 from dtd.shown import one_line
@@ -243,68 +239,3 @@ class GuardedCore:
 
 def _often(times: deque[float], now: float) -> bool:
     return len(times) == times.maxlen and now - times[0] <= WITHIN_S
-
-
-# --- the diagnostics of `dtdctl status` ----------------------------------------------------------
-#
-# What was turned away, what failed and what the cluster's state tells goes to
-# `dtd.cluster.diagnostics`, which knows how long each of them lasts.
-
-
-_DISK_INCIDENTS = frozenset({"checkpoint_failed"})
-_OWN_DISK = "the coordinator"
-
-
-class DiagnosticsCollector:
-    """Keeps the diagnostics of this cluster.
-
-    Args:
-        clusters: gives those of the membership.
-        complaints: tell why a disk of the coordinator is unreliable, or nothing.
-    """
-
-    def __init__(
-        self,
-        clusters: Callable[[], Iterable[ClusterState]],
-        complaints: Iterable[Callable[[], str]],
-    ) -> None:
-        self._clusters = clusters
-        self._complaints = complaints
-        self._diagnostics = Diagnostics()
-
-    def turned_away(self, diagnostic: diagnostics.Diagnostic) -> None:
-        """The control port has rejected a caller, and logged that."""
-        self._diagnostics.note(diagnostic, time.monotonic())
-
-    def closed(self, host: str, error: DtdError | None) -> None:
-        """A connection has ended on which nobody had registered."""
-        if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_VERSION:
-            self._diagnostics.note(diagnostics.protocol_differs(host), time.monotonic())
-
-    def name_taken(self, diagnostic: diagnostics.Diagnostic) -> None:
-        """Two processes go by one name."""
-        if self._diagnostics.note(diagnostic, time.monotonic()):
-            log.warning("name_taken", message=diagnostic.message, remedy=diagnostic.remedy)
-
-    def registered(self, host: str, name: str) -> None:
-        """A worker has come through."""
-        self._diagnostics.over(host, name)
-
-    def saved(self, name: str) -> None:
-        """A worker's disk takes checkpoints."""
-        self._diagnostics.over(name, kind="disk")
-
-    def decided(self, effect: Effect) -> None:
-        """The membership core has an effect; incidents change the cluster's state."""
-        if isinstance(effect, Incident) and effect.kind in _DISK_INCIDENTS:
-            self._diagnostics.note(
-                diagnostics.disk(effect.worker, effect.message), time.monotonic()
-            )
-
-    def listing(self) -> list[dict[str, Any]]:
-        """The diagnostics of this moment, as `dtdctl status` shows them."""
-        found = [one for cluster in self._clusters() for one in standing(cluster)]
-        failures = [failure for one in self._complaints if (failure := one())]
-        found += [diagnostics.disk(_OWN_DISK, failure) for failure in failures[:1]]
-        self._diagnostics.stand(found, time.monotonic())
-        return self._diagnostics.listing(time.monotonic())

@@ -63,7 +63,7 @@ class ControlPort:
         self,
         config: CoordinatorConfig,
         new_link: Callable[[], Link],
-        turned_away: Callable[[diagnostics.Diagnostic], None],
+        turned_away: Callable[[diagnostics.Diagnostic], object],
     ) -> None:
         self._config = config
         files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)

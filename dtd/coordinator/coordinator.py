@@ -70,9 +70,11 @@ class Coordinator(Core):
         self.profiles = Profiles(self, self.broker)
         self.renewals = Renewals(self)
         self.joins = Joins(self)
-        self.decided += [self.metrics.figures.decided, self.diagnostics.decided, self._on_decided]
 
-    def _on_decided(self, effect: Effect) -> None:
+    def decided(self, effect: Effect) -> None:
+        """An effect was decided, and is not performed yet."""
+        super().decided(effect)
+        self.metrics.figures.decided(effect)
         if isinstance(effect, JobEnded):
             self.trackers.ended(effect.job)
             self.sweeps.job_ended(effect.job)

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
-from dtd import __version__
+from dtd import __version__, diagnostics
+from dtd.cluster.diagnostics import Diagnostics
 from dtd.cluster.events import (
     Disconnect,
     Effect,
@@ -39,13 +40,14 @@ from dtd.cluster.state import ClusterState
 from dtd.cluster.status import EndedJob, status_of
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit import AuditFile, AuditLog, Caller
-from dtd.coordinator.containment import Containment, DiagnosticsCollector, GuardedCore
+from dtd.coordinator.containment import Containment, GuardedCore
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageCounter
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store, job_body
 from dtd.coordinator.throttles import Answers
 from dtd.coordinator.worker_links import WorkerLinks
+from dtd.diagnostics import Diagnostic
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused
 from dtd.net.driver import Driver
 from dtd.net.link import MAX_QUEUED_CONTROL_BYTES, Link
@@ -108,7 +110,6 @@ class Core:
         address: where the coordinator is called.
         last_job: the job that ended last.
         job_numbers: number of each job in the store.
-        decided: called with each effect when it is decided.
         complaints: tell why a disk is unreliable, or nothing.
     """
 
@@ -121,7 +122,6 @@ class Core:
         self.started_s = time.monotonic()
         self.last_job = store.last_ended()
         self.job_numbers: dict[str, int] = {}
-        self.decided: list[Callable[[Effect], None]] = []
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._next_number = store.next_job_number()
@@ -143,8 +143,8 @@ class Core:
             self.membership, self.containment, perform=self.put, disconnect_all=self.links.fail_all
         )
         self._driver: Driver[Event, Effect] = Driver(guarded, self.put, Ticked)
-        self.diagnostics = DiagnosticsCollector(self.membership.clusters, self.complaints)
-        self.port = ControlPort(config, new_link, self.diagnostics.turned_away)
+        self.diagnostics = Diagnostics()
+        self.port = ControlPort(config, new_link, self.note)
         # Hashing gigabytes must not hold up what generations wait for in the store's thread.
         self.weights_thread = StoreThread(self.store_failed)
         self.packages = PackageCounter(
@@ -179,6 +179,15 @@ class Core:
     def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
         """Something that the core has no part in, for an operator to read."""
         self.put(Incident(kind=kind, message=message, worker=worker, details=details))
+
+    def decided(self, effect: Effect) -> None:
+        """An effect was decided, and is not performed yet."""
+        if isinstance(effect, Incident) and effect.kind == "checkpoint_failed":
+            self.note(diagnostics.disk(effect.worker, effect.message))
+
+    def note(self, diagnostic: Diagnostic) -> bool:
+        """Show it in `dtdctl status`; returns whether it is new."""
+        return self.diagnostics.note(diagnostic, time.monotonic())
 
     def _on_ended(self, effect: JobEnded) -> None:
         self.last_job = EndedJob(job=effect.job, ended_s=time.time())
@@ -221,8 +230,7 @@ class Core:
         the worker has, not to one that it may have after the store has written.
         """
         with self.containment.around(f"deciding on {type(effect).__name__}"):
-            for decided in self.decided:
-                decided(effect)
+            self.decided(effect)
             about: Any = None
             if isinstance(effect, SaveJob):
                 about = job_body(effect.job)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from dtd import __version__
+from dtd import __version__, diagnostics
 from dtd.address import SocketPath
 from dtd.cluster import pools
 from dtd.cluster.events import Submitted, WorkerLost
@@ -28,7 +28,7 @@ from dtd.coordinator.store.database import Turn
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.throttles import Pace
 from dtd.coordinator.web_desk import WebDesk
-from dtd.errors import DtdError
+from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
@@ -175,7 +175,8 @@ class Daemon:
         coordinator.answers.forget(link)
         known = coordinator.links.forget(link)
         if known is None:
-            coordinator.diagnostics.closed(link.peer_host(), error)
+            if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_VERSION:
+                coordinator.note(diagnostics.protocol_differs(link.peer_host()))
             return
         name, incarnation = known
         coordinator.broker.forget(name)

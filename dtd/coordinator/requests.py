@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
 
+from dtd import diagnostics
 from dtd.cluster.checkpoints import VERIFIED
+from dtd.cluster.diagnostics import standing
 from dtd.coordinator.audit import Caller
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.core import Core, checkpoint_resource
@@ -29,12 +32,16 @@ STEP_TIMES: Final = ("step_s", "data_s", "compute_s", "exposed_s", "optimizer_s"
 
 async def status(core: Core, _caller: Caller, _request: m.GetStatus) -> dict[str, Any]:
     """Answer GET_STATUS."""
-    membership = core.membership
+    membership, now = core.membership, time.monotonic()
+    found = [one for cluster in membership.clusters() for one in standing(cluster)]
+    failures = [failure for one in core.complaints if (failure := one())]
+    found += [diagnostics.disk("the coordinator", failure) for failure in failures[:1]]
+    core.diagnostics.stand(found, now)
     return core.status(
         membership.cluster,
         explain=membership.explain(),
         last_job=core.last_job,
-        diagnostics=core.diagnostics.listing(),
+        diagnostics=core.diagnostics.listing(now),
         other_jobs=membership.other_jobs(),
     )
 

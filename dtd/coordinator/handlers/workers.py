@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import structlog
+
 from dtd.address import ANY_IPV4
 from dtd.checkpoint.choice import complete, fewest, missing, part_of
 from dtd.cluster import registration
@@ -26,6 +28,8 @@ from dtd.net.link import Link
 from dtd.observe.metrics.worker import next_in_ring
 from dtd.wire import messages as m
 
+log = structlog.get_logger()
+
 
 def register(
     coordinator: Coordinator, link: Link, message: m.Register, _payload: memoryview
@@ -40,10 +44,11 @@ def register(
     host = _data_host(coordinator, link, message)
     clash = _name_taken(coordinator, message)
     if clash is not None:
-        coordinator.diagnostics.name_taken(clash)
+        if coordinator.note(clash):
+            log.warning("name_taken", message=clash.message, remedy=clash.remedy)
         raise ProtocolError(ErrorCode.REFUSED, clash.message, remedy=clash.remedy)
     coordinator.links.register(link, message)
-    coordinator.diagnostics.registered(link.peer_host(), name)
+    coordinator.diagnostics.over(link.peer_host(), name)
     coordinator.deletions.registered(name)
     coordinator.models.registered(name)
     known = coordinator.membership.cluster_of(name).workers.get(name)
@@ -209,7 +214,7 @@ def _keep(coordinator: Coordinator, name: str, message: m.Message, payload: memo
         coordinator.reports.output(name, message, bytes(payload))
     elif isinstance(message, m.CheckpointSaved):
         coordinator.store_thread.later(coordinator.store.save_checkpoint, name, message)
-        coordinator.diagnostics.saved(name)
+        coordinator.diagnostics.over(name, kind="disk")
     cluster = coordinator.membership.cluster_of(name)
     job = cluster.job
     if job is not None and getattr(message, "job", "") == job.id:  # of no other job

@@ -7,11 +7,8 @@ import asyncio
 import pytest
 import structlog
 
-from dtd import diagnostics
-from dtd.cluster.events import Incident
-from dtd.cluster.machine import Membership
-from dtd.coordinator.containment import Containment, DiagnosticsCollector
-from dtd.errors import DtdError, ErrorCode, LocalProtocolError, ProtocolError, RequestRefused
+from dtd.coordinator.containment import Containment
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused
 from dtd.net.link import Link
 
 
@@ -101,53 +98,3 @@ async def test_what_nobody_waits_for_is_told_and_ends_its_connection(containment
     assert link.closing
     containment.stray(loop, {"message": "no error, just words"})
     assert containment.errors == 2
-
-
-# --- diagnostics ---------------------------------------------------------------------------------
-
-
-class Shown:
-    def __init__(self) -> None:
-        self.failure = ""
-        self.desk = DiagnosticsCollector(lambda: [Membership().cluster], [lambda: self.failure])
-
-    def kinds(self) -> list[tuple[str, str]]:
-        return [(one["where"], one["kind"]) for one in self.desk.listing()]
-
-
-@pytest.fixture
-def made() -> Shown:
-    return Shown()
-
-
-def test_a_workers_disk_that_is_full(made: Shown) -> None:
-    text = "w-0: g000001-s000000010 was not saved: No space left on device"
-    made.desk.decided(Incident(kind="worker_lost", message="m", worker="w-0"))
-    made.desk.decided(Incident(kind="checkpoint_failed", message=text, worker="w-0"))
-    [diagnostic] = made.desk.listing()
-    assert (diagnostic["where"], diagnostic["kind"]) == ("w-0", "disk")
-    assert "No space left on device" in diagnostic["message"]
-    made.desk.saved("w-0")
-    assert made.kinds() == []
-
-
-def test_the_coordinators_own_disk(made: Shown) -> None:
-    made.failure = "database or disk is full"
-    assert made.kinds() == [("the coordinator", "disk")]
-    made.failure = ""
-    assert made.kinds() == []
-
-
-def test_a_caller_that_was_turned_away_until_a_worker_of_that_host_comes_through(
-    made: Shown,
-) -> None:
-    made.desk.turned_away(
-        diagnostics.turned_away("10.0.0.7", "the credential of host7 is revoked", "join again")
-    )
-    error = ProtocolError(ErrorCode.BAD_VERSION, "run `curl evil`")
-    made.desk.closed("10.0.0.7", error)
-    made.desk.closed("10.0.0.8", DtdError("lost"))
-    assert made.kinds() == [("10.0.0.7", "turned-away"), ("10.0.0.7", "protocol")]
-    assert "evil" not in str(made.desk.listing())
-    made.desk.registered("10.0.0.7", "host7-cpu")
-    assert made.kinds() == []

@@ -10,14 +10,15 @@ ring begins exchanges in their order of travel, one after another:
     gather wire_k = (N-1) * (bytes_k / N / bandwidth + latency) + overhead
 
 where added_k is what one addition of the whole wire buffer takes.  A sum may be made in two halves,
-the first of which takes N-1+m of these hops (`dtd.exchange.ring.chunks.BucketShape.window`).  With
-S parameter servers both halves go over the star: all of a bucket up, later all of it down, at the
-rate that the narrowest of the links leaves a worker (`Star`); S servers add N times what they own:
+the first of which takes N-1+m of these hops (`BucketShape.window` in
+`dtd.exchange.schedule.chunks`). With S parameter servers both halves go over the star: all of a
+bucket up, later all of it down, at the rate that the narrowest of the links leaves a worker
+(`Star`); S servers add N times what they own:
 
     half   wire_k = max(bytes_k / rate, N added_k / S) + latency + overhead
 
 and everything else goes round the ring of N + S ranks.  A small bucket that goes round whole
-(`dtd.exchange.ring.chunks.exchanged`) takes
+(`dtd.exchange.schedule.chunks.exchanged`) takes
 
     wire_k = (N-1) * (bytes_k / bandwidth + added_k + latency) + overhead
 
@@ -31,7 +32,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dtd.exchange.ring.chunks import EXCHANGE_BYTES, BucketShape, Operation, exchanged
+from dtd.exchange.schedule.chunks import EXCHANGE_BYTES, BucketShape, Operation, exchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from the nearest rank before it on the ring that holds it, and passes through al
 each link carries exactly those parts that are wanted and not held on its far side, or beyond it
 before the next holder: no plan for a ring in one direction sends less.
 
-The parts travel in all-gathers that stop early (`dtd.exchange.ring.chunks.BucketShape`, `hops`),
-one for each distance: every part is sent once, to the furthest rank that takes it, and nearer ones
-take it as it passes by.  There are at most N - 1 of these windows, and none if everybody has
-everything.
+The parts travel in all-gathers that stop early (`hops` of `BucketShape`,
+`dtd.exchange.schedule.chunks`), one for each distance: every part is sent once, to the furthest
+rank that takes it, and nearer ones take it as it passes by.  There are at most N - 1 of these
+windows, and none if everybody has everything.
 
 What travels comes from one holder of perhaps several, so these first compare it
 (`dtd.engine.digests`).

@@ -1,13 +1,13 @@
 """Parts of a sharded state that a process holds, as shares of [0, 1).
 
 A strategy that shards the state cuts each of its flat buckets into one segment for each rank, as
-the ring does (`dtd.exchange.ring.chunks.Segments`): segment i of N has the elements from floor(E i
-/ N) up to floor(E (i + 1) / N).  A rank *owns* one segment and holds *mirrors* of those before it
-(`Division`).  Where a segment begins depends on the number of ranks, which changes from generation
-to generation.  So a process names what it holds by intervals of [0, 1): those of different
-generations can be united and compared without knowledge of a model, and floor(E x) maps them to
-elements of any bucket.  As floor is monotone, sets that cover [0, 1) cover every element of every
-bucket.
+the ring does (`dtd.exchange.schedule.chunks.Segments`): segment i of N has the elements from
+floor(E i / N) up to floor(E (i + 1) / N).  A rank *owns* one segment and holds *mirrors* of those
+before it (`Division`).  Where a segment begins depends on the number of ranks, which changes from
+generation to generation.  So a process names what it holds by intervals of [0, 1): those of
+different generations can be united and compared without knowledge of a model, and floor(E x) maps
+them to elements of any bucket.  As floor is monotone, sets that cover [0, 1) cover every element of
+every bucket.
 
 Pure.  On the wire a set is a flat list of integers (protocol.md, "Shards").
 """

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dtd.exchange.ring.chunks import BucketShape, Operation
+from dtd.exchange.schedule.chunks import BucketShape, Operation
 from dtd.observe.profile.spans import RingSpans, SpanLog
 
 

@@ -21,9 +21,9 @@ from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.exchange.memory_offers import SharedMemory
 from dtd.exchange.node import RING, SCRATCH_SLOTS, STAR, Node, NodeCollective
-from dtd.exchange.ring.machine import Machine
-from dtd.exchange.ring.neighbours import ENDED, NEXT, PREVIOUS, Neighbours, RingLoss
-from dtd.exchange.ring.schedules import RingSchedules, StarSchedules
+from dtd.exchange.schedule.machine import Machine
+from dtd.exchange.schedule.neighbours import ENDED, NEXT, PREVIOUS, Neighbours, RingLoss
+from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
 from dtd.net.link import Link, Traffic, traffic_of
 from dtd.net.liveness import Lifeline, LinkHeartbeats

@@ -1,7 +1,7 @@
 """A whole ring in one process: N ranks, N threads, no sockets.
 
 This ring serves tests and is the simplest one to read.  It has the same machine
-(`dtd.exchange.ring.machine`) and the same node (`dtd.exchange.node`) as the ring over TCP, with
+(`dtd.exchange.schedule.machine`) and the same node (`dtd.exchange.node`) as the ring over TCP, with
 queues instead of the network.  Every call delivers, under one lock, all messages that can be
 delivered, and then waits for its own result.
 
@@ -17,9 +17,9 @@ from typing import Any
 
 from dtd.errors import ProtocolError
 from dtd.exchange.node import SCRATCH_SLOTS, Node, NodeCollective
-from dtd.exchange.ring.machine import Machine
-from dtd.exchange.ring.neighbours import RingLoss
-from dtd.exchange.ring.schedules import RingSchedules, StarSchedules
+from dtd.exchange.schedule.machine import Machine
+from dtd.exchange.schedule.neighbours import RingLoss
+from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, SmallGather
 

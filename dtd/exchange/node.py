@@ -1,9 +1,9 @@
 """Both sides of the thread boundary: the node that moves bytes, and the training thread's view.
 
-A `Node` belongs to the thread of its transport.  Its machine (`dtd.exchange.ring.machine`) makes
-all decisions; the node turns indices into memoryviews: where an incoming chunk is stored, which
-bytes of which bucket are sent, when to add.  It reaches other ranks only through its `Links`, so
-the same node serves TCP (`dtd.exchange.endpoint`) and one process (`dtd.exchange.in_process`).
+A `Node` belongs to the thread of its transport.  Its machine (`dtd.exchange.schedule.machine`)
+makes all decisions; the node turns indices into memoryviews: where an incoming chunk is stored,
+which bytes of which bucket are sent, when to add.  It reaches other ranks only through its `Links`,
+so the same node serves TCP (`dtd.exchange.endpoint`) and one process (`dtd.exchange.in_process`).
 
 A `NodeCollective` belongs to the training thread.  It hands calls over to the nodes of one
 generation, the ring's and perhaps a star's, and blocks until their results are here.
@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RingBroken
 from dtd.exchange.api import BucketMemory, BusyTime, CommTiming
 from dtd.exchange.memory_offers import NOTHING_SHARED, SharedMemory
-from dtd.exchange.ring.chunks import BucketShape
-from dtd.exchange.ring.events import (
+from dtd.exchange.schedule.chunks import BucketShape
+from dtd.exchange.schedule.events import (
     BucketDone,
     BucketReleased,
     BucketsAdded,
@@ -47,9 +47,9 @@ from dtd.exchange.ring.events import (
     StepOpened,
     SumContributions,
 )
-from dtd.exchange.ring.machine import Machine
-from dtd.exchange.ring.neighbours import RingLoss
-from dtd.exchange.ring.schedules import goes_by_star
+from dtd.exchange.schedule.machine import Machine
+from dtd.exchange.schedule.neighbours import RingLoss
+from dtd.exchange.schedule.schedules import goes_by_star
 from dtd.observe.profile.spans import NS, WAIT, NodeSpans, RingSpans, SpanLog
 from dtd.wire.frames import HOLD, Hold
 from dtd.wire.messages import MAX_WORD_BYTES, Chunk, ShmReleased, SmallGather

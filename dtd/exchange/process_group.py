@@ -36,7 +36,7 @@ from dtd.errors import RingBroken
 from dtd.exchange.api import BucketMemory, BusyTime, CommTiming
 from dtd.exchange.group_backends import Group
 from dtd.exchange.node import NodeCollective
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.chunks import Operation
 from dtd.observe.profile.spans import RingSpans, SpanLog
 
 log = structlog.get_logger()

@@ -31,7 +31,7 @@ from typing import Final
 from dtd.address import Address
 from dtd.cluster.detector import Detector
 from dtd.errors import DtdError
-from dtd.exchange.ring.neighbours import NEXT, PREVIOUS
+from dtd.exchange.schedule.neighbours import NEXT, PREVIOUS
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.link import Link
 from dtd.net.tls import tls_connect
@@ -75,7 +75,7 @@ class LinkHeartbeats:
         silence_s: how long a neighbour may be silent, or take to connect.
         silent: called with a neighbour and the time, when that limit is exceeded.
         neighbours: those to watch; those of a ring, unless there are others
-            (`dtd.exchange.ring.neighbours.Neighbours.all`).
+            (`dtd.exchange.schedule.neighbours.Neighbours.all`).
     """
 
     def __init__(

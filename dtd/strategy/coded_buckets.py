@@ -9,7 +9,7 @@ pinned host memory.
 With dependent stages the exchanges interleave: stage s of bucket b is exchanged together with the
 first stage of bucket b + s, in the same order on all ranks.  The ring begins exchanges in that
 order, so none may depend on a later one; a stage depends only on earlier stages of its own bucket
-(`dtd.exchange.ring.machine`).  Only the last bucket comes after all others: it is full when
+(`dtd.exchange.schedule.machine`).  Only the last bucket comes after all others: it is full when
 backward ends, and later stages of the others would wait until then, where nothing hides them.
 """
 

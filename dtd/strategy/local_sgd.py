@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.exchange.api import BucketMemory, Collective
-from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
 from dtd.strategy.buckets import as_dense, layouts_of, parameter_shapes, views_of
 from dtd.strategy.codec.api import Codec, World

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dtd.exchange.api import BucketMemory, Collective
-from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
 from dtd.strategy.buckets import Gradients, layouts_of, parameter_shapes
 from dtd.strategy.codec.api import Codec, World

@@ -9,7 +9,7 @@ generation; if a round of local steps is opened as a whole (`dtd.engine.rounds`)
 step count advances faster.  A checkpoint is agreed on and published before its state is evaluated,
 because a task's metrics may fail.  The loop returns an outcome or raises: RingBroken if the
 generation is over, DivergenceError if replicas differ, any other exception if the job is over.  See
-`dtd.exchange.ring.machine` for the ring, `dtd.train.step` for the parts of a step and
+`dtd.exchange.schedule.machine` for the ring, `dtd.train.step` for the parts of a step and
 `dtd.train.agreement` for what is compared.
 """
 

@@ -33,7 +33,7 @@ from dtd.engine.rounds import Rounds
 from dtd.engine.step_protocol import FRESH, StateKey
 from dtd.errors import DtdError, JobSpecError
 from dtd.exchange.api import BucketMemory, CommTiming
-from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.job.strategy_table import SHARDED
 from dtd.rules import fields_of
 from dtd.shown import cut

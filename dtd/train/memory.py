@@ -40,7 +40,7 @@ from dtd.doctor.state_memory import (
     state_parts,
 )
 from dtd.errors import TaskError
-from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
 from dtd.strategy.api import Strategy

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
-from dtd.exchange.ring.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
+from dtd.exchange.schedule.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.data_server import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_client import open_resource, unexpected

@@ -38,7 +38,7 @@ from dtd.errors import (
     RingBroken,
     UnreadableWord,
 )
-from dtd.exchange.ring.neighbours import CORRUPT
+from dtd.exchange.schedule.neighbours import CORRUPT
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
 from dtd.net.blocking_link import Connect

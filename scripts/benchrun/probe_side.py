@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dtd.errors import DtdError
-from dtd.exchange.ring.chunks import BucketShape, cut
+from dtd.exchange.schedule.chunks import BucketShape, cut
 from dtd.job import SyncTable
 from dtd.wire.keyed_tag import KeyedTag
 from dtd.wire.tags import FLAG_GCM, FLAG_XXH3, TAG_BYTES

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.job import OptimizerTable, from_mapping
 from dtd.strategy.buckets import parameter_shapes
 from dtd.train.malloc_tuning import keep_freed_memory

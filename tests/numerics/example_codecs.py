@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.codec.api import Wire
 from dtd.strategy.codec.local_state import LocalState
 

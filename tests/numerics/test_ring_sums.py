@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dtd.exchange.in_process import InProcessRing
-from dtd.exchange.ring.chunks import Segments
+from dtd.exchange.schedule.chunks import Segments
 from dtd.strategy.wire_memory import bucket_memory
 
 pytestmark = pytest.mark.numerics

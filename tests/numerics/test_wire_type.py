@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dtd.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
 from dtd.exchange.in_process import InProcessRing
-from dtd.exchange.ring.chunks import Segments
+from dtd.exchange.schedule.chunks import Segments
 from dtd.strategy.choice import CODECS
 from dtd.strategy.codec.api import World
 from dtd.strategy.coded_buckets import make_buckets

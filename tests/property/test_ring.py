@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.exchange.ring.chunks import (
+from dtd.exchange.schedule.chunks import (
     EXCHANGE_BYTES,
     MAX_EXCHANGED,
     BucketShape,
@@ -31,7 +31,7 @@ from dtd.exchange.ring.chunks import (
     cut,
     exchanged,
 )
-from dtd.exchange.ring.events import (
+from dtd.exchange.schedule.events import (
     BucketDone,
     BucketReleased,
     BucketsAdded,
@@ -56,8 +56,8 @@ from dtd.exchange.ring.events import (
     StepOpened,
     SumContributions,
 )
-from dtd.exchange.ring.machine import Machine
-from dtd.exchange.ring.schedules import RingSchedules
+from dtd.exchange.schedule.machine import Machine
+from dtd.exchange.schedule.schedules import RingSchedules
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, ShmReleased, SmallGather
 from tests.shards import held_segments

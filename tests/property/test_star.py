@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtd.engine.shards import Division
-from dtd.exchange.ring.chunks import BucketShape, Operation
-from dtd.exchange.ring.events import (
+from dtd.exchange.schedule.chunks import BucketShape, Operation
+from dtd.exchange.schedule.events import (
     BucketDone,
     BucketsAdded,
     BucketStarted,
@@ -31,8 +31,8 @@ from dtd.exchange.ring.events import (
     SendChunk,
     StepOpened,
 )
-from dtd.exchange.ring.machine import Machine
-from dtd.exchange.ring.schedules import StarSchedules
+from dtd.exchange.schedule.machine import Machine
+from dtd.exchange.schedule.schedules import StarSchedules
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk
 

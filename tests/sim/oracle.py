@@ -42,7 +42,7 @@ from dtd.cluster.records import Job
 from dtd.cluster.state import ClusterState, most_workers
 from dtd.cluster.transitions import ENDED, GenerationState, JobState, MemberState, WorkerState
 from dtd.engine.control_word import Flags
-from dtd.exchange.ring.machine import Machine
+from dtd.exchange.schedule.machine import Machine
 from dtd.wire import messages as m
 from tests.sim.agreements import Agreements
 from tests.sim.beliefs import Beliefs

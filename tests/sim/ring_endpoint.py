@@ -13,8 +13,8 @@ from typing import Final
 from dtd.cluster.detector import Detector
 from dtd.cluster.links import ENDED
 from dtd.errors import DtdError
-from dtd.exchange.ring.machine import Machine
-from dtd.exchange.ring.schedules import RingSchedules
+from dtd.exchange.schedule.machine import Machine
+from dtd.exchange.schedule.schedules import RingSchedules
 from dtd.wire import messages as m
 from tests.sim.data_port import DataPort, LifelineHello, RingHello
 from tests.sim.lifeline import Lifeline

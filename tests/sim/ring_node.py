@@ -3,7 +3,7 @@
 Rank r contributes `1 << r` to every element, so a sum shows which ranks it contains: after the
 all-reduce the lower bits must be `(1 << world) - 1`, that is, every rank exactly once.  The bits
 above are the sum of the values of all rows (`tests.sim.rows`).  The counterpart over bytes is
-`dtd.exchange.node`; both drive `dtd.exchange.ring.machine`.
+`dtd.exchange.node`; both drive `dtd.exchange.schedule.machine`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dtd.exchange.ring.chunks import BucketShape
-from dtd.exchange.ring.events import (
+from dtd.exchange.schedule.chunks import BucketShape
+from dtd.exchange.schedule.events import (
     BucketDone,
     BucketStarted,
     ChunkReceived,
@@ -31,7 +31,7 @@ from dtd.exchange.ring.events import (
     StepOpened,
     SumContributions,
 )
-from dtd.exchange.ring.machine import Machine
+from dtd.exchange.schedule.machine import Machine
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, SmallGather
 from tests.sim.oracle import Oracle

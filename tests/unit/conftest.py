@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,11 +16,15 @@ import pytest
 import uvloop
 
 from dtd.address import Address, SocketPath
+from dtd.errors import DtdError
+from dtd.net.link import Link
 from dtd.net.local_socket import bound_socket
 from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
+from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import (
     DEFAULT_MAX_PAYLOAD_BYTES,
+    LARGEST_MAX_PAYLOAD_BYTES,
     PREFIX,
     PREFIX_BYTES,
     PROTOCOL_VERSION,
@@ -247,3 +251,86 @@ def loop_thread() -> Iterator[LoopThread]:
     made = LoopThread()
     yield made
     made.close()
+
+
+@pytest.fixture
+def fd_dir(tmp_path: Path) -> Path:
+    """A directory in which open files can be handed over."""
+    made = tmp_path / "fd_dir"
+    made.mkdir(mode=0o700)
+    return made
+
+
+SECRET = b"s" * 32
+WORKER_SECRET = b"w" * 32
+NEVER_S = 1 << 40
+
+
+class Peer:
+    """The opening side of a link: keeps what arrives until a test asks for it."""
+
+    def __init__(self, hello: m.Hello, secret: bytes) -> None:
+        self.link = Link(self, hello=hello, secret=secret)
+        self.opened = asyncio.Event()
+        self._arrived: asyncio.Queue[tuple[m.Message, bytes]] = asyncio.Queue()
+        self._closed: asyncio.Future[DtdError | None] = asyncio.get_running_loop().create_future()
+
+    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
+        self.opened.set()
+
+    def link_place(self, link: Link, message: m.Message, payload_bytes: int) -> None:
+        return None
+
+    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+        self._arrived.put_nowait((message, bytes(payload)))
+
+    def link_closed(self, link: Link, error: DtdError | None) -> None:
+        self._closed.set_result(error)
+
+    async def welcomed(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.opened.wait()
+
+    async def next(self) -> tuple[m.Message, bytes]:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._arrived.get()
+
+    async def end(self) -> DtdError | None:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._closed
+
+
+@pytest.fixture
+async def dial() -> AsyncIterator[Callable[..., Awaitable[Peer]]]:
+    """Connects to an address with a role, and says HELLO: with the secret of the generation, or
+    with a ticket for a scope."""
+    peers = []
+
+    async def connect(
+        address: Address, role: m.Role, *, secret: bytes = SECRET, **hello: Any
+    ) -> Peer:
+        if role is m.Role.FETCH and not hello:
+            hello = {"scope": "state/1"}
+        if "scope" in hello:
+            hello.setdefault("expires_s", NEVER_S)
+            secret = ticket_key(WORKER_SECRET, hello["scope"], hello["expires_s"])
+        peer = Peer(
+            m.Hello(
+                role=role,
+                name="peer",
+                protocol_min=1,
+                protocol_max=1,
+                version="test",
+                max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES,
+                **hello,
+            ),
+            secret,
+        )
+        peers.append(peer)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: peer.link, address.host, address.port)
+        return peer
+
+    yield connect
+    for peer in peers:
+        peer.link.abort()

@@ -42,7 +42,7 @@ BASE = {
     "diagnostics",
 }
 PURE_BELOW = {
-    *("engine", "errors", "exchange.ring", "job", "names", "rules", "shown", "wire"),
+    *("engine", "errors", "exchange.schedule", "job", "names", "rules", "shown", "wire"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "streams": set(),
     "wire": {"errors", "event_names", "job", "names", "shown"},
     "engine": {"errors", "job", "names", "rules", "shown", "wire"},
-    "exchange.ring": {"engine", "errors", "names", "shown", "wire"},
+    "exchange.schedule": {"engine", "errors", "names", "shown", "wire"},
     "exchange.api": {"observe.profile", *PURE_BELOW},
     "observe.profile": {"errors", "job", "shown", "wire"},
     "observe.series": {"wire"},
@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "security": BASE | {"wire"},
     "net.limits": set(),
     "packages": {"durable", "errors", "json_reader", "names"},
-    "net": BASE | {"checkpoint", "cluster", "exchange.ring", "net.limits", "security", "wire"},
+    "net": BASE | {"checkpoint", "cluster", "exchange.schedule", "net.limits", "security", "wire"},
     "exchange": BASE | PURE_BELOW | {"exchange.api", "net", "observe.profile", "security"},
     "checkpoint": BASE | {"cluster", "engine"},
     "tasks": BASE | {"engine"},
@@ -105,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"registry", "security", "wire"},
 }
 PURE = {
-    *("cluster", "doctor", "engine", "exchange.api", "exchange.ring"),
+    *("cluster", "doctor", "engine", "exchange.api", "exchange.schedule"),
     *("observe.annotations", "observe.comparison", "observe.profile", "observe.pyramid"),
     *("observe.series", "registry", "sweeps", "wire"),
 }
@@ -124,7 +124,7 @@ LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
 
 
 CONTRACTS = {
-    *(("exchange", "api"), ("exchange", "ring"), ("net", "limits")),
+    *(("exchange", "api"), ("exchange", "schedule"), ("net", "limits")),
     *(("observe", name) for name in ("annotations", "comparison", "metrics", "profile")),
     *(("observe", name) for name in ("pyramid", "report", "series", "sinks", "web")),
 }

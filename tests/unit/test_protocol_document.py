@@ -19,7 +19,7 @@ from dtd.engine import control_word
 from dtd.engine.control_word import DIGEST_BYTES, ControlEntry, reduce_entries
 from dtd.engine.digests import ShardDigests
 from dtd.errors import DtdError, ErrorCode
-from dtd.exchange.ring.chunks import BucketShape, cut
+from dtd.exchange.schedule.chunks import BucketShape, cut
 from dtd.security.permissions import OPENS, VIEWER_MAY
 from dtd.wire import fields, frames
 from dtd.wire import messages as m

@@ -13,8 +13,8 @@ from typing import Any
 from dtd.engine.control_word import reduce_entries
 from dtd.exchange.api import BucketMemory
 from dtd.exchange.node import Node
-from dtd.exchange.ring.machine import Machine
-from dtd.exchange.ring.schedules import RingSchedules
+from dtd.exchange.schedule.machine import Machine
+from dtd.exchange.schedule.schedules import RingSchedules
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
 from dtd.wire.session import DATA_ROLES, Session, State

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from dtd.exchange.api import BucketMemory
-from dtd.exchange.ring.chunks import Operation, Segments
+from dtd.exchange.schedule.chunks import Operation, Segments
 from dtd.strategy.codec.local_state import LocalState
 
 

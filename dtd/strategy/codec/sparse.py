@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from dtd.errors import ErrorCode, ProtocolError, TaskError
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.codec.api import Coder, FlatLayout, TensorPlace, Wire, World
 from dtd.strategy.codec.local_state import LocalState
 

@@ -32,8 +32,8 @@ from torch.utils.hooks import RemovableHandle
 
 from dtd.engine.shards import NOTHING, ShardSet
 from dtd.exchange.api import BucketMemory
-from dtd.exchange.ring.buckets import BucketPlan, Place
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.buckets import BucketPlan, Place
+from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.buckets import (
     Gradients,

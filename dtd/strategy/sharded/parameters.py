@@ -32,8 +32,8 @@ import torch
 from torch import Tensor, nn
 
 from dtd.exchange.api import BucketMemory
-from dtd.exchange.ring.buckets import BucketPlan
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.buckets import BucketPlan
+from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.buckets import bucket_of_each
 from dtd.strategy.sharded.memory import BucketOf, FormerMemory, bucket_finder
 from dtd.strategy.sharded.uses import DirectUses, Gates, is_compiled

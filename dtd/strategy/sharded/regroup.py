@@ -26,7 +26,7 @@ from dtd.engine.regroup import RegroupPlan, RegroupWindow, plan_regroup
 from dtd.engine.shards import ShardSet, united
 from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing, UnreadableWord
 from dtd.exchange.api import BucketMemory, Collective
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.chunks import Operation
 from dtd.json_reader import read_json
 from dtd.strategy.sharded.slices import Column
 from dtd.strategy.sharded.state import ShardedState

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dtd.errors import TaskError
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.sharded.wire_pool import Turn
 
 GATHER: Final = "gather"

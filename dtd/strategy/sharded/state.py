@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
-from dtd.exchange.ring.buckets import BucketPlan
+from dtd.exchange.schedule.buckets import BucketPlan
 from dtd.strategy.nested import copied
 from dtd.strategy.sharded.optimizers import check_shape, flattened, is_sharded
 from dtd.strategy.sharded.slices import (

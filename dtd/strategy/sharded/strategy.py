@@ -29,7 +29,7 @@ from torch import nn
 from dtd.engine.digests import Shared
 from dtd.engine.shards import Division, ShardSet
 from dtd.exchange.api import BucketMemory, Collective
-from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.strategy.api import Applied, Computation, Part, StepStats, Strategy
 from dtd.strategy.buckets import norm_of, parameter_shapes
 from dtd.strategy.codec.api import Codec, World

@@ -35,8 +35,14 @@ from torch.utils.hooks import RemovableHandle
 from dtd.engine.shards import NOTHING, ShardSet
 from dtd.errors import TaskError
 from dtd.exchange.api import BucketMemory
-from dtd.exchange.ring.buckets import BucketLayout, BucketPlan, ParameterShape, Place, plan_buckets
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.buckets import (
+    BucketLayout,
+    BucketPlan,
+    ParameterShape,
+    Place,
+    plan_buckets,
+)
+from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec
 from dtd.strategy.sharded.gradients import Await, Passes, PooledGradients, Submit
@@ -320,7 +326,7 @@ class UnitPasses(PooledGradients):
     def _keep_pace(self) -> None:
         """Wait for a gather where ranks with rows do, before later exchanges crowd the link.
 
-        The next rank may wait for it and not have started these (`dtd.exchange.ring.machine`).
+        The next rank may wait for it and not have started these (`dtd.exchange.schedule.machine`).
         """
         end = self._plan.paces.get(self._now.order.sent)
         if end is not None:

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from dtd.errors import TaskError
-from dtd.exchange.ring.buckets import BucketPlan, Place
+from dtd.exchange.schedule.buckets import BucketPlan, Place
 from dtd.strategy.sharded.memory import BucketOf, FormerMemory
 from dtd.strategy.sharded.schedule import STAGE_2, Recorder
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from dtd.exchange.api import BucketMemory
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.codec.api import Codec, Coder, FlatLayout, World
 from dtd.strategy.wire_memory import RingMemory, bucket_memory, laid_out
 

@@ -22,7 +22,7 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.machine import Membership
 from dtd.cluster.records import Job
-from dtd.exchange.ring.chunks import Segments
+from dtd.exchange.schedule.chunks import Segments
 from dtd.wire import messages as m
 
 TICK_S = 0.25

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dtd.engine.shards import MAX_DENOMINATOR, MAX_INTERVALS, NOTHING, WHOLE, ShardSet, united
 from dtd.errors import ProtocolError
-from dtd.exchange.ring.chunks import Segments
+from dtd.exchange.schedule.chunks import Segments
 from tests.shards import held_segments, held_shards
 
 bounds = st.fractions(min_value=0, max_value=1, max_denominator=12)

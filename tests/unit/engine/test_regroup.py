@@ -16,7 +16,7 @@ from dtd.engine.digests import Shared
 from dtd.engine.regroup import Piece, RegroupPlan, check_claims, plan_regroup
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet, united
 from dtd.errors import ShardsMissing, UnreadableWord
-from dtd.exchange.ring.chunks import BucketShape, Operation, cut
+from dtd.exchange.schedule.chunks import BucketShape, Operation, cut
 from tests.shards import held_shards
 
 MISSING = -1

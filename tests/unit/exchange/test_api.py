@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from dtd.exchange.api import BucketMemory, CommTiming, all_reduce
-from dtd.exchange.ring.chunks import BucketShape, Operation
+from dtd.exchange.schedule.chunks import BucketShape, Operation
 
 
 class _Recorder:

@@ -15,7 +15,7 @@ from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
 from dtd.exchange.api import BucketMemory, all_reduce
 from dtd.exchange.collective import Bridge, RingCollective
-from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.net.data_server import DataServer
 from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters

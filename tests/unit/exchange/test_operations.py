@@ -20,7 +20,7 @@ from dtd.exchange.collective import Bridge, RingCollective
 from dtd.exchange.group_backends import group_of
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.process_group import ProcessGroupCollective
-from dtd.exchange.ring.chunks import BucketShape, Operation, cut
+from dtd.exchange.schedule.chunks import BucketShape, Operation, cut
 from dtd.net.data_server import DataServer
 from dtd.shared_memory import HEAD_BYTES, OfferedMemory
 from dtd.wire import messages as m

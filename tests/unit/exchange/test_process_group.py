@@ -24,7 +24,7 @@ from dtd.exchange.api import BucketMemory
 from dtd.exchange.group_backends import GlooGroup, check_backend, group_of
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.process_group import ProcessGroupCollective
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.codec.powersgd import PowerSGD
 from dtd.strategy.coded_buckets import CodedBuckets

@@ -16,7 +16,7 @@ from dtd.errors import CheckpointError, LocalProtocolError, RingBroken
 from dtd.exchange.api import BucketMemory
 from dtd.exchange.collective import Bridge, RingCollective
 from dtd.exchange.in_process import InProcessRing
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.chunks import Operation
 from dtd.net.data_server import DataServer
 from dtd.observe.profile.spans import BUCKET, STAR_BUCKET, STAR_CHUNK, WAIT, RingSpans, SpanLog
 from dtd.wire import messages as m

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtd.address import Address
-from dtd.exchange.ring.neighbours import NEXT, PREVIOUS
+from dtd.exchange.schedule.neighbours import NEXT, PREVIOUS
 from dtd.net.liveness import PIECE_BYTES, Lifeline, LinkHeartbeats
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential, welcome

@@ -13,7 +13,7 @@ import pytest
 from dtd.address import Address
 from dtd.errors import DtdError
 from dtd.exchange.endpoint import dial
-from dtd.exchange.ring.neighbours import NEXT, Neighbours
+from dtd.exchange.schedule.neighbours import NEXT, Neighbours
 from dtd.net import limits as connection_limiter
 from dtd.net.limits import ConnectionLimiter
 from dtd.net.link import Link

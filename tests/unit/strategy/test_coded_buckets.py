@@ -12,7 +12,7 @@ import torch
 
 from dtd.errors import RingBroken
 from dtd.exchange.in_process import InProcessRing
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.codec.local_state import ResidualHandoff
 from dtd.strategy.coded_buckets import CodedBuckets

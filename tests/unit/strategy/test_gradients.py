@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dtd.errors import TaskError
-from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.strategy.buckets import Gradients, HostBuckets, layouts_of, parameter_shapes
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from dtd.engine.shards import WHOLE
 from dtd.errors import TaskError
-from dtd.exchange.ring.buckets import plan_buckets
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.buckets import plan_buckets
+from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.api import LossSum
 from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World

@@ -11,7 +11,7 @@ from torch import nn
 from dtd.engine.digests import Shared
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import RingBroken, UnreadableWord
-from dtd.exchange.ring.buckets import plan_buckets
+from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 from dtd.strategy.sharded.regroup import regroup

@@ -1,7 +1,7 @@
 """Schedules: which segment of a bucket goes from which rank to which, and in which order.
 
-A schedule is data about one rank (`Schedule`).  `dtd.exchange.ring.machine` follows any of them,
-chunk by chunk.  There are three, and all end with the same bytes on every rank:
+A schedule is data about one rank (`Schedule`).  `dtd.exchange.schedule.machine` follows any of
+them, chunk by chunk.  There are three, and all end with the same bytes on every rank:
 
 - *Ring in segments* (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
   workstations", 2009; protocol.md, "All-reduce"): few bytes.  With N ranks a bucket is cut into N
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from dtd.engine.shards import Division
 from dtd.errors import LocalProtocolError
-from dtd.exchange.ring.chunks import BucketShape, Operation, Segments, cut, exchanged
+from dtd.exchange.schedule.chunks import BucketShape, Operation, Segments, cut, exchanged
 from dtd.wire.messages import Phase
 
 

@@ -13,7 +13,7 @@ from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.exchange.api import BucketMemory
 from dtd.exchange.endpoint import RingEndpoint
-from dtd.exchange.ring.chunks import Operation
+from dtd.exchange.schedule.chunks import Operation
 from dtd.net.data_server import DataServer
 from dtd.wire import messages as m
 

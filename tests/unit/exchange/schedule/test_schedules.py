@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import LocalProtocolError
-from dtd.exchange.ring.chunks import BucketShape, Operation, Segments, cut
-from dtd.exchange.ring.schedules import (
+from dtd.exchange.schedule.chunks import BucketShape, Operation, Segments, cut
+from dtd.exchange.schedule.schedules import (
     RingSchedules,
     Schedule,
     StarSchedules,

@@ -9,7 +9,7 @@ shell holds the entries.
 from __future__ import annotations
 
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dtd.exchange.ring.events import Effect, GatherDone, SendGather
+from dtd.exchange.schedule.events import Effect, GatherDone, SendGather
 from dtd.wire.messages import SmallGather
 
 

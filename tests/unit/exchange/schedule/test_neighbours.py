@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.exchange.ring.neighbours import NEXT, PREVIOUS, Neighbours, star_links
+from dtd.exchange.schedule.neighbours import NEXT, PREVIOUS, Neighbours, star_links
 from dtd.wire.messages import Member
 
 NAMES = ("a", "b", "c")

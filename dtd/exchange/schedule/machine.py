@@ -1,9 +1,8 @@
 """The exchange of one generation's buckets as a state machine: route, order and form of chunks.
 
-One machine follows any schedule (`dtd.exchange.ring.schedules`): a generation has one for its ring
-and, with parameter servers, another one for its star.  Small gathers (`dtd.exchange.ring.gathers`)
-travel on the ring beside the buckets.  Buckets start in index order, and several are in flight at a
-time.
+One machine follows any schedule (`schedules.py`): a generation has one for its ring and, with
+parameter servers, another one for its star.  Small gathers (`gathers.py`) travel on the ring beside
+the buckets.  Buckets start in index order, and several are in flight at a time.
 
 The machine handles indices, never bytes.  It must not know sockets, tensors or clocks: the shell
 (`dtd.exchange.node`) asks it where a payload goes (`place`), reports events (`handle`) and performs
@@ -45,8 +44,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dtd.exchange.ring.chunks import BucketShape, Segments
-from dtd.exchange.ring.events import (
+from dtd.exchange.schedule.chunks import BucketShape, Segments
+from dtd.exchange.schedule.events import (
     BucketDone,
     BucketReleased,
     BucketsAdded,
@@ -72,8 +71,8 @@ from dtd.exchange.ring.events import (
     StepOpened,
     SumContributions,
 )
-from dtd.exchange.ring.gathers import SmallGathers
-from dtd.exchange.ring.schedules import RingSchedules, Schedule, StarSchedules, Transfer
+from dtd.exchange.schedule.gathers import SmallGathers
+from dtd.exchange.schedule.schedules import RingSchedules, Schedule, StarSchedules, Transfer
 from dtd.wire.frames import HOLD, Hold
 from dtd.wire.messages import Chunk, ShmReleased, SmallGather
 

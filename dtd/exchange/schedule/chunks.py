@@ -189,7 +189,7 @@ def cut(shape: BucketShape, *, world_size: int, chunk_bytes: int) -> Segments:
 def exchanged(
     shapes: Sequence[BucketShape], *, world_size: int, chunk_bytes: int, one_host: bool = False
 ) -> frozenset[int]:
-    """The indices of a step's buckets that travel whole (`dtd.exchange.ring.schedules`).
+    """The indices of a step's buckets that travel whole (`dtd.exchange.schedule.schedules`).
 
     These are small and fit in one chunk.  If there are many, only the last few: earlier ones travel
     during backward, while the step may have to wait for the last ones.

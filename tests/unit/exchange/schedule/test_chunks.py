@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtd.errors import LocalProtocolError
-from dtd.exchange.ring.chunks import (
+from dtd.exchange.schedule.chunks import (
     EXCHANGE_BYTES,
     MAX_EXCHANGED,
     BucketShape,

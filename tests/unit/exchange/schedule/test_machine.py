@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dtd.exchange.ring.chunks import BucketShape, Operation
-from dtd.exchange.ring.events import (
+from dtd.exchange.schedule.chunks import BucketShape, Operation
+from dtd.exchange.schedule.events import (
     BucketDone,
     BucketReleased,
     BucketsAdded,
@@ -34,8 +34,8 @@ from dtd.exchange.ring.events import (
     SendReleased,
     StepOpened,
 )
-from dtd.exchange.ring.machine import Machine
-from dtd.exchange.ring.schedules import RingSchedules, StarSchedules
+from dtd.exchange.schedule.machine import Machine
+from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
 from dtd.wire.frames import HOLD
 from dtd.wire.messages import Chunk, Phase, ShmReleased, SmallGather
 

@@ -1,6 +1,6 @@
 """The events and effects of a machine, and the places for received payloads.
 
-The vocabulary between the pure machine (`dtd.exchange.ring.machine`) and its shells
+The vocabulary between the pure machine (`dtd.exchange.schedule.machine`) and its shells
 (`dtd.exchange.node`, the simulation).  Indices only, never bytes.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtd.exchange.ring.chunks import BucketShape
+from dtd.exchange.schedule.chunks import BucketShape
 from dtd.wire.messages import Chunk, ShmReleased, SmallGather
 
 

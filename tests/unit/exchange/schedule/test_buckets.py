@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.exchange.ring.buckets import ParameterShape, plan_buckets
+from dtd.exchange.schedule.buckets import ParameterShape, plan_buckets
 
 
 def shape(name: str, elements: int, dtype: str = "float32", item_bytes: int = 4) -> ParameterShape:

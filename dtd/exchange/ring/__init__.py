@@ -1,1 +1,0 @@
-"""The ring of a generation: how buckets are divided, sent, summed and shared."""

@@ -144,7 +144,7 @@ class ControlPort:
             why, remedy = self.authority.standing(who)
         why = why or refusal(who, message)
         if not why and who.is_worker_here and isinstance(message, m.Register):
-            why, remedy = self._not_his_name(message.name)
+            why, remedy = self._holder_of_name(message.name)
         if why:
             remedy = remedy or self._remedy(who)
             self.note_refusal(caller.peer_host(), why, remedy)
@@ -165,7 +165,7 @@ class ControlPort:
         context = await loop.run_in_executor(None, self.authority.server_context)
         self._server.use(context)
 
-    def _not_his_name(self, worker: str) -> tuple[str, str]:
+    def _holder_of_name(self, worker: str) -> tuple[str, str]:
         """Whether a worker of this host takes another one's name, and what to do; else empty."""
         if self.authority is None:
             return "", ""

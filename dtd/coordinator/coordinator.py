@@ -17,7 +17,7 @@ from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.sweeps import Sweeps
 from dtd.coordinator.throttles import ReportQuotas
-from dtd.coordinator.web_desk import WebDesk
+from dtd.coordinator.web_page import WebPage
 from dtd.net.limits import Quotas
 from dtd.net.link import Link
 from dtd.observe.metrics.coordinator import CoordinatorMetrics
@@ -38,7 +38,7 @@ class Coordinator(Core):
         web: the web page; set by what answers its requests.
     """
 
-    web: WebDesk
+    web: WebPage
 
     def __init__(
         self, config: CoordinatorConfig, store: Store, *, new_link: Callable[[], Link]

@@ -42,7 +42,7 @@ from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit import AuditFile, AuditLog, Caller
 from dtd.coordinator.containment import Containment, GuardedCore
 from dtd.coordinator.control_port import ControlPort
-from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageCounter
+from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageTransfer
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store, job_body
 from dtd.coordinator.throttles import Answers
@@ -147,13 +147,13 @@ class Core:
         self.port = ControlPort(config, new_link, self.note)
         # Hashing gigabytes must not hold up what generations wait for in the store's thread.
         self.weights_thread = StoreThread(self.store_failed)
-        self.packages = PackageCounter(
+        self.packages = PackageTransfer(
             Archives(config.state_dir / PACKAGES),
             self.store_thread,
             functools.partial(self.in_store, store.packages_in_use),
             self.answers,
         )
-        self.weights = PackageCounter(
+        self.weights = PackageTransfer(
             Archives(config.state_dir / WEIGHTS, WEIGHTS_KIND),
             self.weights_thread,
             functools.partial(self.in_store, store.weights_in_use),
@@ -360,8 +360,8 @@ class Core:
             raise RequestRefused(f"job {job_id!r} does not exist{near}", remedy="see `dtdctl jobs`")
         return found
 
-    def counter(self, message: m.PutPackage | m.GetPackage) -> PackageCounter:
-        """Return the counter for files of the message's kind."""
+    def transfer_of(self, message: m.PutPackage | m.GetPackage) -> PackageTransfer:
+        """Return what transfers files of the message's kind."""
         return self.weights if message.kind == WEIGHTS else self.packages
 
     def new_job_id(self, name: str) -> str:

@@ -27,7 +27,7 @@ from dtd.coordinator.handlers.workers import on_report, register
 from dtd.coordinator.store.database import Turn
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.throttles import Pace
-from dtd.coordinator.web_desk import WebDesk
+from dtd.coordinator.web_page import WebPage
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.wire import messages as m
@@ -63,7 +63,7 @@ class Daemon:
         self.coordinator = Coordinator(config, store, new_link=lambda: Link(self, accepts=accepts))
         self._contain = self.coordinator.containment.around
         self._pace = Pace()
-        self.coordinator.web = WebDesk(
+        self.coordinator.web = WebPage(
             self.coordinator, functools.partial(requests.carry_out, self.coordinator)
         )
 

@@ -264,7 +264,7 @@ async def carry_out(
         DtdError: it cannot be done.
     """
     if isinstance(request, m.PutPackage):
-        work = functools.partial(coordinator.counter(request).put, request, payload)
+        work = functools.partial(coordinator.transfer_of(request).put, request, payload)
     else:
         work = functools.partial(HANDLERS[type(request)], coordinator, caller, request)
     return await coordinator.audit.around(

@@ -224,7 +224,7 @@ class Sweeps:
         except RequestRefused as error:
             await self._end(run, End("failed", error.message))
             return
-        await self._meet_again(run)
+        await self._find_jobs(run)
         while True:
             self._cancel_jobs(run)
             action = course.next_action(
@@ -241,7 +241,7 @@ class Sweeps:
             else:
                 await (await run.news.get())()
 
-    async def _meet_again(self, run: _Run) -> None:
+    async def _find_jobs(self, run: _Run) -> None:
         """Find the jobs of trials that had not ended when this process began."""
         store, in_store = self._core.store, self._core.in_store
         for trial in [one for one in run.trials if one.state in course.OPEN]:
@@ -249,9 +249,9 @@ class Sweeps:
             job_id = trial.job or await in_store(store.sweeps.job_called, name)
             if not job_id:
                 continue
-            await self._join_job(run, trial, job_id)
+            await self._follow_job(run, trial, job_id)
 
-    async def _join_job(self, run: _Run, trial: Trial, job_id: str) -> None:
+    async def _follow_job(self, run: _Run, trial: Trial, job_id: str) -> None:
         """Listen to a trial's job from now on; it may have ended already."""
         self._trial_of[job_id] = (run, trial.number)
         state = trial.state if trial.state is TrialState.PRUNING else TrialState.RUNNING
@@ -294,7 +294,7 @@ class Sweeps:
             failed = replace(trial, state=TrialState.FAILED, reason=error.message)
             await self._settle(run, failed)
             return
-        await self._join_job(run, trial, job_id)
+        await self._follow_job(run, trial, job_id)
 
     async def _pause(self, run: _Run) -> None:
         with contextlib.suppress(TimeoutError):

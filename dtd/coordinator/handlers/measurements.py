@@ -134,14 +134,14 @@ class MeasurementBroker:
         """Read a worker's clock a few times; returns its other figures, too.
 
         Raises:
-            RequestRefused: it does not answer, or not with a time.
+            RequestRefused: it does not answer.
         """
         readings, figures = [], {}
         for _ in range(CLOCK_READINGS):
             sent_s = time.time()
             order = m.Measure(number=0, what="host", spec={})
             figures = await self.order(name, order, TIMEOUTS_S["host"])
-            readings.append(Reading(sent_s, time.time(), _clock_of(figures, name)))
+            readings.append(Reading(sent_s, time.time(), float(figures["time_s"])))
         return figures, readings
 
     def _measure(self, request: m.Examine) -> m.Measure:
@@ -170,27 +170,12 @@ class MeasurementBroker:
         return worker
 
 
-def _clock_of(figures: dict[str, Any], name: str) -> float:
-    """Return the time of a worker's clock, in Unix seconds.
-
-    Raises:
-        RequestRefused: it says something else.
-    """
-    time_s = figures.get("time_s")
-    if not isinstance(time_s, int | float):
-        raise RequestRefused(
-            f"{name} does not say what time it is",
-            remedy=f"compare the version of dtd on {name} with the coordinator's",
-        )
-    return float(time_s)
-
-
 # --- profiles ------------------------------------------------------------------------------------
 
 
 MOST_STEPS: Final = 100
-MOST_CHARACTERS: Final = 200
 LONGEST_S: Final = 600.0
+MOST_CHARACTERS: Final = 200
 ON_ITS_WAY_S: Final = 0.1
 """Longer than an order takes to all workers."""
 WRITE_S: Final = 60.0
@@ -327,9 +312,9 @@ class Profiles:
         offset = offset_of(readings)
         return {
             **answer,
-            "steps": _whole(said.get("steps")),
-            "dropped": _dropped(said.get("dropped")),
-            "note": one_line(str(said.get("note", "")), MOST_CHARACTERS),
+            "steps": said["steps"],
+            "dropped": said["dropped"],
+            "note": one_line(said["note"], MOST_CHARACTERS),
             "clock_ahead_s": offset.seconds,
             "clock_uncertainty_s": offset.uncertainty_s,
         }
@@ -347,13 +332,3 @@ class Profiles:
         if name not in self._core.links.names():
             return {"alive": False}
         return {"alive": True, **self._core.source(name, resource).shown()}
-
-
-def _dropped(said: Any) -> dict[str, int]:
-    """Return the number of entries that a worker has left out, by kind."""
-    given = said if isinstance(said, dict) else {}
-    return {kind: _whole(given.get(kind)) for kind in ("spans", "operations")}
-
-
-def _whole(said: Any) -> int:
-    return said if isinstance(said, int) and said >= 0 else 0

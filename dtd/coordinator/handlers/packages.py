@@ -25,7 +25,7 @@ WEIGHTS: Final = "weights"
 """Names of the directories in a state directory; the latter is also what PUT_PACKAGE calls them."""
 
 
-class PackageCounter:
+class PackageTransfer:
     """Answers PUT_PACKAGE and GET_PACKAGE for one kind of files.
 
     Args:

@@ -193,7 +193,7 @@ def _answer_parts(coordinator: Coordinator, link: Link, name: str, message: m.Ge
 
 
 ANSWERED: Final[Mapping[type[m.Message], Callable[[Coordinator, Link, str, Any], None]]] = {
-    m.GetPackage: lambda coordinator, link, _, message: coordinator.counter(message).ask(
+    m.GetPackage: lambda coordinator, link, _, message: coordinator.transfer_of(message).ask(
         link, message
     ),
     m.GetParts: _answer_parts,

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 _REMEDY: Final = "install it beside dtd: `pip install aiohttp plotly`; or remove the setting"
 
 
-class WebDesk:
+class WebPage:
     """Serves the page, if it is to be served, and answers it.
 
     Args:

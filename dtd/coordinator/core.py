@@ -109,7 +109,7 @@ class Core:
     Attributes:
         address: where the coordinator is called.
         last_job: the job that ended last.
-        job_numbers: number of each job in the store.
+        news: is set by the next incident.
         complaints: tell why a disk is unreliable, or nothing.
     """
 
@@ -121,11 +121,10 @@ class Core:
         self.address = ""
         self.started_s = time.monotonic()
         self.last_job = store.last_ended()
-        self.job_numbers: dict[str, int] = {}
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._next_number = store.next_job_number()
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()
         self._ends: dict[str, asyncio.Future[Job]] = {}
         self._outbox: Outbox[Settled, Any] = Outbox()
         self._ready: asyncio.Queue[Item[Settled, Any]] = asyncio.Queue()
@@ -201,11 +200,6 @@ class Core:
         if waiting is None:
             waiting = self._ends[job_id] = self._loop.create_future()
         return await asyncio.shield(waiting)
-
-    @property
-    def news(self) -> asyncio.Event:
-        """Is set by the next incident."""
-        return self._news
 
     def status(self, cluster: ClusterState, **more: Any) -> dict[str, Any]:
         """A cluster's state, with what `dtd.cluster.status.status_of` is told besides."""
@@ -286,7 +280,7 @@ class Core:
 
         The core hears of what announces a generation, since that must be written before.
         """
-        number, failure = self.job_numbers[body["id"]], ""
+        number, failure = number_of(body["id"]), ""
         try:
             await self.store_thread.run(self.store.save_job, number, body, turn=Turn.URGENT)
         except Exception as error:  # noqa: BLE001 - the core must hear that it is not written
@@ -316,8 +310,8 @@ class Core:
         write = log.info if incident.kind in QUIET_INCIDENTS else log.warning
         write(incident.kind, **incident_fields(incident))
         self.store_thread.later(self.store.add_incident, incident)
-        self._news.set()
-        self._news = asyncio.Event()
+        self.news.set()
+        self.news = asyncio.Event()
 
     # --- tasks ---------------------------------------------------------------------------------
 
@@ -367,9 +361,7 @@ class Core:
     def new_job_id(self, name: str) -> str:
         """A fresh id for a job of this name."""
         number, self._next_number = self._next_number, self._next_number + 1
-        job_id = f"{name}-{number}"
-        self.job_numbers[job_id] = number
-        return job_id
+        return f"{name}-{number}"
 
     def store_failed(self, error: BaseException) -> None:
         """Report an error of a call that nothing waits for; in any thread."""
@@ -400,6 +392,11 @@ class Core:
         except ProtocolError as error:
             self.audit.refused(caller, message, error.message)
             raise
+
+
+def number_of(job_id: str) -> int:
+    """The number of a job, with which its id ends."""
+    return int(job_id.rpartition("-")[2])
 
 
 def first_number(store: Store) -> int:

@@ -73,9 +73,7 @@ class Daemon:
         """Listen, and take up the jobs that had not ended."""
         coordinator, config = self.coordinator, self.coordinator.config
         asyncio.get_running_loop().set_exception_handler(coordinator.containment.stray)
-        unfinished = coordinator.store.unfinished_jobs()
-        coordinator.job_numbers |= {job.id: number for number, job in unfinished}
-        for job in pools.in_order([job for _, job in unfinished]):
+        for job in pools.in_order([job for _, job in coordinator.store.unfinished_jobs()]):
             with self._contain(f"taking up job {job.id}"):
                 coordinator.handle(Submitted(job=job))
         coordinator.models.start()

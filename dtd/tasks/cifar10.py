@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +40,9 @@ class Cifar10:
         download: fetch the archive when it is missing.
     """
 
+    loss = staticmethod(classification_loss)
+    metrics = staticmethod(classification_metrics)
+
     def __init__(
         self,
         *,
@@ -68,14 +70,6 @@ class Cifar10:
     def eval_dataset(self) -> ImageRows:
         """The test images as they are."""
         return self._rows(train=False)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Mean cross-entropy."""
-        return classification_loss(model, batch)
-
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Tensor, int]]:
-        """Loss and accuracy."""
-        return classification_metrics(model, batch)
 
     def _training_folder(self) -> Path:
         return Path(self._data) / "train"

@@ -8,11 +8,10 @@ from __future__ import annotations
 import gzip
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dtd.engine.sampler import permuted_row
 from dtd.errors import TaskError
@@ -29,6 +28,9 @@ class Digits:
     Args:
         hidden: width of the hidden layers.
     """
+
+    loss = staticmethod(classification_loss)
+    metrics = staticmethod(classification_metrics)
 
     def __init__(self, *, hidden: int = 64) -> None:
         require_positive(hidden=hidden)
@@ -51,14 +53,6 @@ class Digits:
     def eval_dataset(self) -> MemoryRows:
         """The other fifth (359), the same ones in every job."""
         return _rows(test=True)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Mean cross-entropy."""
-        return classification_loss(model, batch)
-
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Tensor, int]]:
-        """Loss and accuracy."""
-        return classification_metrics(model, batch)
 
 
 def _rows(*, test: bool) -> MemoryRows:

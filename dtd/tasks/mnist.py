@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +25,9 @@ class Mnist:
         hidden: width of the hidden layers.
         download: fetch the files when they are missing.
     """
+
+    loss = staticmethod(classification_loss)
+    metrics = staticmethod(classification_metrics)
 
     def __init__(self, *, data: str = "data", hidden: int = 256, download: bool = False) -> None:
         require_positive(hidden=hidden)
@@ -52,14 +53,6 @@ class Mnist:
     def eval_dataset(self) -> MemoryRows:
         """The 10,000 test rows."""
         return self._rows(train=False)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Mean cross-entropy."""
-        return classification_loss(model, batch)
-
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Tensor, int]]:
-        """Loss and accuracy."""
-        return classification_metrics(model, batch)
 
     def _rows(self, *, train: bool) -> MemoryRows:
         archive = open_archive("MNIST", self._data, train=train, download=self._download)

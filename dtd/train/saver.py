@@ -36,7 +36,7 @@ from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.memory import available_memory
-from dtd.train.record import CheckpointRecord, Reporter, WarningThrottle
+from dtd.train.record import CheckpointRecord, Reporter, Warn
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (
     MODEL,
@@ -54,15 +54,6 @@ from dtd.train.state.weights import copied_to_host, model_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedTensor:
-    """A tensor that is written: `pieces`, in host memory, one after another."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    pieces: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """A state as it is written.
 
@@ -76,7 +67,7 @@ class Snapshot:
     """
 
     names: tuple[str, ...]
-    tensors: Mapping[str, SavedTensor]
+    tensors: Mapping[str, RawTensor]
     about: Mapping[str, Any]
     digest: bytes
     part: Part | None = None
@@ -84,7 +75,7 @@ class Snapshot:
     @property
     def size_bytes(self) -> int:
         """Size of all tensors."""
-        return sum(piece.nbytes for one in self.tensors.values() for piece in one.pieces)
+        return sum(len(piece) for one in self.tensors.values() for piece in one.content)
 
 
 def whole_snapshot(replica: Replica, progress: Progress) -> Snapshot:
@@ -93,7 +84,7 @@ def whole_snapshot(replica: Replica, progress: Progress) -> Snapshot:
     tensors = {name: copied_to_host(tensor, progress) for name, tensor in live.items()}
     about = metadata(replica)
     digest = digest_of(tensors, about, progress)
-    saved = {name: _whole(tensor) for name, tensor in tensors.items()}
+    saved = {name: _stored(name, tensor.dtype, tensor) for name, tensor in tensors.items()}
     return Snapshot(names=tuple(tensors), tensors=saved, about=about, digest=digest)
 
 
@@ -120,11 +111,10 @@ def part_snapshot(
         return copied_to_host(tensor, progress) if copies else on_host(tensor)
 
     sharded = {one.name: one for one in shards.tensors()}
-    saved = {name: _whole(taken(tensor)) for name, tensor in named_tensors(replica).items()}
+    common = named_tensors(replica).items()
+    saved = {name: _stored(name, tensor.dtype, taken(tensor)) for name, tensor in common}
     for name, one in sharded.items():
-        pieces = tuple(taken(piece.values) for piece in one.pieces)
-        size = sum(piece.numel() for piece in pieces)
-        saved[name] = SavedTensor(dtype=one.dtype, shape=(size,), pieces=pieces)
+        saved[name] = _stored(name, one.dtype, *(taken(piece.values) for piece in one.pieces))
     names = whole_order([MODEL + name for name in model_tensors(replica.model)], [*saved])
     held = {
         name: HeldTensor(
@@ -157,8 +147,15 @@ def whole_order(model: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     return (*(name for name in model if name in there), *optimizer, *rest)
 
 
-def _whole(tensor: Tensor) -> SavedTensor:
-    return SavedTensor(dtype=tensor.dtype, shape=tuple(tensor.shape), pieces=(tensor,))
+def _stored(name: str, dtype: torch.dtype, *pieces: Tensor) -> RawTensor:
+    """A tensor in host memory; other than one piece are stored as one tensor of one dimension."""
+    joined = (sum(piece.numel() for piece in pieces),)
+    return RawTensor(
+        name=placed(name)[1],
+        dtype=dtype_name(name, dtype),
+        shape=tuple(pieces[0].shape) if len(pieces) == 1 else joined,
+        content=tuple(tensor_bytes(piece) for piece in pieces),
+    )
 
 
 _PATIENCE_S = 1.0
@@ -182,7 +179,8 @@ class Checkpoints:
         job_id: its id.
         identity: tells it from others of the same id.
         directory: where all jobs' checkpoints are.
-        reporter: told of published ones and of failures.
+        reporter: told of published ones.
+        warn: told of failures.
         saved: called with the published ones.
         local_state: returns the live state's `Manifest.local_state`.
 
@@ -199,6 +197,7 @@ class Checkpoints:
         identity: str,
         directory: Path,
         reporter: Reporter,
+        warn: Warn,
         saved: Callable[[CheckpointRecord], None],
         local_state: Callable[[], Mapping[str, str]],
     ) -> None:
@@ -208,7 +207,7 @@ class Checkpoints:
         self._reporter = reporter
         self._tell = saved
         self._local_state = local_state
-        self._warn = WarningThrottle(reporter.warning)
+        self._warn = warn
         self._writer = CheckpointWriter(directory / folder_of(job_id, identity), rules_of(spec))
         self.deferred = DeferredDigest()
         self.snapshot_bytes = 0
@@ -473,15 +472,8 @@ def _unheard(record: CheckpointRecord) -> None:
     """Do nothing."""
 
 
-def _files(tensors: Mapping[str, SavedTensor]) -> dict[str, list[RawTensor]]:
+def _files(tensors: Mapping[str, RawTensor]) -> dict[str, list[RawTensor]]:
     files: dict[str, list[RawTensor]] = {MODEL_FILE: [], OPTIMIZER_FILE: []}
     for listed, tensor in tensors.items():
-        file, name = placed(listed)
-        raw = RawTensor(
-            name=name,
-            dtype=dtype_name(name, tensor.dtype),
-            shape=tensor.shape,
-            content=tuple(tensor_bytes(piece) for piece in tensor.pieces),
-        )
-        files.setdefault(file, []).append(raw)
+        files.setdefault(placed(listed)[0], []).append(tensor)
     return files

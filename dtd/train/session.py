@@ -300,6 +300,7 @@ def build_session(
             identity=identity,
             directory=checkpoint_directory,
             reporter=reporter,
+            warn=warn,
             saved=partial(_tell_saved, callbacks, plan),
             local_state=partial(_local_state, spec, strategy, replica),
         ),

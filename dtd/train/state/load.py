@@ -198,10 +198,7 @@ def load_state(
         CheckpointError: the state is not one of this model and optimizer.
     """
     _check_strategy(replica, about)
-    if SHARDS in about:
-        _load_weights(_common_model(replica), tensors, progress)
-    else:
-        load_weights(replica, tensors, progress)
+    _load_weights(replica, tensors, progress, common=SHARDS in about)
     _load_schedule(replica, about.get("schedule"), tensors)
     try:
         _load_optimizer(replica, tensors, about)
@@ -271,29 +268,14 @@ def _load_schedule(replica: Replica, state: Any, tensors: Mapping[str, Tensor]) 
         replica.schedule.load(state, tensors)
 
 
-def load_weights(
-    replica: Replica, tensors: Mapping[str, Tensor], progress: Progress = no_progress
-) -> None:
-    """Take over parameters and buffers only.
-
-    Raises:
-        CheckpointError: they are not those of this model.
-    """
-    if replica.shards is not None:
-        replica.shards.allocate()
-    live = {MODEL + name: tensor for name, tensor in model_tensors(replica.model).items()}
-    _load_weights(live, tensors, progress)
-    if replica.averages is not None:
-        replica.averages.begin()
-
-
-def _common_model(replica: Replica) -> dict[str, Tensor]:
-    return {MODEL + name: tensor for name, tensor in common_tensors(replica).items()}
-
-
 def _load_weights(
-    live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], progress: Progress
+    replica: Replica, tensors: Mapping[str, Tensor], progress: Progress, *, common: bool
 ) -> None:
+    """Take over parameters and buffers, or those that are not sharded."""
+    if replica.shards is not None and not common:
+        replica.shards.allocate()
+    model = common_tensors(replica) if common else model_tensors(replica.model)
+    live = {MODEL + name: tensor for name, tensor in model.items()}
     given = {
         n if n in live else plain_name(n): t for n, t in tensors.items() if n.startswith(MODEL)
     }

@@ -14,7 +14,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from dtd.ctl.checkpoints import loading_lines
 from dtd.errors import CheckpointError
-from dtd.train.state.load import load_weights as load_state_weights
+from dtd.train.state.load import load_state
+from dtd.train.state.tensors import metadata, named_tensors
 from dtd.train.state.weights import live_tensors, load_weights, model_tensors, plain_name
 
 MODULE = "dtd_weights_task"
@@ -136,7 +137,7 @@ def test_states_of_compiled_models_go_into_plain_ones_and_back(make_replica) -> 
     for given in (plain, {f"model._orig_mod.{name[6:]}": v for name, v in plain.items()}):
         with torch.no_grad():
             target.model.embed.weight.zero_()
-        load_state_weights(target, given)
+        load_state(target, {**named_tensors(source), **given}, metadata(source))
         assert torch.equal(target.model.embed.weight, source.model.embed.weight)
 
 
@@ -198,4 +199,5 @@ def test_extra_state_is_taken_only_as_it_is(tmp_path, make_replica, given) -> No
             loaded()
 
     load(lambda: load_weights(target.model, tmp_path / "w"))
-    load(lambda: load_state_weights(target, {f"model.{n}": w for n, w in weights.items()}))
+    state = {**named_tensors(target), **{f"model.{n}": w for n, w in weights.items()}}
+    load(lambda: load_state(target, state, metadata(target)))

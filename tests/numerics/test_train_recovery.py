@@ -315,33 +315,6 @@ def test_a_flip_is_found_before_a_stop_too(arena, regression) -> None:
         assert rank.recorder.checkpoints == []
 
 
-def test_one_ranks_nan_skips_the_step_on_all(arena, regression) -> None:
-    spec = arena.spec(job={"epochs": 1}, optimizer=SGD)
-    ranks = same_state(arena, poisonous(Stateful.of(regression), rows=[5]), spec, 3)
-    buffers: list[list[torch.Tensor]] = []
-    record = ranks[0].recorder.step_committed
-
-    def watch(step) -> None:
-        buffers.append([buffer.clone() for buffer in ranks[0].model.buffers()])
-        record(step)
-
-    ranks[0].recorder.step_committed = watch
-    arena.generation(ranks)
-    assert len({rank.outcome.digest for rank in ranks}) == 1
-    for rank in ranks:
-        assert rank.outcome.kind == "finished"
-        assert rank.outcome.skipped == 1
-        skipped = [one.skipped for one in rank.recorder.steps]
-        assert sum(skipped) == 1
-        assert [one.skipped_steps for one in rank.recorder.steps] == [
-            sum(skipped[: i + 1]) for i in range(6)
-        ]
-    at = [one.skipped for one in ranks[0].recorder.steps].index(True)
-    assert at > 0
-    assert all(map(torch.equal, buffers[at], buffers[at - 1]))
-    assert (ranks[0].outcome.rows_missing, ranks[0].outcome.rows_repeated) == (0, 0)
-
-
 @pytest.mark.parametrize(("limit", "fails"), [(3, True), (0, False)])
 def test_too_many_skips_in_a_row_fail_the_job(arena, regression, limit, fails) -> None:
     spec = arena.spec(job={"steps": 9}, train={"max_skipped_steps": limit})

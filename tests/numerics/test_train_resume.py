@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -131,39 +130,6 @@ def test_a_broken_step_is_redone_exactly(arena, regression, method, call) -> Non
     arena.generation([rank], generation=2)
     assert rank.outcome.digest == whole
     assert [record.step for record in rank.recorder.steps] == list(range(1, 9))
-
-
-def test_a_prepared_step_is_committed_by_all_or_redone(arena, regression) -> None:
-    task, spec = regression(), arena.spec(job={"steps": 8}, optimizer=SGD)
-    whole = last_digest(arena.train(task, spec, 2, job_id="whole"))
-    ranks = [arena.start(task, spec, name=f"b{i}") for i in range(2)]
-    arena.copy_state(*ranks)
-
-    both_there = threading.Barrier(2)
-    arena.generation(
-        ranks, wrap=lambda _, inner: Breaking(inner, "gather", step=5, before=both_there.wait)
-    )
-    assert [rank.run.committed_step for rank in ranks] == [5, 5]
-    assert [rank.run.prepared_step for rank in ranks] == [6, 6]
-    for rank in ranks:
-        rank.run.adopt_local(1, 6)
-        assert (rank.run.committed_step, rank.run.prepared_step) == (6, 6)
-    assert ranks[0].digest == ranks[1].digest
-    arena.generation(ranks, generation=2)
-    assert last_digest(ranks) == whole
-
-
-def test_diverged_replicas_do_not_train(arena, regression) -> None:
-    ranks = [arena.start(regression(), arena.spec(), name=f"w{i}") for i in range(3)]
-    for rank in ranks[1:]:
-        arena.copy_state(ranks[0], rank)
-    with torch.no_grad():
-        ranks[1].model[0].weight[0, 0] += 1e-9
-    arena.generation(ranks)
-    for rank in ranks:
-        assert isinstance(rank.error, DivergenceError | RingBroken)
-        assert rank.run.committed_step == 0
-    assert any("ranks [1]" in str(rank.error) for rank in ranks)
 
 
 def test_a_flip_between_checkpoints_is_not_published(arena, regression) -> None:

@@ -238,11 +238,12 @@ def losses(ranks) -> Tensor:
     return torch.tensor([record.loss for record in ranks[0].recorder.steps])
 
 
+@pytest.mark.parametrize("codec", ["bfloat16", "float16"])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_replicas_are_equal_and_learn_what_float32_learns(arena, task, world_size) -> None:
+def test_replicas_are_equal_and_learn_what_float32_learns(arena, task, world_size, codec) -> None:
     job = {"steps": 60}
     plain = arena.train(task, arena.spec(job=job, optimizer=SGD), world_size, job_id="plain")
-    spec = arena.spec(job=job, optimizer=SGD, strategy=NARROW)
+    spec = arena.spec(job=job, optimizer=SGD, strategy={"codec": codec})
     narrow = arena.train(task, spec, world_size, job_id="narrow")
     assert len(digests(narrow)) == 1
     assert digests(narrow) != digests(plain)

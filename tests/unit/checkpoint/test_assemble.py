@@ -15,7 +15,7 @@ import pytest
 import torch
 import xxhash
 
-from dtd.checkpoint.assemble import FoundPart, assemble
+from dtd.checkpoint.assemble import MOST_TRIES, FoundPart, assemble, settled
 from dtd.checkpoint.format import (
     PART_FORMAT,
     Manifest,
@@ -34,7 +34,7 @@ from dtd.checkpoint.tensor_file import (
     Part,
     TensorFile,
 )
-from dtd.errors import CheckpointError
+from dtd.errors import CheckpointError, PartsDiffer
 from dtd.train.restore import read_stored
 from tests.checkpoint_parts import Written, random_state, write_part, write_whole
 from tests.shards import held_shards
@@ -317,3 +317,56 @@ def test_a_part_has_a_format_of_its_own(tmp_path: Path) -> None:
     assert read_manifest(part.path).shards == held_shards(0, 4, 1)
     assert read_manifest(whole).shards.is_whole
     assert "part" not in json.loads((whole / "manifest.json").read_text())
+
+
+def trying(*wrong: str, needed: int = 2, names: str = "abc") -> tuple[list[str], list[str]]:
+    """Which parts were tried together, and which were left out; wrong ones differ from all."""
+    tried: list[str] = []
+
+    def merge(without: frozenset[str]) -> str:
+        left = [name for name in names if name not in without]
+        tried.append("".join(left))
+        if len(left) < needed:
+            raise CheckpointError("these do not make the whole")
+        for one in left:
+            for other in left:
+                if one < other and (one in wrong or other in wrong):
+                    raise PartsDiffer(f"{one} and {other}", holders=(one, other))
+        return "".join(left)
+
+    _, without = settled(merge, names.index)
+    return tried, sorted(without)
+
+
+def test_parts_that_agree_are_merged_at_once() -> None:
+    assert trying() == (["abc"], [])
+
+
+def test_the_less_trusted_of_two_is_left_out_first() -> None:
+    assert trying("b") == (["abc", "ac"], ["b"])
+    assert trying("a") == (["abc", "ac", "bc"], ["a"])
+    assert trying("c", names="cab") == (["cab", "cb", "ab"], ["c"])
+
+
+def test_nothing_that_goes_together_is_told_as_the_first_difference() -> None:
+    with pytest.raises(PartsDiffer, match="a and b") as raised:
+        trying("a", "b", "c")
+    assert raised.value.holders == ("a", "b")
+
+
+def test_what_has_another_cause_is_told_at_once() -> None:
+    with pytest.raises(CheckpointError, match="the whole"):
+        trying(needed=4)
+
+
+def test_tries_are_bounded() -> None:
+    tried: list[frozenset[str]] = []
+
+    def merge(without: frozenset[str]) -> None:
+        tried.append(without)
+        first, second, *_ = (name for name in "abcdefgh" if name not in without)
+        raise PartsDiffer("they differ", holders=(first, second))
+
+    with pytest.raises(PartsDiffer):
+        settled(merge, "abcdefgh".index)
+    assert len(tried) == MOST_TRIES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dtd.checkpoint.format import PART_FORMAT, checkpoint_name, list_checkpoints
 from dtd.checkpoint.tensor_file import MODEL_FILE, Part
 from dtd.checkpoint.writer import (
     CheckpointWriter,
+    Drafts,
     Failure,
     Published,
     RawTensor,
@@ -189,10 +191,47 @@ def test_a_damaged_checkpoint_of_the_same_name_is_replaced(directory, save_check
     assert names(directory) == [checkpoint_name(1, 5)]
 
 
-def test_a_writer_that_failed_can_be_closed_before_it_is_asked(tmp_path, make_draft) -> None:
-    (tmp_path / "job").write_text("a file where the directory should be")
-    writer = CheckpointWriter(tmp_path / "job", Rules(keep=3))
-    writer.write(make_draft(1))
-    writer.publish({})
-    writer.close()
-    assert [type(result) for result in writer.finished()] == [Failure]
+NAME = checkpoint_name(2, 7)
+
+
+def test_two_writers_never_meet(tmp_path) -> None:
+    one, other = Drafts(tmp_path), Drafts(tmp_path)
+    assert one.make(NAME) != other.make(NAME)
+    assert len(names(tmp_path)) == 2
+
+
+def test_a_living_writers_draft_stays_and_a_dead_ones_goes(tmp_path) -> None:
+    living, dead, cleaner = Drafts(tmp_path), Drafts(tmp_path), Drafts(tmp_path)
+    kept, gone = living.make(NAME), dead.make(NAME)
+    os.close(dead._locks.pop(NAME))  # as the system does when a process ends
+    cleaner.remove_leftovers(2)
+    assert names(tmp_path) == sorted([kept.name, gone.name])  # this generation's are not old
+    cleaner.remove_leftovers(3)
+    assert names(tmp_path) == [kept.name]
+    living.remove(NAME)
+    assert names(tmp_path) == []
+
+
+def test_what_lies_in_the_way_is_taken_away_first(tmp_path) -> None:
+    target = tmp_path / NAME
+    target.mkdir()
+    (target / "damaged").touch()
+    drafts = Drafts(tmp_path)
+    (drafts.make(NAME) / "sound").touch()
+    with pytest.raises(OSError, match="not empty"):
+        drafts.rename(NAME, target)
+    drafts.clear(NAME, target)
+    drafts.clear(NAME, target)  # somebody else has taken it away meanwhile
+    drafts.rename(NAME, target)
+    drafts.remove(NAME)
+    assert names(tmp_path) == [NAME]
+    assert names(target) == ["sound"]
+
+
+def test_a_file_in_the_way_is_not(tmp_path) -> None:
+    (tmp_path / NAME).touch()
+    drafts = Drafts(tmp_path)
+    drafts.make(NAME)
+    with pytest.raises(NotADirectoryError):
+        drafts.rename(NAME, tmp_path / NAME)
+    assert (tmp_path / NAME).is_file()

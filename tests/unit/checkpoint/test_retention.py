@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dtd.checkpoint.format import checkpoint_name, list_checkpoints
-from dtd.checkpoint.writer import Rules, best_checkpoint, retain, rules_of
+from dtd.checkpoint.writer import Rules, best_checkpoint, retain
 from dtd.cluster.branches import Branch
-from dtd.job import parse_job
 
 
 @pytest.fixture
@@ -88,17 +87,6 @@ def test_what_does_not_fit_in_goes_the_oldest_first(directory, save_checkpoints)
     assert kept(directory, Rules(**best, keep_bytes=3 * each)) == [4, 3, 1]
     assert kept(directory, Rules(**best, keep_bytes=1)) == [4, 1]
     assert kept(directory, Rules(keep=9, keep_bytes=1)) == [4]
-
-
-def test_the_rules_are_the_job_s() -> None:
-    text = (
-        'job = {name = "a", task = "digits", steps = 3, global_batch_size = 8}\n'
-        'checkpoint = {keep = 5, best_metric = "error", best_mode = "min", keep_days = 2,'
-        " keep_gib = 0.5}"
-    )
-    assert rules_of(parse_job(text, source="test")) == Rules(
-        keep=5, best_metric="error", best_mode="min", keep_days=2.0, keep_bytes=1 << 29
-    )
 
 
 def test_what_the_job_has_left_behind_stays(directory, save_checkpoints) -> None:

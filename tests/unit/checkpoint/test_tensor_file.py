@@ -1,15 +1,21 @@
-"""Files of tensors that others have written: bounded before anything is computed from them."""
+"""Files of tensors and parts: bounded before anything is computed, refused if contradictory."""
 
 from __future__ import annotations
 
+import copy
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dtd.checkpoint.tensor_file import TensorFile, checked_shape
+from dtd.checkpoint import tensor_file
+from dtd.checkpoint.choice import fewest, missing
+from dtd.checkpoint.tensor_file import HeldTensor, Part, TensorFile, checked_shape
+from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import CheckpointError
+from tests.shards import held_shards
 
 
 def written(path: Path, header: bytes, content: bytes = b"") -> Path:
@@ -63,3 +69,93 @@ def test_a_shape_may_have_as_many_dimensions_as_torch_computes_with() -> None:
     assert checked_shape([1] * 64) == (1,) * 64
     with pytest.raises(ValueError, match="65 dimensions"):
         checked_shape([1] * 65)
+
+
+HALF = Part(
+    shards=held_shards(0, 2, 0),
+    mirrors=0,
+    tensors={
+        "model.w": HeldTensor(dtype="F32", shape=(2, 3), ranges=((3, 6),)),
+        "model.b": HeldTensor(dtype="BF16", shape=(4,), ranges=((2, 3), (3, 4))),
+        "model.none": HeldTensor(dtype="F32", shape=(0, 3), ranges=()),
+    },
+)
+
+
+def test_a_part_is_read_back() -> None:
+    assert Part.from_mapping(HALF.to_mapping()) == HALF
+    assert HALF.tensors["model.b"].stored_as("b").shape == (2,)
+
+
+def put(*path: Any, value: Any) -> Any:
+    def change(content: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            content = content[key]
+        content[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (put("shards", value=[1, 0, 1, 1]), "a set of shards is described by 1/0"),
+        (put("shards", value=[0, 1, True, 1]), "true is no size"),
+        (put("shards", value=[]), "it has nothing of the shards, and has 5 of 10"),
+        (put("shards", value=[0, 1, 1, 1]), "it has all of the shards, and has 5 of 10"),
+        (put("shards", value=[0, 1, 1, 9]), "0 to 1/9 of the shards, and has 5 of 10"),
+        (put("mirrors", value=-1), "-1 is no size"),
+        (put("more", value=1), "it has other entries than a part"),
+        (put("tensors", "model.w", "dtype", value="F8"), '"model.w" is no description'),
+        (put("tensors", "model.w", "shape", value=[2, -3]), "-3 is no size"),
+        (put("tensors", "model.w", "shape", value=6), "6 is no shape"),
+        (
+            put("tensors", "model.w", "ranges", value=[[3, 7]]),
+            '"model.w": its ranges do not ascend',
+        ),
+        (
+            put("tensors", "model.w", "ranges", value=[[3, 5], [4, 6]]),
+            '"model.w": its ranges do not ascend',
+        ),
+        (
+            put("tensors", "model.w", "ranges", value=[[3, 3]]),
+            '"model.w": its ranges do not ascend',
+        ),
+        (put("tensors", "model.w", "ranges", value=[[3]]), "not enough values"),
+        (put("tensors", value=[]), "has no attribute 'items'"),
+    ],
+)
+def test_a_part_that_contradicts_itself_is_refused(change: Any, why: str) -> None:
+    content = copy.deepcopy(HALF.to_mapping())
+    change(content)
+    with pytest.raises(CheckpointError, match=why):
+        Part.from_mapping(content)
+    with pytest.raises(CheckpointError, match="broken"):
+        Part.from_mapping([content])
+
+
+def test_the_number_of_ranges_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is visited for each block of each tensor when parts are merged."""
+    most = tensor_file.MAX_TENSOR_RANGES
+    ranges = tuple((2 * at, 2 * at + 1) for at in range(most))
+    half = HeldTensor(dtype="F32", shape=(2 * most,), ranges=ranges)
+    part = Part(shards=held_shards(0, 2, 0), mirrors=0, tensors={"a": half, "b": half})
+    content = part.to_mapping()
+    assert Part.from_mapping(content) == part
+    monkeypatch.setattr(tensor_file, "MAX_RANGES", 2 * most - 1)
+    with pytest.raises(CheckpointError, match=f"tensors have more than {2 * most - 1} ranges"):
+        Part.from_mapping(content)
+    content["tensors"]["b"]["shape"] = [2 * most + 2]
+    content["tensors"]["b"]["ranges"].append([2 * most, 2 * most + 1])
+    with pytest.raises(CheckpointError, match=f'"b" has {most + 1} ranges: over {most}'):
+        Part.from_mapping(content)
+
+
+def test_as_few_parts_as_possible_are_taken() -> None:
+    ring = [held_shards(rank, 6, 1) for rank in range(6)]
+    assert fewest(ring) == [0, 2, 4]
+    assert fewest([held_shards(0, 2, 0), WHOLE]) == [1]
+    assert fewest(ring[:3]) == [0, 2]
+    assert fewest([]) == []
+    assert missing(ring[:3]) == ShardSet.of([(Fraction(4, 6), Fraction(1))])
+    assert missing([WHOLE]) == NOTHING

@@ -1,3 +1,5 @@
+"""Digits, and rows that are held in memory."""
+
 from __future__ import annotations
 
 import sys
@@ -7,6 +9,7 @@ import torch
 
 from dtd.engine.sampler import position_of_step, steps_per_epoch
 from dtd.errors import TaskError
+from dtd.tasks.classification import MemoryRows
 from dtd.tasks.digits import Digits
 from dtd.train.data.sampling import batch_rows
 
@@ -61,3 +64,16 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_impossible_width_is_refused(hidden: object) -> None:
     with pytest.raises(TaskError, match=r"\[task\] hidden must be a whole number"):
         Digits(hidden=hidden)  # type: ignore[arg-type]
+
+
+def test_fetching_is_what_collating_the_rows_gives() -> None:
+    rows = MemoryRows(
+        inputs=torch.arange(12, dtype=torch.uint8).view(6, 2),
+        labels=torch.arange(6),
+        prepare=lambda stored: stored.float() / 2,
+    )
+    inputs, labels = rows.fetch([4, 0, 4], epoch=3, seed=9)
+    assert inputs.tolist() == [[4.0, 4.5], [0.0, 0.5], [4.0, 4.5]]
+    assert labels.tolist() == [4, 0, 4]
+    assert torch.equal(rows[4][0], inputs[0])
+    assert len(rows) == 6

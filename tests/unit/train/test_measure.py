@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import dtd.train.measure as measure_module
 from dtd.job import load_job, to_mapping
 from dtd.strategy.choice import CODECS, STRATEGY_RISKS
 from dtd.strategy.codec.api import FlatLayout, TensorPlace
 from dtd.strategy.codec.powersgd import PowerSGD
-from dtd.train.measure import HandOvers, _wires, main, measure
-from dtd.train.memory import SavedBytes, saved_for_backward
+from dtd.train.measure import _wires, main, measure
 from tests.unit.train.small_job import spec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -108,28 +106,6 @@ def test_a_step_is_measured_with_all_updates_that_it_may_make(monkeypatch):
     answer = measure(asked, device="cpu", threads=1, worlds=[1, 2], limit_s=0.0)
     assert len(answer["buckets"]) == len(answer["worlds"]["2"]["ready_s"]) == 4
     assert "candidates" not in answer
-
-
-def test_a_ring_that_goes_nowhere():
-    ring = HandOvers(3)
-    ring.open_step(0, [])
-    ring.start(1)
-    ring.check()
-    ring.wait(1)
-    assert list(ring.started_s) == [1]
-    assert ring.gather(b"x") == [b"x"] * 3
-    assert ring.close_step().sent_bytes == 0
-
-
-def test_what_is_saved_for_backward_counts_once_and_at_its_peak():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Tanh())
-    with saved_for_backward(model) as saved:
-        for _ in range(3):
-            model(torch.ones(8, 4)).sum().backward()
-    # the input and the outputs of both tanh, 8 * 4 floats each; weights are no activations
-    assert saved.peak_bytes == 3 * 8 * 4 * 4
-    meter = SavedBytes(model)
-    assert meter.peak_bytes == 0
 
 
 # --- the process -----------------------------------------------------------------------------

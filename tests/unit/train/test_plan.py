@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from dtd.errors import TaskError
 from dtd.job import from_mapping
 from dtd.train.data.sampling import Shuffled
 from dtd.train.plan import JobPlan
@@ -78,11 +77,3 @@ def test_no_micro_batch_is_too_small(accumulation, world_size) -> None:
         assert next(share for share in shares if share.counts).rows == max(s.rows for s in shares)
         used += [row for request in requests for row in request.rows]
     assert sorted(used) == list(range(28))
-
-
-@pytest.mark.parametrize(("rows", "accumulation"), [(9, 1), (13, 2), (10, 3)])
-def test_batches_that_are_too_small_for_one_worker_are_refused(rows, accumulation) -> None:
-    own = plan(rows=rows, train={"grad_accumulation": accumulation})
-    own.check_slices()
-    with pytest.raises(TaskError, match="has 1 row, and the model needs 2"):
-        replace(own, smallest_rows=2).check_slices()

@@ -1,4 +1,4 @@
-"""Which blocks are recomputed, and that nothing else changes."""
+"""Activation checkpointing and precision."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dtd.errors import TaskError
-from dtd.train.model_setup import Recomputation, blocks_of
+from dtd.train.model_setup import Recomputation, blocks_of, check_precision, loss_scaler
 
 
 class Net(nn.Module):
@@ -106,3 +106,26 @@ def test_between_steps_a_model_is_as_the_task_built_it() -> None:
     assert calls == ["between"] * 2
     model(torch.ones(1, 4))
     assert calls == ["between"] * 3 + ["inside"]
+
+
+CPU = torch.device("cpu")
+
+
+def test_float16_is_refused_on_a_cpu_with_a_remedy() -> None:
+    with pytest.raises(TaskError, match=r'needs a CUDA device.*set train.precision to "bfloat16"'):
+        check_precision("float16", CPU)
+    check_precision("float16", torch.device("cuda"))
+    check_precision("bfloat16", CPU)
+
+
+def test_the_scale_halves_after_overflow_and_doubles_after_a_long_time() -> None:
+    scaler = loss_scaler("float16")
+    begun = scaler.scale
+    for _ in range(1999):
+        scaler.update(finite=True)
+    assert scaler.scale == begun
+    scaler.update(finite=True)
+    assert (scaler.scale, scaler.good_steps) == (2 * begun, 0)
+    scaler.update(finite=True)
+    scaler.update(finite=False)
+    assert (scaler.scale, scaler.good_steps) == (begun, 0)

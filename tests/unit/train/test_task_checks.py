@@ -1,0 +1,316 @@
+"""What a task may not be: hooks that are not linear, single rows, tensors that share memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.errors import TaskError
+from dtd.job import from_mapping
+from dtd.train.data.sampling import order_of
+from dtd.train.plan import JobPlan
+from dtd.train.task_checks import (
+    SingleRow,
+    check_gradient_hooks,
+    check_memory,
+    may_overlap,
+    smallest_rows,
+)
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+MASK = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+BASIS = torch.randn(6, 2, generator=torch.Generator().manual_seed(2))
+
+
+def layer(zeros: bool = False) -> nn.Linear:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 5)
+    if zeros:
+        nn.init.zeros_(model.weight)
+    return model
+
+
+def tried(model: nn.Module, *, alone: bool = False, rehearse=None) -> list[str]:
+    run = rehearse or (lambda: model(X).square().mean().backward())
+    doubts = check_gradient_hooks(list(model.named_parameters()), run, alone=alone)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return doubts
+
+
+def clip_to_norm(gradient, norm=0.01):
+    return gradient * torch.clamp(norm / gradient.norm(), max=1.0)
+
+
+def largest_half(gradient):
+    return gradient * (gradient.abs() >= gradient.abs().median())
+
+
+def quantised(gradient):
+    return torch.round(gradient * 1000) / 1000
+
+
+class Shrinking:
+    def __call__(self, gradient):
+        return gradient / (1 + gradient.abs())
+
+
+NOT_LINEAR = {
+    "clamp": lambda g: g.clamp(-0.01, 0.01),
+    "clip to a norm": clip_to_norm,
+    "partial": functools.partial(clip_to_norm, norm=1.0),
+    "an object": Shrinking(),
+    "sign": torch.sign,
+    "only positive": torch.relu,
+    "normalised": lambda g: g / g.norm(),
+    "rows of one norm": lambda g: g / (g.norm(dim=1, keepdim=True) + 1e-12) * g.norm(),
+    "largest half": largest_half,
+    "decay": lambda g: g + 0.1,
+    "noise": lambda g: g + 0.1 * torch.randn_like(g),
+    "quantised": quantised,
+    "in place": lambda g: g.clamp_(-0.01, 0.01),
+}
+LINEAR = {
+    "watches": lambda g: None,
+    "watches, and returns it": lambda g: g,
+    "mask": lambda g: g * MASK,
+    "mask in place": lambda g: g.mul_(MASK),
+    "factor": lambda g: 3.0 * g,
+    "reversal": torch.neg,
+    "nothing left": torch.zeros_like,
+    "bfloat16": lambda g: g.bfloat16().float(),
+    "projection": lambda g: g - (g @ BASIS) @ torch.linalg.pinv(BASIS),
+    "projection in bfloat16": lambda g: (
+        (g.bfloat16() @ BASIS.bfloat16()) @ BASIS.T.bfloat16()
+    ).float(),
+    "centred": lambda g: g - g.mean(dim=1, keepdim=True),
+    "dropout": lambda g: nn.functional.dropout(g, 0.5),
+    "guard": lambda g: torch.nan_to_num(g, nan=0.0, posinf=1e6, neginf=-1e6),
+    "far clamp": lambda g: g.clamp(-1e5, 1e5),
+}
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("kind", NOT_LINEAR)
+def test_a_hook_that_is_not_linear_is_refused_by_name(kind, zeros) -> None:
+    model = layer(zeros)
+    model.weight.register_hook(NOT_LINEAR[kind])
+    with pytest.raises(TaskError, match="on the gradient of weight is not linear") as raised:
+        tried(model)
+    assert "train.clip_norm" in raised.value.remedy
+    assert tried(model, alone=True) == []
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+def test_a_linear_hook_is_allowed_and_stays(kind) -> None:
+    model = layer()
+    before = [one.detach().clone() for one in model.parameters()]
+    model.weight.register_hook(LINEAR[kind])
+    state = torch.get_rng_state()
+    assert tried(model) == []
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.equal, before, model.parameters()))
+    torch.manual_seed(3)
+    model(X).square().mean().backward()
+    expected = layer()
+    expected(X).square().mean().backward()
+    torch.manual_seed(3)
+    made = LINEAR[kind](expected.weight.grad.clone())
+    assert torch.equal(model.weight.grad, expected.weight.grad if made is None else made)
+
+
+def test_the_message_says_where_the_hook_is() -> None:
+    model = layer()
+    model.bias.register_hook(lambda g: 2 * g)
+    model.bias.register_hook(functools.partial(clip_to_norm, norm=1e-3))
+    with pytest.raises(TaskError, match=r"clip_to_norm \(test_task_checks.py:\d+\).* bias is"):
+        tried(model)
+
+
+def test_a_hook_that_clears_is_refused() -> None:
+    model = layer()
+
+    def clear(parameter) -> None:
+        parameter.grad = None
+
+    model.weight.register_post_accumulate_grad_hook(clear)
+    with pytest.raises(TaskError, match=r"gradient of weight is cleared .*clear \(test_task"):
+        tried(model, alone=True)
+
+
+def test_a_hook_with_a_memory_is_doubted() -> None:
+    model, kept = layer(), torch.zeros(5, 6)
+    model.weight.register_hook(lambda g: kept.mul_(0.9).add_(g).clone())
+    (doubt,) = tried(model)
+    assert "on the gradient of weight gives another result when it is called again" in doubt
+
+
+def test_a_rehearsal_that_fails_is_none() -> None:
+    model = layer()
+    model.weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+
+    def fails() -> None:
+        raise ValueError("4 rows are not enough")
+
+    with pytest.raises(TaskError, match="not linear"):
+        tried(model, rehearse=fails)
+
+
+IMAGE = torch.zeros(1, 2, 4, 4)
+VECTOR = torch.zeros(1, 2)
+
+
+def plan(model: nn.Module, *, rows: int, batch: int, parts: int = 1) -> JobPlan:
+    job = {"name": "j", "task": "digits", "global_batch_size": batch, "epochs": 1}
+    mapping = {"job": job, "train": {"grad_accumulation": parts}}
+    return JobPlan(
+        spec=from_mapping(mapping, source="test"),
+        order=order_of(object(), rows, batch_rows=batch, seed=0),
+        smallest_rows=smallest_rows(model),
+    )
+
+
+def pooled() -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(2))
+
+
+class Counted:
+    """A forward over one row that is counted."""
+
+    def __init__(self, model: nn.Module, row: torch.Tensor) -> None:
+        self.model, self.row = model, row
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+        self.model(self.row)
+
+
+@pytest.mark.parametrize(
+    ("build", "row", "found"),
+    [
+        (pooled, IMAGE, 2),
+        (lambda: nn.BatchNorm2d(2), IMAGE, 1),
+        (lambda: nn.BatchNorm2d(2, track_running_stats=False).eval(), IMAGE[..., :1, :1], 2),
+        (lambda: pooled().eval(), IMAGE, 1),
+        (lambda: nn.BatchNorm1d(2), VECTOR, 2),
+        (lambda: nn.BatchNorm1d(2).eval(), VECTOR, 1),
+        (lambda: nn.LayerNorm(2), VECTOR, 1),
+        (lambda: nn.Sequential(nn.BatchNorm2d(2), nn.Linear(7, 7)), IMAGE, 1),
+    ],
+)
+def test_slices_are_as_large_as_the_model_needs(
+    build: Callable[[], nn.Module], row: torch.Tensor, found: int
+) -> None:
+    model = build()
+    forward = Counted(model, row)
+    single = SingleRow(model, forward)
+    fitted = single.fit(plan(model, rows=26, batch=8), 4)
+    requests = [
+        request
+        for step in range(4)
+        for rank in range(4)
+        for request in fitted.share(step, rank=rank, world_size=4).requests
+    ]
+    assert min(len(request.rows) for request in requests) == found
+    assert sum(len(request.rows) for request in requests) == 26
+    assert single.fit(fitted, 4) == fitted
+    assert forward.count <= 1
+
+
+@pytest.mark.parametrize(("rows", "batch", "parts"), [(9, 8, 1), (8, 1, 1), (8, 8, 5)])
+def test_too_few_rows_for_one_rank_are_refused(rows: int, batch: int, parts: int) -> None:
+    model = pooled()
+    single = SingleRow(model, Counted(model, IMAGE))
+    with pytest.raises(TaskError, match=r"has 1 row, .*BatchNorm.*job\.global_batch_size"):
+        single.fit(plan(model, rows=rows, batch=batch, parts=parts), 1)
+
+
+def test_ranks_that_have_tried_and_others_make_the_same_slices() -> None:
+    model = pooled()
+    single = SingleRow(model, Counted(model, IMAGE))
+    usual = plan(model, rows=30, batch=8)
+    tried = single.fit(usual, 8)
+    assert tried.smallest_rows == 2
+    for world_size in (1, 2, 3):
+        assert single.fit(tried, world_size) == tried
+        for step in range(4):
+            for rank in range(world_size):
+                of = (step,)
+                assert tried.share(*of, rank=rank, world_size=world_size) == usual.share(
+                    *of, rank=rank, world_size=world_size
+                )
+
+
+WHOLE = torch.arange(24.0)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        WHOLE,
+        WHOLE[:0],
+        WHOLE[3],
+        WHOLE.view(4, 6),
+        WHOLE.view(4, 6).t(),
+        WHOLE.view(4, 6)[:, ::2],
+        WHOLE.view(4, 6)[1:3, 2],
+        WHOLE.view(2, 3, 4).permute(2, 0, 1)[1:],
+        WHOLE.view(1, 24).expand(1, 24),
+        WHOLE[:0].view(0, 3),
+    ],
+)
+def test_slices_and_transposed_ones_do_not_overlap(tensor) -> None:
+    assert not may_overlap(tensor.shape, tensor.stride())
+
+
+@pytest.mark.parametrize(
+    "tensor", [WHOLE.view(1, 24).expand(2, 24), WHOLE.unfold(0, 3, 1), WHOLE[0].expand(2)]
+)
+def test_expanded_tensors_and_windows_overlap(tensor) -> None:
+    assert may_overlap(tensor.shape, tensor.stride())
+
+
+class Views(nn.Module):
+    """A trained parameter of columns 0 to 3 of a matrix, and what is given beside it."""
+
+    def __init__(self, **others) -> None:
+        super().__init__()
+        self.matrix = torch.zeros(5, 6)
+        self.trained = nn.Parameter(self.matrix[:, :3])
+        for name, of in others.items():
+            setattr(self, name, of(self.matrix))
+
+    def check(self) -> None:
+        check_memory(self, [one for one in self.parameters() if one.requires_grad])
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda matrix: nn.Parameter(matrix[:, 3:]),  # interleaved, row by row
+        lambda matrix: nn.Parameter(matrix[:, 3:], requires_grad=False),
+        lambda matrix: nn.Buffer(matrix[2, 4:]),
+        lambda matrix: nn.Parameter(matrix[:, :3].clone()),
+        lambda matrix: nn.Parameter(matrix[:0]),
+    ],
+)
+def test_parts_that_have_no_element_in_common_are_separate(of) -> None:
+    Views(other=of).check()
+
+
+@pytest.mark.parametrize(
+    ("of", "kind"),
+    [
+        (lambda matrix: nn.Parameter(matrix[4, 2:]), "parameter"),
+        (lambda matrix: nn.Parameter(matrix[1:], requires_grad=False), "parameter"),
+        (lambda matrix: nn.Buffer(matrix[:1]), "buffer"),
+        (lambda matrix: nn.Buffer(matrix.view(torch.int32)), "buffer"),
+    ],
+)
+def test_a_common_element_is_named_with_both(of, kind) -> None:
+    with pytest.raises(TaskError, match=f"trained and other share memory.*the {kind} other would"):
+        Views(other=of).check()

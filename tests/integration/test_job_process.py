@@ -32,35 +32,36 @@ epochs = 1
 global_batch_size = 16
 [elastic]
 settle_s = 0.0
-min_workers = 2
 """
 
 
 class Homes(Cluster):
     """Workers that run in directories of their own, and are started again when they ask for it."""
 
-    def __init__(self, directory: Path, wrapper: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, names: Sequence[str], wrapper: Sequence[str] = ()) -> None:
         path = os.pathsep.join((str(REPOSITORY), str(Path(__file__).parent)))
         super().__init__(directory, environment={"PYTHONPATH": path})
         self._wrapper = wrapper
+        self.names = names
 
     def add(self, name: str, command: Sequence[str], *_environment: object) -> Child:
         home = self.directory / f"home-{name}"
         home.mkdir()
-        wrapper = self._wrapper if name in NAMES else ()
+        wrapper = self._wrapper if name in self.names else ()
         return super().add(name, ["/usr/bin/env", f"--chdir={home}", *wrapper, *command])
 
     def restart_after_s(self, child: Child, exit_code: int, lived_s: float) -> float:
         return 0.0 if exit_code == START_AGAIN else super().restart_after_s(child, 0, lived_s)
 
     def submit(self, task: str = "State", *overrides: str, **arguments: str) -> str:
-        job = parse_job(JOB, source="test", overrides=[f"job.task=process_task:{task}", *overrides])
+        given = [f"job.task=process_task:{task}", f"elastic.min_workers={len(self.names)}"]
+        job = parse_job(JOB, source="test", overrides=[*given, *overrides])
         spec = to_mapping(job)
         spec["task"] |= arguments
         return str(self.ask(m.SubmitJob(spec=spec))["job"])
 
     def run(self, task: str = "State", *overrides: str, **arguments: str) -> str:
-        """A job that trains to its end on both workers; its id."""
+        """A job that trains to its end on all workers; its id."""
         job = self.submit(task, *overrides, **arguments)
         answer = self.ask(m.WaitJob(job=job))
         assert answer["state"] == "done", answer
@@ -77,16 +78,16 @@ class Homes(Cluster):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Homes]]:
-    """Starts two workers; a wrapper runs their commands."""
+    """Starts workers; a wrapper runs their commands."""
     made = []
 
-    def begin(*wrapper: str) -> Homes:
-        cluster = Homes(tmp_path_factory.mktemp("homes"), wrapper)
+    def begin(*wrapper: str, names: Sequence[str] = NAMES[:1]) -> Homes:
+        cluster = Homes(tmp_path_factory.mktemp("homes"), names, wrapper)
         made.append(cluster)
         cluster.start_coordinator()
-        for name in NAMES:
+        for name in names:
             cluster.start_worker(name, "--log-format", "json")
-        cluster.await_registered(NAMES)
+        cluster.await_registered(names)
         return cluster
 
     yield begin
@@ -96,7 +97,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ho
 
 @pytest.fixture(scope="module")
 def homes(start: Callable[..., Homes]) -> Homes:
-    return start()
+    return start(names=NAMES)
 
 
 def test_the_next_job_finds_what_the_service_began_with(homes: Homes) -> None:
@@ -144,7 +145,7 @@ def test_a_process_that_cannot_be_restored_is_replaced_by_its_supervisor(
     while homes.ask(m.ShowJob(job=job))["state"] != "done":
         homes.tend()
     assert homes.states(job) == first
-    assert homes.restarts == dict.fromkeys(NAMES, 1)
+    assert homes.restarts == {NAMES[0]: 1}
     assert pids.keys() == homes.pids().keys()
     assert set(pids.values()).isdisjoint(homes.pids().values())
     log = homes.log_path(NAMES[0]).read_text()

@@ -444,7 +444,7 @@ kinds_of_bucket = st.one_of(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     world_size=st.integers(1, 8),
     steps=st.lists(st.lists(sizes, max_size=4), min_size=1, max_size=3),
@@ -471,7 +471,7 @@ def test_every_element_is_summed_exactly_once_in_any_interleaving(
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     world_size=st.integers(1, 8),
     steps=st.lists(st.lists(sizes, max_size=3), min_size=1, max_size=2),
@@ -536,7 +536,7 @@ def test_both_halves_send_what_a_sum_sends_whatever_is_copied(
     assert sum(node.sent_elements for node in nodes) == 2 * (world_size - 1) * elements
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data(), world_size=st.integers(2, 8), seed=st.integers(0, 2**32))
 def test_buckets_around_the_limit_go_round_in_either_way(
     data: st.DataObject, world_size: int, seed: int

@@ -91,7 +91,7 @@ def heard(role: m.Role, pieces: list[bytes]) -> tuple[list[tuple[Any, bytes]], s
     return events, end, session.state
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(made=streams(), lengths=st.lists(st.integers(1, 2000), min_size=1, max_size=5))
 def test_any_split_gives_the_same_events(made: tuple[m.Role, bytes], lengths: list[int]) -> None:
     role, stream = made
@@ -190,7 +190,7 @@ frames = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(welcomed=st.integers(0, 3), said=st.lists(frames | hostile, max_size=5))
 def test_an_enemy_ends_every_shell_with_the_same_error(welcomed: int, said: list[bytes]) -> None:
     data = (m.message_bytes(welcome("enemy")) if welcomed else b"") + b"".join(said)

@@ -232,7 +232,7 @@ def run(ranks: Sequence[Rank], random: Random) -> None:
         idle = set() if moved else idle | {(one, other)}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     trainers=st.integers(1, 4),
     servers=st.integers(1, 4),

@@ -12,7 +12,7 @@ from tests.jobs.recipe import Recipe, made, recipes
 from tests.jobs.verdict import judge
 
 BLOCKS = 6
-JOBS = 50
+JOBS = 25
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

@@ -118,7 +118,7 @@ def test_every_message_with_any_values_comes_back(cls: type[Any]) -> None:
     check()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     stream=streams,
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=8),
@@ -137,7 +137,7 @@ def test_streams_come_back_in_any_split(
         assert bytes(frame.payload) == payload
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     stream=streams,
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=8),
@@ -203,7 +203,7 @@ garbage = st.binary(max_size=300)
 hostile = damaged() | framed_garbage() | garbage | garbage.map(lambda data: frames.MAGIC + data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=hostile, lengths=st.lists(st.integers(1, 300), min_size=1, max_size=5))
 def test_hostile_bytes_give_frames_or_protocol_errors(data: bytes, lengths: list[int]) -> None:
     def connect(pieces: list[bytes]) -> ProtocolError | None:
@@ -223,7 +223,7 @@ def test_hostile_bytes_give_frames_or_protocol_errors(data: bytes, lengths: list
         assert len(m.encode_header(answer)) < 1000
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(header=maps, rest=garbage)
 def test_one_pass_over_a_header_finds_what_two_would(header: dict[str, Any], rest: bytes) -> None:
     whole = msgpack.packb(header)
@@ -236,7 +236,7 @@ def test_one_pass_over_a_header_finds_what_two_would(header: dict[str, Any], res
         assert flat is None or same(flat, _any_map(data))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(data=hostile)
 def test_hostile_bytes_take_bounded_memory(data: bytes) -> None:
     decoder = FrameDecoder(max_payload_bytes=LIMIT_BYTES)
@@ -270,7 +270,7 @@ def outcome(pieces: list[bytes]) -> tuple[list[bytes], ErrorCode | None]:
     return found, None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(header=maps, number=st.sampled_from(sorted(m.message_types())))
 def test_any_map_is_a_message_or_a_protocol_error(header: dict[str, Any], number: int) -> None:
     try:

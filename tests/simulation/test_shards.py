@@ -22,7 +22,7 @@ from tests.sim.phases import BACKWARD, CONTROL_WORD, REGROUP, Phase
 from tests.sim.replica import State, fresh
 from tests.sim.shard_rules import ShardRules
 
-SEEDS = 40
+SEEDS = 20
 SEEDS_AT_A_TIME = 10
 HALF = ShardSet.segments([0], 2)
 

@@ -376,7 +376,7 @@ class Core:
         return self._driver.now
 
     def source(self, worker: str, resource: str) -> Source:
-        """Where a resource of a connected worker can be fetched."""
+        """Return the place of a connected worker's resource, and a ticket for it."""
         registration = self.membership.cluster_of(worker).workers[worker].registration
         expires_s, key = self.links.ticket(worker, resource)
         return Source(registration.data_host, registration.data_port, resource, expires_s, key)

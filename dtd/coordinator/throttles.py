@@ -125,7 +125,7 @@ class Answers:
             name, answer = waiting[0]
             with self._contain(f"answering {name}", link):
                 await _answered(link, answer)
-                await read_out(link)
+                await drain(link)
             if waiting:  # the connection may have ended meanwhile
                 waiting.popleft()
         self.forget(link)
@@ -141,7 +141,7 @@ async def _answered(link: Link, answer: Callable[[], Awaitable[None]]) -> None:
         link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy="check its disk"))
 
 
-async def wait_turn(pacing: Pacing, who: Hashable) -> None:
+async def acquire(pacing: Pacing, who: Hashable) -> None:
     """Return when a client may continue; clients do not block each other."""
     clock = asyncio.get_running_loop().time
     wait_s = pacing.wait_s(who, clock())
@@ -150,7 +150,7 @@ async def wait_turn(pacing: Pacing, who: Hashable) -> None:
         wait_s = pacing.wait_s(who, clock())
 
 
-async def read_out(link: Link) -> None:
+async def drain(link: Link) -> None:
     """Return when the peer has read the answer; a peer that reads nothing is disconnected."""
     while (drained := link.drained()) is not None:
         before = link.queued_bytes()
@@ -211,7 +211,7 @@ class ReportQuotas:
         self._outputs: dict[str, tuple[str, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def heeds(self, worker: str, message: m.Message) -> bool:
+    def accepts(self, worker: str, message: m.Message) -> bool:
         """Whether a report is within its worker's share; all that is no such report is."""
         kind = KINDS.get(type(message))
         if kind is None:

@@ -20,7 +20,7 @@ from dtd.coordinator.audit import Caller
 from dtd.coordinator.containment import Refusals
 from dtd.coordinator.core import Core
 from dtd.coordinator.store.database import Turn
-from dtd.coordinator.throttles import wait_turn
+from dtd.coordinator.throttles import acquire
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.limits import Pacing, origin_of
 from dtd.net.link import Link
@@ -185,8 +185,8 @@ class Joins:
     async def _answer(self, link: Link, message: m.GetAuthority | m.Enrol) -> None:
         authority = _authority(self._core)
         if isinstance(message, m.Enrol):
-            await wait_turn(self._of_address, origin_of(link.peer_host()))
-        await wait_turn(self._of_all, "")
+            await acquire(self._of_address, origin_of(link.peer_host()))
+        await acquire(self._of_all, "")
         if isinstance(message, m.GetAuthority):
             link.send(m.Authority(certificate_pem=authority.certificate_pem.decode()))
             return

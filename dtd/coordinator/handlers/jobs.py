@@ -82,7 +82,7 @@ async def submit(core: Core, request: m.SubmitJob) -> dict[str, Any]:
 async def _origin(
     core: Core, request: m.SubmitJob, spec: job.JobSpec
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a job starts from: fields of the job, and what the answer says of it."""
+    """Return the fields of a job that starts from another one, and those of the answer."""
     parent = await core.known_job(request.from_job)
     mode = origin_mode(request.from_mode, parent["state"])
     step = await _starting_step(core, request)

@@ -178,7 +178,7 @@ def on_report(
         answer(coordinator, link, name, message)
         return
     membership = coordinator.membership
-    if not (membership.awaits(name, message) or coordinator.reports.heeds(name, message)):
+    if not (membership.awaits(name, message) or coordinator.reports.accepts(name, message)):
         return
     if membership.hears(name, message):
         _keep(coordinator, name, message, payload)

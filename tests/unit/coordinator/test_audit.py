@@ -18,7 +18,6 @@ from dtd.coordinator.audit import (
     CHANGING,
     MOST_CHARACTERS,
     MOST_ENTRIES,
-    REFUSALS_AT_ONCE,
     AuditFile,
     Entry,
     about,
@@ -70,13 +69,6 @@ def test_what_was_refused_says_why(daemon):
     (refused,) = entries(daemon)
     assert (refused["outcome"], refused["about"]) == ("refused", {"job": "digits-9"})
     assert "digits-9" in refused["reason"]
-
-
-def test_refusals_do_not_fill_it_and_are_counted(daemon):
-    for _ in range(int(REFUSALS_AT_ONCE) + 5):
-        with pytest.raises(RequestRefused):
-            daemon.ask(m.RevokeToken(id="none"))
-    assert len(entries(daemon)) == REFUSALS_AT_ONCE
 
 
 def test_what_must_be_entered_is_not_done_when_it_cannot_be(daemon, spec, monkeypatch):

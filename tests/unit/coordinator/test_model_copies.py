@@ -85,15 +85,6 @@ def test_a_disconnected_worker_keeps_its_copy_until_an_operator_asks_for_others(
     assert copies.holders("v") == ("a", "b", "c")
 
 
-def test_what_no_connected_worker_keeps_cannot_be_copied() -> None:
-    copies = cluster("a", "b")
-    kept(copies, 1)
-    copies.left("a")
-    assert copies.request("v") == ()
-    assert copies.holders("v") == ("a",)
-    assert ordered(copies) == []
-
-
 def test_what_fails_is_made_elsewhere_and_tried_again_when_an_operator_asks() -> None:
     copies = cluster("a", "b")
     want(copies, count=2)
@@ -104,16 +95,6 @@ def test_what_fails_is_made_elsewhere_and_tried_again_when_an_operator_asks() ->
     assert copies.explain("v")["failed"] == {"a": "no room"}
     copies.request("v")
     assert ordered(copies) == ["a"]
-
-
-def test_a_lost_connection_ends_an_order() -> None:
-    copies = cluster("a", "b")
-    want(copies, count=1)
-    assert ordered(copies) == ["a"]
-    copies.left("a")
-    assert ordered(copies) == ["b"]
-    assert not copies.made("v", "a")
-    assert copies.made("v", "b")
 
 
 def test_a_version_that_is_deleted_goes_from_all_workers_that_are_there_or_come() -> None:

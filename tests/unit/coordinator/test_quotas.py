@@ -101,12 +101,12 @@ async def test_what_was_left_out_last_is_marked_though_nothing_follows(world, mo
 
 async def test_notices_and_figures_beyond_the_share_are_not_heeded(world):
     notice = m.Notice(job="digits-1", event="row_retried", message="again")
-    heeded = [world.desk.heeds("w", notice) for _ in range(int(NOTICES_BURST) + 1)]
+    heeded = [world.desk.accepts("w", notice) for _ in range(int(NOTICES_BURST) + 1)]
     assert heeded == [True] * int(NOTICES_BURST) + [False]
     evaluated = m.Evaluated(job="digits-1", step=1, metrics={})
-    heeded = [world.desk.heeds("w", evaluated) for _ in range(int(FIGURES_BURST) + 1)]
+    heeded = [world.desk.accepts("w", evaluated) for _ in range(int(FIGURES_BURST) + 1)]
     assert heeded == [True] * int(FIGURES_BURST) + [False]
-    assert all(world.desk.heeds("w", m.Heartbeat(state="idle")) for _ in range(500))
+    assert all(world.desk.accepts("w", m.Heartbeat(state="idle")) for _ in range(500))
     async with asyncio.timeout(10):
         _, message, _, _ = await world.told.get()
     assert message.endswith(("1 figures and 1 notices were dropped", "1 notices were dropped"))

@@ -20,7 +20,7 @@ from dtd.coordinator.containment import Containment
 from dtd.coordinator.handlers import jobs
 from dtd.coordinator.store.store import Store, job_body
 from dtd.coordinator.sweeps import Sweeps
-from dtd.errors import JobSpecError, RequestRefused
+from dtd.errors import RequestRefused
 from dtd.sweeps import Advisor, TrialState
 from dtd.wire import messages as m
 
@@ -350,19 +350,6 @@ async def test_without_optuna_nothing_begins(
         await cluster.again()
         assert "sweep-1 is failed: the coordinator has no Optuna" in await cluster.hear_end()
     assert job.state is JobState.RUNNING
-
-
-async def test_a_wrong_name_is_answered_with_the_nearest(cluster: Cluster) -> None:
-    with pytest.raises(JobSpecError, match='did you mean "metric"') as caught:
-        await cluster.sweeps.begin(
-            m.BeginSweep(spec={"sweep": {"metrik": "x"}, "space": {"optimizer.lrr": {}}})
-        )
-    assert "[base]" in str(caught.value)
-    await cluster.begin(trials=1)
-    with pytest.raises(RequestRefused, match="no sweep 'sweep-2'; did you mean \"sweep-1\""):
-        await cluster.sweeps.show("sweep-2")
-    with pytest.raises(RequestRefused, match="there is no sweep 'x'"):
-        await cluster.sweeps.cancel("x")
 
 
 async def test_an_internal_error_ends_the_sweep_and_is_told(

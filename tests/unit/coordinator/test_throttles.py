@@ -15,8 +15,8 @@ from dtd.coordinator.throttles import (
     REGISTERED_AT_ONCE,
     Answers,
     Pace,
-    read_out,
-    wait_turn,
+    acquire,
+    drain,
 )
 from dtd.errors import ProtocolError, RequestRefused
 from dtd.net.limits import Pacing
@@ -61,12 +61,6 @@ async def test_workers_of_one_credential_share_a_rate_and_others_have_theirs():
     heard(pace, Link())
     assert isinstance(said(pace, Link()), Hold)
     assert said(pace, Link(name="other")) is None
-
-
-async def test_workers_of_the_coordinators_own_user_are_told_apart():
-    pace, first, second = Pace(), Link("local"), Link("local")
-    heard(pace, first)
-    assert said(pace, second) is None
 
 
 async def test_a_worker_that_comes_and_goes_waits_to_be_let_in_and_others_do_not():
@@ -115,19 +109,7 @@ async def test_a_caller_that_waits_goes_on_in_the_end():
     pacing = Pacing(rate_per_s=1000.0, burst=1.0)
     async with asyncio.timeout(10):
         for _ in range(20):
-            await wait_turn(pacing, "ann")
-
-
-async def test_an_answer_that_is_read_ends_the_turn():
-    link = Reader()
-    await read_out(link)
-    link.queued = 100
-    reading = asyncio.create_task(read_out(link))
-    await asyncio.sleep(0)
-    link.queued = 0
-    link.drains[0].set_result(None)
-    await reading
-    assert not link.aborted
+            await acquire(pacing, "ann")
 
 
 async def test_a_connection_that_takes_nothing_is_cut_and_a_slow_one_is_not(monkeypatch):
@@ -137,7 +119,7 @@ async def test_a_connection_that_takes_nothing_is_cut_and_a_slow_one_is_not(monk
     sizes = iter([3, 2, 2, 2])  # a byte was taken in the first while
     link.queued_bytes = lambda: next(sizes)
     async with asyncio.timeout(10):
-        await read_out(link)
+        await drain(link)
     assert link.aborted
     assert len(link.drains) == 2
 

@@ -128,19 +128,6 @@ async def test_what_has_begun_is_done_though_the_caller_is_gone(world):
     assert "not known here" in (await link.hears()).message
 
 
-async def test_all_strangers_share_a_rate(world):
-    world.joins._of_all = Pacing(rate_per_s=0.001, burst=1.0)
-    links = [Link(f"10.0.0.{number}") for number in range(4)]
-    for link in links:
-        world.joins.ask(link, m.GetAuthority())
-    for link in links[:2]:
-        await link.hears()
-    assert links[2].said.empty()
-    assert links[3].said.empty()
-    for link in links:
-        world.answers.forget(link)
-
-
 @pytest.mark.parametrize("fault", [FULL, sqlite3.OperationalError("disk full")])
 async def test_a_caller_that_cannot_be_let_in_because_of_the_disk_hears_so(world, fault):
     link, world.fault = Link(), fault
@@ -148,12 +135,6 @@ async def test_a_caller_that_cannot_be_let_in_because_of_the_disk_hears_so(world
     refusal = await link.hears()
     assert "the coordinator's disk failed" in refusal.message
     assert refusal.remedy
-
-
-async def test_what_nobody_expected_costs_the_connection(world):
-    link, world.fault = Link(), ValueError("a defect")
-    world.joins.ask(link, ENROL)
-    assert "the coordinator failed at answering ENROL" in (await link.hears()).message
 
 
 # --- renewal -------------------------------------------------------------------------------------

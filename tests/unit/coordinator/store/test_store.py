@@ -139,13 +139,6 @@ def test_lines_are_read_per_job_from_a_cursor_on(store, monkeypatch):
     assert [line["text"] for line in store.lines("digits-2", 0)] == ["other"]
 
 
-def test_old_lines_make_room(store, monkeypatch):
-    monkeypatch.setattr(store_module, "MAX_LOG_LINES", 4)
-    store.add_lines("digits-1", 0, "worker-0", [str(number) for number in range(3)])
-    store.add_lines("digits-1", 0, "worker-0", [str(number) for number in range(3, 9)])
-    assert [line["text"] for line in store.lines("digits-1", 0)] == ["5", "6", "7", "8"]
-
-
 # --- checkpoints -----------------------------------------------------------------------------
 
 

@@ -47,14 +47,6 @@ def test_the_coordinators_defaults() -> None:
     assert config.log_format == "auto"
 
 
-def test_under_systemd_the_socket_lies_in_the_runtime_directory() -> None:
-    environ = {"STATE_DIRECTORY": "/s", "RUNTIME_DIRECTORY": "/run/dtd/coordinator"}
-    config = load_coordinator_config({}, environ, default_file=NOWHERE)
-    assert config.socket == Path("/run/dtd/coordinator/control.sock")
-    config = load_coordinator_config({"socket": "/x/s"}, environ, default_file=NOWHERE)
-    assert config.socket == Path("/x/s")
-
-
 def test_users_of_this_host_are_named(file: Path) -> None:
     file.write_text('local_workers = []\nlocal_viewers = ["eve", "@staff"]\n')
     environ = {"STATE_DIRECTORY": "/s", "DTD_LOCAL_OPERATORS": "ann, 1000,dom\\\\bob@corp"}
@@ -207,12 +199,6 @@ def test_a_file_that_is_no_toml_is_reported_beside_the_rest(file: Path) -> None:
         f"{file}: line 1: not TOML: Invalid value (column 9)",
         '--listen: must be HOST:PORT, not "x"',
     ]
-
-
-def test_the_message_names_the_daemon_and_the_exit_code_is_for_settings() -> None:
-    with pytest.raises(ConfigError, match=r"^1 problem in the settings\n") as caught:
-        load_worker_config({"device": "gpu"}, {}, default_file=NOWHERE)
-    assert caught.value.exit_code == 78
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,11 @@ import math
 
 import pytest
 
-from dtd.figures import curve, is_logarithmic, progress_bar, shares
+from dtd.figures import curve, is_logarithmic, shares
 
 
 def test_a_curve_that_falls():
     assert curve([[step, 8 - step] for step in range(8)], width=8, height=1) == ["█▇▆▅▄▃▂▁"]
-
-
-def test_rows_share_a_column():
-    drawn = curve([[0, 0.0], [1, 1.0]], width=2, height=2)
-    assert drawn == [" █", "▁█"]
 
 
 def test_what_falls_into_one_column_is_averaged_and_gaps_repeat():
@@ -63,8 +58,3 @@ def test_parts_of_a_bar_never_exceed_it(parts, whole, expected):
     made = shares(parts, whole=whole, width=10)
     assert made == expected
     assert sum(made) <= 10
-
-
-def test_progress():
-    assert progress_bar(0.5, width=4) == "██░░"
-    assert progress_bar(1.5, width=2) == "██"

@@ -76,18 +76,6 @@ def test_moment():
     assert figures.moment(None) == "-"
 
 
-@pytest.mark.parametrize(
-    ("done", "total", "text"), [(120, 600, "120/600 (20%)"), (7, 0, "7"), (7, None, "7")]
-)
-def test_steps(done, total, text):
-    assert figures.steps(done, total) == text
-
-
-def test_metrics():
-    assert figures.metrics({"accuracy": 0.98765, "loss": 0.1}) == "accuracy=0.9877 loss=0.1"
-    assert figures.metrics({}) == figures.metrics(None) == "-"
-
-
 def test_ranks():
     assert figures.ranks({"world_size": 1}) == "1 worker"
     assert figures.ranks({"world_size": 3, "servers": 1}) == "2 workers and 1 server"

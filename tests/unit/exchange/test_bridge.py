@@ -8,21 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
-import uvloop
 
 from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
 from dtd.exchange.api import BucketMemory, all_reduce
 from dtd.exchange.collective import Bridge, RingCollective
-from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.net.data_server import DataServer
-from dtd.strategy.buckets import parameter_shapes
-from dtd.strategy.sharded.parameters import FlatParameters
-from dtd.strategy.sharded.regroup import regroup
-from dtd.strategy.sharded.state import ShardedState
 from dtd.wire import messages as m
-from tests.shards import held_shards
 
 GENERATION = 3
 PATIENCE_S = 30.0
@@ -168,32 +160,6 @@ def test_an_agreement_is_told_once(rings):
     ring.connect()
     assert ring.all(work) == [0, 0]
     assert ring.agreed == [1, 1]
-
-
-def test_shards_move_over_real_links(rings):
-    def work(collective):
-        collective.wait_up()
-        state = sharded_state()
-        state.stage([held_shards(1 - collective.rank, 2, 0)])
-        state.keep()
-        regroup(state, collective, 0, lambda rank, _: [held_shards(rank, 2, 0)], shared.append)
-        return state.sliced == held_shards(collective.rank, 2, 0)
-
-    ring, shared = rings(2), []
-    ring.connect()
-    assert ring.all(work) == [True, True]
-    assert shared == []
-
-
-def sharded_state():
-    """A state of eight elements that holds all of them."""
-    model = torch.nn.Linear(8, 1, bias=False)
-    named = list(model.named_parameters())
-    plan = plan_buckets(parameter_shapes(named), bucket_bytes=64, first_bucket_bytes=64)
-    flats = FlatParameters([model.weight], plan, model).flats
-    state = ShardedState(["weight"], [model.weight], plan, flats)
-    state.bind(torch.optim.SGD(model.parameters(), lr=0.1))
-    return state
 
 
 def test_a_bucket_is_averaged_while_the_thread_does_something_else(rings):
@@ -355,11 +321,3 @@ def test_a_mistake_of_ours_on_the_loop_ends_the_ring_with_its_words(rings):
     collective.start(0)
     with pytest.raises(RingBroken, match="LocalProtocolError"):
         collective.gather(b"")
-
-
-def test_calls_to_a_loop_that_has_closed_are_dropped():
-    loop = uvloop.new_event_loop()
-    loop.close()
-    called = []
-    Bridge(loop).post(called.append, 1)
-    assert called == []

@@ -24,37 +24,6 @@ def on_every_rank(ring: InProcessRing, size: int, work: Callable[[NodeCollective
         return list(pool.map(lambda rank: work(ring.collective(rank)), range(size)))
 
 
-@pytest.mark.parametrize("world_size", range(1, 9))
-@pytest.mark.parametrize("elements", [0, 1, 7, 8, 1000])
-def test_every_rank_ends_with_the_sum(world_size: int, elements: int, memory_of: MemoryOf) -> None:
-    ring = InProcessRing(world_size, chunk_bytes=64)
-
-    def work(collective: NodeCollective) -> list[np.ndarray]:
-        ends = []
-        for step in range(2):
-            arrays = [
-                np.full(elements, (1 << collective.rank) + step, dtype=np.int64),
-                np.arange(elements, dtype=np.int64) * collective.rank,
-            ]
-            collective.open_step(step, [memory_of(array) for array in arrays])
-            for bucket in (1, 0):
-                collective.start(bucket)
-            for bucket in (0, 1):
-                collective.wait(bucket)
-            assert collective.gather(bytes([collective.rank])) == [
-                bytes([rank]) for rank in range(world_size)
-            ]
-            collective.close_step()
-            ends += arrays
-        return ends
-
-    triangle = sum(range(world_size))
-    for ends in on_every_rank(ring, world_size, work):
-        for step in range(2):
-            assert (ends[2 * step] == (1 << world_size) - 1 + step * world_size).all()
-            assert (ends[2 * step + 1] == np.arange(elements) * triangle).all()
-
-
 def test_the_plain_all_reduce_one_bucket_after_the_other(memory_of: MemoryOf) -> None:
     ring = InProcessRing(3)
 

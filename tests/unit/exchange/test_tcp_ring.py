@@ -146,28 +146,6 @@ async def ranks(fd_dir):
         one.close()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-async def test_every_rank_ends_with_the_sum_and_all_words(ranks, memory_of, size):
-    ring = ranks(size)
-    await ring.listen()
-    await ring.come_up()
-    for step in range(3):
-        arrays = [
-            [np.full(100, (1 << rank) + step, dtype=np.int64), np.arange(7) * rank]
-            for rank in range(size)
-        ]
-        words = await asyncio.gather(
-            *(
-                node.step(step, [memory_of(array) for array in arrays[rank]], bytes([rank, step]))
-                for rank, node in enumerate(ring.nodes)
-            )
-        )
-        for first, second in arrays:
-            assert (first == (1 << size) - 1 + step * size).all()
-            assert (second == np.arange(7) * sum(range(size))).all()
-        assert words == [[bytes([rank, step]) for rank in range(size)]] * size
-
-
 async def test_buckets_larger_than_what_the_kernel_buffers(ranks, memory_of):
     ring = ranks(2)
     await ring.listen(chunk_bytes=1 << 20)
@@ -202,20 +180,6 @@ async def test_everyone_notices_that_one_has_died(ranks):
     assert "worker-1" in suspects
     assert suspects <= {"", "worker-0", "worker-1", "worker-2"}
     assert reports[1] == ("", "", "it dies")
-
-
-async def test_a_link_that_breaks_in_the_middle_of_a_step(ranks, memory_of):
-    ring = ranks(2)
-    await ring.listen()
-    await ring.come_up()
-    first, second = ring.nodes
-    first.endpoint.node.open_step(0, (memory_of(np.ones(100)),))
-    first.endpoint.node.start(0)
-    second.endpoint._out.abort()
-    (suspect, *_), (other, evidence, reason) = await ring.are_broken()
-    assert (suspect, other, evidence) == ("worker-1", "worker-0", "reset")
-    assert "closed by this side" in reason
-    assert first.buckets.empty()
 
 
 async def test_a_neighbour_that_listens_late_is_called_again(

@@ -74,17 +74,6 @@ def test_what_cannot_be_placed_ends_it(server, link_to):
         link.receive(timeout_s=PATIENCE_S)
 
 
-def test_several_messages_go_out_at_once_and_in_order(server, link_to):
-    server.script = lambda _message: b""
-    link = link_to()
-    ranges = [m.FetchRange(blob=blob, offset=0, length=1) for blob in range(3)]
-    link.send(OPEN, *ranges, m.FetchOpen(resource="end"))
-    server.script = lambda _message: b""
-    while len(server.received) < 5:
-        server.wait_for(m.FetchOpen)
-    assert server.received[1:4] == ranges
-
-
 def test_silence_is_bounded(server, link_to):
     server.script = lambda _message: b""
     link = link_to()

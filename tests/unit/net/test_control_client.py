@@ -9,7 +9,6 @@ import msgpack
 import pytest
 
 from dtd.errors import CoordinatorUnreachable, RequestRefused
-from dtd.net import control_client
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
 
@@ -54,31 +53,6 @@ def test_an_answer_that_is_late_comes_later(server, result):
         assert client.answer(timeout_s=0.01) is None
         go.set()
         assert client.answer(timeout_s=math.inf) == {"state": "done"}
-
-
-def test_a_wait_without_end_is_one_of_short_waits(server, result, monkeypatch):
-    """A signal that comes just before a wait is handled after it: Ctrl-C had no effect."""
-    monkeypatch.setattr(control_client, "LOOK_UP_S", 0.01)
-    looked_up = threading.Event()
-
-    def script(_message: m.Message) -> bytes:
-        assert looked_up.wait(30)
-        return result({"state": "done"})
-
-    server.script = script
-    with ControlClient(server.control) as client:
-        receive, waits_s = client._link.receive, []
-
-        def noted(*, timeout_s: float):
-            waits_s.append(timeout_s)
-            if len(waits_s) == 3:
-                looked_up.set()
-            return receive(timeout_s=timeout_s)
-
-        monkeypatch.setattr(client._link, "receive", noted)
-        client.ask(m.WaitJob(job="a"))
-        assert client.answer() == {"state": "done"}
-    assert max(waits_s) == 0.01
 
 
 def test_a_refusal_carries_its_remedy(server, refusal):
@@ -150,9 +124,3 @@ def test_what_answers_is_no_coordinator(server, bytes_, why):
     ):
         client.request(m.GetStatus())
     assert caught.value.remedy
-
-
-def test_something_else_answers_the_handshake(server):
-    server.welcome = b"SSH-2.0-OpenSSH_9.2\r\n"
-    with pytest.raises(CoordinatorUnreachable, match="is not a dtd coordinator"):
-        ControlClient(server.control)

@@ -198,15 +198,6 @@ async def test_a_ring_of_another_roster_or_rank_is_refused(port, dial, other, co
     assert error.code == code
 
 
-async def test_a_second_neighbour_is_refused(port, dial):
-    port.server.expect_ring(assign(3), Acceptor())
-    first = await dial(port.address, m.Role.RING, **ring(3))
-    await first.welcomed()
-    error = await turned_away(await dial(port.address, m.Role.RING, **ring(3)))
-    assert error.code == ErrorCode.WRONG_STATE
-    assert not first.link.closing
-
-
 async def test_the_oldest_of_too_many_early_callers_is_sent_away(port, dial, monkeypatch):
     monkeypatch.setattr(data_server_module, "MAX_EARLY", 2)
     waiting = [await dial(port.address, m.Role.RING, **ring(5, rank=rank)) for rank in (0, 2, 1)]
@@ -274,14 +265,6 @@ async def test_members_of_the_generation_may_fetch_its_state_and_nothing_else(po
     error = await turned_away(other)
     assert error.code == ErrorCode.REFUSED
     assert error.message == f"{CHECKPOINT} was asked for with a key that opens state/3"
-
-
-async def test_a_member_that_fetches_early_waits_for_its_generation(port, dial):
-    early = await dial(port.address, m.Role.FETCH, generation=3, roster_id=7)
-    await (await dial(port.address, m.Role.FETCH)).welcomed()
-    assert not early.opened.is_set()
-    port.server.expect_ring(assign(3), Acceptor())
-    await early.welcomed()
 
 
 async def test_a_ticket_opens_what_it_names_until_it_expires(port, dial):
@@ -538,14 +521,3 @@ async def test_a_long_list_of_blobs_comes_in_pages(port, dial):
     assert [name for name, _ in infos] == [blob.name for blob in blobs]
     assert manifest == b"the manifest"
     assert await fetched(peer, 2 * INFO_BLOBS, 0, 1) == b"x"
-
-
-async def test_the_end_is_said_to_everyone(port, dial):
-    port.server.offer("state/1", state())
-    peer, _, _ = await opened(port, dial, "state/1")
-    waiting = await dial(port.address, m.Role.FETCH, scope="state/2")
-    await waiting.welcomed()
-    waiting.link.send(m.FetchOpen(resource="state/2"))
-    port.server.close()
-    assert await peer.end() is None
-    assert await waiting.end() is None

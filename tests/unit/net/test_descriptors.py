@@ -227,15 +227,6 @@ def test_a_mailbox_that_cannot_be_reached_gets_nothing(file, directory, open_fil
     assert open_files() <= before
 
 
-async def test_a_path_may_be_longer_than_an_address(tmp_path, file):
-    deep = tmp_path / ("d" * 200)
-    deep.mkdir()
-    box = Box(deep)
-    post(box.mailbox.path, file)
-    assert await box.next() == WORDS
-    assert taken_down(box.mailbox.path)
-
-
 def test_a_full_mailbox_does_not_hold_up_all_that_posts(fd_dir, file):
     path = str(fd_dir / f"box-{'0' * 32}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nobody_accepts:
@@ -246,13 +237,6 @@ def test_a_full_mailbox_does_not_hold_up_all_that_posts(fd_dir, file):
             post(path, file)
         with pytest.raises(BlockingIOError):
             post(path, file)
-
-
-async def test_a_file_that_is_closed_meanwhile_is_not_posted(box, file):
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        post(box.mailbox.path, -1)
-    post(box.mailbox.path, file)
-    assert await box.next() == WORDS
 
 
 async def test_names_cannot_be_guessed(box, fd_dir):

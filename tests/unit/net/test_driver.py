@@ -59,16 +59,3 @@ async def test_the_core_is_woken_when_its_deadline_has_come_and_only_once():
     assert core.seen[1][1] >= due - 0.001  # timers of the loop count milliseconds
     assert performed[2:] == ["deadline-1", "deadline-2"]
     assert driver._timer is None
-
-
-async def test_an_event_moves_the_deadline():
-    core = Core()
-    driver, _ = drive(core)
-    core.deadline = driver.now + 3600
-    driver.handle("a")
-    far = driver._timer
-    core.deadline = driver.now + 0.001
-    driver.handle("b")
-    assert far.cancelled()
-    await woken(core)
-    assert [event for event, _ in core.seen] == ["a", "b", "deadline"]

@@ -129,9 +129,3 @@ def test_a_holder_that_never_ends_its_manifest_is_left(server, tmp_path, monkeyp
     server.script = lambda _message: page * 2
     with pytest.raises(CheckpointError, match="over 10 bytes of manifest"):
         fetch(server, tmp_path / NAME)
-
-
-def test_a_manifest_that_is_none(server):
-    server.script = lambda _message: m.message_bytes(m.FetchInfo(blobs=()), b"[]")
-    with pytest.raises(CheckpointError, match="is not a JSON object"):
-        FetchClient(server.address, RESOURCE, TICKET)

@@ -21,7 +21,6 @@ from dtd.wire.frames import (
     Hold,
 )
 from dtd.wire.session import Session, State
-from dtd.wire.tags import Tag
 
 PATIENCE_S = 60.0
 STAGING_BYTES = 512
@@ -206,17 +205,6 @@ async def frames_of(
     return [message for message, _payload in session.feed(data)]
 
 
-async def shaken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Tag, Session]:
-    """As a peer that is no link: HELLO, WELCOME, PROVE; the tag of what follows, and a session."""
-    session = Session(role=m.Role.RING, random_bytes=bytes)
-    writer.write(session.hello(hello(), secret=SECRET))
-    async with asyncio.timeout(PATIENCE_S):
-        while session.state is not State.OPEN:
-            assert len(list(session.feed(await reader.read(1 << 16)))) == 1
-    writer.write(session.data_to_send())
-    return session.tag, session
-
-
 # --- handshake -------------------------------------------------------------------------------
 
 
@@ -231,20 +219,6 @@ async def test_a_handshake_opens_both_sides(
     assert accepted.peer_host() == "127.0.0.1"
     assert accepted._timer is None
     assert opened._timer is None
-
-
-async def test_an_acceptor_may_take_its_time_to_welcome(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    acceptor.answer = lambda: None
-    opened = await network.connect(acceptor, opener)
-    async with asyncio.timeout(PATIENCE_S):
-        await acceptor.opened.wait()
-    assert opened.session.state is State.AWAIT_WELCOME
-    acceptor.links[0].welcome(welcome(), secret=SECRET)
-    async with asyncio.timeout(PATIENCE_S):
-        await opener.opened.wait()
-    assert opened.session.state is State.OPEN
 
 
 @pytest.fixture
@@ -425,34 +399,6 @@ async def test_a_refusal_of_the_handler_reaches_the_other_side(
             "not this one",
             "another one",
         )
-
-
-async def test_a_damaged_payload_is_noticed(network: Network, acceptor: Handler) -> None:
-    reader, writer = await network.raw(acceptor)
-    tag, session = await shaken(reader, writer)
-    frame = bytearray(m.message_bytes(chunk(), bytes(1000), tag=tag))
-    frame[-20] ^= 1
-    writer.write(frame)
-    (told,) = await frames_of(reader, session)
-    assert isinstance(told, m.Error)
-    assert told.code == ErrorCode.BAD_TAG
-    assert acceptor.received == []
-    writer.close()
-
-
-@pytest.mark.parametrize("kept_bytes", [1, 20, 60, 500, -1])
-async def test_a_peer_that_goes_within_a_frame_left_it_truncated(
-    network: Network, acceptor: Handler, kept_bytes: int
-) -> None:
-    reader, writer = await network.raw(acceptor)
-    tag, _ = await shaken(reader, writer)
-    writer.write(m.message_bytes(chunk(), bytes(1000), tag=tag)[:kept_bytes])
-    writer.write_eof()
-    error = await acceptor.end()
-    assert isinstance(error, ProtocolError)
-    assert error.code == ErrorCode.TRUNCATED
-    assert acceptor.received == []
-    writer.close()
 
 
 async def test_goodbye_is_an_orderly_end_on_both_sides(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dtd.errors import TaskError
 from dtd.packages.source import find_source, top_level_name
 
 EXPLODES = "raise SystemExit('imported')\n"
@@ -33,16 +32,6 @@ def test_a_package_is_found_without_being_imported(tmp_path: Path) -> None:
     assert found is not None
     assert (found.path, found.installed) == (tmp_path / "shop", False)
     assert "shop" not in sys.modules
-
-
-def test_the_first_folder_wins_and_the_same_folder_twice_is_one(tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        (tmp_path / folder / "plain").mkdir(parents=True)
-    found = find_source("plain", [tmp_path / "a", tmp_path / "a" / ".." / "a"])
-    assert found is not None
-    assert found.path == tmp_path / "a" / "plain"
-    with pytest.raises(TaskError, match=r"several directories .*__init__\.py"):
-        find_source("plain", [tmp_path / "a", tmp_path / "b"])
 
 
 def test_what_an_installer_put_there_is_installed(tmp_path: Path) -> None:

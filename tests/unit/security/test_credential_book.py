@@ -109,35 +109,11 @@ def free(book: CredentialBook, name: str, *workers: str, **more: object) -> list
     return book.check_free("worker", name, workers, **given)  # type: ignore[arg-type]
 
 
-def test_a_living_name_is_taken_unless_an_operator_says_otherwise(book: CredentialBook) -> None:
-    assert free(book, "host8") == []
-    with pytest.raises(
-        RequestRefused, match="worker/host7 already has a valid credential"
-    ) as caught:
-        free(book, "host7")
-    assert "dtdctl token create --name host7 --replace" in caught.value.remedy
-    assert {one.serial for one in free(book, "host7", replaces=True)} == {"a1", "a2"}
-    assert free(book, "host7", now_s=1000.0) == []
-    book.revoke("host7", now_s=200.0)
-    assert free(book, "host7") == []
-
-
 def test_a_workers_name_of_another_credential_is_taken(book: CredentialBook) -> None:
     book.add(issued("c1", "worker", "big", workers=("big", "big-cpu"), key="big"))
     with pytest.raises(RequestRefused, match="big-cpu belongs to the credential worker/big"):
         free(book, "big-cpu", "big-cpu", replaces=True)
     assert free(book, "big-cpu", "big-cpu", key="big") == []  # the same host, which asks again
-
-
-def test_a_workers_name_leads_to_its_credential(book: CredentialBook) -> None:
-    book.add(issued("c1", name="host8", workers=("host8", "host8-cpu")))
-    found = book.holder_of("host8-cpu", now_s=200.0)
-    assert found is not None
-    assert (found.role, found.name) == ("worker", "host8")
-    assert book.holder_of("host8-cpu", now_s=2000.0) is None
-    assert book.holder_of("host9", now_s=200.0) is None
-    book.revoke("host8", now_s=300.0)
-    assert book.holder_of("host8-cpu", now_s=400.0) is None
 
 
 def test_a_name_of_two_roles_needs_the_role(book: CredentialBook) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import RequestRefused
-from dtd.security.identity import MAX_NAMES, check_names, split_names, worker_names
+from dtd.security.identity import MAX_NAMES, check_names, worker_names
 
 
 def test_a_host_asks_for_its_own_name_and_one_for_each_instance() -> None:
@@ -14,11 +14,6 @@ def test_a_host_asks_for_its_own_name_and_one_for_each_instance() -> None:
     assert (usual[:2], usual[-1], len(usual)) == (("host7", "host7-cpu"), "host7-server", 19)
     check_names("host7", usual)
     assert worker_names("x" * 64) == ("x" * 64,)
-
-
-def test_names_are_split_at_commas() -> None:
-    assert split_names(" a, b,,a ") == ("a", "b")
-    assert split_names("") == ()
 
 
 @pytest.mark.parametrize("name", ["host70", "host", "other", "host7-", "host7-a/b", "host7" * 20])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dtd.wire import data_keys as keys
 
 ROOT = bytes(range(32))
@@ -47,11 +45,6 @@ def test_fields_cannot_run_into_one_another() -> None:
     assert session(b"ab", b"c") != session(b"a", b"bc")
     assert session(b"a", b"b") != session(b"a", b"b", keys.ACCEPTOR)
     assert len(session(b"a", b"b")) == keys.SESSION_KEY_BYTES
-
-
-def test_a_key_of_another_length_is_a_bug() -> None:
-    with pytest.raises(AssertionError):
-        keys.worker_secret(b"short", "w", 1)
 
 
 def test_the_ends_of_a_connection_are_named_by_network_and_both_addresses() -> None:

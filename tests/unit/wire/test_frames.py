@@ -10,21 +10,19 @@ import msgpack
 import pytest
 
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dtd.wire import frames
 from dtd.wire.frames import (
     LARGEST_MAX_PAYLOAD_BYTES,
     MAGIC,
     MAX_HEADER_BYTES,
     PREFIX,
     PREFIX_BYTES,
-    TAG_BYTES,
     Frame,
     FrameDecoder,
     encode_frame,
     frame_bytes,
 )
 from dtd.wire.keyed_tag import KeyedTag
-from dtd.wire.tags import FLAG_GCM, TAG_FLAGS, UNDECIDED
+from dtd.wire.tags import FLAG_GCM, UNDECIDED
 
 HEADER = msgpack.packb({"t": 1, "name": "w0"})
 PAYLOADS = [b"", b"x", bytes(range(256)) * 3, b"\xa5" * 5000]
@@ -93,30 +91,6 @@ def test_header_of_the_largest_size_is_accepted() -> None:
 def test_payload_of_exactly_the_limit_is_accepted() -> None:
     decoder = FrameDecoder(max_payload_bytes=100)
     assert len(seen(decoder.feed(frame_bytes(HEADER, b"x" * 100)))) == 1
-
-
-@pytest.mark.parametrize("payload", [b"", b"abc", memoryview(b"abc"), memoryview(bytearray(8))])
-def test_encoded_parts_make_up_the_frame(payload: bytes | memoryview) -> None:
-    head, tag = encode_frame(HEADER, payload)
-    assert head + payload + tag == frame_bytes(HEADER, payload)
-    assert len(head) == PREFIX_BYTES + len(HEADER)
-    assert len(tag) == TAG_BYTES
-
-
-@pytest.mark.parametrize("later", TAG_FLAGS)
-def test_frames_in_parts_and_in_one_piece_are_counted_alike(later: int) -> None:
-    one, other = (KeyedTag(bytes(16), later=later) for _ in range(2))
-    for payload in (b"first", b"second", b"", b"fourth"):
-        head, tag = encode_frame(HEADER, payload, one)
-        assert head + payload + tag == frame_bytes(HEADER, payload, other)
-
-
-def test_items_wider_than_a_byte_count_as_bytes() -> None:
-    numbers = memoryview(bytearray(32)).cast("d")
-    head, tag = encode_frame(HEADER, numbers)  # type: ignore[arg-type]
-    assert head + bytes(numbers) + tag == frame_bytes(HEADER, numbers)
-    [(_, payload)] = seen(FrameDecoder().feed(head + bytes(numbers) + tag))
-    assert payload == bytes(32)
 
 
 def test_too_much_is_not_encoded() -> None:
@@ -219,11 +193,6 @@ def test_announced_header_is_not_allocated_before_it_arrives() -> None:
     assert peak_bytes(lambda: seen(decoder.feed(data + b"\x81" * 10))) < 5_000
 
 
-def test_a_connection_on_which_nothing_comes_costs_no_memory() -> None:
-    """Thousands of half-open connections may wait to be found out, or to be collected."""
-    assert peak_bytes(lambda: FrameDecoder(staging_bytes=16 * 1024)) < 4_000
-
-
 def peak_bytes(function: Callable[[], object]) -> int:
     tracemalloc.start()
     try:
@@ -300,11 +269,6 @@ def test_frames_before_a_bad_one_are_delivered() -> None:
     assert bytes(next(decoded).payload) == b"good"
     with pytest.raises(ProtocolError, match="frame begins with"):
         next(decoded)
-
-
-def test_prefix_is_what_the_documents_say() -> None:
-    assert PREFIX_BYTES == 16
-    assert frames.frame_bytes(b"\x80")[:16] == b"DTDF\x01\x01\0\0\0\0\0\x01\0\0\0\0"
 
 
 def test_the_header_of_the_last_frame_is_known_as_it_was_on_the_wire() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import msgpack
 import pytest
 
-from dtd.errors import LocalProtocolError, ProtocolError
 from dtd.wire.frames import (
     HOLD,
     PREFIX_BYTES,
@@ -77,27 +76,6 @@ def test_large_payload_is_neither_copied_nor_staged() -> None:
     assert peak_bytes(lambda: receive(decoder, memoryview(data)[head:])) < 50_000
 
 
-def test_decoder_has_memory_of_its_own_for_each_frame() -> None:
-    first, second = FrameDecoder().feed(frame_bytes(HEADER, b"one") + frame_bytes(HEADER, b"two"))
-    assert (bytes(first.payload), bytes(second.payload)) == (b"one", b"two")
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        memoryview(bytearray(6)),
-        memoryview(bytearray(8)),
-        memoryview(b"1234567"),
-        memoryview(bytearray(56)).cast("d"),
-    ],
-    ids=["short", "long", "read-only", "doubles"],
-)
-def test_memory_that_does_not_fit_is_our_own_mistake(place: memoryview) -> None:
-    decoder = FrameDecoder(lambda _header, _size: place)
-    with pytest.raises(LocalProtocolError, match="7 bytes"):
-        seen(decoder.feed(frame_bytes(HEADER, b"payload")))
-
-
 # --- holding ---------------------------------------------------------------------------------
 
 
@@ -143,14 +121,6 @@ def test_bytes_that_arrive_while_held_wait_and_do_not_ask_again() -> None:
     assert (decoder.held, gate.asked) == (True, 1)
     assert seen(decoder.resume()) == [({"t": 1, "name": "w0"}, b"payload")]
     decoder.end()
-
-
-def test_feeding_a_held_decoder_is_our_own_mistake() -> None:
-    decoder = FrameDecoder(Gate().place, staging_bytes=0)
-    with pytest.raises(LocalProtocolError, match="holds a frame"):
-        seen(decoder.feed(frame_bytes(HEADER, b"payload")))
-    with pytest.raises(ProtocolError, match="ended inside a frame"):
-        decoder.end()
 
 
 def test_empty_payload_may_be_held_too() -> None:

@@ -12,9 +12,7 @@ from dtd.wire import fields
 from dtd.wire import messages as m
 from dtd.wire.frames import (
     DEFAULT_MAX_PAYLOAD_BYTES,
-    HOLD,
     LARGEST_MAX_PAYLOAD_BYTES,
-    Hold,
     frame_bytes,
 )
 from dtd.wire.messages.registry import message_number
@@ -239,29 +237,6 @@ def test_nothing_comes_after_the_end() -> None:
     assert side.state is State.CLOSED
 
 
-def test_bytes_are_received_where_the_session_says() -> None:
-    side = acceptor(State.OPEN)
-    data = b"".join(side.other.encode(m.JobOutput(job="j", rank=0), bytes(9000)))
-    arrived = []
-    while data:
-        view = side.session.next_buffer()
-        count = min(len(view), len(data))
-        view[:count] = data[:count]
-        arrived += [len(payload) for _, payload in side.session.received(count)]
-        data = data[count:]
-    assert arrived == [9000]
-    side.session.end()
-    assert side.state is State.CLOSED
-
-
-def test_stream_that_ends_within_a_frame_is_truncated() -> None:
-    side = acceptor(State.OPEN)
-    assert not list(side.session.feed(m.message_bytes(m.Goodbye())[:-1]))
-    with pytest.raises(ProtocolError) as error:
-        side.session.end()
-    assert (error.value.code, side.state) == (ErrorCode.TRUNCATED, State.CLOSED)
-
-
 # --- handshake ----------------------------------------------------------------------------------
 
 
@@ -313,31 +288,6 @@ def test_another_secret_opens_nothing() -> None:
     assert (error.value.code, opener.state) == (ErrorCode.BAD_TAG, State.CLOSED)
 
 
-def test_a_held_message_is_asked_for_again() -> None:
-    places: list[Hold | memoryview] = [HOLD, memoryview(bytearray(3))]
-    made = Session(
-        accepts=frozenset(ROLES), random_bytes=bytes, place=lambda _message, _size: places.pop(0)
-    )
-    opener = Session(role=m.Role.WORKER, random_bytes=bytes)
-    shake(opener, made, State.OPEN)
-    output = m.JobOutput(job="j", rank=0)
-    assert not list(made.feed(b"".join(opener.encode(output, b"abc"))))
-    assert made.held
-    [(message, payload)] = made.resume()
-    assert (message, bytes(payload), made.held) == (output, b"abc", False)
-
-
-@pytest.mark.parametrize("size", [0, 4096, 4097])
-def test_a_large_payload_is_sent_as_it_lies(size: int) -> None:
-    opener, acceptor = pair(m.Role.FETCH)
-    shake(opener, acceptor, State.OPEN)
-    payload = bytearray(size)
-    pieces = acceptor.encode(m.FetchData(blob=0, offset=0), memoryview(payload))
-    assert len(pieces) == (3 if size > 4096 else 1)
-    [(_, arrived)] = opener.feed(b"".join(pieces))
-    assert arrived == payload
-
-
 def test_second_hello_is_refused() -> None:
     assert refused(acceptor(State.DECIDING), HELLO).code is ErrorCode.WRONG_STATE
     assert refused(acceptor(State.OPEN), HELLO).code is ErrorCode.WRONG_STATE
@@ -375,13 +325,6 @@ def test_opener_of_several_versions_is_welcome() -> None:
 def test_acceptor_that_chose_another_version_is_refused() -> None:
     error = refused(opener(State.AWAIT_WELCOME), dataclasses.replace(WELCOME, protocol=2))
     assert error.code is ErrorCode.BAD_VERSION
-
-
-def test_accepting_after_the_end_stays_ended() -> None:
-    session = acceptor(State.DECIDING).session
-    session.close()
-    assert session.welcome(WELCOME) == b""
-    assert session.state is State.CLOSED
 
 
 # --- payloads -----------------------------------------------------------------------------------

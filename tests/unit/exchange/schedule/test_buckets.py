@@ -40,10 +40,6 @@ def test_one_type_in_a_bucket() -> None:
     assert [bucket.item_bytes for bucket in plan.buckets] == [4, 2, 4]
 
 
-def test_no_parameters_no_buckets() -> None:
-    assert plan_buckets([], bucket_bytes=1, first_bucket_bytes=1).buckets == ()
-
-
 @pytest.mark.parametrize(
     "other",
     [

@@ -461,25 +461,6 @@ def test_what_cannot_have_been_released_is_refused(
 # --- misuse on this side -------------------------------------------------------------------------
 
 
-def test_misuse_is_our_own_fault() -> None:
-    rank = Rank()
-    with pytest.raises(LocalProtocolError, match="before the first step"):
-        rank.handle(GatherOffered())
-    with pytest.raises(LocalProtocolError, match="opened after step"):
-        rank.open(step=1)
-    rank.open(3, 3)
-    with pytest.raises(LocalProtocolError, match="does not exist"):
-        rank.start(2)
-    rank.start(1)
-    with pytest.raises(LocalProtocolError, match="bucket 1 started twice"):
-        rank.start(1)
-    rank.handle(GatherOffered())
-    with pytest.raises(LocalProtocolError, match="offered twice"):
-        rank.handle(GatherOffered())
-    with pytest.raises(LocalProtocolError, match="while step 0: bucket 0 waits"):
-        rank.open(step=1)
-
-
 def test_it_names_the_ranks_whose_entries_are_missing() -> None:
     rank = Rank(4)
     rank.open()

@@ -166,7 +166,7 @@ class RingEndpoint:
         self.dial(NEXT, self._new_link)
         if self.star is not None:
             self.star.connect()
-        self._server.expect_ring(self.assign, self, encrypted=self._context is not None)
+        self._server.expect_ring(self.assign, self.accept, encrypted=self._context is not None)
 
     def traffic(self) -> Traffic:
         """Return what was sent to the next rank and over the star, and received likewise."""
@@ -203,21 +203,28 @@ class RingEndpoint:
         self._out = self.new_link(self, m.Role.RING)
         return self._out
 
-    def accept_ring(self, link: Link, rank: int) -> None:
-        """The previous rank has connected and proved that it has the generation's key."""
+    def accept(self, link: Link, hello: m.Hello) -> None:
+        """A neighbour has connected and proved that it has the generation's key."""
+        accepts = {
+            m.Role.RING: self._accept_ring,
+            m.Role.STAR: self._accept_star,
+            m.Role.LIFELINE: self._accept_lifeline,
+        }
+        accepts[m.Role(hello.role)](link, hello.rank)
+
+    def _accept_ring(self, link: Link, rank: int) -> None:
         self.neighbours.check_caller(rank, in_star=False, has_link=self._in is not None)
         self._in = link
         link.handler = self
         self.attach(PREVIOUS, link)
 
-    def accept_star(self, link: Link, rank: int) -> None:
-        """A rank has connected for the star, and proved that it has the generation's key."""
+    def _accept_star(self, link: Link, rank: int) -> None:
         if self.star is None:
             raise ProtocolError(ErrorCode.WRONG_STATE, "this generation has no servers")
         self.star.accept(link, rank)
 
-    def accept_lifeline(self, link: Link, rank: int) -> None:
-        """Accept a neighbour's lifeline, which is idle until its process ends."""
+    def _accept_lifeline(self, link: Link, rank: int) -> None:
+        """It is idle until the neighbour's process ends."""
         self._lifelines[link] = self.neighbours.lifeline_of(rank)
         link.handler = self
 

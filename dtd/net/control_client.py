@@ -35,6 +35,23 @@ LOOK_UP_S: Final = 1.0
 """Longest single wait for bytes: Python handles a Ctrl-C that came just before it only after it."""
 
 
+_START: Final = (
+    "start one with: dtd-coordinator, or name another with --coordinator HOST:PORT or"
+    " DTD_COORDINATOR"
+)
+_FAILURES: Final[tuple[tuple[tuple[type[OSError], ...], str, str], ...]] = (
+    ((ConnectionRefusedError, FileNotFoundError), "nothing listens at {at}", _START),
+    ((socket.gaierror,), "{at} cannot be resolved: {why}", "check the host's name"),
+    (
+        (ConnectionError,),
+        "{at} closed the connection before it answered",
+        "it may be restarting: try again, and read the coordinator's log",
+    ),
+    ((OSError,), "{at} cannot be reached: {why}", _START),
+)
+"""Message and remedy of a failed connection; the first entry that fits counts."""
+
+
 class ControlClient:
     """A connection to the coordinator; use it as a context manager.
 
@@ -167,54 +184,48 @@ class ControlClient:
     def _unreachable(
         self, error: OSError | ProtocolError, waited_s: float | None = None
     ) -> CoordinatorUnreachable:
-        at = f"the coordinator's address {self._address}"
-        start = (
-            "start one with: dtd-coordinator, or name another with --coordinator HOST:PORT or"
-            " DTD_COORDINATOR"
-        )
-        fault, times = self._tls_fault(error) if self._has_tls else ("", "")
-        if fault:
-            join = "`dtdctl join TOKEN` makes a new one"
-            return CoordinatorUnreachable(
-                f"no TLS connection to {at}: {fault}{f' ({times})' if times else ''}",
-                remedy=f"{diagnostics.CLOCK_REMEDY}; if they agree, check the credential: {join}"
-                if times
-                else f"check the credential: {join}",
-            )
+        if self._has_tls and (failure := self._tls_failure(error)) is not None:
+            return failure
         if isinstance(self._address, SocketPath):
             here = _unreachable_here(error, self._address)
             if here is not None:
                 return here
+        at = f"the coordinator's address {self._address}"
         if isinstance(error, ProtocolError):
             return CoordinatorUnreachable(
                 f"what answers at {at} is not a dtd coordinator: {error.message}",
                 remedy=error.remedy
                 or "check the address: --coordinator, DTD_COORDINATOR or the credential names it",
             )
-        if isinstance(error, ConnectionRefusedError | FileNotFoundError):
-            return CoordinatorUnreachable(f"nothing listens at {at}", remedy=start)
-        if isinstance(error, socket.gaierror):
-            return CoordinatorUnreachable(
-                f"{at} cannot be resolved: {error.strerror}", remedy="check the host's name"
-            )
-        if isinstance(error, TimeoutError) and self._is_there:
+        if isinstance(error, TimeoutError):
+            return self._no_answer(waited_s or self._timeout_s)
+        message, remedy = next(
+            (message, remedy) for kinds, message, remedy in _FAILURES if isinstance(error, kinds)
+        )
+        why = error.strerror or error
+        return CoordinatorUnreachable(message.format(at=at, why=why), remedy=remedy)
+
+    def _tls_failure(self, error: OSError | ProtocolError) -> CoordinatorUnreachable | None:
+        fault, times = self._tls_fault(error)
+        if not fault:
+            return None
+        join = "check the credential: `dtdctl join TOKEN` makes a new one"
+        return CoordinatorUnreachable(
+            f"no TLS connection to the coordinator's address {self._address}: {fault}"
+            f"{f' ({times})' if times else ''}",
+            remedy=f"{diagnostics.CLOCK_REMEDY}; if they agree, {join}" if times else join,
+        )
+
+    def _no_answer(self, waited_s: float) -> CoordinatorUnreachable:
+        if self._is_there:
             return CoordinatorUnreachable(
                 f"the coordinator at {self._address} takes connections and has not answered within"
-                f" {waited_s or self._timeout_s:g} s: it is busy, or it hangs",
+                f" {waited_s:g} s: it is busy, or it hangs",
                 remedy="try again; if it stays so, read its log: journalctl -u dtd-coordinator",
             )
-        if isinstance(error, TimeoutError):
-            return CoordinatorUnreachable(
-                f"no answer within {waited_s or self._timeout_s:g} s from {at}",
-                remedy="check that the host is up and the port open; read the coordinator's log",
-            )
-        if isinstance(error, ConnectionError):
-            return CoordinatorUnreachable(
-                f"{at} closed the connection before it answered",
-                remedy="it may be restarting: try again, and read the coordinator's log",
-            )
         return CoordinatorUnreachable(
-            f"{at} cannot be reached: {error.strerror or error}", remedy=start
+            f"no answer within {waited_s:g} s from the coordinator's address {self._address}",
+            remedy="check that the host is up and the port open; read the coordinator's log",
         )
 
     def _tls_fault(self, error: OSError | ProtocolError) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
@@ -339,20 +339,9 @@ RING_STAGING_BYTES: Final = 4608
 this much is copied, and the rest is received in place."""
 
 
-class RingAcceptor(Protocol):
-    """A generation that waits for its previous rank to connect, and for those of its star."""
-
-    def accept_ring(self, link: Link, rank: int) -> None:
-        """The link of a neighbour of this rank; the acceptor becomes its handler."""
-        ...
-
-    def accept_star(self, link: Link, rank: int) -> None:
-        """The link of a rank in the star; the acceptor's part of the star becomes its handler."""
-        ...
-
-    def accept_lifeline(self, link: Link, rank: int) -> None:
-        """The lifeline of the neighbour of this rank; the acceptor becomes its handler."""
-        ...
+# Takes the link of a neighbour of this rank, of a rank in its star, or a neighbour's lifeline; the
+# HELLO says which.  What it leaves as the link's handler gets all later messages.
+Accept = Callable[[Link, m.Hello], None]
 
 
 class DataServer:
@@ -383,7 +372,7 @@ class DataServer:
         self._early: deque[Link] = deque()
         self._claims: dict[Link, m.Hello] = {}
         self._assign: m.Assign | None = None
-        self._acceptor: RingAcceptor | None = None
+        self._accept: Accept | None = None
         self._encrypted = False
 
     async def listen(self, address: Address, *, context: ssl.SSLContext | None = None) -> Address:
@@ -408,7 +397,7 @@ class DataServer:
 
     # --- for the current generation -----------------------------------------------------------
 
-    def expect_ring(self, assign: m.Assign, by: RingAcceptor, *, encrypted: bool = False) -> None:
+    def expect_ring(self, assign: m.Assign, by: Accept, *, encrypted: bool = False) -> None:
         """Hand the ring link of the previous rank to `by`; older generations are fenced.
 
         Args:
@@ -416,7 +405,7 @@ class DataServer:
             by: takes its links.
             encrypted: the job requires TLS on all of them.
         """
-        self._assign, self._acceptor, self._encrypted = assign, by, encrypted
+        self._assign, self._accept, self._encrypted = assign, by, encrypted
         early, self._early = self._early, deque()
         for link in early:
             self._answer(link, self._claims[link])
@@ -492,9 +481,9 @@ class DataServer:
             link.keep_alive()
             self._fetches.admit(link, hello.scope)
             return
-        assign, acceptor = self._assign, self._acceptor
+        assign, accept = self._assign, self._accept
         assert assign is not None
-        assert acceptor is not None
+        assert accept is not None
         if _generation(hello) != (assign.generation, assign.roster_id):
             self._refuse_stale(link, hello)
         elif hello.role == m.Role.FETCH:
@@ -502,16 +491,7 @@ class DataServer:
             self._fetches.admit(link, f"state/{assign.generation}")
         else:
             del self._claims[link]
-            self._attach(link, hello, acceptor)
-
-    @staticmethod
-    def _attach(link: Link, hello: m.Hello, acceptor: RingAcceptor) -> None:
-        if hello.role == m.Role.RING:
-            acceptor.accept_ring(link, hello.rank)
-        elif hello.role == m.Role.STAR:
-            acceptor.accept_star(link, hello.rank)
-        else:
-            acceptor.accept_lifeline(link, hello.rank)
+            accept(link, hello)
 
     # --- LinkHandler -------------------------------------------------------------------------
 

@@ -306,9 +306,7 @@ class _Reporter:
 
     lines: Allowance
     line_bytes: Allowance
-    notices: Allowance
-    figures: Allowance
-    checkpoints: Allowance
+    others: dict[str, Allowance]
     unmarked: int = 0
     marked_s: float = float("-inf")
     untold: Counter[str] = field(default_factory=Counter)
@@ -344,13 +342,7 @@ class Quotas:
 
     def allows(self, worker: str, kind: str, now: float) -> bool:
         """Whether one more report of a kind other than `LINES` is accepted; else it is counted."""
-        reporter = self._reporter(worker)
-        allowances = {
-            NOTICES: reporter.notices,
-            FIGURES: reporter.figures,
-            CHECKPOINTS: reporter.checkpoints,
-        }
-        if allowances[kind].takes(1, now):
+        if self._reporter(worker).others[kind].takes(1, now):
             return True
         self.drop(worker, kind, 1)
         return False
@@ -403,15 +395,17 @@ class Quotas:
             known = _Reporter(
                 lines=Allowance(rate, rate * BURST_S),
                 line_bytes=Allowance(rate * MEAN_LINE_BYTES, rate * MEAN_LINE_BYTES * BURST_S),
-                notices=Allowance(NOTICES_PER_S, NOTICES_BURST),
-                figures=Allowance(FIGURES_PER_S, FIGURES_BURST),
-                checkpoints=Allowance(CHECKPOINTS_PER_S, CHECKPOINTS_BURST),
+                others={
+                    NOTICES: Allowance(NOTICES_PER_S, NOTICES_BURST),
+                    FIGURES: Allowance(FIGURES_PER_S, FIGURES_BURST),
+                    CHECKPOINTS: Allowance(CHECKPOINTS_PER_S, CHECKPOINTS_BURST),
+                },
             )
             self._reporters[worker] = known
         self._reporters.move_to_end(worker)
         while len(self._reporters) > MAX_REPORTERS:
             name, _ = self._reporters.popitem(last=False)
-            for kind in (LINES, NOTICES, FIGURES, CHECKPOINTS):
+            for kind in (LINES, *known.others):
                 self.dropped.pop((name, kind), None)
         return known
 

@@ -226,7 +226,7 @@ async def test_a_ring_that_has_ended_is_not_expected_in_place_of_the_next_one(ra
     late, node = ring.nodes[0].endpoint, ring.nodes[0]
     late.end("another generation follows")
     following = dataclasses.replace(late.assign, generation=GENERATION + 1, roster_id=10)
-    node.server.expect_ring(following, late)
+    node.server.expect_ring(following, late.accept)
     late.connect()
     own = late.assign.roster[0]
     hello = {"generation": GENERATION, "roster_id": 9, "rank": 1}

@@ -48,8 +48,8 @@ class Acceptor:
         self.links = []
         self.arrived = asyncio.Event()
 
-    def accept_ring(self, link, rank):
-        if self.links or rank != 1:
+    def __call__(self, link, hello):
+        if self.links or hello.rank != 1:
             raise ProtocolError(ErrorCode.WRONG_STATE, "this ring has its previous neighbour")
         self.links.append(link)
         self.arrived.set()

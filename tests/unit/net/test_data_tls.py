@@ -79,13 +79,13 @@ class Node:
             lifeline=self.lifeline,
             context=context,
         )
-        accept = self.endpoint.accept_lifeline
+        accept = self.endpoint._accept_lifeline
 
         def accept_lifeline(link, rank):
             accept(link, rank)
             self.lifelines.put_nowait(link)
 
-        self.endpoint.accept_lifeline = accept_lifeline
+        self.endpoint._accept_lifeline = accept_lifeline
 
 
 @pytest.fixture

@@ -56,11 +56,7 @@ from dtd.job.learning import lower_is_better
 
 
 class Drafts:
-    """One writer's drafts of one job's checkpoints.
-
-    Args:
-        directory: the job's directory.
-    """
+    """One writer's drafts of one job's checkpoints."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -31,10 +31,6 @@ _MAY_CHANGE_OWN: Final = ("on_step", "on_evaluation")
 class Callbacks:
     """The callbacks of one task.
 
-    Args:
-        task: defines the callbacks; all are optional.
-        replica: the state, which they must not change.
-
     Attributes:
         reason: why the task requests the end of the job; empty if it does not.
         rank: part of every moment; set when a generation begins.

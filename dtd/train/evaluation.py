@@ -42,15 +42,7 @@ Sums = dict[str, tuple[float, float]]
 
 
 class Evaluator:
-    """The evaluation of one task.
-
-    Args:
-        task: provides `metrics`; otherwise its `loss` is the only metric.
-        dataset: its evaluation rows.
-        spec: the job.
-        device: the model's device.
-        warn: receives warnings about rows that were read again.
-    """
+    """The evaluation of one task."""
 
     def __init__(
         self,

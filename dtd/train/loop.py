@@ -108,7 +108,7 @@ def _begin(
     )
     requests = plan.requests(rank=ring.rank, world_size=ring.world_size - servers)
     session.memory.regroup(ring.world_size)
-    session.loader.start(requests, at=plan.request_number(replica.step))
+    session.data.loader.start(requests, at=plan.request_number(replica.step))
     session.callbacks.rank, session.callbacks.world_size = ring.rank, ring.world_size
     compare = partial(compare_moving, session, ring, voters)
     with mapped_blocks():
@@ -117,11 +117,12 @@ def _begin(
 
 def _due(session: JobSession, *, met: bool, last: bool) -> BeforeStep:
     """Return the actions that are due before the step."""
-    step = session.replica.step
+    step, plan = session.replica.step, session.plan
+    evaluates = session.data.evaluator is not None
     return before_step(
         met=met,
         last=last,
-        evaluates=session.evaluator is not None and (session.plan.evaluation_due(step) or last),
+        evaluates=evaluates and (plan.evaluation_due(step) or last),
         awaits_digest=session.checkpoints.deferred.awaits(step),
     )
 
@@ -197,12 +198,12 @@ def commit_at_take_over(session: JobSession) -> None:
 
 
 def _evaluate(session: JobSession, ring: Collective, record: StepRecord) -> None:
-    assert session.evaluator is not None
+    assert session.data.evaluator is not None
     begun_s = time.perf_counter()
     replica = session.replica
     unchanged = replica.own.unchanged("the evaluation")
     with unchanged, _kept_buffers(session), replica.evaluated_weights():
-        session.metrics = session.evaluator.evaluate(
+        session.metrics = session.data.evaluator.evaluate(
             replica.model,
             rank=ring.rank,
             world_size=ring.world_size - session.servers,
@@ -217,7 +218,7 @@ def _evaluate(session: JobSession, ring: Collective, record: StepRecord) -> None
             step=replica.step,
             epoch=session.plan.position(replica.step - 1).epoch,
             metrics=dict(session.metrics),
-            rows=session.evaluator.rows,
+            rows=session.data.evaluator.rows,
             eval_s=time.perf_counter() - begun_s,
         )
     )

@@ -43,9 +43,9 @@ from dtd.strategy.codec.api import Codec, FlatLayout, World
 from dtd.strategy.coded_buckets import Uncoded, exchange_order
 from dtd.train.callbacks import Callbacks
 from dtd.train.malloc_tuning import keep_freed_memory, return_freed_memory
-from dtd.train.memory import available_memory, memory_parts, saved_for_backward, state_size
+from dtd.train.memory import available_memory, memory_parts, saved_for_backward
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
-from dtd.train.session import JobSession, build_session, parts_of, shows_model
+from dtd.train.session import JobSession, build_session, parts_of
 from dtd.train.step import commit, contribute
 from dtd.train.task import load_task
 
@@ -202,8 +202,6 @@ def _one_step_rounds(spec: job.JobSpec) -> job.JobSpec:
 def _memory(session: JobSession, worlds: Sequence[int]) -> dict[str, Any]:
     """The memory of the job as it is, after steps in the smallest world and in the largest."""
     available = available_memory(session.device).bytes
-    shown = shows_model(session.task, evaluates=session.evaluator is not None)
-    state = state_size(session.replica, session.spec, shows_whole=shown)
     with saved_for_backward(session.replica.model) as saved:
         _world(session, worlds[0], limit_s=0.0)
     if worlds[1:]:
@@ -214,7 +212,7 @@ def _memory(session: JobSession, worlds: Sequence[int]) -> dict[str, Any]:
         "rows": session.spec.job.global_batch_size,
         "memory": {**memory_parts(*job_of), "activations": saved.peak_bytes},
         "available_bytes": available,
-        "state": asdict(state),
+        "state": asdict(session.memory.size),
     }
 
 
@@ -308,7 +306,7 @@ def _world(session: JobSession, world_size: int, limit_s: float) -> dict[str, An
     session.strategy.keep_redistributed()
     return_freed_memory()
     session.fit_plan(world_size)
-    session.loader.start(session.plan.requests(rank=0, world_size=world_size), at=0)
+    session.data.loader.start(session.plan.requests(rank=0, world_size=world_size), at=0)
     seen: list[dict[str, Any]] = []
     most = min(WARM_UP_STEPS + MOST_STEPS, session.plan.steps_total)
     until_s = time.perf_counter() + limit_s

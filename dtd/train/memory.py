@@ -265,26 +265,19 @@ def _tensors_a_parameter(optimizer: torch.optim.Optimizer, group: Mapping[str, A
 
 
 def check_room(
-    replica: Replica,
-    spec: JobSpec,
-    device: torch.device,
-    *,
-    shows_whole: bool,
-    serves: bool = False,
+    size: StateSize, spec: JobSpec, device: torch.device, *, serves: bool = False
 ) -> None:
     """Refuse a job whose state does not fit this worker in the smallest world it trains in.
 
     Args:
-        replica: the state, before anything is divided.
+        size: of the state, before anything is divided.
         spec: the job.
         device: where the state is.
-        shows_whole: see `state_size`.
         serves: this is a parameter server, which may have to hold all of it alone.
 
     Raises:
         TaskError: with the numbers, and the settings with which it would fit.
     """
-    size = state_size(replica, spec, shows_whole=shows_whole)
     room = available_memory(device)
     held = size.parameter_bytes + size.common_bytes
     process = 0 if device.type == "cuda" else TRAINING_BYTES
@@ -389,16 +382,9 @@ _NOTHING: Final[AbstractContextManager[None]] = contextlib.nullcontext()
 class MemoryMeter:
     """Measures one step of each generation.
 
-    Args:
-        size: of the whole state.
-        replica: the state.
-        strategy: has the buckets.
-        spec: the job.
-        device: the model's.
-        reporter: told of the figures.
-
     Attributes:
         parts: measured in this generation; empty before it.
+        size: of the whole state.
     """
 
     def __init__(
@@ -412,8 +398,7 @@ class MemoryMeter:
         reporter: Reporter,
     ) -> None:
         self.parts: dict[str, int] = {}
-        # Measured at the end of backward, when all gradients are in their buckets.
-        self._size = replace(size, gradient_bytes=0)
+        self.size = size
         self._replica, self._strategy, self._reporter = replica, strategy, reporter
         self._spec, self._device = spec, device
         self._snapshot_bytes = 0
@@ -447,7 +432,9 @@ class MemoryMeter:
 
     def _report(self) -> None:
         self.parts["process"] = process_bytes(self._device)
-        predicted = state_parts(self._size, division_of(self._spec), self._world_size)
+        # Measured at the end of backward, when all gradients are in their buckets.
+        in_buckets = replace(self.size, gradient_bytes=0)
+        predicted = state_parts(in_buckets, division_of(self._spec), self._world_size)
         calculated = memory_parts(self._replica, self._strategy, self._spec, self._device)
         predicted["snapshots"] = calculated["snapshot"]
         self._reporter.memory_measured(MemoryRecord(measured=dict(self.parts), predicted=predicted))

@@ -32,11 +32,6 @@ class WarningThrottle:
 
     A full disk makes every checkpoint fail; an operator should see this once, and later that it
     lasts.
-
-    Args:
-        warn: receives them.
-        every_s: the interval.
-        clock: returns the time in seconds.
     """
 
     def __init__(

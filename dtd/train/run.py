@@ -57,6 +57,7 @@ _UPDATES_COMPARED = 32
 """Number of steps for which workers compare which updates they make."""
 
 _WARM_UP_WORLD = 64
+"""A world size at which rank 0 has few rows of each batch, but at least one."""
 
 _ALL_IN_EVALUATION = (
     "build_model() returns the model in evaluation mode, and it is trained in that: dropout does"
@@ -164,21 +165,24 @@ class JobSessionRunner:
             )
             session.begin_with(session.replica)
         try_evaluation(
-            session.evaluator,
+            session.data.evaluator,
             session.replica,
             session.buffers,
             session.watch,
             self._spec,
             self._reporter.progress,
         )
-        session.loader.warm_up(session.plan.requests(rank=0, world_size=_small_world(self._spec)))
+        few_rows = min(self._spec.job.global_batch_size, _WARM_UP_WORLD)
+        session.data.loader.warm_up(session.plan.requests(rank=0, world_size=few_rows))
         self._doubts = self._find_doubts()
+        return self._report()
+
+    def _report(self) -> WarmupReport:
+        session, data = self._session, self._session.data
+        rows = dataset_fingerprint(data.training, self._spec.job.seed, data.loader.read)
         return WarmupReport(
-            dataset_rows=len(session.dataset),
-            dataset_fingerprint=dataset_fingerprint(
-                session.dataset, self._spec.job.seed, session.loader.read
-            )
-            + session.plan.order.digest.hex(),
+            dataset_rows=len(data.training),
+            dataset_fingerprint=rows + session.plan.order.digest.hex(),
             plan_digest=_plan_digest(session),
             numerics_fingerprint=numerics_fingerprint(self._spec.optimizer, self._device),
             parameters=sum(parameter.numel() for _, parameter in session.replica.trained),
@@ -199,9 +203,9 @@ class JobSessionRunner:
             TaskError: loader processes fail.
         """
         session = self._session
-        if session.stream is None and step < session.plan.steps_total:
+        if session.data.stream is None and step < session.plan.steps_total:
             requests = session.plan.requests(rank=rank, world_size=world_size)
-            session.loader.start(requests, at=session.plan.request_number(step))
+            session.data.loader.start(requests, at=session.plan.request_number(step))
 
     # --- state -----------------------------------------------------------------------------
 
@@ -443,11 +447,11 @@ class JobSessionRunner:
 
     def _find_doubts(self) -> list[str]:
         """Return what the task hardly means, in sentences."""
-        session = self._session
+        session, data = self._session, self._session.data
         found = list(session.doubts)
         if not any(module.training for module in session.replica.model.modules()):
             found.append(_ALL_IN_EVALUATION)
-        if differs_when_read_again(session.dataset, self._spec.job.seed, session.loader.read):
+        if differs_when_read_again(data.training, self._spec.job.seed, data.loader.read):
             found.append(_OWN_GENERATOR)
         return found
 
@@ -494,11 +498,6 @@ def _tell_order(session: JobSession) -> None:
             f"epoch {begun[0]} was begun with seed {begun[1]} and goes on in that order, so that"
             f" each row is used once; seed {session.spec.job.seed} orders the epochs after it",
         )
-
-
-def _small_world(spec: JobSpec) -> int:
-    """Return a world size at which rank 0 has few rows of each batch, but at least one."""
-    return min(spec.job.global_batch_size, _WARM_UP_WORLD)
 
 
 def _plan_digest(session: JobSession) -> str:

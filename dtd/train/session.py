@@ -54,6 +54,35 @@ _MOST_RANKS: Final = 1024
 """Most ranks for which a model is tried, where parameters are divided later."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """The data of a job.
+
+    Attributes:
+        training: the training rows.
+        stream: the same rows, if they come from a stream.
+        loader: loads batches of them.
+        order: their order in an epoch.
+        samples: return a few of them as a batch.
+        one_row: returns a batch of one row.
+        evaluator: None if the task has no evaluation rows.
+    """
+
+    training: MapDataset
+    stream: StreamRows | None
+    loader: Loader
+    order: Order
+    samples: Sequence[Sample]
+    one_row: Sample
+    evaluator: Evaluator | None
+
+    def close(self) -> None:
+        """Stop loading."""
+        self.loader.close()
+        if self.evaluator is not None:
+            self.evaluator.close()
+
+
 @dataclass(slots=True, kw_only=True)
 class JobSession:
     """One job in one worker.
@@ -62,9 +91,7 @@ class JobSession:
         spec: the job.
         task: provides loss and metrics.
         device: the model's device.
-        dataset: the training rows.
-        stream: the same rows, if they come from a stream.
-        sample: returns a few of them as a batch.
+        data: rows to train on and to evaluate.
         plan: the rows and due actions of each step.
         single: finds out whether the model can train on one row.
         replica: the state.
@@ -72,8 +99,6 @@ class JobSession:
         buffers: the model's running buffers.
         watch: checks that only the optimizer changes parameters.
         scalars: the last bucket of every step.
-        loader: loads training batches.
-        evaluator: None if the task has no evaluation rows.
         checkpoints: saves the state.
         reporter: receives progress and events.
         warn: the reporter's `warning`, throttled for warnings that may occur in every step.
@@ -97,9 +122,7 @@ class JobSession:
     spec: JobSpec
     task: Task
     device: torch.device
-    dataset: MapDataset
-    stream: StreamRows | None
-    sample: Sample
+    data: Data
     plan: JobPlan
     single: SingleRow
     replica: Replica
@@ -107,8 +130,6 @@ class JobSession:
     buffers: RunningBuffers
     watch: ParameterWatch
     scalars: StepScalars
-    loader: Loader
-    evaluator: Evaluator | None
     checkpoints: Checkpoints
     reporter: Reporter
     warn: WarningThrottle
@@ -207,15 +228,15 @@ class JobSession:
 
     def reset(self) -> None:
         """Make the live state the fresh one."""
-        reset_replica(self.replica, self.task, self.spec, self.device, self.sample)
+        reset_replica(self.replica, self.task, self.spec, self.device, self.data.samples[0])
         if self.begin_with is not None:
             self.begin_with(self.replica)
         self._rewind()
 
     def _rewind(self) -> None:
-        if self.stream is not None:
+        if self.data.stream is not None:
             first = self.replica.step * self.spec.job.global_batch_size
-            self.stream.go_to(first, self.replica.stream)
+            self.data.stream.go_to(first, self.replica.stream)
 
     def replaced(self, key: StateKey) -> None:
         """Another state is live now: clear everything that was derived from the old one."""
@@ -228,9 +249,7 @@ class JobSession:
 
     def close(self) -> None:
         """Stop everything that runs."""
-        self.loader.close()
-        if self.evaluator is not None:
-            self.evaluator.close()
+        self.data.close()
         self.strategy.close()
         self.checkpoints.close()
 
@@ -255,13 +274,13 @@ def build_session(
     check_precision(spec.train.precision, device)
     warn = WarningThrottle(reporter.warning)
     data = _open_data(task, spec, device, warn)
-    sample, evaluates = data.samples[0], data.evaluation is not None
-    check_evaluated(spec.train, has_evaluation=evaluates)
-    replica = build_replica(task, spec, device, epoch_rows=data.order.places, sample=sample)
+    replica = build_replica(
+        task, spec, device, epoch_rows=data.order.places, sample=data.samples[0]
+    )
     check_tensors(replica.model)
-    shown = shows_model(task, evaluates=evaluates)
-    check_room(replica, spec, device, shows_whole=shown, serves=serves)
+    shown = shows_model(task, evaluates=data.evaluator is not None)
     size = state_size(replica, spec, shows_whole=shown)
+    check_room(size, spec, device, serves=serves)
     buffers = RunningBuffers(replica.model)
     rehearsal = Rehearsal(task=task, replica=replica, buffers=buffers, spec=spec, device=device)
     plan, single, doubts = _try(rehearsal, data)
@@ -271,13 +290,7 @@ def build_session(
         spec=spec,
         task=task,
         device=device,
-        dataset=data.training,
-        stream=data.stream,
-        sample=sample,
-        loader=data.loader,
-        evaluator=Evaluator(task, data.evaluation, spec, device, warn=warn)
-        if data.evaluation is not None
-        else None,
+        data=data,
         plan=plan,
         single=single,
         doubts=doubts,
@@ -311,35 +324,13 @@ def build_session(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Data:
-    """The data of a task.
-
-    Attributes:
-        training: its training rows.
-        evaluation: its evaluation rows; None if it has none.
-        stream: the training rows, if they come from a stream.
-        loader: loads batches of the training rows.
-        order: the order of rows in an epoch.
-        samples: return small batches.
-        one_row: returns a batch of one row.
-    """
-
-    training: MapDataset
-    evaluation: MapDataset | None
-    stream: StreamRows | None
-    loader: Loader
-    order: Order
-    samples: Sequence[Sample]
-    one_row: Sample
-
-
-def _open_data(task: Task, spec: JobSpec, device: torch.device, warn: Warn) -> _Data:
+def _open_data(task: Task, spec: JobSpec, device: torch.device, warn: Warn) -> Data:
     job = spec.job
     seed_generators(job.seed, device)
     training = train_dataset_of(task, partial(stream_rows, task, spec))
     seed_generators(job.seed, device)  # a split at random is the same in both methods
     evaluation, stream = eval_dataset_of(task), stream_in(training)
+    check_evaluated(spec.train, has_evaluation=evaluation is not None)
     loader = Loader(
         training,
         seed=job.seed,
@@ -352,18 +343,20 @@ def _open_data(task: Task, spec: JobSpec, device: torch.device, warn: Warn) -> _
         if stream is not None
         else order_of(task, len(training), batch_rows=job.global_batch_size, seed=job.seed)
     )
-    return _Data(
+    return Data(
         training=training,
-        evaluation=evaluation,
         stream=stream,
         loader=loader,
         order=order,
         samples=samples_of(training, job.seed, loader),
         one_row=one_row_of(training, job.seed, loader),
+        evaluator=Evaluator(task, evaluation, spec, device, warn=warn)
+        if evaluation is not None
+        else None,
     )
 
 
-def _try(rehearsal: Rehearsal, data: _Data) -> tuple[JobPlan, SingleRow, list[str]]:
+def _try(rehearsal: Rehearsal, data: Data) -> tuple[JobPlan, SingleRow, list[str]]:
     """Try the model with a few rows; returns the plan, what may change it, and doubts."""
     replica, spec = rehearsal.replica, rehearsal.spec
     run = partial(rehearsal.run, structure=Structure(replica.model, stay=False))
@@ -378,7 +371,7 @@ def _try(rehearsal: Rehearsal, data: _Data) -> tuple[JobPlan, SingleRow, list[st
 
 
 def _build_strategy(
-    rehearsal: Rehearsal, data: _Data, plan: JobPlan
+    rehearsal: Rehearsal, data: Data, plan: JobPlan
 ) -> tuple[Strategy, StepScalars]:
     """Build the strategy, and divide the state if it does so."""
     replica, spec, device = rehearsal.replica, rehearsal.spec, rehearsal.device

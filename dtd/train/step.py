@@ -71,13 +71,9 @@ def contribute(session: JobSession, ring: Collective, record: StepRecord) -> Non
 
 
 class Computation:
-    """One step's rows, model and optimizers; see `dtd.strategy.api.Computation`.
+    """One step's rows, model and optimizers for a strategy (`dtd.strategy.api.Computation`).
 
-    Args:
-        session: the job's session.
-        record: receives the times of the step.
-        shares: this rank's rows in each step of the round; empty if it is already computed.
-        check: raises once the generation is over.
+    `shares` are this rank's rows in each step of the round; none if it is computed already.
     """
 
     def __init__(
@@ -152,7 +148,7 @@ class Computation:
     def _load(self, request: BatchRequest) -> Any:
         session = self._session
         begun_s = time.perf_counter()
-        loaded = session.loader.next(request)
+        loaded = session.data.loader.next(request)
         session.used.add(request, loaded)
         self._record.data_s += time.perf_counter() - begun_s
         session.profiler.marks.loaded(begun_s)
@@ -247,10 +243,10 @@ class Computation:
 
     def _note_position(self) -> None:
         session = self._session
-        if session.stream is not None:
+        if session.data.stream is not None:
             begun_s = time.perf_counter()
             after = (session.replica.step + self.steps) * session.spec.job.global_batch_size
-            session.stream_position = session.stream.position_at(after)
+            session.stream_position = session.data.stream.position_at(after)
             self._record.data_s += time.perf_counter() - begun_s
 
     # --- updates ---------------------------------------------------------------------------
@@ -345,9 +341,9 @@ def _advance(session: JobSession, record: StepRecord, used: UsedRows) -> None:
         replica.advance(position, plan.global_rows(step), seed=seed)
         record.epoch = position.epoch
     replica.ledger.amend(missing=record.rows_missing, repeated=record.rows_repeated)
-    if session.stream is not None:
+    if session.data.stream is not None:
         replica.stream = session.stream_position
-        session.stream.committed(replica.step * session.spec.job.global_batch_size)
+        session.data.stream.committed(replica.step * session.spec.job.global_batch_size)
 
 
 def _enter_judgement(session: JobSession, *, end: bool) -> None:

@@ -174,7 +174,7 @@ def test_a_batch_of_other_rows_than_planned_is_counted_and_told(arena, regressio
     """A loader that hands out the batch before once more: the step's number cannot tell."""
     ranks = [arena.start(regression(), arena.spec(), name=f"w{i}") for i in range(2)]
     arena.copy_state(*ranks)
-    source = ranks[1].run._session.loader._source
+    source = ranks[1].run._session.data.loader._source
     take, made = source.take, []
 
     def stuck() -> Any:

@@ -197,7 +197,7 @@ def test_a_step_committed_at_a_take_over_is_reported_by_all(arena, regression) -
 
 def test_rows_of_a_step_committed_at_a_take_over_are_checked(arena, regression) -> None:
     (rank,) = same_state(arena, regression(), arena.spec(), 1)
-    source = rank.run._session.loader._source
+    source = rank.run._session.data.loader._source
     take, made = source.take, []
 
     def repeats_the_third_batch():

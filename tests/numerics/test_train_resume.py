@@ -274,7 +274,7 @@ def test_loader_processes_are_up_before_a_worker_is_ready(arena) -> None:
     processes = {child.pid for child in active_children()}
     assert len(processes) == 2
     rank.run.expect(0, rank=0, world_size=1)
-    asked = rank.run._session.loader._under_way
+    asked = rank.run._session.data.loader._under_way
     first = asked[0]
     rank.run.adopt_local(0, 0)
     arena.generation([rank])

@@ -101,11 +101,7 @@ class Order(Protocol):
 
 
 class Shuffled:
-    """Every row once, in an order of each epoch's own.
-
-    Args:
-        length: rows of the dataset.
-    """
+    """Every row once, in an order of each epoch's own."""
 
     digest = b""
 
@@ -119,10 +115,6 @@ class Shuffled:
 
 class Weighted:
     """Rows are drawn with replacement, each with a chance that is proportional to its weight.
-
-    Args:
-        weights: one a row, as they came from the task.
-        length: rows of the dataset, and draws of an epoch.
 
     Raises:
         TaskError: they are not one finite weight a row, all are zero, or their sum is not finite.
@@ -162,11 +154,6 @@ class ByLength:
     into batches, which come in a random order, each with its rows in a random order.  The smaller
     last batch of an epoch takes its rows as they come.
 
-    Args:
-        lengths: one a row, as they came from the task.
-        length: rows of the dataset.
-        batch_rows: rows of a global batch.
-
     Raises:
         TaskError: they are not one length a row.
     """
@@ -203,11 +190,6 @@ class ByLength:
 
 class Given:
     """The task gives the rows of each epoch, as many in every one.
-
-    Args:
-        row_order: of the task.
-        length: rows of the dataset.
-        seed: of the job.
 
     Raises:
         TaskError: they are not rows of the dataset.

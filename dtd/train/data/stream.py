@@ -270,11 +270,7 @@ def stream_in(dataset: MapDataset) -> StreamRows | None:
 
 
 class InSequence:
-    """The order of a stream's rows: as they come.
-
-    Args:
-        batch_rows: rows of a step.
-    """
+    """The order of a stream's rows: as they come."""
 
     digest = b"in sequence"
 

@@ -509,11 +509,7 @@ def reset_replica(
 
 
 class LocalStepsUndo:
-    """A copy of the optimizer's and the schedule's state before a round.
-
-    Args:
-        replica: the replica that takes the local steps.
-    """
+    """A copy of the optimizer's and the schedule's state before a round."""
 
     def __init__(self, replica: Replica) -> None:
         self._schedule = replica.schedule

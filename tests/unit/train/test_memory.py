@@ -55,12 +55,6 @@ def group(
     }
 
 
-def test_without_groups_the_host_is_the_limit(kernel) -> None:
-    assert available_memory(CPU, kernel()) == Room(
-        bytes=500 * 1024, limit="available memory of the host"
-    )
-
-
 def test_the_narrowest_group_counts_less_what_it_uses(kernel) -> None:
     root = kernel(
         **{"proc/self/cgroup": "0::/system.slice/dtd-worker.service\n"},

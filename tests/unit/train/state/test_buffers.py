@@ -74,18 +74,6 @@ def test_floats_are_averaged_and_integers_follow_the_last_rank() -> None:
         assert torch.equal(model.constant, Buffered().constant)
 
 
-def test_a_rank_without_rows_takes_the_others_values() -> None:
-    def change(rank, model) -> None:
-        model.mean.add_(2.0)
-        model.count.add_(2)
-
-    models = [Buffered(), Buffered(), Buffered()]
-    exchange(models, [0.0, 1.0, 0.0], change)
-    for model in models:
-        assert model.mean.tolist() == [3.0, 4.0]
-        assert int(model.count) == 7
-
-
 HARD = {
     "int64": torch.tensor([MANY, -MANY, 2**63 - 1, -(2**63), 0]),
     "int32": torch.tensor([2**31 - 1, -(2**31)], dtype=torch.int32),

@@ -25,7 +25,7 @@ from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.neighbours import ENDED, NEXT, PREVIOUS, Neighbours, RingLoss
 from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
-from dtd.net.link import Link, Traffic, traffic_of
+from dtd.net.link import Link, Traffic
 from dtd.net.liveness import Lifeline, LinkHeartbeats
 from dtd.net.tls import tls_fault
 from dtd.wire import messages as m
@@ -170,13 +170,14 @@ class RingEndpoint:
 
     def traffic(self) -> Traffic:
         """Return what was sent to the next rank and over the star, and received likewise."""
-        traffic = traffic_of(self._out, self._in)
-        for link in () if self.star is None else self.star.links():
-            traffic = traffic._replace(
-                sent_bytes=traffic.sent_bytes + link.sent_bytes,
-                received_bytes=traffic.received_bytes + link.received_bytes,
-            )
-        return traffic
+        star = () if self.star is None else tuple(self.star.links())
+        return Traffic(
+            sent_bytes=sum(link.sent_bytes for link in (self._out, *star) if link is not None),
+            received_bytes=sum(
+                link.received_bytes for link in (self._in, *star) if link is not None
+            ),
+            rtt_s=0.0 if self._out is None else self._out.round_trip_s(),
+        )
 
     def end(self, reason: str) -> None:
         """End this rank's part in the generation; idempotent."""

@@ -45,79 +45,6 @@ _RTT_OFFSET_BYTES: Final = 68
 _MICROSECONDS: Final = struct.Struct("=I")
 
 
-class Remote:
-    """The other end of a connection on the event loop.
-
-    Attributes:
-        identity: the peer's identity; None when it is not known.
-        peer: its address and port, or its user on this host, for people; empty until the
-            connection stands.
-        closing: this side has closed the connection, or it is gone.
-        is_same_host: both ends have the same address, so both are probably on this host.
-    """
-
-    def __init__(self) -> None:
-        self.identity: Identity | None = None
-        self.peer = ""
-        self.closing = False
-        self.is_same_host = False
-        self._transport: asyncio.Transport | None = None
-        self._ends: tuple[Any, Any] = (None, None)
-
-    def _attach(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
-        """The connection is open."""
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's class does not inherit from it
-        name = transport.get_extra_info("peername")
-        if not isinstance(name, tuple):  # a Unix socket, or already closed
-            who = self.identity
-            self.peer = who.name if who is not None else f"{SCHEME}{name}" if name else "?"
-            return self._transport
-        self.peer = f"{name[0].removeprefix('::ffff:')}:{name[1]}"
-        own = transport.get_extra_info("sockname")
-        self._ends = own, name
-        self.is_same_host = bool(own) and name[0] == own[0]
-        return self._transport
-
-    def _identify(self, role: str) -> None:
-        """With TLS, take the peer's identity from its certificate.
-
-        Raises:
-            ProtocolError: the peer has another role; an empty role allows any.
-        """
-        assert self._transport is not None
-        tls = self._transport.get_extra_info("ssl_object")
-        if tls is not None:
-            self.identity = of_certificate(tls.getpeercert(), tls.getpeercert(binary_form=True))
-            check_role(self.identity, role)
-
-    def round_trip_s(self) -> float:
-        """Smoothed round-trip time measured by the kernel; 0 when it is not known."""
-        if self._transport is None or self.closing:
-            return 0.0
-        return round_trip_s(self._transport.get_extra_info("socket"))
-
-    def keep_alive(self) -> None:
-        """Let the kernel detect a dead peer: see `keep_alive`."""
-        assert self._transport is not None
-        keep_alive(self._transport.get_extra_info("socket"))
-
-    def private_ends(self, *, opened: bool) -> bytes:
-        """Return `private_ends` of this connection."""
-        return private_ends(*self._ends, opened=opened, encrypted=self.is_encrypted)
-
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether the connection runs over TLS."""
-        transport = self._transport
-        return transport is not None and transport.get_extra_info("ssl_object") is not None
-
-    def peer_host(self) -> str:
-        """Address of the other side without the port, or its user on this host."""
-        return self.peer if self.peer.startswith(SCHEME) else self.peer.rsplit(":", 1)[0]
-
-
 def private_ends(own: Any, peer: Any, *, opened: bool, encrypted: bool) -> bytes:
     """Return the common name of a connection that no third party can reach; empty for others.
 
@@ -159,40 +86,6 @@ def _text(end: tuple[Any, ...]) -> str:
     return f"{_host(end)}:{end[1]}"
 
 
-def keep_alive(connection: Any) -> None:
-    """Enable TCP keep-alive: probe a quiet peer, and drop the connection when it is dead.
-
-    Not for a peer that may stop reading: that counts as dead too.
-
-    Args:
-        connection: has the `setsockopt` of a socket.
-    """
-    options = {
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): IDLE_S,
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): IDLE_S // 2,
-        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): DEAD_S * 1000,
-    }
-    for (level, option), value in options.items():
-        connection.setsockopt(level, option, value)
-
-
-def round_trip_s(connection: Any) -> float:
-    """Smoothed round-trip time of a connected socket in seconds; 0 when it is not known.
-
-    Args:
-        connection: has the `getsockopt` of a socket.
-    """
-    size = _RTT_OFFSET_BYTES + _MICROSECONDS.size
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
-    except OSError:  # just closed
-        return 0.0
-    if len(info) < size:
-        return 0.0
-    return float(_MICROSECONDS.unpack_from(info, _RTT_OFFSET_BYTES)[0]) / 1e6
-
-
 class LinkHandler(Protocol):
     """The owner of a link.  A ProtocolError raised in any method closes the link with it."""
 
@@ -218,7 +111,7 @@ class LinkHandler(Protocol):
         ...
 
 
-class Link(Remote, asyncio.BufferedProtocol):
+class Link(asyncio.BufferedProtocol):
     """One connection.
 
     Args:
@@ -230,6 +123,11 @@ class Link(Remote, asyncio.BufferedProtocol):
         peer_role: with TLS, the role that the other side's certificate must have; empty: any.
 
     Attributes:
+        identity: the peer's identity; None when it is not known.
+        peer: its address and port, or its user on this host, for people; empty until the
+            connection stands.
+        closing: this side has closed the connection, or it is gone.
+        is_same_host: both ends have the same address, so both are probably on this host.
         session: the connection's protocol state.
         on_lost: called when the TCP connection is gone, before the handler.
         received_bytes: all received bytes, including those of incomplete frames.
@@ -246,7 +144,12 @@ class Link(Remote, asyncio.BufferedProtocol):
         staging_bytes: int = STAGING_BYTES,
         peer_role: str = "",
     ) -> None:
-        super().__init__()
+        self.identity: Identity | None = None
+        self.peer = ""
+        self.closing = False
+        self.is_same_host = False
+        self._transport: asyncio.Transport | None = None
+        self._ends: tuple[Any, Any] = (None, None)
         self.handler = handler
         self.session = Session(
             role=None if hello is None else m.Role(hello.role),
@@ -267,6 +170,51 @@ class Link(Remote, asyncio.BufferedProtocol):
         self._draining: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
 
+    # --- the other end ---------------------------------------------------------------------
+
+    def round_trip_s(self) -> float:
+        """Smoothed round-trip time measured by the kernel; 0 when it is not known."""
+        if self._transport is None or self.closing:
+            return 0.0
+        connection = self._transport.get_extra_info("socket")
+        size = _RTT_OFFSET_BYTES + _MICROSECONDS.size
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+        except OSError:  # just closed
+            return 0.0
+        if len(info) < size:
+            return 0.0
+        return float(_MICROSECONDS.unpack_from(info, _RTT_OFFSET_BYTES)[0]) / 1e6
+
+    def keep_alive(self) -> None:
+        """Enable TCP keep-alive: probe a quiet peer, and drop the connection when it is dead.
+
+        Not for a peer that may stop reading: that counts as dead too.
+        """
+        assert self._transport is not None
+        connection = self._transport.get_extra_info("socket")
+        options = {
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): IDLE_S,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): IDLE_S // 2,
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): DEAD_S * 1000,
+        }
+        for (level, option), value in options.items():
+            connection.setsockopt(level, option, value)
+
+    def _private_ends(self, *, opened: bool) -> bytes:
+        return private_ends(*self._ends, opened=opened, encrypted=self.is_encrypted)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the connection runs over TLS."""
+        transport = self._transport
+        return transport is not None and transport.get_extra_info("ssl_object") is not None
+
+    def peer_host(self) -> str:
+        """Address of the other side without the port, or its user on this host."""
+        return self.peer if self.peer.startswith(SCHEME) else self.peer.rsplit(":", 1)[0]
+
     # --- sending ---------------------------------------------------------------------------
 
     def send(self, message: m.Message, payload: bytes | memoryview = b"") -> None:
@@ -278,7 +226,7 @@ class Link(Remote, asyncio.BufferedProtocol):
 
     def welcome(self, message: m.Welcome, *, secret: bytes = b"") -> None:
         """Accept the other side's HELLO; with a secret, it must still prove that it has it."""
-        ends = self.private_ends(opened=False) if secret else b""
+        ends = self._private_ends(opened=False) if secret else b""
         self._write(self.session.welcome(message, secret=secret, ends=ends))
         if self.session.state is State.OPEN:
             self._opened()
@@ -373,8 +321,36 @@ class Link(Remote, asyncio.BufferedProtocol):
             return
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._too_slow)
         if self._hello is not None:
-            ends = self.private_ends(opened=True) if self._secret else b""
+            ends = self._private_ends(opened=True) if self._secret else b""
             self._write(self.session.hello(self._hello, secret=self._secret, ends=ends))
+
+    def _attach(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
+        """The connection is open."""
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's class does not inherit from it
+        name = transport.get_extra_info("peername")
+        if not isinstance(name, tuple):  # a Unix socket, or already closed
+            who = self.identity
+            self.peer = who.name if who is not None else f"{SCHEME}{name}" if name else "?"
+            return self._transport
+        self.peer = f"{name[0].removeprefix('::ffff:')}:{name[1]}"
+        own = transport.get_extra_info("sockname")
+        self._ends = own, name
+        self.is_same_host = bool(own) and name[0] == own[0]
+        return self._transport
+
+    def _identify(self, role: str) -> None:
+        """With TLS, take the peer's identity from its certificate.
+
+        Raises:
+            ProtocolError: the peer has another role; an empty role allows any.
+        """
+        assert self._transport is not None
+        tls = self._transport.get_extra_info("ssl_object")
+        if tls is not None:
+            self.identity = of_certificate(tls.getpeercert(), tls.getpeercert(binary_form=True))
+            check_role(self.identity, role)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Memory for the next bytes."""
@@ -509,12 +485,3 @@ class Traffic(NamedTuple):
 
 
 NO_TRAFFIC: Final = Traffic(sent_bytes=0, received_bytes=0, rtt_s=0.0)
-
-
-def traffic_of(to_next: Link | None, from_previous: Link | None) -> Traffic:
-    """The traffic of two links; a link that is not open yet is None."""
-    return Traffic(
-        sent_bytes=0 if to_next is None else to_next.sent_bytes,
-        received_bytes=0 if from_previous is None else from_previous.received_bytes,
-        rtt_s=0.0 if to_next is None else to_next.round_trip_s(),
-    )

@@ -1,4 +1,4 @@
-"""The coordinator's terms of a job, of whatever release its specification is."""
+"""Terms of a job that the coordinator reads, and the identity of a job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dtd import job
-from dtd.job import StrategyTable
+from dtd.job import StrategyTable, parse_job, to_mapping
+from dtd.job.identity import folder_of, identity_of, spec_hash
 from dtd.job.terms import JobTerms, terms_of
 
 FULL: dict[str, dict[str, Any]] = {
@@ -58,3 +59,71 @@ def test_of_the_strategy_counts_what_would_be_valid_here() -> None:
     later = {"name": "diloco", "inner_steps": 0, "outer_lr": "x", "inner_steps_max": 9, "new": 1}
     assert terms_of({"strategy": later}).strategy == StrategyTable(name="diloco", inner_steps_max=9)
     assert terms_of({"strategy": {"name": "of a later release"}}).strategy == StrategyTable()
+
+
+# --- identity ------------------------------------------------------------------------------------
+
+
+TEXT = """
+[job]
+name = "digits"
+task = "digits"
+epochs = 3
+global_batch_size = 64
+[task]
+width = 3
+"""
+
+
+def settings(*overrides: str) -> dict[str, Any]:
+    return to_mapping(parse_job(TEXT, source="test", overrides=overrides))
+
+
+def test_identity_names_store_epoch_job_and_settings() -> None:
+    known = settings()
+    identity = identity_of("5a", 2, "digits-3", known)
+    assert identity == f"5a.2.digits-3.{spec_hash(known)}"
+    others = {
+        identity_of("5b", 2, "digits-3", known),
+        identity_of("5a", 3, "digits-3", known),
+        identity_of("5a", 2, "digits-4", known),
+        identity_of("5a", 2, "digits-3", settings("job.seed=1")),
+    }
+    assert len({folder_of("digits-3", one) for one in others | {identity}}) == 5
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "job.seed=1",
+        "job.global_batch_size=32",
+        "job.task=mnist",
+        "task.width=4",
+        "optimizer.name=adam",
+    ],
+)
+def test_settings_that_make_another_state(override: str) -> None:
+    assert spec_hash(settings(override)) != spec_hash(settings())
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "job.epochs=9",
+        "job.name=else",
+        "optimizer.lr=0.5",
+        "elastic.min_workers=3",
+        "checkpoint.keep=9",
+        "strategy.codec=bfloat16",
+        "strategy.codec=float16",
+    ],
+)
+def test_settings_that_may_change(override: str) -> None:
+    assert spec_hash(settings(override)) == spec_hash(settings())
+
+
+def test_folder_is_short_and_of_a_job_of_the_first_release_its_id() -> None:
+    assert folder_of("digits-3", "") == "digits-3"
+    folder = folder_of("digits-3", identity_of("5a", 1, "digits-3", settings()))
+    assert folder.startswith("digits-3.")
+    assert len(folder) == len("digits-3.") + 10

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import dtd.places as places
-from dtd.places import find_sockets, socket_place, state_directory
+from dtd.errors import ConfigError
+from dtd.places import find_sockets, require_linux, socket_place, state_directory
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +57,15 @@ def test_where_there_is_none_the_likely_one_is_named(tmp_path: Path) -> None:
     assert found(service) == [f"{tmp_path}/run/dtd/coordinator/control.sock"]
     own_service = {**service, "XDG_RUNTIME_DIR": user}
     assert found(own_service) == [f"{user}/dtd/coordinator/control.sock"]
+
+
+# --- where dtd runs ------------------------------------------------------------------------------
+
+
+def test_linux_is_accepted() -> None:
+    require_linux("linux")
+
+
+def test_anything_else_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="runs on Linux only, and this is darwin"):
+        require_linux("darwin")

@@ -10,18 +10,21 @@ import pytest
 
 import dtd.net.data_server as data_server_module
 from dtd.address import Address
-from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.errors import CheckpointError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net import limits as connection_limiter
 from dtd.net.data_server import (
     INFO_BLOBS,
     MAX_FETCH_BYTES,
+    MAX_MEASURED_BYTES,
     MAX_REQUESTS_AHEAD,
     MAX_UNPROVEN,
+    ZEROS_BYTES,
     Blob,
     DataServer,
     Resource,
     file_blob,
     memory_blob,
+    zeros,
 )
 from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
@@ -521,3 +524,30 @@ async def test_a_long_list_of_blobs_comes_in_pages(port, dial):
     assert [name for name, _ in infos] == [blob.name for blob in blobs]
     assert manifest == b"the manifest"
     assert await fetched(peer, 2 * INFO_BLOBS, 0, 1) == b"x"
+
+
+# --- the resource that links are measured with ---------------------------------------------------
+
+
+def test_any_range_of_it_is_zeros_from_one_buffer():
+    [blob] = zeros(f"measure/{MAX_MEASURED_BYTES}").blobs
+    assert (blob.size_bytes, blob.in_memory) == (MAX_MEASURED_BYTES, True)
+    assert bytes(blob.read(MAX_MEASURED_BYTES - 5, 5)) == bytes(5)
+    first, second = blob.read(0, 1), zeros("measure/1").blobs[0].read(0, 1)
+    assert first.obj is second.obj
+    assert ZEROS_BYTES >= MAX_FETCH_BYTES
+
+
+@pytest.mark.parametrize(
+    "name", ["measure/", "measure/0", "measure/-1", "measure/1e3", "measure/٣"]
+)
+def test_a_size_that_makes_no_sense_is_refused(name):
+    with pytest.raises(RequestRefused):
+        zeros(name)
+
+
+def test_too_much_is_refused():
+    with pytest.raises(RequestRefused, match="not in 1"):
+        zeros(f"measure/{MAX_MEASURED_BYTES + 1}")
+    with pytest.raises(RequestRefused):
+        zeros("measure/" + "9" * 5000)

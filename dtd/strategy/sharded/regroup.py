@@ -28,8 +28,7 @@ from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing, Unre
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.schedule.chunks import Operation
 from dtd.json_reader import read_json
-from dtd.strategy.sharded.slices import Column
-from dtd.strategy.sharded.state import ShardedState
+from dtd.strategy.sharded.state import Column, ShardedState
 from dtd.strategy.wire_memory import bucket_memory
 
 BATCH_BYTES: Final = 64 << 20

@@ -1,4 +1,4 @@
-"""Movement in a process, seen from its event loop: real threads and processes."""
+"""Evidence of a worker: a stuck thread, the end of its last process, and its status line."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import subprocess
 import sys
 import threading
 from types import ModuleType
-
 import pytest
-
 from dtd.cluster.progress import motion
 from dtd.worker.evidence import ThreadObserver, where_stalled
+import subprocess
+import sys
+from pathlib import Path
+import pytest
+from dtd.worker import evidence
+from dtd.worker.evidence import LastEnd, how_it_ended
+from dtd.wire import messages as m
+from dtd.worker.evidence import status_line
 
 LONG_S = 60.0
 """For what is waited for; it comes at once."""
@@ -159,3 +165,153 @@ def test_the_users_line_is_named_once_a_stall_lasts():
     release.set()
     thread.join()
     assert where_stalled(thread.ident, 1.5) == ""
+
+
+# --- the end of the last process --------------------------------------------------------------------
+
+
+SEGMENTATION_FAULT = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f01 [asyncio] (most recent call first):
+  File "/usr/lib/python3.11/selectors.py", line 468 in select
+
+Current thread 0x00007f02 [trainer] (most recent call first):
+  Garbage-collecting
+  File "/srv/job/task.py", line 31 in loss
+  File "/opt/dtd/lib/dtd/train/step.py", line 90 in contribute
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "service", "words"),
+    [
+        (SEGMENTATION_FAULT, "", "ended by SIGSEGV in loss (task.py:31)"),
+        (
+            SEGMENTATION_FAULT,
+            "core-dump dumped SEGV",
+            "ended by SIGSEGV (systemd: core-dump) in loss (task.py:31)",
+        ),
+        (
+            "Fatal Python error: RuntimeError: no\n",
+            "exit-code exited 1",
+            "ended by RuntimeError: no",
+        ),
+        ("", "oom-kill killed KILL", "ended by SIGKILL (systemd: oom-kill)"),
+        ("", "watchdog dumped ABRT", "ended by SIGABRT (systemd: watchdog)"),
+        ("", "exit-code exited 3", "ended with exit status 3"),
+    ],
+)
+def test_what_the_traces_say(fault, service, words):
+    assert how_it_ended(fault, service) == words
+
+
+LIVE = """
+import os, signal, sys
+from pathlib import Path
+from dtd.worker.evidence import LastEnd
+one = LastEnd(Path(sys.argv[1]))
+one.begin()
+{deed}
+"""
+
+
+def live_and_die(directory: Path, deed: str) -> None:
+    script = LIVE.format(deed=deed)
+    subprocess.run(
+        [sys.executable, "-c", script, str(directory)], check=False, capture_output=True, timeout=60
+    )
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The next process's report; without taking the test's own fault handler."""
+    monkeypatch.setattr(evidence.faulthandler, "enable", lambda *_: None)
+
+    def tell() -> str:
+        following = LastEnd(tmp_path)
+        following.begin()
+        following.end()
+        return following.told
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("deed", "words"),
+    [
+        ("def at_fault():\n  os.kill(os.getpid(), signal.SIGSEGV)\nat_fault()", "SIGSEGV in at_f"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ended without a message"),
+        ("one.failed(ValueError('x'))", "ended by ValueError: x"),
+        ("one.end()", ""),
+        ("import io; sys.stderr = io.StringIO(); one.end(); print('over'); os._exit(3)", ""),
+    ],
+)
+def test_a_process_that_ended_is_told_of_once(tmp_path, told, deed, words):
+    live_and_die(tmp_path, deed)
+    said = told()
+    assert words in said
+    assert bool(said) is bool(words)
+    assert told() == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_told_is_bounded_and_printable(tmp_path, told):
+    live_and_die(tmp_path, "os._exit(1)")
+    (tmp_path / evidence.FAULT_FILE).write_text(
+        "Fatal Python error: \x1b[31m" + "x" * 100_000 + "\n"
+    )
+    said = told()
+    assert len(said) <= 255
+    assert "\x1b" not in said
+
+
+def test_a_directory_that_cannot_be_written_keeps_nobody_from_working(tmp_path):
+    one = LastEnd(tmp_path / "missing")
+    one.begin()
+    one.failed(ValueError("x"))
+    one.end()
+    assert one.told == ""
+
+
+# --- the status line --------------------------------------------------------------------------------
+
+
+def assign(*names, rank=0):
+    roster = tuple(
+        m.Member(name=name, incarnation=1, host="h", port=1, holds=True) for name in names
+    )
+    return m.Assign(
+        job="digits-1",
+        generation=2,
+        roster_id=3,
+        rank=rank,
+        roster=roster,
+        held_generation=0,
+        held_step=0,
+    )
+
+
+def test_an_idle_worker():
+    beat = m.Heartbeat(state="idle", waiting="waits for a job")
+    assert status_line(beat, None, coordinator="") == "waits for a job"
+    assert (
+        status_line(beat, None, coordinator="10.0.0.1:7117")
+        == "waits for a job, connecting to the coordinator at 10.0.0.1:7117"
+    )
+
+
+def test_a_worker_that_trains():
+    beat = m.Heartbeat(state="running", job="digits-1", step=120, loss=0.123456)
+    line = status_line(beat, assign("a", "b", "c", rank=2), coordinator="")
+    assert line == "job digits-1: step 120, loss 0.1235, rank 2 of 3 between b and a"
+    line = status_line(beat, assign("a", "b", "c"), coordinator="")
+    assert line.endswith("rank 0 of 3 between c and b")
+    assert status_line(beat, assign("a"), coordinator="").endswith("loss 0.1235, alone")
+
+
+def test_a_worker_that_waits_for_the_others():
+    beat = m.Heartbeat(
+        state="frozen", job="digits-1", step=3, waiting="waits for the next generation"
+    )
+    line = status_line(beat, assign("a", "b"), coordinator="")
+    assert line == "job digits-1: waits for the next generation"

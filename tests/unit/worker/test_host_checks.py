@@ -1,0 +1,143 @@
+"""A host without the device or the sandbox that its worker promises is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import pytest
+from dtd.errors import ConfigError
+from dtd.worker import host_checks
+from dtd.worker.host_checks import Driver, ask_driver, check_device
+import errno
+import os
+from types import SimpleNamespace
+import pytest
+from dtd.errors import ConfigError
+from dtd.worker import host_checks
+from dtd.worker.host_checks import check_sandbox, refuse_if_laxer
+
+@pytest.mark.parametrize(
+    ("name", "driver"), [("cuda:0", Driver(0, 1)), ("cuda:7", Driver(0, 8)), ("cpu", None)]
+)
+def test_what_is_there_is_taken(name: str, driver: Driver | None) -> None:
+    check_device(name, lambda: driver)
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "why"),
+    [
+        ("cuda:0", None, "no CUDA driver is installed"),
+        ("cuda:0", Driver(100, 0), "sees no GPU"),
+        ("cuda:0", Driver(0, 0), "sees no GPU"),
+        ("cuda:0", Driver(803, 0), "error 803 of cuInit"),
+        ("cuda:7", Driver(0, 2), "the last one is cuda:1"),
+        ("cuda:1", Driver(0, 1), "the only one is cuda:0"),
+    ],
+)
+def test_what_is_not_there_is_refused(name: str, driver: Driver | None, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"--device {name} is not available: .*{why}") as caught:
+        check_device(name, lambda: driver)
+    assert caught.value.exit_code == 78
+
+
+def test_the_driver_is_asked_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_checks, "_ASK", "import signal; signal.pause()")
+    monkeypatch.setattr(host_checks, "PATIENCE_S", 0.05)
+    with pytest.raises(ConfigError, match="does not answer"):
+        ask_driver()
+
+
+def test_an_answer_that_is_none_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_checks, "_ASK", "raise OSError('libcuda.so.1')")
+    assert ask_driver() is None
+    monkeypatch.setattr(host_checks, "_ASK", "print(0, 3)")
+    assert ask_driver() == Driver(0, 3)
+
+
+def test_the_worker_says_so_and_ends_without_importing_torch(tmp_path) -> None:
+    """The number is one that no host has."""
+    program = "import sys; from dtd.worker.main import main; code = main(sys.argv[1:])"
+    program += "; assert 'torch' not in sys.modules; sys.exit(code)"
+    command = [sys.executable, "-c", program, "--device", "cuda:999"]
+    ended = subprocess.run(
+        [*command, "--state-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 78, ended.stderr
+    assert "--device cuda:999 is not available" in ended.stderr
+
+
+# --- sandbox ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """A host of which a test says what is writable and who can be reached."""
+    made = SimpleNamespace(writable=set(), hidden=set(), reachable=set())
+
+    def statvfs(place):
+        if place in made.hidden:
+            raise PermissionError(errno.EACCES, "hidden")
+        return SimpleNamespace(f_flag=0 if place in made.writable else os.ST_RDONLY)
+
+    class Socket:
+        def __init__(self, family, kind):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_error):
+            pass
+
+        def sendto(self, octets, address):
+            if address[0] not in made.reachable:
+                raise PermissionError(errno.EPERM, "filtered")
+
+    monkeypatch.setattr(host_checks.os, "statvfs", statvfs)
+    monkeypatch.setattr(host_checks.socket, "socket", Socket)
+    return made
+
+
+def test_a_sandbox_without_holes(host):
+    host.hidden.add("/root")
+    check_sandbox("strict")
+
+
+def test_nothing_is_looked_at_without_the_setting(host):
+    host.writable, host.reachable = {"/"}, {"192.0.2.1"}
+    check_sandbox("normal")
+
+
+def test_all_holes_are_named(host):
+    host.writable, host.reachable = {"/", "/srv"}, {"192.0.2.1", "2001:db8::1"}
+    with pytest.raises(ConfigError) as caught:
+        check_sandbox("strict")
+    assert (
+        "/, /srv can be written to; addresses outside the cluster, such as 192.0.2.1, 2001"
+        in caught.value.message
+    )
+    assert "strict.conf" in caught.value.remedy
+
+
+@pytest.mark.parametrize("attribute", ["writable", "reachable"])
+def test_one_hole_is_enough(host, attribute):
+    setattr(host, attribute, {"/var", "192.0.2.1"})
+    with pytest.raises(ConfigError, match="but from here"):
+        check_sandbox("strict")
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [("normal", "normal"), ("strict", "strict"), ("strict", "normal"), ("normal", "")],
+)
+def test_jobs_that_a_worker_takes(own, wanted):
+    refuse_if_laxer(own, wanted)
+
+
+def test_a_job_that_wants_more_than_a_worker_has_is_refused():
+    with pytest.raises(ConfigError, match=r"sandbox = .strict.*no such sandbox"):
+        refuse_if_laxer("normal", "strict")

@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple, Protocol, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 import structlog
 
 import dtd
 from dtd.cluster.progress import Evidence
+from dtd.exchange.endpoint import RingEndpoint
 from dtd.net.link import NO_TRAFFIC, Traffic
 from dtd.shown import escaped
 from dtd.wire import messages as m
@@ -321,22 +322,14 @@ def _peers(beat: m.Heartbeat, assign: m.Assign | None) -> list[str]:
 # --- traffic of its rings, one after the other ---------------------------------------------------
 
 
-class Ring(Protocol):
-    """A ring that counts its traffic."""
-
-    def traffic(self) -> Traffic:
-        """Since it was made."""
-        ...
-
-
 class TrafficMeter:
     """Adds up the traffic of rings; belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._ring: Ring | None = None
+        self._ring: RingEndpoint | None = None
         self._before = NO_TRAFFIC
 
-    def heartbeat_fields(self, ring: Ring | None) -> dict[str, Any]:
+    def heartbeat_fields(self, ring: RingEndpoint | None) -> dict[str, Any]:
         """Return the fields of a heartbeat, since the process started.
 
         Args:

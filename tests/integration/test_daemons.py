@@ -216,7 +216,7 @@ def test_a_worker_that_crashed_says_how(idle):
     assert child.wait(100.0) == -signal.SIGSEGV
     idle.start_again()
     event = idle.await_event("worker_crashed", containing="SIGSEGV")
-    # Where, it says unless the thread had no frame of Python: tests/unit/worker/test_last_end.py.
+    # Where, it says unless the thread had no frame of Python: tests/unit/worker/test_evidence.py.
     assert event["message"].startswith("worker-1's last process ended by SIGSEGV")
     log = [json.loads(line) for line in child.log_path.read_text().splitlines() if line[:1] == "{"]
     told = [line for line in log if line["event"] == "last_process_ended"]

@@ -6,18 +6,15 @@ import os
 import subprocess
 import sys
 import threading
-from types import ModuleType
-import pytest
-from dtd.cluster.progress import motion
-from dtd.worker.evidence import ThreadObserver, where_stalled
-import subprocess
-import sys
 from pathlib import Path
+from types import ModuleType
+
 import pytest
-from dtd.worker import evidence
-from dtd.worker.evidence import LastEnd, how_it_ended
+
+from dtd.cluster.progress import motion
 from dtd.wire import messages as m
-from dtd.worker.evidence import status_line
+from dtd.worker import evidence
+from dtd.worker.evidence import LastEnd, ThreadObserver, how_it_ended, status_line, where_stalled
 
 LONG_S = 60.0
 """For what is waited for; it comes at once."""
@@ -167,7 +164,7 @@ def test_the_users_line_is_named_once_a_stall_lasts():
     assert where_stalled(thread.ident, 1.5) == ""
 
 
-# --- the end of the last process --------------------------------------------------------------------
+# --- the end of the last process ------------------------------------------------------------------
 
 
 SEGMENTATION_FAULT = """Fatal Python error: Segmentation fault
@@ -273,7 +270,7 @@ def test_a_directory_that_cannot_be_written_keeps_nobody_from_working(tmp_path):
     assert one.told == ""
 
 
-# --- the status line --------------------------------------------------------------------------------
+# --- the status line ------------------------------------------------------------------------------
 
 
 def assign(*names, rank=0):

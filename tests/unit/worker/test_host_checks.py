@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import pytest
-from dtd.errors import ConfigError
-from dtd.worker import host_checks
-from dtd.worker.host_checks import Driver, ask_driver, check_device
 import errno
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
+
 import pytest
+
 from dtd.errors import ConfigError
 from dtd.worker import host_checks
-from dtd.worker.host_checks import check_sandbox, refuse_if_laxer
+from dtd.worker.host_checks import Driver, ask_driver, check_device, check_sandbox, refuse_if_laxer
+
 
 @pytest.mark.parametrize(
     ("name", "driver"), [("cuda:0", Driver(0, 1)), ("cuda:7", Driver(0, 8)), ("cpu", None)]
@@ -70,7 +69,7 @@ def test_the_worker_says_so_and_ends_without_importing_torch(tmp_path) -> None:
     assert "--device cuda:999 is not available" in ended.stderr
 
 
-# --- sandbox ----------------------------------------------------------------------------------------
+# --- sandbox --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

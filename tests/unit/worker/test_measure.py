@@ -10,17 +10,16 @@ import tracemalloc
 import pytest
 
 import dtd.worker.measure as measure_module
-from dtd.address import Address
 from dtd.config import WorkerConfig
-from dtd.errors import CheckpointError, TaskError
-from dtd.net.data_server import PROBE_SCOPE, DataServer
+from dtd.errors import TaskError
+from dtd.net.data_server import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.worker.measure import measure
+from tests.unit.worker.conftest import WORKER_SECRET
 
 PATIENCE_S = 30.0
 NEVER_S = 1 << 40
-SECRET = b"w" * 32
 
 
 def no_package(digest):
@@ -32,24 +31,13 @@ def config(tmp_path):
     return WorkerConfig(name="worker-0", state_dir=tmp_path)
 
 
-@pytest.fixture
-async def data_port():
-    def no_checkpoint(name):
-        raise CheckpointError(f"{name} is not here")
-
-    server = DataServer("worker-1", no_checkpoint)
-    server.worker_secret = SECRET
-    yield await server.listen(Address("127.0.0.1", 0))
-    server.close()
-
-
 def question(what, address=None, **changed):
     values = {"number": 7, "what": what, "spec": {}}
     if address is not None:
         values |= {"name": "worker-1", "host": address.host, "port": address.port}
         values |= {
             "ticket_expires_s": NEVER_S,
-            "ticket_key": ticket_key(SECRET, PROBE_SCOPE, NEVER_S),
+            "ticket_key": ticket_key(WORKER_SECRET, PROBE_SCOPE, NEVER_S),
         }
     return m.Measure(**(values | changed))
 
@@ -68,7 +56,7 @@ async def test_the_host(config):
 
 
 async def test_latency_only(config, data_port):
-    measured = await answer(question("latency", data_port), config)
+    measured = await answer(question("latency", data_port[1]), config)
     assert measured.reason == ""
     assert list(measured.figures) == ["rtt_s"]
     assert 0 < measured.figures["rtt_s"] < PATIENCE_S
@@ -76,7 +64,7 @@ async def test_latency_only(config, data_port):
 
 async def test_bandwidth_is_bounded_in_bytes(config, data_port, monkeypatch):
     monkeypatch.setattr(measure_module, "TRANSFER_BYTES", 4 << 20)
-    measured = await answer(question("bandwidth", data_port), config)
+    measured = await answer(question("bandwidth", data_port[1]), config)
     assert measured.reason == ""
     assert measured.figures["bytes_per_s"] > 0
 
@@ -84,7 +72,7 @@ async def test_bandwidth_is_bounded_in_bytes(config, data_port, monkeypatch):
 async def test_bandwidth_is_bounded_in_time(config, data_port, monkeypatch):
     monkeypatch.setattr(measure_module, "TRANSFER_S", 0.0)
     monkeypatch.setattr(measure_module, "TRANSFER_BYTES", 1 << 50)
-    measured = await answer(question("bandwidth", data_port), config)
+    measured = await answer(question("bandwidth", data_port[1]), config)
     assert measured.figures["bytes_per_s"] > 0
 
 
@@ -166,6 +154,3 @@ async def test_beside_a_job_no_step_is_measured(config):
         "worker-0 is busy",
         "wait until no job is running",
     )
-
-
-# --- several ---------------------------------------------------------------------------------

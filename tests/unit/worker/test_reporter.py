@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+
 import pytest
 import structlog
+
 import dtd.worker.reporter as reporter_module
 from dtd.cluster.progress import ProgressWatch
 from dtd.train.record import EvalRecord, Outcome, StepRecord
@@ -17,10 +20,9 @@ from dtd.worker.reporter import (
     JobReporter,
     progress_message,
 )
-from pathlib import Path
-from dtd.worker.reporter import CommittedStep
 
 log = structlog.get_logger()
+
 
 def assign(*, generation=3, rank=0):
     return m.Assign(
@@ -259,7 +261,7 @@ def test_the_result_is_of_all_steps(reporter):
     assert (result["rows_missing"], result["rows_repeated"]) == (0, 0)
 
 
-# --- the record of the last commit, for the next process --------------------------------------------
+# --- the record of the last commit, for the next process ------------------------------------------
 
 
 def test_the_next_process_finds_the_last_commit(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def post(path: str, descriptor: int) -> None:
 
 def in_thread(function: Callable[..., None], *arguments: object) -> None:
     """Run a function that may block in a thread."""
-    threading.Thread(target=function, args=arguments, name="loans", daemon=True).start()
+    threading.Thread(target=function, args=arguments, name="descriptors", daemon=True).start()
 
 
 def _checked(path: str) -> str:

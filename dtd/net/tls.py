@@ -74,7 +74,7 @@ def times_of(error: BaseException | None, address: Endpoint, credential: Credent
 
 
 def _life_there(address: Address) -> tuple[dt.datetime, dt.datetime] | None:
-    """Validity of the certificate that is shown there, which nothing else is believed of."""
+    """Validity of the certificate that is shown there; nothing else of it is used."""
     from cryptography import x509
 
     try:

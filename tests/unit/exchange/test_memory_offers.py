@@ -95,7 +95,7 @@ async def agree(sides, buckets):
 def put_aside():
     """Wait for what was left to threads."""
     for thread in threading.enumerate():
-        if thread.name == "loans":
+        if thread.name == "descriptors":
             thread.join(PATIENCE_S)
 
 
@@ -194,7 +194,7 @@ async def test_memory_that_is_closed_meanwhile_is_not_lent(sides, lender):
     assert one.offers.offer(lender.buckets) == NOTHING_SHARED
 
 
-async def test_where_there_can_be_no_letterbox_everything_is_sent(sides, lender, monkeypatch):
+async def test_where_there_can_be_no_mailbox_everything_is_sent(sides, lender, monkeypatch):
     def refuse(directory, look, received):
         raise OSError("no such family of sockets")
 
@@ -243,7 +243,7 @@ async def test_a_wrong_file_is_passed_over(lender, open_files, fd_dir):
     os.close(writing)
 
 
-async def test_a_second_offer_makes_the_first_letterbox_useless(lender, fd_dir):
+async def test_a_second_offer_makes_the_first_mailbox_useless(lender, fd_dir):
     one, other = Side(fd_dir), Side(fd_dir)
     one.offers.offer(lender.buckets)
     one.offers.offer(lender.buckets[:1])

@@ -144,7 +144,7 @@ class OverTcp:
     lends = False
 
     def __init__(self, world_size, loop_thread, fd_dir):
-        self._thread, self._letters = loop_thread, fd_dir if self.lends else None
+        self._thread, self._fd_dir = loop_thread, fd_dir if self.lends else None
         self.servers, self.collectives = loop_thread.run(self._make(world_size))
         for one in self.collectives:
             loop_thread.call(one.endpoint.connect)
@@ -180,7 +180,7 @@ class OverTcp:
                 beat_interval_s=PATIENCE_S / 6,
                 silence_s=PATIENCE_S,
                 agreed=lambda: None,
-                fd_dir=self._letters,
+                fd_dir=self._fd_dir,
             )
             for rank, server in enumerate(servers)
         ]

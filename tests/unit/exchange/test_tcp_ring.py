@@ -449,7 +449,7 @@ async def test_a_ring_that_has_ended_keeps_nothing_that_it_borrowed(ranks, lent,
     ring.nodes[0].endpoint.end("enough")
     await ring.are_broken()
     for thread in threading.enumerate():
-        if thread.name == "loans":
+        if thread.name == "descriptors":
             thread.join(PATIENCE_S)
     assert [mapped(one.memory) for one in buckets] == before
 

@@ -75,7 +75,7 @@ class Box:
 def put_aside():
     """Wait for what was left to threads."""
     for thread in threading.enumerate():
-        if thread.name == "loans":
+        if thread.name == "descriptors":
             thread.join(PATIENCE_S)
 
 
@@ -150,7 +150,7 @@ async def test_nothing_stays_open(fd_dir, file, empty, open_files):
     assert open_files() <= before
 
 
-async def test_letters_without_the_right_file_are_passed_over(box, file, empty):
+async def test_messages_without_the_right_file_are_passed_over(box, file, empty):
     send(box.mailbox.path, octets=b"hello")
     send(box.mailbox.path, octets=b"")
     send(box.mailbox.path, files=[empty])
@@ -168,7 +168,7 @@ async def test_only_the_first_right_file_is_received(fd_dir, file):
     assert box.contents.empty()
 
 
-async def test_a_mailbox_takes_a_few_letters_only(box, file):
+async def test_a_mailbox_takes_a_few_messages_only(box, file):
     for _ in range(descriptors._MAX_SENDERS - 1):
         send(box.mailbox.path)
     post(box.mailbox.path, file)

@@ -335,9 +335,11 @@ def show(options: argparse.Namespace) -> None:
         )
         try:
             cluster.start_all()
-            display.say(f"web page, good once: {cluster.web_page()[1]}")
-            display.say("it is served until Ctrl-C")
-            _await_interrupt()
+            link = cluster.web_page()[1]
+            with contextlib.suppress(SystemExit):
+                display.say(f"web page, good once: {link}")
+                display.say("it is served until Ctrl-C")
+                _await_interrupt()
         finally:
             ignore_stop_signals()
             cluster.stop()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dtd.train.callbacks import Moment
+from dtd.train.record import Moment
 
 
 class NoisyLine:

@@ -138,7 +138,7 @@ def test_a_living_name_is_not_given_twice(coordinator: Coordinator) -> None:
         coordinator.join("host9", file="thief")
     replacing = coordinator.token(names="host9", replaces=True)
     successor = coordinator.join("host9", token=replacing, file="successor")
-    with pytest.raises(RequestRefused, match="was replaced|is revoked"):
+    with pytest.raises(RequestRefused, match=r"was replaced|is revoked"):
         link.receive(timeout_s=PATIENCE_S)
     link.close()
     with pytest.raises(RequestRefused, match="the credential of worker/host9 is revoked"):

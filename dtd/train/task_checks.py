@@ -36,7 +36,7 @@ from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.rules import did_you_mean
 from dtd.strategy.buckets import cleared
-from dtd.strategy.sharded.memory import Region, overlap
+from dtd.strategy.sharded.uses import Region, overlap
 from dtd.train.data.rows import NO_STEP, draw_key, kept_random_state, seed_generators
 from dtd.train.evaluation import NOTHING_SEEN, Evaluator, judge
 from dtd.train.model_setup import Sample, autocast

@@ -35,8 +35,14 @@ from dtd.exchange.api import BucketMemory
 from dtd.exchange.schedule.buckets import BucketPlan
 from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.buckets import bucket_of_each
-from dtd.strategy.sharded.memory import BucketOf, FormerMemory, bucket_finder
-from dtd.strategy.sharded.uses import DirectUses, Gates, is_compiled
+from dtd.strategy.sharded.uses import (
+    BucketOf,
+    DirectUses,
+    FormerMemory,
+    Gates,
+    bucket_finder,
+    is_compiled,
+)
 from dtd.strategy.wire_memory import bucket_memory
 
 

@@ -46,11 +46,10 @@ from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec
 from dtd.strategy.sharded.gradients import Await, Passes, PooledGradients, Submit
-from dtd.strategy.sharded.memory import FormerMemory
 from dtd.strategy.sharded.parameters import GatheredParameters
 from dtd.strategy.sharded.schedule import PassOrder, PassPlan, follow
 from dtd.strategy.sharded.state import ShardedState
-from dtd.strategy.sharded.uses import UnitUses, is_compiled
+from dtd.strategy.sharded.uses import FormerMemory, UnitUses, is_compiled
 from dtd.strategy.sharded.wire_pool import Turn
 
 

@@ -7,8 +7,7 @@ import sys
 
 NOTHING_COMPILED = """
 import sys, torch
-from dtd.strategy.sharded.uses import DirectUses
-from dtd.strategy.sharded.memory import FormerMemory
+from dtd.strategy.sharded.uses import DirectUses, FormerMemory
 
 own = torch.ones(3)
 

@@ -1,11 +1,17 @@
-"""Only published checkpoints may be fetched, and nothing else of the disk."""
+"""Only published checkpoints may be fetched or deleted, and nothing else of the disk."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from dtd.checkpoint.format import MANIFEST_FILE, Manifest, encode_manifest
 from dtd.errors import CheckpointError
-from dtd.worker.checkpoint_files import open_checkpoint
+from dtd.job.identity import folder_of
+from dtd.wire import messages as m
+from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
 
 NAME = "g000001-s000000010"
 
@@ -84,3 +90,113 @@ def test_a_draft_without_a_manifest_is_not_offered(directory):
     (directory / "digits-1" / "g000001-s000000020").mkdir()
     with pytest.raises(CheckpointError, match="not on this worker's disk"):
         open_checkpoint([directory], "checkpoint/digits-1/g000001-s000000020")
+
+
+IDENTITY = "aa.1.digits-1.bb"
+
+
+def checkpoint(root: Path, *, job: str = "digits-1", identity: str = IDENTITY) -> Path:
+    path = root / folder_of(job, identity) / "g000002-s000000010"
+    path.mkdir(parents=True)
+    manifest = Manifest(
+        format=2,
+        job=job,
+        job_name="digits",
+        task="digits",
+        generation=2,
+        step=10,
+        epoch=0,
+        offset=0,
+        digest="",
+        parent="",
+        metrics={},
+        world_size=1,
+        files={},
+        state={},
+        tensors=(),
+        identity=identity,
+    )
+    (path / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
+    return path
+
+
+def order(path: Path, **changes: Any) -> m.DropCheckpoint:
+    values: dict[str, Any] = {"job": "digits-1", "identity": IDENTITY, "generation": 2, "step": 10}
+    return m.DropCheckpoint(**{**values, "directory": str(path), **changes})
+
+
+def test_the_checkpoint_that_is_meant_goes(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    other = path.with_name("g000002-s000000020")
+    other.mkdir()
+    assert drop_checkpoint(order(path)) == ""
+    assert list(path.parent.iterdir()) == [other]
+    assert drop_checkpoint(order(path)) == ""  # it is gone, and that is what was asked for
+
+
+def test_the_last_one_takes_the_job_s_directory_along(tmp_path: Path) -> None:
+    assert drop_checkpoint(order(checkpoint(tmp_path))) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_of_a_job_without_identity(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, identity="")
+    assert drop_checkpoint(order(path, identity="")) == ""
+    assert not path.exists()
+
+
+def test_a_damaged_one_goes_where_its_directory_is_proof_enough(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    (path / MANIFEST_FILE).write_text("torn")
+    assert drop_checkpoint(order(path)) == ""
+    old = checkpoint(tmp_path, identity="")
+    (old / MANIFEST_FILE).write_text("torn")
+    assert "is no manifest" in drop_checkpoint(order(old, identity=""))
+    assert old.is_dir()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job": "digits-2"},
+        {"identity": "aa.1.digits-1.cc"},
+        {"generation": 3},
+        {"step": 11},
+    ],
+)
+def test_what_is_called_otherwise_stays(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = checkpoint(tmp_path)
+    assert "is not called" in drop_checkpoint(order(path, **changes))
+    assert path.is_dir()
+
+
+def test_what_says_of_itself_that_it_is_another_s_stays(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, identity="")
+    stranger = path.parent.with_name(folder_of("digits-1", IDENTITY))
+    path.parent.rename(stranger)
+    moved = stranger / path.name
+    assert "belongs to another job" in drop_checkpoint(order(moved))
+    assert moved.is_dir()
+
+
+def test_paths_that_lead_elsewhere(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "a")
+    folder = path.parent.name
+    around = tmp_path / "a" / ".." / "a" / folder / path.name
+    assert "is not an absolute path" in drop_checkpoint(order(around))
+    assert "is not an absolute path" in drop_checkpoint(order(Path(folder) / path.name))
+    link = tmp_path / "b" / folder
+    link.mkdir(parents=True)
+    (link / path.name).symlink_to(path)
+    assert "is a link" in drop_checkpoint(order(link / path.name))
+    assert path.is_dir()
+
+
+def test_why_it_cannot_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = checkpoint(tmp_path)
+
+    def fail(_path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("dtd.worker.checkpoint_files.shutil.rmtree", fail)
+    assert drop_checkpoint(order(path)) == f"{path} cannot be deleted: Permission denied"

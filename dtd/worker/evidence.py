@@ -200,9 +200,6 @@ class LastEnd:
     The next process logs them, and the coordinator is told in REGISTER.  Nothing here may keep a
     worker from starting: a trace that cannot be written or read is one trace less.
 
-    Args:
-        state_dir: this worker's.
-
     Attributes:
         told: how the process before this one ended, to follow "its last process"; empty if in good
             order, or if there was none.
@@ -330,11 +327,7 @@ class TrafficMeter:
         self._before = NO_TRAFFIC
 
     def heartbeat_fields(self, ring: RingEndpoint | None) -> dict[str, Any]:
-        """Return the fields of a heartbeat, since the process started.
-
-        Args:
-            ring: the present one.
-        """
+        """Return the fields of a heartbeat, since the process started; `ring` is the present one."""
         if ring is not self._ring:
             self._before, self._ring = self._total(), ring
         total = self._total()

@@ -127,12 +127,8 @@ def check_sandbox(sandbox: Sandbox) -> None:
 def refuse_if_laxer(own: Sandbox, wanted: str) -> None:
     """Check that this worker may run a job's code.
 
-    Args:
-        own: the worker's sandbox.
-        wanted: the job's.
-
     Raises:
-        ConfigError: it may not.
+        ConfigError: the job wants a strict sandbox, and the worker has none.
     """
     if wanted == "strict" != own:
         raise ConfigError(

@@ -96,14 +96,7 @@ class Measurements:
 async def measure(
     message: m.Measure, config: WorkerConfig, *, fetch_package: FetchPackage, idle: bool
 ) -> m.Measured:
-    """Do what `message` asks for.
-
-    Args:
-        message: what to measure.
-        config: this worker's settings.
-        fetch_package: as for `Measurements`.
-        idle: it has no job; a step is not measured beside one.
-    """
+    """Measure what `message` names; a step only while the worker is `idle`, beside no job."""
     try:
         if message.what == "host":
             figures = host_figures(config)

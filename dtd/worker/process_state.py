@@ -35,12 +35,7 @@ def is_fit_for_jobs() -> bool:
 
 
 def replace_process(given: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process with a worker in an interpreter that is fit for jobs.
-
-    Args:
-        given: the worker's command line.
-        environment: variables of the new process.
-    """
+    """Replace this process with a worker of this command line, in an interpreter fit for jobs."""
     again = [sys.executable, "-P", "-m", "dtd.worker", *given]
     os.execve(sys.executable, again, {**environment, **HASH_SEED})  # noqa: S606
 

@@ -68,8 +68,8 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Place of a trained parameter: elements [start, stop) of a bucket."""
+class BucketRange:
+    """Elements [start, stop) of a bucket, where a trained parameter lies."""
 
     bucket: int
     start: int
@@ -91,7 +91,7 @@ class ShardedTensor:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    place: Place
+    place: BucketRange
     pieces: tuple[Piece, ...]
 
 
@@ -185,10 +185,10 @@ class ShardedState:
         self._names = list(names)
         self._parameters = list(parameters)
         self._flats = list(flats)
-        self._places = [Place(bucket=0, start=0, stop=0)] * len(self._parameters)
+        self._places = [BucketRange(bucket=0, start=0, stop=0)] * len(self._parameters)
         for number, bucket in enumerate(plan.buckets):
             for at in bucket.places:
-                self._places[at.parameter] = Place(bucket=number, start=at.start, stop=at.stop)
+                self._places[at.parameter] = BucketRange(bucket=number, start=at.start, stop=at.stop)
         self._place_of = {id(p): place for place, p in enumerate(self._parameters)}
         self._optimizer: torch.optim.Optimizer | None = None
         self._whole: list[list[nn.Parameter]] = []

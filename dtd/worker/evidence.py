@@ -327,7 +327,7 @@ class TrafficMeter:
         self._before = NO_TRAFFIC
 
     def heartbeat_fields(self, ring: RingEndpoint | None) -> dict[str, Any]:
-        """Return the fields of a heartbeat, since the process started; `ring` is the present one."""
+        """Return a heartbeat's fields, since the process started; `ring` is the present one."""
         if ring is not self._ring:
             self._before, self._ring = self._total(), ring
         total = self._total()

@@ -188,7 +188,9 @@ class ShardedState:
         self._places = [BucketRange(bucket=0, start=0, stop=0)] * len(self._parameters)
         for number, bucket in enumerate(plan.buckets):
             for at in bucket.places:
-                self._places[at.parameter] = BucketRange(bucket=number, start=at.start, stop=at.stop)
+                self._places[at.parameter] = BucketRange(
+                    bucket=number, start=at.start, stop=at.stop
+                )
         self._place_of = {id(p): place for place, p in enumerate(self._parameters)}
         self._optimizer: torch.optim.Optimizer | None = None
         self._whole: list[list[nn.Parameter]] = []

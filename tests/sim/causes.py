@@ -21,6 +21,7 @@ class Causes:
         touched: processes that a fault has affected.
         flipped: bits of a state have flipped: any worker may be taken for the faulty one.
         went_back: the coordinator's store was restored from a backup.
+        discarded: jobs cancelled while their last state was being written: they end without it.
         cancels: how often the operator has cancelled a job; a second request ends the generation
             before its boundary.
     """
@@ -30,6 +31,7 @@ class Causes:
         self.flipped = False
         self.went_back = False
         self.cancels = 0
+        self.discarded: set[str] = set()
         self._task_failed = False
 
     def struck(self, names: Collection[str]) -> None:

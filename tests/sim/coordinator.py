@@ -29,6 +29,7 @@ from dtd.cluster.events import (
     WorkerLost,
 )
 from dtd.cluster.pools import Pools
+from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
 from tests.sim.network import Port
 from tests.sim.scheduler import Timer
@@ -168,6 +169,10 @@ class CoordinatorProcess:
         Raises:
             RequestRefused: the core refuses the request.
         """
+        if isinstance(event, CancelRequested):
+            job = self.membership.cluster_with(event.job).job
+            if job is not None and job.id == event.job and job.state is JobState.SAVING:
+                self.surroundings.oracle.causes.discarded.add(job.id)
         self.handle(event)
         if isinstance(event, CancelRequested):
             answer = partial(self.surroundings.oracle.answered, event.job, self.store)

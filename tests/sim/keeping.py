@@ -22,9 +22,6 @@ from tests.sim.replica import Key, State, expected
 from tests.sim.rows import data_of
 from tests.sim.shard_rules import known
 
-HURRIES = 2
-"""More requests to cancel a job than these may end it before its state is saved."""
-
 
 class Keeping:
     """The rules for all jobs.
@@ -84,7 +81,7 @@ class Keeping:
         """A job has ended, when these processes were connected to the coordinator."""
         if job.state is JobState.DONE:
             self._done(job, connected)
-        elif COORDINATOR not in self._causes.touched and self._causes.cancels <= HURRIES:
+        elif COORDINATOR not in self._causes.touched and job.id not in self._causes.discarded:
             self._kept(job)
 
     def _kept(self, job: Job) -> None:

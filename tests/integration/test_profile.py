@@ -111,7 +111,7 @@ def test_a_running_job(job, dtdctl, tmp_path):
     report = json.loads(out)
     assert [one["name"] for one in report["workers"]] == NAMES
     assert report["missing"] == {}
-    assert report["limit"] in {*report["parts"], ""}
+    assert report["limit"] in {*report["parts"], None}  # of nearly equal parts none limits
     assert 0 <= report["overlap"] <= 1
     assert all(0 < one["clock_uncertainty_s"] < 1 for one in report["workers"])
     events = trace_of(path)

@@ -8,6 +8,7 @@ answers is dead, whatever its TCP state; it is closed and reopened.  Messages go
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import ssl
@@ -38,6 +39,8 @@ LONGEST_REFUSED_PAUSE_S: Final = 5.0
 """Longest pause between attempts of a worker that was refused: the reason may pass."""
 TLS_HANDSHAKE_S: Final = 5.0
 CONNECT_S: Final = 5.0
+GOODBYE_S: Final = 2.0
+"""Longest time until the coordinator has read GOODBYE, for a worker that leaves."""
 SILENT_TIMEOUTS: Final = 2
 """A connection is dead after so many heartbeat time-outs without an answer."""
 
@@ -78,7 +81,7 @@ class ControlConnection:
         self._received = received
         self._link: Link | None = None
         self._disconnected = asyncio.Event()
-        self._was_welcome = self._was_registered = False
+        self._was_welcome = self._was_registered = self._leaving = False
         self._detector: Detector | None = None
         self._calls = ""
         self._calling_since: float | None = None
@@ -100,10 +103,20 @@ class ControlConnection:
         if self._link is not None:
             self._link.send(message, payload)
 
-    def close(self, reason: str) -> None:
-        """Send GOODBYE and close."""
+    async def leave(self, reason: str) -> None:
+        """Send GOODBYE, and wait until the coordinator has read it and closes the connection.
+
+        Closed by this side at once, the connection would fail under an answer that the coordinator
+        is just sending, and everything that it has not read by then would be lost.
+        """
+        if self._link is None:
+            return
+        self._leaving = True
+        self._link.send(m.Goodbye(reason=reason))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await self._disconnected.wait()
         if self._link is not None:
-            self._link.send(m.Goodbye(reason=reason))
             self._link.close()
 
     async def keep(self) -> None:
@@ -249,7 +262,7 @@ class ControlConnection:
             self._trouble = _trouble_of_end(error, self._calls)
         if link is self._link:
             self._link = None
-        if self._was_registered:
+        if self._was_registered and not self._leaving:
             log.warning(
                 "coordinator_lost",
                 error=str(error) if error else "the connection was closed normally",

@@ -199,7 +199,7 @@ class Worker:
         if self._output is not None:
             await asyncio.to_thread(self._output.read_all)
         self._send_output(ended=True)
-        self._control.close(ending.reason)
+        await self._control.leave(ending.reason)
         self._data.close()
         await self._metrics.close()
         log.info("worker_ends", reason=ending.reason, how=type(ending).__name__.lower())

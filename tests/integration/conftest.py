@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -191,6 +191,20 @@ class Daemons:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Function, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed shows the last lines of its daemons' logs."""
+    del call
+    report = yield
+    daemons = item.funcargs.get("daemons")
+    if report.failed and isinstance(daemons, Daemons):
+        for name, child in daemons.cluster.children.items():
+            report.sections.append((f"log of {name}", "\n".join(child.log_tail())))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -87,7 +87,7 @@ async def connected(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterat
     task = asyncio.create_task(made.control.keep())
     yield made
     task.cancel()
-    made.control.close("the test is over")
+    await made.control.leave("the test is over")
 
 
 async def test_messages_go_both_ways(coordinator: FakeCoordinator, connected: Connected) -> None:
@@ -111,6 +111,22 @@ async def test_a_lost_connection_is_made_again(
     await soon(coordinator.links)
     await soon(connected.opened)
     assert connected.control.is_open
+
+
+async def test_the_last_words_arrive_under_an_answer_that_is_on_its_way(
+    coordinator: FakeCoordinator, connected: Connected
+) -> None:
+    link = await soon(coordinator.links)
+    await soon(connected.opened)
+    link._transport.pause_reading()
+    connected.control.send(m.Leave(reason="last"))
+    leaving = asyncio.create_task(connected.control.leave("it leaves"))
+    await asyncio.sleep(0)
+    link.send(m.HeartbeatAck())
+    await soon(connected.received)
+    link._transport.resume_reading()
+    await leaving
+    assert await soon(coordinator.heard) == m.Leave(reason="last")
 
 
 async def test_what_is_sent_without_a_connection_is_lost(tmp_path: Path) -> None:
@@ -151,7 +167,7 @@ async def test_a_refusal_is_logged_once_however_often_it_asks(tmp_path: Path) ->
         link = await soon(coordinator.links)
         link.send(m.Registered(heartbeat_interval_s=60, heartbeat_timeout_s=60))
         await soon(made.received)
-        made.control.close("the test is over")
+        await made.control.leave("the test is over")
         task.cancel()
         coordinator.server.close(m.Goodbye())
     assert [(one["event"], one["log_level"]) for one in logs] == [

@@ -36,7 +36,6 @@ from dtd.checkpoint.format import parse_name, read_manifest
 from dtd.checkpoint.tensor_file import MODEL_FILE
 from dtd.coordinator.store.database import FILE_NAME
 from dtd.ctl import output
-from dtd.ctl.settings import read_address
 from dtd.errors import CheckpointError, DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
 from dtd.job.identity import folder_of
@@ -265,14 +264,21 @@ def job_spec(options: argparse.Namespace) -> dict[str, Any]:
     return to_mapping(parse_job('job.name = "local"', source="options", overrides=overrides))
 
 
+def _address(flag: str, text: str) -> Address:
+    try:
+        return Address.parse(text)
+    except UsageError as error:
+        raise UsageError(f"{flag} {error.message}", remedy=f"write {flag} HOST:PORT") from None
+
+
 def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
     """Start the daemons, run the job, tell how it ended, stop the daemons.
 
     Raises:
         DtdError: the daemons could not run.
     """
-    listen = read_address(options.listen, source="--listen") if options.listen else None
-    web = None if options.web == NO_WEB_PAGE else read_address(options.web, source="--web")
+    listen = _address("--listen", options.listen) if options.listen else None
+    web = None if options.web == NO_WEB_PAGE else _address("--web", options.web)
     name = spec["job"]["name"]
     with (
         run_directory(options.state_dir, discard=options.discard, name=name) as directory,
@@ -328,7 +334,7 @@ def show(options: argparse.Namespace) -> None:
             f"--show: {directory} is not the directory of a run: it has no {FILE_NAME}",
             remedy="the launcher prints it as `kept in`",
         )
-    web = None if options.web == NO_WEB_PAGE else read_address(options.web, source="--web")
+    web = None if options.web == NO_WEB_PAGE else _address("--web", options.web)
     with open_display() as display:
         cluster = LocalCluster(
             directory=directory, workers=0, device="cpu", say=display.say, web=_served(web, display)

@@ -1,7 +1,11 @@
-"""Commands for access control: join, token, credentials, revoke, audit."""
+"""Commands for access control: join, token, credentials, revoke, audit, web.
+
+Also renews the credential of the dtdctl user after a command, when that is due.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import getpass
 import os
 import platform
@@ -9,24 +13,25 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask_and_show, pages
 from dtd.ctl.settings import CREDENTIAL_FILE, Settings
-from dtd.errors import UsageError
+from dtd.errors import ConfigError, DtdError, RequestRefused, UsageError
 from dtd.figures import NOTHING, duration, moment
 from dtd.names import name_of
 from dtd.places import config_home
-from dtd.security.identity import JOINABLE, WORKER
+from dtd.security.clock import WARN_BEFORE_DAYS
+from dtd.security.identity import COORDINATOR, JOINABLE, WORKER
 from dtd.security.token import Token, parse_life_s
 from dtd.wire import messages as m
 
 _DATE: Final = "%Y-%m-%d %H:%M"
 _AUDIT_HEADINGS: Final = ("TIME", "WHO", "FROM", "WHAT", "ABOUT", "OUTCOME", "RESULT")
 _AGO: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_RENEWAL_TIMEOUT_S: Final = 5.0
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -197,7 +202,7 @@ def since_s(text: str, *, now_s: float) -> float:
     if ago is not None:
         return max(0.0, now_s - int(ago[1]) * _UNIT_S[ago[2]])
     try:
-        return max(0.0, datetime.fromisoformat(text).timestamp())
+        return max(0.0, dt.datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError, OSError):
         raise UsageError(
             f"--since: {text!r} is not a time", remedy='write "90m", "2d" or "2026-11-22T14:00"'
@@ -229,3 +234,78 @@ def _word(value: Any) -> str:
     if isinstance(value, dict):
         return "/".join(map(_word, value.values()))
     return str(value)
+
+
+def open_web(settings: Settings) -> int:
+    """Print the page's address with a code in it, which is sent to nobody but the page."""
+    with settings.connect() as client:
+        answer = client.request(m.OpenWeb())
+    link = f"{answer['url']}#login={answer['code']}"
+    if settings.as_json:
+        output.print_json({**answer, "link": link})
+        return 0
+    output.print_lines([link])
+    output.say(
+        f"good once, until {moment(answer['expires_unix_s'])}; whoever opens it acts there as you"
+    )
+    if answer["certificate_sha256"]:
+        output.say(
+            "the browser does not know this certificate; compare its SHA-256 fingerprint:"
+            f" {answer['certificate_sha256']}"
+        )
+    return 0
+
+
+def renew_if_due(settings: Settings) -> None:
+    """Renew the credential that a command has used, if the coordinator has said that it is time.
+
+    Silent, but for a line on stderr when a credential that could not be renewed is about to expire.
+    """
+    path = settings.credential_file()
+    if path is None:
+        return
+    now = dt.datetime.now(dt.UTC)
+    try:
+        _renew(settings, path, now)
+    except (DtdError, OSError) as error:
+        _complain(path, now, str(error))
+
+
+def _renew(settings: Settings, path: Path, now: dt.datetime) -> None:
+    from dtd.net.blocking_link import BlockingLink
+    from dtd.net.join_client import write_renewed
+    from dtd.net.tls import tls_connect
+    from dtd.security import certificates
+    from dtd.security.credential import Credential
+
+    credential = Credential.load(path)
+    target = next((one for one in settings.targets() if one.context is not None), None)
+    if target is None or target.context is None:
+        return
+    key = certificates.new_key()
+    link = BlockingLink(
+        target.address,
+        role=m.Role.CTL,
+        name=CREDENTIAL_FILE,
+        timeout_s=_RENEWAL_TIMEOUT_S,
+        connect=tls_connect(target.context, COORDINATOR),
+    )
+    try:
+        link.send(m.Renew(request_pem=certificates.request_pem(key).decode()))
+        answer, _payload = link.receive(timeout_s=_RENEWAL_TIMEOUT_S)
+    finally:
+        link.close()
+    if not isinstance(answer, m.Renewed) or not answer.certificate_pem:
+        raise RequestRefused(getattr(answer, "reason", "") or "the coordinator did not answer")
+    write_renewed(credential, key, answer, path, now=now)
+
+
+def _complain(path: Path, now: dt.datetime, why: str) -> None:
+    from dtd.security.credential import Credential
+
+    try:
+        days = Credential.load(path).days_left(now)
+    except ConfigError:  # the command itself has said so
+        return
+    if days < WARN_BEFORE_DAYS:
+        output.say(f"the credential {path} expires in {days} days and was not renewed: {why}")

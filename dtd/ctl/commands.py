@@ -216,7 +216,7 @@ COMMANDS: Final = (
     ),
     command(
         "report",
-        "report:write_report",
+        "metrics:write_report",
         "Write a job's report: curves, rates, scaling, where time went, incidents, in words too.",
         _JOB,
         option("--against", "JOB", "Compare it with another job.", default=""),
@@ -286,7 +286,7 @@ COMMANDS: Final = (
     ),
     command(
         "events",
-        "events:show_events",
+        "status:show_events",
         "List incidents: cause, worker, time to detection and recovery, steps redone and lost.",
         switch("--follow", "Print each event when it happens."),
     ),
@@ -319,7 +319,7 @@ COMMANDS: Final = (
     ),
     command(
         "web",
-        "web:open_web",
+        "access:open_web",
         "Print the address of the coordinator's web page, with a code to log in once.",
     ),
     command(

@@ -19,8 +19,8 @@ from dtd import __version__, figures
 from dtd.cluster.roster import natural_key
 from dtd.ctl import output
 from dtd.ctl.answers import ask, show
-from dtd.ctl.packages import packed_task, ship
 from dtd.ctl.settings import Settings
+from dtd.ctl.submit import packed_task, ship
 from dtd.doctor import checks
 from dtd.doctor.checks import Finding
 from dtd.doctor.forecast import Forecast

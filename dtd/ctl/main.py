@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         settings = make_settings(values, rest[0] if rest else "")
         exit_code = _run_command(settings, rest)
         if any(client.renew for client in settings.clients):
-            from dtd.ctl.renewal import renew_if_due  # seldom needed, and slow to load
+            from dtd.ctl.access import renew_if_due  # seldom needed, and slow to load
 
             renew_if_due(settings)
         return exit_code

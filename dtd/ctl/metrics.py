@@ -1,7 +1,8 @@
-"""`dtdctl metrics JOB`: figures of a job over its steps, of its workers and links over time.
+"""`dtdctl metrics JOB` and `dtdctl report JOB`: figures of a job, as data and as a report.
 
-A table has a line for each figure; JSON has all points, and so have CSV and Parquet, a line for
-each point.  Parquet needs pyarrow, which is loaded for it only.
+Figures are those of a job over its steps, and of its workers and links over time.  A table has a
+line for each; JSON has all points, and so have CSV and Parquet, a line for each point.  Parquet
+needs pyarrow, which is loaded for it only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import csv
 import importlib
 import itertools
 import sys
+import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from dtd import figures
@@ -18,6 +21,11 @@ from dtd.ctl import output
 from dtd.ctl.answers import Answer, pages
 from dtd.ctl.settings import Settings
 from dtd.errors import UsageError
+from dtd.net.control_client import ControlClient
+from dtd.observe.report.document import document_of
+from dtd.observe.report.facts import Facts, facts_of
+from dtd.observe.report.render import to_html, to_markdown
+from dtd.observe.report.words import never_trained
 from dtd.wire import messages as m
 
 Series = dict[str, Any]
@@ -28,6 +36,9 @@ COLUMNS: Final = (
 )
 _HEADINGS: Final = ("FIGURE", "OF", "STEPS", "POINTS", "FIRST", "MIN", "MEAN", "MAX", "LAST")
 _ROWS_AT_ONCE: Final = 50_000
+_REPORT_POINTS: Final = 500
+"""Points of each curve: more would not be seen."""
+_STDOUT: Final = Path("-")
 
 
 def show_metrics(
@@ -156,3 +167,60 @@ def _pyarrow() -> tuple[Any, Any]:
             remedy="pip install pyarrow, or use -o csv",
         ) from None
     return arrow, parquet
+
+
+def write_report(
+    settings: Settings, job: str, *, against: str, form: str, file: Path | None
+) -> int:
+    """Write the report of a job.
+
+    Args:
+        settings: the coordinator.
+        job: its id.
+        against: the id of another one to compare it with; empty: none.
+        form: "html" or "md".
+        file: where it is written; None: JOB.html or JOB.md here, `-`: stdout.
+
+    Raises:
+        RequestRefused: there is no such job; the nearest one is named.
+        UsageError: the file cannot be written.
+    """
+    with settings.connect() as client:
+        events = _events(client)
+        facts = _facts(client, job, events)
+        other = _facts(client, against, events) if against else None
+    made = figures.moment(time.time())
+    document = document_of(facts, other, made=made)
+    text = to_html(document) if form == "html" else to_markdown(document)
+    place = file if file is not None else Path(f"{job}.{form}")
+    if place == _STDOUT:
+        output.print_document(text)
+        return 0
+    _write(place, text)
+    output.print_lines([str(place)])
+    if not facts.has_trained:
+        output.say(never_trained(facts))
+    return 0
+
+
+def _write(place: Path, text: str) -> None:
+    try:
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{place} cannot be written: {error.strerror}", remedy="name another file with -o"
+        ) from None
+
+
+def _events(client: ControlClient) -> list[dict[str, Any]]:
+    answers = pages(client.request, lambda after: m.ReadEvents(after=after), "events")
+    return [event for answer in answers for event in answer["events"]]
+
+
+def _facts(client: ControlClient, job: str, events: list[dict[str, Any]]) -> Facts:
+    details = client.request(m.ShowJob(job=job))
+
+    def request(after: int) -> m.Message:
+        return m.GetMetrics(job=job, workers=True, points=_REPORT_POINTS, after=after)
+
+    return facts_of(details, list(pages(client.request, request, "series")), events)

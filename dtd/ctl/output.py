@@ -19,24 +19,19 @@ from dtd.errors import DtdError, RequestRefused, UsageError
 from dtd.shown import escaped, indented, json_safe, one_line
 from dtd.streams import is_unicode
 
-BOLD: Final = "1"
-RED: Final = "31"
-GREEN: Final = "32"
-YELLOW: Final = "33"
-_STATE_COLOURS: Final[Mapping[str, str]] = {
-    "done": GREEN,
-    "running": GREEN,
-    "waiting": YELLOW,
-    "stopping": YELLOW,
-    "saving": YELLOW,
-    "cancelled": YELLOW,
-    "away": YELLOW,
-    "suspect": RED,
-    "barred": RED,
-    "lost": RED,
-    "refused": RED,
-    "failed": RED,
+BOLD: Final = "bold"
+RED: Final = "red"
+GREEN: Final = "green"
+YELLOW: Final = "yellow"
+_CODES: Final = {BOLD: 1, RED: 31, GREEN: 32, YELLOW: 33}
+STATE_STYLES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("running", "done"), GREEN),
+    **dict.fromkeys(
+        ("waiting", "warming", "forming", "stopping", "saving", "cancelled", "away"), YELLOW
+    ),
+    **dict.fromkeys(("barred", "lost", "refused", "failed"), RED),
 }
+"""The style of a job's or a worker's state, if it has one."""
 _GAP: Final = "  "
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
@@ -50,12 +45,7 @@ def wants_colour(stream: TextIO) -> bool:
 
 def paint(text: str, style: str | None, *, colour: bool) -> str:
     """The text in a style, when colour is on."""
-    return f"\x1b[{style}m{text}\x1b[0m" if colour and style and text else text
-
-
-def state_style(state: str) -> str | None:
-    """The style of a job's or a worker's state, if it has one."""
-    return _STATE_COLOURS.get(state)
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if colour and style and text else text
 
 
 def table_lines(
@@ -65,9 +55,7 @@ def table_lines(
     cells = [[_one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     lines = [_row(headings, widths, [BOLD] * len(widths), colour=colour)]
-    lines += [
-        _row(row, widths, [state_style(cell) for cell in row], colour=colour) for row in cells
-    ]
+    lines += [_row(row, widths, list(map(STATE_STYLES.get, row)), colour=colour) for row in cells]
     return lines
 
 

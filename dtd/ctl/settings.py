@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dtd.address import Address, Endpoint, parse_endpoint
+from dtd.address import Endpoint, parse_endpoint
 from dtd.errors import ConfigError, CoordinatorUnreachable, UsageError
 from dtd.net.control_client import ControlClient
 from dtd.places import operator_file
@@ -201,19 +201,6 @@ def read_endpoint(text: str, *, source: str) -> Endpoint:
         return parse_endpoint(text)
     except UsageError as error:
         remedy = f"write HOST:PORT, for example {EXAMPLE_ADDRESS}, or unix:/PATH"
-        raise UsageError(f"{source} {error.message}", remedy=remedy) from None
-
-
-def read_address(text: str, *, source: str) -> Address:
-    """An address as typed; the error names the flag or variable it came from.
-
-    Raises:
-        UsageError: it is not an address.
-    """
-    try:
-        return Address.parse(text)
-    except UsageError as error:
-        remedy = f"write HOST:PORT, for example {EXAMPLE_ADDRESS}"
         raise UsageError(f"{source} {error.message}", remedy=remedy) from None
 
 

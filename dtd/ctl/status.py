@@ -1,7 +1,9 @@
-"""`dtdctl status`: the job, its loss and rate, the workers, the slowest one, and why the job waits.
+"""`dtdctl status` and `dtdctl events`: how the cluster is, and what has happened in it.
 
-Prints what the coordinator says and judges it once, for the exit code.  The JSON form is described
-by `docs/status.schema.json`.  No heavy import; `--watch` is `dtd.ctl.watch`.
+`status` prints the job, its workers and why it waits, and judges them once, for the exit code; its
+JSON is described by `docs/status.schema.json`.  `events` prints incidents; in JSON each is one
+object on a line of its own, whether followed or not.  No heavy import; `--watch` is
+`dtd.ctl.watch`.
 """
 
 from __future__ import annotations
@@ -10,28 +12,35 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from dtd import figures
 from dtd.ctl import output
-from dtd.ctl.answers import ask_and_show
+from dtd.ctl.answers import Patience, ask_and_show, pages
 from dtd.ctl.settings import Settings
 from dtd.doctor.memory import PARTS
+from dtd.errors import CoordinatorUnreachable
 from dtd.wire import messages as m
 
 Status = Mapping[str, Any]
+Event = Mapping[str, Any]
 
 EXIT_HEALTHY: Final = 0
 EXIT_DEGRADED: Final = 4
 REASON_CHARACTERS: Final = 300
 # Training that makes no progress for less than this is nothing to speak of.
 STALLED_S: Final = 1.0
-_TROUBLED: Final = frozenset({"suspect", "lost", "refused", "away", "barred"})
+_TROUBLED: Final = frozenset({"lost", "refused", "away", "barred"})
 _HELD_UP: Final = {"waiting": "waits", "saving": "is saving"}
 _INDENT: Final = " " * 13
 _FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 _MEMORY_HEADINGS: Final = ("WORKER", *(part.upper() for part in PARTS))
+_EVENT_HEADINGS: Final = (
+    *("TIME", "KIND", "JOB", "WORKER", "GENERATION", "STEP"),
+    *("DETECTED", "RECOVERED", "REDONE", "LOST", "WHAT"),
+)
+_COSTS: Final = ("detected after", "recovered after", "steps redone", "steps lost")
 
 
 def show_status(settings: Settings, *, watch: bool, memory: bool) -> int:
@@ -104,7 +113,7 @@ def _job_lines(status: Status, *, colour: bool) -> list[str]:
     why = [f"{_INDENT}{reason}"] if reason else []
     if job is None:
         return ["job          none", *why, *_last_job_lines(status.get("last_job"), colour=colour)]
-    state = output.paint(job["state"], output.state_style(job["state"]), colour=colour)
+    state = output.paint(job["state"], output.STATE_STYLES.get(job["state"]), colour=colour)
     head = f"job          {job['id']}  {state}  generation {job['generation']}"
     servers = job.get("servers", 0)
     head += f"  workers {job['world_size'] - servers}" + (f"  servers {servers}" if servers else "")
@@ -140,7 +149,7 @@ def _last_job_lines(job: Status | None, *, colour: bool) -> list[str]:
     """Describe the last job's end, its reason, and the commands that show more."""
     if job is None:
         return []
-    state = output.paint(job["state"], output.state_style(job["state"]), colour=colour)
+    state = output.paint(job["state"], output.STATE_STYLES.get(job["state"]), colour=colour)
     ago = figures.duration(time.time() - job["ended_s"])
     steps = figures.steps(job["step"], job["total_steps"])
     lines = [f"last job     {job['id']}  {state}  step {steps}  {ago} ago"]
@@ -221,3 +230,77 @@ def memory_lines(status: Status, *, colour: bool) -> list[str]:
 def _size(parts: Status, part: str, which: str) -> str:
     count = parts.get(part, {}).get(which)
     return figures.NOTHING if count is None else figures.size(count)
+
+
+def show_events(settings: Settings, *, follow: bool) -> int:
+    """Print all incidents that the coordinator remembers, oldest first; or follow them."""
+    if follow:
+        _follow_events(settings)
+    with settings.connect() as client:
+        seen = [
+            event
+            for answer in pages(client.request, lambda after: m.ReadEvents(after=after), "events")
+            for event in answer["events"]
+        ]
+    if settings.as_json:
+        for event in seen:
+            output.print_json(event)
+    else:
+        rows = [(*_what(event), *_costs(event), event["message"]) for event in seen]
+        output.print_table(_EVENT_HEADINGS, rows)
+    return 0
+
+
+def _follow_events(settings: Settings) -> NoReturn:
+    """Print incidents as they happen; a coordinator that restarts meanwhile is waited for."""
+    after = 0
+    patience = Patience()
+    while True:
+        try:
+            with settings.connect() as client:
+                patience.answered()
+                while True:
+                    client.ask(m.ReadEvents(after=after, follow=True))
+                    answer = client.answer()
+                    assert answer is not None
+                    _print_followed(answer["events"], as_json=settings.as_json)
+                    after = answer["next"]
+        except CoordinatorUnreachable as error:
+            patience.pause_or_raise(error)
+
+
+def _print_followed(events: Sequence[Event], *, as_json: bool) -> None:
+    for event in events:
+        if as_json:
+            output.print_json(event)
+        else:
+            output.print_lines([_line(event)])
+
+
+def _line(event: Event) -> str:
+    costs = zip(_COSTS, _costs(event), strict=True)
+    known = [f"{label} {cost}" for label, cost in costs if cost != figures.NOTHING]
+    cells = [cell for cell in _what(event) if cell != figures.NOTHING]
+    return "  ".join([*cells, event["message"], *known])
+
+
+def _what(event: Event) -> tuple[str, ...]:
+    worker = event["worker"] or event.get("details", {}).get("worker")
+    return (
+        figures.moment(event["time_s"]),
+        event["kind"],
+        event["job"] or figures.NOTHING,
+        worker or figures.NOTHING,
+        str(event["generation"] or figures.NOTHING),
+        str(event["step"] or figures.NOTHING),
+    )
+
+
+def _costs(event: Event) -> tuple[str, ...]:
+    details = event.get("details", {})
+    return (
+        figures.span(details.get("detected_after_s")),
+        figures.span(details.get("recovered_after_s")),
+        figures.number(details.get("steps_redone")),
+        figures.number(details.get("steps_lost")),
+    )

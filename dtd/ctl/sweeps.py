@@ -10,8 +10,8 @@ from typing import Any
 from dtd import figures
 from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask_and_show, show
-from dtd.ctl.packages import packed_task, ship
 from dtd.ctl.settings import Settings
+from dtd.ctl.submit import packed_task, ship
 from dtd.errors import JobSpecError
 from dtd.job import MAX_JOB_BYTES, load_job, to_mapping
 from dtd.job.sweep import read_sweep

@@ -227,13 +227,6 @@ PARTS: Final = (
     ("exposed_s", "░", "red", "exposed communication"),
     ("optimizer_s", "▓", "cyan", "optimizer"),
 )
-_STYLES: Final = {
-    **dict.fromkeys(("running", "done"), "green"),
-    **dict.fromkeys(
-        ("waiting", "stopping", "saving", "away", "warming", "forming", "cancelled"), "yellow"
-    ),
-    **dict.fromkeys(("suspect", "barred", "lost", "refused", "failed"), "red"),
-}
 
 
 class Scene(NamedTuple):
@@ -286,7 +279,7 @@ def _piece(piece: str | tuple[str, str]) -> str | tuple[str, str]:
 
 
 def _state(state: str) -> tuple[str, str]:
-    return state, _STYLES.get(state, "")
+    return state, output.STATE_STYLES.get(state, "")
 
 
 def _heading(text: str) -> Text:
@@ -386,7 +379,7 @@ def _workers(scene: Scene, width: int, *, most: int) -> list[Text]:
 def _worker(worker: Values, times: Values | None, names: int, bar: int, longest_s: float) -> Text:
     pieces: list[str | tuple[str, str]] = [
         f"{worker['name'][:names]:<{names}} ",
-        (f"{worker['state'][:8]:<8} ", _STYLES.get(worker["state"], "")),
+        (f"{worker['state'][:8]:<8} ", output.STATE_STYLES.get(worker["state"], "")),
     ]
     step = figures.NOTHING
     if times is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.ctl.service_files import Parts, is_ours, sealed, service_files, shipped
+from dtd.ctl.install import Parts, is_ours, sealed, service_files, shipped
 from dtd.errors import ConfigError, UsageError
 from dtd.net.server import MAX_CONNECTIONS
 from dtd.worker.main import STOP_PATIENCE_S, what_it_is

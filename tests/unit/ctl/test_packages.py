@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dtd.ctl.packages import packed_task, ship
+from dtd.ctl.submit import packed_task, ship
 from dtd.errors import TaskError
 from dtd.packages.archive import Archive
 from dtd.packages.limits import CHUNK_BYTES

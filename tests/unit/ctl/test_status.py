@@ -134,7 +134,6 @@ def test_status_without_job_and_workers(dtdctl, server, result, status):
     ("part", "change", "why"),
     [
         ("job", {"state": "waiting", "reason": "too few"}, "job digits-1 waits: too few"),
-        ("worker", {"state": "suspect", "reason": "silent"}, "worker-1 is suspect: silent"),
         ("worker", {"state": "lost", "reason": "reset"}, "worker-1 is lost: reset"),
         ("worker", {"state": "refused", "reason": "torch"}, "worker-1 is refused: torch"),
     ],

@@ -36,7 +36,7 @@ def register(cluster: ClusterState, message: m.Register, now: float) -> None:
     if known is not None and known.state not in GONE:
         lose(cluster, known, "the worker registered again", now)
     if known is None or known.incarnation != message.incarnation:
-        cluster.isolation.links.forget(message.name)
+        cluster.links.forget(message.name)
     _fence(cluster, message)
     _make_room(cluster, message.name)
     worker = registration.newcomer(message)
@@ -56,7 +56,7 @@ def register(cluster: ClusterState, message: m.Register, now: float) -> None:
 
 def _prepare_unless_set_aside(cluster: ClusterState, worker: Worker, job: Job, now: float) -> None:
     """Prepare a worker, unless it is set aside and has not been restarted by an operator."""
-    aside = cluster.isolation.set_aside.get(worker.name)
+    aside = cluster.set_aside.get(worker.name)
     if aside is not None and now < aside.until and aside.pid == worker.registration.pid:
         cluster.move_worker(worker, WorkerEvent.LEFT_ALONE)
         worker.reason = aside.reason
@@ -162,9 +162,9 @@ def warmed(cluster: ClusterState, worker: Worker, message: m.Warmed) -> None:
         return
     worker.holdings.warmed = message
     checkpoints.warmed_up(cluster.job, worker, message)
-    if worker.name in cluster.isolation.set_aside:
+    if worker.name in cluster.set_aside:
         # If it fails again, its pause is longer.
-        cluster.isolation.set_aside[worker.name].until = 0.0
+        cluster.set_aside[worker.name].until = 0.0
     cluster.move_worker(worker, WorkerEvent.WARMED)
     compare(cluster, cluster.job)
 
@@ -326,7 +326,7 @@ def release(cluster: ClusterState, worker: Worker, state: str, reason: str) -> N
 def is_set_aside(cluster: ClusterState, worker: Worker) -> bool:
     """Whether a worker is connected and set aside, because the job's code has failed on it."""
     refused = worker.state is WorkerState.INCOMPATIBLE and worker.holdings.warmed is None
-    return refused and not worker.foreign and worker.name in cluster.isolation.set_aside
+    return refused and not worker.foreign and worker.name in cluster.set_aside
 
 
 def _make_room(cluster: ClusterState, comes: str) -> None:
@@ -334,4 +334,4 @@ def _make_room(cluster: ClusterState, comes: str) -> None:
     gone = [n for n, w in cluster.workers.items() if w.state in GONE and n not in kept]
     for name in gone[: max(0, len(cluster.workers.keys() | {comes}) - MAX_KNOWN_WORKERS)]:
         del cluster.workers[name]
-        cluster.isolation.set_aside.pop(name, None)
+        cluster.set_aside.pop(name, None)

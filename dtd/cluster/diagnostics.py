@@ -99,7 +99,7 @@ def standing(cluster: ClusterState) -> list[Diagnostic]:
 
 
 def _bad_links(cluster: ClusterState) -> list[Diagnostic]:
-    found, links = [], cluster.isolation.links
+    found, links = [], cluster.links
     one_way = links.one_way()
     for pair in sorted(links.bad):
         one, other = (cluster.workers.get(name) for name in pair)
@@ -116,7 +116,7 @@ def _bad_links(cluster: ClusterState) -> list[Diagnostic]:
 
 def _refused(cluster: ClusterState, worker: Worker) -> Diagnostic:
     if is_set_aside(cluster, worker):
-        failed = cluster.isolation.set_aside[worker.name].failed
+        failed = cluster.set_aside[worker.name].failed
         return diagnostics.set_aside(
             worker.name, worker.registration.host, failed.reason.partition("\n")[0]
         )

@@ -16,12 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from dtd.cluster import joiners
 from dtd.cluster.coverage import in_memory
 from dtd.cluster.events import SaveJob
 from dtd.cluster.records import Divergence, Job, Worker
 from dtd.cluster.state import ClusterState
-from dtd.cluster.transitions import GONE
 from dtd.wire import messages as m
 
 DIVERGED: Final = "diverged"
@@ -34,18 +32,15 @@ MAX_DIVERGENCES: Final = 4
 # --- reports -------------------------------------------------------------------------------------
 
 
-def reported(cluster: ClusterState, job: Job, message: m.Frozen, now: float) -> Worker | None:
-    """Handle the report of a member that has seen states differ; returns whom to restart."""
+def reported(cluster: ClusterState, message: m.Frozen) -> Worker | None:
+    """Handle the report of a member that has seen states differ; returns the one that differs."""
     if message.evidence != DIVERGED:
         return None
     cluster.run.differed.append(message)
     suspect = cluster.workers.get(message.suspect)
-    if suspect is None:
-        return None
-    if suspect.name in joiners.dispensable(cluster, job):  # it restarts by itself
-        joiners.keep_away(cluster, job, suspect, message.reason, now)
-    cluster.setbacks.dissenters.add((suspect.name, suspect.incarnation))
-    return suspect if suspect.state not in GONE else None
+    if suspect is not None:
+        cluster.setbacks.dissenters.add((suspect.name, suspect.incarnation))
+    return suspect
 
 
 def settle(cluster: ClusterState, job: Job) -> str:

@@ -155,7 +155,7 @@ def _tell_evidence(cluster: ClusterState, worker: Worker, message: m.Frozen) -> 
         return
     suspect = cluster.workers.get(message.suspect)
     if suspect is not None and suspect.state in MEMBERS | {WorkerState.FROZEN}:
-        cluster.isolation.links.accuse(worker.name, message.suspect, message.evidence)
+        cluster.links.accuse(worker.name, message.suspect, message.evidence)
     lost = f"its link to {message.suspect}" if message.suspect else "its ring"
     cluster.incident(
         "ring_broken",
@@ -206,9 +206,9 @@ def close(cluster: ClusterState, job: Job, now: float) -> None:
     for member in cluster.members():
         if member.state is WorkerState.FINISHED:
             cluster.move_worker(member, WorkerEvent.CLOSED)
-    for pair, evidence in cluster.isolation.links.judge(cluster.living(), now):
+    for pair, evidence in cluster.links.judge(cluster.living(), now):
         one, other = pair
-        every_s = cluster.isolation.links.probed_every_s(pair)
+        every_s = cluster.links.probed_every_s(pair)
         cluster.incident(
             "link_bad",
             f"{one} and {other} live and cannot reach each other ({evidence}); probed every"

@@ -192,7 +192,7 @@ def choose(cluster: ClusterState, job: Job) -> roster.Choice:
         cluster.available(),
         start=roster.start_key(job, cluster.available()),
         max_workers=most_workers(job),
-        bad_links=cluster.isolation.links.bad,
+        bad_links=cluster.links.bad,
     )
 
 
@@ -208,10 +208,8 @@ def bar(cluster: ClusterState, barred: list[Worker]) -> None:
 
 
 def _why_barred(cluster: ClusterState, worker: Worker) -> str:
-    others = cluster.isolation.links.unreachable_from(worker.name)
-    every_s = min(
-        cluster.isolation.links.probed_every_s(pair_of(worker.name, other)) for other in others
-    )
+    others = cluster.links.unreachable_from(worker.name)
+    every_s = min(cluster.links.probed_every_s(pair_of(worker.name, other)) for other in others)
     return f"no working link to {', '.join(others)}; probed every {every_s:g} s"
 
 
@@ -425,7 +423,7 @@ def _fit_in(cluster: ClusterState, job: Job, ready: list[Worker]) -> bool:
         candidates,
         start=(job.start_generation, job.start_step),
         max_workers=most_workers(job),
-        bad_links=cluster.isolation.links.bad,
+        bad_links=cluster.links.bad,
     )
     bar(cluster, [worker for worker in chosen.barred if worker in ready])
     return len(chosen.members) > len(cluster.run.roster)

@@ -2,10 +2,15 @@
 
 A host without a driver, memory or the data set must not fail the job for all.  It is set aside and
 retried later, at growing intervals.  The job is at fault if the same work fails on two workers (the
-warm-up where no worker has completed it yet, or one step), or on all present workers.  A joiner
-that has not taken the state over yet counts as warming up.  Those that join a job which trains
-without them harm only themselves (`dtd.cluster.joiners`).  Part of the membership machine; changes
-the cluster's state, adds effects.
+warm-up where no worker has completed it yet, or one step), or on all present workers.
+
+Workers that join a job which trains without them harm only themselves.  A joiner may make a rank's
+slice of rows too small for the model, may be unable to load the state, may hang, or may come to
+hold another state than it was given: those that trained before go on, and it is set aside.  A
+failure is put down to it from its arrival to the first committed step, and only if the others are
+enough.  Before it has taken the state over it counts as warming up.
+
+Part of the membership machine; changes the cluster's state, adds effects.
 """
 
 from __future__ import annotations
@@ -13,26 +18,31 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Final
 
-from dtd.cluster import admission, branches, ending, jobs, joiners, roster, suspicion
+from dtd.cluster import admission, branches, ending, jobs, roster
+from dtd.cluster.coverage import can_spare
 from dtd.cluster.records import WARM_UP, Job, SetAside, Worker
 from dtd.cluster.state import ClusterState, least_workers
 from dtd.cluster.transitions import GONE, MEMBERS, GenerationState, WorkerState
 from dtd.wire import messages as m
+
+FIRST_PAUSE_S: Final = 10.0
+MAX_PAUSE_S: Final = 600.0
 
 
 def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed, now: float) -> None:
     """Set a worker aside, or fail the job."""
     if worker.state in GONE:
         return
-    blamed = joiners.blamed(cluster, job, message.step)
-    if blamed and worker.name in cluster.run.roster and worker.name not in blamed:
-        _blame(cluster, job, worker, blamed, message, now)
+    to_blame = blamed(cluster, job, message.step)
+    if to_blame and worker.name in cluster.run.roster and worker.name not in to_blame:
+        _blame(cluster, job, worker, to_blame, message, now)
         return
     at = message.step if _has_begun(job, worker) else WARM_UP
-    aside = joiners.set_aside(cluster, worker, message, now, at=at)
+    aside = _excluded(cluster, worker, message, now, at=at)
     harmless = at == WARM_UP and job.state in admission.ENDING_JOBS
-    if harmless or worker.name in blamed:  # it was not a member of the generation that goes on
+    if harmless or worker.name in to_blame:  # it was not a member of the generation that goes on
         _set_aside(cluster, worker, aside, now)
         return
     also = _also_on(cluster, job, worker, aside)
@@ -50,7 +60,7 @@ def _blame(
     cluster: ClusterState,
     job: Job,
     worker: Worker,
-    blamed: Collection[str],
+    to_blame: Collection[str],
     message: m.Failed,
     now: float,
 ) -> None:
@@ -59,10 +69,10 @@ def _blame(
     If it fails without them, too, it is judged for itself.
     """
     why = replace(message, reason=f"since it joined, {worker.name} fails: {message.reason}")
-    for name in sorted(blamed, key=roster.natural_key):
+    for name in sorted(to_blame, key=roster.natural_key):
         one = cluster.workers[name]
         if one.state not in GONE:
-            aside = joiners.set_aside(cluster, one, why, now, at=WARM_UP)
+            aside = _excluded(cluster, one, why, now, at=WARM_UP)
             _set_aside(cluster, one, aside, now)
     cluster.fence(job)  # the worker that failed takes no further step of this generation
 
@@ -85,7 +95,7 @@ def _also_on(cluster: ClusterState, job: Job, worker: Worker, aside: SetAside) -
     """
     alike = [
         name
-        for name, one in cluster.isolation.set_aside.items()
+        for name, one in cluster.set_aside.items()
         if one is not aside
         and one.at == aside.at
         and (one.at != WARM_UP or (one.until > 0 and _words(one) == _words(aside)))
@@ -102,7 +112,7 @@ def _somebody_else_tries(cluster: ClusterState, job: Job, worker: Worker) -> boo
     """Whether the job requires the strict sandbox, and others that may support it still warm up."""
     if job.terms.sandbox != "strict":
         return False
-    names = cluster.warming_since.keys() - cluster.isolation.set_aside.keys()
+    names = cluster.warming_since.keys() - cluster.set_aside.keys()
     return bool(names - {worker.name})
 
 
@@ -135,7 +145,7 @@ def _is_heir(cluster: ClusterState, job: Job, worker: Worker) -> bool:
     """Whether it holds the job's state.  An absent member trains on if its generation has run."""
     if worker.state is WorkerState.DISCONNECTED:
         return cluster.run.has_run
-    return not worker.reconnection.returning and suspicion.remembers(cluster, job, worker)
+    return not worker.reconnection.returning and cluster.remembers(job, worker)
 
 
 def _others(cluster: ClusterState, name: str) -> list[Worker]:
@@ -154,21 +164,53 @@ def _may_come(cluster: ClusterState, job: Job, now: float) -> bool:
     settle_s = job.terms.settle_s
     if not cluster.waiting.must_settle or not settle_s:
         return False
-    if cluster.isolation.verdict_by is None:
-        cluster.isolation.verdict_by = now + settle_s
-    return now < cluster.isolation.verdict_by
+    if cluster.verdict_by is None:
+        cluster.verdict_by = now + settle_s
+    return now < cluster.verdict_by
+
+
+def _excluded(
+    cluster: ClusterState, worker: Worker, failed: m.Failed, now: float, *, at: int
+) -> SetAside:
+    """Record that a worker is not given the job for a while.
+
+    `failed` is what it, or another worker because of it, has reported after `at` committed steps.
+    """
+    known = cluster.set_aside.get(worker.name)
+    if known is not None and known.incarnation == worker.incarnation:
+        return known  # a repeated report on another connection
+    pause_s = FIRST_PAUSE_S if known is None else min(2 * known.pause_s, MAX_PAUSE_S)
+    aside = cluster.set_aside[worker.name] = SetAside(
+        at=at,
+        failed=failed,
+        until=now + pause_s,
+        pause_s=pause_s,
+        incarnation=worker.incarnation,
+        pid=worker.registration.pid,
+        again=known.again + 1 if known is not None and known.at == at else 1,
+    )
+    return aside
 
 
 def _set_aside(cluster: ClusterState, worker: Worker, aside: SetAside, now: float) -> None:
     """Restart its process and leave it alone for a while."""
     was_member = worker.state in MEMBERS
-    joiners.tell(cluster, worker, aside)
+    _tell(cluster, worker, aside)
     if cluster.job is not None and (was_member or worker.reconnection.returning):
         cluster.fence(cluster.job)  # its training thread has ended
     admission.release(cluster, worker, "evicted", aside.reason)
     if was_member and cluster.run.phase is not GenerationState.NONE:
         why = f"{worker.name} has failed: {aside.failed.reason}"
         ending.end_now(cluster, why, now, worker=worker.name)
+
+
+def _tell(cluster: ClusterState, worker: Worker, aside: SetAside) -> None:
+    cluster.incident(
+        "worker_set_aside",
+        f"{worker.name} is set aside for {aside.pause_s:g} s: {aside.failed.reason}",
+        worker=worker.name,
+        traceback=aside.failed.traceback,
+    )
 
 
 def try_again(cluster: ClusterState, job: Job, now: float) -> None:
@@ -179,10 +221,10 @@ def try_again(cluster: ClusterState, job: Job, now: float) -> None:
     if job.state in admission.ENDING_JOBS:
         return
     for worker in _here(cluster):
-        if now >= cluster.isolation.set_aside[worker.name].until:
+        if now >= cluster.set_aside[worker.name].until:
             worker.reason = ""
             admission.prepare(cluster, worker, job)
-    if cluster.isolation.verdict_by is not None and now >= cluster.isolation.verdict_by:
+    if cluster.verdict_by is not None and now >= cluster.verdict_by:
         _judge_all(cluster, now)
 
 
@@ -194,15 +236,40 @@ def _here(cluster: ClusterState) -> list[Worker]:
 
 def _judge_all(cluster: ClusterState, now: float) -> None:
     """Fail the job: it failed on the only worker, and no other has come."""
-    cluster.isolation.verdict_by = None
-    if cluster.waiting.must_settle and cluster.isolation.set_aside and not _others(cluster, ""):
-        name, aside = list(cluster.isolation.set_aside.items())[-1]
+    cluster.verdict_by = None
+    if cluster.waiting.must_settle and cluster.set_aside and not _others(cluster, ""):
+        name, aside = list(cluster.set_aside.items())[-1]
         jobs.fail(cluster, name, aside.failed, now)
 
 
 def next_deadline(cluster: ClusterState) -> float | None:
     """Return when a worker is retried, or the job is judged."""
-    times = [cluster.isolation.set_aside[worker.name].until for worker in _here(cluster)]
-    if cluster.isolation.verdict_by is not None:
-        times.append(cluster.isolation.verdict_by)
+    times = [cluster.set_aside[worker.name].until for worker in _here(cluster)]
+    if cluster.verdict_by is not None:
+        times.append(cluster.verdict_by)
     return min(times, default=None)
+
+
+def dispensable(cluster: ClusterState, job: Job) -> frozenset[str]:
+    """Names of the generation's joiners; empty if the other members could not go on alone."""
+    joined = cluster.run.joined
+    if cluster.run.phase is GenerationState.NONE or not joined:
+        return frozenset()
+    staying = [one for one in cluster.members() if one.name not in joined and one.state not in GONE]
+    enough = sum(not one.serves for one in staying) >= least_workers(job)
+    return joined if enough and can_spare(job, *joined) else frozenset()
+
+
+def blamed(cluster: ClusterState, job: Job, step: int) -> frozenset[str]:
+    """Joiners to which a failure is put down, after `step` committed steps; empty if none."""
+    return dispensable(cluster, job) if step == cluster.run.start_step >= job.step else frozenset()
+
+
+def keep_away(cluster: ClusterState, job: Job, worker: Worker, why: str, now: float) -> None:
+    """Do not give a joiner the job again as soon as it has restarted, which it is about to do."""
+    known = cluster.set_aside.get(worker.name)
+    if known is not None and known.incarnation == worker.incarnation:
+        return
+    failed = m.Failed(job=job.id, reason=why, traceback="", step=job.step)
+    aside = _excluded(cluster, worker, failed, now, at=WARM_UP)
+    _tell(cluster, worker, aside)

@@ -64,8 +64,8 @@ def activate(cluster: ClusterState, job: Job, now: float) -> None:
     cluster.job = job
     cluster.start_afresh()
     cluster.waiting.must_settle = True
-    cluster.ending.recovery = cluster.isolation.verdict_by = None
-    cluster.isolation.set_aside.clear()
+    cluster.ending.recovery = cluster.verdict_by = None
+    cluster.set_aside.clear()
     if job.state is JobState.SAVING:
         _is_to_end_again(cluster, job)
     if job.announced and not job.in_doubt:

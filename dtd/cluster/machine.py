@@ -135,7 +135,7 @@ class Membership:
             cluster.waiting.form_at,
             cluster.ending.stop_by,
             cluster.run.decision.again_at if cluster.run.decision is not None else None,
-            cluster.isolation.links.next_deadline(),
+            cluster.links.next_deadline(),
             forming.admission_deadline(cluster),
             saving.next_deadline(cluster, now),
             isolation.next_deadline(cluster),
@@ -386,8 +386,10 @@ def _on_frozen(
     forming.left(cluster, job, worker.name, message, now)
     ending.member_frozen(cluster, job, worker, message, now)
     suspicion.accused(cluster, worker.name, message, now)
-    dissenter = digests.reported(cluster, job, message, now)
-    if dissenter is not None:
+    dissenter = digests.reported(cluster, message)
+    if dissenter is not None and dissenter.name in isolation.dispensable(cluster, job):
+        isolation.keep_away(cluster, job, dissenter, message.reason, now)
+    if dissenter is not None and dissenter.state not in GONE:
         admission.expel(cluster, dissenter, digests.MINORITY, now)
 
 

@@ -435,7 +435,7 @@ def tried_again_at(pool: ClusterState, home: ClusterState, now: float) -> float 
 
 
 def _set_aside_until(pool: ClusterState, worker: Worker, now: float) -> float | None:
-    aside = pool.isolation.set_aside.get(worker.name)
+    aside = pool.set_aside.get(worker.name)
     if aside is None or now >= aside.until or aside.pid != worker.registration.pid:
         return None
     return aside.until

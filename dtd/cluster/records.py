@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dtd.cluster.links import Links
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.engine.rounds import Rounds
 from dtd.job.terms import JobTerms, terms_of
@@ -518,18 +517,3 @@ class EndingTimes:
             self.freeze_by += gap_s
         if self.stop_by is not None:
             self.stop_by += gap_s
-
-
-@dataclass(slots=True, kw_only=True)
-class Isolation:
-    """Workers, and links between them, that the job does not use for a while.
-
-    Attributes:
-        set_aside: by name, workers on which the job's code has failed (`dtd.cluster.isolation`).
-        verdict_by: when the job fails if only such workers are present.
-        links: pairs of workers that cannot reach each other.
-    """
-
-    set_aside: dict[str, SetAside] = field(default_factory=dict)
-    verdict_by: float | None = None
-    links: Links = field(default_factory=Links)

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from dtd.cluster.coverage import has
 from dtd.cluster.detector import Detector, StragglerWatch
 from dtd.cluster.events import Effect, Incident, Send
+from dtd.cluster.links import Links
 from dtd.cluster.records import (
     CoordinatorIdentity,
     EndingTimes,
-    Isolation,
     Job,
     Run,
+    SetAside,
     Setbacks,
     WaitingTimes,
     Worker,
@@ -74,7 +76,9 @@ class ClusterState:
         setbacks: repeated failures that prevent the job's progress.
         waiting: conditions of the next generation.
         ending: deadlines of a generation that is ending.
-        isolation: workers and links that the job does not use for now.
+        set_aside: by name, workers on which the job's code has failed (`dtd.cluster.isolation`).
+        verdict_by: when the job fails if only such workers are present.
+        links: pairs of workers that cannot reach each other.
         vouched: members of the newest known generation that have registered without having left it.
         saving: which workers write the job's last state; None unless the job is saving.
         straggler: which worker slows the others down.
@@ -96,7 +100,9 @@ class ClusterState:
     setbacks: Setbacks = field(default_factory=Setbacks)
     waiting: WaitingTimes = field(default_factory=WaitingTimes)
     ending: EndingTimes = field(default_factory=EndingTimes)
-    isolation: Isolation = field(default_factory=Isolation)
+    set_aside: dict[str, SetAside] = field(default_factory=dict)
+    verdict_by: float | None = None
+    links: Links = field(default_factory=Links)
     vouched: set[str] = field(default_factory=set)
     saving: SaveOrders | None = None
     straggler: StragglerWatch = field(default_factory=StragglerWatch)
@@ -224,6 +230,18 @@ class ClusterState:
             and worker.holdings.held.step >= job.rounds.begin(job.step)
         ]
 
+    def remembers(self, job: Job, worker: Worker) -> bool:
+        """Whether it has the newest state in memory, as far as is known."""
+        if worker.reconnection.returning:  # it has not reported its state yet
+            return True
+        if worker.state is WorkerState.FORMING:
+            # A coordinator that has been restarted does not know what its members hold.
+            unknown = worker.holdings.held is None
+            return unknown or has(worker, (job.start_generation, job.start_step))
+        if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
+            return True
+        return worker in self.survivors(job)
+
     def missing(self, job: Job) -> list[str]:
         """Members of the job's last generation that may still reconnect with its state."""
         return [
@@ -296,8 +314,8 @@ class ClusterState:
         self.warming_since = {name: at + gap_s for name, at in self.warming_since.items()}
         self.waiting.slept(gap_s)
         self.ending.slept(gap_s)
-        if self.isolation.verdict_by is not None:
-            self.isolation.verdict_by += gap_s
+        if self.verdict_by is not None:
+            self.verdict_by += gap_s
         if self.saving is not None:
             self.saving.slept(gap_s)
 

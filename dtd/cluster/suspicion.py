@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from dtd.cluster import admission, branches, ending, joiners, roster
+from dtd.cluster import admission, branches, ending, isolation, roster
 from dtd.cluster.coverage import assigned_part, part_of
 from dtd.cluster.links import DEAD, ENDED
 from dtd.cluster.progress import TELL_AFTER_S
@@ -98,7 +98,7 @@ def _misses_beats(cluster: ClusterState, name: str, now: float) -> bool:
 
 def probe(cluster: ClusterState, now: float) -> None:
     """Have the ends of bad links probe each other."""
-    for by, other in cluster.isolation.links.due(cluster.living(), now):
+    for by, other in cluster.links.due(cluster.living(), now):
         target = cluster.workers[other]
         message = m.Probe(
             name=other, host=target.registration.data_host, port=target.registration.data_port
@@ -108,16 +108,14 @@ def probe(cluster: ClusterState, now: float) -> None:
 
 def probed(cluster: ClusterState, worker: Worker, message: m.Probed, now: float) -> None:
     """Handle the result of a probe; a link that works both ways may be used again."""
-    good = cluster.isolation.links.answered(
+    good = cluster.links.answered(
         worker.name, message.name, now, reachable=message.reachable, greeted=message.greeted
     )
     if not good:
         return
     cluster.incident("link_good", f"{worker.name} and {message.name} reach each other again")
     for one in cluster.workers.values():
-        if one.state is WorkerState.ISOLATED and not cluster.isolation.links.unreachable_from(
-            one.name
-        ):
+        if one.state is WorkerState.ISOLATED and not cluster.links.unreachable_from(one.name):
             cluster.move_worker(one, WorkerEvent.LINK_WORKS)
 
 
@@ -213,8 +211,8 @@ def _give_up(cluster: ClusterState, job: Job, worker: Worker, why: str, now: flo
     kept = _why_kept(cluster, job, worker, now)
     if not kept:
         worker.liveness.kept = ""
-        if worker.name in joiners.blamed(cluster, job, job.step):
-            joiners.keep_away(cluster, job, worker, why, now)
+        if worker.name in isolation.blamed(cluster, job, job.step):
+            isolation.keep_away(cluster, job, worker, why, now)
         admission.expel(cluster, worker, why, now)
         return
     if not worker.liveness.kept:
@@ -261,7 +259,7 @@ def _is_spare(cluster: ClusterState, job: Job, worker: Worker, alike: Collection
     """Whether no committed step is lost with it: others, or a disk, hold them all."""
     beat = worker.liveness.heartbeat
     step = max(job.step, beat.step if beat is not None else 0)
-    if step <= branches.saved_step(job) or not remembers(cluster, job, worker):
+    if step <= branches.saved_step(job) or not cluster.remembers(job, worker):
         return True
     heirs = (one for one in cluster.workers.values() if one is not worker and one.name not in alike)
     return united(_remembered_part(cluster, job, one) for one in heirs).is_whole
@@ -269,7 +267,7 @@ def _is_spare(cluster: ClusterState, job: Job, worker: Worker, alike: Collection
 
 def _remembered_part(cluster: ClusterState, job: Job, worker: Worker) -> ShardSet:
     """Return the shards of the newest state that it has in memory, as far as is known."""
-    if worker.reconnection.returning or not remembers(cluster, job, worker):
+    if worker.reconnection.returning or not cluster.remembers(job, worker):
         return NOTHING
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
         return assigned_part(job, worker.name)
@@ -288,19 +286,6 @@ def _stands_alike(cluster: ClusterState, worker: Worker, other: Worker) -> bool:
     if one.still_s >= TELL_AFTER_S:
         return two.still_s >= ALIKE * one.still_s
     return 0 < ALIKE * one.stalled_s <= two.stalled_s
-
-
-def remembers(cluster: ClusterState, job: Job, worker: Worker) -> bool:
-    """Whether it has the newest state in memory."""
-    if worker.reconnection.returning:  # it has not reported its state yet
-        return True
-    if worker.state is WorkerState.FORMING:
-        # A coordinator that has been restarted does not know what its members hold.
-        unknown = worker.holdings.held is None
-        return unknown or roster.holds(worker, (job.start_generation, job.start_step))
-    if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
-        return True
-    return worker in cluster.survivors(job)
 
 
 def explain(cluster: ClusterState) -> str:

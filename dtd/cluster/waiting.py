@@ -105,7 +105,7 @@ def _refusals(cluster: ClusterState, too_few: str) -> str:
 
 def _links(cluster: ClusterState, job: Job) -> str:
     """Too few workers, or not all shards, without those that lack a link."""
-    bad = cluster.isolation.links.bad
+    bad = cluster.links.bad
     if not bad:
         return ""
     members, present = forming.choose(cluster, job).members, cluster.available()

@@ -157,7 +157,7 @@ class Beliefs:
     def _check_links(self, cluster: ClusterState) -> None:
         ring = cluster.run.roster
         for one, other in zip(ring, [*ring[1:], *ring[:1]], strict=True):
-            bad = one != other and pair_of(one, other) in cluster.isolation.links.bad
+            bad = one != other and pair_of(one, other) in cluster.links.bad
             require(not bad, "neighbours of a ring have a bad link", one, other)
 
     def _check_told(self, cluster: ClusterState, job: Job) -> None:

@@ -378,7 +378,7 @@ class Oracle:
         runs = cluster.run.phase is GenerationState.RUNNING
         if job is None:
             return
-        if runs and job.state is JobState.RUNNING and not cluster.isolation.links.bad:
+        if runs and job.state is JobState.RUNNING and not cluster.links.bad:
             most = most_workers(job)
             finishing = any(one.state is WorkerState.FINISHED for one in cluster.members())
             if len(cluster.run.roster) < most and not finishing:

@@ -101,7 +101,7 @@ def is_away(scene: Scene) -> None:
 def has_bad_link(scene: Scene) -> None:
     scene.core.cluster.run.phase = GenerationState.FORMING
     links = SimpleNamespace(bad={pair_of(*RING)})
-    scene.core.cluster.isolation = SimpleNamespace(links=links)  # type: ignore[assignment]
+    scene.core.cluster.links = links  # type: ignore[assignment]
 
 
 def is_not_told_to_stop(scene: Scene) -> None:

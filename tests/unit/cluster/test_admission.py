@@ -74,7 +74,7 @@ def test_a_worker_that_is_forgotten_is_not_set_aside_either(driver: Any) -> None
         driver.say(f"w-{number}", m.Failed(job="j-1", reason="no driver", traceback="", step=0))
         driver.lost(f"w-{number}")
     assert len(driver.cluster.workers) == admission.MAX_KNOWN_WORKERS
-    assert driver.cluster.isolation.set_aside.keys() == driver.cluster.workers.keys() - {"a"}
+    assert driver.cluster.set_aside.keys() == driver.cluster.workers.keys() - {"a"}
 
 
 def test_a_worker_that_comes_again_is_remembered_however_many_there_were(driver: Any) -> None:

@@ -118,8 +118,8 @@ def test_refused_workers_are_named_with_their_hosts(cluster: ClusterState) -> No
 
 
 def test_a_dead_link_is_named_with_both_data_ports(cluster: ClusterState) -> None:
-    cluster.isolation.links.accuse("w-0", "w-1", "unreachable")
-    cluster.isolation.links.judge(["w-0", "w-1"], 0.0)
+    cluster.links.accuse("w-0", "w-1", "unreachable")
+    cluster.links.judge(["w-0", "w-1"], 0.0)
     [found] = standing(cluster)
     assert found.message == (
         "no connection between w-0 (data port 10.0.0.1:7000) and w-1 (data port [fd00::1]:7000)"

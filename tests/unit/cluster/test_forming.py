@@ -171,7 +171,7 @@ def test_ring_is_ordered_round_a_bad_link(driver: Any) -> None:
     number = driver.run_generation(*"abcd")
     break_link(driver, number, *"abcd")
     assert driver.cluster.run.roster == ["a", "c", "b", "d"]
-    assert driver.cluster.isolation.links.bad == {("a", "b")}
+    assert driver.cluster.links.bad == {("a", "b")}
     (incident,) = driver.told_of("link_bad")
     assert "a and b live and cannot reach each other (silent)" in incident.message
 
@@ -228,7 +228,7 @@ def test_a_worker_that_starts_afresh_meanwhile_is_not_to_blame(driver: Any) -> N
     number = driver.run_generation("a", "b")
     driver.register("b", incarnation=2)
     driver.froze("a", generation=number, step=0, suspect="b", evidence="unreachable")
-    assert driver.cluster.isolation.links.bad == frozenset()
+    assert driver.cluster.links.bad == frozenset()
 
 
 # --- until it runs ---------------------------------------------------------------------------

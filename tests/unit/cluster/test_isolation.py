@@ -9,8 +9,7 @@ import pytest
 
 from dtd.cluster.diagnostics import standing
 from dtd.cluster.events import CancelRequested, DrainRequested, Submitted, Ticked
-from dtd.cluster.isolation import next_deadline
-from dtd.cluster.joiners import FIRST_PAUSE_S, MAX_PAUSE_S
+from dtd.cluster.isolation import FIRST_PAUSE_S, MAX_PAUSE_S, next_deadline
 from dtd.cluster.records import WARM_UP
 from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
@@ -81,7 +80,7 @@ def test_it_is_tried_again_ever_more_seldom(driver: Any) -> None:
     for incarnation in range(2, 11):
         fails(driver, "b")
         again(driver, "b", incarnation=incarnation)
-        pauses.append(driver.cluster.isolation.set_aside["b"].pause_s)
+        pauses.append(driver.cluster.set_aside["b"].pause_s)
         driver.tick(driver.now + pauses[-1])
         assert driver.state("b") == "warming"
     assert pauses[:3] == [10.0, 20.0, 40.0]
@@ -95,7 +94,7 @@ def test_a_worker_that_starts_it_again_has_mended_something(driver: Any) -> None
     driver.register("b")
     fails_afresh(driver, "b")
     assert driver.state("b") == "refused"
-    driver.cluster.isolation.set_aside["b"].pid = 77
+    driver.cluster.set_aside["b"].pid = 77
     again(driver, "b", incarnation=3)
     assert driver.state("b") == "warming"
 
@@ -278,7 +277,7 @@ def test_a_member_may_fail_on_its_way_back(driver: Any) -> None:
     assert driver.state("b") == "warming"
     fails(driver, "b", step=3)
     assert driver.state("b") == "released"
-    assert driver.cluster.isolation.set_aside["b"].at == 3
+    assert driver.cluster.set_aside["b"].at == 3
     fails(driver, "b", step=3)
     assert len(driver.told_of("worker_set_aside")) == 1
 
@@ -290,7 +289,7 @@ def test_what_is_said_again_on_another_connection_counts_once(driver: Any) -> No
     fails(driver, "b")
     driver.register("b")  # the same process
     fails(driver, "b")
-    assert driver.cluster.isolation.set_aside["b"].again == 1
+    assert driver.cluster.set_aside["b"].again == 1
     assert driver.state("b") == "released"
 
 
@@ -405,7 +404,7 @@ def test_hosts_too_weak_to_take_the_state_over_do_not_fail_the_job_of_others(dri
         joins(driver, name, step=step)
         fails(driver, name, "out of memory", step=0)
         assert driver.state(name) == "released"
-        assert driver.cluster.isolation.set_aside[name].at == WARM_UP
+        assert driver.cluster.set_aside[name].at == WARM_UP
         for member in "cd":
             driver.froze(member, generation=driver.cluster.run.generation, step=step)
         driver.all_run("c", "d")
@@ -480,7 +479,7 @@ def test_a_worker_that_is_set_aside_has_a_part_in_the_next_job(driver: Any) -> N
     driver.finished("a", generation=1, step=3)
     assert [one.job for one in driver.told("b", m.Prepare)] == ["j-1", "j-2"]
     assert driver.state("b") == "warming"
-    assert driver.cluster.isolation.set_aside == {}
+    assert driver.cluster.set_aside == {}
 
 
 @pytest.mark.parametrize("tries", [1, 2])

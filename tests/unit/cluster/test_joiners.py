@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dtd.cluster.events import CancelRequested
-from dtd.cluster.joiners import FIRST_PAUSE_S
+from dtd.cluster.isolation import FIRST_PAUSE_S
 from dtd.cluster.records import WARM_UP
 from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
@@ -181,7 +181,7 @@ def test_a_joiner_whose_state_differs_stops_the_others_ever_more_seldom(driver: 
     driver.all_run("a", "b")
     driver.tick(driver.now + FIRST_PAUSE_S)
     assert driver.state("c") == "warming"
-    assert driver.cluster.isolation.set_aside["c"].at == WARM_UP
+    assert driver.cluster.set_aside["c"].at == WARM_UP
 
 
 def test_a_member_whose_state_differs_once_comes_back_at_once(driver: Any) -> None:

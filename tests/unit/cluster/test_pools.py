@@ -257,7 +257,7 @@ def test_a_worker_that_is_set_aside_for_a_job_works_for_others_and_is_tried_agai
     cluster.handle(FromWorker(name="w1", message=failed))
     cluster.register("w1", pid=1)
     assert cluster.places() == {"w1": "", "w2": "j-1"}
-    retry_at = cluster.pools.cluster_with("j-1").isolation.set_aside["w1"].until
+    retry_at = cluster.pools.cluster_with("j-1").set_aside["w1"].until
     cluster.register("w3", "w4")
     assert cluster.places()["w3"] == "j-1"
     cluster.lose("w3")

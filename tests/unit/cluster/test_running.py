@@ -170,8 +170,8 @@ def test_member_that_fetched_the_state_holds_it_as_well(driver: Any) -> None:
     driver.all_run("a", "c")
     for other in "de":
         driver.register(other)
-        driver.cluster.isolation.links.accuse("c", other, "silent")
-    driver.cluster.isolation.links.judge({"a", "c", "d", "e"}, driver.now)
+        driver.cluster.links.accuse("c", other, "silent")
+    driver.cluster.links.judge({"a", "c", "d", "e"}, driver.now)
     before = len(driver.told("a", m.Freeze))
     for other in "de":
         driver.warmed(other)

@@ -192,7 +192,7 @@ def test_it_waits_for_a_link_rather_than_for_a_hole(driver: Any) -> None:
     for name, suspect, evidence in (("a", "b", "silent"), ("b", "a", "reset"), ("c", "a", "reset")):
         part = wire(held_shards(three.index(name), 3, 0))
         froze(driver, name, number, 5, part=part, suspect=suspect, evidence=evidence)
-    assert driver.cluster.isolation.links.bad == {("a", "b")}
+    assert driver.cluster.links.bad == {("a", "b")}
     assert driver.cluster.run.roster == []
     assert driver.core.explain() == "waiting for a working link between a and b"
 

@@ -292,7 +292,7 @@ def test_link_that_works_both_ways_is_good_again(driver: Any) -> None:
     driver.say("b", m.Probed(name="a", reachable=False, reason="no route"))
     assert driver.told_of("link_good") == []
     driver.say("b", m.Probed(name="a", reachable=True))
-    assert driver.cluster.isolation.links.bad == frozenset()
+    assert driver.cluster.links.bad == frozenset()
     assert len(driver.told_of("link_good")) == 1
 
 

@@ -94,7 +94,7 @@ def test_a_worker_that_was_set_aside_and_comes_with_another_release_gets_no_work
     driver.all_run("a")
     register(driver, "0.2.1", "b")
     driver.say("b", m.Failed(job="j-1", reason="no driver", traceback=""))
-    assert "b" in driver.cluster.isolation.set_aside
+    assert "b" in driver.cluster.set_aside
     driver.lost("b")
     prepared = len(driver.told("b", m.Prepare))
     register(driver, "0.1.0", "b")

@@ -7,7 +7,6 @@ Part of the membership machine; changes the cluster's state, adds effects.  `dtd
 from __future__ import annotations
 
 from dtd.cluster import checkpoints, digests, ending, figures, registration, roster
-from dtd.cluster.coverage import can_spare, covers
 from dtd.cluster.events import Disconnect
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
@@ -273,7 +272,7 @@ def let_leave(cluster: ClusterState, worker: Worker, reason: str, now: float) ->
     """Let a worker leave: a member at a step boundary, others when no state is lost."""
     worker.leaving, worker.reason = True, reason
     job = cluster.job
-    if job is not None and not can_spare(job, worker.name):
+    if job is not None and not roster.can_spare(job, worker.name):
         worker.reason = f"{reason}; it stays, as nobody else has its shards (strategy.mirrors = 0)"
     elif worker.state in MEMBERS and cluster.run.phase is GenerationState.RUNNING:
         ending.end_at_boundary(cluster, f"{worker.name} leaves: {reason}", now)
@@ -302,7 +301,7 @@ def _is_needed(cluster: ClusterState, worker: Worker) -> bool:
     # Those that leave with it have shards that it lacks: they leave one after another.
     remember = [w for w in (others if job.terms.sharded else staying) if roster.in_memory(w)]
     key = roster.held_key(worker)
-    if any(covers(remember, at) for at in map(roster.held_key, remember) if at >= key):
+    if any(roster.covers(remember, at) for at in map(roster.held_key, remember) if at >= key):
         return False
     heirs = [w for w in staying if w.state in (WorkerState.WARMING, WorkerState.READY)]
     saved = (job.checkpoint_generation, job.checkpoint_step)

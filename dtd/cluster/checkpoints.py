@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from dtd.cluster import branches, roster
-from dtd.cluster.coverage import NOTHING_HELD, copies, part_from
 from dtd.cluster.events import SaveJob
 from dtd.cluster.records import Job, Worker
+from dtd.cluster.roster import NOTHING_HELD, copies, part_from
 from dtd.cluster.state import ClusterState
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.wire import messages as m

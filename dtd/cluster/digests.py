@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from dtd.cluster.coverage import in_memory
 from dtd.cluster.events import SaveJob
 from dtd.cluster.records import Divergence, Job, Worker
+from dtd.cluster.roster import in_memory
 from dtd.cluster.state import ClusterState
 from dtd.wire import messages as m
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtd.cluster import branches, ending, roster
-from dtd.cluster.coverage import assigned_part, can_spare, covers, uncovered
 from dtd.cluster.ending import end_at_boundary
 from dtd.cluster.events import JobSaved, SaveJob
 from dtd.cluster.links import pair_of
@@ -170,18 +169,19 @@ def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
     start, newest = roster.start_key(job, present), roster.newest_key(job, present)
     older = start < (job.start_generation, job.start_step) or start[1] < job.step
     older |= newest > start and not branches.is_left(newest, branches.remembered(job.branches))
-    return [] if older or not covers(present, start) else survivors
+    return [] if older or not roster.covers(present, start) else survivors
 
 
 def why_incomplete(cluster: ClusterState, job: Job) -> str:
     """Return the newest state's shards that no present worker has, in words; "" if none."""
     present = cluster.available()
     key = roster.newest_key(job, present)
-    missing = uncovered(present, key)
+    missing = roster.uncovered(present, key)
     if not missing or missing.is_whole:  # no state exists yet
         return ""
     here = {worker.name for worker in present}
-    had = [one for one in job.roster if one not in here and assigned_part(job, one) & missing]
+    absent = [name for name in job.roster if name not in here]
+    had = [name for name in absent if roster.assigned_part(job, name) & missing]
     whose = f", which {', '.join(had)} had" if had else ""
     return f"no present worker has the shards {missing} of step {key[1]}{whose}"
 
@@ -350,7 +350,7 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
     leaving = [
         member.name
         for member in cluster.members()
-        if member.leaving and can_spare(job, member.name)
+        if member.leaving and roster.can_spare(job, member.name)
     ]
     if stopping:
         ending.freeze(cluster, at_boundary=True, stop=True, reason=job.reason)

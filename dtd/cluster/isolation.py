@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Final
 
 from dtd.cluster import admission, branches, ending, jobs, roster
-from dtd.cluster.coverage import can_spare
 from dtd.cluster.records import WARM_UP, Job, SetAside, Worker
 from dtd.cluster.state import ClusterState, least_workers
 from dtd.cluster.transitions import GONE, MEMBERS, GenerationState, WorkerState
@@ -83,7 +82,7 @@ def _has_begun(job: Job, worker: Worker) -> bool:
     A member's state is not known when this coordinator has just started.
     """
     if worker.state is WorkerState.FORMING and job.start_step and worker.holdings.held is not None:
-        return roster.holds(worker, (job.start_generation, job.start_step))
+        return roster.has(worker, (job.start_generation, job.start_step))
     return worker.state in MEMBERS or worker.reconnection.returning or roster.in_memory(worker)
 
 
@@ -257,7 +256,7 @@ def dispensable(cluster: ClusterState, job: Job) -> frozenset[str]:
         return frozenset()
     staying = [one for one in cluster.members() if one.name not in joined and one.state not in GONE]
     enough = sum(not one.serves for one in staying) >= least_workers(job)
-    return joined if enough and can_spare(job, *joined) else frozenset()
+    return joined if enough and roster.can_spare(job, *joined) else frozenset()
 
 
 def blamed(cluster: ClusterState, job: Job, step: int) -> frozenset[str]:

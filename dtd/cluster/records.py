@@ -22,33 +22,6 @@ WARM_UP = -1
 # --- a worker ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """The identity that a process registered.
-
-    Attributes:
-        name: stable name of the worker.
-        incarnation: number of the process, drawn at random.
-        pid: process id on its host.
-        host, device: where it trains.
-        data_host, data_port: address at which other workers reach it.
-        version: its dtd release.
-        instance: id of its state directory; empty if unknown.
-        serves: whether it is a parameter server.
-    """
-
-    name: str
-    incarnation: int
-    pid: int = 0
-    host: str = ""
-    device: str = ""
-    data_host: str = ""
-    data_port: int = 0
-    version: str = ""
-    instance: str = ""
-    serves: bool = False
-
-
 @dataclass(slots=True, kw_only=True)
 class Holdings:
     """The states that a worker has reported.
@@ -123,7 +96,7 @@ class Worker:
     """One worker, by its stable name.
 
     Attributes:
-        registration: the identity that its process registered.
+        registration: the message with which its process registered.
         state: its state; assigned only by `ClusterState.move_worker`.
         reason: why it does not work, or what it waits for, for `dtdctl status`.
         ready_since: when it became ready to join.
@@ -138,7 +111,7 @@ class Worker:
         reconnection: the generation with which it registered again.
     """
 
-    registration: Registration
+    registration: m.Register
     state: WorkerState = WorkerState.IDLE
     reason: str = ""
     ready_since: float = 0.0

@@ -33,7 +33,7 @@ from typing import Final
 from dtd import diagnostics
 from dtd.cluster import branches, ending, forming
 from dtd.cluster.events import SaveJob
-from dtd.cluster.records import Holdings, Job, Liveness, Registration, Worker
+from dtd.cluster.records import Holdings, Job, Liveness, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import (
     GONE,
@@ -53,20 +53,7 @@ _RELEASE_PARTS = 2
 
 def newcomer(message: m.Register) -> Worker:
     """The record of a worker that registers."""
-    worker = Worker(
-        registration=Registration(
-            name=message.name,
-            incarnation=message.incarnation,
-            pid=message.pid,
-            host=message.host,
-            device=message.device,
-            data_host=message.data_host,
-            data_port=message.data_port,
-            version=message.version,
-            instance=message.instance,
-            serves=message.serves,
-        )
-    )
+    worker = Worker(registration=message)
     names = [member.name for member in message.roster]
     worker.generation = message.generation
     worker.rank = names.index(worker.name) if worker.name in names else 0
@@ -264,12 +251,19 @@ def _is_there(worker: Worker | None, job: Job, phase: MemberState) -> bool:
 
 
 def _absent(name: str, instance: str, *, serves: bool) -> Worker:
-    return Worker(
-        registration=Registration(
-            name=name, incarnation=NEVER_HEARD, instance=instance, serves=serves
-        ),
-        reason="has not come back since the coordinator started",
+    unknown = m.Register(
+        name=name,
+        incarnation=NEVER_HEARD,
+        pid=0,
+        host="",
+        device="",
+        data_host="",
+        data_port=0,
+        version="",
+        instance=instance,
+        serves=serves,
     )
+    return Worker(registration=unknown, reason="has not come back since the coordinator started")
 
 
 def goes_away(cluster: ClusterState, worker: Worker, reason: str) -> bool:

@@ -12,7 +12,7 @@ writes its part, and a copy is durable when the parts cover [0, 1).  What came b
 
 from __future__ import annotations
 
-from dtd.cluster import admission, branches, checkpoints, coverage, ending, forming, jobs, roster
+from dtd.cluster import admission, branches, checkpoints, ending, forming, jobs, roster
 from dtd.cluster.events import SaveJob
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.save_orders import SaveOrders
@@ -44,7 +44,7 @@ def begin(
     finished = [w for w in cluster.members() if w.state is WorkerState.FINISHED]
     key = max(map(roster.held_key, finished)) if finished else newest_key(cluster, job)
     job.verdict = verdict.value
-    if hopes_s == 0.0 and _copies_of(job, key) >= copies(job):
+    if hopes_s == 0.0 and _copies_of(job, key) >= job.terms.copies:
         _finish(cluster, job)
         return
     if cluster.run.phase is not GenerationState.NONE:
@@ -72,7 +72,7 @@ def advance(cluster: ClusterState, job: Job, now: float) -> None:
     orders.keep([worker.name for worker in holders])
     written = _written(job, key)
     left = [worker for worker in holders if worker.name not in written]
-    if coverage.copies(written.values()) >= copies(job):
+    if roster.copies(written.values()) >= job.terms.copies:
         _finish(cluster, job)
     elif orders.hurried:
         _let_go(cluster, job)
@@ -105,16 +105,16 @@ def _ask(cluster: ClusterState, job: Job, left: list[Worker], now: float) -> Non
     parts = _written(job, key)
     there = tuple(parts)
     writers = orders.writers(now)
-    parts |= {one.name: coverage.part_at(one, key) for one in left if one.name in writers}
+    parts |= {one.name: roster.part_at(one, key) for one in left if one.name in writers}
     free = [worker for worker in left if orders.may_be_asked(worker.name, now)]
     free = _best(cluster, free, there)
     while free:
-        lacking = coverage.scarce(parts, copies(job))
-        worker = max(free, key=lambda one: coverage.size(coverage.part_at(one, key) & lacking))
-        if not coverage.part_at(worker, key) & lacking:
+        lacking = roster.scarce(parts, job.terms.copies)
+        worker = max(free, key=lambda one: roster.size(roster.part_at(one, key) & lacking))
+        if not roster.part_at(worker, key) & lacking:
             break
         free.remove(worker)
-        parts[worker.name] = coverage.part_at(worker, key)
+        parts[worker.name] = roster.part_at(worker, key)
         orders.asked[worker.name] = now
         cluster.send(worker.name, m.Save(job=job.id, generation=key[0], step=key[1]))
 
@@ -168,11 +168,6 @@ def _silent(orders: SaveOrders, now: float) -> str:
     return f", and {', '.join(late)} has not answered for {waited_s:.0f} s: {gives_up}"
 
 
-def copies(job: Job) -> int:
-    """The job's `checkpoint.copies`."""
-    return job.terms.copies
-
-
 def newest_key(cluster: ClusterState, job: Job) -> roster.Key:
     """Key of the newest state that any worker present holds, or can commit."""
     return roster.start_key(job, cluster.available())
@@ -185,7 +180,7 @@ def _holders(cluster: ClusterState, key: roster.Key) -> list[Worker]:
     """Workers with a part of the state in memory; none if it has no steps: nothing is to save."""
     remember = [worker for worker in cluster.available() if roster.in_memory(worker)]
     there = [w for w in remember if key[1] and key in (roster.held_key(w), w.holdings.prepared)]
-    return [worker for worker in there if coverage.part_at(worker, key)]
+    return [worker for worker in there if roster.part_at(worker, key)]
 
 
 def _written(job: Job, key: roster.Key) -> dict[str, ShardSet]:
@@ -205,7 +200,7 @@ def _is_short(job: Job, step: int) -> bool:
 
 def _copies_of(job: Job, key: roster.Key) -> int:
     """Return how many copies of the state, or of a newer one, workers have published."""
-    return coverage.copies(_written(job, key).values())
+    return roster.copies(_written(job, key).values())
 
 
 def _best(cluster: ClusterState, free: list[Worker], written: tuple[str, ...]) -> list[Worker]:
@@ -275,7 +270,7 @@ def _finish(cluster: ClusterState, job: Job) -> None:
 
 
 def _tell_what_is_missing(cluster: ClusterState, job: Job, key: roster.Key) -> None:
-    written, there, wanted = _written(job, key), _copies_of(job, key), copies(job)
+    written, there, wanted = _written(job, key), _copies_of(job, key), job.terms.copies
     failures = cluster.saving.why() if cluster.saving is not None else ""
     step = max(key[1], job.step)
     saved = branches.saved_step(job)
@@ -283,7 +278,7 @@ def _tell_what_is_missing(cluster: ClusterState, job: Job, key: roster.Key) -> N
     if step > saved and (absent or not there):
         why = failures or "no worker has written it in time"
         if written and not absent:
-            lost = coverage.scarce(written, 1)
+            lost = roster.scarce(written, 1)
             why = f"the parts that {', '.join(sorted(written))} wrote lack the shards {lost}: {why}"
         if absent or not _holders(cluster, key):
             why = forming.why_incomplete(cluster, job) or "no present worker holds it"

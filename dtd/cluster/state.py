@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from dtd.cluster.coverage import has
 from dtd.cluster.detector import Detector, StragglerWatch
 from dtd.cluster.events import Effect, Incident, Send
 from dtd.cluster.links import Links
@@ -26,6 +25,7 @@ from dtd.cluster.records import (
     WaitingTimes,
     Worker,
 )
+from dtd.cluster.roster import has
 from dtd.cluster.save_orders import SaveOrders
 from dtd.cluster.transitions import (
     AVAILABLE,

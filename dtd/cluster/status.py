@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtd.cluster import roster
-from dtd.cluster.coverage import assigned_part, part_of, redundancy
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GONE, GenerationState, WorkerState
@@ -130,7 +129,7 @@ def _redundancy(cluster: ClusterState, job: Job) -> int | None:
     trains = cluster.run.phase in (GenerationState.RUNNING, GenerationState.ENDING)
     if not job.terms.sharded or not trains:
         return None
-    return redundancy(job, [one.name for one in cluster.members() if one.state not in GONE])
+    return roster.redundancy(job, [one.name for one in cluster.members() if one.state not in GONE])
 
 
 def _shards(cluster: ClusterState, worker: Worker) -> dict[str, Any] | None:
@@ -139,9 +138,9 @@ def _shards(cluster: ClusterState, worker: Worker) -> dict[str, Any] | None:
     if job is None or not job.terms.sharded:
         return None
     step, where = roster.held_key(worker)[1], "memory"
-    part = part_of(worker.holdings.held)
+    part = roster.part_of(worker.holdings.held)
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
-        step, part = job.step, assigned_part(job, worker.name)
+        step, part = job.step, roster.assigned_part(job, worker.name)
     elif worker.holdings.held is not None:
         where = worker.holdings.held.where
     if not part:

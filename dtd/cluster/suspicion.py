@@ -15,7 +15,6 @@ from collections.abc import Collection
 from typing import Final
 
 from dtd.cluster import admission, branches, ending, isolation, roster
-from dtd.cluster.coverage import assigned_part, part_of
 from dtd.cluster.links import DEAD, ENDED
 from dtd.cluster.progress import TELL_AFTER_S
 from dtd.cluster.records import Job, Worker
@@ -270,8 +269,8 @@ def _remembered_part(cluster: ClusterState, job: Job, worker: Worker) -> ShardSe
     if worker.reconnection.returning or not cluster.remembers(job, worker):
         return NOTHING
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
-        return assigned_part(job, worker.name)
-    return part_of(worker.holdings.held)
+        return roster.assigned_part(job, worker.name)
+    return roster.part_of(worker.holdings.held)
 
 
 def _stands_alike(cluster: ClusterState, worker: Worker, other: Worker) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtd.cluster import admission, branches, forming, registration, roster
-from dtd.cluster.coverage import covers
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState, least_workers
 from dtd.cluster.transitions import WorkerState
@@ -110,7 +109,7 @@ def _links(cluster: ClusterState, job: Job) -> str:
         return ""
     members, present = forming.choose(cluster, job).members, cluster.available()
     start = roster.start_key(job, present)
-    torn = covers(present, start) and not covers(members, start)
+    torn = roster.covers(present, start) and not roster.covers(members, start)
     if not torn and not why_too_few(members, job):
         return ""
     dead = "; ".join(f"{one} and {other}" for one, other in sorted(bad))
@@ -231,7 +230,7 @@ def restart_partial(cluster: ClusterState, job: Job, now: float) -> bool:
     present = cluster.available()
     start = roster.start_key(job, present)
     holders = [worker for worker in present if roster.in_memory(worker)]
-    if start[1] or not holders or covers(present, start):
+    if start[1] or not holders or roster.covers(present, start):
         return False
     cluster.waiting.reason = f"the job begins afresh: {forming.why_incomplete(cluster, job)}"
     for worker in holders:

@@ -17,11 +17,12 @@ import pytest
 import torch
 
 from dtd.cluster import roster
-from dtd.cluster.records import Job, Registration, Worker
+from dtd.cluster.records import Job, Worker
 from dtd.cluster.transitions import WorkerState
 from dtd.errors import RingBroken
 from dtd.train.record import InitFrom
 from dtd.wire import messages as m
+from tests.registrations import registration
 
 pytestmark = pytest.mark.numerics
 
@@ -64,7 +65,7 @@ def start_of_next(ranks: list[Any], generation: int, start: tuple[int, int]) -> 
 def _report(rank: Any, generation: int) -> Worker:
     held = rank.run.held()
     key = (held.generation, held.step)
-    worker = Worker(registration=Registration(name="w", incarnation=1), state=WorkerState.FROZEN)
+    worker = Worker(registration=registration(name="w", incarnation=1), state=WorkerState.FROZEN)
     worker.holdings.frozen_in = generation
     worker.holdings.held = m.Held(
         job="job", generation=key[0], step=key[1], digest="", where=held.where

@@ -9,9 +9,10 @@ import pytest
 
 from dtd.cluster.links import pair_of
 from dtd.cluster.machine import Membership
-from dtd.cluster.records import Decision, Job, Registration, Worker
+from dtd.cluster.records import Decision, Job, Worker
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
+from tests.registrations import registration
 from tests.sim.beliefs import Beliefs
 from tests.sim.lineage import Broken, Memory
 from tests.sim.replica import fresh
@@ -40,7 +41,7 @@ class Scene:
         cluster.run.roster, cluster.run.phase = list(RING), GenerationState.RUNNING
         for rank, name in enumerate(RING):
             worker = Worker(
-                registration=Registration(name=name, incarnation=7, instance=name),
+                registration=registration(name=name, incarnation=7, instance=name),
                 state=WorkerState.RUNNING,
             )
             cluster.workers[name] = worker

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import coverage, roster
-from dtd.cluster.records import Job, Registration, Worker
+from dtd.cluster import roster
+from dtd.cluster.records import Job, Worker
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.wire import messages as m
+from tests.registrations import registration
 from tests.shards import held_shards
 
 KEY = (1, 5)
@@ -25,7 +26,7 @@ def held(key: tuple[int, int], part: ShardSet, where: str = "memory") -> m.Held:
 
 
 def worker(name: str, part: ShardSet = NOTHING, key: tuple[int, int] = KEY, **more: Any) -> Worker:
-    made = Worker(registration=Registration(name=name, incarnation=1))
+    made = Worker(registration=registration(name=name, incarnation=1))
     if part:
         made.holdings.held, made.holdings.prepared = held(key, part), key
     for field, value in more.items():
@@ -47,13 +48,11 @@ def ring(mirrors: int = 1, *, but: str = "") -> list[Worker]:
 
 def test_a_part_is_in_memory_prepared_or_on_disk() -> None:
     one = worker("a", half(0), prepared=(1, 6), saved=(held((1, 3), half(2), "checkpoint"),))
-    assert coverage.part_at(one, KEY) == coverage.part_at(one, (1, 6)) == half(0)
-    assert coverage.part_at(one, (1, 3)) == half(2)
-    assert coverage.part_at(one, (1, 4)) == NOTHING
-    assert coverage.part_at(worker("b"), (0, 0)) == NOTHING
-    assert (
-        coverage.part_of(m.Held(job="j", generation=1, step=1, digest="", where="memory")) == WHOLE
-    )
+    assert roster.part_at(one, KEY) == roster.part_at(one, (1, 6)) == half(0)
+    assert roster.part_at(one, (1, 3)) == half(2)
+    assert roster.part_at(one, (1, 4)) == NOTHING
+    assert roster.part_at(worker("b"), (0, 0)) == NOTHING
+    assert roster.part_of(m.Held(job="j", generation=1, step=1, digest="", where="memory")) == WHOLE
 
 
 @pytest.mark.parametrize(("gone", "start"), [("", KEY), ("a", KEY), ("ac", KEY), ("ab", (0, 0))])
@@ -63,7 +62,7 @@ def test_a_state_is_started_from_only_if_all_of_it_is_there(
     workers = ring(but=gone)
     assert roster.start_key(a_job(), workers) == start
     assert roster.newest_key(a_job(), workers) == KEY
-    assert coverage.covers(workers, KEY) == (start == KEY)
+    assert roster.covers(workers, KEY) == (start == KEY)
 
 
 def test_a_step_that_some_have_committed_and_others_prepared_is_complete() -> None:
@@ -71,7 +70,7 @@ def test_a_step_that_some_have_committed_and_others_prepared_is_complete() -> No
     for one in workers[:2]:
         one.holdings.prepared = (1, 6)
     for one in workers[2:]:
-        one.holdings.held = held((1, 6), coverage.part_at(one, KEY))
+        one.holdings.held = held((1, 6), roster.part_at(one, KEY))
     assert roster.start_key(a_job(), workers) == (1, 6)
 
 
@@ -102,12 +101,12 @@ def test_a_decision_is_complete_with_those_that_have_prepared_it() -> None:
 
 def test_the_assigned_part_follows_from_the_rank() -> None:
     job = a_job(mirrors=2)
-    assert coverage.assigned_part(job, "b") == held_shards(1, 4, 2)
-    assert coverage.assigned_part(job, "x") == NOTHING
-    assert coverage.assigned_part(a_job(mirrors=-3), "b") == held_shards(1, 4, 0)
+    assert roster.assigned_part(job, "b") == held_shards(1, 4, 2)
+    assert roster.assigned_part(job, "x") == NOTHING
+    assert roster.assigned_part(a_job(mirrors=-3), "b") == held_shards(1, 4, 0)
     plain = Job(id="j", spec={})
     plain.roster = ("a",)
-    assert coverage.assigned_part(plain, "a") == WHOLE
+    assert roster.assigned_part(plain, "a") == WHOLE
     assert roster.start_held(job, "b").part == tuple(held_shards(1, 4, 2).to_wire())
     assert roster.start_held(plain, "a").part == ()
 
@@ -117,41 +116,41 @@ def test_the_assigned_part_follows_from_the_rank() -> None:
 )
 def test_as_many_may_be_lost_as_there_are_mirrors(mirrors: int, names: str, spare: int) -> None:
     job = a_job(mirrors=mirrors)
-    assert coverage.redundancy(job, names) == spare
-    assert coverage.can_spare(job, "a") == (mirrors > 0)
+    assert roster.redundancy(job, names) == spare
+    assert roster.can_spare(job, "a") == (mirrors > 0)
 
 
 def test_after_a_loss_one_less_may_be_lost() -> None:
-    assert coverage.redundancy(a_job(mirrors=1), "abc") == 0
-    assert coverage.redundancy(a_job(mirrors=1), "ab") == -1
-    assert coverage.redundancy(a_job(), "") is None
+    assert roster.redundancy(a_job(mirrors=1), "abc") == 0
+    assert roster.redundancy(a_job(mirrors=1), "ab") == -1
+    assert roster.redundancy(a_job(), "") is None
 
 
 def test_a_worker_that_is_alone_or_no_member_may_leave() -> None:
     job = a_job(mirrors=0)
-    assert coverage.can_spare(job, "x")
+    assert roster.can_spare(job, "x")
     job.roster = ("a",)
-    assert coverage.can_spare(job, "a")
+    assert roster.can_spare(job, "a")
     plain = Job(id="j", spec={})
     plain.roster = ("a", "b")
-    assert coverage.can_spare(plain, "a")
+    assert roster.can_spare(plain, "a")
 
 
 def test_copies_are_counted_at_the_scarcest_shard() -> None:
-    assert coverage.copies([]) == coverage.copies([half(0, 1, 2)]) == 0
-    assert coverage.copies([WHOLE, half(1), half(0, 2, 3)]) == 2
-    assert coverage.copies([half(0, 1), half(1, 2), half(2, 3), half(3, 0)]) == 2
-    assert coverage.scarce({"a": WHOLE}, 1) == NOTHING
-    assert coverage.scarce({"a": half(1), "b": half(0)}, 0) == half(2, 3)
-    assert coverage.scarce({"a": WHOLE, "b": half(1), "c": half(2, 1)}, 2) == half(0, 3)
-    assert coverage.scarce({}, 2) == WHOLE
+    assert roster.copies([]) == roster.copies([half(0, 1, 2)]) == 0
+    assert roster.copies([WHOLE, half(1), half(0, 2, 3)]) == 2
+    assert roster.copies([half(0, 1), half(1, 2), half(2, 3), half(3, 0)]) == 2
+    assert roster.scarce({"a": WHOLE}, 1) == NOTHING
+    assert roster.scarce({"a": half(1), "b": half(0)}, 0) == half(2, 3)
+    assert roster.scarce({"a": WHOLE, "b": half(1), "c": half(2, 1)}, 2) == half(0, 3)
+    assert roster.scarce({}, 2) == WHOLE
 
 
 def test_few_workers_that_have_all_are_found() -> None:
     workers = ring()
-    assert [one.name for one in coverage.needed(workers, KEY)] == ["a", "c"]
-    assert [one.name for one in coverage.needed(ring(but="bc"), KEY)] == ["a", "d"]
-    assert coverage.needed([], KEY) == coverage.needed([worker("x")], KEY) == []
+    assert [one.name for one in roster.needed(workers, KEY)] == ["a", "c"]
+    assert [one.name for one in roster.needed(ring(but="bc"), KEY)] == ["a", "d"]
+    assert roster.needed([], KEY) == roster.needed([worker("x")], KEY) == []
 
 
 def chosen(workers: list[Worker], most: int, *bad: tuple[str, str]) -> list[str]:

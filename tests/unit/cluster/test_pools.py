@@ -21,10 +21,11 @@ from dtd.cluster.events import (
     WorkerLost,
 )
 from dtd.cluster.pools import Pools
-from dtd.cluster.records import CoordinatorIdentity, Job, Registration, Worker
+from dtd.cluster.records import CoordinatorIdentity, Job, Worker
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
+from tests.registrations import registration
 
 REGISTER: dict[str, Any] = {
     "name": "w",
@@ -375,7 +376,7 @@ def test_a_worker_that_works_for_another_job_meanwhile_stays_there_when_the_firs
     assert cluster.places() == {"w1": "j-2", "w2": "j-1"}
     cluster.runs("w2")
     cluster.pools.machines()[1].cluster.workers["w1"] = stale = Worker(
-        registration=Registration(name="w1", incarnation=1), state=WorkerState.LOST
+        registration=registration(name="w1", incarnation=1), state=WorkerState.LOST
     )
     assert cluster.pools.workers()["w1"] is not stale
     cluster.ends("w2")

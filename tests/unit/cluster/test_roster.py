@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 
 from dtd.cluster import roster
-from dtd.cluster.records import Holdings, Job, Registration, Worker
+from dtd.cluster.records import Holdings, Job, Worker
 from dtd.wire import messages as m
+from tests.registrations import registration
 
 WARMED = m.Warmed(
     job="j",
@@ -22,7 +23,7 @@ WARMED = m.Warmed(
 def worker(name: str, generation: int = 0, step: int = 0, where: str = "none") -> Worker:
     held = m.Held(job="j", generation=generation, step=step, digest="", where=where)
     return Worker(
-        registration=Registration(
+        registration=registration(
             name=name,
             incarnation=1,
             pid=1,
@@ -240,8 +241,8 @@ def test_a_worker_that_can_commit_the_step_holds_its_state() -> None:
 def test_what_is_on_disk_cannot_commit_a_step() -> None:
     disk = worker("a", 2, 6, "checkpoint")
     disk.holdings.prepared = (2, 7)
-    assert not roster.holds(disk, (2, 7))
-    assert roster.holds(disk, (2, 6))
+    assert not roster.has(disk, (2, 7))
+    assert roster.has(disk, (2, 6))
 
 
 def test_of_a_fresh_state_the_lowest_rank_gives_its_own() -> None:
@@ -252,7 +253,7 @@ def test_of_a_fresh_state_the_lowest_rank_gives_its_own() -> None:
 def test_worker_that_reported_nothing_holds_nothing() -> None:
     silent = replace(worker("a"), holdings=Holdings())
     assert roster.held_key(silent) == (0, 0)
-    assert not roster.holds(silent, (0, 0))
+    assert not roster.has(silent, (0, 0))
 
 
 def test_member_that_runs_holds_what_its_generation_started_from() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import coverage, roster
+from dtd.cluster import roster
 from dtd.cluster.events import DrainRequested
-from dtd.cluster.records import Registration, Worker
+from dtd.cluster.records import Worker
 from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
 from dtd.errors import ProtocolError
 from dtd.wire import messages as m
+from tests.registrations import registration
 
 WORKERS = ("a", "b", "c")
 SERVERS = ("ps-1", "ps-2")
@@ -126,7 +127,7 @@ def test_servers_do_not_count_towards_the_most_workers(driver: Any) -> None:
 
 def worker(name: str) -> Worker:
     serves = name.startswith("ps")
-    return Worker(registration=Registration(name=name, incarnation=1, serves=serves))
+    return Worker(registration=registration(name=name, incarnation=1, serves=serves))
 
 
 def chosen(*names: str, bad: tuple[tuple[str, str], ...] = ()) -> roster.Choice:
@@ -152,7 +153,7 @@ def test_a_worker_without_a_link_to_a_server_stays_out() -> None:
 def test_the_loss_of_a_server_costs_no_step(driver: Any) -> None:
     number = running(driver)
     driver.commit(5)
-    assert coverage.redundancy(driver.cluster.job, ALL) == 1
+    assert roster.redundancy(driver.cluster.job, ALL) == 1
     driver.lost("ps-2")
     for name in (*WORKERS, "ps-1"):
         froze(driver, name, number, 5)
@@ -210,8 +211,8 @@ def test_a_server_is_drained_while_another_one_has_its_shards(driver: Any) -> No
 
 def test_a_checkpoint_on_disk_is_a_state_too() -> None:
     one = worker("a")
-    assert not coverage.has(one, (0, 0))
+    assert not roster.has(one, (0, 0))
     held = m.Held(job="j", generation=2, step=7, digest="", where="checkpoint")
     one.holdings = replace(one.holdings, held=None, saved=(held,))
-    assert coverage.has(one, (2, 7))
-    assert not coverage.has(one, (2, 8))
+    assert roster.has(one, (2, 7))
+    assert not roster.has(one, (2, 8))

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from dtd.cluster.detector import Detector
-from dtd.cluster.records import Job, Liveness, Registration, Run, Worker
+from dtd.cluster.records import Job, Liveness, Run, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.status import EndedJob, OtherJobs, status_of
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
+from tests.registrations import registration
 
 SPEC = {"job": {"name": "j", "task": "digits", "global_batch_size": 64, "epochs": 2}}
 
@@ -31,7 +32,7 @@ def cluster(*beats: m.Heartbeat | None, **job: Any) -> ClusterState:
     for rank, one in enumerate(beats):
         name = f"w-{rank}"
         made.workers[name] = Worker(
-            registration=Registration(
+            registration=registration(
                 name=name,
                 incarnation=1,
                 pid=100 + rank,

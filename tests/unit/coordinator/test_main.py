@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 
 from dtd.cluster.detector import Detector
-from dtd.cluster.records import Job, Registration, Run, Worker
+from dtd.cluster.records import Job, Run, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import JobState, WorkerState
 from dtd.coordinator.main import status_line
 from scripts.cluster.processes import Child, stop_all
+from tests.registrations import registration
 
 SPEC = {"job": {"name": "digits", "task": "digits", "global_batch_size": 64, "epochs": 2}}
 
@@ -27,7 +28,7 @@ def cluster(*states):
     )
     for rank, state in enumerate(states):
         made.workers[f"w-{rank}"] = Worker(
-            registration=Registration(
+            registration=registration(
                 name=f"w-{rank}",
                 incarnation=1,
                 pid=1,

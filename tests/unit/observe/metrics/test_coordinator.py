@@ -11,13 +11,14 @@ import dtd.observe.metrics.coordinator as module
 from dtd.address import Address
 from dtd.cluster.detector import Detector
 from dtd.cluster.events import Disconnect, Incident
-from dtd.cluster.records import Job, Liveness, Registration, Run, Worker
+from dtd.cluster.records import Job, Liveness, Run, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.status import status_of
 from dtd.cluster.transitions import JobState, WorkerState
 from dtd.observe.metrics.catalogue import BY_NAME
 from dtd.observe.metrics.coordinator import ClusterFigures, CoordinatorMetrics
 from dtd.wire import messages as m
+from tests.registrations import registration
 
 SPEC = {"job": {"name": "j", "task": "digits", "global_batch_size": 64, "epochs": 2}}
 
@@ -34,7 +35,7 @@ def cluster() -> ClusterState:
     beat = m.Heartbeat(state="running", generation=3, step=12, step_s=0.1, rtt_s=0.001)
     for name, state in (("w-0", "running"), ("w-1", "running"), ("w-2", "lost")):
         made.workers[name] = Worker(
-            registration=Registration(
+            registration=registration(
                 name=name,
                 incarnation=1,
                 pid=1,

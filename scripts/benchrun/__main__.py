@@ -13,7 +13,6 @@ from dtd.errors import DtdError
 from scripts.benchrun import (
     allreduce,
     memory,
-    quality,
     report,
     results,
     sharded,
@@ -60,19 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--workloads", type=_names, metavar="NAME,...", help="default: paced-16")
     one.add_argument("--sides", type=_sides, metavar="NAME;...", help="default: all")
     _command(commands, memory, "memory of sharded state in a worker, beside the formula")
-    one = commands.add_parser(quality.KIND, help="loss after equally many rows, by strategy")
-    one.add_argument("--tasks", type=_names, metavar="NAME,...", help="default: all")
-    one.add_argument("--strategies", type=_names, metavar="NAME,...", help="default: all")
-    one.add_argument("--seeds", type=int, metavar="S", help="runs of each; default: 3")
-    one.add_argument("--quick", action="store_true", help="a few steps, to see that it works")
-    one.add_argument("--again", action="store_true", help="also what was measured before")
-    one.add_argument("--data", type=Path, default=quality.DATA, help="directory of real data")
-    one.add_argument("--json", action="store_true", help="on stdout a record a line, as JSON")
-    one.add_argument("--write", action="store_true", help="put the table into the document")
-    _document(one)
-    _directory(one)
-    one.set_defaults(run=_quality)
-    one = commands.add_parser("report", help="make docs/benchmarks.md and its plots")
+    one = commands.add_parser("report", help="make the tables of docs/benchmarks.md")
     _directory(one)
     _document(one)
     one.set_defaults(run=report.run)
@@ -88,12 +75,6 @@ def _command(commands: Any, module: ModuleType, what: str) -> argparse.ArgumentP
     one.add_argument("--json", action="store_true", help="on stdout a record a line, as JSON")
     _directory(one)
     return one
-
-
-def _quality(options: argparse.Namespace) -> None:
-    quality.run(options)
-    if options.write:
-        report.write(quality.KIND, options.directory, options.document)
 
 
 def _document(parser: argparse.ArgumentParser) -> None:

@@ -23,8 +23,7 @@ from scripts.benchrun.daemons import DaemonRun
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record
 from scripts.benchrun.sides import Sides, SidesCase, hosts_of, measured, run_all, torch_block
-from scripts.benchrun.torch_divisions import FSDP, FSDP_KEEPS, ZERO
-from scripts.benchrun.workloads import GIGABIT, WORKLOADS
+from scripts.benchrun.workloads import FSDP, FSDP_KEEPS, GIGABIT, WORKLOADS, ZERO
 
 KIND: Final = "sharded"
 KEY: Final = ("workload", "link", "world")

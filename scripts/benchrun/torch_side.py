@@ -31,7 +31,7 @@ from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.train.optimizer import build_optimizer
 from dtd.train.task import load_task
 from scripts.benchrun.ranks import Bucket, layout
-from scripts.benchrun.torch_divisions import FSDP, ZERO
+from scripts.benchrun.workloads import FSDP, ZERO
 
 # --- Gloo's all-reduce ----------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ def divided(
     Args:
         model: whole, equal on all ranks; FSDP2 changes it in place.
         table: an Adam.
-        how: as `scripts.benchrun.torch_divisions` says.
+        how: as `scripts.benchrun.workloads` says.
         bucket_mib: of DDP's buckets of gradients.
     """
     if how == ZERO:

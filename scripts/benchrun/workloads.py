@@ -9,6 +9,10 @@ from typing import Any, Final
 from dtd.job import parse_job, to_mapping
 from dtd.job.strategy_table import SHARDED
 
+ZERO: Final = "zero"
+FSDP: Final = "fsdp"
+FSDP_KEEPS: Final = "fsdp-keeps"
+"""`FSDP` whose parameters stay gathered between forward and backward."""
 LOOPBACK: Final = "loopback"
 GIGABIT: Final = "1gbit"
 LINKS: Final = (LOOPBACK, GIGABIT, "100mbit")

@@ -1,4 +1,4 @@
-"""Train thousands of tasks that are put together by chance: python -m scripts.fuzz_jobs [--jobs N].
+"""Train thousands of random tasks: python -m scripts.fuzz_jobs [--jobs N].
 
 Each is trained by dtd, in any strategy and through joins, losses, stops and broken rings, and in
 plain torch (`tests.jobs`).  Both must agree, or dtd must have refused the task before its first
@@ -28,7 +28,7 @@ from tests.jobs.verdict import Verdict, judge
 BLOCK: Final = 50
 """Jobs of one seed."""
 PAGE: Final = Path("docs/evaluation.md")
-KINDS: Final = ("agrees", "told", "refused", "fails")
+KINDS: Final = ("agrees", "warned", "refused", "fails")
 NAMES: Final = re.compile(
     r"(layers|first|head|weights)(\.\w+)+|\d+(\.\d+)?(e-\d+)?| \(.*"
     r"|(?<=has given )\w+|(?<=a hook of its step, )[^,]+|(?<=, and )\w+(?= may need all)",
@@ -90,12 +90,12 @@ def tables(judged: Judged, seconds: float) -> str:
             f"{summary}: {total}.",
             table(("strategy", *WORDS.values()), _rows(judged, _strategy)),
             table(("feature", *WORDS.values()), _rows(judged, _features)),
-            table(("refusals, and what is told", "jobs"), _sentences(judged)),
+            table(("refusals and warnings", "jobs"), _sentences(judged)),
         )
     )
 
 
-WORDS: Final = {"agrees": "agree", "told": "told", "refused": "refused", "fails": "failed"}
+WORDS: Final = {"agrees": "agree", "warned": "warned", "refused": "refused", "fails": "failed"}
 
 
 def _strategy(recipe: Recipe) -> tuple[str, ...]:
@@ -122,15 +122,15 @@ def _place(key: str) -> tuple[int, str]:
 
 
 def _sentences(judged: Judged) -> Iterator[tuple[str, str]]:
-    heard = Counter(
-        _kind_of(verdict) for _, verdict in judged if verdict.kind in ("told", "refused")
+    counts = Counter(
+        _kind_of(verdict) for _, verdict in judged if verdict.kind in ("warned", "refused")
     )
-    for sentence, count in heard.most_common():
+    for sentence, count in counts.most_common():
         yield sentence.replace("|", "/"), f"{count:,}"
 
 
 def _judge_all(pool: Executor, blocks: Sequence[int], limit_s: float) -> tuple[Judged, Failed]:
-    """Train the jobs of some blocks, as many as there is time for; tell of each kind of failure."""
+    """Train the jobs of some blocks, as many as there is time for; print each kind of failure."""
     begun_s = time.monotonic()
     judged: Judged = []
     failed: Failed = {}
@@ -139,8 +139,8 @@ def _judge_all(pool: Executor, blocks: Sequence[int], limit_s: float) -> tuple[J
         for recipe, verdict in done:
             judged.append((recipe, verdict))
             if verdict.kind == "fails" and failed.setdefault(_kind_of(verdict), recipe) is recipe:
-                told = f"job {len(judged)}, {seconds:.0f} s: {verdict.why}\n  {recipe}"
-                print(told, flush=True)
+                text = f"job {len(judged)}, {seconds:.0f} s: {verdict.why}\n  {recipe}"
+                print(text, flush=True)
         if seconds > limit_s:
             break
     return judged, failed

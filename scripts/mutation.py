@@ -1,30 +1,34 @@
 """Mutation tests of the simulation: one fault at a time is planted in a copy of the tree.
 
-`scripts/mutate` plants every fault of `scripts.mutants`, or those named, and says which rule of the
-simulation finds each; `--unit` runs the unit tests, too, for those that no rule finds, and
-`--write` puts the table into docs/evaluation.md.  What found a fault the last time is played first.
+`scripts/mutate` plants every fault of mutants.txt, or those named, and says which rule of the
+simulation finds each; `--write` puts the table into docs/evaluation.md.  What found a fault the
+last time is played first.
+
+A mutant replaces lines of source text that occur exactly once below `dtd/`.  It names no file, so a
+file may be moved and the list still holds; a test checks that each finds its place.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from dtd.errors import UsageError
 from scripts import markdown
-from scripts.mutants import ROOT, Mutant, mutants, plant
 
+ROOT: Final = Path(__file__).resolve().parent.parent
+LIST: Final = Path(__file__).with_name("mutants.txt")
 PAGE: Final = ROOT / "docs" / "evaluation.md"
 MARK: Final = "mutants"
 MOST_S: Final = 120.0
@@ -33,26 +37,72 @@ HANGS_S: Final = 1800.0
 """Most wall time: then nothing is found; a plan that never ends is a failure by itself."""
 COPIED: Final = ("dtd", "tests", "scripts", "docs", "systemd", "pyproject.toml", "README.md")
 
+Row = dict[str, Any]
+"""A result: "rule" that was broken ("" for none), "by" a story or seed, a story "told_otherwise",
+"seconds" of processor time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """The test that noticed a fault.
+class Mutant:
+    """One fault to plant.
 
     Attributes:
-        mutant: the fault.
-        rule: of the simulation; empty when none was broken.
-        by: the story or seed that broke it.
-        told_otherwise: else, a story that came out different.
-        seconds: of processor time until then.
-        unit: whether unit tests failed; None when they were not asked.
+        name: in words, unique.
+        area: the part of the product that it is in.
+        before: the source text that it replaces, whole lines.
+        after: the text in its place.
     """
 
-    mutant: Mutant
-    rule: str
-    by: str
-    told_otherwise: str
-    seconds: float
-    unit: bool | None = None
+    name: str
+    area: str
+    before: str
+    after: str
+
+
+def mutants(text: str = "") -> list[Mutant]:
+    """All mutants of the list, or of another text.
+
+    Raises:
+        UsageError: a line is not understood, or two mutants have one name.
+    """
+    known: dict[str, Mutant] = {}
+    area = name = before = after = ""
+    for number, line in enumerate([*(text or LIST.read_text("utf-8")).splitlines(), "=="], 1):
+        mark, rest = line[:2], line[3:]
+        if mark in ("==", "--") and name:
+            if name in known:
+                raise UsageError(f"two mutants are called {name!r}")
+            known[name] = Mutant(name=name, area=area, before=before, after=after)
+            name = before = after = ""
+        if mark == "==":
+            area = rest
+        elif mark == "--":
+            name = rest
+        elif mark in ("- ", "-"):
+            before += line[2:] + "\n"
+        elif mark in ("+ ", "+"):
+            after += line[2:] + "\n"
+        elif line and not line.startswith("#"):
+            raise UsageError(f"line {number} of the mutants is not understood: {line}")
+    return list(known.values())
+
+
+def plant(mutant: Mutant, root: Path) -> tuple[Path, str]:
+    """Plant it in a tree; returns the file, and its text without the fault.
+
+    Raises:
+        UsageError: its text is not there exactly once.
+    """
+    texts = {file: file.read_text("utf-8") for file in sorted((root / "dtd").rglob("*.py"))}
+    found = [file for file, text in texts.items() for _ in range(text.count(mutant.before))]
+    if len(found) != 1:
+        raise UsageError(
+            f"the text of mutant {mutant.name!r} occurs {len(found)} times below dtd/, not once",
+            remedy=f"bring {LIST.name} up to date",
+        )
+    (file,) = found
+    file.write_text(texts[file].replace(mutant.before, mutant.after), "utf-8")
+    return file, texts[file]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,9 +112,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="name the mutants")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
     parser.add_argument("--seconds", type=float, default=MOST_S, help="for each (default 120)")
-    parser.add_argument("--unit", action="store_true", help="run unit tests for those that survive")
     parser.add_argument("--results", type=Path, help="a file of earlier results, kept up to date")
-    parser.add_argument("--missing", action="store_true", help="leave out what a rule has found")
     parser.add_argument("--write", action="store_true", help="write the table of --results")
     parsed = parser.parse_args(arguments)
     wanted = [one for one in mutants() if all(word in one.name for word in parsed.names)]
@@ -72,11 +120,9 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write("".join(f"{one.area}: {one.name}\n" for one in wanted))
         return 0
     known = _read(parsed.results)
-    if parsed.missing:
-        wanted = [one for one in wanted if not known.get(one.name, {}).get("rule")]
-    for result in _all(wanted, parsed, known):
-        known[result.mutant.name] = _row(result)
-        sys.stdout.write(f"{_said(result)}\n")
+    for mutant, row in _play_all(wanted, parsed, known):
+        known[mutant.name] = row
+        print(f"{mutant.name}: {_result(row)} ({row['by'] or '-'}, {row['seconds']:.0f} s)")
         sys.stdout.flush()
         if parsed.results:
             parsed.results.write_text(json.dumps(known, indent=1))
@@ -85,23 +131,19 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-# --- playing ------------------------------------------------------------------------------------
-
-
-def _all(
-    wanted: Sequence[Mutant], parsed: argparse.Namespace, known: dict[str, dict[str, Any]]
-) -> Any:
+def _play_all(
+    wanted: Sequence[Mutant], parsed: argparse.Namespace, known: dict[str, Row]
+) -> Iterator[tuple[Mutant, Row]]:
     with tempfile.TemporaryDirectory(prefix="dtd-mutants-") as directory:
         trees: queue.Queue[Path] = queue.Queue()
         for number in range(parsed.jobs):
             trees.put(_copy(Path(directory) / str(number)))
 
-        def play(mutant: Mutant) -> Result:
+        def play(mutant: Mutant) -> tuple[Mutant, Row]:
             tree = trees.get()
             file, text = plant(mutant, tree)
             try:
-                hint = known.get(mutant.name, {}).get("by", "")
-                return _played(mutant, tree, parsed, hint)
+                return mutant, _play(tree, parsed, known.get(mutant.name, {}).get("by", ""))
             finally:
                 file.write_text(text, "utf-8")
                 trees.put(tree)
@@ -123,48 +165,24 @@ def _copy(tree: Path) -> Path:
     return tree
 
 
-def _played(mutant: Mutant, tree: Path, parsed: argparse.Namespace, hint: str) -> Result:
+def _play(tree: Path, parsed: argparse.Namespace, hint: str) -> Row:
     command = [sys.executable, "-B", "-m", "tests.sim", "--judge", str(parsed.seconds)]
     command += ["--first", hint] if hint else []
+    none: Row = {"rule": "", "by": "", "told_otherwise": "", "seconds": parsed.seconds}
     try:
         ended = subprocess.run(
-            command,
-            cwd=tree,
-            capture_output=True,
-            text=True,
-            timeout=HANGS_S,
-            check=False,
+            command, cwd=tree, capture_output=True, text=True, timeout=HANGS_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return Result(mutant=mutant, rule="", by="", told_otherwise="", seconds=parsed.seconds)
+        return none
     if ended.returncode:
         words = ended.stderr.strip().splitlines()[-1:] or ["it ended"]
-        return Result(mutant=mutant, rule=words[0][:80], by="", told_otherwise="", seconds=0.0)
-    said = json.loads(ended.stdout)
-    unit = _fails(tree) if parsed.unit and not said["rule"] else None
-    return Result(
-        mutant=mutant,
-        rule=said["rule"],
-        by=said["by"],
-        told_otherwise=said["told_otherwise"],
-        seconds=said["seconds"],
-        unit=unit,
-    )
+        return {**none, "rule": words[0][:80], "seconds": 0.0}
+    verdict = json.loads(ended.stdout)
+    return {name: verdict[name] for name in none}
 
 
-def _fails(tree: Path) -> bool:
-    """Whether a unit test of the pure parts fails."""
-    tests = [f"tests/unit/{part}" for part in ("core", "train", "coordinator")]
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    ended = subprocess.run(command, cwd=tree, capture_output=True, env=environment, check=False)
-    return ended.returncode == 1
-
-
-# --- telling -------------------------------------------------------------------------------------
-
-
-def _read(results: Path | None) -> dict[str, dict[str, Any]]:
+def _read(results: Path | None) -> dict[str, Row]:
     """Read earlier results: those of the file, else of the table in the document."""
     if results is not None and results.exists():
         return dict(json.loads(results.read_text()))
@@ -172,25 +190,7 @@ def _read(results: Path | None) -> dict[str, dict[str, Any]]:
     return {name: {"by": by} for name, by in rows}
 
 
-def _row(result: Result) -> dict[str, Any]:
-    return {
-        "rule": result.rule,
-        "by": result.by,
-        "told_otherwise": result.told_otherwise,
-        "seconds": round(result.seconds, 1),
-        "unit": result.unit,
-    }
-
-
-def _said(result: Result) -> str:
-    if result.rule:
-        return f"{result.mutant.name}: {result.rule} ({result.by}, {result.seconds:.0f} s)"
-    other = f"; another story: {result.told_otherwise}" if result.told_otherwise else ""
-    unit = {None: "", True: "; a unit test fails", False: "; unit tests pass"}[result.unit]
-    return f"{result.mutant.name}: SURVIVES the rules{other}{unit}"
-
-
-def table(known: dict[str, dict[str, Any]], most_s: float) -> str:
+def table(known: dict[str, Row], most_s: float) -> str:
     """The results as a table of Markdown, with a sum above it."""
     played = [(one, known[one.name]) for one in mutants() if "seconds" in known.get(one.name, {})]
     dead = sum(1 for _, row in played if row["rule"])
@@ -200,21 +200,17 @@ def table(known: dict[str, dict[str, Any]], most_s: float) -> str:
         f" within {most_s:g} s of processor time."
     )
     heading = ["in", "planted fault", "rule that it breaks", "found by"]
-    lines = [[one.area, one.name, _noticed(row), _code(row["by"])] for one, row in played]
+    lines = [
+        [one.area, one.name, _result(row), f"`{row['by']}`" if row["by"] else "-"]
+        for one, row in played
+    ]
     return "\n".join([total, "", markdown.table(heading, lines)])
 
 
-def _noticed(row: dict[str, Any]) -> str:
+def _result(row: Row) -> str:
     if row["rule"]:
         return str(row["rule"]).replace("|", "or")
-    others = ["a story differs"] * bool(row["told_otherwise"]) + ["a unit test fails"] * bool(
-        row["unit"]
-    )
-    return "; ".join(["**none**", *others])
-
-
-def _code(by: str) -> str:
-    return f"`{by}`" if by else "-"
+    return "**none**" + ("; a story differs" if row["told_otherwise"] else "")
 
 
 if __name__ == "__main__":

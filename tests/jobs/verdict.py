@@ -33,12 +33,12 @@ class Verdict:
     """Result of a recipe.
 
     Attributes:
-        kind: agrees; told, for a task that trains otherwise each time and whose user is told so;
+        kind: agrees; warned, for a task that trains differently each time, with a warning;
             refused; or fails.
         why: the warning, the refusal or the failure.
     """
 
-    kind: Literal["agrees", "told", "refused", "fails"]
+    kind: Literal["agrees", "warned", "refused", "fails"]
     why: str = ""
 
 
@@ -49,7 +49,7 @@ def judge(recipe: Recipe) -> Verdict:
         try:
             job.play()
             if recipe["rows"] == "own generator":
-                return _told(job)
+                return _warned(job)
             found = _difference(recipe, job)
             if not found and _keeps_bits(recipe):
                 found = _other_bits(recipe, job, Path(directory) / "whole")
@@ -66,13 +66,13 @@ def judge(recipe: Recipe) -> Verdict:
     return Verdict("fails", found) if found else Verdict("agrees")
 
 
-def _told(job: Job) -> Verdict:
-    """A dataset's own generator cannot be keyed; its user must be told."""
+def _warned(job: Job) -> Verdict:
+    """A dataset's own generator cannot be keyed, so there must be a warning."""
     for rank in job.arena.started:
         for event, message in rank.recorder.warnings:
             if event == "task_doubtful":
-                return Verdict("told", message)
-    return Verdict("fails", "a generator of the dataset's own is not told")
+                return Verdict("warned", message)
+    return Verdict("fails", "there is no warning of a generator of the dataset's own")
 
 
 def _keeps_bits(recipe: Recipe) -> bool:

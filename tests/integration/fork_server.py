@@ -8,7 +8,7 @@ it runs a module from its first line, as `python -m MODULE` does.  Only importin
 A worker replaces itself after each job with execve, and would import everything again.  It has a
 twin that waits, as ready as it was itself, and becomes a program that waits for the twin and ends
 as that does: session and process group stay, the process id that the coordinator is told is the
-twin's.  `test_daemons.py` and whatever starts its daemons through a script see the real execve.
+twin's.  `test_job_process.py` and whatever starts its daemons through a script see the real execve.
 
 A request is JSON, with the three standard streams as descriptors; the answer is the new process id.
 The process that asks becomes the parent: whatever is between dies first, and the asker is a

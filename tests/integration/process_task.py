@@ -103,7 +103,7 @@ class Sets(Line):
         return FruitRows()
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        x, order = batch
+        x, order = batch  # of a loader process
         assert torch.equal(order, torch.tensor(FruitRows.order()).expand_as(order)), order
         return model(x).square().mean()
 

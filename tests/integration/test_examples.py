@@ -31,11 +31,12 @@ BOTH = ["elastic.min_workers=2", "elastic.settle_s=0"]
 """Nobody else is waited for."""
 
 SMALLER = {
+    "callbacks": ["job.epochs=4"],
     "compiled": ["job.epochs=1", "task.backend=eager"],
     "digits": ["job.epochs=2"],
     "own_task": ["job.epochs=2"],
     "synthetic": ["job.steps=4", "task.parameters=10000", "task.compute_ms=0.0"],
-    "vit": ["job.epochs=2", "task.width=16", "task.depth=1"],
+    "vit": ["job.epochs=1", "task.width=16", "task.depth=1"],
 }
 
 

@@ -16,7 +16,7 @@ from tests.integration.conftest import PATIENCE_S, Daemons
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unprepared")]
 
-WORKERS = ("worker-0", "worker-1")
+WORKERS = ("worker-0",)
 JOB = """
 [job]
 name = "printing"
@@ -25,7 +25,6 @@ steps = 4
 global_batch_size = 16
 [elastic]
 settle_s = 0.0
-min_workers = 2
 """
 LINES = (
     "arguments ['printing_task:Printing']",
@@ -42,8 +41,8 @@ LINES = (
 
 @pytest.fixture(scope="module")
 def daemons(start_daemons: Callable[[int], Daemons]) -> Daemons:
-    """A coordinator and two workers, which begin afresh as users' do."""
-    return start_daemons(2)
+    """A coordinator and a worker, which begins afresh as users' do."""
+    return start_daemons(len(WORKERS))
 
 
 def printed(daemons: Daemons, job: str) -> list[str]:

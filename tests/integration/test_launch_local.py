@@ -24,12 +24,9 @@ from dtd.wire import messages as m
 pytestmark = pytest.mark.integration
 
 SHORT = ("--task", "digits", "--num_workers", "2", "--epochs", "1", "--batch_size", "256")
-# Enough steps to be interrupted in the middle of.
-LONG = ("--task", "synthetic", "--num_workers", "2", "--epochs", "100000", "--batch_size", "64")
 # Of digits in batches of 64, 23 steps each: still in the middle when it is interrupted.
 EPOCHS = 20
 MORE = ("--epochs", str(EPOCHS), "--batch_size", "64")
-SLOWLY = ("--set", "task.parameters=20000", "--set", "task.compute_ms=30.0")
 TIMEOUT_S = 250
 LOOK_AGAIN_S = 0.05
 
@@ -177,32 +174,31 @@ def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch):
     assert list(launched.temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 1), (signal.SIGKILL, 0)])
-def test_nothing_outlives_it_while_it_trains_or_warms_up(launch, number, step):
-    launched = launch(*LONG, *SLOWLY)
+def test_nothing_outlives_it_when_it_is_killed(launch):
+    launched = launch(*SHORT)
     with launched.client() as client:
-        status = launched.await_step(client, step) if step else client.request(m.GetStatus())
+        status = client.request(m.GetStatus())
     watched = [os.pidfd_open(pid) for pid in pids_of(status)]
-    launched.process.send_signal(number)
-    exit_code, out, err = launched.end()
+    launched.process.kill()
+    launched.end()
     assert all_end(watched)
-    if number is not signal.SIGKILL:
-        assert (exit_code, out) == (128 + number, "")
-        assert "Traceback" not in err
-        assert list(launched.temporary.iterdir()) == []
-        (directory,) = launched.runs.iterdir()
-        assert "interrupted" in err
-        assert str(directory) in err
 
 
 def test_what_was_interrupted_goes_on_in_its_directory(launch):
-    """Until it is done; then the summary names the directory and the weights in it."""
+    """Until it is done; then the summary names the directory and the weights in it.
+
+    Its page is served again afterwards.
+    """
     launched = launch(*SHORT[:-4], *MORE)
     with launched.client() as client:
-        launched.await_step(client, 50)
+        status = launched.await_step(client, 50)
+    watched = [os.pidfd_open(pid) for pid in pids_of(status)]
     launched.process.send_signal(signal.SIGINT)
-    exit_code, _out, err = launched.end()
-    assert exit_code == 128 + signal.SIGINT
+    exit_code, out, err = launched.end()
+    assert all_end(watched)
+    assert (exit_code, out) == (128 + signal.SIGINT, "")
+    assert "Traceback" not in err
+    assert list(launched.temporary.iterdir()) == []
     (directory,) = launched.runs.iterdir()
     assert f"the same command with --state-dir {directory} goes on with it" in err
     again = launch(*SHORT[:-4], *MORE, "--json", "--state-dir", str(directory))
@@ -215,24 +211,10 @@ def test_what_was_interrupted_goes_on_in_its_directory(launch):
     assert Path(summary["weights"]).is_file()
     assert Path(summary["weights"]).is_relative_to(directory)
 
-
-def test_the_page_of_a_run_that_has_ended_is_served_again(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    command = [sys.executable, "-m", "scripts.launch_local"]
-    trained = subprocess.run(
-        [*command, "--epochs", "1", "--num_workers", "1", "--state-dir", str(run)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=True,
-    )
-    assert f"python -m scripts.launch_local --show {run}" in trained.stdout
-    with subprocess.Popen(
-        [*command, "--show", str(run)], stderr=subprocess.PIPE, text=True
-    ) as shows:
-        assert shows.stderr is not None
-        link = next(line for line in shows.stderr if "web page" in line).rpartition(" ")[2]
-        page = urllib.request.urlopen(link.partition("#")[0], timeout=TIMEOUT_S)
-        assert page.status == 200
-        shows.send_signal(signal.SIGINT)
-        assert shows.wait(TIMEOUT_S) == 0
+    shows = launch("--show", str(directory))
+    link = next(line for line in shows.process.stderr if "web page" in line).rpartition(" ")[2]
+    page = urllib.request.urlopen(link.partition("#")[0], timeout=TIMEOUT_S)
+    assert page.status == 200
+    shows.process.send_signal(signal.SIGINT)
+    exit_code, _out, _err = shows.end()
+    assert exit_code == 0

@@ -164,10 +164,13 @@ class ForkServers:
     def launch(
         self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]
     ) -> Process:
-        """In place of `scripts.cluster.processes.launch`."""
-        if not self._knows(command, environment):
+        """In place of `scripts.cluster.processes.launch`; `env --chdir` needs no program of its own."""
+        program, directory = command, str(Path.cwd())
+        if command[0] == "/usr/bin/env" and command[1].startswith("--chdir="):
+            program, directory = command[2:], command[1].partition("=")[2]
+        if not self._knows(program, environment):
             return launch_unprepared(command, log, environment)
-        return self._start(command, (log, log), environment, str(Path.cwd()))
+        return self._start(program, (log, log), environment, directory)
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
         """In place of `subprocess.run`, where the text that a program of ours prints is wanted."""

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from tests.jobs.recipe import Recipe, made, recipes
 from tests.jobs.verdict import judge
 
-BLOCKS = 6
-JOBS = 25
+BLOCKS = 4
+JOBS = 20
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

@@ -197,7 +197,7 @@ def test_a_strangers_questions_do_not_slow_an_operator(attacked):
             one.start()
         try:
             slowest_s = 0.0
-            for _ in range(50):
+            for _ in range(20):
                 begun_s = time.monotonic()
                 operator.request(m.GetStatus())
                 slowest_s = max(slowest_s, time.monotonic() - begun_s)

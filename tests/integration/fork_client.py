@@ -164,7 +164,7 @@ class ForkServers:
     def launch(
         self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]
     ) -> Process:
-        """In place of `scripts.cluster.processes.launch`; `env --chdir` needs no program of its own."""
+        """In place of `scripts.cluster.processes.launch`, also for a command of `env --chdir`."""
         program, directory = command, str(Path.cwd())
         if command[0] == "/usr/bin/env" and command[1].startswith("--chdir="):
             program, directory = command[2:], command[1].partition("=")[2]

@@ -4,17 +4,76 @@ from __future__ import annotations
 
 import json
 import shutil
+import ssl
 from dataclasses import replace
 
 import pytest
 import torch
+import xxhash
 
-from dtd.ctl.checkpoints import holders_of, reachable
-from dtd.errors import RequestRefused
+from dtd.address import Address
+from dtd.checkpoint.choice import holders_of
+from dtd.ctl import checkpoints as command
+from dtd.ctl.checkpoints import reachable
+from dtd.errors import RequestRefused, UsageError
+from dtd.net.blocking_link import connect_tcp
+from dtd.security.authority import Authority
 from dtd.wire import messages as m
 from tests.checkpoint_parts import random_state, write_part, write_whole
 from tests.shards import held_shards
-from tests.unit.ctl.known_checkpoints import KNOWN, checkpoint
+
+WEIGHTS = b"weights" * 1000
+WORKERS = 4
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(command, "RECONNECT_EVERY_S", 0.02)
+
+
+def checkpoint(**changes):
+    """A checkpoint as the coordinator lists it."""
+    return {
+        "job": "digits-1",
+        "generation": 1,
+        "step": 20,
+        "size_bytes": 7000,
+        "worker": "worker-0",
+        "data_host": "127.0.0.1",
+        "data_port": 1,
+        "alive": True,
+        "name": "step-20",
+        "directory": "/state/digits-1/step-20",
+        "digest": "ab",
+        "metrics": {"accuracy": 0.9, "loss": 0.3},
+        "verified": True,
+        "confirmation": "verified",
+        **changes,
+    }
+
+
+def part(rank, **changes):
+    """The coordinator's list of a worker's part; each shard is on two workers."""
+    own = {"worker": f"worker-{rank}", "part": held_shards(rank, WORKERS, 1).to_wire()}
+    named = {"name": "g000003-s000000040", "folder": f"w{rank}", "digest": "ab" * 16}
+    return checkpoint(
+        **{"step": 40, "generation": 3, "size_bytes": 1024, **own, **named, **changes}
+    )
+
+
+KNOWN = [
+    checkpoint(step=10, metrics={"accuracy": 0.95, "loss": 0.4}),
+    checkpoint(),
+    checkpoint(worker="worker-1"),
+    checkpoint(worker="worker-2", alive=False),
+    checkpoint(step=30, verified=False, confirmation="contradicted"),
+    checkpoint(step=50, verified=False, confirmation="unconfirmed"),
+    checkpoint(generation=0, step=40, metrics={}),
+    checkpoint(step=5, metrics={"accuracy": None, "loss": None}),
+]
+
+
+# --- the choice --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -24,11 +83,10 @@ from tests.unit.ctl.known_checkpoints import KNOWN, checkpoint
         ({"step": 10}, 10, ["worker-0"]),
         ({"best_metric": "accuracy"}, 10, ["worker-0"]),
         ({"best_metric": "loss"}, 20, ["worker-0", "worker-1"]),
-        ({"best_metric": "loss", "mode": "min"}, 20, ["worker-0", "worker-1"]),
         ({"best_metric": "accuracy", "mode": "max"}, 10, ["worker-0"]),
     ],
 )
-def test_a_caller_that_holds_what_is_wanted(wanted, step, workers):
+def test_the_checkpoint_that_is_wanted(wanted, step, workers):
     found = reachable(holders_of(KNOWN, job="digits-1", **{"step": 0, "best_metric": "", **wanted}))
     assert {one["step"] for one in found} == {step}
     assert [one["worker"] for one in found] == workers
@@ -40,11 +98,14 @@ def test_a_caller_that_holds_what_is_wanted(wanted, step, workers):
         ([], 0, "", "job digits-1 has no checkpoint that agrees"),
         (KNOWN, 30, "", "job digits-1 has no checkpoint of step 30 that agrees"),
         (KNOWN, 0, "bleu", "with the metric 'bleu'"),
+        ([checkpoint(alive=False)], 0, "", "no worker that holds .* step 20 .*connected: worker-0"),
+        ([part(0), part(1)], 0, "", "no checkpoint that agrees"),
+        ([part(0), part(1)], 40, "", "has the shards 3/4 to 1; workers that had them: none"),
         (
-            [checkpoint(alive=False)],
+            [part(rank, alive=rank in (0, 3)) for rank in range(WORKERS)],
             0,
             "",
-            "no worker that holds .* step 20 is connected: worker-0",
+            r"the shards 1/2 to 3/4; .*: worker-1 \(1/2 to 3/4\), worker-2 \(1/2 to 3/4\)",
         ),
     ],
 )
@@ -54,11 +115,21 @@ def test_what_cannot_be_had(known, step, metric, why):
     assert caught.value.remedy
 
 
+def test_an_older_whole_one_is_better_than_an_incomplete_one():
+    older = [part(rank, step=30) for rank in range(WORKERS)]
+    known = [part(0), part(1), *older]
+    assert holders_of(known, job="digits-1", step=0, best_metric="") == older
+    assert reachable([part(rank, alive=rank != 1) for rank in range(WORKERS)])
+
+
+# --- the list ----------------------------------------------------------------------------------
+
+
 def test_checkpoints_are_listed(dtdctl, server, result):
     server.script = lambda _message: result({"checkpoints": KNOWN[:4]})
-    exit_code, out, _err = dtdctl("checkpoints", "digits-1")
+    exit_code, out, err = dtdctl("checkpoints", "digits-1")
     lines = out.splitlines()
-    assert exit_code == 0
+    assert (exit_code, err) == (0, "")
     assert lines[0].split()[:3] == ["JOB", "GENERATION", "STEP"]
     assert "6.8 KiB  worker-0  yes    yes       accuracy=0.95 loss=0.4" in lines[1]
     assert "worker-2  no" in lines[4]
@@ -74,27 +145,10 @@ def test_what_the_job_has_left_behind_and_the_way_back(dtdctl, server, result):
     assert ["left" in line for line in out.splitlines()] == [False, False, True, True]
     assert "dtdctl cancel digits-1" in err
     assert "--resume-from digits-1@400" in err
-    server.script = lambda _message: result({"checkpoints": KNOWN[:2]})
-    assert dtdctl("checkpoints", "digits-1")[2] == ""
-
-
-# --- checkpoints of a sharded state ------------------------------------------------------------
-
-WORKERS = 4
-
-
-def part(rank, **changes):
-    """The coordinator's list of a worker's part; each shard is on two workers."""
-    own = {"worker": f"worker-{rank}", "part": held_shards(rank, WORKERS, 1).to_wire()}
-    named = {"name": "g000003-s000000040", "folder": f"w{rank}", "digest": "ab" * 16}
-    return checkpoint(
-        **{"step": 40, "generation": 3, "size_bytes": 1024, **own, **named, **changes}
-    )
 
 
 @pytest.mark.parametrize(
-    ("away", "there"),
-    [([], "yes"), ([1], "yes"), ([1, 2], "no"), ([0, 1, 2, 3], "no"), (None, "incomplete")],
+    ("away", "there"), [([], "yes"), ([1], "yes"), ([1, 2], "no"), (None, "incomplete")]
 )
 def test_a_sharded_checkpoint_is_listed_as_one(dtdctl, server, result, away, there):
     ranks = range(WORKERS) if away is not None else [0, 1]
@@ -103,37 +157,160 @@ def test_a_sharded_checkpoint_is_listed_as_one(dtdctl, server, result, away, the
     lines = dtdctl("checkpoints", "digits-1")[1].splitlines()
     assert len(lines) == 4
     names = ",".join(one["worker"] for one in parts)
-    assert lines[1].split()[:7] == [
-        *("digits-1", "3", "40", f"{len(parts)}.0", "KiB", names, there),
+    words = ["digits-1", "3", "40", f"{len(parts)}.0", "KiB", names, there]
+    assert lines[1].split()[:7] == words
+
+
+# --- fetching a whole checkpoint ---------------------------------------------------------------
+
+
+@pytest.fixture
+def files():
+    """The files of the checkpoint."""
+    return {"model.safetensors": WEIGHTS}
+
+
+@pytest.fixture
+def offers():
+    """The serving worker's description of the state, and the coordinator's."""
+    return {"digest": "ab", "verified": True, "confirmation": "verified"}
+
+
+@pytest.fixture
+def cluster(server, result, free_address, spec, files, offers):
+    """The newest checkpoint is held by a worker that is away and by one that serves it."""
+    ticket = {"ticket_key": server.secret, "ticket_expires_s": 1 << 40}
+    there = {"data_host": server.address.host, "data_port": server.address.port, **ticket}
+    away = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
+    known = [checkpoint(**away), checkpoint(worker="worker-1", **there)]
+
+    def manifest():
+        hashes = {name: xxhash.xxh3_128(content).hexdigest() for name, content in files.items()}
+        said = {name: {"hash": one} for name, one in hashes.items()}
+        return json.dumps({"files": said, "digest": offers["digest"]}).encode()
+
+    def script(message):
+        if isinstance(message, m.ListCheckpoints):
+            about = {key: offers[key] for key in ("verified", "confirmation")}
+            return result({"checkpoints": [{**one, **about} for one in known], "spec": spec})
+        if isinstance(message, m.FetchOpen):
+            assert message.resource == "checkpoint/digits-1/step-20"
+            blobs = tuple(m.BlobInfo(name=n, size_bytes=len(c)) for n, c in files.items())
+            return m.message_bytes(m.FetchInfo(blobs=blobs), manifest())
+        content = list(files.values())[message.blob]
+        data = content[message.offset : message.offset + message.length]
+        return m.message_bytes(m.FetchData(blob=message.blob, offset=message.offset), data)
+
+    server.script = script
+    return known
+
+
+def test_fetch_takes_the_next_holder_and_shows_how_to_load(dtdctl, cluster, tmp_path):
+    target = tmp_path / "new" / "model.safetensors"
+    exit_code, out, err = dtdctl("fetch", "digits-1", str(target.parent))
+    assert exit_code == 0
+    assert target.read_bytes() == WEIGHTS
+    assert out.splitlines() == [
+        "from dtd.train.task import load_task; from dtd.train.state.weights import load_weights",
+        "model = load_task('digits', {'hidden': 16}).build_model()",
+        f"load_weights(model, '{target}')",
     ]
-    assert json.loads(dtdctl("checkpoints", "-o", "json")[1])["checkpoints"][: len(parts)] == parts
+    assert "worker-0: checkpoint/digits-1/step-20" in err
+    assert "weights of digits-1 after step 20" in err
+    assert "all ranks agreed on its digest, ab" in err
+    assert dtdctl("fetch", "digits-1", str(target.parent))[0] == 0
+    target.write_bytes(b"other")
+    exit_code, _out, err = dtdctl("fetch", "digits-1", str(target.parent))
+    assert exit_code == 2
+    assert "exists and holds other weights" in err
+    assert target.read_bytes() == b"other"
 
 
-def test_an_incomplete_checkpoint_is_not_what_is_wanted():
-    newest = [part(rank) for rank in (0, 1)]
-    older = [part(rank, step=30) for rank in range(WORKERS)]
-    found = holders_of([*newest, *older], job="digits-1", step=0, best_metric="")
-    assert found == older
-    with pytest.raises(RequestRefused, match="no checkpoint that agrees"):
-        holders_of(newest, job="digits-1", step=0, best_metric="")
-    named = holders_of(newest, job="digits-1", step=40, best_metric="")
-    with pytest.raises(
-        RequestRefused, match="has the shards 3/4 to 1; workers that had them: none"
-    ):
-        reachable(named)
+def test_fetch_says_that_nobody_has_confirmed_it(dtdctl, cluster, offers, tmp_path):
+    offers |= {"verified": False, "confirmation": "unconfirmed"}
+    exit_code, _, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert exit_code == 0
+    assert "not confirmed: only worker-0 has reported its digest" in err
 
 
-UNCOMPARED = {"digest": "", "verified": False, "confirmation": "unconfirmed", "metrics": {}}
+@pytest.mark.parametrize("verified", [True, False])
+def test_what_a_worker_offers_instead_is_not_taken(dtdctl, cluster, offers, tmp_path, verified):
+    offers |= {"digest": "cd", "verified": verified}
+    exit_code, _, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert exit_code == 1
+    assert "has the digest cd, and" in err
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_workers_that_have_the_missing_shards_are_named():
-    holders = [part(rank, alive=rank in (0, 3)) for rank in range(WORKERS)]
-    assert reachable([part(rank, alive=rank != 1) for rank in range(WORKERS)])
-    with pytest.raises(
-        RequestRefused, match="no connected worker has the shards 1/2 to 3/4"
-    ) as one:
-        reachable(holders)
-    assert "worker-1 (1/2 to 3/4), worker-2 (1/2 to 3/4)" in one.value.message
+def test_averages_come_along_and_are_what_is_loaded(dtdctl, cluster, files, tmp_path):
+    files["ema.safetensors"] = b"averages"
+    exit_code, out, err = dtdctl("fetch", "digits-1", str(tmp_path), "-o", "json")
+    shown, averages = json.loads(out), tmp_path / "ema.safetensors"
+    assert exit_code == 0
+    assert averages.read_bytes() == b"averages"
+    assert shown["averages"] == str(averages)
+    loads = f"load_weights(model, '{tmp_path / 'model.safetensors'}', '{averages}')"
+    assert shown["load"][-1] == loads
+    assert "all ranks agreed" in err
+
+
+def test_what_workers_encrypt_is_fetched_encrypted(dtdctl, cluster, spec, tmp_path, monkeypatch):
+    called = []
+
+    def tls_connect(context, peer_role):
+        called.append((type(context), peer_role))
+        return connect_tcp  # the scripted server speaks none
+
+    monkeypatch.setattr("dtd.net.tls.tls_connect", tls_connect)
+    monkeypatch.setattr("dtd.ctl.settings.SYSTEM_FILE", tmp_path / "none")
+    monkeypatch.setattr("dtd.ctl.settings.operator_file", lambda _environ: tmp_path / "none")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    spec["sync"] = {"encryption": "tls"}
+    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "weights"))
+    assert exit_code == UsageError.exit_code
+    assert "digits-1 is encrypted, and this user has no credential" in err
+    assert not (tmp_path / "weights" / "model.safetensors").exists()
+    own = tmp_path / "dtd" / "ctl.credential"
+    authority = Authority.create(tmp_path / "pki")
+    authority.enrol(own, "operator", "ann", coordinators=(Address("127.0.0.1", 1),))
+    assert dtdctl("fetch", "digits-1", str(tmp_path / "weights"))[0] == 0
+    assert called == [(ssl.SSLContext, "worker")]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_fetch_waits_for_a_worker_that_starts_afresh(
+    dtdctl, cluster, server, result, tmp_path, gone
+):
+    """It is away, or it is listed as there at an address where it is no more."""
+    serving, asked = server.script, []
+    before = cluster[0] if gone else checkpoint(alive=False)
+
+    def script(message):
+        if isinstance(message, m.ListCheckpoints) and len(asked) < 2:
+            asked.append(message)
+            return result({"checkpoints": [before], "spec": {}})
+        return serving(message)
+
+    server.script = script
+    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert (exit_code, len(asked)) == (0, 2)
+    told = "cannot be fetched" if gone else "waiting for worker-0: a worker restarts after a job"
+    assert err.count(told) == 1
+
+
+def test_fetch_fails_when_all_holders_do(dtdctl, server, result, cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "HOLDERS_BACK_S", 0.0)
+    newer = checkpoint(step=30, verified=False, confirmation="unconfirmed", alive=False)
+    answer = {"checkpoints": [newer, cluster[0]], "spec": {}}
+    server.script = lambda _message: result(answer)
+    exit_code, out, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert (exit_code, out) == (1, "")
+    assert "step 30 is newer and not confirmed: dtdctl fetch digits-1@30" in err
+    assert "error: checkpoint/digits-1/step-20" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- fetching a sharded one --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -149,28 +326,22 @@ def uncompared():
 
 
 @pytest.fixture
-def world():
-    """How many workers there are."""
-    return WORKERS
-
-
-@pytest.fixture
-def parted(server, result, spec, state, world, uncompared, tmp_path):
+def parted(server, result, spec, state, uncompared, tmp_path):
     """Some workers, each with its part; returns their directories."""
     ticket = {"ticket_key": server.secret, "ticket_expires_s": 1 << 40}
     there = {"data_host": server.address.host, "data_port": server.address.port, **ticket}
-    known = [part(rank, **there, **({"part": []} if world == 2 else {})) for rank in range(world)]
+    without = {"digest": "", "verified": False, "confirmation": "unconfirmed", "metrics": {}}
     paths = [
-        write_part(tmp_path / "disks" / f"w{rank}", state, rank, world_size=world, mirrors=1)
-        for rank in range(world)
+        write_part(tmp_path / "disks" / f"w{rank}", state, rank, world_size=WORKERS, mirrors=1)
+        for rank in range(WORKERS)
     ]
     opened = []
 
     def script(message):
         if isinstance(message, m.ListCheckpoints):
             listed = [
-                {**one, **(UNCOMPARED if rank in uncompared else {})}
-                for rank, one in enumerate(known)
+                part(rank, **there, **(without if rank in uncompared else {}))
+                for rank in range(WORKERS)
             ]
             return result({"checkpoints": listed, "spec": spec})
         if isinstance(message, m.FetchOpen):
@@ -187,66 +358,61 @@ def parted(server, result, spec, state, world, uncompared, tmp_path):
     return paths
 
 
-def test_fetch_merges_parts(dtdctl, parted, state, tmp_path):
-    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
-    whole = write_whole(tmp_path / "whole", state)
-    assert exit_code == 0
-    assert "merged from the parts of worker-0, worker-2" in err
-    (file,) = (tmp_path / "new").iterdir()
-    assert file.read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert dtdctl("fetch", "digits-1", str(tmp_path / "new"))[0] == 0
-    file.write_bytes(b"others")
-    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
-    assert exit_code == 2
-    assert "exists and holds other weights" in err
+@pytest.fixture
+def fetched(dtdctl, parted, state, tmp_path):
+    """Fetches the weights, which are those of the whole state; stderr."""
+
+    def fetch():
+        exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
+        assert exit_code == 0
+        (file,) = (tmp_path / "new").iterdir()
+        whole = write_whole(tmp_path / "whole", state) / "model.safetensors"
+        assert file.read_bytes() == whole.read_bytes()
+        return err
+
+    return fetch
 
 
-def test_fetch_takes_other_parts_if_a_worker_does_not_deliver(dtdctl, parted, state, tmp_path):
+def test_fetch_merges_parts(fetched, dtdctl, tmp_path):
+    assert "merged from the parts of worker-0, worker-2" in fetched()
+    (tmp_path / "new" / "model.safetensors").write_bytes(b"others")
+    assert dtdctl("fetch", "digits-1", str(tmp_path / "new"))[0] == 2
+
+
+def test_fetch_does_without_a_damaged_part(fetched, parted):
     (parted[2] / "model.safetensors").write_bytes(b"damaged")
-    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
-    assert exit_code == 0
+    err = fetched()
     assert "worker-2: model.safetensors of checkpoint/w2" in err
     assert "merged from the parts of worker-0, worker-1, worker-3" in err
-    whole = write_whole(tmp_path / "whole", state) / "model.safetensors"
-    assert (tmp_path / "new" / "model.safetensors").read_bytes() == whole.read_bytes()
 
 
-def test_fetch_merges_parts_without_a_digest(dtdctl, parted, state, uncompared, tmp_path):
+def test_fetch_merges_parts_without_a_digest(fetched, parted, state, uncompared, tmp_path):
     uncompared |= {0, 2}
-    others = random_state(6)
     for rank in uncompared:
         shutil.rmtree(parted[rank])
         place = tmp_path / "disks" / f"w{rank}"
         write_part(place, state, rank, world_size=WORKERS, mirrors=1, digest="")
     shutil.rmtree(parted[1])
+    others = random_state(6)
     write_part(tmp_path / "disks" / "w1", others, 1, world_size=WORKERS, mirrors=1, digest="cd")
-    exit_code, out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"), "-o", "json")
-    assert exit_code == 0
+    err = fetched()
     assert "worker-1: its checkpoint of step 40 has the digest cd" in err
     merged = "merged from the parts of worker-3, worker-0, worker-2"
     assert f"{merged}; saved without a digest: those of worker-0, worker-2" in err
     assert "step 40 is not confirmed" not in err  # two workers hold all of it with a digest
-    assert json.loads(out)["digest"] == "ab" * 16
-    whole = write_whole(tmp_path / "whole", state) / "model.safetensors"
-    assert (tmp_path / "new" / "model.safetensors").read_bytes() == whole.read_bytes()
 
 
-def test_fetch_leaves_out_one_of_two_parts_that_differ(dtdctl, parted, state, tmp_path):
+def test_fetch_leaves_out_one_of_two_parts_that_differ(fetched, parted, state, tmp_path):
     other = replace(state, tensors={**state.tensors, "model.0.seen": torch.tensor(-1)})
     shutil.rmtree(parted[2])
     write_part(tmp_path / "disks" / "w2", other, 2, world_size=WORKERS, mirrors=1)
-    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
-    assert exit_code == 0
     merged = "merged from the parts of worker-0, worker-1, worker-3"
-    assert f"{merged}, which differ from those of worker-2" in err
-    whole = write_whole(tmp_path / "whole", state) / "model.safetensors"
-    assert (tmp_path / "new" / "model.safetensors").read_bytes() == whole.read_bytes()
+    assert f"{merged}, which differ from those of worker-2" in fetched()
 
 
-def test_a_part_that_is_not_what_was_reported_is_not_taken(dtdctl, parted, state, tmp_path):
+def test_a_part_that_is_not_what_was_reported_is_not_taken(fetched, parted, state, tmp_path):
     shutil.rmtree(parted[0].parent)
     write_part(tmp_path / "disks" / "w0", state, 2, world_size=WORKERS, mirrors=1)
-    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
-    assert exit_code == 0
+    err = fetched()
     assert "has 1/2 to 1 of the shards, and was reported as 0 to 1/2" in err
     assert "merged from the parts of worker-1, worker-3" in err

@@ -1,78 +1,20 @@
+"""The commands about jobs and workers against a scripted coordinator."""
+
 from __future__ import annotations
 
+import io
 import json
-from pathlib import Path
 
 import pytest
 
 from dtd.wire import messages as m
 
-JOB = """
-[job]
-name = "digits"
-task = "digits"
-epochs = 2
-global_batch_size = 64
-"""
-DONE = {
-    "job": "digits-1",
-    "state": "done",
-    "reason": "",
-    "result": {
-        "steps": 46,
-        "train_loss": 0.5,
-        "eval_loss": None,
-        "eval_accuracy": 0.9125,
-        "steps_lost": 0,
-    },
-}
+RESULT = {"steps": 46, "train_loss": 0.5, "eval_loss": None, "eval_accuracy": 0.9125}
+DONE = {"job": "digits-1", "state": "done", "reason": "", "result": {**RESULT, "steps_lost": 0}}
 FAILED = {"job": "digits-1", "state": "failed", "reason": "ValueError: no", "result": {}}
 
 
-@pytest.fixture
-def job_file(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(JOB)
-    return str(path)
-
-
-def test_validate_needs_no_coordinator(dtdctl, job_file, server):
-    assert dtdctl("validate", job_file) == (0, "", f"{job_file}: valid\n")
-    exit_code, out, err = dtdctl("validate", job_file, "--set", "job.seed=7", "-o", "json")
-    assert (exit_code, err) == (0, "")
-    assert json.loads(out)["job"]["job"]["seed"] == 7
-    assert server.received == []
-
-
-def test_an_invalid_job_exits_2_with_all_problems(dtdctl, job_file):
-    with Path(job_file).open("a") as file:
-        file.write('[optimizer]\nlearning = 1\nname = "sdg"\n')
-    exit_code, out, err = dtdctl("validate", job_file)
-    assert (exit_code, out) == (2, "")
-    assert "2 problems" in err
-    assert "learning" in err
-    assert "sgd" in err
-    assert dtdctl("submit", job_file)[0] == 2
-    assert dtdctl("validate", job_file + ".missing")[0] == 2
-
-
-def test_submit_prints_the_id(dtdctl, job_file, server, result):
-    server.script = lambda _message: result({"job": "digits-1"})
-    assert dtdctl("submit", job_file, "--set", "optimizer.lr=0.5") == (0, "digits-1\n", "")
-    (message,) = server.received
-    assert isinstance(message, m.SubmitJob)
-    assert message.spec["optimizer"]["lr"] == 0.5
-    assert (message.from_job, message.from_step) == ("", 0)
-    assert dtdctl("-o", "json", "submit", job_file)[1] == '{"job": "digits-1"}\n'
-
-
-def test_submit_and_wait(dtdctl, job_file, server, result):
-    server.script = lambda message: result(
-        {"job": "digits-1"} if isinstance(message, m.SubmitJob) else DONE
-    )
-    exit_code, out, err = dtdctl("submit", job_file, "--wait")
-    assert (exit_code, out) == (0, "digits-1\n")
-    assert "steps 46, train loss 0.5, accuracy 0.9125, steps lost 0" in err
+# --- wait --------------------------------------------------------------------------------------
 
 
 def test_wait_exits_4_when_the_job_failed(dtdctl, server, result):
@@ -111,22 +53,13 @@ def test_wait_gives_up_in_time_and_says_what_keeps_the_job(dtdctl, server, resul
         ({"job": None, "queue": ["digits-1"]}, "job digits-1: step 0, queued"),
     ],
 )
-def test_a_wait_says_now_and_then_how_far_the_job_is(
-    dtdctl, server, result, status, monkeypatch, seen, line
-):
+def test_a_wait_tells_how_far_the_job_is(dtdctl, server, result, status, monkeypatch, seen, line):
     monkeypatch.setattr("dtd.ctl.jobs.LINE_EVERY_S", 0.02)
-    asked = []
-
-    def script(message):
-        asked.append(type(message))
-        if isinstance(message, m.GetStatus):
-            return result({**status, **seen})
-        return b"" if asked.count(m.WaitJob) + asked.count(m.GetStatus) < 3 else result(DONE)
-
-    server.script = script
-    exit_code, out, err = dtdctl("wait", "digits-1", "--timeout", "0.5")
-    assert exit_code == 1
-    assert out == ""
+    server.script = lambda message: (
+        result({**status, **seen}) if isinstance(message, m.GetStatus) else b""
+    )
+    exit_code, out, err = dtdctl("wait", "digits-1", "--timeout", "0.2")
+    assert (exit_code, out) == (1, "")
     assert line in err.splitlines()
 
 
@@ -137,27 +70,20 @@ def test_wait_outlives_a_restart_of_the_coordinator(dtdctl, server, result, monk
     exit_code, out, err = dtdctl("wait", "digits-1")
     assert (exit_code, out) == (0, "digits-1\n")
     assert err.count("waiting for it to come back") == 2
-
-
-def test_wait_does_not_wait_for_ever_for_a_coordinator(dtdctl, server, monkeypatch):
-    monkeypatch.setattr("dtd.ctl.answers.RECONNECT_EVERY_S", 0.0)
+    assert "steps 46, train loss 0.5, accuracy 0.9125, steps lost 0" in err
     monkeypatch.setattr("dtd.ctl.answers.RECONNECT_FOR_S", 0.0)
+    server.script = lambda _message: None
     exit_code, _out, err = dtdctl("wait", "digits-1")
     assert exit_code == 3
     assert "closed the connection" in err
 
 
-def test_cancel(dtdctl, server, result):
-    server.script = lambda _message: result({"job": "digits-1", "state": "stopping"})
-    assert dtdctl("cancel", "digits-1") == (0, "", "job digits-1 is stopping\n")
-    assert json.loads(dtdctl("cancel", "digits-1", "-o", "json")[1])["state"] == "stopping"
+# --- lists -------------------------------------------------------------------------------------
 
 
 def test_jobs(dtdctl, server, result):
     job = {
-        "id": "digits-1",
-        "name": "digits",
-        "task": "digits",
+        **dict.fromkeys(("id", "name", "task"), "digits-1"),
         "state": "done",
         "reason": "",
         "submitted_s": 1.0,
@@ -165,50 +91,23 @@ def test_jobs(dtdctl, server, result):
         "ended_s": 9.5,
         "step": 46,
         "total_steps": 46,
-        "generation": 1,
-        "result": DONE["result"],
+        "result": RESULT,
+        "settings": {"optimizer.lr": 0.1},
     }
-    job["settings"] = {"optimizer.lr": 0.1}
-    queued = {
-        **job,
-        "settings": {},
-        "state": "queued",
-        "started_s": None,
-        "ended_s": None,
-        "step": 0,
-        "result": {},
-    }
-    failed = {**job, "state": "failed", "reason": "boom", "result": {}, "tags": ["x", "y"]}
+    queued = {**job, "state": "queued", "started_s": None, "result": {}, "settings": {}}
+    failed = {**job, "state": "failed", "reason": "boom", "tags": ["x", "y"]}
     failed["settings"] = {"a": 1, "b": 2, "c": 3, "d": None, "e": 5}
     server.script = lambda _message: result({"jobs": [job, queued, failed]})
-    exit_code, out, _err = dtdctl("jobs")
-    lines = out.splitlines()
-    assert exit_code == 0
+    lines = dtdctl("jobs", "--tag", "x")[1].splitlines()
+    assert server.received == [m.ListJobs(tag="x")]
     headings = "JOB TASK STATE STEP SUBMITTED TOOK TAGS SETTINGS RESULT"
     assert lines[0].split() == headings.split()
     assert "46/46 (100%)" in lines[1]
     assert "7.5s  -     optimizer.lr=0.1 " in lines[1]
     assert "  steps 46, train loss 0.5, accuracy 0.9125" in lines[1]
     assert lines[2].split()[-3:] == ["-", "-", "-"]
-    assert " a=1 b=2 c=3 d=- and 1 more " in lines[3]
-    assert lines[3].endswith("boom")
-    assert " x y " in lines[3]
-    assert json.loads(dtdctl("jobs", "-o", "json")[1])["jobs"][0]["id"] == "digits-1"
-
-
-def test_what_a_job_printed_does_not_steer_a_terminal(dtdctl, server, result, monkeypatch):
-    text = "\x1b[31mred\x1b[0m \x1b[2J\x9b2J\r[1 other] forged\u2028[2 other] forged"
-    line = {"seq": 1, "rank": 0, "worker": "worker-0", "text": text, "time_s": 1.0}
-    server.script = lambda message: result({"lines": [line][message.after :], "next": 1})
-    told = (
-        "[0 worker-0] red \\x1b[2J\\x9b2J\n[0 worker-0] [1 other] forged\\u2028[2 other] forged\n"
-    )
-    assert dtdctl("logs", "a")[1] == told  # a file is looked at later
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert dtdctl("logs", "a")[1] == told
-    as_json = dtdctl("logs", "a", "-o", "json")[1]
-    assert as_json.rstrip("\n").isprintable()
-    assert json.loads(as_json)["text"] == text
+    assert " x y   a=1 b=2 c=3 d=- and 1 more  boom" in lines[3]
+    assert json.loads(dtdctl("jobs", "-o", "json")[1])["jobs"] == [job, queued, failed]
 
 
 def test_logs_are_read_page_by_page(dtdctl, server, result):
@@ -224,4 +123,95 @@ def test_logs_are_read_page_by_page(dtdctl, server, result):
     server.script = script
     assert dtdctl("logs", "a") == (0, "[0 worker-0] line 3\n[0 worker-0] line 7\n", "")
     out = dtdctl("logs", "a", "-o", "json")[1]
-    assert [json.loads(line)["seq"] for line in out.splitlines()] == [3, 7]
+    assert [json.loads(line) for line in out.splitlines()] == lines
+
+
+# --- commands with a short answer --------------------------------------------------------------
+
+KILLED = {"name": "worker-1", "pid": 42, "signal": "TERM"}
+
+
+@pytest.mark.parametrize(
+    ("words", "request_", "answer", "told"),
+    [
+        (
+            "cancel digits-1",
+            m.CancelJob(job="digits-1"),
+            {"job": "digits-1", "state": "stopping"},
+            "job digits-1 is stopping\n",
+        ),
+        (
+            "kill-worker worker-1",
+            m.KillWorker(name="worker-1", signal="KILL"),
+            {**KILLED, "signal": "KILL"},
+            "SIGKILL was sent to worker-1 (pid 42)\n",
+        ),
+        (
+            "kill-worker worker-1 --signal term",
+            m.KillWorker(name="worker-1", signal="TERM"),
+            KILLED,
+            "SIGTERM was sent to worker-1 (pid 42)\n",
+        ),
+        (
+            "drain worker-1",
+            m.DrainWorker(name="worker-1"),
+            {"name": "worker-1"},
+            "worker-1 leaves at the next step boundary\n",
+        ),
+    ],
+)
+def test_short_answers(dtdctl, server, result, words, request_, answer, told):
+    server.script = lambda _message: result(answer)
+    assert dtdctl(*words.split()) == (0, "", told)
+    assert server.received == [request_]
+    assert json.loads(dtdctl(*words.split(), "-o", "json")[1]) == answer
+
+
+# --- delete ------------------------------------------------------------------------------------
+
+GONE = {"worker": "worker-0", "step": 20, "directory": "/a", "outcome": "deleted", "reason": ""}
+
+
+@pytest.fixture
+def kept(server, result):
+    """A job with two checkpoints."""
+    listed = [
+        {"step": 20, "size_bytes": 2048, "worker": "worker-0"},
+        {"step": 10, "size_bytes": 1024, "worker": "worker-1"},
+    ]
+    later = {**GONE, "worker": "worker-1", "outcome": "later", "reason": "it is not connected"}
+    failed = {**GONE, "worker": "worker-3", "outcome": "failed", "reason": "/a is a link"}
+
+    def answer(message):
+        if isinstance(message, m.ShowJob):
+            return result({"id": "digits-1", "checkpoints": listed})
+        about = {"job": message.job, "step": message.step}
+        return result({**about, "checkpoints": [GONE, later, failed]})
+
+    server.script = answer
+
+
+def test_a_job_is_deleted(dtdctl, server, kept):
+    exit_code, out, err = dtdctl("delete", "digits-1", "--yes")
+    assert (exit_code, out) == (0, "")
+    assert server.received == [m.ShowJob(job="digits-1"), m.Delete(job="digits-1")]
+    assert err.splitlines() == [
+        "job digits-1 is deleted: 1 checkpoint from disks",
+        "  worker-1 deletes step 20 later (it is not connected)",
+        "  worker-3: /a is a link",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "terminal", "exit_code"),
+    [("y\n", True, 0), ("\n", True, 1), ("no\n", True, 1), ("y\n", False, 2)],
+)
+def test_a_person_is_asked_first(dtdctl, server, kept, monkeypatch, typed, terminal, exit_code):
+    stdin = io.StringIO(typed)
+    stdin.isatty = lambda: terminal
+    monkeypatch.setattr("sys.stdin", stdin)
+    code, _out, err = dtdctl("delete", "digits-1@10")
+    assert code == exit_code
+    assert "this deletes 1 checkpoint of step 10 of digits-1: 1.0 KiB on worker-1" in err
+    assert (m.Delete(job="digits-1", step=10) in server.received) is (exit_code == 0)
+    assert ("use --yes" in err) is not terminal

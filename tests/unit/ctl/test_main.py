@@ -17,7 +17,7 @@ import pytest
 from dtd import __version__
 from dtd.ctl.command_line import read_arguments
 from dtd.ctl.commands import COMMANDS
-from dtd.ctl.main import completions
+from dtd.ctl.main import completions, run
 from dtd.wire import messages as m
 
 DTDCTL = (sys.executable, "-m", "dtd.ctl.main")
@@ -59,66 +59,50 @@ def test_status_loads_nothing_heavy(server, result, status):
     assert done.stderr == "[]\n"
 
 
-def test_no_command_loads_torch():
-    program = (
-        "import sys, dtd.ctl.commands, dtd.job; assert not {'torch', 'numpy'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
-
-
-@pytest.mark.parametrize("command", ["status", "jobs", "events --follow", "wait a", "drain w"])
-def test_no_coordinator_exits_3_with_a_remedy(command, free_socket):
-    exit_code, out, err = dtdctl(*command.split(), address=free_socket)
-    assert (exit_code, out) == (3, "")
-    assert err.startswith(
-        f"error: nothing listens at the coordinator's address {free_socket}\ntry:"
-    )
-    assert "Traceback" not in err
-
-
-def test_errors_as_json(free_socket):
-    exit_code, out, err = dtdctl("-o", "json", "jobs", address=free_socket)
-    assert (exit_code, out) == (3, "")
-    assert set(json.loads(err)) == {"error", "remedy"}
+@pytest.mark.parametrize(
+    ("line", "exit_code", "told"),
+    [
+        ("status", 3, "error: nothing listens at the coordinator's address"),
+        ("events --follow", 3, "error: nothing listens at the coordinator's address"),
+        ("bogus", 2, "dtdctl has no command 'bogus'"),
+        ("models bogus", 2, "dtdctl models has no command 'bogus'"),
+        ("wait", 2, "dtdctl wait: "),
+        ("kill-worker w --signal HUP", 2, "invalid choice: 'HUP'"),
+        ("wait a --timeout -1", 2, "must be at least 0, not -1"),
+        ("status -o csv", 2, "'csv' is not an output format of status"),
+        ("--coordinator nonsense status", 2, "--coordinator must be HOST:PORT"),
+    ],
+)
+def test_a_line_that_fails(free_socket, monkeypatch, capsys, line, exit_code, told):
+    monkeypatch.setenv("DTD_COORDINATOR", str(free_socket))
+    assert run(line.split()) == exit_code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err
+    assert run(["-o", "json", *line.split()]) == exit_code
+    if "-o" not in line:
+        assert set(json.loads(capsys.readouterr().err)) == {"error", "remedy"}
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "exit_code", "told"),
     [
-        "bogus",
-        "models bogus",
-        "wait",
-        "kill-worker w --signal HUP",
-        "wait a --timeout -1",
-        "status -o xml",
+        ("--version", 0, f"dtd {__version__}\n"),
+        ("", 2, "  fetch "),
+        ("models", 2, "  models register "),
+        ("kill-worker --help", 0, "--signal"),
+        ("checkpoints --help", 0, "usage: dtdctl checkpoints [-h] [JOB]\n"),
     ],
 )
-def test_usage_exits_2(line):
-    exit_code, out, err = dtdctl(*line.split())
-    assert (exit_code, out) == (2, "")
-    assert "Traceback" not in err
+def test_help(line, exit_code, told):
+    code, out, err = dtdctl(*line.split())
+    assert (code, err) == (exit_code, "")
+    assert told in out
 
 
-def test_a_wrong_address_exits_2():
-    exit_code, _out, err = dtdctl("status", address="nonsense")
-    assert exit_code == 2
-    assert err.startswith("error: DTD_COORDINATOR must be HOST:PORT")
-
-
-def test_version():
-    assert dtdctl("--version") == (0, f"dtd {__version__}\n", "")
-
-
-def test_help_and_completion():
-    exit_code, out, err = dtdctl("kill-worker", "--help")
-    assert (exit_code, err) == (0, "")
-    assert "--signal" in out
+def test_completion():
     words = {"COMP_WORDS": "dtdctl ch", "COMP_CWORD": "1", "_DTDCTL_COMPLETE": "complete_bash"}
-    exit_code, out, err = dtdctl(**words)
-    assert (exit_code, out.split(), err) == (0, ["checkpoints"], "")
-
-
-def test_completion_of_commands_of_a_group_and_of_options():
+    assert dtdctl(**words) == (0, "checkpoints\n", "")
     assert completions(["dtdctl", "models", "f"], 2) == ["fetch"]
     assert completions(["dtdctl", "mod"], 1) == ["models"]
     assert completions(["dtdctl", "fetch", "a-1", "--"], 3) == ["--best", "--help", "--mode"]
@@ -136,13 +120,6 @@ def test_every_command_has_a_function_for_its_arguments():
         assert read == set(parameters), command.name
 
 
-@pytest.mark.parametrize("line", [[], ["models"]])
-def test_a_line_without_a_command_prints_the_commands(line):
-    exit_code, out, _err = dtdctl(*line)
-    assert exit_code == 2
-    assert "fetch" in out
-
-
 def test_optional_arguments_may_follow_options():
     fetch = next(command for command in COMMANDS if command.name == "fetch")
     values = read_arguments(fetch, ["a-1", "--best", "loss", "there"])
@@ -150,55 +127,28 @@ def test_optional_arguments_may_follow_options():
     assert values["directory"] == Path("there")
 
 
-def test_the_help_of_checkpoints_explains_its_columns():
-    _exit_code, out, _err = dtdctl("checkpoints", "--help")
-    assert "usage: dtdctl checkpoints [-h] [JOB]\n" in out
-    for column in ("THERE", "VERIFIED", "BRANCH"):
-        assert f"{column}: " in out
-    words = " ".join(out.split())
-    assert "`dtdctl submit JOB.toml --resume-from JOB@STEP`; fetch its weights" in words
-
-
-def test_ctrl_c_is_quiet(server):
+@pytest.mark.parametrize(
+    ("line", "asked", "told"),
+    [
+        ("logs digits-1", m.ReadLogs, []),
+        (
+            "wait digits-1 -o json",
+            m.WaitJob,
+            [
+                "job digits-1 continues without this command",
+                "  follow it:  dtdctl wait digits-1   or   dtdctl status --watch",
+                "  stop it:    dtdctl cancel digits-1",
+            ],
+        ),
+    ],
+)
+def test_ctrl_c_is_quiet(server, line, asked, told):
     server.script = lambda _message: b""
-    process = start("logs", "digits-1", address=server.control)
-    server.wait_for(m.ReadLogs)
+    process = start(*line.split(), address=server.control)
+    server.wait_for(asked)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (130, "", "")
-
-
-@pytest.mark.parametrize("form", ["table", "json"])
-def test_ctrl_c_of_a_wait_says_that_the_job_goes_on(server, form):
-    server.script = lambda _message: b""
-    process = start("wait", "digits-1", "-o", form, address=server.control)
-    server.wait_for(m.WaitJob)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (130, "")
-    assert "job digits-1 continues" in err
-    assert "dtdctl wait digits-1" in err
-    assert "dtdctl cancel digits-1" in err
-    assert "Traceback" not in err
-
-
-def test_ctrl_c_of_submit_and_wait_says_so_too(server, result, tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(
-        'job = {name = "a", task = "digits", steps = 3, global_batch_size = 8}', encoding="utf-8"
-    )
-    server.script = lambda message: (
-        result({"job": "a-1"}) if isinstance(message, m.SubmitJob) else b""
-    )
-    process = start("submit", str(path), "--wait", address=server.control)
-    server.wait_for(m.WaitJob)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (130, "")
-    assert err.splitlines()[:2] == [
-        "job a-1 is submitted",
-        "job a-1 continues without this command",
-    ]
+    assert (process.returncode, out, err.splitlines()) == (130, "", told)
 
 
 def test_a_reader_that_leaves_is_told_no_traceback(server, result):

@@ -1,18 +1,19 @@
-"""`dtdctl metrics JOB` in all its forms."""
+"""`dtdctl metrics JOB` and `dtdctl report JOB` in all their forms."""
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from dtd.ctl import metrics as module
+from dtd.ctl.settings import take_settings
 from dtd.errors import UsageError
 from dtd.wire import messages as m
+from tests.unit.observe.report.conftest import EVENTS, details, metrics
 
 LOSS = {
     "name": "loss",
@@ -32,21 +33,17 @@ LINK = {
 
 @pytest.fixture
 def served(server, result):
-    """Two pages, one series each; what was asked."""
-    asked = []
+    """Two pages, one series each."""
 
     def serve(message):
-        asked.append(message)
-        pages = {0: [LOSS], 1: [LINK]}
-        answer = {"job": "j-1", "steps": 9, "stopped": "", "dropped": 0}
-        series = pages.get(message.after, [])
-        return result({**answer, "series": series, "next": message.after + len(series)})
+        series = {0: [LOSS], 1: [LINK]}.get(message.after, [])
+        about = {"job": "j-1", "steps": 9, "stopped": "", "dropped": 0}
+        return result({**about, "series": series, "next": message.after + len(series)})
 
     server.script = serve
-    return asked
 
 
-def test_a_line_for_each_figure(dtdctl, served):
+def test_a_line_for_each_figure(dtdctl, served, server):
     code, out, err = dtdctl("metrics", "j-1", "--names", "loss,round_trip_s", "--workers")
     assert (code, err) == (0, "")
     assert [line.split() for line in out.splitlines()] == [
@@ -54,23 +51,15 @@ def test_a_line_for_each_figure(dtdctl, served):
         ["loss", "job", "1-9", "2", "2", "0.5", "1.25", "2", "1"],
         ["round_trip_s", "a", "to", "b", "-", "0", "-", "-", "-", "-", "-"],
     ]
-    first = served[0]
-    assert isinstance(first, m.GetMetrics)
+    first = server.received[0]
     assert (first.names, first.workers, first.points) == (("loss", "round_trip_s"), True, 1000)
 
 
-def test_json_is_as_documented(dtdctl, served):
-    code, out, _err = dtdctl("metrics", "j-1", "-o", "json")
-    answer = json.loads(out)
-    schema = json.loads((Path(__file__).parents[3] / "docs/output.schema.json").read_text("utf-8"))
-    Draft202012Validator({**schema, "$ref": "#/$defs/metrics"}).validate(answer)
-    assert answer["series"] == [LOSS, LINK]
-    assert (code, answer["steps"]) == (0, 9)
-
-
-def test_csv_has_a_line_for_each_point(dtdctl, served):
-    _code, out, _err = dtdctl("metrics", "j-1", "-o", "csv")
-    assert out.splitlines() == [
+def test_json_and_csv_have_all_points(dtdctl, served, check_output):
+    out = dtdctl("metrics", "j-1", "-o", "json")[1]
+    check_output(["metrics"], out)
+    assert json.loads(out)["series"] == [LOSS, LINK]
+    assert dtdctl("metrics", "j-1", "-o", "csv")[1].splitlines() == [
         "job,name,kind,source,to,begin,end,count,min,mean,max",
         "j-1,loss,steps,,,1,1,1,2.0,2.0,2.0",
         "j-1,loss,steps,,,2,9,3,0.5,1.0,1.5",
@@ -78,12 +67,16 @@ def test_csv_has_a_line_for_each_point(dtdctl, served):
     ]
 
 
-def test_parquet_without_its_library_says_so(dtdctl, served, monkeypatch):
-    monkeypatch.setitem(importlib.import_module("sys").modules, "pyarrow", None)
+def test_parquet_needs_its_library(dtdctl, served, server, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     code, out, err = dtdctl("metrics", "j-1", "-o", "parquet")
-    assert (code, out, served) == (2, "", [])
-    assert "pyarrow, which is not installed here" in err
+    assert (code, out, server.received) == (2, "", [])
     assert "pip install pyarrow" in err
+    terminal = io.BytesIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(module, "_pyarrow", lambda: (None, None))
+    with pytest.raises(UsageError, match="terminal"):
+        module.write_parquet(terminal, [])
 
 
 class _Arrow:
@@ -125,24 +118,7 @@ def test_parquet_is_written_in_pieces(monkeypatch):
     assert [table["begin"] for table in arrow.tables] == [[0, 1], [2]]
 
 
-def test_parquet_is_not_for_a_terminal(monkeypatch):
-    class Terminal(io.BytesIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(module, "_pyarrow", lambda: (None, None))
-    with pytest.raises(UsageError, match="terminal"):
-        module.write_parquet(Terminal(), [])
-
-
-@pytest.mark.parametrize("command", ["status", "jobs"])
-def test_other_commands_have_no_such_forms(dtdctl, command):
-    code, _out, err = dtdctl(command, "-o", "csv")
-    assert code == 2
-    assert "'csv' is not an output format" in err
-
-
-def test_a_job_that_never_trained_says_so(dtdctl, server, result):
+def test_a_job_without_figures_says_why(dtdctl, server, result):
     nothing = {"job": "j-1", "steps": 0, "series": [], "next": 0}
     server.script = lambda _message: result({**nothing, "stopped": "disk full", "dropped": 3})
     code, out, err = dtdctl("metrics", "j-1")
@@ -152,8 +128,60 @@ def test_a_job_that_never_trained_says_so(dtdctl, server, result):
     assert "3 rows were dropped" in err
 
 
-def test_an_unknown_job_is_refused(dtdctl, server, refusal):
-    server.script = lambda _message: refusal
-    code, _out, err = dtdctl("metrics", "x")
-    assert code == 1
-    assert "job 'x' does not exist" in err
+# --- the report --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jobs(server, result, monkeypatch, tmp_path):
+    """A coordinator that knows digits-1, which has trained, and idle-3, which has not."""
+    monkeypatch.chdir(tmp_path)
+    every = metrics()["series"]
+    known = {"digits-1": details(), "idle-3": details("idle-3", state="failed", step=0, result={})}
+
+    def serve(message):
+        if isinstance(message, m.ReadEvents):
+            return result({"events": [] if message.after else EVENTS, "next": 1})
+        if message.job not in known:
+            return m.message_bytes(m.Error(code=17, message=f"job {message.job!r} does not exist"))
+        if isinstance(message, m.ShowJob):
+            return result(known[message.job])
+        page = (every if message.job == "digits-1" else [])[message.after : message.after + 20]
+        about = {"job": message.job, "steps": 100, "stopped": "", "dropped": 0}
+        return result({**about, "series": page, "next": message.after + len(page)})
+
+    server.script = serve
+
+
+def test_a_report_beside_the_caller(dtdctl, jobs):
+    words = ("report", "digits-1", "--against", "idle-3")
+    assert dtdctl(*words) == (0, "digits-1.html\n", "")
+    page = Path("digits-1.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "360/s" in page
+    assert "Nothing to compare with: idle-3" in page
+    code, _out, err = dtdctl("report", "idle-3")
+    assert (code, err) == (0, "idle-3 never trained a step; it is failed.\n")
+
+
+@pytest.mark.parametrize("option", [("-o", "there.md"), ("-othere.md",), ("--output=there.md",)])
+def test_markdown_where_it_is_wanted(dtdctl, jobs, option):
+    assert dtdctl("report", "digits-1", "--format", "md", *option)[:2] == (0, "there.md\n")
+    text = Path("there.md").read_text()
+    assert text.startswith("# digits-1")
+    assert dtdctl("report", "digits-1", "--format", "md", "-o", "-")[1].startswith("# digits-1")
+    assert take_settings(["show", "report", "-o", "json"])[0] == {"output": "json"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        ("digts-1", 1, "job 'digts-1' does not exist"),
+        ("digits-1 --against digts-1", 1, "job 'digts-1' does not exist"),
+        ("digits-1 -o no/where.html", 2, "no/where.html cannot be written: No such file"),
+    ],
+)
+def test_a_report_that_cannot_be_made(dtdctl, jobs, words, code, why):
+    exit_code, _out, err = dtdctl("report", *words.split())
+    assert exit_code == code
+    assert why in err
+    assert not list(Path().iterdir())

@@ -17,63 +17,46 @@ trials = 3
 "optimizer.lr" = { low = 0.001, high = 1.0, log = true }
 "job.epochs" = { choices = [1, 2] }
 """
-
-
-def row(**changed):
-    return {
-        "id": "sweep-1",
-        "job": "tiny",
-        "state": "running",
-        "reason": "",
-        "method": "tpe",
-        "metric": "accuracy",
-        "direction": "maximize",
-        "pruner": "none",
-        "begun": 2,
-        "planned": 3,
-        "began_s": 100.0,
-        "ended_s": None,
-        **changed,
-    }
-
-
-def trial(number, state="done", value=0.5, **changed):
-    return {
-        "number": number,
-        "state": state,
-        "job": f"tiny-s1-t{number}-{number + 4}",
-        "params": {"optimizer.lr": 0.12345678, "job.epochs": 2},
-        "value": value,
-        "evaluations": 2,
-        "reason": "",
-        **changed,
-    }
-
-
-def shown(**changed):
-    trials = [trial(0), trial(1, "failed", None, job="", reason="no task\nTraceback")]
-    space = {"optimizer.lr": {"low": 0.001, "high": 1.0, "log": True}}
-    space["job.epochs"] = {"choices": [1, 2]}
-    importance = {"job.epochs": 0.25, "optimizer.lr": 0.75}
-    best = {"best": trials[0], "importance": importance}
-    return {**row(), "space": space, "trials": trials, **best, **changed}
-
-
-def rows(out):
-    """The lines, with single spaces."""
-    return [" ".join(line.split()) for line in out.splitlines()]
+ROW = {
+    "id": "sweep-1",
+    "job": "tiny",
+    "state": "running",
+    "reason": "",
+    "method": "tpe",
+    "metric": "accuracy",
+    "direction": "maximize",
+    "pruner": "none",
+    "begun": 2,
+    "planned": 3,
+    "began_s": 100.0,
+    "ended_s": None,
+}
+TRIAL = {
+    "number": 0,
+    "state": "done",
+    "job": "tiny-s1-t0-4",
+    "params": {"optimizer.lr": 0.12345678, "job.epochs": 2},
+    "value": 0.5,
+    "evaluations": 2,
+    "reason": "",
+}
+FAILED = {"number": 1, "state": "failed", "value": None, "job": "", "reason": "no task\nTraceback"}
 
 
 @pytest.fixture
 def file(tmp_path):
     (tmp_path / "job.toml").write_text(JOB)
-    made = tmp_path / "lr.toml"
-    made.write_text(SWEEP)
-    return made
+    path = tmp_path / "lr.toml"
+    path.write_text(SWEEP)
+    return path
+
+
+def rows(out):
+    return [" ".join(line.split()) for line in out.splitlines()]
 
 
 @pytest.mark.parametrize("words", [("sweep",), ("sweep", "begin")])
-def test_a_sweep_begins(dtdctl, server, result, file, words, check_output):
+def test_a_sweep_is_begun(dtdctl, server, result, file, check_output, words):
     server.script = lambda _message: result({"sweep": "sweep-1", "trials": 3})
     code, out, err = dtdctl(*words, str(file))
     assert (code, out) == (0, "sweep-1\n"), err
@@ -87,17 +70,13 @@ def test_a_sweep_begins(dtdctl, server, result, file, words, check_output):
 
 
 def test_the_code_of_an_own_task_goes_along_unless_told_otherwise(
-    dtdctl, server, result, file, tmp_path, monkeypatch
+    dtdctl, server, result, file, tmp_path
 ):
     (tmp_path / "mine.py").write_text("class Mine: ...\n")
     (tmp_path / "job.toml").write_text(JOB.replace('"digits"', '"mine:Mine"'))
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def script(message):
-        begins = isinstance(message, m.BeginSweep)
-        return result({"sweep": "sweep-1", "trials": 3} if begins else {"have": 2**31})
-
-    server.script = script
+    server.script = lambda message: result(
+        {"sweep": "sweep-1", "trials": 3} if isinstance(message, m.BeginSweep) else {"have": 2**31}
+    )
     code, _out, err = dtdctl("sweep", str(file))
     assert code == 0, err
     put, begin = server.received
@@ -111,13 +90,8 @@ def test_the_code_of_an_own_task_goes_along_unless_told_otherwise(
     ("before", "after", "said"),
     [
         ('"optimizer.lr"', '"optimizer.lrr"', 'did you mean "optimizer.lr"?'),
-        ("metric =", "metrik =", 'did you mean "metric"?'),
-        ("[space]", "[spaec]", 'did you mean "space"?'),
-        ("trials = 3", "trials = 0", "trials: must"),
         ('job = "job.toml"', 'job = "none.toml"', "none.toml"),
         ('job = "job.toml"', "job = 3", "job: must be the name of a job file"),
-        ("choices", "choises", 'did you mean "choices"?'),
-        ("[1, 2]", "[1, -2]", "makes no valid job"),
         ("[1, 2] }", "[1, 2", "lr.toml"),
     ],
 )
@@ -126,17 +100,16 @@ def test_a_mistake_is_named_before_anything_is_sent(dtdctl, server, file, before
     assert before in text
     file.write_text(text.replace(before, after))
     code, out, err = dtdctl("sweep", str(file))
-    assert (code, out) == (2, "")
+    assert (code, out, server.received) == (2, "", [])
     assert said in err
-    assert server.received == []
 
 
 def test_everything_about_one(dtdctl, server, result, check_output):
-    server.script = lambda _message: result(shown())
-    code, out, _err = dtdctl("sweep", "status", "sweep-1")
-    assert code == 0
-    assert server.received == [m.ShowSweep(sweep="sweep-1")]
-    assert rows(out) == [
+    space = {"optimizer.lr": {"low": 0.001, "high": 1.0}, "job.epochs": {"choices": [1, 2]}}
+    about = {"importance": {"job.epochs": 0.25, "optimizer.lr": 0.75}, "best": TRIAL}
+    shown = {**ROW, "space": space, "trials": [TRIAL, {**TRIAL, **FAILED}], **about}
+    server.script = lambda _message: result(shown)
+    assert rows(dtdctl("sweep", "status", "sweep-1")[1]) == [
         "sweep-1 running tpe over tiny trials 2/3 maximize accuracy",
         "best trial 0 tiny-s1-t0-4 accuracy 0.5",
         "optimizer.lr = 0.12345678",
@@ -147,18 +120,16 @@ def test_everything_about_one(dtdctl, server, result, check_output):
         "0 done tiny-s1-t0-4 0.5 0.123457 2",
         "1 failed - 0.123457 2 no task",
     ]
+    assert server.received == [m.ShowSweep(sweep="sweep-1")]
     check_output(("sweep", "status"), dtdctl("sweep", "status", "sweep-1", "-o", "json")[1])
 
 
 def test_a_list(dtdctl, server, result, check_output):
-    both = [row(id="sweep-2", state="failed", reason="why"), row()]
+    both = [{**ROW, "id": "sweep-2", "state": "failed", "reason": "why"}, ROW]
     server.script = lambda _message: result({"sweeps": both})
-    _code, out, _err = dtdctl("sweep", "list")
-    assert rows(out) == [
+    assert rows(dtdctl("sweep", "list")[1]) == [
         "SWEEP JOB STATE METHOD METRIC TRIALS NOTE",
         "sweep-2 tiny failed tpe accuracy 2/3 why",
         "sweep-1 tiny running tpe accuracy 2/3",
     ]
     check_output(("sweep", "list"), dtdctl("sweep", "list", "-o", "json")[1])
-    server.script = lambda _message: result({"sweeps": []})
-    assert dtdctl("sweep", "list")[1] == "none\n"

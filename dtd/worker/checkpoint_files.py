@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import re
 import shutil
 import time
@@ -42,6 +41,7 @@ from dtd.net.data_server import Resource, file_blob
 from dtd.net.fetch_client import FetchClient
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
+from dtd.worker.control import Requests
 
 log = structlog.get_logger()
 
@@ -152,85 +152,42 @@ _MAX_NAME: Final = 64
 _FETCHED: Final = ".fetched"
 
 
-class PartRequests:
-    """Asks the coordinator for the holders of a checkpoint's parts.
+def ask_for_parts(
+    requests: Requests,
+    job: str,
+    step: int,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> m.Parts:
+    """Ask the coordinator for the holders of a checkpoint's parts; blocking.
+
+    Workers that have missing parts may be about to come back: it waits for them for a while.
 
     Args:
-        send: sends to the coordinator, on the event loop; lost while there is no connection.
-        post: runs a function on the event loop, from any thread.
+        requests: passes the request on.
+        job: the job that the checkpoint is of.
+        step: committed steps in it; 0 for the newest.
         clock: returns the time in seconds.
         wait: waits for so many seconds.
-        answer_within_s: bound on the time until an answer.
+
+    Raises:
+        CheckpointError: the coordinator does not answer.
     """
-
-    def __init__(
-        self,
-        *,
-        send: Callable[[m.Message], None],
-        post: Callable[..., None],
-        clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], None] = time.sleep,
-        answer_within_s: float = ANSWER_WITHIN_S,
-    ) -> None:
-        self._send = send
-        self._post = post
-        self._clock = clock
-        self._wait = wait
-        self._answer_within_s = answer_within_s
-        self._wanted: m.GetParts | None = None
-        self._answers: queue.SimpleQueue[m.Parts] = queue.SimpleQueue()
-
-    def ask(self, job: str, step: int) -> m.Parts:
-        """Return the coordinator's answer; waits for a disconnected one, in a thread that may wait.
-
-        Workers that have missing parts may be about to come back: it waits for them for a while.
-
-        Args:
-            job: the job that the checkpoint is of.
-            step: committed steps in it; 0 for the newest.
-
-        Raises:
-            CheckpointError: the coordinator does not answer.
-        """
-        deadline_s = self._clock() + PARTS_BACK_S
-        while True:
-            answer = self._answer(m.GetParts(job=job, step=step))
-            if not answer.missing or self._clock() >= deadline_s:
-                return answer
-            self._wait(ASK_EVERY_S)
-
-    def received(self, answer: m.Parts) -> None:
-        """The coordinator has answered; called on the event loop."""
-        wanted = self._wanted
-        if wanted is not None and (wanted.job, wanted.step) == (answer.job, answer.step):
-            self._wanted = None
-            self._answers.put(answer)
-
-    def ask_again(self) -> None:
-        """The connection is a new one: nothing asked on the last one will be answered."""
-        if self._wanted is not None:
-            self._send(self._wanted)
-
-    def _answer(self, request: m.GetParts) -> m.Parts:
-        answers: queue.SimpleQueue[m.Parts] = queue.SimpleQueue()  # no late one of another request
-        self._post(self._want, request, answers)
+    deadline_s = clock() + PARTS_BACK_S
+    while True:
         try:
-            return answers.get(timeout=self._answer_within_s)
-        except queue.Empty:
-            self._post(self._give_up, answers)
+            answer, _ = requests.ask(m.GetParts(job=job, step=step), timeout_s=ANSWER_WITHIN_S)
+        except TimeoutError:
             raise CheckpointError(
-                f"the coordinator has not told within {self._answer_within_s:g} s which workers"
-                f" have the checkpoint of {request.job}",
+                f"the coordinator has not told within {ANSWER_WITHIN_S:g} s which workers have the"
+                f" checkpoint of {job}",
                 remedy="check the coordinator and the network to it, and submit the job again",
             ) from None
-
-    def _want(self, request: m.GetParts, answers: queue.SimpleQueue[m.Parts]) -> None:
-        self._wanted, self._answers = request, answers
-        self._send(request)
-
-    def _give_up(self, answers: queue.SimpleQueue[m.Parts]) -> None:
-        if self._answers is answers:
-            self._wanted = None
+        assert isinstance(answer, m.Parts)
+        if not answer.missing or clock() >= deadline_s:
+            return answer
+        wait(ASK_EVERY_S)
 
 
 def collect(

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import queue
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -45,6 +46,7 @@ SILENT_TIMEOUTS: Final = 2
 """A connection is dead after so many heartbeat time-outs without an answer."""
 
 _COORDINATOR: Final = "coordinator"
+_Answers = queue.SimpleQueue[tuple[m.Message, bytes]]
 
 
 class _Trouble(NamedTuple):
@@ -268,6 +270,64 @@ class ControlConnection:
                 error=str(error) if error else "the connection was closed normally",
             )
         self._disconnected.set()
+
+
+class Requests:
+    """Requests of threads that wait for the coordinator's answers.
+
+    A connection that is lost meanwhile costs the answer that was on its way, and nothing else: what
+    is unanswered is asked again on the next one.
+
+    Args:
+        send: sends to the coordinator, on the event loop; lost while there is no connection.
+        post: runs a function on the event loop, from any thread.
+    """
+
+    def __init__(self, *, send: Callable[[m.Message], None], post: Callable[..., None]) -> None:
+        self._send = send
+        self._post = post
+        self._unanswered: dict[tuple[object, ...], tuple[m.Message, _Answers]] = {}
+
+    def ask(self, request: m.Message, *, timeout_s: float | None = None) -> tuple[Any, bytes]:
+        """Return the answer to a GET_PACKAGE or GET_PARTS, and its payload; blocking.
+
+        Raises:
+            TimeoutError: there is none in time.
+        """
+        answers: _Answers = queue.SimpleQueue()
+        self._post(self._begin, request, answers)
+        try:
+            return answers.get(timeout=timeout_s)
+        except queue.Empty:
+            self._post(self._give_up, request, answers)
+            raise TimeoutError from None
+
+    def received(self, answer: m.Message, payload: bytes = b"") -> None:
+        """Take an answer; the second one to the same request is passed over.  On the event loop."""
+        _, answers = self._unanswered.pop(_asked_for(answer), (None, None))
+        if answers is not None:
+            answers.put((answer, payload))
+
+    def ask_again(self) -> None:
+        """Repeat what is unanswered, on a new connection.  On the event loop."""
+        for request, _ in self._unanswered.values():
+            self._send(request)
+
+    def _begin(self, request: m.Message, answers: _Answers) -> None:
+        self._unanswered[_asked_for(request)] = request, answers
+        self._send(request)
+
+    def _give_up(self, request: m.Message, answers: _Answers) -> None:
+        if self._unanswered.get(_asked_for(request)) == (request, answers):
+            del self._unanswered[_asked_for(request)]
+
+
+def _asked_for(message: m.Message) -> tuple[object, ...]:
+    """The fields that a request and its answer have in common."""
+    if isinstance(message, m.GetPackage | m.Package):
+        return message.digest, message.offset
+    assert isinstance(message, m.GetParts | m.Parts)
+    return message.job, message.step
 
 
 def _trouble_here(error: OSError, where: str) -> _Trouble:

@@ -40,9 +40,9 @@ from dtd.security.targets import Target
 from dtd.shown import cut, cut_trace
 from dtd.wire import messages as m
 from dtd.wire.session import State
-from dtd.worker.checkpoint_files import PartRequests, drop_checkpoint, open_checkpoint
+from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
 from dtd.worker.cluster_access import CredentialRenewal, coordinator_targets, registration
-from dtd.worker.control import ControlConnection
+from dtd.worker.control import ControlConnection, Requests
 from dtd.worker.evidence import TrafficMeter, resident_bytes, status_line
 from dtd.worker.measure import PREFIX as PROFILES
 from dtd.worker.measure import PROFILE, Measurements, PeerDiagnostics, Probes, Profiles
@@ -120,9 +120,8 @@ class Worker:
         )
         if credential is not None:
             self._metrics.certificate_expires_s = credential.expires.timestamp()
-        self._packages = TaskPackages(
-            config.state_dir / PACKAGES, send=self._control.send, post=self._bridge.post
-        )
+        self._requests = Requests(send=self._control.send, post=self._bridge.post)
+        self._packages = TaskPackages(config.state_dir / PACKAGES, self._requests)
         self._models = PinnedModels(
             config.state_dir / MODELS,
             worker=config.name,
@@ -131,7 +130,6 @@ class Worker:
             send=self._control.send,
             post=self._bridge.post,
         )
-        self._part_requests = PartRequests(send=self._control.send, post=self._bridge.post)
         self._measurements = Measurements(config, self._control.send, self._packages.fetch)
         self._interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
         self._silence_s = DEFAULT_HEARTBEAT_TIMEOUT_S
@@ -142,8 +140,8 @@ class Worker:
         self._probes = Probes(config.name, self._on_probed)
         self._peers = PeerDiagnostics()
         self._receivers: Mapping[type[m.Message], Callable[[Any, memoryview], None]] = {
-            m.Package: lambda message, payload: self._packages.received(message, bytes(payload)),
-            m.Parts: lambda message, _: self._part_requests.received(message),
+            m.Package: lambda message, payload: self._requests.received(message, bytes(payload)),
+            m.Parts: lambda message, _: self._requests.received(message),
             m.DropCheckpoint: lambda message, _: self._begin_drop(message),
             m.PinModel: lambda message, _: self._models.order(message),
             m.UnpinModel: lambda message, _: self._models.order(message),
@@ -269,8 +267,7 @@ class Worker:
         self._data.worker_secret = message.secret
         self._interval_s = message.heartbeat_interval_s
         self._silence_s = message.heartbeat_timeout_s
-        self._packages.ask_again()
-        self._part_requests.ask_again()
+        self._requests.ask_again()
         self._models.order(message)
         if message.refused:
             log.warning("coordinator_refused", reason=message.refused)
@@ -365,7 +362,7 @@ class Worker:
             tell=self._control.send,
             feed=self._feed,
             packages=self._packages,
-            parts=self._part_requests,
+            requests=self._requests,
         )
 
     def _form_ring(self, assign: m.Assign) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +30,7 @@ from dtd.packages.limits import (
 )
 from dtd.packages.source import find_source, module_name, top_level_name, with_imports
 from dtd.wire import messages as m
+from dtd.worker.control import Requests
 
 
 def look_first_in(place: Path | None) -> None:
@@ -79,9 +79,7 @@ def task_digest(reference: str, place: Path | None) -> str:
 
 # --- the code of a task is on this disk, or comes piece by piece from the coordinator -------------
 #
-# `fetch` runs in a thread that may wait, and hashes and unpacks there; the pieces come over the
-# control connection on the event loop.  A connection that is lost meanwhile costs the piece that
-# was on its way, and nothing else.
+# In a thread that may wait, and hashes and unpacks.
 
 
 log = structlog.get_logger()
@@ -100,26 +98,14 @@ class TaskPackages:
 
     Args:
         directory: where they are unpacked; files of weights go beside it.
-        send: sends to the coordinator, on the event loop; lost while there is no connection.
-        post: runs a function on the event loop, from any thread.
+        requests: asks the coordinator for pieces.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        send: Callable[[m.Message], None],
-        post: Callable[..., None],
-    ) -> None:
+    def __init__(self, directory: Path, requests: Requests) -> None:
         self._directory = directory
         self._weights = directory.with_name(WEIGHTS)
-        self._send = send
-        self._post = post
+        self._requests = requests
         self._fetching = threading.Lock()
-        self._wanted: m.GetPackage | None = None
-        self._pieces: queue.SimpleQueue[tuple[m.Package, bytes]] = queue.SimpleQueue()
-
-    # --- in a thread that may wait ---------------------------------------------------------------
 
     def fetch(self, digest: str) -> Path:
         """Return the package's path, fetched if it had to be.
@@ -187,29 +173,11 @@ class TaskPackages:
     def _in_pieces(self, digest: str, kind: str, limit_bytes: int) -> Iterator[bytes]:
         have, size = 0, 1
         while have < size:
-            self._post(self._want, m.GetPackage(digest=digest, offset=have, kind=kind))
-            answer, piece = self._pieces.get()
+            request = m.GetPackage(digest=digest, offset=have, kind=kind)
+            answer, piece = self._requests.ask(request)
             size = _checked_size(answer, have + len(piece), limit_bytes)
             have += len(piece)
             yield piece
-
-    # --- on the event loop -----------------------------------------------------------------------
-
-    def received(self, answer: m.Package, piece: bytes) -> None:
-        """A piece has come; one that was asked for twice is passed over."""
-        wanted = self._wanted
-        if wanted is not None and (wanted.digest, wanted.offset) == (answer.digest, answer.offset):
-            self._wanted = None
-            self._pieces.put((answer, piece))
-
-    def ask_again(self) -> None:
-        """The connection is a new one: nothing asked on the last one will be answered."""
-        if self._wanted is not None:
-            self._send(self._wanted)
-
-    def _want(self, request: m.GetPackage) -> None:
-        self._wanted = request
-        self._send(request)
 
 
 def _checked_size(answer: m.Package, have_bytes: int, limit_bytes: int) -> int:

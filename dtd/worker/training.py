@@ -26,7 +26,7 @@ from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
 from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
-from dtd.worker.checkpoint_files import PartRequests
+from dtd.worker.control import Requests
 from dtd.worker.evidence import ThreadObserver, where_stalled
 from dtd.worker.output import OutputPipe, flush_output
 from dtd.worker.packages import TaskPackages
@@ -62,7 +62,7 @@ class Training:
         tell: Callable[[m.Message], None],
         feed: Callable[[member.Event], None],
         packages: TaskPackages,
-        parts: PartRequests,
+        requests: Requests,
     ) -> None:
         self.job = prepare.job
         self.checkpoint_directory = spec.checkpoint.directory
@@ -104,7 +104,7 @@ class Training:
             post=self._report,
             offer=bridge.posting(data.offer),
             packages=packages,
-            parts=parts,
+            requests=requests,
             connect=self._connect_data,
             profiler=profiler,
         )

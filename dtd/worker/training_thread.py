@@ -46,7 +46,8 @@ from dtd.net.data_server import Resource, memory_blob
 from dtd.shown import cut, cut_trace, one_line
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
-from dtd.worker.checkpoint_files import PartRequests, collect
+from dtd.worker.checkpoint_files import ask_for_parts, collect
+from dtd.worker.control import Requests
 from dtd.worker.fetch import fetch_state
 from dtd.worker.host_checks import refuse_if_laxer
 from dtd.worker.packages import TaskPackages, look_first_in, task_digest
@@ -106,7 +107,7 @@ class TrainingThread(threading.Thread):
         post: hands an event to the member core, from any thread.
         offer: lets other workers fetch a resource, from any thread.
         packages: has a job's package and weights on this worker's disk.
-        parts: asks the coordinator for the holders of a checkpoint's parts.
+        requests: asks the coordinator, from this thread.
         connect: returns the function that connects to other workers' data ports.
         profiler: profiles steps when it is asked to.
     """
@@ -125,7 +126,7 @@ class TrainingThread(threading.Thread):
         post: Post,
         offer: Callable[[str, Resource], None],
         packages: TaskPackages,
-        parts: PartRequests,
+        requests: Requests,
         connect: Callable[[], Connect],
         profiler: StepProfiler | None = None,
     ) -> None:
@@ -141,7 +142,7 @@ class TrainingThread(threading.Thread):
         self._post = post
         self._offer = offer
         self._packages = packages
-        self._parts = parts
+        self._requests = requests
         self._connect = connect
         self._profiler = profiler
         self._orders: queue.SimpleQueue[RingCollective | m.Save] = queue.SimpleQueue()
@@ -267,7 +268,8 @@ class TrainingThread(threading.Thread):
         if path is None and self._spec.strategy.owners == "servers" and not serves:
             return  # the state is the servers' business
         try:
-            answer = self._parts.ask(self._prepare.from_job, self._prepare.from_step)
+            job, step = self._prepare.from_job, self._prepare.from_step
+            answer = ask_for_parts(self._requests, job, step)
             if not (answer.holders or answer.missing):
                 return  # others have it whole, or have begun with it: they hand the state over
             collect(

@@ -20,7 +20,8 @@ from dtd.errors import CheckpointError, HolderUnreachable, PartsDiffer
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
 from dtd.worker import checkpoint_files as collecting
-from dtd.worker.checkpoint_files import PartRequests, collect
+from dtd.worker.checkpoint_files import ask_for_parts, collect
+from dtd.worker.control import Requests
 from tests.checkpoint_parts import random_state, write_part, write_whole
 from tests.shards import held_shards
 
@@ -230,11 +231,11 @@ def test_a_question_is_asked_again_on_a_new_connection() -> None:
         function(*arguments)
         asked.set()
 
-    requests = PartRequests(send=sent.append, post=post)
+    requests = Requests(send=sent.append, post=post)
     requests.ask_again()
     assert sent == []
     answers: list[m.Parts] = []
-    thread = threading.Thread(target=lambda: answers.append(requests.ask("parent", 0)))
+    thread = threading.Thread(target=lambda: answers.append(ask_for_parts(requests, "parent", 0)))
     thread.start()
     assert asked.wait(10.0)
     requests.ask_again()
@@ -265,10 +266,8 @@ def test_workers_that_come_back_are_waited_for() -> None:
             missing = "" if len(asked) > after else "1/2 to 1, which were on w1"
             requests.received(parts(0, missing=missing))
 
-        requests = PartRequests(
-            send=send, post=lambda function, *a: function(*a), clock=lambda: now[0], wait=wait
-        )
-        return requests.ask("parent", 0)
+        requests = Requests(send=send, post=lambda function, *a: function(*a))
+        return ask_for_parts(requests, "parent", 0, clock=lambda: now[0], wait=wait)
 
     assert answered(3) == parts(0)
     assert waited == [collecting.ASK_EVERY_S] * 3

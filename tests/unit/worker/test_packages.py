@@ -17,6 +17,7 @@ from dtd.packages.archive import pack
 from dtd.packages.limits import MAX_ARCHIVE_BYTES, MAX_WEIGHTS_KEPT
 from dtd.packages.source import Source
 from dtd.wire import messages as m
+from dtd.worker.control import Requests
 from dtd.worker.packages import ABANDONED_S, TaskPackages
 
 PATIENCE_S = 60.0
@@ -27,9 +28,10 @@ class Fetching:
 
     def __init__(self, directory: Path, digest: str, *, weights: bool = False) -> None:
         self.asked: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
-        self.packages = TaskPackages(
-            directory, send=self.asked.put, post=lambda function, *given: function(*given)
+        self.requests = Requests(
+            send=self.asked.put, post=lambda function, *given: function(*given)
         )
+        self.packages = TaskPackages(directory, self.requests)
         self._weights = weights
         self.result: Future[Path] = Future()
         self._thread = threading.Thread(target=self._fetch, args=(digest,), daemon=True)
@@ -49,7 +51,7 @@ class Fetching:
 
     def give(self, asked: m.GetPackage, piece: bytes, size: int) -> None:
         answer = m.Package(digest=asked.digest, offset=asked.offset, size=size)
-        self.packages.received(answer, piece)
+        self.requests.received(answer, piece)
 
 
 @pytest.fixture
@@ -71,26 +73,6 @@ def test_pieces_become_a_directory_and_are_asked_for_once(tmp_path: Path, packed
     again = Fetching(tmp_path / "packages", packed.digest)
     assert again.result.result(PATIENCE_S) == place
     assert again.asked.empty()
-
-
-def test_a_new_connection_is_asked_again_and_a_second_answer_is_passed_over(
-    tmp_path: Path, packed
-) -> None:
-    fetching = Fetching(tmp_path / "packages", packed.digest)
-    fetching.packages.ask_again()
-    size = len(packed.content)
-    asked = fetching.next_asked()
-    while fetching.asked.empty():  # whether the thread asks before or after the new connection
-        fetching.packages.ask_again()
-    assert fetching.next_asked() == asked
-    fetching.give(asked, packed.content[:100], size)
-    fetching.give(asked, packed.content[:100], size)
-    last = fetching.next_asked()
-    while last.offset == 0:
-        last = fetching.next_asked()
-    assert last.offset == 100
-    fetching.give(last, packed.content[100:], size)
-    assert fetching.result.result(PATIENCE_S).is_dir()
 
 
 @pytest.mark.parametrize(
@@ -175,7 +157,7 @@ def test_an_abandoned_download_is_removed_by_a_later_one(tmp_path: Path) -> None
 
 
 def test_an_abandoned_download_is_removed_at_a_start(tmp_path: Path) -> None:
-    packages = TaskPackages(tmp_path / "packages", send=print, post=print)
+    packages = TaskPackages(tmp_path / "packages", Requests(send=print, post=print))
     packages.remove_abandoned()  # there is no such directory yet
     _, recent = abandoned_parts(tmp_path / "weights")
     packages.remove_abandoned()

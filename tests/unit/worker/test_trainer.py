@@ -132,7 +132,7 @@ def made(kind, journal, post, encryption="none", sandbox="normal"):
         post=post,
         offer=lambda name, resource: None,
         packages=SimpleNamespace(fetch=Path, fetch_weights=Path),
-        parts=SimpleNamespace(ask=lambda job, step: m.Parts(job=job, step=step)),
+        requests=SimpleNamespace(),
         connect=lambda: connect_tcp,
     )
 

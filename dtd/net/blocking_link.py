@@ -53,6 +53,9 @@ class BlockingLink:
         entry: the credential of a data connection.
         place: provides payload memory; without it each payload gets its own.
         connect: opens the TCP connection.
+
+    Attributes:
+        peer_name: the name that the other side states in WELCOME.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class BlockingLink:
             self._socket = connect(address, timeout_s)
         try:
             self._shake_hands(role, name, entry)
-            self.receive(timeout_s=deadline_s - time.monotonic())
+            welcome, _ = self.receive(timeout_s=deadline_s - time.monotonic())
+            assert isinstance(welcome, m.Welcome), "the session accepts nothing else"
+            self.peer_name = welcome.name
             self._send(self._session.data_to_send())
         except BaseException:
             self.close()

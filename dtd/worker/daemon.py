@@ -12,6 +12,7 @@ import dataclasses
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ from dtd.worker.cluster_access import CredentialRenewal, coordinator_targets, re
 from dtd.worker.control import ControlConnection, Requests
 from dtd.worker.evidence import TrafficMeter, resident_bytes, status_line
 from dtd.worker.measure import PREFIX as PROFILES
-from dtd.worker.measure import PROFILE, Measurements, PeerDiagnostics, Probes, Profiles
+from dtd.worker.measure import PROFILE, PeerDiagnostics, Profiles, measure, probe
 from dtd.worker.models import MODELS, PREFIX, PinnedModels
 from dtd.worker.output import JobLines, OutputPipe
 from dtd.worker.packages import PACKAGES, TaskPackages
@@ -130,14 +131,13 @@ class Worker:
             send=self._control.send,
             post=self._bridge.post,
         )
-        self._measurements = Measurements(config, self._control.send, self._packages.fetch)
         self._interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
         self._silence_s = DEFAULT_HEARTBEAT_TIMEOUT_S
         self._training: Training | None = None
         self._prepared = asyncio.Event()
         self._output: OutputPipe | None = None
         self._lines = JobLines(self._control.send)
-        self._probes = Probes(config.name, self._on_probed)
+        self._measuring: set[asyncio.Task[None]] = set()
         self._peers = PeerDiagnostics()
         self._receivers: Mapping[type[m.Message], Callable[[Any, memoryview], None]] = {
             m.Package: lambda message, payload: self._requests.received(message, bytes(payload)),
@@ -158,9 +158,7 @@ class Worker:
                 stop=effect.stop, leave=effect.leave
             ),
             member.SaveState: lambda effect: self._job().save(effect.save),
-            member.ProbePeer: lambda effect: self._probes.begin(
-                effect.probe, timeout_s=self._silence_s
-            ),
+            member.ProbePeer: lambda effect: self._probe(effect.probe),
             member.Raise: self._raise,
             member.Restart: self._end,
             member.Exit: self._end,
@@ -291,7 +289,14 @@ class Worker:
         if message.what == PROFILE:
             self._profiles.begin(message, self._training)
         else:
-            self._measurements.begin(message, idle=self._core.state is MemberState.IDLE)
+            task = asyncio.create_task(self._measure(message))
+            self._measuring.add(task)
+            task.add_done_callback(self._measuring.discard)
+
+    async def _measure(self, message: m.Measure) -> None:
+        idle = self._core.state is MemberState.IDLE
+        fetch = self._packages.fetch
+        self._send(await measure(message, self.config, fetch_package=fetch, idle=idle))
 
     def _begin_drop(self, message: m.DropCheckpoint) -> None:
         """Delete it in a thread, and answer."""
@@ -372,6 +377,15 @@ class Worker:
             silence_s=self._silence_s,
             agreed=self._peers.forget,
         )
+
+    def _probe(self, message: m.Probe) -> None:
+        """Call another worker, in a thread of its own: many may be unreachable at a time."""
+
+        def call() -> None:
+            probed = probe(message, by=self.config.name, timeout_s=self._silence_s)
+            self._bridge.post(self._on_probed, message, probed)
+
+        threading.Thread(target=call, name="probe", daemon=True).start()
 
     def _on_probed(self, message: m.Probe, probed: m.Probed) -> None:
         self._peers.probed(message, probed)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
 import re
+import signal
 import sys
 import sysconfig
 import threading
@@ -39,32 +39,28 @@ _STATES: Final = {"D": "a disk or a file server", "R": "a processor"}
 """States of a thread in /proc that show activity outside of it."""
 
 
-class ThreadObserver:
-    """Looks at this process; made and used on its event loop."""
+def glance() -> Evidence:
+    """Read clocks only, in microseconds, and without giving up the interpreter's lock.
 
-    def __init__(self, trainer: threading.Thread) -> None:
-        self._trainer = trainer
+    Called on the event loop, whose own time does not count.  A thread that computes in Python
+    would not give the lock back for long.
+    """
+    now_s = time.monotonic()
+    return Evidence(at_s=now_s, cpu_s=time.process_time() - time.thread_time())
 
-    def glance(self) -> Evidence:
-        """Read clocks only, in microseconds, and without giving up the interpreter's lock.
 
-        A thread that computes in Python would not give it back for long.
-        """
-        now_s = time.monotonic()
-        return Evidence(at_s=now_s, cpu_s=time.process_time() - time.thread_time())
-
-    def closely(self, glance: Evidence) -> Evidence:
-        """Add to the glance of a moment ago what /proc shows."""
-        own = _stat("/proc/self/stat")
-        trainer = _stat(f"/proc/self/task/{self._trainer.native_id}/stat")
-        children = [_stat(f"/proc/{pid}/stat") for pid in _descendants()]
-        return Evidence(
-            at_s=glance.at_s,
-            cpu_s=glance.cpu_s,
-            children_cpu_s=own.waited_for_s + sum(one.cpu_s + one.waited_for_s for one in children),
-            waits_for=_STATES.get(trainer.state, "")
-            or next(filter(None, map(_wait_of_child, children)), ""),
-        )
+def look_closely(trainer: threading.Thread, glanced: Evidence) -> Evidence:
+    """Add to the glance of a moment ago what /proc shows."""
+    own = _stat("/proc/self/stat")
+    thread = _stat(f"/proc/self/task/{trainer.native_id}/stat")
+    children = [_stat(f"/proc/{pid}/stat") for pid in _descendants()]
+    return Evidence(
+        at_s=glanced.at_s,
+        cpu_s=glanced.cpu_s,
+        children_cpu_s=own.waited_for_s + sum(one.cpu_s + one.waited_for_s for one in children),
+        waits_for=_STATES.get(thread.state, "")
+        or next(filter(None, map(_wait_of_child, children)), ""),
+    )
 
 
 class _Stat(NamedTuple):
@@ -166,20 +162,13 @@ def _in_words(frame: FrameType) -> str:
 # --- how the previous process of this worker ended -----------------------------------------------
 
 
-RUNNING_FILE: Final = "running.json"
+RUNNING_FILE: Final = "running"
 FAULT_FILE: Final = "fault.txt"
 SERVICE_FILE: Final = "service-result.txt"
 _STDERR: Final = 2
 _LIMIT_BYTES: Final = 64 * 1024
 _TOLD_CHARACTERS: Final = 255
-_SIGNALS: Final = {
-    "Segmentation fault": "SIGSEGV",
-    "Floating point exception": "SIGFPE",
-    "Floating-point exception": "SIGFPE",
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Illegal instruction": "SIGILL",
-}
+_SIGNALS: Final = {signal.strsignal(one): one.name for one in signal.Signals}
 _FATAL: Final = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 _TOP_FRAME: Final = re.compile(
     r"^Current thread .*\n(?:  Garbage-collecting\n)?"
@@ -193,7 +182,7 @@ class LastEnd:
 
     A process that dies cannot say why, and its peers only observe silence.  So it leaves traces:
 
-        running.json         while it runs; taken away when it ends in good order
+        running              while it runs; taken away when it ends in good order
         fault.txt            the stacks that Python's fault handler writes on SIGSEGV and the like
         service-result.txt   systemd's SERVICE_RESULT, EXIT_CODE and EXIT_STATUS, by ExecStopPost=
 
@@ -219,7 +208,7 @@ class LastEnd:
             log.warning("last_process_ended", how=self.told, stack=fault)
         self._forget()
         with contextlib.suppress(OSError):
-            (self._directory / RUNNING_FILE).write_text(json.dumps({"pid": os.getpid()}))
+            (self._directory / RUNNING_FILE).touch()
             self._fault = (self._directory / FAULT_FILE).open("w", encoding="utf-8")
             faulthandler.enable(self._fault)
 

@@ -39,11 +39,9 @@ from dtd.net.data_server import (
     file_blob,
 )
 from dtd.net.fetch_client import file_digest, open_resource
-from dtd.net.link import Link
 from dtd.shown import cut
 from dtd.train.profile import MOST_STEPS, ProfileOrder, StepProfiler
 from dtd.wire import messages as m
-from dtd.wire.frames import Hold
 from dtd.wire.greeting import DataCredential
 from dtd.worker.training import Training
 
@@ -66,31 +64,6 @@ MAX_TRACE_BYTES: Final = 4 * MAX_TRACE_CHARACTERS
 _PIECE_BYTES: Final = 64 * 1024
 
 FetchPackage = Callable[[str], Path]
-
-
-class Measurements:
-    """Those under way in one worker."""
-
-    def __init__(
-        self,
-        config: WorkerConfig,
-        tell: Callable[[m.Message], None],
-        fetch_package: FetchPackage,
-    ) -> None:
-        self._config = config
-        self._tell = tell
-        self._fetch_package = fetch_package
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def begin(self, message: m.Measure, *, idle: bool) -> None:
-        """Measure beside everything else."""
-        task = asyncio.create_task(self._answer(message, idle=idle))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, message: m.Measure, *, idle: bool) -> None:
-        fetch = self._fetch_package
-        self._tell(await measure(message, self._config, fetch_package=fetch, idle=idle))
 
 
 async def measure(
@@ -140,14 +113,14 @@ def host_figures(config: WorkerConfig) -> dict[str, Any]:
 # --- a link --------------------------------------------------------------------------------------
 
 
-def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:
-    """Figures of the direction from the other worker to this one; runs in a thread."""
+def _open_link(message: m.Measure | m.Probe, by: str, timeout_s: float) -> BlockingLink:
+    """Call the data port of the worker that `message` names; what it sends is thrown away."""
     scratch = memoryview(bytearray(MOST_RANGE_BYTES))
-    link = BlockingLink(
+    return BlockingLink(
         Address(message.host, message.port),
         role=m.Role.FETCH,
         name=by,
-        timeout_s=LINK_TIMEOUT_S,
+        timeout_s=timeout_s,
         entry=DataCredential(
             secret=message.ticket_key,
             scope=PROBE_SCOPE,
@@ -155,7 +128,11 @@ def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:
         ),
         place=lambda _message, size: scratch[:size] if 0 < size <= len(scratch) else None,
     )
-    with contextlib.closing(link):
+
+
+def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:
+    """Figures of the direction from the other worker to this one; runs in a thread."""
+    with contextlib.closing(_open_link(message, by, LINK_TIMEOUT_S)) as link:
         open_resource(link, PROBE_SCOPE, timeout_s=LINK_TIMEOUT_S)
         if message.what == "latency":
             return {"rtt_s": _round_trip_s(link)}
@@ -393,43 +370,22 @@ MOST_S: Final = 30.0
 """A link that is slower than PROBE_BYTES in this time is no link for training."""
 
 
-class Probes:
-    """Those under way in one worker."""
-
-    def __init__(self, by: str, answered: Callable[[m.Probe, m.Probed], None]) -> None:
-        self._by = by
-        self._answered = answered
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def begin(self, message: m.Probe, *, timeout_s: float) -> None:
-        """Try to reach another worker."""
-        task = asyncio.create_task(self._answer(message, timeout_s))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, message: m.Probe, timeout_s: float) -> None:
-        self._answered(message, await probe(message, by=self._by, timeout_s=timeout_s))
-
-
-async def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
-    """Call the worker that `message` names, and fetch something from it.
+def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
+    """Call the worker that `message` names, and fetch something from it; blocking.
 
     Args:
         message: names the worker.
         by: this worker's name.
         timeout_s: bound on connecting and on its WELCOME together, and then on every pause.
     """
-    call = _Call(by, message)
-    loop = asyncio.get_running_loop()
-    greeted = False
+    greeted, reason = False, ""
     try:
-        async with asyncio.timeout(timeout_s):
-            await loop.create_connection(lambda: call.link, message.host, message.port)
-            answered = await call.welcomed
-        greeted = answered == message.name
-        reason = "" if greeted else f"{answered} answers there"
-        if greeted:
-            await _come(call, timeout_s)
+        with contextlib.closing(_open_link(message, by, timeout_s)) as link:
+            greeted = link.peer_name == message.name
+            if greeted:
+                _fetch_zeros(link, timeout_s)
+            else:
+                reason = f"{link.peer_name} answers there"
     except TimeoutError:
         reason = f"no answer within {timeout_s:g} s"
         if greeted:
@@ -438,92 +394,16 @@ async def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
         reason = error.strerror or str(error)
     except DtdError as error:
         reason = str(error)
-    finally:
-        call.hang_up()
     return m.Probed(name=message.name, reachable=not reason, reason=reason, greeted=greeted)
 
 
-async def _come(call: _Call, timeout_s: float) -> None:
+def _fetch_zeros(link: BlockingLink, silence_s: float) -> None:
     """Wait for the payload as long as more of it comes.
 
     Raises:
         TimeoutError: nothing comes any more, or too slowly.
     """
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + MOST_S
-    seen_bytes = -1
-    while not call.fetched.done():
-        if call.link.received_bytes == seen_bytes or loop.time() > until_s:
-            raise TimeoutError
-        seen_bytes = call.link.received_bytes
-        await asyncio.wait([call.fetched], timeout=timeout_s)
-    call.fetched.result()
-
-
-class _Call:
-    """One connection, until the requested bytes have come.
-
-    Attributes:
-        welcomed: the answering worker's name.
-        fetched: the payload is here.
-    """
-
-    def __init__(self, by: str, message: m.Probe) -> None:
-        ticket = DataCredential(
-            secret=message.ticket_key,
-            scope=PROBE_SCOPE,
-            expires_s=message.ticket_expires_s,
-        )
-        role = m.Role.FETCH
-        self.link = Link(
-            self,
-            hello=ticket.hello(role, by),
-            secret=ticket.secret,
-        )
-        loop = asyncio.get_running_loop()
-        self.welcomed: asyncio.Future[str] = loop.create_future()
-        self.fetched: asyncio.Future[None] = loop.create_future()
-        self._payload = bytearray()
-
-    def hang_up(self) -> None:
-        """End the call, in good order where it was answered."""
-        done = self.fetched
-        if done.done() and not done.cancelled() and not done.exception():
-            self.link.send(m.Goodbye())
-            self.link.close()
-        else:
-            self.link.abort()
-        for future in (self.welcomed, self.fetched):
-            if not future.cancel() and not future.cancelled():
-                future.exception()  # told by the other one, or not waited for any more
-
-    # --- LinkHandler -------------------------------------------------------------------------
-
-    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """The connection is open."""
-        link.send(m.FetchOpen(resource=PROBE_SCOPE))
-        if not self.welcomed.done():
-            self.welcomed.set_result(message.name)
-
-    def link_place(
-        self, link: Link, message: m.Message, payload_bytes: int
-    ) -> memoryview | Hold | None:
-        """Memory for the requested bytes."""
-        if not isinstance(message, m.FetchData) or payload_bytes != PROBE_BYTES:
-            return None
-        self._payload = bytearray(payload_bytes)
-        return memoryview(self._payload)
-
-    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """The resource is open, or its requested bytes are here."""
-        if isinstance(message, m.FetchInfo) and not message.more:
-            link.send(m.FetchRange(blob=0, offset=0, length=PROBE_BYTES))
-        elif isinstance(message, m.FetchData) and not self.fetched.done():
-            self.fetched.set_result(None)
-
-    def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """It hung up first."""
-        why = error or DtdError("it closed the connection without a reason")
-        for future in (self.welcomed, self.fetched):
-            if not future.done():
-                future.set_exception(why)
+    open_resource(link, PROBE_SCOPE, timeout_s=MOST_S, silence_s=silence_s)
+    link.send(m.FetchRange(blob=0, offset=0, length=PROBE_BYTES))
+    link.receive(timeout_s=MOST_S, silence_s=silence_s)
+    link.send(m.Goodbye())

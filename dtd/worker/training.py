@@ -27,7 +27,7 @@ from dtd.security.identity import WORKER
 from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
 from dtd.worker.control import Requests
-from dtd.worker.evidence import ThreadObserver, where_stalled
+from dtd.worker.evidence import glance, look_closely, where_stalled
 from dtd.worker.output import OutputPipe, flush_output
 from dtd.worker.packages import TaskPackages
 from dtd.worker.reporter import FILE, CommittedStep, JobReporter, progress_message
@@ -109,7 +109,6 @@ class Training:
             profiler=profiler,
         )
         self.profiler = profiler
-        self._observer = ThreadObserver(self._thread)
         self._thread.start()
 
     def _report(self, event: member.Event) -> None:
@@ -208,12 +207,12 @@ class Training:
         if not self._watch.training:
             return figures
         waits = self.ring is not None and self.ring.waiting_since is not None
-        glance = self._observer.glance()
-        stalled_s = self._watch.look(glance.at_s, tick_s=interval_s, waits=waits)
+        seen = glance()
+        stalled_s = self._watch.look(seen.at_s, tick_s=interval_s, waits=waits)
         if stalled_s >= LOOK_AFTER_S:
-            enough = self._watch.is_enough(glance)
-            self._watch.saw(glance if enough else self._observer.closely(glance))
-        verdict = self._watch.verdict(glance.at_s, stalled_s)
+            enough = self._watch.is_enough(seen)
+            self._watch.saw(seen if enough else look_closely(self._thread, seen))
+        verdict = self._watch.verdict(seen.at_s, stalled_s)
         return (
             figures
             | dataclasses.asdict(verdict)

@@ -1,27 +1,14 @@
-"""A worker's data port, and event loops for those who call it."""
+"""A worker's data port."""
 
 from __future__ import annotations
-
-import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from dtd.address import Address
 from dtd.errors import CheckpointError
 from dtd.net.data_server import DataServer
-from tests.played_loop import PlayedLoop
 
 WORKER_SECRET = b"w" * 32
-
-
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop on which a test runs: tests that wait in vain have one whose clock is played."""
-    if item.path.name == "test_narrow_paths.py":
-        return {"played": PlayedLoop}
-    return {"asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture

@@ -14,7 +14,14 @@ import pytest
 from dtd.cluster.progress import motion
 from dtd.wire import messages as m
 from dtd.worker import evidence
-from dtd.worker.evidence import LastEnd, ThreadObserver, how_it_ended, status_line, where_stalled
+from dtd.worker.evidence import (
+    LastEnd,
+    glance,
+    how_it_ended,
+    look_closely,
+    status_line,
+    where_stalled,
+)
 
 LONG_S = 60.0
 """For what is waited for; it comes at once."""
@@ -40,28 +47,28 @@ def start():
         thread.join(LONG_S)
 
 
-def closely(desk):
-    return desk.closely(desk.glance())
+def closely(thread):
+    return look_closely(thread, glance())
 
 
-def later(desk, first):
+def later(thread, first):
     """A second look, so much later."""
-    while (seen := closely(desk)).at_s - first.at_s < APART_S:
+    while (seen := closely(thread)).at_s - first.at_s < APART_S:
         pass
     return seen
 
 
-def until_it_moves(desk, words):
+def until_it_moves(thread, words):
     """Look again and again."""
-    first = closely(desk)
-    while words not in (found := motion(first, second := later(desk, first))):
+    first = closely(thread)
+    while words not in (found := motion(first, second := later(thread, first))):
         first = second
     return found
 
 
-def never_moves(desk):
-    first = closely(desk)
-    return motion(first, later(desk, first)) == ""
+def never_moves(thread):
+    first = closely(thread)
+    return motion(first, later(thread, first)) == ""
 
 
 def burn(over):
@@ -74,50 +81,33 @@ def wait_for_a_lock(over):
 
 
 def test_a_thread_that_computes_is_seen_at_a_glance(start):
-    desk = ThreadObserver(start(burn))
-    first = desk.glance()
-    while not motion(first, desk.glance()).startswith("it computes"):
+    start(burn)
+    first = glance()
+    while not motion(first, glance()).startswith("it computes"):
         pass
 
 
-def test_a_thread_that_waits_for_a_lock_does_not_move(start):
-    assert never_moves(ThreadObserver(start(wait_for_a_lock)))
-
-
-def test_the_event_loop_itself_does_not_count(start):
-    desk = ThreadObserver(start(wait_for_a_lock))
-    first = desk.glance()
-    while desk.glance().at_s - first.at_s < 0.2:
-        sum(range(1000))
-    assert motion(first, desk.glance()) == ""
+def test_neither_a_thread_that_waits_for_a_lock_nor_the_event_loop_counts(start):
+    assert never_moves(start(wait_for_a_lock))
 
 
 def test_a_child_that_computes_is_seen_and_one_that_sleeps_is_not(start):
-    desk = ThreadObserver(start(wait_for_a_lock))
-    code = "print('ready', flush=True); input()\nwhile True: pass"
-    command, pipe = [sys.executable, "-S", "-c", code], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+    thread = start(wait_for_a_lock)
+    inner = "print('ready', flush=True); input()\nwhile True: pass"
+    outer = f"import subprocess,sys; subprocess.run([sys.executable, '-S', '-c', {inner!r}])"
+    command, pipe = [sys.executable, "-S", "-c", outer], subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+    ) as child:
         try:
             assert child.stdin is not None
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
-            later(desk, desk.glance())  # what it has printed is done
-            assert never_moves(desk)
+            later(thread, glance())  # what it has printed is done
+            assert never_moves(thread)
             child.stdin.write("go\n")
             child.stdin.flush()
-            assert until_it_moves(desk, "its child processes compute")
-        finally:
-            child.kill()
-
-
-def test_a_grandchild_counts(start):
-    desk = ThreadObserver(start(wait_for_a_lock))
-    inner = "while True: pass"
-    outer = f"import subprocess,sys; subprocess.run([sys.executable, '-S', '-c', {inner!r}])"
-    command = [sys.executable, "-S", "-c", outer]
-    with subprocess.Popen(command, start_new_session=True) as child:
-        try:
-            until_it_moves(desk, "its child processes compute")
+            assert until_it_moves(thread, "its child processes compute")
         finally:
             os.killpg(child.pid, 9)
 
@@ -127,7 +117,7 @@ def test_a_thread_that_is_over_is_no_trouble(start):
     thread.join()
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # noqa: PTH110
         pass
-    assert motion(None, closely(ThreadObserver(thread))) == ""
+    assert motion(None, closely(thread)) == ""
 
 
 def test_uninterruptible_sleep_is_a_disk(start):
@@ -135,8 +125,8 @@ def test_uninterruptible_sleep_is_a_disk(start):
     code = "import ctypes,signal\nif ctypes.PyDLL(None).vfork() == 0: signal.pause()"
     with subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True) as child:
         try:
-            desk = ThreadObserver(start(wait_for_a_lock))
-            assert "a file server (process" in until_it_moves(desk, "it waits for a disk")
+            thread = start(wait_for_a_lock)
+            assert "a file server (process" in until_it_moves(thread, "it waits for a disk")
         finally:
             os.killpg(child.pid, 9)
 

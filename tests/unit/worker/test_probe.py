@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
+from dtd.address import Address
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
-from dtd.worker.measure import probe
+from dtd.worker.measure import PROBE_BYTES, probe
 from tests.unit.worker.conftest import WORKER_SECRET
 
 PATIENCE_S = 60.0
@@ -23,23 +25,12 @@ async def probed(address, *, name="worker-1", timeout_s=PATIENCE_S):
         ticket_expires_s=NEVER_S,
         ticket_key=KEY,
     )
-    return await probe(message, by="worker-0", timeout_s=timeout_s)
+    return await asyncio.to_thread(probe, message, by="worker-0", timeout_s=timeout_s)
 
 
 async def test_a_worker_that_answers_is_reachable(data_port):
-    server, address = data_port
-    assert await probed(address) == m.Probed(name="worker-1", reachable=True, greeted=True)
-    [link] = server._server.links()
-    async with asyncio.timeout(PATIENCE_S):
-        while not link.closing:
-            assert (await probed(address)).reachable
-    assert link._error is None
-
-
-async def test_a_path_that_is_too_slow_is_no_path(data_port, monkeypatch):
     _, address = data_port
-    monkeypatch.setattr("dtd.worker.measure.MOST_S", -1.0)
-    assert not (await probed(address)).reachable
+    assert await probed(address) == m.Probed(name="worker-1", reachable=True, greeted=True)
 
 
 async def test_another_worker_on_that_port_is_not_the_one(data_port):
@@ -52,3 +43,56 @@ async def test_nobody_listens(free_address):
     answer = await probed(free_address)
     assert not answer.reachable
     assert "onnect" in answer.reason
+
+
+class NarrowPath:
+    """Carries so many bytes from the worker to whoever calls it, and then no more, for ever."""
+
+    def __init__(self, target: Address, most_bytes: int) -> None:
+        self._target = target
+        self._most_bytes = most_bytes
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Address:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        return Address(*self._server.sockets[0].getsockname())
+
+    async def __aexit__(self, *_failure: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _carry(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        far, there = await asyncio.open_connection(self._target.host, self._target.port)
+        self._writers += [back, there]
+        for source, sink, most in ((near, there, 1 << 40), (far, back, self._most_bytes)):
+            task = asyncio.create_task(self._copy(source, sink, most))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _copy(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, most_bytes: int
+    ) -> None:
+        while most_bytes > 0 and (data := await source.read(min(4096, most_bytes))):
+            sink.write(data)
+            most_bytes -= len(data)
+
+
+async def test_a_path_that_loses_what_is_large_is_no_path(data_port, monkeypatch):
+    _, address = data_port
+    async with NarrowPath(address, 2 * PROBE_BYTES) as wide:
+        assert (await probed(wide)).reachable
+    monkeypatch.setattr("dtd.worker.measure.MOST_S", 0.2)
+    async with NarrowPath(address, PROBE_BYTES) as narrow:
+        answer = await probed(narrow)
+    assert (answer.reachable, answer.greeted) == (False, True)
+    assert "it answers, but 256 KiB do not arrive" in answer.reason
+
+
+async def test_a_worker_that_accepts_and_says_nothing_is_not_reachable():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        answer = await probed(Address(*mute.getsockname()), timeout_s=0.2)
+    assert answer == m.Probed(name="worker-1", reachable=False, reason="no answer within 0.2 s")

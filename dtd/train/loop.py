@@ -7,8 +7,8 @@ state.  So every step is opened once, in order, and whether these are due depend
 step alone.  The ring numbers the opened steps consecutively, beginning with the first step of the
 generation; if a round of local steps is opened as a whole (`dtd.engine.rounds`), the job's
 step count advances faster.  A checkpoint is agreed on and published before its state is evaluated,
-because a task's metrics may fail.  The loop returns an outcome or raises: RingBroken if the
-generation is over, DivergenceError if replicas differ, any other exception if the job is over.  See
+because a task's metrics may fail.  A generation ends with an outcome or raises: RingBroken if it is
+over, DivergenceError if replicas differ, any other exception if the job is over.  See
 `dtd.exchange.schedule.machine` for the ring, `dtd.train.step` for the parts of a step and
 `dtd.train.agreement` for what is compared.
 """
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 
-from dtd.engine.agenda import AfterStep, BeforeStep, after_commit, before_step
-from dtd.exchange.api import Collective
+from dtd.engine.agenda import BeforeStep, after_commit, before_step
+from dtd.engine.control_word import ControlWord, Flags
+from dtd.exchange.api import BucketMemory, Collective
 from dtd.observe.profile.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.shown import counted
 from dtd.strategy.codec.api import World
@@ -42,7 +43,23 @@ def train(
     voters: AbstractSet[int] | None = None,
     servers: int = 0,
 ) -> Outcome:
-    """Train until the job or the generation ends.
+    """Train the task until the job or the generation ends; the arguments are those of `Loop`."""
+    loop = Loop(session, ring, writers, voters, servers)
+    try:
+        loop.begin()
+        while loop.open():
+            loop.compute()
+            loop.commit()
+    except BaseException:
+        session.profiler.end_generation(ring, waits=False)
+        raise
+    assert loop.outcome is not None
+    session.profiler.end_generation(ring, waits=loop.outcome.kind in ("finished", "stopped"))
+    return loop.outcome
+
+
+class Loop:
+    """The steps of one generation, driven from outside: `begin`, then `open`, `compute`, `commit`.
 
     Args:
         session: the job's session.
@@ -50,144 +67,258 @@ def train(
         writers: ranks that save the state.
         voters: ranks that already held the initial state; None for all.
         servers: how many of the last ranks are parameter servers.
+
+    Attributes:
+        outcome: how the generation ended; None while it goes on.
     """
-    try:
-        outcome = _train(session, ring, writers, voters, servers)
-    except BaseException:
-        session.profiler.end_generation(ring, waits=False)
-        raise
-    session.profiler.end_generation(ring, waits=outcome.kind in ("finished", "stopped"))
-    return outcome
 
+    def __init__(
+        self,
+        session: JobSession,
+        ring: Collective,
+        writers: AbstractSet[int],
+        voters: AbstractSet[int] | None = None,
+        servers: int = 0,
+    ) -> None:
+        self.outcome: Outcome | None = None
+        self._session = session
+        self._ring = ring
+        self._writes = ring.rank in writers
+        self._voters = voters
+        self._servers = servers
+        self._record = StepRecord()
+        self._exchange_number = 0
+        self._met = False
+        self._begun_s = 0.0
 
-def _train(
-    session: JobSession,
-    ring: Collective,
-    writers: AbstractSet[int],
-    voters: AbstractSet[int] | None,
-    servers: int,
-) -> Outcome:
-    met, exchange_number = False, _begin(session, ring, voters, servers)
-    while True:
+    def begin(self) -> None:
+        """Prepare this rank for the generation."""
+        session, ring, plan = self._session, self._ring, self._session.plan
+        step, trainers = session.replica.step, ring.world_size - self._servers
+        session.servers = self._servers
+        session.strategy.regroup(
+            World(rank=ring.rank, size=ring.world_size, servers=self._servers, first_step=step)
+        )
+        requests = plan.requests(rank=ring.rank, world_size=trainers)
+        session.memory.regroup(ring.world_size)
+        session.data.loader.start(requests, at=plan.request_number(step))
+        session.callbacks.rank, session.callbacks.world_size = ring.rank, ring.world_size
+        compare = partial(compare_moving, session, ring, self._voters)
+        with mapped_blocks():
+            self._exchange_number = session.strategy.redistribute(ring, step, compare)
+
+    def open(self) -> bool:
+        """Open the next step and do what is due before it; False if the generation has ended.
+
+        Raises:
+            RingBroken: the generation is over.
+            DivergenceError: replicas differ.
+        """
+        if self.outcome is not None:
+            return False
+        session, ring, strategy = self._session, self._ring, self._session.strategy
         session.profiler.advance(ring, session.replica.step)
-        record, last = StepRecord(), session.is_last
+        self._record, last = StepRecord(), session.is_last
         session.open()
-        due = _due(session, met=met, last=last)
-        strategy = session.strategy
+        due = self._due(last=last)
         strategy.wants_whole(_shows_model(session, due))
-        ring.open_step(exchange_number, strategy.refreshes() if last else session.exchanges())
-        exchange_number += 1
-        if due.agree:
-            digest = _agree(session, ring, record, None if met else voters)
+        self._open_exchange(strategy.refreshes() if last else session.exchanges())
+        digest = self._agree() if due.agree else b""
         strategy.refresh(ring)  # overwrites what is not held any more: only after the agreement
         if due.announce_start or due.evaluate or due.finish:
             with mapped_blocks():  # a whole model is needed for a moment
                 strategy.refreshed()
         if due.catch_up:
-            _catch_up(session, ring, writers, digest, last=last)
+            self._catch_up(digest, last=last)
         if due.announce_start:
             session.tell("on_start", {})
         if due.evaluate:
-            _evaluate(session, ring, record)
-        met = True
+            self._evaluate()
+        self._met = True
         if due.finish:
-            return _finish(session, ring, digest)
-        after = _step(session, ring, record, writers)
+            self._finish(digest)
+        return self.outcome is None
+
+    def compute(self) -> None:
+        """Compute this rank's part of the open step while it is sent, and wait for the sums.
+
+        Raises:
+            RingBroken: the generation is over.
+            TaskError: the task's `loss` does not return a loss.
+        """
+        session, marks = self._session, self._session.profiler.marks
+        self._begun_s = time.perf_counter()
+        marks.begin_step()
+        with session.replica.own.unchanged("loss()"), session.memory.step():
+            contribute(session, self._ring, self._record)
+        marks.ended(COMPUTE)
+        session.strategy.collect(self._ring)
+        marks.ended(COLLECT)
+        session.engine.prepare()
+
+    def commit(self) -> None:
+        """Vote on the computed step and commit it; then do what is due after it.
+
+        Raises:
+            RingBroken: the generation is over; the step may be committed by the other ranks.
+            DivergenceError: replicas differ.
+            TaskError: too many steps in a row were skipped.
+        """
+        session, ring, record = self._session, self._ring, self._record
+        replica, marks = session.replica, session.profiler.marks
+        flags = session.requests.flags()
+        word = exchange(session, ring, flags)
+        averaged_s = time.perf_counter()
+        marks.ended(VOTE)
+        commit(session, record)
+        marks.ended(COMMIT)
+        marks.end_step(replica.step)
+        record.optimizer_s += time.perf_counter() - averaged_s
+        timing = ring.close_step()
+        record.step_s = time.perf_counter() - self._begun_s
+        record.sent_bytes = timing.sent_bytes
+        record.comm_s = max(0.0, timing.busy_s - record.aside_s)
+        record.exposed_s = max(0.0, timing.exposed_s - record.aside_s)
+        _report(session, record)
+        check_skips(session)
+        self._follow(word, flags)
+
+    # --- before a step -----------------------------------------------------------------------
+
+    def _due(self, *, last: bool) -> BeforeStep:
+        """Return the actions that are due before the step."""
+        session, plan = self._session, self._session.plan
+        step, evaluates = session.replica.step, session.data.evaluator is not None
+        return before_step(
+            met=self._met,
+            last=last,
+            evaluates=evaluates and (plan.evaluation_due(step) or last),
+            awaits_digest=session.checkpoints.deferred.awaits(step),
+        )
+
+    def _open_exchange(self, buckets: Sequence[BucketMemory]) -> None:
+        self._ring.open_step(self._exchange_number, buckets)
+        self._exchange_number += 1
+
+    def _agree(self) -> bytes:
+        """Agree with all ranks on the state; returns its digest."""
+        session, ring = self._session, self._ring
+        digest = agree(session, ring, self._record, voters=None if self._met else self._voters)
+        ring.agreed()
+        session.checkpoints.settle(session.replica.step, digest)
+        session.strategy.keep_redistributed()
+        if session.replica.shards is not None:
+            return_freed_memory()
+        return digest
+
+    def _catch_up(self, digest: bytes, *, last: bool) -> None:
+        """Save an agreed state whose checkpoint was due when its generation or writer was lost."""
+        session, key = self._session, self._session.key
+        if not (session.plan.checkpoint_due(key.step) or last):
+            return
+        part, checkpoints = session.replica.held_part, session.checkpoints
+        if self._writes and not checkpoints.holds(key, self._ring.world_size, part):
+            self._checkpoint(waits=last, agreed=digest)
+            checkpoints.settle(key.step, digest)
+        else:
+            session.reporter.agreed(key, digest)
+
+    def _evaluate(self) -> None:
+        session, ring, evaluator = self._session, self._ring, self._session.data.evaluator
+        assert evaluator is not None
+        begun_s = time.perf_counter()
+        replica = session.replica
+        unchanged = replica.own.unchanged("the evaluation")
+        with unchanged, _kept_buffers(session), replica.evaluated_weights():
+            session.metrics = evaluator.evaluate(
+                replica.model,
+                rank=ring.rank,
+                world_size=ring.world_size - self._servers,
+                gather=lambda word: timed_gather(ring, self._record, word),
+                progress=lambda: record_progress(session, ring),
+                begins=session.reporter.begins,
+            )
+        session.judged = judge(session.spec.train, replica.early_stop, session.metrics)
+        session.checkpoints.evaluated(replica.step, session.metrics)
+        session.reporter.evaluated(
+            EvalRecord(
+                step=replica.step,
+                epoch=session.plan.position(replica.step - 1).epoch,
+                metrics=dict(session.metrics),
+                rows=evaluator.rows,
+                eval_s=time.perf_counter() - begun_s,
+            )
+        )
+        session.tell("on_evaluation", session.metrics)
+
+    # --- after a step ------------------------------------------------------------------------
+
+    def _follow(self, word: ControlWord, flags: Flags) -> None:
+        """Do what is due after the commit."""
+        session, step = self._session, self._session.replica.step
+        after = after_commit(
+            word,
+            flags,
+            checkpoint_due=session.plan.checkpoint_due(step),
+            digest_due=session.plan.digest_due(step),
+            last=session.is_last,
+        )
+        if after.checkpoint:
+            self._checkpoint(waits=after.waits)
+        if after.digest:
+            session.checkpoints.compare(session.replica)
         if after.ending is not None:
-            return _end_early(session, ring, after.ending, exchange_number, agrees=after.agree)
+            self._end_early(after.ending, agrees=after.agree)
 
+    def _checkpoint(self, *, waits: bool, agreed: bytes = b"") -> None:
+        session = self._session
+        session.checkpoints.take(
+            session.replica,
+            key=session.key,
+            world_size=self._ring.world_size,
+            writes=self._writes,
+            waits=waits,
+            agreed=agreed,
+        )
+        session.memory.copied(session.checkpoints.snapshot_bytes)
+        session.reporter.progress()
 
-def _begin(
-    session: JobSession, ring: Collective, voters: AbstractSet[int] | None, servers: int
-) -> int:
-    """Prepare this rank for the generation; returns the number of the next exchange."""
-    replica, plan = session.replica, session.plan
-    session.servers = servers
-    session.strategy.regroup(
-        World(rank=ring.rank, size=ring.world_size, servers=servers, first_step=replica.step)
-    )
-    requests = plan.requests(rank=ring.rank, world_size=ring.world_size - servers)
-    session.memory.regroup(ring.world_size)
-    session.data.loader.start(requests, at=plan.request_number(replica.step))
-    session.callbacks.rank, session.callbacks.world_size = ring.rank, ring.world_size
-    compare = partial(compare_moving, session, ring, voters)
-    with mapped_blocks():
-        return session.strategy.redistribute(ring, replica.step, compare)
+    # --- the end -----------------------------------------------------------------------------
 
+    def _finish(self, digest: bytes) -> None:
+        """The job is complete: its state is agreed on and saved."""
+        self._ring.close_step()
+        self._session.checkpoints.flush()
+        self.outcome = _outcome(self._session, "finished", digest)
 
-def _due(session: JobSession, *, met: bool, last: bool) -> BeforeStep:
-    """Return the actions that are due before the step."""
-    step, plan = session.replica.step, session.plan
-    evaluates = session.data.evaluator is not None
-    return before_step(
-        met=met,
-        last=last,
-        evaluates=evaluates and (plan.evaluation_due(step) or last),
-        awaits_digest=session.checkpoints.deferred.awaits(step),
-    )
+    def _end_early(self, kind: OutcomeKind, *, agrees: bool) -> None:
+        """End the generation, after one more agreement on the state if it is due.
 
-
-def _agree(
-    session: JobSession, ring: Collective, record: StepRecord, voters: AbstractSet[int] | None
-) -> bytes:
-    """Agree with all ranks on the state; returns its digest."""
-    digest = agree(session, ring, record, voters=voters)
-    ring.agreed()
-    session.checkpoints.settle(session.replica.step, digest)
-    session.strategy.keep_redistributed()
-    if session.replica.shards is not None:
-        return_freed_memory()
-    return digest
-
-
-def _step(
-    session: JobSession, ring: Collective, record: StepRecord, writers: AbstractSet[int]
-) -> AfterStep:
-    """Compute a step, vote on it and commit it; do what follows, but for the generation's end."""
-    replica, marks = session.replica, session.profiler.marks
-    begun_s = time.perf_counter()
-    marks.begin_step()
-    with replica.own.unchanged("loss()"), session.memory.step():
-        contribute(session, ring, record)
-    marks.ended(COMPUTE)
-    session.strategy.collect(ring)
-    marks.ended(COLLECT)
-    session.engine.prepare()
-    flags = session.requests.flags()
-    word = exchange(session, ring, flags)
-    averaged_s = time.perf_counter()
-    marks.ended(VOTE)
-    commit(session, record)
-    marks.ended(COMMIT)
-    marks.end_step(replica.step)
-    record.optimizer_s += time.perf_counter() - averaged_s
-    timing = ring.close_step()
-    record.step_s = time.perf_counter() - begun_s
-    record.sent_bytes = timing.sent_bytes
-    record.comm_s = max(0.0, timing.busy_s - record.aside_s)
-    record.exposed_s = max(0.0, timing.exposed_s - record.aside_s)
-    _report(session, record)
-    check_skips(session)
-    after = after_commit(
-        word,
-        flags,
-        checkpoint_due=session.plan.checkpoint_due(replica.step),
-        digest_due=session.plan.digest_due(replica.step),
-        last=session.is_last,
-    )
-    if after.checkpoint:
-        _checkpoint(session, ring, writers, waits=after.waits)
-    if after.digest:
-        session.checkpoints.compare(replica)
-    return after
-
-
-def _shows_model(session: JobSession, due: BeforeStep) -> bool:
-    """Whether something looks at the whole model before the step; equal on all ranks."""
-    told = session.callbacks.defines
-    return (
-        due.evaluate or (due.announce_start and told("on_start")) or (due.finish and told("on_end"))
-    )
+        Ranks that leave transfer their residuals to those that stay, unless the job stops.
+        """
+        session, ring, strategy = self._session, self._ring, self._session.strategy
+        if not agrees:
+            self.outcome = _outcome(session, kind, b"")
+            return
+        step = session.replica.step
+        residuals = [] if kind == "stopped" else strategy.unsent(step)
+        handoff = ResidualHandoff(residuals, leaves=kind == "left")
+        strategy.wants_whole(kind == "stopped" and session.callbacks.defines("on_end"))
+        refreshes = strategy.refreshes()
+        buckets = range(len(refreshes), len(refreshes) + len(residuals))
+        self._open_exchange([*refreshes, *handoff.memories])
+        strategy.refresh(ring)
+        for bucket in buckets:
+            ring.start(bucket)
+        digest = agree(session, ring, StepRecord())
+        session.checkpoints.settle(step, digest)
+        strategy.refreshed()
+        for bucket in buckets:
+            ring.wait(bucket)
+        handoff.finish()
+        ring.close_step()
+        session.checkpoints.flush()
+        self.outcome = _outcome(session, kind, digest)
 
 
 def commit_at_take_over(session: JobSession) -> None:
@@ -197,32 +328,12 @@ def commit_at_take_over(session: JobSession) -> None:
     _report(session, record)
 
 
-def _evaluate(session: JobSession, ring: Collective, record: StepRecord) -> None:
-    assert session.data.evaluator is not None
-    begun_s = time.perf_counter()
-    replica = session.replica
-    unchanged = replica.own.unchanged("the evaluation")
-    with unchanged, _kept_buffers(session), replica.evaluated_weights():
-        session.metrics = session.data.evaluator.evaluate(
-            replica.model,
-            rank=ring.rank,
-            world_size=ring.world_size - session.servers,
-            gather=lambda word: timed_gather(ring, record, word),
-            progress=lambda: record_progress(session, ring),
-            begins=session.reporter.begins,
-        )
-    session.judged = judge(session.spec.train, replica.early_stop, session.metrics)
-    session.checkpoints.evaluated(replica.step, session.metrics)
-    session.reporter.evaluated(
-        EvalRecord(
-            step=replica.step,
-            epoch=session.plan.position(replica.step - 1).epoch,
-            metrics=dict(session.metrics),
-            rows=session.data.evaluator.rows,
-            eval_s=time.perf_counter() - begun_s,
-        )
+def _shows_model(session: JobSession, due: BeforeStep) -> bool:
+    """Whether something looks at the whole model before the step; equal on all ranks."""
+    told = session.callbacks.defines
+    return (
+        due.evaluate or (due.announce_start and told("on_start")) or (due.finish and told("on_end"))
     )
-    session.tell("on_evaluation", session.metrics)
 
 
 @contextlib.contextmanager
@@ -254,83 +365,6 @@ def _report(session: JobSession, record: StepRecord) -> None:
             f"in step {record.step} {record.rows_missing} rows of the plan were not used, and"
             f" {record.rows_repeated} others were{seen}",
         )
-
-
-def _checkpoint(
-    session: JobSession,
-    ring: Collective,
-    writers: AbstractSet[int],
-    *,
-    waits: bool,
-    agreed: bytes = b"",
-) -> None:
-    session.checkpoints.take(
-        session.replica,
-        key=session.key,
-        world_size=ring.world_size,
-        writes=ring.rank in writers,
-        waits=waits,
-        agreed=agreed,
-    )
-    session.memory.copied(session.checkpoints.snapshot_bytes)
-    session.reporter.progress()
-
-
-def _catch_up(
-    session: JobSession, ring: Collective, writers: AbstractSet[int], digest: bytes, *, last: bool
-) -> None:
-    """Save an agreed state whose checkpoint was due when its generation or its writer was lost."""
-    key, plan = session.key, session.plan
-    if not (plan.checkpoint_due(key.step) or last):
-        return
-    part = session.replica.held_part
-    if ring.rank in writers and not session.checkpoints.holds(key, ring.world_size, part):
-        _checkpoint(session, ring, writers, waits=last, agreed=digest)
-        session.checkpoints.settle(key.step, digest)
-    else:
-        session.reporter.agreed(key, digest)
-
-
-def _finish(session: JobSession, ring: Collective, digest: bytes) -> Outcome:
-    """The job is complete: its state is agreed on and saved."""
-    ring.close_step()
-    session.checkpoints.flush()
-    return _outcome(session, "finished", digest)
-
-
-def _end_early(
-    session: JobSession,
-    ring: Collective,
-    kind: OutcomeKind,
-    exchange_number: int,
-    *,
-    agrees: bool,
-) -> Outcome:
-    """End the generation, after one more agreement on the state if it is due.
-
-    Ranks that leave transfer their residuals to those that stay, unless the job stops.
-    """
-    if not agrees:
-        return _outcome(session, kind, b"")
-    step = session.replica.step
-    residuals = [] if kind == "stopped" else session.strategy.unsent(step)
-    handoff = ResidualHandoff(residuals, leaves=kind == "left")
-    session.strategy.wants_whole(kind == "stopped" and session.callbacks.defines("on_end"))
-    refreshes = session.strategy.refreshes()
-    buckets = range(len(refreshes), len(refreshes) + len(residuals))
-    ring.open_step(exchange_number, [*refreshes, *handoff.memories])
-    session.strategy.refresh(ring)
-    for bucket in buckets:
-        ring.start(bucket)
-    digest = agree(session, ring, StepRecord())
-    session.checkpoints.settle(step, digest)
-    session.strategy.refreshed()
-    for bucket in buckets:
-        ring.wait(bucket)
-    handoff.finish()
-    ring.close_step()
-    session.checkpoints.flush()
-    return _outcome(session, kind, digest)
 
 
 def _outcome(session: JobSession, kind: OutcomeKind, digest: bytes) -> Outcome:

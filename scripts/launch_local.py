@@ -38,7 +38,7 @@ from dtd.coordinator.store.database import FILE_NAME
 from dtd.ctl import output
 from dtd.errors import CheckpointError, DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
-from dtd.job.identity import folder_of
+from dtd.job.terms import folder_of
 from dtd.places import home_directory
 from dtd.shown import one_line
 from dtd.streams import fit_streams

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from dtd.cluster.checkpoints import CONTRADICTED, VERIFIED
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet, united
 from dtd.errors import RequestRefused
-from dtd.job.learning import lower_is_better
+from dtd.job.tables import lower_is_better
 from dtd.rules import did_you_mean
 
 Entry = TypeVar("Entry", bound=Mapping[str, Any])

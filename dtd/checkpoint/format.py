@@ -39,7 +39,7 @@ from dtd.checkpoint.tensor_file import (
 )
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import CheckpointError
-from dtd.job.identity import folder_of
+from dtd.job.terms import folder_of
 
 Progress = Callable[[], None]
 """Called after each piece of long work; may raise to cancel it."""
@@ -81,7 +81,7 @@ class Manifest:
         files: size and hash of the other files.
         state: the part of the state that is not tensors.
         tensors: names of all tensors, in the digest's order.
-        identity: the job's, which tells it from others of the same id (`dtd.job.identity`).
+        identity: the job's, which tells it from others of the same id (`dtd.job.terms`).
         local_state: state of each rank alone that is in no checkpoint, by name, and what it is
             after loading: "zero".  None if the writer did not record it.
         part: the part of a sharded state that is here; None for a whole checkpoint.

@@ -52,7 +52,7 @@ from dtd.cluster.branches import Branch, is_left
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
-from dtd.job.learning import lower_is_better
+from dtd.job.tables import lower_is_better
 
 
 class Drafts:
@@ -521,7 +521,7 @@ def best_checkpoint(paths: Sequence[Path], metric: str, mode: str = "") -> Path 
     Args:
         paths: checkpoints, newest first.
         metric: its name; empty for none.
-        mode: as in `dtd.job.learning`.
+        mode: as in `dtd.job.tables`.
     """
     sign = -1.0 if lower_is_better(metric, mode) else 1.0
     best: tuple[float, Path] | None = None

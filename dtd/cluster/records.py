@@ -216,7 +216,7 @@ class Job:
             report them.
         environment: software and hardware, as most workers report them.
         from_newest: step of the newest checkpoint of `from_job` at submission, if none was named.
-        identity, from_identity: identities of this job and of `from_job`, see `dtd.job.identity`.
+        identity, from_identity: identities of this job and of `from_job`, see `dtd.job.terms`.
     """
 
     id: str

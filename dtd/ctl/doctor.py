@@ -25,7 +25,7 @@ from dtd.doctor import checks
 from dtd.doctor.checks import Finding
 from dtd.doctor.forecast import Forecast
 from dtd.doctor.job_memory import NEEDED_PARTS, check_division, check_memory, divided
-from dtd.doctor.state_memory import REPLICATED
+from dtd.doctor.memory import REPLICATED
 from dtd.doctor.strategies import check_choice, check_servers, choices_of, forecasts
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.job import JobSpec, load_job, to_mapping

@@ -5,7 +5,7 @@ memory.  What another setting changes is computed from there:
 
     train.grad_accumulation   activations shrink with the rows of a piece
     strategy.stage            parameters, gradients, optimizer and snapshot shrink as
-                              `dtd.doctor.state_memory` says
+                              `dtd.doctor.memory` says
     fewer workers on a host   they share its memory
 
 Settings that cost the least time come first.  Pure; sizes in bytes.
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from dtd import figures
 from dtd.doctor.checks import Finding
-from dtd.doctor.state_memory import (
+from dtd.doctor.memory import (
     REPLICATED,
     TRAINING_BYTES,
     Division,

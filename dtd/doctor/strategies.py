@@ -18,8 +18,17 @@ from typing import Any, Final, NamedTuple
 
 from dtd import figures
 from dtd.doctor.checks import Finding
-from dtd.doctor.forecast import Compute, Exchanged, Forecast, LinkSpeed, forecast, sent_bytes
-from dtd.doctor.transfer import Coded, Exchange, Star
+from dtd.doctor.forecast import (
+    Coded,
+    Compute,
+    Exchange,
+    Exchanged,
+    Forecast,
+    LinkSpeed,
+    Star,
+    forecast,
+    sent_bytes,
+)
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
 

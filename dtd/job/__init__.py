@@ -1,20 +1,12 @@
 """The job file that a user submits, validated as a whole.
 
-`tables` and `learning` declare every field, `checks` compares fields with one another; `parse`
-turns TOML text or a map from the wire into a `JobSpec`, or raises `JobSpecError` with all that is
-wrong at once.  Nothing here imports torch or the task: whether the task's own arguments make sense
-is found out by the worker that builds it.  From here a spec goes to the coordinator as a map
-(`to_mapping`), into its store, and on to every worker of the job.
+`tables` and `strategy_table` declare every field, `checks` compares fields with one another, and
+`parse` turns TOML text or a map from the wire into a `JobSpec`, or raises `JobSpecError` with all
+that is wrong at once.  Nothing here imports torch or the task: whether the task's own arguments
+make sense is found out by the worker that builds it.  From here a spec goes to the coordinator as
+a map (`to_mapping`), into its store, and on to every worker of the job.
 """
 
-from dtd.job.learning import (
-    OptimizerName,
-    OptimizerTable,
-    Precision,
-    ScheduleName,
-    ScheduleTable,
-    TrainTable,
-)
 from dtd.job.parse import (
     MAX_JOB_BYTES,
     from_mapping,
@@ -26,24 +18,20 @@ from dtd.job.parse import (
 from dtd.job.strategy_table import StrategyTable
 from dtd.job.tables import (
     BUILT_IN_TASKS,
-    CheckpointTable,
-    ElasticTable,
     JobSpec,
-    JobTable,
+    OptimizerTable,
+    Precision,
+    ScheduleTable,
     SyncTable,
+    TrainTable,
 )
 
 __all__ = [
     "BUILT_IN_TASKS",
     "MAX_JOB_BYTES",
-    "CheckpointTable",
-    "ElasticTable",
     "JobSpec",
-    "JobTable",
-    "OptimizerName",
     "OptimizerTable",
     "Precision",
-    "ScheduleName",
     "ScheduleTable",
     "StrategyTable",
     "SyncTable",

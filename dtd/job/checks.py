@@ -15,9 +15,8 @@ from dtd.rules import fields_of
 from dtd.shown import shown
 
 if TYPE_CHECKING:
-    from dtd.job.learning import OptimizerTable, ScheduleTable
     from dtd.job.strategy_table import StrategyTable
-    from dtd.job.tables import JobSpec
+    from dtd.job.tables import JobSpec, OptimizerTable, ScheduleTable
     from dtd.toml_source import KeyPath
 
 _ROUNDING: Final = ("none", "bfloat16", "float16")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from dtd.errors import RequestRefused
 from dtd.job.differences import completed, settings
-from dtd.job.learning import lower_is_better
+from dtd.job.tables import lower_is_better
 from dtd.observe.series import EVALUATION, Kind
 from dtd.rules import did_you_mean
 from dtd.shown import shown

@@ -13,7 +13,7 @@ not fit is refused.
 allocate at their peak.  On a CPU the peak of what autograd keeps for backward is counted, by hooks
 on the tensors that it saves: torch's profiler has to start in the thread that initialised it, and
 processes with a process group crashed or hung when a generation ended while it ran.  The figures go
-to the coordinator with heartbeats (`dtd.doctor.state_memory` names the parts).
+to the coordinator with heartbeats (`dtd.doctor.memory` names the parts).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dtd.doctor.state_memory import (
+from dtd.doctor.memory import (
     REPLICATED,
     TRAINING_BYTES,
     Division,
@@ -158,7 +158,7 @@ RUNTIME_BYTES: Final = resident_bytes()
 def memory_parts(
     replica: Replica, strategy: Strategy, spec: JobSpec, device: torch.device
 ) -> dict[str, int]:
-    """Bytes of each part in a step, named as `dtd.doctor.state_memory` names them."""
+    """Bytes of each part in a step, named as `dtd.doctor.memory` names them."""
     names = _names(replica.model)
     size_bytes = strategy.size_bytes
     lies_in_buckets = size_bytes

@@ -39,7 +39,7 @@ from dtd.checkpoint.format import (
 from dtd.checkpoint.tensor_file import FileInfo, Range, TensorFile, placed
 from dtd.engine.sampler import Position
 from dtd.errors import CheckpointError
-from dtd.job.identity import folder_of
+from dtd.job.terms import folder_of
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.plan import JobPlan
 from dtd.train.record import HeldState, InitFrom, Reporter

@@ -30,7 +30,7 @@ from dtd.engine.shards import WHOLE, ShardSet
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
-from dtd.job.identity import folder_of
+from dtd.job.terms import folder_of
 from dtd.shown import shown_bytes
 from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes

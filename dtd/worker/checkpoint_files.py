@@ -35,7 +35,7 @@ from dtd.checkpoint.tensor_file import FILES
 from dtd.checkpoint.writer import Drafts
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import CheckpointError, PartsDiffer
-from dtd.job.identity import folder_of
+from dtd.job.terms import folder_of
 from dtd.net.blocking_link import Connect
 from dtd.net.data_server import Resource, file_blob
 from dtd.net.fetch_client import FetchClient

@@ -4,7 +4,7 @@ Real daemons train a stack of layers with AdamW for a few steps and stop at a ga
 then the kernel says what each worker has (proportional set size: pages that neighbours share count
 once).  The same daemons with hardly any parameters are subtracted, so what is left is parameters,
 gradients and optimizer state, with whatever grows with them.  The formula is
-`dtd.doctor.state_memory`.
+`dtd.doctor.memory`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from dtd.doctor.state_memory import REPLICATED, Division, StateSize, state_bytes
+from dtd.doctor.memory import REPLICATED, Division, StateSize, state_bytes
 from dtd.job.strategy_table import SHARDED_STAGES
 from scripts.benchrun.daemons import DaemonRun
 from scripts.benchrun.results import Record, keep, machine, spread

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dtd.checkpoint.format import list_checkpoints, read_manifest
-from dtd.job.identity import folder_of, identity_of
+from dtd.job.terms import folder_of, identity_of
 from dtd.train.record import Flags, InitFrom
 
 

@@ -11,7 +11,7 @@ import torch
 
 from dtd.checkpoint.assemble import FoundPart, assemble
 from dtd.checkpoint.format import list_checkpoints, read_manifest
-from dtd.doctor.state_memory import Room
+from dtd.doctor.memory import Room
 from dtd.engine.control_word import Flags
 from dtd.engine.shards import united
 from dtd.engine.step_protocol import FRESH

@@ -8,8 +8,7 @@ import pytest
 
 from dtd import job
 from dtd.job import StrategyTable, parse_job, to_mapping
-from dtd.job.identity import folder_of, identity_of, spec_hash
-from dtd.job.terms import JobTerms, terms_of
+from dtd.job.terms import JobTerms, folder_of, identity_of, spec_hash, terms_of
 
 FULL: dict[str, dict[str, Any]] = {
     "job": {"name": "j", "task": "digits", "epochs": 3, "global_batch_size": 64},

@@ -34,7 +34,7 @@ from dtd.coordinator.core import Core
 from dtd.coordinator.models import ModelRegistry
 from dtd.errors import RequestRefused
 from dtd.job.differences import Difference, differences, obstacles, shown_value
-from dtd.job.identity import identity_of
+from dtd.job.terms import identity_of
 from dtd.observe.recorder import MetricsRecorder
 from dtd.observe.sinks.entries import curves_of
 from dtd.wire import messages as m

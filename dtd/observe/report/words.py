@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final
 
 from dtd import figures
-from dtd.job.learning import lower_is_better
+from dtd.job.tables import lower_is_better
 from dtd.observe.report.facts import Curve, Facts, Point, World
 from dtd.shown import counted
 

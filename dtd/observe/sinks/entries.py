@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.job.identity import folder_of
+from dtd.job.terms import folder_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

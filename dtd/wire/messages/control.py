@@ -193,7 +193,7 @@ class Prepare(Message):
     """Warm up for a job: import, build the model, open the data.
 
     `package` names the task's code that was shipped with the job; empty: the installed code.
-    `identity` is the job's permanent identity across stores and directories (`dtd.job.identity`).
+    `identity` is the job's permanent identity across stores and directories (`dtd.job.terms`).
     """
 
     job: Name

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from dataclasses import replace
 
 import pytest
 
-from dtd.doctor.strategies import SAME_NUMBERS, Choice, check_choice, choices_of, forecasts
+from dtd.doctor.strategies import (
+    SAME_NUMBERS,
+    Choice,
+    check_choice,
+    check_servers,
+    choices_of,
+    forecasts,
+    star_of,
+)
 from dtd.job import parse_job
 
 JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'
@@ -111,26 +119,6 @@ def test_stages_share_what_encoding_takes_and_a_codec_s_own_addition_costs_its_p
     assert step_s["added"] == pytest.approx(0.1 + 1 + 1 + 0.05 + 1)
 
 
-def test_what_does_not_fit_is_listed_with_the_reason_and_never_recommended():
-    why = "does not fit: no matrix"
-    steps = both(candidate("none"), candidate("rank", reason=why))
-    listed = choices_of(steps, links(), spec=spec())
-    assert (listed[-1].codec, listed[-1].step_s, listed[-1].risk) == ("rank", None, why)
-    assert not listed[-1].lossless
-    assert recommended(steps) == []
-
-
-def test_a_lossy_choice_is_for_a_trial():
-    steps = both(candidate("none"), candidate("half", risk="rounds"), half=codec(5 * MB))
-    [found] = recommended(steps)
-    assert (found.check, found.state) == ("strategy", "ok")
-    assert "600 ms instead of 1.10 s (1.83 times as fast): rounds" in found.message
-    assert found.remedy == (
-        "compare the loss of short runs first; under [strategy] write"
-        ' name = "replicated" and codec = "half"'
-    )
-
-
 def test_what_keeps_all_numbers_goes_before_what_is_faster():
     job = spec("strategy.codec=bfloat16")
     steps = both(
@@ -168,16 +156,6 @@ def test_what_changes_the_numbers_has_to_be_worth_its_risk(risk, speedup, said):
     found = list(check_choice([other, own]))
     assert len(found) == said
     assert all(risk in one.message for one in found)
-
-
-def test_local_steps_exchange_seldom():
-    steps = both(candidate("none"), candidate("none", strategy="local", risk="r", every_steps=10))
-    local = by_codec(choices_of(steps, links(), spec=spec()))["local", "none"]
-    assert local.step_s == pytest.approx(0.1 + 0.1)
-    assert local.bytes_per_step == MB
-    late = candidate("none", strategy="late", risk="r", every_steps=10, overlaps=True)
-    hidden = by_codec(choices_of(both(candidate("none"), late), links(), spec=spec()))
-    assert hidden["late", "none"].step_s == pytest.approx(0.1)
 
 
 def test_a_job_s_own_codec_is_in_its_forecast():
@@ -240,21 +218,6 @@ def test_parameters_hide_behind_loading_and_forward_but_for_the_first_bucket():
     assert step_s["sharded"] == pytest.approx(0.1 + 0.9 + 0.25 + 0.25)
 
 
-def test_memory_is_saved_and_no_time_so_it_is_never_recommended_for_speed():
-    """Not even if the forecast makes it faster."""
-    steps = both(candidate("none"), sharded(1))
-    listed = [
-        dataclasses.replace(one, speedup=2.0 if one.for_memory else 1.0)
-        for one in choices_of(steps, links(), spec=spec())
-    ]
-    assert list(check_choice(listed)) == []
-    divided = [dataclasses.replace(one, own=one.for_memory, speedup=2.0) for one in listed]
-    others = [dataclasses.replace(one, speedup=1.0 if one.own else 2.0) for one in divided]
-    assert list(check_choice(others)) == [], "the others may not fit"
-    faster = [dataclasses.replace(one, for_memory=False) for one in listed]
-    assert [one.check for one in check_choice(faster)] == ["strategy"]
-
-
 def test_a_forecast_for_every_world_that_links_reach():
     worlds = {str(size): step()["worlds"]["1"] for size in (1, 2, 3)}
     steps = dict.fromkeys("abc", step(worlds=worlds))
@@ -267,3 +230,81 @@ def test_a_forecast_for_every_world_that_links_reach():
     assert [one.world_size for one in forecasts(steps, known[:2], most=3, spec=spec())] == [1, 2]
     assert [one.world_size for one in forecasts(steps, [], most=3, spec=spec())] == [1]
     assert forecasts({}, [], most=0, spec=spec()) == []
+
+
+WORKERS = ("w0", "w1", "w2", "w3")
+
+
+def with_servers(*overrides):
+    return spec("strategy.name='sharded'", "strategy.owners='servers'", *overrides)
+
+
+def served(servers, *overrides):
+    found = check_servers(with_servers(*overrides), servers)
+    return [(one.state, one.message) for one in found]
+
+
+def test_a_job_with_parameter_servers_needs_some():
+    assert list(check_servers(spec(), 0)) == []
+    assert list(check_servers(spec("strategy.name='sharded'"), 0)) == []
+    ((state, message),) = served(0)
+    assert state == "fail"
+    assert "no parameter server is connected" in message
+    ((state, message),) = served(1)
+    assert (state, message.split(":")[0]) == ("warn", "one server")
+    assert served(2) == []
+    assert "mirrors = 0" in served(2, "strategy.mirrors=0")[0][1]
+
+
+def between(rates, rtt_s=0.0):
+    """Links between all of these, each as fast as the slower of the two."""
+    return [
+        {"from": a, "to": b, "rtt_s": rtt_s, "bytes_per_s": min(rates[a], rates[b])}
+        for a, b in itertools.permutations(rates, 2)
+    ]
+
+
+def star(servers, rates, *, mirrors=0, **changed):
+    return star_of(WORKERS, servers, between(rates, **changed), mirrors=mirrors)
+
+
+def test_fast_servers_leave_each_worker_its_own_link():
+    rates = dict.fromkeys(WORKERS, 10.0 * MB) | {"s0": 100.0 * MB, "s1": 100.0 * MB}
+    found = star(("s0", "s1"), rates, rtt_s=0.02)
+    assert (found.up_bytes_per_s, found.down_bytes_per_s) == (10 * MB, 10 * MB)
+    assert (found.servers, found.latency_s, found.narrowest) == (2, 0.01, "w0")
+
+
+def test_one_server_is_known_to_be_as_fast_as_a_worker_and_no_faster():
+    """One way is measured at a time, and ends at a worker."""
+    found = star(("s0",), dict.fromkeys(WORKERS, 10.0 * MB) | {"s0": 100.0 * MB})
+    assert (found.up_bytes_per_s, found.narrowest) == (2.5 * MB, "s0")
+
+
+def test_a_server_carries_workers_over_servers_of_a_bucket():
+    """Four workers at 100 MB/s: a server at 100 MB/s leaves each a quarter, two a half."""
+    rates = dict.fromkeys((*WORKERS, "s0", "s1"), 100.0 * MB)
+    alone = star(("s0",), rates)
+    assert (alone.up_bytes_per_s, alone.down_bytes_per_s) == (25 * MB, 25 * MB)
+    assert alone.narrowest == "s0"
+    two = star(("s0", "s1"), rates)
+    assert two.up_bytes_per_s == 50 * MB
+    assert two.down_bytes_per_s == 40 * MB, "the servers get what they do not hold"
+    mirrored = star(("s0", "s1"), rates, mirrors=1)
+    assert mirrored.up_bytes_per_s == 40 * MB, "each sum goes to its mirror, too"
+    assert mirrored.down_bytes_per_s == 50 * MB
+
+
+def test_a_step_with_servers_takes_twice_the_whole_state_at_a_workers_link():
+    """0.1 s of backward, then 10 MB up and down: 1 s each at 10 MB a second."""
+    known = between({"a": 10.0 * MB, "b": 10.0 * MB, "s0": 100.0 * MB, "s1": 100.0 * MB})
+    steps = both(candidate("none"), sharded(1))
+    made = forecasts(steps, known, most=2, spec=with_servers(), servers=("s0", "s1"))
+    assert [one.world_size for one in made] == [1, 2]
+    for one in made:
+        assert one.step_s == pytest.approx(0.1 + 1 + 1 - 0.1 + 0.1)
+        assert one.comm_s == pytest.approx(2.0)
+    ring = forecasts(
+        steps, known, most=2, spec=spec("strategy.name='sharded'"), servers=("s0", "s1")
+    )
+    assert ring[-1].comm_s == pytest.approx(1.0), "without owners = servers they do not count"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dtd.train.memory as footprint
-from dtd.doctor.state_memory import TRAINING_BYTES, Room
+from dtd.doctor.memory import TRAINING_BYTES, Room
 from dtd.errors import TaskError
 from dtd.train.measure import measure
 from dtd.train.memory import activation_peak, available_memory, optimizer_bytes

@@ -9,7 +9,7 @@ import pytest
 
 from dtd.checkpoint.format import MANIFEST_FILE, Manifest, encode_manifest
 from dtd.errors import CheckpointError
-from dtd.job.identity import folder_of
+from dtd.job.terms import folder_of
 from dtd.wire import messages as m
 from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
 

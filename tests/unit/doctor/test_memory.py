@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from dtd.doctor.state_memory import (
+from dtd.doctor.memory import (
     REPLICATED,
     Division,
     Room,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.cluster.branches import MAX_BRANCHES, Branch, is_left, left, remembered, told_by
+from dtd.cluster.branches import MAX_BRANCHES, Branch, is_left, left, told_by
 from dtd.wire import messages as m
 
 
@@ -45,10 +45,6 @@ def test_a_state_that_is_taken_up_again_is_not_left_any_more() -> None:
     assert is_left((2, 200), branches)  # rather too much is kept than too little
 
 
-def test_a_branch_of_which_nothing_is_left_is_forgotten() -> None:
-    assert left(left((), (3, 100), 4), (3, 400), 7) == (Branch(3, 400, 7),)
-
-
 def test_very_many_are_told_as_fewer_that_cover_the_same() -> None:
     branches: tuple[Branch, ...] = ()
     keys = []
@@ -57,10 +53,6 @@ def test_very_many_are_told_as_fewer_that_cover_the_same() -> None:
         keys.append((10 * number + 1, number + 1))
     assert len(branches) == MAX_BRANCHES
     assert all(is_left(key, branches) for key in keys)
-
-
-def test_a_record_is_read_from_lists() -> None:
-    assert remembered([[1, 100, 4]]) == (Branch(1, 100, 4),)
 
 
 def test_a_member_knows_also_what_its_own_generation_leaves() -> None:
@@ -75,14 +67,3 @@ def test_a_member_knows_also_what_its_own_generation_leaves() -> None:
         branches=(m.Branch(generation=1, step=100, before=4),),
     )
     assert told_by(assign) == (Branch(1, 100, 4), Branch(6, 120, 9))
-
-
-def test_a_branch_that_was_taken_up_and_left_again_is_left() -> None:
-    """Generation 2 began with step 0, 3 with step 14 of generation 1, 4 with step 4 of 2."""
-    known = left((), (0, 0), 2)
-    known = left(known, (1, 14), 3)
-    assert not is_left((1, 14), known)
-    known = left(known, (2, 4), 4)
-    assert is_left((1, 14), known)
-    assert is_left((3, 16), known)
-    assert not is_left((1, 4), known)

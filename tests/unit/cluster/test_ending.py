@@ -1,48 +1,19 @@
+"""The end of a generation, and what an operator is told of it."""
+
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
 
 from dtd.cluster import ending
-from dtd.cluster.events import KillRequested, Ticked
+from dtd.cluster.ending import LEAVE_S
+from dtd.cluster.events import CancelRequested, KillRequested, Ticked
+from dtd.cluster.jobs import BOUNDARY_S
 from dtd.cluster.machine import MAX_DEADLY_GENERATIONS
+from dtd.cluster.records import Job, Recovery
 from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
-
-# --- by a loss -------------------------------------------------------------------------------
-
-
-def test_lost_member_ends_the_generation_and_survivors_go_on_from_what_they_hold(
-    driver: Any,
-) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b", "c")
-    driver.lost("b")
-    assert [one.at_boundary for one in driver.told("a", m.Freeze)] == [False]
-    driver.froze("a", generation=number, step=4, suspect="b", evidence="reset")
-    assert driver.told("a", m.Assign)[-1].generation == number
-    driver.froze("c", generation=number, step=4)
-    assign = driver.told("a", m.Assign)[-1]
-    assert (assign.generation, assign.held_generation, assign.held_step) == (number + 1, number, 4)
-    (incident,) = driver.told_of("ring_broken")
-    assert incident.details == {"suspect": "b", "evidence": "reset"}
-
-
-def test_frozen_member_ends_the_generation_of_all(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.froze("a", generation=number, step=4)
-    assert "a has frozen" in driver.told("b", m.Freeze)[-1].reason
-    driver.froze("b", generation=number, step=4)
-    assert driver.cluster.run.generation == number + 1
-
-
-def test_report_of_an_older_generation_is_ignored(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.froze("a", generation=number - 1, step=4)
-    driver.finished("a", generation=number - 1)
-    assert driver.state("a") == "running"
-
 
 # --- who does not freeze ---------------------------------------------------------------------
 
@@ -91,27 +62,6 @@ def test_only_those_that_have_not_finished_are_evicted(driver: Any) -> None:
     driver.lost("c")
     driver.tick(ending.FREEZE_PATIENCE_S)
     assert [one.name for one in driver.disconnected] == ["b"]
-
-
-# --- at a boundary ---------------------------------------------------------------------------
-
-
-def test_ring_that_breaks_before_the_boundary_gives_the_others_a_deadline(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.warm_up("c")
-    assert driver.cluster.ending.freeze_by is None
-    driver.froze("a", generation=number, step=0, suspect="b", evidence="silent")
-    assert driver.cluster.ending.freeze_by is not None
-    assert [one.at_boundary for one in driver.told("b", m.Freeze)] == [True, False]
-
-
-def test_a_worker_that_leaves_first_at_the_boundary_breaks_nothing(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.warm_up("c")
-    driver.froze("a", generation=number, step=1, suspect="b", evidence="reset")
-    assert [one.at_boundary for one in driver.told("b", m.Freeze)] == [True]
 
 
 # --- one step that kills ---------------------------------------------------------------------
@@ -196,44 +146,6 @@ def test_deaths_that_say_nothing_about_the_step_do_not_count(driver: Any, why: s
         assert driver.cluster.setbacks.crash_generations <= 1
 
 
-def test_generations_that_end_without_a_death_do_not_count(driver: Any) -> None:
-    job = driver.submit(min_workers=2)
-    driver.run_generation("a", "b")
-    die(driver, "b", then="a")
-    for _ in range(MAX_DEADLY_GENERATIONS):
-        number = driver.cluster.run.generation
-        for name in "ab":
-            driver.froze(name, generation=number, step=0)
-        driver.tick(driver.now + 10.0)
-        driver.all_run("a", "b")
-    assert (job.state, driver.cluster.setbacks.crash_generations) == (JobState.RUNNING, 1)
-
-
-def test_a_step_that_kills_everybody_at_once_fails_the_job_too(driver: Any) -> None:
-    """The job goes back to a checkpoint and commits steps again, but never gets further."""
-    job = driver.submit()
-    driver.run_generation("a")
-    driver.saved_checkpoint("a", generation=1, step=2)
-    for life in range(2, MAX_DEADLY_GENERATIONS + 2):
-        assert job.state is JobState.RUNNING
-        for step in range(driver.cluster.run.start_step + 1, 6):
-            driver.beat("a", generation=driver.cluster.run.generation, step=step)
-        driver.register("a", incarnation=life)
-        held = m.Held(job="j-1", generation=1, step=2, digest="", where="checkpoint")
-        driver.warmed("a", held=(held,))
-        if job.state is JobState.FORMING:
-            driver.all_run("a")
-    assert job.state is JobState.FAILED
-    assert job.reason == "step 6 kills worker after worker: a died or hung in it"
-
-
-def test_death_while_forming_says_nothing_about_a_step(driver: Any) -> None:
-    driver.submit()
-    driver.warm_up("a", "b")
-    driver.lost("b")
-    assert driver.cluster.setbacks.crashed_workers == []
-
-
 # --- finishing -------------------------------------------------------------------------------
 
 
@@ -244,15 +156,6 @@ def test_job_is_done_when_all_have_finished(driver: Any) -> None:
     assert driver.ended == []
     driver.finished("b", generation=number)
     assert driver.ended == [job]
-
-
-def test_job_is_done_when_a_member_dies_after_the_final_checkpoint(driver: Any) -> None:
-    job = driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.saved_checkpoint("a", generation=number, step=10)
-    driver.finished("a", generation=number)
-    driver.lost("b")
-    assert (job.state, job.result["replica_digests"]) == (JobState.DONE, {"a": "x"})
 
 
 def test_job_without_its_final_checkpoint_goes_on_until_it_is_saved(driver: Any) -> None:
@@ -267,30 +170,6 @@ def test_job_without_its_final_checkpoint_goes_on_until_it_is_saved(driver: Any)
     assert job.state is JobState.DONE
 
 
-def test_released_member_does_not_keep_the_job_from_ending(driver: Any) -> None:
-    job = driver.submit()
-    number = driver.run_generation("a", "b", "c")
-    driver.lost("c")
-    driver.froze("b", generation=number, step=9)
-    driver.saved_checkpoint("a", generation=number, step=9)
-    driver.say("b", m.Leave(reason="stop"))
-    assert driver.state("b") == "released"
-    driver.finished("a", generation=number)
-    assert job.state is JobState.DONE
-
-
-def test_members_that_finished_go_on_with_those_that_did_not(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b", "c")
-    driver.finished("a", generation=number)
-    driver.lost("c")
-    assert "waiting for b" in driver.core.explain()
-    driver.froze("b", generation=number, step=9, prepared=(number, 10))
-    assign = driver.told("b", m.Assign)[-1]
-    assert (assign.generation, assign.held_step) == (number + 1, 10)
-    assert [one.holds for one in assign.roster] == [True, True]
-
-
 def test_it_is_told_for_whom_a_job_waits_that_others_have_finished(driver: Any) -> None:
     """One that only sends heartbeats holds it up; the operator may give it up."""
     driver.submit()
@@ -298,3 +177,174 @@ def test_it_is_told_for_whom_a_job_waits_that_others_have_finished(driver: Any) 
     assert driver.core.explain() == ""
     driver.finished("a", generation=number)
     assert driver.core.explain().startswith("waiting for b, c to finish as a says")
+
+
+def recovery(**more: Any) -> Recovery:
+    values = {
+        "cause": "b is lost: gone",
+        "worker": "b",
+        "began_at": 10.0,
+        "detected_after_s": 1.52341,
+        "at_boundary": False,
+        "running": True,
+        **more,
+    }
+    return Recovery(**values)
+
+
+def test_details_are_figures_for_a_person() -> None:
+    assert recovery(steps_redone=1, steps_lost=2).details(10.25) == {
+        "cause": "b is lost: gone",
+        "detected_after_s": 1.523,
+        "recovered_after_s": 0.25,
+        "steps_redone": 1,
+        "steps_lost": 2,
+    }
+
+
+# --- as the job recovers -----------------------------------------------------------------------
+
+
+def test_recovery_is_told_once_when_the_job_commits_again(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    driver.beat("a", step=4)
+    driver.now = 0.25
+    driver.lost("b")
+    driver.now = 0.35
+    for name in "ac":
+        driver.froze(name, generation=number, step=4)
+    driver.all_run("a", "c")
+    driver.beat("a", step=4)
+    assert driver.told_of("recovered") == []
+    driver.now = 0.55
+    driver.beat("a", step=5)
+    driver.beat("c", step=6)
+    (told,) = driver.told_of("recovered")
+    assert (told.worker, told.step) == ("b", 5)
+    assert told.details == {
+        "cause": "b is lost: gone",
+        "detected_after_s": 0.25,
+        "recovered_after_s": 0.3,
+        "steps_redone": 1,
+        "steps_lost": 0,
+    }
+
+
+def test_steps_lost_are_part_of_the_incident(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    driver.beat("a", step=6)
+    driver.register("a", incarnation=2)
+    driver.warmed("a")
+    driver.all_run("a")
+    driver.beat("a", step=1)
+    (told,) = driver.told_of("recovered")
+    assert told.details["steps_lost"] == 6
+
+
+def test_silence_before_an_eviction_is_told(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.silence(1.75, "a")
+    driver.froze("a", generation=number, step=0)
+    driver.all_run("a")
+    driver.beat("a", step=1)
+    (told,) = driver.told_of("recovered")
+    assert told.worker == "b"
+    assert told.details["detected_after_s"] == 1.75
+
+
+# --- a job that is to end does, however long its step takes --------------------------------------
+
+
+def cancel(driver: Any) -> None:
+    driver.handle(CancelRequested(job="j-1"))
+
+
+def computing(driver: Any) -> Job:
+    """Both members compute, and none comes to a step boundary."""
+    job: Job = driver.submit()
+    driver.run_generation("a", "b")
+    return job
+
+
+def busy(driver: Any, until: float) -> None:
+    """Time passes, and the threads get on all the while."""
+    figures = {"job": "j-1", "generation": driver.cluster.run.generation, "step": 5}
+    driver.silence(until, "a", "b", stalled_s=2.0, patience_s=1e6, **figures)
+
+
+def test_a_step_that_does_not_end_is_broken_off_at_last(driver: Any) -> None:
+    job = computing(driver)
+    cancel(driver)
+    busy(driver, driver.now + BOUNDARY_S - 1.0)
+    assert [freeze.at_boundary for freeze in driver.told("a", m.Freeze)] == [True]
+    busy(driver, driver.now + 2.0)
+    assert [freeze.at_boundary for freeze in driver.told("a", m.Freeze)] == [True, False]
+    for name in "ab":
+        driver.froze(name, generation=1, step=5)
+    assert driver.told("a", m.Save)
+    driver.saved_checkpoint("a", generation=1, step=5)
+    assert job.state is JobState.CANCELLED
+
+
+def test_time_in_which_the_coordinator_slept_is_not_taken_from_a_step(driver: Any) -> None:
+    computing(driver)
+    cancel(driver)
+    busy(driver, driver.now + 1.0)
+    driver.now += 2 * BOUNDARY_S
+    driver.handle(Ticked())
+    assert [freeze.at_boundary for freeze in driver.told("a", m.Freeze)] == [True]
+
+
+def test_a_second_cancel_breaks_it_off_at_once_and_who_stays_is_put_out(driver: Any) -> None:
+    job = computing(driver)
+    cancel(driver)
+    cancel(driver)
+    assert [freeze.at_boundary for freeze in driver.told("a", m.Freeze)] == [True, False]
+    driver.froze("b", generation=1, step=5)
+    busy(driver, driver.now + LEAVE_S + 1.0)
+    assert [release.state for release in driver.told("a", m.Release)] == ["evicted"]
+    assert driver.told("b", m.Save)
+    driver.saved_checkpoint("b", generation=1, step=5)
+    assert job.state is JobState.CANCELLED
+
+
+def test_a_generation_that_ends_at_a_boundary_already_is_broken_off_too(driver: Any) -> None:
+    job = computing(driver)
+    driver.say("b", m.Leave(reason="drained"))
+    cancel(driver)
+    busy(driver, driver.now + BOUNDARY_S + 1.0)
+    assert [freeze.at_boundary for freeze in driver.told("a", m.Freeze)][-1] is False
+    busy(driver, driver.now + LEAVE_S + 1.0)
+    assert job.state is JobState.CANCELLED
+    (told,) = driver.told_of("state_discarded")
+    assert "no present worker holds it" in told.message
+
+
+def test_a_worker_that_has_finished_is_not_put_out_with_who_has_not(driver: Any) -> None:
+    job = computing(driver)
+    cancel(driver)
+    driver.finished("a", generation=1, step=5)
+    cancel(driver)
+    busy(driver, driver.now + LEAVE_S + 1.0)
+    assert [release.state for release in driver.told("b", m.Release)] == ["evicted"]
+    assert [release.state for release in driver.told("a", m.Release)] == ["cancelled"]
+    assert job.state is JobState.CANCELLED
+
+
+def test_a_stop_that_a_restarted_coordinator_has_forgotten_is_a_stop(driver: Any) -> None:
+    """Its store could not write the request, and its workers have followed it."""
+    job = computing(driver)
+    for name in "ab":
+        driver.finished(name, generation=1, step=5, stopped=True)
+    assert job.state is JobState.CANCELLED
+    assert "a request that was lost with the coordinator's store" in job.reason
+
+
+def test_a_job_that_ends_early_by_itself_is_done(driver: Any) -> None:
+    job = computing(driver)
+    for name in "ab":
+        driver.finished(name, generation=1, step=5, result={"ended_early": "loss is low enough"})
+    assert (job.state, job.reason) == (JobState.DONE, "")

@@ -1,4 +1,4 @@
-"""Workers' reports of a job's result become values that JSON can hold, and bounded."""
+"""Figures and environments that workers report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from dtd.cluster import figures
+from dtd.cluster.figures import MAX_CHARACTERS, MAX_ENTRIES, heard, told
 from dtd.wire import messages as m
+
+# --- workers' reports of a job's result become values that JSON can hold, and bounded ------------
+
 
 NAN, INF = float("nan"), float("inf")
 
@@ -48,3 +52,18 @@ def test_a_finished_job_holds_plain_figures_whatever_rank_0_says(driver: Any) ->
     assert job.result["metrics"] == {"loss": None, "accuracy": 0.5}
     assert "x" not in job.result
     json.dumps(job.result, allow_nan=False)
+
+
+# --- a worker's report of its software and hardware is bounded -----------------------------------
+
+
+def test_what_is_told_is_heard() -> None:
+    said = {"torch": "2.14.0+cpu", "processor": "A = B", "libc": ""}
+    assert heard(told(said)) == said
+
+
+def test_lies_are_cut() -> None:
+    assert heard(["nothing", "=value", "a" * 300 + "=" + "b" * 300]) == {
+        "a" * MAX_CHARACTERS: "b" * MAX_CHARACTERS
+    }
+    assert len(heard(f"{number}=x" for number in range(MAX_ENTRIES + 5))) == MAX_ENTRIES

@@ -1,27 +1,16 @@
+"""Generations that form, run and take workers in."""
+
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
 
-from dtd.cluster.events import CancelRequested, DrainRequested
-from dtd.cluster.transitions import JobState
+from dtd.cluster.events import ResumeRequested, SaveJob
+from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 # --- announcing ------------------------------------------------------------------------------
-
-
-def test_generation_is_announced_to_all_members_alike(driver: Any) -> None:
-    job = driver.submit()
-    driver.warm_up("w-10", "w-2")
-    (first,), (second,) = driver.told("w-2", m.Assign), driver.told("w-10", m.Assign)
-    assert [one.name for one in first.roster] == ["w-2", "w-10"]
-    assert (first.rank, second.rank) == (0, 1)
-    assert (first.generation, first.roster_id) == (second.generation, second.roster_id)
-    assert (first.held_generation, first.held_step) == (0, 0)
-    assert [one.holds for one in first.roster] == [True, False]
-    assert (job.state, job.generation, job.world_size) == (JobState.FORMING, 1, 2)
-    assert (job.roster, job.roster_id) == (("w-2", "w-10"), first.roster_id)
-    assert (job.announced, job.fenced) == (True, False)
-    assert driver.core.explain() == "forming generation 1: waiting for w-2, w-10"
 
 
 def test_job_is_saved_with_its_decision_before_its_generation_is_announced(driver: Any) -> None:
@@ -44,15 +33,6 @@ def test_job_is_saved_with_its_decision_before_its_generation_is_announced(drive
     driver.warmed("a")
     assert kinds.index("SaveJob") < kinds.index("Assign")
     assert saved[0] == (1, True)
-
-
-def test_numbers_exceed_all_that_were_ever_given(make_desk: Any) -> None:
-    driver = make_desk(last_generation=7)
-    driver.submit()
-    driver.register("a")
-    held = m.Held(job="j-1", generation=7, step=5, digest="", where="checkpoint")
-    driver.warmed("a", held=(held,))
-    assert driver.cluster.run.generation == 8
 
 
 # --- which state -----------------------------------------------------------------------------
@@ -113,21 +93,6 @@ def test_decision_to_redo_stays_when_the_generation_comes_to_nothing(driver: Any
     assert (assign.held_generation, assign.held_step) == (number, 4)
 
 
-def test_a_worker_that_lacks_the_state_gets_it_from_all_who_hold_it(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.warm_up("c")
-    for name in "ab":
-        driver.froze(name, generation=number, step=3)
-    assign = driver.told("c", m.Assign)[-1]
-    assert [(one.name, one.holds) for one in assign.roster] == [
-        ("a", True),
-        ("b", True),
-        ("c", False),
-    ]
-    assert "state of step 3 from a, b" in driver.told_of("generation_forming")[-1].message
-
-
 def test_steps_that_nobody_holds_any_more_are_counted(driver: Any) -> None:
     job = driver.submit()
     driver.run_generation("a")
@@ -137,21 +102,6 @@ def test_steps_that_nobody_holds_any_more_are_counted(driver: Any) -> None:
     assert job.steps_lost == 6
     (incident,) = driver.told_of("steps_lost")
     assert incident.details == {"steps_lost": 6}
-
-
-def test_steps_are_lost_once_though_members_still_speak_of_them(driver: Any) -> None:
-    """Until it has taken over the older state, a member of the next generation has the newer."""
-    job = driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.commit(6)
-    for name in "ab":
-        driver.froze(name, generation=number, step=0, held_generation=0)
-    assert (job.generation, job.step, job.steps_lost) == (number + 1, 0, 6)
-    driver.commit(6)
-    assert job.step == 0
-    for name in "ab":
-        driver.froze(name, generation=number + 1, step=0, held_generation=0)
-    assert (job.generation, job.steps_lost) == (number + 2, 6)
 
 
 # --- bad links -------------------------------------------------------------------------------
@@ -164,49 +114,6 @@ def break_link(driver: Any, number: int, *names: str) -> None:
     driver.froze(other, generation=number, step=0, suspect=one, evidence="reset")
     for name in rest:
         driver.froze(name, generation=number, step=0, suspect=one, evidence="reset")
-
-
-def test_ring_is_ordered_round_a_bad_link(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation(*"abcd")
-    break_link(driver, number, *"abcd")
-    assert driver.cluster.run.roster == ["a", "c", "b", "d"]
-    assert driver.cluster.links.bad == {("a", "b")}
-    (incident,) = driver.told_of("link_bad")
-    assert "a and b live and cannot reach each other (silent)" in incident.message
-
-
-def test_a_worker_that_has_no_place_in_the_ring_stays_out_until_its_link_works(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation(*"abc")
-    break_link(driver, number, *"bac")
-    assert driver.cluster.run.roster == ["a", "c"]
-    assert driver.state("b") == "barred"
-    assert driver.cluster.workers["b"].reason == "no working link to a; probed every 2 s"
-    assert [one.worker for one in driver.told_of("worker_barred")] == ["b"]
-    number = driver.all_run("a", "c")
-    for name in "ac":
-        driver.froze(name, generation=number, step=1)
-    assert driver.cluster.run.roster == ["a", "c"]
-    assert len(driver.told_of("worker_barred")) == 1
-
-
-def probed(driver: Any, by: str, other: str, *, reachable: bool) -> None:
-    driver.say(by, m.Probed(name=other, reachable=reachable))
-
-
-def test_only_holder_of_the_state_stays_whatever_it_says(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a")
-    driver.commit(1)
-    driver.warm_up("b")
-    driver.froze("a", generation=number, step=1)
-    driver.froze(
-        "a", generation=number + 1, step=1, held_generation=1, suspect="b", evidence="silent"
-    )
-    driver.froze("b", generation=number + 1, step=0, held=())
-    assert driver.cluster.run.roster == ["a"]
-    assert driver.state("b") == "barred"
 
 
 def test_too_few_without_the_barred_wait_for_a_working_link(driver: Any) -> None:
@@ -222,57 +129,206 @@ def test_too_few_without_the_barred_wait_for_a_working_link(driver: Any) -> None
     assert driver.cluster.run.roster == ["a", "b"]
 
 
-def test_a_worker_that_starts_afresh_meanwhile_is_not_to_blame(driver: Any) -> None:
-    """It was unreachable because it had died."""
+# --- joining ---------------------------------------------------------------------------------
+
+
+def test_joiners_that_warm_up_are_taken_in_together(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    driver.register("b")
+    driver.register("c")
+    driver.warmed("b")
+    assert driver.told("a", m.Freeze) == []
+    driver.warmed("c")
+    assert driver.told("a", m.Freeze)[0].reason == "b, c joins"
+
+
+def test_standby_waits_until_there_is_room_and_is_used_at_once(driver: Any) -> None:
+    driver.submit(max_workers=2)
+    number = driver.run_generation("a", "b")
+    driver.warm_up("c")
+    assert driver.state("c") == "ready"
+    assert driver.told("a", m.Freeze) == []
+    driver.lost("a")
+    driver.froze("b", generation=number, step=3)
+    assert driver.cluster.run.roster == ["b", "c"]
+
+
+def test_leaver_hands_its_state_to_the_standby_even_beyond_max_workers(driver: Any) -> None:
+    driver.submit(max_workers=1)
+    number = driver.run_generation("a")
+    driver.warm_up("b")
+    driver.say("a", m.Leave(reason="stop"))
+    driver.saved_checkpoint("a", generation=number, step=3)
+    driver.froze("a", generation=number, step=3)
+    assert driver.cluster.run.roster == ["a", "b"]
+    number = driver.all_run("a", "b")
+    for name in "ab":
+        driver.froze(name, generation=number, step=4)
+    assert driver.state("a") == "released"
+    assert driver.cluster.run.roster == ["b"]
+
+
+def test_a_worker_that_would_not_fit_in_ends_nothing(driver: Any) -> None:
+    """Otherwise the generation ends over and over for one who has no working link."""
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    for name, suspect in (("a", "b"), ("b", "a"), ("c", "a")):
+        driver.froze(name, generation=number, step=0, suspect=suspect, evidence="silent")
+    assert (driver.cluster.run.roster, driver.state("a")) == (["b", "c"], "barred")
+    driver.all_run("b", "c")
+    worker = driver.cluster.workers["a"]
+    worker.state = worker.state.READY
+    before = len(driver.told("b", m.Freeze))
+    driver.tick(driver.now + 0.25)
+    assert driver.state("a") == "barred"
+    assert len(driver.told("b", m.Freeze)) == before
+
+
+def test_member_that_fetched_the_state_holds_it_as_well(driver: Any) -> None:
+    """Otherwise it counts as one who could stay out in favour of those who come."""
+    driver.submit()
+    number = driver.run_generation("a")
+    driver.beat("a", step=1)
+    driver.warm_up("c")
+    driver.froze("a", generation=number, step=1)
+    driver.all_run("a", "c")
+    for other in "de":
+        driver.register(other)
+        driver.cluster.links.accuse("c", other, "silent")
+    driver.cluster.links.judge({"a", "c", "d", "e"}, driver.now)
+    before = len(driver.told("a", m.Freeze))
+    for other in "de":
+        driver.warmed(other)
+    assert [driver.state(name) for name in "acde"] == ["running", "running", "barred", "barred"]
+    assert len(driver.told("a", m.Freeze)) == before
+
+
+# --- a generation is announced once it is written down, and not before ---------------------------
+
+
+@pytest.fixture
+def held(driver: Any) -> Any:
+    """A driver whose store has not answered yet; the decision is in `driver.saved`."""
+    driver.submit()
+    driver.writes = False
+    driver.warm_up("a", "b")
+    return driver
+
+
+def announcing(driver: Any) -> SaveJob:
+    return SaveJob(job=driver.cluster.job, announces=driver.cluster.run.generation)
+
+
+def test_what_cannot_be_written_is_tried_again(held: Any) -> None:
+    held.written(announcing(held), failure="disk full")
+    assert held.told("a", m.Assign) == []
+    explained = held.core.explain()
+    assert explained.startswith("generation 1 cannot be stored, and is not announced")
+    assert "disk full; make room on the coordinator's disk" in explained
+    tries = len(held.saved)
+    held.silence(0.75, "a", "b")
+    assert len(held.saved) == tries
+    held.silence(1.0, "a", "b")
+    assert len(held.saved) == tries + 1
+    assert held.core.next_deadline(held.now) is not None
+    held.written(announcing(held))
+    assert held.told("b", m.Assign)
+
+
+@pytest.mark.parametrize("failure", ["", "disk full"])
+def test_what_does_not_stand_any_more_is_decided_again(held: Any, failure: str) -> None:
+    first = announcing(held)
+    held.lost("b")
+    held.writes = True
+    held.written(first, failure=failure)
+    held.silence(2.0, "a")
+    (assign,) = held.told("a", m.Assign)
+    assert assign.generation == 2
+    assert [member.name for member in assign.roster] == ["a"]
+
+
+# --- what happens before the store has answered --------------------------------------------------
+
+
+@pytest.fixture
+def going_on(driver: Any) -> Any:
+    """One of two that had done seven steps is left; the store has not answered yet."""
     driver.submit()
     number = driver.run_generation("a", "b")
-    driver.register("b", incarnation=2)
-    driver.froze("a", generation=number, step=0, suspect="b", evidence="unreachable")
-    assert driver.cluster.links.bad == frozenset()
+    for name in "ab":
+        driver.beat(name, step=7)
+    driver.writes = False
+    driver.lost("b")
+    driver.froze("a", generation=number, step=7)
+    assert driver.cluster.run.decision is not None
+    return driver
 
 
-# --- until it runs ---------------------------------------------------------------------------
+def test_a_job_that_fails_meanwhile_does_not_train_on(going_on: Any) -> None:
+    decided = announcing(going_on)
+    going_on.register("c")
+    for _ in range(8):
+        going_on.say("a", m.Failed(job="j-1", reason="boom", traceback="t", step=7))
+        going_on.say("c", m.Failed(job="j-1", reason="boom", traceback="t", step=0))
+    going_on.written(decided)
+    assert [one.generation for one in going_on.told("a", m.Assign)] == [1]
 
 
-def test_generation_runs_when_all_members_do(driver: Any) -> None:
-    job = driver.submit()
-    driver.warm_up("a", "b")
-    running = m.Running(job="j-1", generation=1, step=0)
-    driver.say("a", running)
-    driver.say("a", running)
-    assert job.state is JobState.FORMING
-    driver.say("b", m.Running(job="j-1", generation=9, step=0))
-    assert job.state is JobState.FORMING
-    driver.saved.clear()
-    driver.say("b", running)
-    assert job.state is JobState.RUNNING
-    assert driver.saved == [job]
-    assert driver.core.explain() == ""
-
-
-def test_member_that_runs_when_the_generation_ends_already_does_not_revive_it(driver: Any) -> None:
+@pytest.fixture
+def falling_back(driver: Any) -> Any:
+    """Those who had done 3000 steps are gone; the fall-back to step 0 is being written down."""
     driver.submit()
-    driver.warm_up("a", "b", "c")
-    driver.lost("a")
-    driver.all_run("b", "c")
-    assert driver.core.explain() == "ending generation 1: waiting for b, c"
+    number = driver.run_generation("a", "b")
+    for name in "ab":
+        driver.beat(name, step=3000)
+    driver.saved_checkpoint("a", generation=number, step=2000)
+    driver.lost("b")
+    driver.lost("a", farewell=False)
+    driver.register("c")
+    driver.warmed("c")
+    driver.writes = False
+    driver.silence(driver.now + 3.0, "c")
+    driver.handle(ResumeRequested(job="j-1"))
+    assert (driver.cluster.run.decision is not None, number) == (True, 1)
+    return driver
 
 
-def test_cancel_while_forming_stops_after_the_first_step(driver: Any) -> None:
-    job = driver.submit()
-    driver.warm_up("a")
-    driver.handle(CancelRequested(job="j-1"))
-    assert driver.told("a", m.Freeze) == []
-    driver.all_run("a")
-    assert [one.stop for one in driver.told("a", m.Freeze)] == [True]
-    assert job.state is JobState.STOPPING
+@pytest.mark.parametrize("failure", ["", "disk full"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_holder_of_newer_state_that_returns_meanwhile_is_waited_for(
+    falling_back: Any, frozen: bool, failure: str
+) -> None:
+    driver = falling_back
+    decided = announcing(driver)
+    driver.register("a", job="j-1", phase="running", generation=1)
+    if frozen:
+        driver.froze("a", generation=1, step=3000, held_generation=1)
+    driver.written(decided, failure=failure)
+    driver.silence(driver.now + 1.25, "a", "c")
+    assert driver.told("c", m.Assign) == []
+    driver.writes = True
+    if not frozen:
+        driver.froze("a", generation=1, step=3000, held_generation=1)
+    elif driver.cluster.run.decision is not None:
+        driver.written(announcing(driver))
+    (assign,) = driver.told("c", m.Assign)
+    assert (assign.generation, assign.held_step) == (3, 3000)
+    assert driver.cluster.job.steps_lost == 0
+    assert driver.told_of("steps_lost") == driver.told_of("branch_left") == []
 
 
-def test_drain_while_forming_lets_go_after_the_first_step(driver: Any) -> None:
-    driver.submit()
-    driver.warm_up("a", "b")
-    driver.handle(DrainRequested(name="a"))
-    assert driver.told("a", m.Freeze) == []
-    driver.all_run("a", "b")
-    assert [(one.at_boundary, one.leave) for one in driver.told("a", m.Freeze)] == [(True, True)]
-    assert [(one.at_boundary, one.leave) for one in driver.told("b", m.Freeze)] == [(True, False)]
+def test_what_is_being_written_down_cannot_be_resumed(going_on: Any) -> None:
+    """Else it would be taken for stopped before it has begun, and run beside the next one."""
+    with pytest.raises(RequestRefused, match="does not wait for any worker"):
+        going_on.handle(ResumeRequested(job="j-1"))
+    going_on.written(announcing(going_on))
+    assert not going_on.cluster.job.fenced
+    going_on.all_run("a")
+    going_on.beat("a", step=20)
+    going_on.lost("a", farewell=False)
+    going_on.register("z")
+    going_on.warmed("z")
+    going_on.silence(going_on.now + 100.0, "z")
+    assert going_on.told("z", m.Assign) == []
+    assert "generation 2 may still run there" in going_on.core.explain()

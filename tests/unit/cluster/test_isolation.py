@@ -1,18 +1,18 @@
-"""A host on which the job's code fails is set aside; what fails everywhere fails the job."""
+"""Failures of a job on a worker, and workers that join."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from dtd.cluster.diagnostics import standing
-from dtd.cluster.events import CancelRequested, DrainRequested, Submitted, Ticked
+from dtd.cluster.events import CancelRequested, Submitted, Ticked
 from dtd.cluster.isolation import FIRST_PAUSE_S, MAX_PAUSE_S, next_deadline
 from dtd.cluster.records import WARM_UP
 from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
+
+# --- a host on which the job's code fails is set aside; what fails everywhere fails the job ------
 
 
 def fails(driver: Any, name: str, why: str = "boom", *, step: int = 0) -> None:
@@ -25,9 +25,10 @@ def fails_afresh(driver: Any, name: str, why: str = "boom") -> None:
     again(driver, name)
 
 
-def again(driver: Any, name: str, *, incarnation: int = 2) -> None:
-    driver.lost(name, incarnation=driver.cluster.workers[name].incarnation)
-    driver.register(name, incarnation=incarnation)
+def again(driver: Any, name: str) -> None:
+    incarnation = driver.cluster.workers[name].incarnation
+    driver.lost(name, incarnation=incarnation)
+    driver.register(name, incarnation=incarnation + 1)
 
 
 def verdict(driver: Any) -> str:
@@ -77,9 +78,9 @@ def test_it_is_tried_again_ever_more_seldom(driver: Any) -> None:
     driver.run_generation("a")
     driver.register("b")
     pauses = []
-    for incarnation in range(2, 11):
+    for _ in range(9):
         fails(driver, "b")
-        again(driver, "b", incarnation=incarnation)
+        again(driver, "b")
         pauses.append(driver.cluster.set_aside["b"].pause_s)
         driver.tick(driver.now + pauses[-1])
         assert driver.state("b") == "warming"
@@ -95,7 +96,7 @@ def test_a_worker_that_starts_it_again_has_mended_something(driver: Any) -> None
     fails_afresh(driver, "b")
     assert driver.state("b") == "refused"
     driver.cluster.set_aside["b"].pid = 77
-    again(driver, "b", incarnation=3)
+    again(driver, "b")
     assert driver.state("b") == "warming"
 
 
@@ -148,17 +149,6 @@ def test_a_job_fails_once_all_workers_have_refused_it(driver: Any) -> None:
     assert verdict(driver) == "c: this worker has no such sandbox (on a, b, too)"
 
 
-def test_two_hosts_that_lack_different_things_do_not_fail_it_either(driver: Any) -> None:
-    driver.submit()
-    for name in "abc":
-        driver.register(name)
-    fails(driver, "a", "no driver")
-    fails(driver, "b", "no data")
-    assert not driver.ended
-    fails(driver, "c", "no memory")
-    assert verdict(driver) == "c: no memory"
-
-
 def test_a_single_worker_that_fails_fails_the_job(driver: Any) -> None:
     driver.submit()
     driver.register("a")
@@ -202,20 +192,6 @@ def test_if_nobody_comes_the_job_fails_with_what_was_said(driver: Any) -> None:
 
 
 # --- training ------------------------------------------------------------------------------------
-
-
-def test_a_member_that_fails_is_set_aside_and_its_step_is_redone_by_the_others(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b", "c")
-    fails(driver, "b", "out of memory", step=3)
-    assert driver.state("b") == "released"
-    assert driver.told("a", m.Freeze)[-1].reason == "b has failed: out of memory"
-    for name in "ac":
-        driver.froze(name, generation=number, step=3)
-    assert driver.cluster.run.roster == ["a", "c"]
-    assert not driver.told_of("worker_lost")
-    again(driver, "b")
-    assert driver.state("b") == "refused"
 
 
 def test_a_step_that_fails_on_two_fails_the_job(driver: Any) -> None:
@@ -267,21 +243,6 @@ def test_a_job_that_cannot_go_on_without_it_does_not_try_for_ever(driver: Any) -
     assert verdict(driver) == "b: boom"
 
 
-def test_a_member_may_fail_on_its_way_back(driver: Any) -> None:
-    """Its connection was lost before it could say so, and the ring with it."""
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.lost("b", farewell=False)
-    driver.froze("a", generation=number, step=3, suspect="b", evidence="reset")
-    driver.register("b", job="j-1", generation=number)
-    assert driver.state("b") == "warming"
-    fails(driver, "b", step=3)
-    assert driver.state("b") == "released"
-    assert driver.cluster.set_aside["b"].at == 3
-    fails(driver, "b", step=3)
-    assert len(driver.told_of("worker_set_aside")) == 1
-
-
 def test_what_is_said_again_on_another_connection_counts_once(driver: Any) -> None:
     driver.submit()
     driver.run_generation("a")
@@ -291,14 +252,6 @@ def test_what_is_said_again_on_another_connection_counts_once(driver: Any) -> No
     fails(driver, "b")
     assert driver.cluster.set_aside["b"].again == 1
     assert driver.state("b") == "released"
-
-
-def test_a_job_that_is_being_cancelled_and_fails_has_failed(driver: Any) -> None:
-    driver.submit()
-    driver.run_generation("a", "b")
-    driver.handle(CancelRequested(job="j-1"))
-    fails(driver, "a", step=3)
-    assert verdict(driver) == "a: boom"
 
 
 def test_a_worker_that_is_away_is_thought_to_train_on(driver: Any) -> None:
@@ -312,17 +265,6 @@ def test_a_worker_that_is_away_is_thought_to_train_on(driver: Any) -> None:
     fails(driver, "a", step=30)
     assert driver.state("a") == "released"
     assert not driver.cluster.job.verdict
-
-
-def test_the_last_that_remembers_is_not_let_go_after_it_has_frozen_either(driver: Any) -> None:
-    driver.submit(min_workers=2)
-    number = driver.run_generation("a", "b")
-    driver.lost("b")
-    driver.froze("a", generation=number, step=30)
-    driver.register("c")
-    fails(driver, "a", step=30)
-    assert driver.state("a") == "frozen"
-    assert [order.step for order in driver.told("a", m.Save)] == [30]
 
 
 # --- taking a state over -------------------------------------------------------------------------
@@ -339,44 +281,6 @@ def joins(driver: Any, name: str, *, step: int) -> None:
     for member in members:
         driver.froze(member, generation=number, step=step)
     assert driver.cluster.run.roster == sorted([*members, name])
-
-
-def test_the_last_that_remembers_is_not_let_go_for_one_that_has_just_joined(driver: Any) -> None:
-    driver.submit()
-    driver.run_generation("a")
-    joins(driver, "b", step=1000)
-    fails(driver, "a", "no memory to give it away", step=1000)
-    assert (driver.state("a"), driver.state("b")) == ("forming", "released")
-    driver.froze("a", generation=driver.cluster.run.generation, step=1000)
-    assert driver.cluster.run.roster == ["a"]
-    assert not driver.cluster.job.verdict
-
-
-@pytest.mark.parametrize("heard", [500, 1000])
-def test_nor_for_one_that_remembers_older_days(driver: Any, heard: int) -> None:
-    driver.submit(max_workers=2)
-    number = driver.run_generation("a", "b")
-    for name in "ab":
-        driver.beat(name, step=500)
-    for name, other in ("ab", "ba"):
-        driver.froze(name, generation=number, step=500, suspect=other, evidence="unreachable")
-    driver.all_run("a")
-    driver.beat("a", step=heard)
-    assert driver.state("b") == "barred"
-    fails(driver, "a", step=1000)
-    assert driver.state("a") == "running"
-    assert driver.cluster.job.reason == "a: boom"
-
-
-def test_what_a_worker_has_done_since_it_was_last_heard_counts_as_unsaved(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a")
-    driver.beat("a", step=500)
-    driver.saved_checkpoint("a", generation=number, step=500)
-    driver.register("b")
-    fails(driver, "a", step=501)
-    assert driver.state("a") == "running"
-    assert driver.cluster.job.reason == "a: boom"
 
 
 def test_nobody_is_let_go_while_it_is_not_known_who_holds_the_state(
@@ -413,46 +317,7 @@ def test_hosts_too_weak_to_take_the_state_over_do_not_fail_the_job_of_others(dri
     assert driver.cluster.run.roster == ["c", "d"]
 
 
-def test_what_fails_on_two_at_the_very_beginning_fails_the_job(driver: Any) -> None:
-    """Nobody has anything to take over: both fail in the first step."""
-    driver.submit()
-    driver.warm_up("a", "b", "c")
-    fails(driver, "a")
-    fails(driver, "b")
-    assert driver.cluster.job.reason == "b: boom (on a, too)"
-
-
 # --- a job that is to end ------------------------------------------------------------------------
-
-
-def test_a_cancelled_job_does_not_try_anybody_again(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.register("c")
-    fails_afresh(driver, "c", "no driver")
-    driver.handle(CancelRequested(job="j-1"))
-    driver.tick(driver.now + FIRST_PAUSE_S + 1.0)
-    assert driver.state("c") == "refused"
-    assert len(driver.told("c", m.Prepare)) == 1
-    for name in "ab":
-        driver.froze(name, generation=number, step=50)
-    driver.saved_checkpoint("a", generation=number, step=50)
-    assert driver.ended[0].state is JobState.CANCELLED
-    assert driver.state("c") == "idle"
-
-
-def test_a_newcomer_that_fails_does_not_make_a_failure_of_a_cancel(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.register("c")
-    driver.handle(CancelRequested(job="j-1"))
-    fails(driver, "c", "no driver")
-    assert driver.state("c") == "released"
-    assert [one.at_boundary for one in driver.told("a", m.Freeze)] == [True]
-    for name in "ab":
-        driver.froze(name, generation=number, step=50)
-    driver.saved_checkpoint("a", generation=number, step=50)
-    assert driver.ended[0].state is JobState.CANCELLED
 
 
 def test_a_worker_that_holds_the_state_of_a_job_that_is_saved_is_not_let_go(driver: Any) -> None:
@@ -466,30 +331,147 @@ def test_a_worker_that_holds_the_state_of_a_job_that_is_saved_is_not_let_go(driv
     assert driver.cluster.job.verdict == "cancelled"
 
 
-# --- other jobs ----------------------------------------------------------------------------------
+# --- workers that join a job which trains without them harm only themselves ----------------------
 
 
-def test_a_worker_that_is_set_aside_has_a_part_in_the_next_job(driver: Any) -> None:
-    driver.submit()
-    driver.run_generation("a")
-    driver.register("b")
-    fails_afresh(driver, "b")
-    driver.submit("j-2")
-    driver.handle(CancelRequested(job="j-1"))
-    driver.finished("a", generation=1, step=3)
-    assert [one.job for one in driver.told("b", m.Prepare)] == ["j-1", "j-2"]
-    assert driver.state("b") == "warming"
-    assert driver.cluster.set_aside == {}
+DIFFERS = {"evidence": "diverged", "reason": "ranks [2] differ first in model.w"}
 
 
-@pytest.mark.parametrize("tries", [1, 2])
-def test_a_worker_that_is_set_aside_can_be_drained(driver: Any, tries: int) -> None:
-    driver.submit()
-    driver.run_generation("a")
-    driver.register("b")
-    for incarnation in range(2, 2 + tries):
-        fails(driver, "b")
-        again(driver, "b", incarnation=incarnation)
-        driver.tick(driver.now + 1.0)
-    driver.handle(DrainRequested(name="b"))
-    assert driver.told("b", m.Release)[-1].state == "left"
+def run_with_joiners(driver: Any, *names: str, step: int, **terms: Any) -> int:
+    """a and b have trained to `step`, and these have joined; the number of the generation."""
+    driver.submit(**terms)
+    driver.run_generation("a", "b")
+    members = ["a", "b"]
+    for name in members:
+        driver.beat(name, step=step)
+    for name in names:
+        driver.warm_up(name)
+    driver.tick(driver.now + 1.0)
+    for name in members:
+        driver.froze(name, generation=driver.cluster.run.generation, step=step)
+    return int(driver.all_run("a", "b", *names))
+
+
+def test_a_joiner_in_whose_presence_the_others_fail_is_set_aside(driver: Any) -> None:
+    """Its slice of the rows is taken from theirs, which become too small for the model."""
+    number = run_with_joiners(driver, "c", step=797)
+    fails(driver, "a", "more than 1 value per channel", step=797)
+    fails(driver, "b", "more than 1 value per channel", step=797)
+    assert driver.state("c") == "released"
+    (told,) = driver.told_of("worker_set_aside")
+    assert told.worker == "c"
+    assert told.message.endswith("10 s: since it joined, a fails: more than 1 value per channel")
+    assert told.details["traceback"] == "line 1"
+    for name in "ab":
+        driver.froze(name, generation=number, step=797)
+    assert driver.cluster.run.roster == ["a", "b"]
+    assert driver.cluster.job.start_step == 797
+    again(driver, "c")
+    assert driver.state("c") == "refused"
+    driver.all_run("a", "b")
+    driver.tick(driver.now + FIRST_PAUSE_S)
+    assert driver.state("c") == "warming"
+    assert not driver.cluster.job.verdict
+
+
+def test_what_fails_without_the_joiner_too_is_the_jobs_fault(driver: Any) -> None:
+    number = run_with_joiners(driver, "c", step=3)
+    fails(driver, "a", "row 17 is odd", step=3)
+    for name in "ab":
+        driver.froze(name, generation=number, step=3)
+    number = driver.all_run("a", "b")
+    fails(driver, "a", "row 17 is odd", step=3)
+    assert driver.state("a") == "released"
+    driver.froze("b", generation=number, step=3)
+    driver.all_run("b")
+    fails(driver, "b", "row 17 is odd", step=3)
+    assert verdict(driver) == "b: row 17 is odd (on a, too)"
+
+
+def test_a_joiners_own_failure_in_its_first_step_is_the_jobs_if_others_fail_there_too(
+    driver: Any,
+) -> None:
+    number = run_with_joiners(driver, "c", step=3)
+    fails(driver, "c", "row 17 is odd", step=3)
+    for name in "ab":
+        driver.froze(name, generation=number, step=3)
+    driver.all_run("a", "b")
+    fails(driver, "b", "row 17 is odd", step=3)
+    assert verdict(driver) == "b: row 17 is odd (on c, too)"
+
+
+def test_a_joiner_that_the_job_cannot_do_without_is_not_blamed(driver: Any) -> None:
+    run_with_joiners(driver, "c", step=500, min_workers=3)
+    fails(driver, "a", "row 17 is odd", step=500)
+    assert (driver.state("a"), driver.state("c")) == ("released", "running")
+
+
+# --- what is no failure of the task --------------------------------------------------------------
+
+
+def test_a_joiner_that_hangs_in_its_first_step_is_not_asked_at_once_again(driver: Any) -> None:
+    number = run_with_joiners(driver, "c", step=500)
+    driver.beat("c", step=500, stalled_s=6.0, still_s=6.0, patience_s=5.0)
+    assert driver.state("c") == "lost"
+    assert "stuck for 6.0 s" in driver.told_of("worker_set_aside")[0].message
+    for name in "ab":
+        driver.froze(name, generation=number, step=500)
+    again(driver, "c")
+    assert driver.state("c") == "refused"
+
+
+def test_a_joiner_whose_state_differs_stops_the_others_ever_more_seldom(driver: Any) -> None:
+    number = run_with_joiners(driver, "c", step=500)
+    for name in "ab":
+        driver.froze(name, generation=number, step=500, suspect="c", diverged_step=500, **DIFFERS)
+    (told,) = driver.told_of("worker_set_aside")
+    assert told.message == "c is set aside for 10 s: ranks [2] differ first in model.w"
+    again(driver, "c")
+    assert driver.state("c") == "refused"
+    assert driver.cluster.run.roster == ["a", "b"]
+    driver.all_run("a", "b")
+    driver.tick(driver.now + FIRST_PAUSE_S)
+    assert driver.state("c") == "warming"
+    assert driver.cluster.set_aside["c"].at == WARM_UP
+
+
+def back(driver: Any, name: str) -> None:
+    """It starts afresh, and is ready."""
+    incarnation = driver.cluster.workers[name].incarnation
+    driver.register(name, incarnation=incarnation + 1)
+    driver.warmed(name)
+
+
+def copies_differ(driver: Any) -> None:
+    """b copies the state of a, and differs from it."""
+    number = driver.all_run("a", "b")
+    step = driver.cluster.run.start_step
+    more = {"suspect": "b", "diverged_step": step, "differs": "task.count"}
+    driver.froze("a", generation=number, step=step, **more, **DIFFERS)
+    driver.lost("b", incarnation=driver.cluster.workers["b"].incarnation)
+
+
+def test_a_copy_that_differs_twice_at_one_point_fails_a_job_that_needs_it(driver: Any) -> None:
+    driver.submit(min_workers=2)
+    driver.warm_up("a", "b")
+    copies_differ(driver)
+    assert not driver.cluster.job.verdict
+    back(driver, "b")
+    copies_differ(driver)
+    again_in = "replicas differ again after step 0, again in task.count"
+    assert verdict(driver) == f"{again_in}; ranks [2] differ first in model.w"
+
+
+def test_one_of_two_that_brought_the_state_cannot_fail_the_job(driver: Any) -> None:
+    driver.submit(min_workers=3)
+    number = driver.run_generation("a", "b", "c")
+    driver.commit(3)
+    for _ in range(2):
+        driver.lost("c", incarnation=driver.cluster.workers["c"].incarnation)
+        for name in "ab":
+            driver.froze(name, generation=number, step=3)
+        back(driver, "c")
+        number = driver.all_run("a", "b", "c")
+        more = {"suspect": "c", "diverged_step": 3, "differs": "model.w"}
+        driver.froze("a", generation=number, step=3, **more, **DIFFERS)
+    assert not driver.cluster.job.verdict

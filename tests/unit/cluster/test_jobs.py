@@ -1,11 +1,23 @@
+"""Jobs: queued, started, cancelled, ended."""
+
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
 
 from dtd.cluster import jobs
-from dtd.cluster.events import CancelRequested, DeleteRequested, Submitted
-from dtd.cluster.records import Job
-from dtd.cluster.transitions import JobState
+from dtd.cluster.events import (
+    CancelRequested,
+    DeleteRequested,
+    KillRequested,
+    Submitted,
+    Ticked,
+    Undeliverable,
+)
+from dtd.cluster.machine import MAX_FRUITLESS_GENERATIONS
+from dtd.cluster.state import ClusterState
+from dtd.cluster.transitions import GenerationState, JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -32,22 +44,6 @@ def progress(generation: int, step: int, **more: Any) -> m.Progress:
     )
 
 
-def test_submitted_job_is_saved_and_warms_up_all_that_is_idle(driver: Any) -> None:
-    driver.register("a")
-    job = driver.submit()
-    assert driver.cluster.job is job
-    assert job in driver.saved
-    assert [one.job for one in driver.told("a", m.Prepare)] == ["j-1"]
-
-
-def test_jobs_wait_for_their_turn(driver: Any) -> None:
-    driver.submit("j-1")
-    second = driver.submit("j-2")
-    assert second.state is JobState.QUEUED
-    cancel(driver, "j-1")
-    assert driver.cluster.job is second
-
-
 def test_too_many_jobs_are_refused(driver: Any) -> None:
     for number in range(jobs.MAX_QUEUED_JOBS + 1):
         driver.submit(f"j-{number}")
@@ -71,13 +67,6 @@ def test_unknown_job_cannot_be_cancelled(driver: Any) -> None:
     driver.submit()
     with pytest.raises(RequestRefused, match="k-1"):
         cancel(driver, "k-1")
-
-
-def test_waiting_job_is_cancelled_at_once(driver: Any) -> None:
-    job = driver.submit()
-    cancel(driver)
-    assert driver.ended == [job]
-    assert job.state is JobState.CANCELLED
 
 
 def test_running_job_is_stopped_at_its_next_step_boundary(driver: Any) -> None:
@@ -106,23 +95,6 @@ def test_cancel_after_the_last_step_comes_too_late(driver: Any) -> None:
     assert job.state is JobState.DONE
 
 
-def test_cancel_is_written_down_before_it_is_done(driver: Any) -> None:
-    """Otherwise a coordinator that restarts brings the job back to life."""
-    job = driver.submit()
-    driver.run_generation("a")
-    driver.saved.clear()
-    cancel(driver)
-    assert driver.saved == [job]
-
-
-def test_job_that_was_stopping_when_the_coordinator_died_stays_cancelled(driver: Any) -> None:
-    elastic = {"min_workers": 1, "max_workers": 1, "settle_s": 0.0, "warmup_timeout_s": 9.0}
-    spec = {"job": {"name": "j"}, "elastic": elastic}
-    job = Job(id="j-1", spec=spec, state=JobState.STOPPING, reason="cancelled by the operator")
-    driver.handle(Submitted(job=job))
-    assert job.state is JobState.CANCELLED
-
-
 def test_progress_gives_the_figures_of_the_newest_step(driver: Any) -> None:
     job = driver.submit()
     number = driver.run_generation("a")
@@ -139,19 +111,6 @@ def test_evaluation_is_kept(driver: Any) -> None:
     driver.run_generation("a")
     driver.say("a", m.Evaluated(job="j-1", step=3, metrics={"accuracy": 1}))
     assert job.metrics == {"accuracy": 1.0}
-
-
-def test_newest_checkpoint_and_its_holders_are_known(driver: Any) -> None:
-    job = driver.submit()
-    driver.run_generation("a", "b")
-    driver.saved_checkpoint("b", generation=1, step=5)
-    driver.saved_checkpoint("a", generation=1, step=5)
-    assert job.checkpoint_holders == ("a", "b")
-    driver.saved_checkpoint("a", generation=1, step=7)
-    driver.saved_checkpoint("b", generation=1, step=6)
-    driver.commit(7)
-    assert (job.checkpoint_generation, job.checkpoint_step) == (1, 7)
-    assert job.checkpoint_holders == ("a",)
 
 
 def test_result_has_the_digests_of_all_who_finished(driver: Any) -> None:
@@ -183,13 +142,6 @@ def test_failure_of_the_task_ends_the_job_with_its_traceback(driver: Any) -> Non
     assert (job.state, job.reason) == (JobState.FAILED, "b: boom")
     assert job.result["traceback"] == "line 1"
     assert driver.state("b") == "released"
-
-
-def test_news_of_another_job_is_ignored(driver: Any) -> None:
-    job = driver.submit()
-    driver.run_generation("a")
-    driver.say("a", m.Failed(job="other", reason="boom", traceback=""))
-    assert driver.cluster.job is job
 
 
 def test_worker_that_was_leaving_leaves_when_the_job_ends_first(driver: Any) -> None:
@@ -258,3 +210,114 @@ def test_a_duration_that_is_none_does_not_count(driver: Any, step_s: float) -> N
         )
         driver.say("a", said)
     assert (job.step_s, job.samples_per_s, job.step) == (0.5, 8.0, 3)
+
+
+# --- memory lost after an error of the membership's own, and jobs that no worker can be sent -----
+
+
+def test_all_but_what_was_given_out_is_forgotten(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a", "b")
+    (left,) = driver.core.begin_again(given_up=False)
+    assert left is job
+    cluster: ClusterState = driver.cluster
+    assert (cluster.job, cluster.workers, cluster.run.roster) == (None, {}, [])
+    assert cluster.run.highest == number
+    driver.core.check_invariants()
+    driver.handle(Submitted(job=left))
+    assert (cluster.run.phase, cluster.run.roster) == (GenerationState.RUNNING, ["a", "b"])
+    assert driver.state("a") == "away"
+
+
+def test_a_job_that_is_given_up_has_failed_and_the_next_one_is_left(driver: Any) -> None:
+    job, other = driver.submit(), driver.submit("j-2")
+    assert driver.core.begin_again(given_up=True) == [other]
+    assert (job.state, other.state) == (JobState.FAILED, JobState.QUEUED)
+    assert "internal_error" in job.reason
+
+
+def test_without_a_job_there_is_nothing_to_give_up(driver: Any) -> None:
+    assert driver.core.begin_again(given_up=True) == []
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_job_that_nobody_can_be_told_of_fails_and_says_why(driver: Any, runs: bool) -> None:
+    job = driver.submit()
+    if runs:
+        driver.run_generation("b")
+    driver.handle(Undeliverable(job="j-0", reason="another job's"))
+    assert job.verdict == ""
+    driver.handle(Undeliverable(job="j-1", reason="header of 70000 bytes > 65536"))
+    driver.handle(Undeliverable(job="j-1", reason="again"))
+    if runs:
+        assert driver.cluster.run.phase is GenerationState.ENDING
+        driver.froze("b", generation=driver.cluster.run.generation, step=0)
+    assert (job.state, job.reason) == (JobState.FAILED, "header of 70000 bytes > 65536")
+
+
+def test_without_a_job_it_says_how_to_submit_one(driver: Any) -> None:
+    assert "dtdctl submit" in driver.core.explain()
+
+
+def test_deadlines_are_never_in_the_past(driver: Any) -> None:
+    driver.submit(settle_s=2.0)
+    driver.warm_up("a")
+    assert driver.core.next_deadline(driver.now) == 0.25
+    for moment in (0.25, 1.9, 2.0, 2.1, 60.0):
+        deadline = driver.core.next_deadline(moment)
+        assert deadline is not None
+        assert deadline > moment
+
+
+def test_silence_of_our_own_blames_nobody(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.silence(1.0, "a", "b")
+    driver.now = 500.0
+    driver.handle(Ticked())
+    assert driver.disconnected == []
+
+
+# --- operators -------------------------------------------------------------------------------
+
+
+def test_signal_is_sent_and_remembered(driver: Any) -> None:
+    driver.register("a")
+    driver.handle(KillRequested(name="a", signal="STOP"))
+    assert driver.told("a", m.Signal) == [m.Signal(signal="STOP")]
+    assert "SIGSTOP sent to a (pid 1)" in driver.incidents[-1].message
+
+
+def test_unknown_worker_is_refused_with_those_that_are_here(driver: Any) -> None:
+    with pytest.raises(RequestRefused, match="connected: none"):
+        driver.handle(KillRequested(name="b", signal="KILL"))
+    driver.register("a")
+    driver.register("b")
+    driver.lost("b")
+    with pytest.raises(RequestRefused, match="connected: a"):
+        driver.handle(KillRequested(name="b", signal="KILL"))
+
+
+# --- jobs, one after another -----------------------------------------------------------------
+
+
+def test_next_job_begins_when_the_last_one_has_ended(driver: Any) -> None:
+    """Even if nothing else happens: all workers are gone, and no deadline would come."""
+    driver.submit("j-1")
+    second = driver.submit("j-2")
+    number = driver.run_generation("a")
+    driver.finished("a", generation=number)
+    assert driver.cluster.job is second
+    assert second.state is not JobState.QUEUED
+
+
+def test_job_that_never_commits_a_step_fails(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a")
+    for _ in range(MAX_FRUITLESS_GENERATIONS):
+        assert job.state is JobState.RUNNING
+        driver.froze("a", generation=number, step=0)
+        driver.tick(driver.now + 10.0)
+        number = driver.all_run("a")
+    assert job.state is JobState.FAILED
+    assert job.reason == "64 generations in a row committed no step"

@@ -8,7 +8,6 @@ from dtd.cluster.links import (
     MOST_PROBE_EVERY_S,
     PROBE_EVERY_S,
     Links,
-    pair_of,
 )
 
 ALIVE = {"a", "b", "c"}
@@ -26,10 +25,6 @@ def mutual_reset(known: Links, now: float) -> list[tuple[links.Pair, str]]:
     known.accuse("a", "b", "reset")
     known.accuse("b", "a", "reset")
     return known.judge(ALIVE, now)
-
-
-def test_a_link_is_the_same_from_both_ends() -> None:
-    assert pair_of("b", "a") == pair_of("a", "b") == PAIR
 
 
 # --- evidence --------------------------------------------------------------------------------
@@ -73,15 +68,6 @@ def test_link_to_a_dead_worker_is_not_bad(gone: str) -> None:
     assert known.judge(ALIVE, 1.0) == []
 
 
-def test_bad_link_is_told_once() -> None:
-    known = Links()
-    known.accuse("a", "b", "silent")
-    known.accuse("b", "a", "unreachable")
-    assert known.judge(ALIVE, 0.0) == [(PAIR, "silent")]
-    known.accuse("a", "b", "silent")
-    assert known.judge(ALIVE, 1.0) == []
-
-
 def test_what_is_remembered_is_bounded() -> None:
     known = Links()
     names = [f"w-{number}" for number in range(MAX_LINKS + 10)]
@@ -113,15 +99,6 @@ def test_both_ends_probe_at_once_and_then_every_few_seconds() -> None:
     assert known.due(ALIVE, 7.0 + PROBE_EVERY_S) == [("a", "b"), ("b", "a")]
 
 
-@pytest.mark.parametrize("gone", ["a", "b"])
-def test_a_worker_that_is_gone_is_not_probed(gone: str) -> None:
-    assert bad_link().due(ALIVE - {gone}, 0.0) == []
-
-
-def test_without_bad_links_nothing_is_due() -> None:
-    assert Links().next_deadline() is None
-
-
 def test_link_is_good_again_when_it_works_both_ways() -> None:
     known = bad_link()
     assert not known.answered("a", "b", 0.0, reachable=True)
@@ -130,15 +107,6 @@ def test_link_is_good_again_when_it_works_both_ways() -> None:
     assert known.bad == {PAIR}
     assert known.answered("b", "a", 0.0, reachable=True)
     assert known.bad == frozenset()
-
-
-def test_both_ways_means_at_the_same_time() -> None:
-    known = bad_link()
-    known.due(ALIVE, 0.0)
-    assert not known.answered("a", "b", 0.0, reachable=True)
-    known.due(ALIVE, PROBE_EVERY_S)
-    assert not known.answered("b", "a", 0.0, reachable=True)
-    assert known.answered("a", "b", 0.0, reachable=True)
 
 
 def test_answer_that_comes_too_late_is_no_news() -> None:

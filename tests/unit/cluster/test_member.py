@@ -125,21 +125,6 @@ def test_it_has_no_deadlines(worker: Worker) -> None:
     assert worker.core.next_deadline(0.0) is None
 
 
-@pytest.mark.parametrize("state", list(MemberState)[:5])
-def test_it_says_what_it_waits_for_unless_it_trains(worker: Worker, state: MemberState) -> None:
-    worker.become(state)
-    assert bool(worker.core.explain()) == (state is not MemberState.RUNNING)
-
-
-def test_messages_of_no_concern_are_ignored(worker: Worker) -> None:
-    assert worker.hears(m.HeartbeatAck()) == []
-
-
-@pytest.mark.parametrize("signal", ["KILL", "TERM", "STOP"])
-def test_signal_is_raised(worker: Worker, signal: str) -> None:
-    assert worker.hears(m.Signal(signal=signal)) == [member.Raise(signal=signal)]
-
-
 # --- coming back -----------------------------------------------------------------------------
 
 
@@ -163,11 +148,6 @@ def test_how_the_last_process_ended_is_said_until_it_is_heard() -> None:
     assert says().last_end == says().last_end == "ended by SIGSEGV"
     core.handle(member.FromCoordinator(message=REGISTERED), 0.0)
     assert says().last_end == ""
-
-
-def test_warm_worker_says_so_again(worker: Worker) -> None:
-    worker.become(MemberState.READY)
-    assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED]
 
 
 @pytest.mark.parametrize("state", [MemberState.FORMING, MemberState.RUNNING])
@@ -213,13 +193,6 @@ def test_failure_is_said_again_whatever_came_before(worker: Worker) -> None:
     assert FAILED in worker.tells(member.FromCoordinator(message=REGISTERED))
 
 
-def test_wish_to_leave_is_said_again(worker: Worker) -> None:
-    worker.become(MemberState.RUNNING)
-    leave = m.Leave(reason="stop")
-    assert worker.tells(member.StopAsked(reason="stop")) == [leave]
-    assert leave in worker.tells(member.FromCoordinator(message=REGISTERED))
-
-
 # --- preparing and assigning -----------------------------------------------------------------
 
 
@@ -236,13 +209,6 @@ def test_preparing_for_the_same_job_again_has_it_say_again_that_it_is_ready(
     assert worker.core.state is MemberState.READY
 
 
-@pytest.mark.parametrize("other", [{"job": "k"}, {"job": "j", "identity": "another store's"}])
-def test_another_job_needs_a_clean_interpreter(worker: Worker, other: dict[str, str]) -> None:
-    worker.become(MemberState.READY)
-    (effect,) = worker.hears(m.Prepare(spec={}, **other))
-    assert isinstance(effect, member.Restart)
-
-
 @pytest.mark.parametrize(
     ("state", "generation"),
     [
@@ -257,13 +223,6 @@ def test_it_is_assigned_only_when_it_is_free(
     worker.become(state)
     assert worker.hears(assign(generation)) == []
     assert worker.core.state is state
-
-
-def test_old_generation_is_not_taken_up_again(worker: Worker) -> None:
-    worker.become(MemberState.RUNNING)
-    worker.does(froze())
-    assert worker.hears(assign(4)) == []
-    assert worker.hears(assign(5)) == [member.FormRing(assign=assign(5))]
 
 
 # --- freezing --------------------------------------------------------------------------------
@@ -315,45 +274,11 @@ def test_probe_is_made_and_answered_in_any_state(worker: Worker) -> None:
     assert worker.tells(member.ProbeAnswered(probed=probed)) == [probed]
 
 
-@pytest.mark.parametrize("state", [MemberState.FORMING, MemberState.RUNNING])
-def test_freeze_breaks_the_ring(worker: Worker, state: MemberState) -> None:
-    worker.become(state)
-    assert worker.hears(freeze()) == [member.BreakRing(reason="why")]
-
-
-@pytest.mark.parametrize(
-    ("flags", "stop", "leave"),
-    [
-        ({}, False, False),
-        ({"stop": True}, True, False),
-        ({"leave": True}, False, True),
-    ],
-)
-def test_freeze_at_the_boundary_raises_flags(
-    worker: Worker, flags: dict[str, bool], stop: bool, leave: bool
-) -> None:
-    worker.become(MemberState.RUNNING)
-    effects = worker.hears(freeze(at_boundary=True, **flags))
-    assert effects == [member.EndAtBoundary(stop=stop, leave=leave)]
-
-
 def test_worker_that_stops_leaves_at_the_boundary(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     worker.does(member.StopAsked(reason="stop"))
     effects = worker.hears(freeze(at_boundary=True))
     assert effects == [member.EndAtBoundary(stop=False, leave=True)]
-
-
-def test_freeze_of_another_generation_is_ignored(worker: Worker) -> None:
-    assert worker.hears(freeze()) == []
-    worker.become(MemberState.RUNNING)
-    assert worker.hears(freeze(generation=3)) == []
-
-
-def test_frozen_worker_repeats_its_report(worker: Worker) -> None:
-    worker.become(MemberState.RUNNING)
-    (report,) = worker.tells(froze())
-    assert worker.tells(member.FromCoordinator(message=freeze())) == [report]
 
 
 def test_finished_worker_repeats_its_report(worker: Worker) -> None:
@@ -377,19 +302,8 @@ def test_news_of_an_old_generation_is_ignored(worker: Worker, event: Any) -> Non
 # --- ending ----------------------------------------------------------------------------------
 
 
-def test_idle_worker_says_so_and_stops_at_once(worker: Worker) -> None:
-    assert worker.does(member.StopAsked(reason="stop")) == [
-        member.Tell(message=m.Leave(reason="stop")),
-        member.Exit(reason="stop"),
-    ]
-
-
 def test_idle_worker_has_nothing_to_be_released_from(worker: Worker) -> None:
     assert worker.hears(release()) == []
-
-
-def test_drained_worker_exits_even_when_idle(worker: Worker) -> None:
-    assert worker.hears(release("left")) == [member.Exit(reason="because")]
 
 
 def test_worker_that_stops_exits_when_it_is_released(worker: Worker) -> None:
@@ -405,13 +319,6 @@ def test_a_worker_that_is_refused_says_so_while_it_is_idle() -> None:
     assert core.explain() == "is refused: too old"
     core.handle(member.FromCoordinator(message=REGISTERED), 0.0)
     assert core.explain() == "waits for a job"
-
-
-@pytest.mark.parametrize("end", [froze(), member.TrainerFinished(finished=FINISHED)])
-def test_what_it_holds_is_saved_between_generations(worker: Worker, end: member.Event) -> None:
-    save = m.Save(job="j", generation=4, step=6)
-    worker.become(MemberState.RUNNING).does(end)
-    assert worker.hears(save) == [member.SaveState(save=save)]
 
 
 @pytest.mark.parametrize("state", list(MemberState)[:5])

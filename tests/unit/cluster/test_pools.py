@@ -174,13 +174,6 @@ def test_a_lost_worker_is_replaced_by_an_idle_one_and_idles_when_it_returns(two:
     assert two.places()["w3"] == "j-2"  # its generation is not known to have stopped
 
 
-def test_one_that_returns_is_given_to_the_job_that_lacks_one(two: Cluster) -> None:
-    two.lose("w5")
-    two.lose("w1")
-    two.register("w5")
-    assert two.places()["w5"] == "j-1"
-
-
 def test_what_a_job_has_beyond_its_number_is_released(two: Cluster) -> None:
     home, machine = two.pools.home.cluster, two.pools.machines()[2]
     assert machine.cluster.job is not None
@@ -307,21 +300,6 @@ def test_jobs_that_had_begun_are_taken_up_first(cluster: Cluster) -> None:
     jobs = [Job(id=f"j-{n}", spec={"job": {"name": "j"}}) for n in (1, 2, 3, 4)]
     jobs[2].state, jobs[3].state = JobState.STOPPING, JobState.RUNNING
     assert [job.id for job in pools.in_order(jobs)] == ["j-3", "j-4", "j-1", "j-2"]
-
-
-@pytest.mark.parametrize(("job", "generation"), [("j-1", 3), ("j-2", 4)])
-def test_a_worker_that_two_jobs_expect_belongs_to_the_one_it_returns_with(
-    cluster: Cluster, job: str, generation: int
-) -> None:
-    """The other one does not wait for it, or would close its connection after a while."""
-    running = {"state": JobState.RUNNING, "announced": True}
-    cluster.submit(1, workers=2, roster=("w1", "w9"), generation=3, **running)
-    cluster.submit(2, workers=2, roster=("w1", "w8"), generation=4, **running)
-    cluster.register("w1", job=job, generation=generation, phase="running")
-    assert cluster.places() == {"w1": job, "w8": "j-2", "w9": "j-1"}
-    (other,) = {"j-1", "j-2"} - {job}
-    known = cluster.pools.cluster_with(other).workers["w1"]
-    assert known.state is WorkerState.LOST
 
 
 def test_one_that_may_hold_the_newest_state_goes_to_its_job(cluster: Cluster) -> None:

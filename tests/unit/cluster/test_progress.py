@@ -9,7 +9,6 @@ import pytest
 from dtd.cluster.detector import LATE_TICKS
 from dtd.cluster.progress import (
     LOOK_AFTER_S,
-    MOST_KINDS,
     Evidence,
     ProgressWatch,
     Verdict,
@@ -79,20 +78,6 @@ def test_a_thread_without_a_generation_is_not_stalled(thread: Thread) -> None:
     assert thread.passes(1000.0) == Verdict(patience_s=LEAST_S)
 
 
-def test_what_lies_between_two_generations_is_no_silence(thread: Thread) -> None:
-    thread.watch.end()
-    thread.passes(600.0)
-    thread.mark()
-    thread.watch.begin(thread.now)
-    assert thread.beat().patience_s == LEAST_S
-
-
-def test_a_stall_counts_from_the_last_mark(thread: Thread) -> None:
-    assert thread.passes(3.0).stalled_s == 3.0
-    thread.mark()
-    assert thread.passes(1.5).stalled_s == 1.5
-
-
 def test_waiting_for_the_ring_is_no_stall_and_no_silence(thread: Thread) -> None:
     for _ in range(400):
         thread.now += INTERVAL_S
@@ -121,13 +106,6 @@ def test_a_thread_that_computes_and_then_hangs_is_found_as_soon(thread: Thread) 
     assert (verdict.stalled_s, verdict.still_s) == (65.5, 5.5)
 
 
-def test_a_short_pause_is_not_worth_a_word(thread: Thread) -> None:
-    assert thread.passes(0.75).evidence == ""
-    assert thread.passes(0.5).evidence.startswith("nothing has moved for 1.2 s")
-    thread.mark()
-    assert thread.passes(0.25).evidence == ""
-
-
 def test_silence_that_turned_out_well_is_learned_from(thread: Thread) -> None:
     thread.passes(2.0)
     thread.mark()
@@ -137,17 +115,6 @@ def test_silence_that_turned_out_well_is_learned_from(thread: Thread) -> None:
     thread.passes(1.0, cpu=1.0)
     thread.mark()
     assert thread.beat().patience_s == pytest.approx(10 * 3.0)
-
-
-def test_the_longest_silence_is_not_forgotten_at_the_first_step() -> None:
-    """A micro-batch that sleeps for seven seconds does so in every step."""
-    thread = Thread()
-    thread.watch.begins("batch", specialises=False)
-    thread.passes(7.0)
-    thread.mark()
-    thread.usual()
-    assert not is_stuck(thread.passes(60.0))
-    assert is_stuck(thread.passes(10.0))
 
 
 def test_what_is_learned_is_at_most_what_a_warm_up_may_take(thread: Thread) -> None:
@@ -236,14 +203,6 @@ def test_whatever_is_done_for_the_first_time_has_the_limit_of_a_warm_up(thread: 
     assert limits(thread, *works, specialises=False) == [LEAST_S] * 3
 
 
-def test_the_first_step_after_a_change_of_members_is_nothing_new(thread: Thread) -> None:
-    """Its batch has another size: who computes as it is written has nothing to make for that."""
-    change = [("take over", None), ("batch", 12), ("batch", 12)]
-    assert limits(thread, *change, specialises=False) == [FIRST_S, LEAST_S, LEAST_S]
-    change = [("take over", None), ("batch", 8), ("batch", 8)]
-    assert limits(thread, *change, specialises=False) == [LEAST_S] * 3
-
-
 def test_where_code_is_made_for_shapes_another_one_is_new(thread: Thread) -> None:
     works = [("batch", 8), ("batch", 8), ("batch", 8), ("batch", 3), ("batch", 8), ("batch", 8)]
     first = [FIRST_S, FIRST_S, LEAST_S, FIRST_S, FIRST_S, LEAST_S]
@@ -257,12 +216,6 @@ def test_where_code_is_made_for_shapes_another_one_is_new(thread: Thread) -> Non
 def test_a_compiler_that_is_loaded_late_makes_every_shape_new(thread: Thread) -> None:
     assert limits(thread, ("batch", 8), specialises=False) == [LEAST_S]
     assert limits(thread, ("batch", 8), specialises=True) == [FIRST_S]
-
-
-def test_where_every_batch_has_another_shape_a_new_one_is_nothing_special(thread: Thread) -> None:
-    works = [("batch", length) for length in range(MOST_KINDS)]
-    found = limits(thread, *works, specialises=True)
-    assert found == [FIRST_S] * (MOST_KINDS - 1) + [LEAST_S]
 
 
 # --- a process that stands still -----------------------------------------------------------------
@@ -285,25 +238,6 @@ def test_a_stall_goes_on_after_the_process_was_stopped(thread: Thread) -> None:
     verdict = thread.beat()
     assert verdict.stalled_s == pytest.approx(2.0 + LATE_TICKS * INTERVAL_S)
     assert verdict.still_s == verdict.stalled_s
-
-
-def test_a_worker_that_computed_before_the_process_was_stopped_has_not_stood_still_since(
-    thread: Thread,
-) -> None:
-    thread.passes(30.0, cpu=1.0)
-    thread.now += 3600.0
-    verdict = thread.beat()
-    assert verdict.still_s == pytest.approx(LATE_TICKS * INTERVAL_S)
-    assert not is_stuck(verdict)
-
-
-def test_a_thread_that_got_on_in_a_late_heartbeat_is_not_ahead_of_time(thread: Thread) -> None:
-    thread.passes(1.0)
-    thread.now += 9.0
-    thread.mark()
-    thread.now += 0.5
-    assert thread.beat().stalled_s == 0.0
-    assert thread.passes(1.0).stalled_s == pytest.approx(1.0)
 
 
 # --- what moves for a moment ---------------------------------------------------------------------
@@ -335,7 +269,3 @@ def test_child_processes_move_where_they_compute_between_two_close_looks() -> No
     assert motion(then, now) == "its child processes compute (200% of a processor)"
     assert motion(Evidence(at_s=1.0, cpu_s=0.0), now) == ""
     assert motion(None, now) == ""
-
-
-def test_a_loop_that_polls_does_not_move() -> None:
-    assert motion(Evidence(at_s=1.0, cpu_s=5.0), Evidence(at_s=2.0, cpu_s=5.04)) == ""

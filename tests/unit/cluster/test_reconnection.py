@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster.events import CancelRequested, KillRequested, ResumeRequested, Submitted
+from dtd.cluster.events import KillRequested, ResumeRequested, Submitted
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import JobState
 from dtd.errors import RequestRefused
@@ -25,13 +25,6 @@ def test_generation_runs_on_without_a_members_connection(driver: Any) -> None:
     assert driver.told_of("worker_lost") == []
 
 
-def test_member_that_says_goodbye_is_gone(driver: Any) -> None:
-    driver.submit()
-    driver.run_generation("a", "b")
-    driver.lost("a", farewell=True)
-    assert driver.state("a") == "lost"
-
-
 def test_member_that_stays_away_is_lost_unless_its_generation_advances(driver: Any) -> None:
     driver.submit()
     driver.run_generation("a", "b")
@@ -41,17 +34,6 @@ def test_member_that_stays_away_is_lost_unless_its_generation_advances(driver: A
         driver.beat("b", step=step)
     assert driver.state("a") == "away"
     driver.silence(driver.now + 0.75, "b")
-    assert driver.state("a") == "lost"
-
-
-@pytest.mark.parametrize("state", ["forming", "ending"])
-def test_only_a_generation_that_runs_can_do_without_a_connection(driver: Any, state: str) -> None:
-    driver.submit()
-    driver.warm_up("a", "b", "c")
-    if state == "ending":
-        driver.all_run(*"abc")
-        driver.lost("c")
-    driver.lost("a", farewell=False)
     assert driver.state("a") == "lost"
 
 
@@ -72,62 +54,6 @@ def test_signal_cannot_be_sent_to_one_that_is_away(driver: Any) -> None:
     driver.lost("a", farewell=False)
     with pytest.raises(RequestRefused, match="connected: b"):
         driver.handle(KillRequested(name="a", signal="KILL"))
-
-
-# --- coming back -------------------------------------------------------------------------------
-
-
-def test_what_was_known_of_a_member_stays_known(driver: Any) -> None:
-    driver.submit()
-    driver.run_generation("a", "b")
-    driver.beat("a", step=3, step_s=2.0)
-    driver.lost("a", farewell=False)
-    driver.cluster.workers["a"].leaving = True
-    known = driver.cluster.workers["a"]
-    driver.back("a")
-    worker = driver.cluster.workers["a"]
-    assert worker.holdings.warmed == known.holdings.warmed
-    assert worker.holdings.held == known.holdings.held
-    assert worker.liveness.heartbeat == known.liveness.heartbeat
-    assert worker.leaving
-
-
-@pytest.mark.parametrize(
-    "other", [{"incarnation": 2}, {"generation": 7}, {"roster_id": 7}, {"generation": 0}]
-)
-def test_another_process_or_generation_is_not_the_member(driver: Any, other: Any) -> None:
-    driver.submit()
-    driver.run_generation("a", "b")
-    driver.lost("a", farewell=False)
-    driver.back("a", **other)
-    assert driver.state("a") == "warming"
-    assert [one.at_boundary for one in driver.told("b", m.Freeze)] == [False]
-
-
-@pytest.mark.parametrize("at_boundary", [True, False])
-def test_member_that_comes_back_hears_that_its_generation_ends(
-    driver: Any, at_boundary: bool
-) -> None:
-    driver.submit()
-    driver.run_generation("a", "b", "c")
-    driver.lost("a", farewell=False)
-    if at_boundary:
-        driver.say("b", m.Leave(reason="stop"))
-    else:
-        driver.lost("b")
-    driver.back("a")
-    assert [one.at_boundary for one in driver.told("a", m.Freeze)][-1] is at_boundary
-    assert driver.told("a", m.Freeze)[-1].reason
-
-
-def test_member_that_comes_back_hears_that_its_job_stops(driver: Any) -> None:
-    driver.submit()
-    driver.run_generation("a", "b")
-    driver.lost("a", farewell=False)
-    driver.handle(CancelRequested(job="j-1"))
-    driver.back("a")
-    freeze = driver.told("a", m.Freeze)[-1]
-    assert (freeze.stop, freeze.at_boundary) == (True, True)
 
 
 # --- a coordinator restarts --------------------------------------------------------------------
@@ -196,31 +122,6 @@ def test_members_have_a_while_to_come_back(make_desk: Any) -> None:
     assert driver.state("b") == "lost"
 
 
-def test_member_that_died_meanwhile_is_dealt_with(make_desk: Any) -> None:
-    """Its neighbour has frozen, and repeats its report."""
-    job = restored()
-    driver = adopted(make_desk, job)
-    driver.back("a", "frozen")
-    driver.froze("a", generation=3, step=8, prepared=(3, 9), suspect="b", evidence="reset")
-    assert driver.state("b") == "away"
-    driver.register("b", incarnation=2)
-    assign = driver.told("a", m.Assign)[-1]
-    assert (assign.generation, assign.held_generation, assign.held_step) == (4, 3, 9)
-    assert job.steps_lost == 0
-
-
-def test_generation_that_was_forming_goes_on_to_form(make_desk: Any) -> None:
-    job = restored(JobState.FORMING)
-    driver = adopted(make_desk, job)
-    assert driver.core.explain() == "forming generation 3: waiting for a, b"
-    driver.back("a", "running")
-    assert job.state is JobState.FORMING
-    driver.back("b", "forming")
-    assert job.state is JobState.FORMING
-    driver.all_run("b")
-    assert job.state is JobState.RUNNING
-
-
 def test_a_worker_that_forms_is_kept_though_stuck_while_nobody_knows_what_it_holds(
     make_desk: Any,
 ) -> None:
@@ -231,40 +132,6 @@ def test_a_worker_that_forms_is_kept_though_stuck_while_nobody_knows_what_it_hol
     assert driver.cluster.workers["b"].liveness.kept
     assert driver.disconnected == []
     assert not [one for one in driver.told("b", m.Release) if one.state == "evicted"]
-
-
-def test_cancelled_generation_that_was_forming_does_not_count_as_running(make_desk: Any) -> None:
-    """The job's record says that it stops, and no longer that its generation forms."""
-    job = restored(JobState.STOPPING, start_step=8, step=8)
-    driver = adopted(make_desk, job)
-    assert driver.core.explain() == "forming generation 3: waiting for a, b"
-    driver.back("a", "running")
-    driver.back("b", "forming")
-    assert not driver.cluster.run.has_run
-    driver.all_run("b")
-    assert driver.cluster.run.has_run
-    assert [driver.told(name, m.Freeze)[-1].stop for name in "ab"] == [True, True]
-
-
-def test_all_who_run_already_need_not_say_so_again(make_desk: Any) -> None:
-    job = restored(JobState.FORMING)
-    driver = adopted(make_desk, job)
-    driver.back("a", "running")
-    driver.back("b", "running")
-    assert job.state is JobState.RUNNING
-
-
-def test_generation_that_was_saved_and_never_announced_is_given_up_at_once(make_desk: Any) -> None:
-    """The coordinator died between the two; its members know of the one before."""
-    job = restored(JobState.FORMING, start_generation=2, start_step=6, step=6)
-    driver = adopted(make_desk, job)
-    for name in "ab":
-        driver.back(name, "frozen", generation=2, roster_id=22)
-    assert job.fenced
-    driver.froze("a", generation=2, step=5, held_generation=2, prepared=(2, 6))
-    driver.froze("b", generation=2, step=5, held_generation=2, prepared=(2, 6))
-    assign = driver.told("a", m.Assign)[-1]
-    assert (assign.generation, assign.held_generation, assign.held_step) == (4, 2, 6)
 
 
 def test_first_generation_that_was_never_announced_is_formed_again(make_desk: Any) -> None:
@@ -288,23 +155,6 @@ def test_job_that_was_stopping_stops(make_desk: Any) -> None:
     assert job.state is JobState.CANCELLED
 
 
-def test_standby_begins_nothing_while_the_members_are_away(make_desk: Any) -> None:
-    """They may train on, out of our hearing, until one has stopped for certain."""
-    job = restored()
-    driver = adopted(make_desk, job)
-    driver.warm_up("c")
-    driver.silence(100.0, "c")
-    assert driver.cluster.run.roster == []
-    assert driver.core.explain() == (
-        "waiting for a, b: generation 3 may still run there; `dtdctl resume j-1` if they are gone"
-        " for good"
-    )
-    driver.back("a", "running", generation=3, roster_id=33)
-    driver.froze("a", generation=3, step=700)
-    assert driver.cluster.run.roster == ["a", "c"]
-    assert driver.told("c", m.Assign)[-1].held_step == 700
-
-
 def test_operator_may_say_that_the_members_are_gone_for_good(make_desk: Any) -> None:
     job = restored()
     driver = adopted(make_desk, job)
@@ -316,32 +166,6 @@ def test_operator_may_say_that_the_members_are_gone_for_good(make_desk: Any) -> 
     driver.tick(driver.now + 5.0)
     assert driver.cluster.run.roster == ["c"]
     assert (job.start_generation, job.start_step, job.steps_lost) == (0, 0, 7)
-
-
-def test_after_a_restart_everyone_may_be_new(make_desk: Any) -> None:
-    """All were killed at once: their new processes prove that the generation is over."""
-    job = restored(checkpoint_generation=3, checkpoint_step=7, checkpoint_holders=("a",))
-    driver = adopted(make_desk, job)
-    held = m.Held(job="j-1", generation=3, step=7, digest="", where="checkpoint")
-    driver.register("b", incarnation=5)
-    driver.warmed("b")
-    driver.register("a", incarnation=5)
-    driver.warmed("a", held=(held,))
-    assign = driver.told("b", m.Assign)[-1]
-    assert (assign.held_generation, assign.held_step) == (3, 7)
-    assert [one.holds for one in assign.roster] == [True, False]
-    assert job.steps_lost == 0
-
-
-def test_steps_may_be_lost_while_the_coordinator_is_away(make_desk: Any) -> None:
-    """The generation had ended before, and nobody who comes back remembers anything."""
-    job = restored(announced=False, fenced=True)
-    driver = adopted(make_desk, job)
-    for name in "ab":
-        driver.register(name, incarnation=5)
-        driver.warmed(name)
-    assert driver.cluster.run.roster == ["a", "b"]
-    assert job.steps_lost == 7
 
 
 # --- what an absent member must not leak -------------------------------------------------------

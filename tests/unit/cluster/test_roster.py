@@ -1,3 +1,7 @@
+"""The states that workers hold, and the next roster and its start."""
+
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
 
@@ -5,8 +9,10 @@ import pytest
 
 from dtd.cluster import roster
 from dtd.cluster.records import Holdings, Job, Worker
+from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.wire import messages as m
 from tests.registrations import registration
+from tests.shards import held_shards
 
 WARMED = m.Warmed(
     job="j",
@@ -64,11 +70,6 @@ def chosen(
     )
 
 
-def test_ranks_are_by_name_all_that_came_first() -> None:
-    given = [worker("w-3"), worker("w-10"), worker("w-1")]
-    assert names(chosen(given).members) == ["w-1", "w-3", "w-10"]
-
-
 def test_holders_of_the_state_are_chosen_first() -> None:
     given = [worker("w-1"), worker("w-2"), memory("w-3", 2, 7), memory("w-4", 2, 6, (2, 7))]
     start = (2, 7)
@@ -115,11 +116,6 @@ def test_a_worker_that_lacks_the_state_but_has_good_links_is_no_reason_to_keep_a
     assert (names(picked.members), names(picked.barred)) == (["a", "c"], ["b"])
 
 
-def test_a_place_that_one_that_is_barred_leaves_goes_to_the_next() -> None:
-    picked = chosen([worker(name) for name in "abcd"], max_workers=3, bad=[("a", "b")])
-    assert (names(picked.members), names(picked.barred)) == (["a", "c", "d"], ["b"])
-
-
 # --- the order -------------------------------------------------------------------------------
 
 
@@ -128,15 +124,6 @@ def test_order_by_name_stays_unless_neighbours_cannot_reach_each_other(
     bad: list[tuple[str, str]],
 ) -> None:
     assert roster.ring_order("abcd", bad) == ["a", "b", "c", "d"]
-
-
-def test_the_last_is_a_neighbour_of_the_first() -> None:
-    assert roster.ring_order("abcd", [("a", "d")]) == ["a", "b", "d", "c"]
-
-
-def test_one_alone_needs_no_link() -> None:
-    assert roster.ring_order("a", []) == ["a"]
-    assert roster.ring_order("ab", [("a", "b")]) is None
 
 
 def test_search_goes_back_as_far_as_it_must() -> None:
@@ -228,11 +215,6 @@ def test_a_step_of_which_was_told_is_not_made_of_what_a_later_generation_starts_
     assert roster.start_key(job, workers) == (2, 4)
 
 
-def test_before_the_first_generation_nothing_is_prepared() -> None:
-    job = Job(id="j", spec={})
-    assert roster.start_key(job, [worker("a"), worker("b", 3, 5, "checkpoint")]) == (3, 5)
-
-
 def test_a_worker_that_can_commit_the_step_holds_its_state() -> None:
     given = [memory("a", 2, 7), memory("b", 2, 6, (2, 7)), memory("c", 2, 6), worker("d")]
     assert roster.holders(given, (2, 7)) == [True, True, False, False]
@@ -248,12 +230,6 @@ def test_what_is_on_disk_cannot_commit_a_step() -> None:
 def test_of_a_fresh_state_the_lowest_rank_gives_its_own() -> None:
     assert roster.holders([worker("a"), worker("b")], (0, 0)) == [True, False]
     assert roster.holders([worker("a"), memory("b", 0, 0)], (0, 0)) == [False, True]
-
-
-def test_worker_that_reported_nothing_holds_nothing() -> None:
-    silent = replace(worker("a"), holdings=Holdings())
-    assert roster.held_key(silent) == (0, 0)
-    assert not roster.has(silent, (0, 0))
 
 
 def test_member_that_runs_holds_what_its_generation_started_from() -> None:
@@ -272,19 +248,6 @@ def frozen(*held: m.Held) -> m.Frozen:
         suspect="",
         evidence="",
         reason="",
-    )
-
-
-def test_frozen_worker_holds_what_it_says() -> None:
-    held = m.Held(job="j", generation=3, step=5, digest="x", where="memory")
-    assert roster.held_by(frozen(held)) == held
-    assert roster.held_by(frozen()) == roster.NOTHING_HELD
-
-
-def test_finished_worker_holds_the_last_step_in_memory() -> None:
-    message = m.Finished(job="j", generation=3, held_generation=2, step=9, digest="x", result={})
-    assert roster.held_by(message) == m.Held(
-        job="j", generation=2, step=9, digest="x", where="memory"
     )
 
 
@@ -317,11 +280,156 @@ def test_disagreement_names_what_differs(change: dict[str, Any], word: str) -> N
     assert word in roster.disagreement(WARMED, replace(WARMED, **change))
 
 
-def test_equal_reports_agree() -> None:
-    assert roster.disagreement(WARMED, replace(WARMED, parameters=2)) == ""
-
-
 def test_reference_is_what_most_say_and_of_equals_the_first() -> None:
     other = replace(WARMED, dataset_rows=7)
     assert roster.reference([other, WARMED, WARMED]) is WARMED
     assert roster.reference([other, WARMED]) is other
+
+
+# --- parts of a state: which workers together hold all of it -------------------------------------
+
+
+KEY = (1, 5)
+
+
+def half(*quarters: int) -> ShardSet:
+    return ShardSet.segments(quarters, 4)
+
+
+def held(key: tuple[int, int], part: ShardSet, where: str = "memory") -> m.Held:
+    wire = tuple(part.to_wire())
+    return m.Held(job="j", generation=key[0], step=key[1], digest="", where=where, part=wire)
+
+
+def holder(name: str, part: ShardSet = NOTHING, key: tuple[int, int] = KEY, **more: Any) -> Worker:
+    made = Worker(registration=registration(name=name, incarnation=1))
+    if part:
+        made.holdings.held, made.holdings.prepared = held(key, part), key
+    for field, value in more.items():
+        setattr(made.holdings, field, value)
+    return made
+
+
+def divided_job(**strategy: Any) -> Job:
+    job = Job(id="j", spec={"strategy": {"name": "sharded", **strategy}})
+    job.generation = 1
+    job.roster = ("a", "b", "c", "d")
+    return job
+
+
+def ring(mirrors: int = 1, *, but: str = "") -> list[Worker]:
+    shards = {name: held_shards(rank, 4, mirrors) for rank, name in enumerate("abcd")}
+    return [holder(name, part, frozen_in=1) for name, part in shards.items() if name not in but]
+
+
+def test_a_part_is_in_memory_prepared_or_on_disk() -> None:
+    one = holder("a", half(0), prepared=(1, 6), saved=(held((1, 3), half(2), "checkpoint"),))
+    assert roster.part_at(one, KEY) == roster.part_at(one, (1, 6)) == half(0)
+    assert roster.part_at(one, (1, 3)) == half(2)
+    assert roster.part_at(one, (1, 4)) == NOTHING
+    assert roster.part_at(holder("b"), (0, 0)) == NOTHING
+    assert roster.part_of(m.Held(job="j", generation=1, step=1, digest="", where="memory")) == WHOLE
+
+
+@pytest.mark.parametrize(("gone", "start"), [("", KEY), ("a", KEY), ("ac", KEY), ("ab", (0, 0))])
+def test_a_state_is_started_from_only_if_all_of_it_is_there(
+    gone: str, start: tuple[int, int]
+) -> None:
+    workers = ring(but=gone)
+    assert roster.start_key(divided_job(), workers) == start
+    assert roster.newest_key(divided_job(), workers) == KEY
+    assert roster.covers(workers, KEY) == (start == KEY)
+
+
+def test_a_step_that_some_have_committed_and_others_prepared_is_complete() -> None:
+    workers = ring()
+    for one in workers[:2]:
+        one.holdings.prepared = (1, 6)
+    for one in workers[2:]:
+        one.holdings.held = held((1, 6), roster.part_at(one, KEY))
+    assert roster.start_key(divided_job(), workers) == (1, 6)
+
+
+def test_a_worker_that_has_not_prepared_a_step_keeps_the_others_from_it() -> None:
+    workers = ring()
+    for one in workers[:3]:
+        one.holdings.prepared = (1, 6)
+    assert roster.start_key(divided_job(), workers) == KEY
+
+
+def test_without_two_neighbours_the_newest_complete_checkpoint_counts() -> None:
+    workers = ring(but="ab")
+    older = {name: held_shards(rank, 4, 1) for rank, name in enumerate("cdab")}
+    workers += [holder("a"), holder("b")]
+    for one in workers:
+        one.holdings.saved = (held((1, 2), older[one.name], "checkpoint"),)
+    workers[0].holdings.saved += (held((1, 4), half(0), "checkpoint"),)
+    assert roster.start_key(divided_job(), workers) == (1, 2)
+    assert roster.holders(workers, (1, 2)) == [True] * 4
+
+
+def test_the_assigned_part_follows_from_the_rank() -> None:
+    job = divided_job(mirrors=2)
+    assert roster.assigned_part(job, "b") == held_shards(1, 4, 2)
+    assert roster.assigned_part(job, "x") == NOTHING
+    assert roster.assigned_part(divided_job(mirrors=-3), "b") == held_shards(1, 4, 0)
+    plain = Job(id="j", spec={})
+    plain.roster = ("a",)
+    assert roster.assigned_part(plain, "a") == WHOLE
+    assert roster.start_held(job, "b").part == tuple(held_shards(1, 4, 2).to_wire())
+    assert roster.start_held(plain, "a").part == ()
+
+
+@pytest.mark.parametrize(
+    ("mirrors", "names", "spare"), [(0, "abcd", 0), (1, "abcd", 1), (2, "abcd", 2), (7, "abcd", 3)]
+)
+def test_as_many_may_be_lost_as_there_are_mirrors(mirrors: int, names: str, spare: int) -> None:
+    job = divided_job(mirrors=mirrors)
+    assert roster.redundancy(job, names) == spare
+    assert roster.can_spare(job, "a") == (mirrors > 0)
+
+
+def test_after_a_loss_one_less_may_be_lost() -> None:
+    assert roster.redundancy(divided_job(mirrors=1), "abc") == 0
+    assert roster.redundancy(divided_job(mirrors=1), "ab") == -1
+    assert roster.redundancy(divided_job(), "") is None
+
+
+def test_a_worker_that_is_alone_or_no_member_may_leave() -> None:
+    job = divided_job(mirrors=0)
+    assert roster.can_spare(job, "x")
+    job.roster = ("a",)
+    assert roster.can_spare(job, "a")
+    plain = Job(id="j", spec={})
+    plain.roster = ("a", "b")
+    assert roster.can_spare(plain, "a")
+
+
+def test_copies_are_counted_at_the_scarcest_shard() -> None:
+    assert roster.copies([]) == roster.copies([half(0, 1, 2)]) == 0
+    assert roster.copies([WHOLE, half(1), half(0, 2, 3)]) == 2
+    assert roster.copies([half(0, 1), half(1, 2), half(2, 3), half(3, 0)]) == 2
+    assert roster.scarce({"a": WHOLE}, 1) == NOTHING
+    assert roster.scarce({"a": half(1), "b": half(0)}, 0) == half(2, 3)
+    assert roster.scarce({"a": WHOLE, "b": half(1), "c": half(2, 1)}, 2) == half(0, 3)
+    assert roster.scarce({}, 2) == WHOLE
+
+
+def test_few_workers_that_have_all_are_found() -> None:
+    workers = ring()
+    assert [one.name for one in roster.needed(workers, KEY)] == ["a", "c"]
+    assert [one.name for one in roster.needed(ring(but="bc"), KEY)] == ["a", "d"]
+    assert roster.needed([], KEY) == roster.needed([holder("x")], KEY) == []
+
+
+def chosen_names(workers: list[Worker], most: int, *bad: tuple[str, str]) -> list[str]:
+    links = {tuple(sorted(pair)) for pair in bad}
+    found = roster.choose(
+        workers, start=KEY, max_workers=most, bad_links={pair: pair for pair in links}
+    )
+    return [one.name for one in found.members]
+
+
+def test_without_a_link_it_is_not_the_one_that_alone_has_a_shard_that_stays_out() -> None:
+    workers = [holder("a", half(0, 1)), holder("b", half(0, 1)), holder("z", half(2, 3))]
+    assert chosen_names(workers, 3, ("b", "z")) == ["a", "z"]

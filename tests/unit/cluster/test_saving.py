@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from dtd.cluster import saving
 from dtd.cluster.events import CancelRequested, ResumeRequested, Submitted, Ticked
 from dtd.cluster.records import Job
-from dtd.cluster.registration import ADOPTION_PATIENCE
 from dtd.cluster.save_orders import FIRST_RETRY_S, MOST_CONTRADICTED, WRITING_S
 from dtd.cluster.transitions import JobState
 from dtd.errors import RequestRefused
@@ -93,34 +91,12 @@ def test_one_that_does_not_answer_is_named_with_the_way_out(driver: Any) -> None
     )
 
 
-def test_as_many_copies_as_asked_for_are_waited_for(driver: Any) -> None:
-    job = finished_unsaved(driver, "a", "b", "c", copies=2)
-    assert [asked(driver, name) for name in "abc"] == [[(1, 10)], [(1, 10)], []]
-    driver.saved_checkpoint("a", generation=1, step=10)
-    cannot_write(driver, "b")
-    assert asked(driver, "c") == [(1, 10)]
-    assert job.state is JobState.SAVING
-    driver.saved_checkpoint("c", generation=1, step=10)
-    assert job.state is JobState.DONE
-    assert driver.told_of("copies_missing") == []
-
-
 def test_fewer_workers_than_copies_are_told_and_enough(driver: Any) -> None:
     job = finished_unsaved(driver, "a", copies=2)
     driver.saved_checkpoint("a", generation=1, step=10)
     assert job.state is JobState.DONE
     (told,) = driver.told_of("copies_missing")
     assert told.message == ("the last state of job j-1 is on a alone; checkpoint.copies asks for 2")
-
-
-def test_one_whose_disk_is_full_dies_and_the_other_copy_is_enough(driver: Any) -> None:
-    job = finished_unsaved(driver, "a", "b", copies=2)
-    driver.saved_checkpoint("a", generation=1, step=10)
-    cannot_write(driver, "b")
-    assert job.state is JobState.SAVING
-    driver.lost("b")
-    assert job.state is JobState.DONE
-    assert driver.told_of("copies_missing")[0].message.endswith(f"2: b cannot write: {FULL}")
 
 
 def test_if_all_who_remember_die_the_end_is_trained_again(driver: Any) -> None:
@@ -151,22 +127,6 @@ def test_an_older_checkpoint_is_not_the_result(driver: Any) -> None:
     assert driver.cluster.job.state is JobState.WAITING
 
 
-def test_one_that_returns_with_the_state_is_waited_for(driver: Any) -> None:
-    job = finished_unsaved(driver, "a", "b")
-    driver.lost("b")
-    driver.back("b", "finished", generation=1, roster_id=driver.cluster.run.roster_id)
-    driver.lost("a")
-    assert job.state is JobState.SAVING
-    assert driver.core.explain() == "waiting for a, which may hold a state that is not saved"
-    driver.say(
-        "b",
-        m.Finished(job="j-1", generation=1, held_generation=1, step=10, digest="x", result={}),
-    )
-    assert asked(driver, "b") == [(1, 10)]
-    driver.saved_checkpoint("b", generation=1, step=10)
-    assert job.state is JobState.DONE
-
-
 def test_cancel_ends_a_job_that_cannot_be_saved(driver: Any) -> None:
     job = finished_unsaved(driver, "a")
     cannot_write(driver, "a")
@@ -185,14 +145,6 @@ def test_resume_has_nothing_to_say_to_a_job_that_is_saved(driver: Any) -> None:
         driver.handle(ResumeRequested(job="j-1"))
 
 
-def test_a_checkpoint_that_fails_while_training_goes_on_is_only_told(driver: Any) -> None:
-    job = driver.submit()
-    driver.run_generation("a")
-    cannot_write(driver, "a")
-    assert job.state is JobState.RUNNING
-    assert driver.told_of("checkpoint_failed")[0].message == f"a: {FULL}"
-
-
 # --- cancelled and failed ----------------------------------------------------------------------
 
 
@@ -206,30 +158,11 @@ def waiting(driver: Any) -> Job:
     return job
 
 
-def test_cancel_while_waiting_saves_what_is_held(driver: Any) -> None:
-    job = waiting(driver)
-    cancel(driver)
-    assert (job.state, asked(driver, "a")) == (JobState.SAVING, [(1, 5)])
-    driver.saved_checkpoint("a", generation=1, step=5)
-    assert (job.state, job.reason) == (JobState.CANCELLED, "cancelled by the operator")
-    assert driver.told_of("state_discarded") == []
-
-
 def test_what_a_checkpoint_holds_already_is_not_saved_again(driver: Any) -> None:
     job = waiting(driver)
     driver.saved_checkpoint("a", generation=1, step=5)
     cancel(driver)
     assert (job.state, asked(driver, "a")) == (JobState.CANCELLED, [])
-
-
-def test_a_step_that_all_who_are_heard_hold_prepared_is_saved(driver: Any) -> None:
-    """Somebody who is gone may have committed and told of it."""
-    driver.submit(min_workers=2)
-    number = driver.run_generation("a", "b")
-    driver.lost("b")
-    driver.froze("a", generation=number, step=5, prepared=(number, 6))
-    cancel(driver)
-    assert asked(driver, "a") == [(1, 6)]
 
 
 @pytest.mark.parametrize("times", [1, 40])
@@ -246,16 +179,6 @@ def test_a_cancelled_job_does_not_wait_for_a_disk_for_ever(driver: Any, times: i
     assert "the newest checkpoint is of step 0" in driver.told_of("state_discarded")[0].message
 
 
-def test_a_disk_that_only_hangs_is_given_up_later(driver: Any) -> None:
-    job = waiting(driver)
-    cancel(driver)
-    driver.tick(driver.now + saving.GIVE_UP_S + 5.0)
-    assert job.state is JobState.SAVING
-    driver.tick(driver.now + saving.MOST_S)
-    assert job.state is JobState.CANCELLED
-    assert "no worker has written it in time" in driver.told_of("state_discarded")[0].message
-
-
 def test_time_in_which_the_coordinator_slept_is_not_taken_from_who_writes(driver: Any) -> None:
     """Its report of what it has written may still be unread."""
     job = waiting(driver)
@@ -267,24 +190,6 @@ def test_time_in_which_the_coordinator_slept_is_not_taken_from_who_writes(driver
     driver.saved_checkpoint("a", generation=1, step=5)
     assert job.state is JobState.CANCELLED
     assert driver.told_of("state_discarded") == []
-
-
-def test_with_nobody_connected_the_wait_for_a_state_ends_all_the_same(make_desk: Any) -> None:
-    """Nothing happens in between, so the time until the deadline is no sleep."""
-    old = make_desk()
-    job = old.submit()
-    old.run_generation("a", "b")
-    driver = make_desk(last_generation=job.generation)
-    driver.now = 100.0
-    driver.handle(Submitted(job=replace(job, state=JobState.STOPPING, announced=False)))
-    assert driver.cluster.saving is not None
-    while driver.cluster.job is not None:
-        deadline = driver.core.next_deadline(driver.now)
-        assert deadline is not None
-        driver.now = deadline
-        driver.handle(Ticked())
-    assert driver.now == 100.0 + ADOPTION_PATIENCE * driver.cluster.heartbeat_timeout_s
-    assert [one.state for one in driver.ended] == [JobState.CANCELLED]
 
 
 def test_a_second_cancel_does_not_wait(driver: Any) -> None:
@@ -306,44 +211,6 @@ def test_failure_saves_what_the_members_hold(driver: Any) -> None:
     assert (job.state, asked(driver, "a")) == (JobState.SAVING, [(1, 5)])
     driver.saved_checkpoint("a", generation=number, step=5)
     assert (job.state, job.reason) == (JobState.FAILED, "b: boom (on c, too)")
-
-
-def test_failure_of_the_only_worker_saves_what_it_holds(driver: Any) -> None:
-    job: Job = driver.submit()
-    number = driver.run_generation("a")
-    driver.say("a", m.Failed(job="j-1", reason="boom", traceback=""))
-    driver.froze("a", generation=number, step=5)
-    assert asked(driver, "a") == [(1, 5)]
-    driver.saved_checkpoint("a", generation=number, step=5)
-    assert job.state is JobState.FAILED
-    assert "traceback" not in job.result
-
-
-def test_a_failed_worker_that_forgets_its_state_keeps_nobody_waiting(driver: Any) -> None:
-    job: Job = driver.submit()
-    number = driver.run_generation("a")
-    driver.say("a", m.Failed(job="j-1", reason="boom", traceback=""))
-    driver.froze("a", generation=number, step=0, held_generation=0, where="none")
-    assert job.state is JobState.FAILED
-
-
-def test_a_newer_state_that_comes_back_is_saved_instead(driver: Any) -> None:
-    job: Job = driver.submit(min_workers=3)
-    number = driver.run_generation("a", "b", "c")
-    driver.lost("c")
-    driver.lost("b")
-    roster_id = driver.cluster.run.roster_id
-    driver.froze("a", generation=number, step=5)
-    driver.cluster.workers[
-        "a"
-    ].holdings.frozen_in = 0  # as if it had it from before the last generation
-    driver.back("b", "frozen", generation=number, roster_id=roster_id)
-    cancel(driver)
-    assert asked(driver, "a") == [(1, 5)]
-    driver.froze("b", generation=number, step=6)
-    assert asked(driver, "b") == [(1, 6)]
-    driver.saved_checkpoint("b", generation=number, step=6)
-    assert job.state is JobState.CANCELLED
 
 
 # --- the coordinator starts again ----------------------------------------------------------------
@@ -379,67 +246,6 @@ def test_those_that_hold_the_state_may_come_back(make_desk: Any, verdict: str) -
     assert asked(driver, "a") == [(3, 9)]
     driver.saved_checkpoint("a", generation=3, step=9)
     assert (job.state.value, job.reason) == (verdict, "why")
-
-
-def test_if_nobody_comes_back_the_job_ends(make_desk: Any) -> None:
-    driver = make_desk(last_generation=3)
-    job = restored("cancelled")
-    driver.handle(Submitted(job=job))
-    assert driver.core.next_deadline(driver.now) is not None
-    driver.tick(60.0)
-    assert job.state is JobState.CANCELLED
-
-
-def test_a_job_that_was_to_be_done_goes_on_to_its_end(make_desk: Any) -> None:
-    driver = make_desk(last_generation=3)
-    job = restored("done")
-    driver.handle(Submitted(job=job))
-    assert (job.state, job.verdict) == (JobState.WAITING, "")
-    driver.back("a", "finished", generation=3, roster_id=33)
-    driver.say(
-        "a",
-        m.Finished(job="j-1", generation=3, held_generation=3, step=10, digest="x", result={}),
-    )
-    assert driver.told("a", m.Assign)[-1].held_step == 10
-
-
-def failed_before_the_coordinator_started(driver: Any) -> Job:
-    """A job that had failed; its only member comes back and has not left its generation."""
-    elastic = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
-    job = Job(
-        id="j-1",
-        spec={"job": {"name": "j"}, "elastic": elastic},
-        state=JobState.STOPPING,
-        verdict="failed",
-        generation=1,
-        roster=("a",),
-        roster_id=5,
-        step=7,
-    )
-    driver.handle(Submitted(job=job))
-    driver.register("a", job="j-1", phase="running", generation=1, roster_id=5)
-    assert job.state is JobState.SAVING
-    return job
-
-
-def test_a_worker_that_comes_back_and_hangs_does_not_keep_a_failed_job(driver: Any) -> None:
-    job = failed_before_the_coordinator_started(driver)
-    driver.silence(driver.now + 20.0, "a", job="j-1", step=7, stalled_s=900.0, patience_s=5.0)
-    assert [one.state for one in driver.told("a", m.Release)] == ["evicted"]
-    driver.silence(driver.now + 20.0)
-    assert job.state is JobState.FAILED
-    assert driver.told_of("state_discarded")
-
-
-def test_a_worker_that_comes_back_and_computes_has_its_time_to_say_what_it_holds(
-    driver: Any,
-) -> None:
-    job = failed_before_the_coordinator_started(driver)
-    figures: dict[str, Any] = {"job": "j-1", "step": 7, "stalled_s": 2.0, "patience_s": 1e6}
-    driver.silence(driver.now + saving.MOST_S - 60.0, "a", **figures)
-    assert job.state is JobState.SAVING
-    driver.silence(driver.now + 61.0, "a", **figures)
-    assert job.state is JobState.FAILED
 
 
 def test_a_worker_that_has_written_another_state_is_not_waited_for(driver: Any) -> None:
@@ -504,23 +310,3 @@ def test_what_answers_save_is_awaited(driver: Any) -> None:
     assert not driver.core.awaits("b", failed)
     cannot_write(driver, "a")
     assert not driver.core.awaits("a", failed)
-
-
-def test_what_is_lost_with_those_that_are_waited_for_is_told_as_the_job_is_cancelled(
-    driver: Any,
-) -> None:
-    """There is nothing to write: who is present has an older state, which is on its disk."""
-    driver.submit()
-    driver.run_generation("a", "b")
-    driver.commit(10)
-    driver.saved_checkpoint("b", generation=1, step=5)
-    driver.lost("a")
-    driver.lost("b")
-    driver.register("b", incarnation=2)
-    held = m.Held(job="j-1", generation=1, step=5, digest="", where="checkpoint")
-    driver.warmed("b", held=(held,))
-    cancel(driver)
-    assert driver.ended[0].state is JobState.CANCELLED
-    (told,) = driver.told_of("state_discarded")
-    assert told.details == {"steps_lost": 5}
-    assert "step 10 of job j-1 is given up, not saved: no present worker holds it" in told.message

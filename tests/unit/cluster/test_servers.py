@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dtd.cluster import roster
-from dtd.cluster.events import DrainRequested
 from dtd.cluster.records import Worker
 from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
 from dtd.errors import ProtocolError
@@ -108,12 +106,6 @@ def test_a_job_waits_for_a_server(driver: Any) -> None:
     driver.all_run("a", "ps-1")
 
 
-def test_servers_are_no_workers(driver: Any) -> None:
-    submit(driver, min_workers=2)
-    warm_up(driver, "a", *SERVERS)
-    assert "1 of at least 2 workers are ready" in driver.core.explain()
-
-
 def test_servers_do_not_count_towards_the_most_workers(driver: Any) -> None:
     number = running(driver, "a", "b", "ps-1", max_workers=2)
     warm_up(driver, "c")
@@ -163,31 +155,6 @@ def test_the_loss_of_a_server_costs_no_step(driver: Any) -> None:
     assert all(one.holds for one in assign.roster), "survivors copy nothing"
 
 
-def test_the_loss_of_workers_costs_no_step(driver: Any) -> None:
-    number = running(driver)
-    driver.commit(5)
-    for name in "bc":
-        driver.lost(name)
-    for name in ("a", *SERVERS):
-        froze(driver, name, number, 5)
-    assign = driver.told("a", m.Assign)[-1]
-    assert (assign.held_step, [one.name for one in assign.roster]) == (5, ["a", *SERVERS])
-
-
-def test_the_loss_of_the_only_server_is_waited_for(driver: Any) -> None:
-    number = running(driver, "a", "b", "ps-1")
-    driver.commit(5)
-    driver.lost("ps-1")
-    for name in "ab":
-        froze(driver, name, number, 5, ("a", "b", "ps-1"))
-    assert "no parameter server is ready" in driver.core.explain()
-    warm_up(driver, "ps-2")
-    said = driver.core.explain()
-    assert "waiting for ps-1: no present worker has the shards all of step 5" in said or (
-        "waiting for ps-1: no present worker holds the state of step 5" in said
-    )
-
-
 @pytest.mark.parametrize("has_left", [False, True])
 def test_a_stuck_server_with_the_only_shards_of_a_step_is_kept(driver: Any, has_left: bool) -> None:
     """It has prepared the step, which a worker has committed; the step before is on disks."""
@@ -201,18 +168,3 @@ def test_a_stuck_server_with_the_only_shards_of_a_step_is_kept(driver: Any, has_
     driver.beat("ps-1", step=30, stalled_s=9.0, still_s=9.0, patience_s=5.0)
     assert driver.told("ps-1", m.Release) == []
     assert "it is kept" in driver.told_of("training_stalled")[0].message
-
-
-def test_a_server_is_drained_while_another_one_has_its_shards(driver: Any) -> None:
-    running(driver)
-    driver.handle(DrainRequested(name="ps-1"))
-    assert driver.told("a", m.Freeze)
-
-
-def test_a_checkpoint_on_disk_is_a_state_too() -> None:
-    one = worker("a")
-    assert not roster.has(one, (0, 0))
-    held = m.Held(job="j", generation=2, step=7, digest="", where="checkpoint")
-    one.holdings = replace(one.holdings, held=None, saved=(held,))
-    assert roster.has(one, (2, 7))
-    assert not roster.has(one, (2, 8))

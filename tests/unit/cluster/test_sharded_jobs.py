@@ -1,25 +1,26 @@
-"""Jobs whose state is sharded: what they continue from, wait for, and save."""
+"""Jobs whose state is divided among the workers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dtd.cluster.events import DrainRequested
+from dtd.cluster import checkpoints
+from dtd.cluster.events import CancelRequested, DrainRequested
 from dtd.wire import messages as m
 from tests.shards import held_shards
-from tests.unit.cluster.sharded_job import FOUR, at, froze, running, saved, share, wire
+from tests.unit.cluster.sharded_job import (
+    FOUR,
+    THREE,
+    at,
+    finished,
+    froze,
+    running,
+    saved,
+    share,
+    wire,
+)
 
-
-def test_one_loss_costs_no_step(driver: Any) -> None:
-    number = running(driver)
-    driver.commit(5)
-    driver.lost("b")
-    for name in "acd":
-        froze(driver, name, number, 5)
-    (assign,) = driver.told("a", m.Assign)[1:]
-    assert (assign.held_generation, assign.held_step) == (number, 5)
-    assert [one.name for one in assign.roster] == ["a", "c", "d"]
-    assert all(one.holds for one in assign.roster)
+# --- jobs whose state is sharded: what they continue from, wait for, and save --------------------
 
 
 def lose_two(driver: Any, *, on_disk: int = 3) -> int:
@@ -45,45 +46,6 @@ def test_the_job_waits_for_the_neighbours_and_says_what_they_have(driver: Any) -
     assert "which b, c had; `dtdctl resume j-1` goes on without it" in driver.core.explain()
 
 
-def test_the_last_step_alone_is_waited_for_too(driver: Any) -> None:
-    """The checkpoint is of the step before, and all of it is there."""
-    number = lose_two(driver, on_disk=4)
-    driver.register("c", incarnation=2)
-    driver.warmed("c", held=(at(number, 4, share("c"), "checkpoint"),))
-    assert driver.cluster.run.generation == number
-    assert "waiting for b: no present worker has the shards 1/2 to 3/4 of step 5" in (
-        driver.core.explain()
-    )
-
-
-def test_a_step_that_only_one_that_has_left_has_told_of_is_waited_for_too(driver: Any) -> None:
-    """It counts when two members tell of it, and the others are away, as is a shard of it."""
-    number = running(driver)
-    driver.commit(4)
-    for name in FOUR:
-        saved(driver, name, (number, 4))
-    for name in "cd":
-        driver.lost(name)
-        driver.register(name, incarnation=2)
-        driver.warmed(name, held=(at(number, 4, share(name), "checkpoint"),))
-    driver.silence(driver.now + 20.0, "c", "d")
-    driver.back("a", generation=number, roster_id=driver.cluster.job.roster_id)
-    froze(driver, "a", number, 5, at(number, 4, share("a"), "checkpoint"))
-    assert (driver.cluster.job.step, driver.cluster.run.generation) == (4, number)
-    assert "no present worker has the shards" in driver.core.explain()
-    driver.back("b", generation=number, roster_id=driver.cluster.job.roster_id)
-    froze(driver, "b", number, 5)
-    assert driver.told("a", m.Assign)[-1].held_step == 4  # b and a lack a shard of step 5
-
-
-def test_it_goes_on_at_once_when_one_of_them_is_back_with_its_memory(driver: Any) -> None:
-    number = lose_two(driver)
-    driver.back("b", generation=number, roster_id=driver.cluster.job.roster_id)
-    froze(driver, "b", number, 5)
-    assert driver.told("a", m.Assign)[-1].held_step == 5
-    assert "shards_missing" not in driver.kinds()
-
-
 def test_else_it_falls_back_to_the_newest_complete_checkpoint_and_says_so(driver: Any) -> None:
     number = lose_two(driver)
     for name in "bc":
@@ -99,84 +61,6 @@ def test_else_it_falls_back_to_the_newest_complete_checkpoint_and_says_so(driver
     assert driver.cluster.job.steps_lost == 2
     assert driver.told_of("branch_left") == []
     assert len(driver.cluster.job.branches) == 1
-
-
-def test_when_the_wait_is_over_it_says_whose_the_shards_were(driver: Any) -> None:
-    number = lose_two(driver)
-    driver.register("c", incarnation=2)
-    driver.warmed("c", held=(at(number, 3, share("c"), "checkpoint"),))
-    assert driver.cluster.run.generation == number
-    driver.tick(70.0)
-    assert driver.told("a", m.Assign)[-1].held_step == 3
-    (told,) = driver.told_of("shards_missing")
-    assert "1/2 to 3/4 of step 5, which b had; the job falls back to step 3" in told.message
-
-
-def test_a_worker_that_has_not_gone_back_yet_is_no_liar(driver: Any) -> None:
-    """The next generation breaks before all have read the checkpoint."""
-    number = lose_two(driver)
-    for name in "bc":
-        driver.register(name, incarnation=2)
-        driver.warmed(name, held=(at(number, 3, share(name), "checkpoint"),))
-    second = driver.cluster.run.generation
-    driver.lost("b", incarnation=2)
-    froze(driver, "a", second, 5, at(number, 3, share("a"), "checkpoint"), by=number)
-    froze(driver, "c", second, 3, by=number)
-    froze(driver, "d", second, 3, by=number)
-    assert "report_contradicted" not in driver.kinds()
-    assign = driver.told("a", m.Assign)[-1]
-    assert (assign.generation, assign.held_step) == (second + 1, 3)
-
-
-def test_it_waits_for_holders_of_a_checkpoint_that_is_not_complete_without_them(
-    driver: Any,
-) -> None:
-    number = lose_two(driver)
-    for name in "ad":
-        driver.lost(name)
-    assert driver.cluster.job.checkpoint_holders == FOUR
-    for name in "bc":
-        driver.register(name, incarnation=2)
-        driver.warmed(name, held=(at(number, 3, share(name), "checkpoint"),))
-    assert "waiting for a, d" in driver.core.explain()
-    driver.register("a", incarnation=2)
-    driver.warmed("a", held=(at(number, 3, share("a"), "checkpoint"),))
-    assert driver.cluster.run.generation == number  # d may still remember step 5
-    driver.tick(70.0)
-    assert driver.told("a", m.Assign)[-1].held_step == 3
-
-
-def test_without_any_complete_state_it_begins_afresh(driver: Any) -> None:
-    number = running(driver)
-    driver.lost("b")
-    driver.lost("c")
-    for name in "ad":
-        froze(driver, name, number, 0)
-    assert "waiting for b, c: no present worker has the shards 1/2 to 3/4 of step 0" in (
-        driver.core.explain()
-    )
-    driver.tick(70.0)
-    assert [one.state for one in driver.told("a", m.Release)] == ["evicted"]
-    assert "the job begins afresh: no present worker has the shards 1/2 to 3/4 of step 0" in (
-        driver.told("a", m.Release)[0].reason
-    )
-    for name in "ad":
-        driver.register(name, incarnation=2)
-        driver.warmed(name)
-    assign = driver.told("a", m.Assign)[-1]
-    assert (assign.generation, assign.held_step) == (number + 1, 0)
-    assert [one.holds for one in assign.roster] == [True, False]
-
-
-def test_part_of_a_state_that_a_decision_names_is_not_enough_to_survive(driver: Any) -> None:
-    """Later commits count, too: the survivors of an older generation have a hole."""
-    number = running(driver)
-    driver.commit(5)
-    for name in "abcd":
-        driver.lost(name)
-    driver.back("a", generation=number, roster_id=driver.cluster.job.roster_id)
-    froze(driver, "a", number, 4)
-    assert "waiting for b, c, d" in driver.core.explain() or "at least 2" in driver.core.explain()
 
 
 # --- links ---------------------------------------------------------------------------------------
@@ -226,38 +110,12 @@ def test_without_mirrors_nobody_leaves_but_the_job_goes_on(driver: Any) -> None:
     assert "nobody else has its shards" in driver.cluster.workers["b"].reason
 
 
-def test_a_worker_that_stays_for_its_shards_does_not_end_each_generation(driver: Any) -> None:
-    number = running(driver, mirrors=0)
-    driver.commit(5)
-    driver.handle(DrainRequested(name="b"))
-    for name in FOUR:
-        froze(driver, name, number, 5, part=wire(held_shards(FOUR.index(name), 4, 0)))
-    second = driver.all_run(*FOUR)
-    assert second == number + 1
-    assert [one.generation for one in driver.told("a", m.Freeze)] != [second]
-
-
 # --- stuck ---------------------------------------------------------------------------------------
 
 
 def stick(driver: Any, *names: str) -> None:
     for name in names:
         driver.beat(name, step=5, stalled_s=9.0, patience_s=5.0)
-
-
-def test_a_stuck_member_restarts_if_the_others_have_its_shards(driver: Any) -> None:
-    running(driver)
-    driver.commit(5)
-    stick(driver, "b")
-    assert driver.state("b") == "lost"
-
-
-def test_without_mirrors_a_stuck_member_is_kept(driver: Any) -> None:
-    running(driver, mirrors=0)
-    driver.commit(5)
-    stick(driver, "b")
-    assert driver.state("b") == "running"
-    assert "no other worker that makes progress holds step 5" in driver.core.explain()
 
 
 def test_of_a_generation_that_forms_each_counts_with_what_it_brought(driver: Any) -> None:
@@ -268,3 +126,154 @@ def test_of_a_generation_that_forms_each_counts_with_what_it_brought(driver: Any
         froze(driver, name, number, 5)
     stick(driver, "b")
     assert driver.state("b") == "lost"
+
+
+# --- a sharded job that ends, and shards that nobody can have any more ---------------------------
+
+
+def all_finished(driver: Any, **more: Any) -> int:
+    number = running(driver, **more)
+    for name in FOUR:
+        finished(driver, name, number)
+    return number
+
+
+def saves(driver: Any) -> list[str]:
+    return [one.name for one in driver.sent if isinstance(one.message, m.Save)]
+
+
+def test_as_many_write_as_cover_the_state(driver: Any) -> None:
+    number = all_finished(driver)
+    assert saves(driver) == ["a", "c"]
+    saved(driver, "a", (number, 10))
+    assert driver.ended == []
+    assert driver.core.explain() == "saving step 10: c writes it"
+    saved(driver, "c", (number, 10))
+    assert [job.state.value for job in driver.ended] == ["done"]
+    job = driver.ended[0]
+    assert (job.checkpoint_step, job.checkpoint_holders) == (10, ("a", "c"))
+    assert set(checkpoints.parts_at(job, (number, 10))) == {"a", "c"}
+
+
+def test_more_copies_than_there_are_mirrors_are_said_to_be_missing(driver: Any) -> None:
+    number = all_finished(driver, copies=3)
+    for name in FOUR:
+        saved(driver, name, (number, 10))
+    assert [job.state.value for job in driver.ended] == ["done"]
+    (told,) = driver.told_of("copies_missing")
+    assert "is on a, b, c, d alone; checkpoint.copies asks for 3" in told.message
+
+
+def test_a_worker_that_is_to_write_and_is_lost_is_replaced(driver: Any) -> None:
+    number = all_finished(driver)
+    driver.lost("c")
+    assert saves(driver) == ["a", "c", "b", "d"]
+    for name in "abd":
+        saved(driver, name, (number, 10))
+    assert [job.state.value for job in driver.ended] == ["done"]
+
+
+def test_without_a_shard_of_the_result_the_end_is_trained_again(driver: Any) -> None:
+    number = running(driver, mirrors=0)
+    own = {name: wire(held_shards(rank, 4, 0)) for rank, name in enumerate(FOUR)}
+    driver.commit(5)
+    for name in FOUR:
+        saved(driver, name, (number, 5), own[name])
+    driver.commit(10)
+    for name in "abc":
+        driver.finished(name, generation=number, saved=False, part=own[name])
+    driver.lost("d")
+    assert driver.ended == []
+    assert saves(driver) == []
+    assert "waiting for d: no present worker has the shards 0 to 1/4 of step 10" in (
+        driver.core.explain()
+    )
+
+
+def test_a_part_alone_is_no_checkpoint(driver: Any) -> None:
+    number = running(driver)
+    driver.commit(5)
+    saved(driver, "a", (number, 5))
+    assert driver.cluster.job.checkpoint_step == 0
+    saved(driver, "c", (number, 5))
+    assert (driver.cluster.job.checkpoint_step, driver.cluster.job.checkpoint_holders) == (
+        5,
+        ("a", "c"),
+    )
+    before = len(driver.saved)
+    saved(driver, "a", (number, 5))
+    assert len(driver.saved) == before
+    saved(driver, "b", (number, 5))
+    assert driver.cluster.job.checkpoint_holders == ("a", "b", "c")
+    saved(driver, "a", (number, 4))
+    assert driver.cluster.job.checkpoint_step == 5
+
+
+def test_a_cancelled_job_says_which_shards_are_not_saved(driver: Any) -> None:
+    number = running(driver)
+    driver.commit(5)
+    driver.lost("b")
+    driver.lost("c")
+    for name in "ad":
+        froze(driver, name, number, 5)
+    driver.handle(CancelRequested(job="j-1"))
+    assert [job.state.value for job in driver.ended] == ["cancelled"]
+    (told,) = driver.told_of("state_discarded")
+    assert "no present worker has the shards 1/2 to 3/4 of step 5" in told.message
+
+
+def test_a_part_that_nobody_can_write_is_named(driver: Any) -> None:
+    number = running(driver)
+    driver.commit(5)
+    driver.handle(CancelRequested(job="j-1"))
+    for name in FOUR:
+        froze(driver, name, number, 5)
+    assert saves(driver) == ["a", "c"]
+    saved(driver, "a", (number, 5))
+    driver.handle(CancelRequested(job="j-1"))
+    assert [job.state.value for job in driver.ended] == ["cancelled"]
+    (told,) = driver.told_of("state_discarded")
+    assert "the parts that a wrote lack the shards 1/2 to 1" in told.message
+
+
+# --- what nobody can have ---
+
+
+def agreed(driver: Any, name: str, key: tuple[int, int], digest: str) -> None:
+    driver.say(name, m.Agreed(job="j-1", generation=key[0], step=key[1], digest=digest))
+
+
+OF_FOUR, OF_THREE = 32 * "4", 32 * "3"
+"""Digests of one state: what is hashed is cut for the ranks of a generation."""
+
+
+def three_left(driver: Any) -> int:
+    """Four ranks have agreed on step 5 and saved it, and three continue from it."""
+    number = running(driver)
+    driver.commit(5)
+    for name in FOUR:
+        agreed(driver, name, (number, 5), OF_FOUR)
+        saved(driver, name, (number, 5), digest=OF_FOUR)
+    driver.lost("b")
+    for name in "acd":
+        froze(driver, name, number, 5)
+    driver.all_run(*THREE)
+    return number
+
+
+def test_a_state_has_another_digest_once_it_is_divided_among_others(driver: Any) -> None:
+    key = (three_left(driver), 5)
+    saved(
+        driver, "a", key, share("a", THREE), digest=OF_THREE
+    )  # before the others have told theirs
+    for name in THREE:
+        agreed(driver, name, key, OF_THREE)
+    for name in "cd":
+        saved(driver, name, key, share(name, THREE), digest=OF_THREE)
+    assert "checkpoint_contradicted" not in driver.kinds()
+    parts = checkpoints.parts_at(driver.cluster.job, key)
+    assert {name: wire(parts[name]) for name in THREE} == {n: share(n, THREE) for n in THREE}
+    confirmed = checkpoints.remembered(driver.cluster.job.agreed)
+    for digest in (OF_FOUR, OF_THREE):
+        assert checkpoints.verdict(confirmed, key, digest, sharded=True) == checkpoints.VERIFIED
+    assert checkpoints.verdict(confirmed, key, "", sharded=True) == checkpoints.UNCONFIRMED

@@ -128,14 +128,6 @@ def test_what_each_worker_holds_of_a_sharded_job():
     assert status(plain)["workers"][0]["holds"] is None
 
 
-def test_without_a_job():
-    made = cluster()
-    made.job = None
-    made.queue.append(Job(id="j-2", spec=SPEC))
-    found = status(made)
-    assert (found["job"], found["last_job"], found["queue"]) == (None, None, ["j-2"])
-
-
 def test_the_last_job_has_its_traceback():
     job = Job(
         id="j-1",
@@ -179,11 +171,6 @@ def test_nobody_hears_from_those_that_are_not_there(state):
     here, gone = status(made, now=1.5)["workers"]
     assert (here["last_heartbeat_s"], gone["last_heartbeat_s"]) == (0.5, None)
     assert (gone["rank"], gone["state"], gone["step"]) == (None, state.value, 0)
-
-
-def test_workers_are_in_natural_order():
-    made = cluster(*(None for _ in range(11)))
-    assert [worker["name"] for worker in status(made)["workers"]][-2:] == ["w-9", "w-10"]
 
 
 def test_a_worker_that_has_moved_is_shown_where_it_is() -> None:

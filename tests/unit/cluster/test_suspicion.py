@@ -1,11 +1,17 @@
+"""Members that hold a generation up: silent, lost to neighbours, stuck, or with another state."""
+
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
 
 from dtd.cluster import admission, suspicion
 from dtd.cluster.diagnostics import standing
-from dtd.cluster.events import Submitted, Ticked
+from dtd.cluster.digests import MAX_DIVERGENCES, Divergence, noted, remembered, why_hopeless
+from dtd.cluster.events import CancelRequested, KillRequested, Submitted, Ticked
 from dtd.cluster.records import Job
+from dtd.cluster.suspicion import ALIKE_PATIENCE_S
 from dtd.wire import messages as m
 
 # --- silence ---------------------------------------------------------------------------------
@@ -50,16 +56,6 @@ def test_slow_steps_count_as_advancing_for_longer(driver: Any) -> None:
     assert driver.state("a") == "lost"
 
 
-def test_silence_of_one_that_is_no_member_is_not_excused(driver: Any) -> None:
-    driver.submit(max_workers=1)
-    driver.run_generation("a")
-    driver.warm_up("b")
-    for step in range(1, 9):
-        driver.now += 0.25
-        driver.beat("a", step=step)
-    assert driver.state("b") == "lost"
-
-
 # --- a neighbour's word ------------------------------------------------------------------------
 
 
@@ -87,27 +83,6 @@ def test_process_that_has_ended_is_gone_even_if_its_connection_still_stands(driv
     assert driver.cluster.run.roster == ["a", "c"]
 
 
-def test_one_word_that_a_process_has_ended_counts_once_beats_are_missing(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.froze("a", generation=number, step=0, suspect="b", evidence="ended")
-    driver.silence(0.5, "a")
-    assert driver.disconnected == []
-    driver.silence(0.75, "a")
-    assert [(one.name, one.reason) for one in driver.disconnected] == [
-        ("b", "its process has ended")
-    ]
-    assert driver.cluster.run.roster == ["a"]
-
-
-def test_one_word_that_a_process_has_ended_counts_once_its_connection_ends(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.froze("a", generation=number, step=0, suspect="b", evidence="ended")
-    driver.lost("b", farewell=False)
-    assert driver.cluster.run.roster == ["a"]
-
-
 def test_a_process_that_has_ended_may_be_forgotten_before_the_next_generation(driver: Any) -> None:
     """While a job waits for more workers, many others may come and go."""
     driver.submit(min_workers=2)
@@ -119,17 +94,6 @@ def test_a_process_that_has_ended_may_be_forgotten_before_the_next_generation(dr
         driver.lost(f"passer-{index}")
     assert "b" not in driver.cluster.workers
     assert driver.state("a") == "frozen"
-
-
-@pytest.mark.parametrize("says", ["ended", "reset"])
-def test_a_process_cannot_bear_out_itself_nor_a_reset_a_death(driver: Any, says: str) -> None:
-    """A ring that one member breaks is reset all round."""
-    driver.submit()
-    number = driver.run_generation("a", "b", "c")
-    driver.froze("a", generation=number, step=0, suspect="b", evidence="ended")
-    by = "b" if says == "ended" else "c"
-    driver.froze(by, generation=number, step=0, suspect="b", evidence=says)
-    assert driver.disconnected == []
 
 
 @pytest.mark.parametrize(
@@ -156,26 +120,6 @@ def test_beats_missed_while_the_coordinator_slept_are_not_missed(driver: Any) ->
     driver.now = 10.0
     driver.froze("a", generation=number, step=0, suspect="b", evidence="silent")
     assert driver.disconnected == []
-
-
-def test_member_whose_connection_and_ring_are_both_gone_is_lost_at_once(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.lost("b", farewell=False)
-    assert driver.state("b") == "away"
-    driver.froze("a", generation=number, step=0, suspect="b", evidence="reset")
-    assert driver.state("b") == "lost"
-    assert driver.cluster.run.roster == ["a"]
-
-
-@pytest.mark.parametrize("suspect", ["", "nobody", "c"])
-def test_word_about_nobody_in_the_generation_is_no_accusation(driver: Any, suspect: str) -> None:
-    driver.submit(max_workers=2)
-    number = driver.run_generation("a", "b")
-    driver.warm_up("c")
-    driver.froze("a", generation=number, step=0, suspect=suspect, evidence="silent")
-    assert driver.disconnected == []
-    assert driver.state("c") == "ready"
 
 
 # --- replicas that differ ------------------------------------------------------------------------
@@ -241,16 +185,6 @@ def test_bits_that_flip_at_different_points_do_not_fail_the_job(driver: Any) -> 
     assert driver.cluster.run.roster == ["a", "b"]
 
 
-def test_a_worker_that_knows_what_differed_may_report_later(driver: Any) -> None:
-    """A ring that breaks during the search leaves somebody without an answer."""
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    more = {"where": "none", "evidence": "diverged", "diverged_step": 5}
-    driver.froze("a", generation=number, step=0, **more)
-    driver.froze("b", generation=number, step=0, differs="model.w", **more)
-    assert driver.cluster.job.divergences == ((1, 5, "model.w"),)
-
-
 # --- probes ----------------------------------------------------------------------------------
 
 
@@ -262,15 +196,6 @@ def bad_link(driver: Any) -> None:
         driver.froze(
             name, generation=number, step=0, suspect=other, evidence="silent" * bool(other)
         )
-
-
-def test_ends_of_a_bad_link_are_asked_to_try_again(driver: Any) -> None:
-    bad_link(driver)
-    driver.handle(Ticked())
-    assert driver.told("a", m.Probe) == [m.Probe(name="b", host="h", port=1)]
-    assert driver.told("b", m.Probe) == [m.Probe(name="a", host="h", port=1)]
-    driver.tick(2.0)
-    assert len(driver.told("a", m.Probe)) == 2
 
 
 def test_a_link_that_loses_large_packets_is_told_as_such(driver: Any) -> None:
@@ -285,17 +210,6 @@ def test_a_link_that_loses_large_packets_is_told_as_such(driver: Any) -> None:
     assert "mtu" in diagnostic.remedy
 
 
-def test_link_that_works_both_ways_is_good_again(driver: Any) -> None:
-    bad_link(driver)
-    driver.handle(Ticked())
-    driver.say("a", m.Probed(name="b", reachable=True))
-    driver.say("b", m.Probed(name="a", reachable=False, reason="no route"))
-    assert driver.told_of("link_good") == []
-    driver.say("b", m.Probed(name="a", reachable=True))
-    assert driver.cluster.links.bad == frozenset()
-    assert len(driver.told_of("link_good")) == 1
-
-
 def test_a_disputed_state_stays_disputed_when_the_coordinator_starts_again(driver: Any) -> None:
     elastic = {"min_workers": 1, "max_workers": 8, "settle_s": 0.0, "warmup_timeout_s": 120.0}
     spec = {"job": {"name": "j"}, "elastic": elastic}
@@ -306,3 +220,250 @@ def test_a_disputed_state_stays_disputed_when_the_coordinator_starts_again(drive
     driver.froze("b", generation=3, step=9, held_generation=3)
     assert [one.state for one in driver.told("b", m.Release)] == ["evicted"]
     assert driver.state("b") == "lost"
+
+
+# --- training that stands still: evictions, workers that are kept, and the operator's messages
+
+
+STILL_S = 5.25
+STUCK = {"stalled_s": STILL_S, "still_s": STILL_S, "patience_s": 5.0}
+
+
+def train(driver: Any, *names: str, step: int = 17) -> int:
+    """A generation that has committed some steps."""
+    driver.submit()
+    number: int = driver.run_generation(*names)
+    for name in names:
+        driver.beat(name, step=step)
+    return number
+
+
+def all_stand(driver: Any, *names: str, **how: float) -> None:
+    """They stand still, and not for long enough yet."""
+    for name in names:
+        driver.beat(
+            name, step=17, **{"stalled_s": 4.0, "still_s": 4.0, "patience_s": 5000.0, **how}
+        )
+
+
+def released(driver: Any) -> list[str]:
+    """The workers that were told to start afresh."""
+    return [
+        one.name
+        for one in driver.sent
+        if isinstance(one.message, m.Release) and one.message.state == "evicted"
+    ]
+
+
+# --- one among others ----------------------------------------------------------------------------
+
+
+def test_member_that_is_stuck_is_told_to_start_afresh(driver: Any) -> None:
+    number = train(driver, "a", "b")
+    driver.beat("b", step=17, stalled_s=5.0, still_s=5.0, patience_s=5.0)
+    assert driver.disconnected == []
+    why = "nothing has moved for 5.2 s; elastic.stall_timeout_s allows 5 s"
+    driver.beat("b", step=17, **STUCK, where="task.py:12 in loss", evidence=why)
+    assert [one.reason for one in driver.disconnected] == [
+        f"its training thread has been stuck in task.py:12 in loss for 5.2 s ({why})"
+    ]
+    assert released(driver) == ["b"]
+    driver.froze("a", generation=number, step=17)
+    assert driver.cluster.run.roster == ["a"]
+
+
+# --- several alike -------------------------------------------------------------------------------
+
+
+def test_nobody_is_blamed_for_what_befalls_all(driver: Any) -> None:
+    """Storage hangs for eight seconds."""
+    train(driver, "a", "b", "c")
+    for quarter in range(24):
+        for name in "abc":
+            since_s = STILL_S - 0.5 + quarter / 4
+            driver.beat(name, step=17, stalled_s=since_s, still_s=since_s, patience_s=5.0)
+    assert driver.disconnected == []
+    assert [one.worker for one in driver.told_of("training_stalled")] == ["a", "b", "c"]
+    assert "no other worker that makes progress holds step 17" in driver.incidents[-1].message
+    for name in "abc":
+        driver.beat(name, step=18)
+    assert [one.worker for one in driver.told_of("training_goes_on")] == ["a", "b", "c"]
+    assert driver.core.explain() == ""
+
+
+@pytest.mark.parametrize("names", ["a", "abc"])
+def test_the_last_who_remember_are_kept_for_ever_and_the_operator_is_told(
+    driver: Any, names: str
+) -> None:
+    train(driver, *names)
+    all_stand(driver, *names)
+    for _ in range(3600):
+        driver.now += 1.0
+        for name in names:
+            driver.beat(name, step=17, **STUCK, where="task.py:12 in loss")
+    assert driver.disconnected == []
+    assert len(driver.told_of("training_stalled")) == len(names)
+    assert driver.core.explain() == (
+        f"waiting for {', '.join(names)}, kept since no other worker that makes progress holds"
+        " step 17;"
+        " a: its training thread has been stuck in task.py:12 in loss for 5.2 s (limit 5.0 s);"
+        " `dtdctl kill-worker a` gives it up, `dtdctl cancel j-1` ends the job"
+    )
+
+
+def test_several_alike_are_put_out_after_long_where_others_remember(driver: Any) -> None:
+    number = train(driver, "a", "b", "c")
+    all_stand(driver, "b", "c")
+    begun = driver.now
+    while not driver.disconnected:
+        driver.now += 0.25
+        driver.beat("a", step=17)
+        for name in "bc":
+            still_s = STILL_S + driver.now - begun
+            driver.beat(name, step=17, stalled_s=still_s, still_s=still_s, patience_s=5.0)
+    assert driver.now - begun == pytest.approx(ALIKE_PATIENCE_S + 0.25)
+    assert "c are stuck alike" in driver.told_of("training_stalled")[0].message
+    assert released(driver) == ["b", "c"]
+    driver.froze("a", generation=number, step=17)
+    assert driver.cluster.run.roster == ["a"]
+
+
+def test_one_that_stood_still_much_later_is_not_alike(driver: Any) -> None:
+    train(driver, "a", "b")
+    driver.beat("a", step=17, stalled_s=2.0, still_s=2.0, patience_s=5.0)
+    driver.beat("b", step=17, **STUCK)
+    assert released(driver) == ["b"]
+
+
+# --- where nothing is lost -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("saved", [0, 17])
+def test_the_last_one_starts_afresh_after_long_where_nothing_is_lost(
+    driver: Any, saved: int
+) -> None:
+    """No step is committed yet, or the last one is on a disk."""
+    number = train(driver, "a", step=saved)
+    if saved:
+        driver.saved_checkpoint("a", generation=number, step=saved)
+    driver.beat("a", step=saved, **STUCK)
+    assert "no worker waits for it" in driver.told_of("training_stalled")[0].message
+    driver.silence(ALIKE_PATIENCE_S - 0.25, "a", job="j-1", step=saved, **STUCK)
+    assert driver.disconnected == []
+    driver.silence(ALIKE_PATIENCE_S, "a", job="j-1", step=saved, **STUCK)
+    assert released(driver) == ["a"]
+
+
+def test_a_joiner_that_hangs_while_it_takes_over_costs_nothing(driver: Any) -> None:
+    number = train(driver, "a")
+    driver.warm_up("b")
+    driver.froze("a", generation=number, step=17)
+    assert driver.cluster.run.roster == ["a", "b"]
+    driver.beat("b", **STUCK)
+    assert released(driver) == ["b"]
+
+
+# --- the operator's way out ----------------------------------------------------------------------
+
+
+def test_a_cancelled_job_keeps_nobody(driver: Any) -> None:
+    train(driver, "a")
+    driver.beat("a", step=17, **STUCK)
+    driver.handle(CancelRequested(job="j-1"))
+    driver.beat("a", step=17, **STUCK)
+    assert released(driver) == ["a"]
+    assert [job.state.value for job in driver.ended] == ["cancelled"]
+
+
+def test_an_operator_can_give_a_memory_up(driver: Any) -> None:
+    train(driver, "a")
+    driver.beat("a", step=17, **STUCK)
+    driver.handle(KillRequested(name="a", signal="KILL"))
+    assert driver.told("a", m.Signal) == [m.Signal(signal="KILL")]
+    driver.lost("a")
+    driver.run_generation("a")
+    assert driver.core.explain() == ""
+
+
+# --- who does not freeze -------------------------------------------------------------------------
+
+
+def test_a_worker_that_has_not_heard_of_the_generation_yet_is_not_late(driver: Any) -> None:
+    """Its assignment waits until it is written down."""
+    driver.submit()
+    driver.warm_up("a", "b", "c")
+    number = driver.cluster.run.generation
+    driver.lost("c")
+    driver.silence(30.0, "a", "b", generation=number - 1)
+    assert driver.disconnected == []
+
+
+def test_the_last_who_remembers_is_waited_for_although_it_does_not_freeze(driver: Any) -> None:
+    train(driver, "a", "b")
+    driver.lost("b")
+    driver.silence(30.0, "a", job="j-1", step=17)
+    assert driver.disconnected == []
+    (told,) = driver.told_of("training_stalled")
+    assert "did not freeze in time" in told.message
+    assert "a: its training thread does not respond" in driver.core.explain()
+    driver.froze("a", generation=driver.cluster.run.generation, step=17)
+    assert [one.worker for one in driver.told_of("training_goes_on")] == ["a"]
+
+
+def test_a_worker_that_comes_back_with_what_others_remember_is_given_up(driver: Any) -> None:
+    number = train(driver, "a", "b", "c")
+    driver.lost("c")
+    driver.froze("a", generation=number, step=17)
+    driver.lost("b")
+    driver.register("b", job="j-1", generation=number)
+    driver.silence(30.0, "a", "b", step=17)
+    assert [one.name for one in driver.disconnected] == ["b"]
+
+
+# --- when replicas that differ are no chance any more --------------------------------------------
+
+
+def run(*points: tuple[int, str]) -> list[str]:
+    known: list[Divergence] = []
+    verdicts = []
+    for generation, point in enumerate(points, 1):
+        known = noted(known, Divergence(generation, *point))
+        verdicts.append(why_hopeless(known))
+    return verdicts
+
+
+def test_the_same_entry_at_the_same_step_twice_is_no_chance() -> None:
+    assert run((50, "model.d"), (50, "model.d")) == [
+        "",
+        "replicas differ again after step 50, again in model.d",
+    ]
+
+
+def test_what_differs_may_be_unknown() -> None:
+    assert run((50, ""), (50, ""))[1] == "replicas differ again after step 50"
+
+
+def test_bits_that_flip_at_different_points_are_chance() -> None:
+    assert not any(run((50, "model.w"), (100, "model.w"), (150, "model.w"), (200, "model.w")))
+    assert not any(run((50, "model.w"), (50, "model.b")))
+
+
+def test_what_was_passed_does_not_count() -> None:
+    assert not any(run((50, "model.w"), (100, "model.b"), (50, "model.w")))
+    assert not any(run((50, "model.w"), (100, "model.b"), (51, "model.w")))
+
+
+def test_differing_without_end_is_no_chance_whatever_differs() -> None:
+    verdicts = run(*((50, f"model.{number}") for number in range(MAX_DIVERGENCES)))
+    assert verdicts[-1] == "replicas have differed 4 times, the last time after step 50"
+    assert not any(verdicts[:-1])
+
+
+def test_members_of_one_generation_report_one_divergence() -> None:
+    """Also to a coordinator that has just started, and knows it from its store."""
+    known = remembered([[3, 50, ""]])
+    for entry in ("model.w", "", "model.w"):
+        known = noted(known, Divergence(3, 50, entry))
+        assert why_hopeless(known) == ""
+    assert known == [Divergence(3, 50, "model.w")]
+    assert why_hopeless(noted(known, Divergence(4, 50, "model.w")))

@@ -70,22 +70,9 @@ def test_every_event_is_of_use(table: Any, first: Any, events: Any, last: Any) -
     assert {row.event for row in table.rows} == set(events)
 
 
-@pytest.mark.parametrize(
-    ("table", "state"),
-    [(WORKER, state) for state in sorted(GONE)] + [(JOB, state) for state in sorted(ENDED)],
-)
-def test_nothing_leads_on_from_an_end(table: Any, state: Any) -> None:
-    assert not [event for (before, event), _ in table if before is state]
-
-
 def test_what_a_table_does_not_have_is_impossible() -> None:
     with pytest.raises(ImpossibleTransition, match="a worker that is idle cannot have: assigned"):
         WORKER.take(WorkerState.IDLE, WorkerEvent.ASSIGNED)
-
-
-def test_a_row_may_keep_the_state() -> None:
-    taken = MEMBER.take(MemberState.RUNNING, MemberEvent.FREEZE)
-    assert taken == (MemberState.RUNNING, MemberAction.END_RING)
 
 
 def test_two_rows_for_one_event_in_one_state_are_refused() -> None:

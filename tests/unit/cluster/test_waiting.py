@@ -4,29 +4,9 @@ import pytest
 
 from dtd.cluster import waiting
 from dtd.cluster.events import ResumeRequested, Ticked
-from dtd.cluster.state import FRUITFUL_STEPS
-from dtd.cluster.transitions import JobState
 from dtd.cluster.waiting import MOST_RESUME_WAIT_S, RESUME_WAIT_S
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
-
-
-def test_job_waits_for_enough_workers(driver: Any) -> None:
-    job = driver.submit(min_workers=2)
-    driver.warm_up("a")
-    assert job.state is JobState.WAITING
-    assert driver.core.explain() == "1 of at least 2 workers are ready"
-
-
-def test_first_generation_waits_for_all_who_warm_up(driver: Any) -> None:
-    job = driver.submit()
-    for name in ("a", "b"):
-        driver.register(name)
-    driver.warmed("a")
-    assert job.state is JobState.WARMING
-    assert driver.core.explain() == "warming up: b"
-    driver.warmed("b")
-    assert driver.cluster.run.roster == ["a", "b"]
 
 
 def test_first_generation_gives_late_workers_a_moment(driver: Any) -> None:
@@ -39,17 +19,6 @@ def test_first_generation_gives_late_workers_a_moment(driver: Any) -> None:
     assert driver.cluster.run.roster == ["a"]
 
 
-def test_the_moment_begins_anew_when_somebody_comes(driver: Any) -> None:
-    driver.submit(settle_s=2.0)
-    driver.warm_up("a")
-    driver.tick(1.5)
-    driver.warm_up("b")
-    driver.tick(3.0)
-    assert driver.cluster.run.roster == []
-    driver.tick(3.5)
-    assert driver.cluster.run.roster == ["a", "b"]
-
-
 def test_survivors_do_not_wait_for_those_that_warm_up(driver: Any) -> None:
     """A killed worker is back in a moment, and its warm-up takes many seconds."""
     driver.submit(settle_s=0.0)
@@ -58,35 +27,6 @@ def test_survivors_do_not_wait_for_those_that_warm_up(driver: Any) -> None:
     driver.froze("a", generation=number, step=5)
     assert driver.state("b") == "warming"
     assert driver.cluster.run.roster == ["a"]
-
-
-def test_survivors_wait_for_those_that_come_back_with_a_state(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.register("b", job="j-1", generation=number)
-    driver.froze("a", generation=number, step=5, prepared=(number, 6))
-    assert driver.cluster.run.roster == []
-    driver.froze("b", generation=number, step=6)
-    assert driver.told("a", m.Assign)[-1].held_step == 6
-
-
-def test_after_a_total_loss_it_goes_on_once_all_are_back(driver: Any) -> None:
-    job = driver.submit()
-    driver.run_generation("a", "b")
-    driver.commit(9)
-    driver.lost("a")
-    driver.lost("b")
-    driver.register("a", incarnation=2)
-    driver.warmed("a")
-    assert job.state is JobState.WAITING
-    assert driver.core.explain() == (
-        "waiting for b: no present worker holds the state of step 9; `dtdctl resume j-1` goes"
-        " on without it, as the job does in 60 s"
-    )
-    driver.register("b", incarnation=2)
-    driver.warmed("b")
-    assert driver.cluster.run.roster == ["a", "b"]
-    assert job.steps_lost == 9
 
 
 def test_after_a_total_loss_nobody_is_waited_for_forever(driver: Any) -> None:
@@ -129,18 +69,6 @@ def test_workers_have_time_to_settle_after_the_coordinator_slept(driver: Any) ->
     assert driver.cluster.run.roster == ["a", "b"]
 
 
-def test_standby_does_not_begin_again_while_a_member_may_come_back(driver: Any) -> None:
-    driver.submit(max_workers=1)
-    number = driver.run_generation("a")
-    driver.warm_up("b")
-    driver.say("a", m.Heartbeat(state="running", job="j-1", generation=number, step=9))
-    driver.lost("a")
-    assert driver.cluster.run.roster == []
-    driver.register("a", job="j-1", generation=number)
-    driver.froze("a", generation=number, step=20)
-    assert driver.told("a", m.Assign)[-1].held_step == 20
-
-
 def test_holder_of_the_newest_checkpoint_is_waited_for(driver: Any) -> None:
     driver.submit()
     number = driver.run_generation("a", "b")
@@ -158,71 +86,6 @@ def test_holder_of_the_newest_checkpoint_is_waited_for(driver: Any) -> None:
     assert driver.told("b", m.Assign)[-1].held_step == 5
 
 
-def test_survivors_one_step_behind_a_checkpoint_do_not_wait_for_it(driver: Any) -> None:
-    """Redoing one step is sooner done than waiting for a disk that died with its worker."""
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.saved_checkpoint("a", generation=number, step=6)
-    driver.lost("a")
-    driver.froze("b", generation=number, step=5)
-    assert driver.told("b", m.Assign)[-1].held_step == 5
-
-
-def test_joiner_that_never_got_the_state_is_no_survivor(driver: Any) -> None:
-    """It remembers a state one step old, and the holders of the newest may come back with it."""
-    driver.submit()
-    number = driver.run_generation("a", "c")
-    driver.beat("a", step=4)
-    driver.lost("c")
-    driver.froze("a", generation=number, step=4, prepared=(number, 5))
-    second = driver.all_run("a")
-    driver.register("c", job="j-1", generation=number)
-    driver.froze("c", generation=number, step=4, held_generation=number)
-    driver.froze("a", generation=second, step=5, held_generation=number)
-    assert driver.cluster.run.roster == ["a", "c"]
-    driver.lost("a")
-    driver.froze("c", generation=second + 1, step=4, held_generation=number)
-    assert driver.cluster.run.roster == []
-    assert "waiting for a" in driver.core.explain()
-    driver.register("a", job="j-1", generation=second + 1)
-    driver.froze("a", generation=second + 1, step=5, held_generation=number)
-    assert driver.told("c", m.Assign)[-1].held_step == 5
-
-
-def test_a_worker_that_is_more_than_one_step_behind_is_no_survivor(driver: Any) -> None:
-    """Members of one ring are never two steps apart: it must have been elsewhere."""
-    job = driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.commit(4)
-    driver.lost("b")
-    driver.froze("a", generation=number, step=2)
-    assert driver.cluster.survivors(job) == []
-    assert "waiting for b: no present worker holds the state of step 4" in driver.core.explain()
-
-
-def test_member_that_has_the_newest_checkpoint_is_waited_for(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.saved_checkpoint("a", generation=number, step=5)
-    driver.beat("a", step=5)
-    driver.lost("a")
-    driver.lost("b")
-    driver.register("b", incarnation=2)
-    driver.warmed("b")
-    assert driver.cluster.run.roster == []
-    assert "waiting for a" in driver.core.explain()
-
-
-def test_same_process_that_comes_back_has_stopped_only_when_it_says_so(driver: Any) -> None:
-    job = driver.submit(min_workers=2)
-    number = driver.run_generation("a", "b")
-    driver.silence(2.0)
-    driver.register("a", job="j-1", generation=number)
-    assert not job.fenced
-    driver.froze("a", generation=number, step=0)
-    assert job.fenced
-
-
 def test_operator_may_say_that_nobody_comes_back(driver: Any) -> None:
     job = driver.submit()
     driver.run_generation("a", "b")
@@ -236,13 +99,6 @@ def test_operator_may_say_that_nobody_comes_back(driver: Any) -> None:
     assert driver.cluster.run.roster == ["a"]
     assert job.steps_lost == 9
     assert "job_resumed" in driver.kinds()
-
-
-def test_operator_who_is_in_a_hurry_is_not_told_to_wait_for_nobody(driver: Any) -> None:
-    driver.submit(settle_s=2.0)
-    driver.warm_up("a")
-    driver.handle(ResumeRequested(job="j-1"))
-    assert driver.core.explain() == "settling: giving late workers a moment to join"
 
 
 def a_child(driver: Any, **terms: Any) -> Any:
@@ -355,46 +211,6 @@ def test_generations_that_come_to_nothing_follow_each_other_ever_more_slowly(dri
     driver.beat("a", step=waiting.QUICK_GENERATIONS)
     driver.froze("a", generation=number, step=waiting.QUICK_GENERATIONS)
     assert driver.cluster.run.roster == ["a"]
-
-
-def test_a_step_in_each_generation_is_no_progress(driver: Any) -> None:
-    """A ring that breaks after its first step, again and again, is not formed at once each time."""
-    driver.submit()
-    number = driver.run_generation("a")
-    pauses_s = []
-    for step in range(1, 9):
-        before = driver.now
-        driver.beat("a", step=step)
-        driver.froze("a", generation=number, step=step)
-        if driver.cluster.run.roster == []:
-            assert driver.core.explain() == (
-                f"pausing after {step} generations that broke after hardly a step"
-            )
-        while driver.cluster.run.roster == []:
-            driver.tick(driver.now + 0.25)
-        pauses_s.append(driver.now - before)
-        number = driver.all_run("a")
-    assert pauses_s == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.25]
-    assert driver.cluster.setbacks.no_progress_generations == 1
-    driver.froze("a", generation=number, step=8 + FRUITFUL_STEPS)
-    assert driver.cluster.run.roster == ["a"]
-
-
-def test_members_that_come_and_go_at_step_boundaries_cost_no_pause(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a")
-    for step in range(1, 9):
-        other = f"b-{step}"
-        driver.warm_up(other)
-        driver.froze("a", generation=number, step=step)
-        assert driver.cluster.run.roster == ["a", other]
-        number = driver.all_run("a", other)
-        driver.say(other, m.Leave(reason="bye"))
-        for name in ("a", other):
-            driver.froze(name, generation=number, step=step)
-        assert driver.cluster.run.roster == ["a"]
-        number = driver.all_run("a")
-    assert driver.cluster.setbacks.brief_generations == 0
 
 
 def test_pause_begins_anew_when_something_else_was_waited_for(driver: Any) -> None:

@@ -17,7 +17,7 @@ from dtd.net.link import Link
 from dtd.wire import fields
 from dtd.wire import messages as m
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, FrameDecoder, Hold, frame_bytes
-from dtd.wire.greeting import hello, welcome
+from dtd.wire.greeting import DataCredential, hello, welcome
 from dtd.wire.session import DATA_ROLES, Session, State
 from dtd.wire.tags import CHECKSUM, Tag
 
@@ -306,7 +306,7 @@ def prove_to(link: Link, wire: Wire, role: m.Role) -> Tag:
     """Make the opener's half of the handshake; returns the tag of its later frames."""
     session = Session(role=role, random_bytes=bytes)
     secret = SECRET if role in DATA_ROLES else b""
-    said = hello(role, "w-0", generation=1, roster_id=1)
+    said = DataCredential(secret=secret, generation=1, roster_id=1).hello(role, "w-0")
     put(link, session.hello(said, secret=secret))
     assert len(list(session.feed(bytes(wire.sent)))) == 1
     put(link, session.data_to_send())

@@ -71,11 +71,6 @@ class Member:
             return [Tell(message=event.probed)]
         return self._on_stop_asked(event)
 
-    def next_deadline(self, now: float) -> float | None:
-        """None: a member has no deadlines; the coordinator has them."""
-        del now
-        return None
-
     def explain(self) -> str:
         """Return what this worker waits for, in words; empty while it trains."""
         if self.refused and self.state is MemberState.IDLE:

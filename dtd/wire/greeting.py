@@ -6,7 +6,7 @@ what the other side stated (protocol.md, "Connections").
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from dtd import __version__
@@ -15,15 +15,7 @@ from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION
 
 
 def hello(
-    role: m.Role,
-    name: str,
-    *,
-    max_payload_bytes: int = LARGEST_MAX_PAYLOAD_BYTES,
-    generation: int = 0,
-    roster_id: int = 0,
-    rank: int = 0,
-    scope: str = "",
-    expires_s: int = 0,
+    role: m.Role, name: str, *, max_payload_bytes: int = LARGEST_MAX_PAYLOAD_BYTES
 ) -> m.Hello:
     """The first message of the side that opens the connection.
 
@@ -31,11 +23,6 @@ def hello(
         role: purpose of the connection.
         name: the caller's name.
         max_payload_bytes: the largest payload that this side accepts.
-        generation: with the next two, the roster to which the caller belongs; 0 for other roles.
-        roster_id: that generation's roster.
-        rank: the caller's rank in it.
-        scope: the resource that a ticket covers; empty without a ticket.
-        expires_s: when the ticket expires, on the monotonic clock of the worker that is called.
     """
     return m.Hello(
         role=role.value,
@@ -44,11 +31,6 @@ def hello(
         protocol_max=PROTOCOL_VERSION,
         version=__version__,
         max_payload_bytes=max_payload_bytes,
-        generation=generation,
-        roster_id=roster_id,
-        rank=rank,
-        scope=scope,
-        expires_s=expires_s,
     )
 
 
@@ -99,9 +81,8 @@ class DataCredential:
 
     def hello(self, role: m.Role, name: str) -> m.Hello:
         """The HELLO that states this credential."""
-        return hello(
-            role,
-            name,
+        return replace(
+            hello(role, name),
             generation=self.generation,
             roster_id=self.roster_id,
             rank=self.rank,

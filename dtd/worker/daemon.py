@@ -29,7 +29,6 @@ from dtd.exchange.collective import Bridge
 from dtd.job import JobSpec, from_mapping
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer, Resource
-from dtd.net.driver import Driver
 from dtd.net.link import Link
 from dtd.net.liveness import Lifeline
 from dtd.net.tls import tls_connect
@@ -164,7 +163,6 @@ class Worker:
             member.Exit: self._end,
         }
         self._core: member.Member
-        self._driver: Driver[member.Event, member.Effect]
 
     # --- life --------------------------------------------------------------------------------
 
@@ -175,7 +173,6 @@ class Worker:
             self.config, bound, last_end=self._last_end, instance=self._instance
         )
         self._core = member.Member(register)
-        self._driver = Driver(self._core, self._perform, _never)
         await self._metrics.start()
         log.info("worker_started", worker=self.config.name, data_port=bound.port, pid=os.getpid())
 
@@ -207,7 +204,7 @@ class Worker:
             self._end(member.Exit(reason=reason))
             return
         log.info("worker_stopping", reason=reason)
-        self._driver.handle(member.StopAsked(reason=reason))
+        self._feed(member.StopAsked(reason=reason))
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """End this process: an exception that nobody expected has left a callback or a task.
@@ -309,7 +306,8 @@ class Worker:
 
     def _feed(self, event: member.Event) -> None:
         if not self.ending.done():
-            self._driver.handle(event)
+            for effect in self._core.handle(event, self._loop.time()):
+                self._effects[type(effect)](effect)
 
     def _tell(self, message: m.Message) -> None:
         if isinstance(message, m.Register):
@@ -317,9 +315,6 @@ class Worker:
         self._control.send(message)
 
     # --- effects -----------------------------------------------------------------------------
-
-    def _perform(self, effect: member.Effect) -> None:
-        self._effects[type(effect)](effect)
 
     def _on_tell(self, effect: member.Tell) -> None:
         if isinstance(effect.message, m.Finished | m.Failed):
@@ -458,10 +453,6 @@ class Worker:
             return
         lines = self._output.take(ended=ended)
         self._lines.tell(self._training.job, self._training.rank, lines)
-
-
-def _never() -> member.Event:
-    raise AssertionError("a member has no deadlines")
 
 
 def _is_ours(error: Exception) -> bool:

@@ -13,9 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
@@ -25,6 +24,10 @@ from dtd.net.data_server import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_client import open_resource, unexpected
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
+
+if TYPE_CHECKING:  # torch is not loaded before a job begins
+    from dtd.exchange.collective import RingCollective
+    from dtd.train.run import JobSessionRunner
 
 RANGE_BYTES: Final = 1024 * 1024
 
@@ -179,45 +182,6 @@ DONORS_AT_ONCE: Final = 4
 BYTES_ASKED_AHEAD: Final = 4 * 1024 * 1024
 
 
-class StateImporter(Protocol):
-    """The receiver of a state: the training run."""
-
-    def import_state(self, manifest: bytes) -> list[memoryview]:
-        """Name the memory of every blob of this manifest."""
-        ...
-
-    def finish_import(self) -> None:
-        """All bytes are there: make the state the live one."""
-        ...
-
-
-class Breakable(Protocol):
-    """The ring of the generation that the state is for."""
-
-    @property
-    def rank(self) -> int:
-        """This worker's position in the roster."""
-        ...
-
-    why_broken: str
-
-    def on_broken(self, callback: Callable[[], None]) -> None:
-        """Have this called when the ring breaks, or now if it is broken."""
-        ...
-
-    def give_up(self, reason: str) -> None:
-        """End the ring."""
-        ...
-
-    def broken(self) -> RingBroken:
-        """The error with which the ring has ended."""
-        ...
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Meanwhile the training thread waits for others."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFigures:
     """Figures of a fetch; `donors` gave at least a part."""
@@ -228,14 +192,14 @@ class FetchFigures:
 
 
 def fetch_state(
-    run: StateImporter,
+    run: JobSessionRunner,
     donors: Sequence[m.Member],
     resource: str,
     *,
     by: str,
     entry: DataCredential,
     silence_s: float,
-    ring: Breakable,
+    ring: RingCollective,
     connect: Connect = connect_tcp,
 ) -> FetchFigures:
     """Fetch `resource` from `donors` into the run.
@@ -310,7 +274,7 @@ class _Fetch:
         self._silence_s = silence_s
         self._failures: deque[RingBroken] = deque()
 
-    def into(self, run: StateImporter, ring: Breakable) -> int | None:
+    def into(self, run: JobSessionRunner, ring: RingCollective) -> int | None:
         """Fill the run's memory; the bytes received, or None when that did not succeed."""
         try:
             for number in range(self._count):

@@ -121,10 +121,6 @@ def test_the_usual_life(worker: Worker) -> None:
     assert worker.hears(release()) == [member.Restart(reason="job j is done")]
 
 
-def test_it_has_no_deadlines(worker: Worker) -> None:
-    assert worker.core.next_deadline(0.0) is None
-
-
 # --- coming back -----------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from dtd.net.limits import PATIENCE_S as FIRST_BYTE_S
 from dtd.net.link import HANDSHAKE_TIMEOUT_S
 from dtd.security.credential import server_context
 from dtd.wire import messages as m
-from dtd.wire.greeting import hello
+from dtd.wire.greeting import DataCredential
 from dtd.wire.session import Session
 
 CLOCK_S = 0.1
@@ -55,7 +55,8 @@ async def stay(address, octets, *, pause_s):
 
 def greeting():
     """The longest thing that a stranger can say in order."""
-    said = hello(m.Role.RING, "worker-1", generation=1, roster_id=1, rank=0)
+    credential = DataCredential(secret=b"s" * 32, generation=1, roster_id=1)
+    said = credential.hello(m.Role.RING, "worker-1")
     session = Session(role=m.Role.RING, random_bytes=bytes)
     return session.hello(said, secret=b"s" * 32)
 

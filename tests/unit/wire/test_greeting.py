@@ -20,12 +20,6 @@ def test_two_sessions_agree_on_role_and_limits() -> None:
     assert opener.max_payload_bytes == LARGEST_MAX_PAYLOAD_BYTES
 
 
-def test_hello_of_a_ring_names_the_place_in_it() -> None:
-    said = hello(m.Role.RING, "w", generation=3, roster_id=9, rank=1)
-    assert (said.role, said.name) == ("ring", "w")
-    assert (said.generation, said.roster_id, said.rank) == (3, 9, 1)
-
-
 def test_member_of_a_generation_says_so_with_its_secret() -> None:
     assign = m.Assign(
         job="j",

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtd.errors import ErrorCode, ProtocolError
 from dtd.net import blocking_link
 from dtd.net.blocking_link import BlockingLink, connect_tcp
 from dtd.wire import messages as m
@@ -60,26 +59,6 @@ def test_a_payload_lies_where_it_was_placed(server, link_to):
     assert payload.obj is memory
     assert memory == content
     assert placed[-1] == (DATA, len(content))
-
-
-def test_what_cannot_be_placed_ends_it(server, link_to):
-    def refuse(message, payload_bytes):
-        if isinstance(message, m.FetchData):
-            raise ProtocolError(ErrorCode.BAD_PAYLOAD, "nobody asked for it")
-
-    server.script = lambda _message: m.message_bytes(DATA, b"1234")
-    link = link_to(refuse)
-    link.send(OPEN)
-    with pytest.raises(ProtocolError, match="nobody asked for it"):
-        link.receive(timeout_s=PATIENCE_S)
-
-
-def test_silence_is_bounded(server, link_to):
-    server.script = lambda _message: b""
-    link = link_to()
-    link.send(OPEN)
-    with pytest.raises(TimeoutError):
-        link.receive(silence_s=0.02)
 
 
 @pytest.fixture

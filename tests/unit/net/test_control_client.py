@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 
 import msgpack
@@ -40,21 +39,6 @@ def test_an_answer_that_takes_long_is_waited_for_as_long_as_is_asked(server, res
         assert client.request(m.Profile(job="a"), within_s=10) == {"file": "a"}
 
 
-def test_an_answer_that_is_late_comes_later(server, result):
-    go = threading.Event()
-
-    def script(_message: m.Message) -> bytes:
-        go.wait(10)
-        return result({"state": "done"})
-
-    server.script = script
-    with ControlClient(server.control) as client:
-        client.ask(m.WaitJob(job="a"))
-        assert client.answer(timeout_s=0.01) is None
-        go.set()
-        assert client.answer(timeout_s=math.inf) == {"state": "done"}
-
-
 def test_a_refusal_carries_its_remedy(server, refusal):
     server.script = lambda _message: refusal
     with ControlClient(server.control) as client, pytest.raises(RequestRefused) as caught:
@@ -73,11 +57,6 @@ def test_nobody_listens(free_socket):
     assert caught.value.exit_code == 3
 
 
-def test_nobody_is_called_over_tcp_without_tls(free_address):
-    with pytest.raises(AssertionError, match="TLS"):
-        ControlClient(free_address)
-
-
 def test_no_answer_in_time(server):
     server.script = lambda _message: b""
     with ControlClient(server.control) as client:
@@ -86,12 +65,6 @@ def test_no_answer_in_time(server):
             CoordinatorUnreachable, match=r"has not answered within 0\.02 s: it is busy"
         ):
             client.request(m.GetStatus())
-
-
-def test_no_welcome_in_time(server):
-    server.welcome = b""
-    with pytest.raises(CoordinatorUnreachable, match="it is busy, or it hangs"):
-        ControlClient(server.control, timeout_s=0.05)
 
 
 def test_the_coordinator_closes(server):

@@ -10,16 +10,13 @@ import pytest
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.exchange.endpoint import RingEndpoint
-from dtd.net.blocking_link import BlockingLink
-from dtd.net.data_server import DataServer, Resource, memory_blob
+from dtd.net.data_server import DataServer
 from dtd.net.liveness import Lifeline
 from dtd.net.server import begins_tls
-from dtd.net.tls import tls_connect
 from dtd.security import identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
 from dtd.wire.tags import FLAG_XXH3
 
 PATIENCE_S = 60.0
@@ -143,29 +140,6 @@ async def test_an_encrypted_job_is_not_served_in_the_clear(ring, dial, role):
     assert isinstance(error, ProtocolError)
     assert error.code is ErrorCode.WRONG_STATE
     assert not ring[0].broken.done()
-
-
-async def test_a_state_is_fetched_over_tls(ring, credential):
-    blobs = [memory_blob("0", memoryview(b"state"))]
-    ring[0].server.offer("state/4", Resource(manifest=b"{}", blobs=blobs))
-
-    def fetch():
-        link = BlockingLink(
-            port_of(ring[0]),
-            role=m.Role.FETCH,
-            name="worker-1",
-            timeout_s=PATIENCE_S,
-            entry=DataCredential(secret=SECRET, generation=4, roster_id=9, rank=1),
-            connect=tls_connect(credential.client_context(), identity.WORKER),
-        )
-        link.send(m.FetchOpen(resource="state/4"))
-        answer = link.receive(timeout_s=PATIENCE_S)
-        link.close()
-        return answer
-
-    info, manifest = await asyncio.to_thread(fetch)
-    assert isinstance(info, m.FetchInfo)
-    assert bytes(manifest) == b"{}"
 
 
 @pytest.mark.parametrize(("first", "is_tls"), [(b"\x16\x03\x01", True), (b"DTDF", False)])

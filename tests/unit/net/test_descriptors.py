@@ -79,14 +79,6 @@ def put_aside():
             thread.join(PATIENCE_S)
 
 
-async def soon():
-    """Until what threads have asked of the event loop so far has been done."""
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    loop.call_soon_threadsafe(over.set_result, None)
-    await over
-
-
 @pytest.fixture
 async def box(fd_dir):
     made = Box(fd_dir)
@@ -101,13 +93,6 @@ def file():
     os.write(descriptor, WORDS)
     yield descriptor
     os.close(descriptor)
-
-
-@pytest.fixture
-def tmp_path():
-    """A shorter one than pytest's: an address of a socket has 107 bytes."""
-    with tempfile.TemporaryDirectory() as made:
-        yield Path(made)
 
 
 @pytest.fixture
@@ -132,14 +117,6 @@ def taken_down(path):
     return not Path(path).exists()
 
 
-async def test_a_file_arrives_open_is_not_inherited_and_is_looked_at_elsewhere(box, file):
-    post(box.mailbox.path, file)
-    assert await box.next() == WORDS
-    assert box.looked == [False]
-    assert threading.current_thread() not in box.threads
-    assert taken_down(box.mailbox.path)
-
-
 async def test_nothing_stays_open(fd_dir, file, empty, open_files):
     before = open_files()
     box = Box(fd_dir)
@@ -148,24 +125,6 @@ async def test_nothing_stays_open(fd_dir, file, empty, open_files):
     assert await box.next() == WORDS
     put_aside()
     assert open_files() <= before
-
-
-async def test_messages_without_the_right_file_are_passed_over(box, file, empty):
-    send(box.mailbox.path, octets=b"hello")
-    send(box.mailbox.path, octets=b"")
-    send(box.mailbox.path, files=[empty])
-    post(box.mailbox.path, file)
-    assert await box.next() == WORDS
-
-
-async def test_only_the_first_right_file_is_received(fd_dir, file):
-    box = Box(fd_dir)
-    for _ in range(3):
-        post(box.mailbox.path, file)
-    assert await box.next() == WORDS
-    put_aside()
-    await soon()
-    assert box.contents.empty()
 
 
 async def test_a_mailbox_takes_a_few_messages_only(box, file):
@@ -198,16 +157,6 @@ async def test_a_mailbox_that_is_closed_is_gone(fd_dir, file, open_files):
     assert open_files() <= before
 
 
-async def test_what_is_in_a_mailbox_when_it_closes_is_lost(fd_dir, file, open_files):
-    before = open_files()
-    box = Box(fd_dir)
-    post(box.mailbox.path, file)
-    box.close()
-    put_aside()
-    assert open_files() <= before
-    assert box.contents.empty()
-
-
 @pytest.mark.parametrize(
     "path",
     ["", "dtd-" + "0" * 32, "/run/systemd/notify", "/" + "x" * 5000, "/tmp/box-" + "g" * 32],
@@ -215,43 +164,6 @@ async def test_what_is_in_a_mailbox_when_it_closes_is_lost(fd_dir, file, open_fi
 def test_a_name_that_is_no_mailbox_gets_nothing(file, path):
     with pytest.raises(OSError, match="is not a mailbox"):
         post(path, file)
-
-
-@pytest.mark.parametrize(
-    "directory", ["/nowhere", "/" + "x" * 300, "/a\udc80b", "/" + "x/" * 3000, "/dev/null"]
-)
-def test_a_mailbox_that_cannot_be_reached_gets_nothing(file, directory, open_files):
-    before = open_files()
-    with pytest.raises(OSError, match=r"Errno|too long"):
-        post(f"{directory}/box-{'0' * 32}", file)
-    assert open_files() <= before
-
-
-def test_a_full_mailbox_does_not_hold_up_all_that_posts(fd_dir, file):
-    path = str(fd_dir / f"box-{'0' * 32}")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nobody_accepts:
-        with short_name(path) as name:
-            nobody_accepts.bind(name)
-        nobody_accepts.listen(1)
-        for _ in range(2):
-            post(path, file)
-        with pytest.raises(BlockingIOError):
-            post(path, file)
-
-
-async def test_names_cannot_be_guessed(box, fd_dir):
-    other = Box(fd_dir)
-    assert box.mailbox.path != other.mailbox.path
-    assert len(Path(box.mailbox.path).name) == len("box-") + 32
-    other.close()
-
-
-@pytest.mark.parametrize("name", ["missing", "odd\udc80"])
-async def test_no_socket_is_left_where_there_can_be_no_mailbox(tmp_path, name, open_files):
-    before = open_files()
-    with pytest.raises(OSError, match=r"No such file|is not valid text"):
-        FdMailbox(tmp_path / name, os.close, lambda _: None)
-    assert open_files() <= before
 
 
 # --- users of the same host ----------------------------------------------------------------------

@@ -73,29 +73,11 @@ def test_a_broken_fetch_goes_on_where_it_stopped(server, offer, tmp_path):
     assert (tmp_path / "here").read_bytes() == CONTENT
 
 
-def test_a_part_of_another_file_is_not_continued(server, offer, tmp_path):
-    offer(CONTENT[::-1], stop_after=1)
-    with pytest.raises(CheckpointError):
-        fetch(server, tmp_path / "here")
-    offer()
-    fetch(server, tmp_path / "here")
-    assert (tmp_path / "here").read_bytes() == CONTENT
-
-
 def test_a_damaged_file_gets_no_name(server, offer, tmp_path):
     offer(digest="0" * 32)
     with pytest.raises(CheckpointError, match="does not match the hash in its manifest"):
         fetch(server, tmp_path / "here")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_the_manifest_does_not_name(server, offer, tmp_path):
-    offer()
-    with (
-        FetchClient(server.address, RESOURCE, TICKET) as client,
-        pytest.raises(CheckpointError, match=r"no hash for optimizer\.safetensors"),
-    ):
-        client.fetch("optimizer.safetensors", tmp_path / "here")
 
 
 def test_another_range_than_asked_for(server, offer, tmp_path):
@@ -108,19 +90,6 @@ def test_another_range_than_asked_for(server, offer, tmp_path):
     )
     with pytest.raises(CheckpointError, match="answered with another range"):
         fetch(server, tmp_path / "here")
-
-
-def test_the_worker_refuses(server, refusal):
-    server.script = lambda _message: refusal
-    with pytest.raises(CheckpointError, match="does not exist") as caught:
-        FetchClient(server.address, RESOURCE, TICKET)
-    assert caught.value.remedy == "see `dtdctl jobs`"
-
-
-def test_nobody_is_there(free_address):
-    with pytest.raises(CheckpointError, match=r"cannot be fetched: .*refused") as caught:
-        FetchClient(free_address, RESOURCE, TICKET)
-    assert "dtdctl checkpoints" in caught.value.remedy
 
 
 def test_a_holder_that_never_ends_its_manifest_is_left(server, tmp_path, monkeypatch):

@@ -29,15 +29,6 @@ def test_a_burst_is_there_at_once_and_the_rest_is_earned() -> None:
     assert allowance.left(200.0) == 3.0
 
 
-def test_what_is_spent_beyond_is_owed_and_waited_for() -> None:
-    allowance = Allowance(rate_per_s=2.0, burst=1.0)
-    assert allowance.wait_s(0.0) == 0.0
-    allowance.spend(5, 0.0)
-    assert allowance.wait_s(0.0) == 2.0
-    assert allowance.wait_s(1.5) == 0.5
-    assert allowance.wait_s(2.0) == 0.0
-
-
 def test_each_caller_waits_for_its_own_rate() -> None:
     pacing = Pacing(rate_per_s=10.0, burst=1.0)
     assert pacing.wait_s("a", 0.0) == 0.0
@@ -48,18 +39,6 @@ def test_each_caller_waits_for_its_own_rate() -> None:
 
 
 WELCOME = Verdict()
-
-
-def test_a_caller_is_admitted_and_forgotten_once_proven() -> None:
-    door = ConnectionLimiter()
-    assert door.arrived(1, "10.0.0.1", 0.0) == WELCOME
-    assert len(door) == 1
-    door.proven(1)
-    door.proven(1)
-    door.gone(1, 1.0)
-    assert len(door) == 0
-    assert door.next_deadline() is None
-    assert door.overdue(100.0) == ()
 
 
 def test_a_peer_that_opens_too_many_at_once_loses_its_own_oldest() -> None:
@@ -97,25 +76,9 @@ def test_the_rate_of_an_address_is_bounded_after_a_burst() -> None:
     assert door.arrived(103, "10.0.0.1", 1.001 / bounds.RATE_PER_S).refusal
 
 
-def test_the_rate_of_our_own_is_not_bounded_but_their_share_is() -> None:
-    door = ConnectionLimiter()
-    verdicts = [door.arrived(key, "127.0.0.1", 0.0, no_rate=True) for key in range(200)]
-    assert not any(verdict.refusal for verdict in verdicts)
-    assert len(door) == bounds.PER_ADDRESS
-
-
 def failing_alone(**bounds_: float) -> ConnectionLimiter:
     """A door that holds nothing against those who prove themselves."""
     return ConnectionLimiter(only_failures=True, **bounds_)
-
-
-def test_a_peer_that_proves_itself_has_no_rate() -> None:
-    door = failing_alone()
-    for key in range(10 * int(bounds.BURST)):
-        assert door.arrived(key, "10.0.0.1", 0.0) == WELCOME
-        door.proven(key)
-        door.gone(key, 0.0)
-    assert door.arrived(-1, "10.0.0.1", 0.0) == WELCOME
 
 
 def test_a_peer_that_fails_again_and_again_is_not_let_in_for_a_while() -> None:
@@ -186,17 +149,6 @@ def test_where_somebody_is_known_others_are_let_in_before_strangers() -> None:
     assert door.arrived(1003, "10.0.0.1", 0.0) == Verdict(dropped=(1001,))
 
 
-def test_output_within_the_share_is_kept_as_it_is() -> None:
-    quotas = Quotas(1000)
-    assert quotas.lines("w", "a\nä\n".encode(), 0.0) == ["a", "ä", ""]
-    assert quotas.lines("w", b"\xff", 0.0) == ["\N{REPLACEMENT CHARACTER}"]
-    assert not quotas.dropped
-    assert not quotas.is_marked("w")
-    assert quotas.mark("w", 0.0) == ""
-    assert quotas.look_again_at(0.0) is None
-    assert list(quotas.to_tell(0.0)) == []
-
-
 def test_five_mebibytes_of_empty_lines_are_a_few_thousand_and_a_mark() -> None:
     quotas = Quotas(1000)
     kept = [len(quotas.lines("w", b"\n" * 2**20, 0.0)) for _ in range(5)]
@@ -208,19 +160,6 @@ def test_five_mebibytes_of_empty_lines_are_a_few_thousand_and_a_mark() -> None:
     assert not quotas.is_marked("w")
     assert len(quotas.lines("w", b"\n" * 5000, 1.0)) == 1000
     assert len(quotas.lines("other", b"\n" * 999, 1.0)) == 1000
-
-
-def test_lines_left_out_are_marked_so_often_only() -> None:
-    quotas = Quotas(1)
-    quotas.drop("w", LINES, 3)
-    assert quotas.look_again_at(5.0) == 5.0
-    assert quotas.mark("w", 5.0).startswith("... 3 lines dropped")
-    list(quotas.to_tell(5.0))
-    quotas.drop("w", LINES, 2)
-    assert quotas.mark("w", 5.5) == ""
-    assert quotas.look_again_at(5.5) == 5.0 + bounds.MARK_EVERY_S
-    assert quotas.mark("w", 6.0).startswith("... 2 lines dropped")
-    assert quotas.look_again_at(6.0) == 5.0 + bounds.TELL_EVERY_S
 
 
 @pytest.mark.parametrize(
@@ -240,16 +179,6 @@ def test_notices_figures_and_checkpoints_have_rates_of_their_own(kind: str, burs
     assert quotas.allows("w", kind, 1.0)
     other = NOTICES if kind == FIGURES else FIGURES
     assert quotas.allows("w", other, 0.0)
-
-
-def test_an_operator_hears_of_it_once_a_minute() -> None:
-    quotas = Quotas(1)
-    quotas.drop("w", NOTICES, 2)
-    quotas.drop("w", LINES, 3)
-    assert list(quotas.to_tell(10.0)) == [("w", {NOTICES: 2, LINES: 3})]
-    quotas.drop("w", NOTICES, 1)
-    assert list(quotas.to_tell(11.0)) == []
-    assert list(quotas.to_tell(10.0 + bounds.TELL_EVERY_S)) == [("w", {NOTICES: 1})]
 
 
 @pytest.mark.parametrize(

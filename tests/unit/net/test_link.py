@@ -208,19 +208,6 @@ async def frames_of(
 # --- handshake -------------------------------------------------------------------------------
 
 
-async def test_a_handshake_opens_both_sides(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    accepted, opened = await network.pair(acceptor, opener)
-    assert accepted.session.state is State.OPEN
-    assert opened.session.state is State.OPEN
-    assert accepted.session.role is m.Role.RING
-    assert opened.peer == f"127.0.0.1:{network.port}"
-    assert accepted.peer_host() == "127.0.0.1"
-    assert accepted._timer is None
-    assert opened._timer is None
-
-
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", 0.02)
@@ -238,16 +225,6 @@ async def test_a_peer_that_says_nothing_is_turned_away(
     assert error.code == ErrorCode.TIMEOUT
     assert "no handshake with 127.0.0.1:" in error.message
     writer.close()
-
-
-async def test_an_opener_that_is_not_welcomed_gives_up(
-    impatient: None, network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    acceptor.answer = lambda: None
-    await network.connect(acceptor, opener)
-    error = await opener.end()
-    assert isinstance(error, ProtocolError)
-    assert error.code == ErrorCode.TIMEOUT
 
 
 # --- payloads --------------------------------------------------------------------------------
@@ -285,17 +262,6 @@ async def test_a_large_payload_is_received_in_the_memory_that_the_handler_named(
     # All but what came with the header was read from the socket into that memory itself.
     assert isinstance(accepted, Watched)
     assert accepted.__dict__["received_into"][id(memory)] >= len(content) - STAGING_BYTES
-
-
-async def test_a_link_that_nobody_watches_is_watched_by_the_kernel(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    accepted, _ = await network.pair(acceptor, opener)
-    accepted.keep_alive()
-    assert accepted._transport is not None
-    options = accepted._transport.get_extra_info("socket")
-    assert options.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 async def test_drained_is_a_future_until_the_kernel_has_taken_everything(
@@ -383,24 +349,6 @@ async def test_a_message_out_of_place_ends_that_link_only(
     assert not other_opened.closing
 
 
-async def test_a_refusal_of_the_handler_reaches_the_other_side(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    def refuse(message: m.Message, payload_bytes: int) -> None:
-        raise ProtocolError(ErrorCode.UNEXPECTED_CHUNK, "not this one", remedy="another one")
-
-    acceptor.place = refuse
-    _, opened = await network.pair(acceptor, opener)
-    opened.send(chunk(), bytes(10))
-    for error in (await opener.end(), await acceptor.end()):
-        assert isinstance(error, ProtocolError)
-        assert (error.code, error.message, error.remedy) == (
-            ErrorCode.UNEXPECTED_CHUNK,
-            "not this one",
-            "another one",
-        )
-
-
 async def test_goodbye_is_an_orderly_end_on_both_sides(
     network: Network, acceptor: Handler, opener: Handler
 ) -> None:
@@ -427,24 +375,6 @@ async def test_a_peer_that_reads_nothing_does_not_keep_a_closed_link_open(
         link.send(chunk(), bytes(MIB))
         link.close()
         assert link.queued_bytes() > 0
-        assert await acceptor.end() is None
-
-
-async def test_a_peer_that_reads_slowly_is_waited_for(acceptor: Handler) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    theirs.settimeout(0)
-    loop, read_bytes = asyncio.get_running_loop(), 0
-    with theirs:
-        link = Link(acceptor, accepts=frozenset({m.Role.RING}), staging_bytes=STAGING_BYTES)
-        await link_module.attach(ours, lambda: link)
-        link.send(chunk(), bytes(MIB))
-        link.close()
-        while piece := await loop.sock_recv(theirs, MIB // 4):
-            read_bytes += len(piece)
-            if link._timer is not None:
-                link._timer.cancel()
-            link._look_at_rest(2 * MIB)  # as if the time were over: less is left than there was
-        assert read_bytes > MIB
         assert await acceptor.end() is None
 
 

@@ -47,31 +47,11 @@ async def welcoming():
     made.server.close(m.Goodbye())
 
 
-async def test_port_0_becomes_a_real_one(welcoming, dial):
-    bound = await welcoming.server.listen(LOOPBACK)
-    assert bound.host == "127.0.0.1"
-    assert bound.port > 0
-    peer = await dial(bound, m.Role.CTL, secret=b"")
-    await peer.welcomed()
-
-
 async def test_an_address_in_use_is_named_with_a_remedy(welcoming):
     bound = await welcoming.server.listen(LOOPBACK)
     with pytest.raises(ConfigError, match=f"listen address {bound} is in use") as caught:
         await Server(welcoming._new_link).listen(bound)
     assert "--listen" in caught.value.remedy
-
-
-async def test_everyone_hears_a_goodbye_and_nobody_new_is_served(welcoming, dial):
-    bound = await welcoming.server.listen(LOOPBACK)
-    peers = [await dial(bound, m.Role.CTL, secret=b"") for _ in range(2)]
-    for peer in peers:
-        await peer.welcomed()
-    welcoming.server.close(m.Goodbye(reason="the end"))
-    for peer in peers:
-        assert await peer.end() is None
-    with pytest.raises(ConnectionRefusedError):
-        await dial(bound, m.Role.CTL, secret=b"")
 
 
 async def test_one_connection_too_many_is_dropped_until_another_ends(welcoming, dial):

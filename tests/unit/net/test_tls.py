@@ -12,8 +12,6 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import DtdError
-from dtd.exchange.endpoint import dial
-from dtd.exchange.schedule.neighbours import NEXT, Neighbours
 from dtd.net import limits as connection_limiter
 from dtd.net.limits import ConnectionLimiter
 from dtd.net.link import Link
@@ -25,7 +23,6 @@ from dtd.wire.greeting import hello, welcome
 
 LOOPBACK = Address("127.0.0.1", 0)
 PATIENCE_S = 60.0
-LOOK_AGAIN_S = 0.01
 MIB = 1024 * 1024
 
 
@@ -144,19 +141,6 @@ async def test_both_sides_know_each_other_and_large_payloads_pass(
     assert await soon(calling.ended) is None
 
 
-async def test_without_a_certificate_one_is_a_stranger_and_stays_bounded(
-    listening: Listening,
-) -> None:
-    address = await listening.listen()
-    calling = Calling(m.Role.JOIN, peer_role="")
-    await calling.call(address, bare_client_context())
-    await soon(calling.opened.wait())
-    accepted = await soon(listening.links.get())
-    assert accepted.identity.role == "stranger"
-    assert len(listening.door) == 1
-    calling.link.abort()
-
-
 async def test_a_credential_of_another_cluster_does_not_get_in(
     listening: Listening, tmp_path: Path
 ) -> None:
@@ -219,15 +203,6 @@ async def test_an_operators_certificate_cannot_serve(authority: Authority) -> No
     posing.server.close(m.Goodbye())
 
 
-async def test_a_peer_that_speaks_plainly_does_not_get_in(listening: Listening) -> None:
-    address = await listening.listen()
-    reader, writer = await asyncio.open_connection(address.host, address.port)
-    writer.write(m.message_bytes(hello(m.Role.WORKER, "plain")))
-    await soon(reader.read())
-    writer.close()
-    assert await soon(listening.refused.get()) == "it does not speak TLS"
-
-
 @pytest.mark.parametrize("says", [b"", b"\x16\x03\x01"])
 async def test_a_peer_that_dawdles_is_dropped_in_time(authority: Authority, says: bytes) -> None:
     made = Listening(authority, ConnectionLimiter(patience_s=0.1))
@@ -268,22 +243,3 @@ async def test_a_flood_delays_nobody_that_is_connected(
     assert not calling.link.closing
     for writer in writers:
         writer.transport.abort()
-
-
-async def test_a_neighbour_whose_certificate_has_expired_here_is_named_with_the_clock(
-    listening: Listening, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context = credential_of(authority, "worker").client_context()
-    monkeypatch.setattr(authority, "life_days", 0)
-    address = await listening.listen()
-    roster = [
-        m.Member(name=name, incarnation=1, host=address.host, port=address.port, holds=True)
-        for name in ("w0", "w1")
-    ]
-    neighbours = Neighbours(roster, 0)
-    task = asyncio.create_task(dial(neighbours, NEXT, lambda: Calling().link, context=context))
-    async with asyncio.timeout(PATIENCE_S):
-        while NEXT not in neighbours.refusals:
-            await asyncio.wait({task}, timeout=LOOK_AGAIN_S)
-    task.cancel()
-    assert neighbours.refusals[NEXT] == "its certificate has expired by this host's clock"

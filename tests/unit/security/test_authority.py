@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -15,7 +14,6 @@ from dtd.errors import ConfigError, RequestRefused
 from dtd.security import admission, certificates
 from dtd.security.admission import Admitted
 from dtd.security.authority import Authority, Enrolment, open_authority, open_data_key
-from dtd.security.credential import Credential
 from dtd.security.identity import Identity
 from dtd.security.token import Token
 
@@ -166,23 +164,6 @@ def test_odd_requests_are_refused(authority: Authority) -> None:
     refused(text, "not signed with its own key")
 
 
-def test_operator_and_first_token_follow_the_address(authority: Authority) -> None:
-    assert authority.equip(HERE)
-    first = authority.first_token()
-    elsewhere = (Address("10.0.0.2", 7117),)
-    assert not authority.equip(elsewhere)
-    operator = Credential.load(authority.directory / "operator.credential")
-    assert (operator.role, operator.coordinators) == ("operator", elsewhere)
-    second = authority.first_token()
-    assert first is not None
-    assert second is not None
-    assert (second.id, second.secret) == (first.id, first.secret)
-    assert second.coordinators == elsewhere
-    authority.tokens.revoke(first.id)
-    assert authority.first_token() is None
-    assert not authority.equip(HERE)
-
-
 def passes(authority: Authority, days: float) -> None:
     """Let so many days pass for an authority."""
     before = authority.now_s
@@ -251,18 +232,6 @@ def test_a_certificate_is_renewed_once_two_thirds_of_its_life_are_over(
         admission.renew(authority, second, request())
 
 
-def test_a_caller_that_has_shown_nothing_has_nothing_to_renew(authority: Authority) -> None:
-    user = Identity(role="local", name="uid 0", where="socket")
-    with pytest.raises(RequestRefused, match="shows no certificate"):
-        admission.renew(authority, user, request())
-
-
-def test_no_certificate_outlives_the_authority(authority: Authority) -> None:
-    passes(authority, 3640)
-    made = admit(authority).certificate_pem
-    assert certificates.facts_of(made).expires == authority.certificate.not_valid_after_utc
-
-
 @pytest.mark.parametrize(
     ("leaf", "content", "why"),
     [
@@ -286,25 +255,9 @@ def test_damage_is_named_and_nothing_is_made_anew(
         open_authority(authority.directory)
 
 
-def test_a_key_of_another_authority_is_noticed(authority: Authority, tmp_path: Path) -> None:
-    other = Authority.create(tmp_path / "other")
-    (authority.directory / "ca.key").write_bytes((other.directory / "ca.key").read_bytes())
-    with pytest.raises(ConfigError, match="does not belong to"):
-        open_authority(authority.directory)
-
-
 def test_a_key_that_others_can_read_is_refused(authority: Authority) -> None:
     (authority.directory / "ca.key").chmod(0o640)
     with pytest.raises(
         ConfigError, match=r"is accessible to users other than its owner \(mode 0640\)"
     ):
         open_authority(authority.directory)
-
-
-def test_the_data_key_is_made_once_and_checked(tmp_path: Path) -> None:
-    key = open_data_key(tmp_path / "pki")
-    assert len(key) == 32
-    assert open_data_key(tmp_path / "pki") == key
-    (tmp_path / "pki" / "data.key").write_bytes(b"short")
-    with pytest.raises(ConfigError, match=r"data\.key has 5 bytes, not 32"):
-        open_data_key(tmp_path / "pki")

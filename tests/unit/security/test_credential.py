@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import ConfigError
-from dtd.security.credential import Credential, check_role
-from dtd.security.targets import credential_places, find_credential
+from dtd.security.credential import Credential
+from dtd.security.targets import find_credential
 
 
 def test_it_is_read_as_it_was_written(credential) -> None:
@@ -79,36 +79,7 @@ def test_what_is_no_credential_is_named(credential, old: str, new: str, why: str
     assert "join TOKEN" in caught.value.remedy
 
 
-def test_a_clock_that_is_ahead_may_be_why_a_credential_has_expired(credential) -> None:
-    path = credential().path
-    path.write_text(path.read_text().replace("# expires: 2", "# expires: 1"))
-    with pytest.raises(ConfigError) as caught:
-        Credential.load(path, {})
-    assert "if this host's clock is ahead, which shows 2" in caught.value.remedy
-
-
-def test_a_credential_of_another_role_does_not_do(credential) -> None:
-    made = credential("viewer", "eve")
-    check_role(made, "operator", "viewer")
-    with pytest.raises(ConfigError, match="is a viewer's, not a worker's"):
-        check_role(made, "worker")
-
-
 # --- where a credential is looked for ------------------------------------------------------------
-
-
-def test_it_is_looked_for_where_it_is_put(tmp_path: Path) -> None:
-    system = tmp_path / "system"
-    environ = {"HOME": "/h", "CREDENTIALS_DIRECTORY": "/run/c"}
-    places = credential_places("w.credential", environ, system=(system,))
-    assert [str(one) for one in places] == [
-        "/run/c/w.credential",
-        "/h/.config/dtd/w.credential",
-        str(system),
-    ]
-    assert find_credential(places) is None
-    system.touch()
-    assert find_credential(places) == system
 
 
 def test_the_units_stand_in_is_none(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtd.errors import ConfigError, RequestRefused
-from dtd.security import credential_book
+from dtd.errors import RequestRefused
 from dtd.security.credential_book import CredentialBook, IssuedRecord, mark_restored
 from dtd.security.identity import Identity
 
@@ -114,29 +113,6 @@ def test_a_workers_name_of_another_credential_is_taken(book: CredentialBook) -> 
     with pytest.raises(RequestRefused, match="big-cpu belongs to the credential worker/big"):
         free(book, "big-cpu", "big-cpu", replaces=True)
     assert free(book, "big-cpu", "big-cpu", key="big") == []  # the same host, which asks again
-
-
-def test_a_name_of_two_roles_needs_the_role(book: CredentialBook) -> None:
-    book.add(issued("c1", "worker", "ann"))
-    with pytest.raises(RequestRefused, match="several roles") as caught:
-        book.revoke("ann", now_s=200.0)
-    assert caught.value.remedy == "specify which one: operator/ann, worker/ann"
-    assert [one.serial for one in book.revoke("worker/ann", now_s=200.0)] == ["c1"]
-
-
-def test_what_has_expired_makes_room(book: CredentialBook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credential_book, "MAX_ISSUED", 3)
-    with pytest.raises(RequestRefused, match="3 certificates are valid"):
-        book.add(issued("d1"))
-    book.add(issued("d1", name="x", issued_s=1000.0, expires_s=2000.0))
-    assert [one["serial"] for one in book.listed(now_s=1000.0)] == ["d1"]
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "issued.json").touch(0o600)
-    (tmp_path / "issued.json").write_text('[{"serial": "x"}]')
-    with pytest.raises(ConfigError, match="is damaged"):
-        CredentialBook(tmp_path)
 
 
 def test_after_a_restore_what_renews_a_known_credential_counts(

@@ -7,7 +7,7 @@ from cryptography import x509
 
 from dtd.address import Address
 from dtd.errors import RequestRefused
-from dtd.security import admission, certificates, credential_book
+from dtd.security import admission, certificates
 from dtd.security.admission import MAX_RENEWED
 from dtd.security.authority import Authority, Enrolment
 from dtd.security.token import Token
@@ -50,22 +50,3 @@ def test_a_token_that_is_used_hands_out_only_so_much(authority: Authority) -> No
         joins(authority, token, pem)
     with pytest.raises(RequestRefused, match="of its certificates are valid"):
         joins(authority, token, pem)
-
-
-def test_revoked_certificates_make_room(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else who had filled the list would keep others out until the certificates end."""
-    monkeypatch.setattr(credential_book, "MAX_ISSUED", 3)
-    for name in ("host1", "host2", "host3"):
-        joins(authority, token_of(authority), request(), name)
-    with pytest.raises(RequestRefused, match="3 certificates are valid"):
-        joins(authority, token_of(authority), request(), "host4")
-    (gone,) = authority.credentials.revoke("host2", now_s=authority.now_s())
-    joins(authority, token_of(authority), request(), "host4")
-    left = {one.name for one in authority.credentials.living(now_s=authority.now_s())}
-    assert left == {"host1", "host3", "host4"}
-    assert authority.credentials.is_revoked(gone.serial, gone.credential)
-    assert gone.serial not in {
-        str(one["serial"]) for one in authority.credentials.listed(now_s=authority.now_s())
-    }

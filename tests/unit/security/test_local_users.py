@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import socket
 
 import pytest
 
-from dtd.security.local_users import LocalUsers, look_up, peer_groups, peer_uid
+from dtd.security.local_users import LocalUsers, peer_groups, peer_uid
 
 NO_GROUPS: frozenset[int] = frozenset()
 
@@ -43,22 +41,6 @@ def test_the_first_list_that_names_a_user_counts(users, uid, groups, role) -> No
     assert (who.role, who.uid, who.name) == (role, uid, f"uid {uid}")
     assert who.is_known == (role != "outsider")
     assert who.serial == ""
-
-
-def test_names_and_numbers_are_looked_up() -> None:
-    root, nobody = pwd.getpwuid(0).pw_name, pwd.getpwnam("nobody").pw_uid
-    group = grp.getgrgid(0).gr_name
-    found = look_up(
-        {
-            "operator": [root, "4711", "no-such-user"],
-            "worker": ["nobody"],
-            "viewer": [f"@{group}", "@4712", "@no-such-group"],
-        }
-    )
-    assert found.own_uid == os.geteuid()
-    assert found.uids == {"operator": {0, 4711}, "worker": {nobody}}
-    assert found.gids == {"viewer": {0, 4712}}
-    assert found.unknown == ["no-such-user", "@no-such-group"]
 
 
 def test_the_kernel_says_who_is_at_the_other_end() -> None:

@@ -51,21 +51,6 @@ def test_on_the_coordinators_host_nobody_joins(role: str) -> None:
         assert (refusal(Who(role, "uid 1", 1), hello(wanted, "x")) == "") == may
 
 
-def test_refusals_say_who_and_what() -> None:
-    assert refusal(Who("worker"), hello(m.Role.CTL, "x")) == (
-        "a credential of role worker (host7) does not open a connection of role ctl"
-    )
-    assert refusal(Who("stranger", "uid 1000"), hello(m.Role.CTL, "x")) == (
-        "uid 1000 may not open a connection of role ctl here"
-    )
-    assert refusal(Who("outsider", "uid 1001", 1001), hello(m.Role.WORKER, "x")) == (
-        "uid 1001 may not open a connection of role worker here"
-    )
-    assert refusal(Who("worker", "uid 1002", 1002), hello(m.Role.CTL, "x")) == (
-        "uid 1002 has the role worker here and may not open a connection of role ctl"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [

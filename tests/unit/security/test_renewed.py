@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dtd.address import Address
-from dtd.errors import ConfigError
 from dtd.security import certificates, identity
 from dtd.security.authority import Authority
 from dtd.security.credential import (
@@ -133,18 +131,6 @@ def test_a_file_that_does_not_renew_is_ignored_and_named(
     assert why in error.message
     assert str(place) in error.message
     assert f"remove {place}" in error.remedy
-
-
-def test_a_pipe_in_its_place_holds_nobody_up(host: Host) -> None:
-    place = host.directory / "renewed.credential"
-    os.mkfifo(place, 0o600)
-    assert with_renewed(host.credential, (place,)) == (host.credential, ())
-
-
-def test_a_life_that_is_over_is_said_of_the_certificate_in_use(host: Host) -> None:
-    ended = dataclasses.replace(host.credential, key_path=Path("/k"))
-    with pytest.raises(ConfigError, match="the credential /k has expired on"):
-        ended.check_life(ended.expires)
 
 
 def test_a_renewed_one_takes_the_place_of_its_file_if_that_may_be(

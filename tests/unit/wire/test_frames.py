@@ -25,7 +25,6 @@ from dtd.wire.keyed_tag import KeyedTag
 from dtd.wire.tags import FLAG_GCM, UNDECIDED
 
 HEADER = msgpack.packb({"t": 1, "name": "w0"})
-PAYLOADS = [b"", b"x", bytes(range(256)) * 3, b"\xa5" * 5000]
 
 
 def prefix(
@@ -57,27 +56,6 @@ def refused(data: bytes, decoder: FrameDecoder | None = None) -> ProtocolError:
 
 
 # --- good frames -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("payload", PAYLOADS, ids=len)
-@pytest.mark.parametrize("size", [1, 2, 7, 16, 4096, 1_000_000])
-def test_frames_decode_in_pieces_of_any_size(payload: bytes, size: int) -> None:
-    data = frame_bytes(HEADER, payload)
-    decoder = FrameDecoder()
-    expected = [({"t": 1, "name": "w0"}, payload)]
-    assert in_pieces(decoder, data, size) == expected
-    assert in_pieces(decoder, data * 3, size) == expected * 3
-    decoder.end()
-
-
-@pytest.mark.parametrize("payload", PAYLOADS, ids=len)
-@pytest.mark.parametrize("staging_bytes", [0, 40, 512, 65_536])
-def test_frames_decode_with_trailing_bytes(payload: bytes, staging_bytes: int) -> None:
-    decoder = FrameDecoder(staging_bytes=staging_bytes)
-    data = frame_bytes(HEADER, payload)
-    first = frame_bytes(HEADER, b"second")
-    assert len(seen(decoder.feed(data + first[:9]))) == 1
-    assert seen(decoder.feed(first[9:])) == [({"t": 1, "name": "w0"}, b"second")]
 
 
 def test_header_of_the_largest_size_is_accepted() -> None:
@@ -116,13 +94,6 @@ def test_every_truncation_is_noticed_at_the_end_and_not_before() -> None:
             decoder.next_buffer()
 
 
-def test_end_between_frames_is_in_order() -> None:
-    decoder = FrameDecoder()
-    decoder.end()
-    assert len(seen(decoder.feed(frame_bytes(HEADER)))) == 1
-    decoder.end()
-
-
 # --- refused before anything is allocated ----------------------------------------------------
 
 
@@ -134,12 +105,6 @@ def test_wrong_magic_is_noticed_at_its_first_wrong_byte(wrong: int) -> None:
     error = refused(data)
     assert error.code is ErrorCode.BAD_MAGIC
     assert data.hex() in str(error)
-
-
-def test_another_protocol_is_refused_at_once() -> None:
-    assert refused(b"G").code is ErrorCode.BAD_MAGIC
-    with pytest.raises(ProtocolError, match="frame begins with 47455420"):
-        seen(FrameDecoder().feed(b"GET / HTTP/1.1\r\n"))
 
 
 @pytest.mark.parametrize("version", [0, 2, 255])
@@ -186,13 +151,6 @@ def test_payload_is_not_allocated_before_its_header_is_accepted() -> None:
     assert peak_bytes(feed) < 100_000
 
 
-def test_announced_header_is_not_allocated_before_it_arrives() -> None:
-    decoder = FrameDecoder()
-    decoder.next_buffer()  # what is read ahead has its memory, from the first byte on
-    data = prefix(header=MAX_HEADER_BYTES, payload=1)
-    assert peak_bytes(lambda: seen(decoder.feed(data + b"\x81" * 10))) < 5_000
-
-
 def peak_bytes(function: Callable[[], object]) -> int:
     tracemalloc.start()
     try:
@@ -224,15 +182,6 @@ def test_every_flipped_byte_is_noticed() -> None:
                 assert error.value.code is ErrorCode.BAD_TAG
 
 
-def test_length_that_moves_a_byte_from_payload_to_header_is_noticed() -> None:
-    header = msgpack.packb({"t": 1})
-    whole = frame_bytes(header, header)
-    moved = prefix(header=len(header), payload=len(header) - 1) + whole[PREFIX_BYTES:]
-    with pytest.raises(ProtocolError) as error:
-        seen(FrameDecoder().feed(moved))
-    assert error.value.code is ErrorCode.BAD_TAG
-
-
 def test_bad_header_is_refused_before_its_payload_is_placed() -> None:
     asked: list[int] = []
 
@@ -262,19 +211,6 @@ def test_dead_decoder_raises_the_same_error_again(data: bytes) -> None:
             again()
         assert error.value is first.value
     decoder.end()
-
-
-def test_frames_before_a_bad_one_are_delivered() -> None:
-    decoded = FrameDecoder().feed(frame_bytes(HEADER, b"good") + b"GET")
-    assert bytes(next(decoded).payload) == b"good"
-    with pytest.raises(ProtocolError, match="frame begins with"):
-        next(decoded)
-
-
-def test_the_header_of_the_last_frame_is_known_as_it_was_on_the_wire() -> None:
-    decoder = FrameDecoder()
-    seen(decoder.feed(frame_bytes(HEADER, b"payload")))
-    assert decoder.header_bytes == HEADER
 
 
 def test_a_sink_may_bring_the_key_of_the_frame_at_hand() -> None:

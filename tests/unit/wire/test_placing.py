@@ -107,25 +107,3 @@ def test_held_frame_goes_on_where_it_stopped(staged: int) -> None:
     found += seen(decoder.feed(data[stop:]))
     assert [payload for _, payload in found] == [b"payload", b"another"]
     assert bytes(gate.memory) == b"another"
-
-
-def test_bytes_that_arrive_while_held_wait_and_do_not_ask_again() -> None:
-    gate = Gate()
-    decoder = FrameDecoder(gate.place)
-    data = frame_bytes(HEADER, b"payload")
-    head = PREFIX_BYTES + len(HEADER)
-    assert seen(decoder.feed(data[:head])) == []
-    decoder.next_buffer()[: len(data) - head] = data[head:]
-    gate.open = True
-    assert seen(decoder.received(len(data) - head)) == []
-    assert (decoder.held, gate.asked) == (True, 1)
-    assert seen(decoder.resume()) == [({"t": 1, "name": "w0"}, b"payload")]
-    decoder.end()
-
-
-def test_empty_payload_may_be_held_too() -> None:
-    gate = Gate()
-    decoder = FrameDecoder(gate.place)
-    assert seen(decoder.feed(frame_bytes(HEADER))) == []
-    gate.open = True
-    assert seen(decoder.resume()) == [({"t": 1, "name": "w0"}, b"")]

@@ -46,8 +46,3 @@ def received(steps):
 def test_octets_that_are_no_rows_are_refused(length):
     with pytest.raises(ProtocolError, match="octets"):
         received(bytes(length))
-
-
-def test_a_message_without_rows_is_one_of_an_earlier_release():
-    assert m.decode_message({"t": 33, **PROGRESS}).steps == b""
-    assert len(received(bytes(STEP_ROW_BYTES)).steps) == STEP_ROW_BYTES

@@ -22,7 +22,6 @@ from dtd.worker.cluster_access import (
     CredentialRenewal,
     coordinator_targets,
     load_credential,
-    registration,
     settled,
 )
 
@@ -60,23 +59,6 @@ def test_without_a_credential_it_does_not_listen_to_others() -> None:
     assert caught.value.exit_code == 78
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:7117", "127.0.0.1:7117"])
-def test_without_a_credential_nobody_is_called_over_tcp(address: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        coordinator_targets(config_of(coordinator=address), None, {})
-    assert str(caught.value) == (
-        f"no credential for {address} (on the coordinator's own host, give no address, and its "
-        "socket is used; elsewhere ask for a token (`dtdctl token create` there), then "
-        "`dtd-worker join"
-        " TOKEN` or `dtdctl join TOKEN` here)"
-    )
-
-
-def test_no_target_is_made_that_anybody_could_answer_for() -> None:
-    with pytest.raises(ValueError, match="needs a TLS context"):
-        Target(HERE)
-
-
 def test_without_a_credential_it_looks_for_a_coordinator_of_this_host(tmp_path: Path) -> None:
     environ = {"XDG_RUNTIME_DIR": str(tmp_path), "STATE_DIRECTORY": "/s"}
     look = coordinator_targets(config_of(), None, environ)
@@ -85,31 +67,6 @@ def test_without_a_credential_it_looks_for_a_coordinator_of_this_host(tmp_path: 
     own.parent.mkdir(parents=True)
     own.touch()
     assert look()[0] == Target(SocketPath(str(own)))
-
-
-def test_with_a_credential_it_listens_to_all_unless_told_otherwise(credential: Credential) -> None:
-    assert settled(config_of(), credential).listen == Address("::", 0)
-    chosen = config_of(listen="127.0.0.1:0")
-    assert settled(chosen, credential).listen == Address("127.0.0.1", 0)
-
-
-@pytest.mark.parametrize(
-    ("bound", "advertise", "told"),
-    [
-        ("::", "", ""),
-        ("0.0.0.0", "", "0.0.0.0"),
-        ("fd00::1", "", "fd00::1"),
-        ("0.0.0.0", "10.0.0.7", "10.0.0.7"),
-    ],
-)
-def test_what_is_told_is_what_listens(bound: str, advertise: str, told: str) -> None:
-    message = registration(config_of(advertise=advertise), Address(bound, 7200))
-    assert (message.data_host, message.data_port) == (told, 7200)
-
-
-@pytest.mark.parametrize("name", ["host7", "host7-cpu", "host7-cuda15"])
-def test_it_is_called_as_its_credential_says(credential: Credential, name: str) -> None:
-    assert settled(config_of(name=name), credential).name == name
 
 
 @pytest.mark.parametrize(
@@ -143,14 +100,6 @@ def test_the_credentials_coordinators_are_called_with_it(credential: Credential)
     assert (here.context is None, there.context is None) == (True, False)
 
 
-def test_it_is_found_where_join_puts_it(credential: Credential, tmp_path: Path) -> None:
-    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
-    found, ignored = load_credential(config_of(), environ)
-    assert found is not None
-    assert (found.path, ignored) == (credential.path, ())
-    assert load_credential(config_of(credential=str(credential.path)), {}) == (credential, ())
-
-
 def test_a_credential_that_a_job_puts_into_the_units_home_is_none(
     credential: Credential, tmp_path: Path
 ) -> None:
@@ -164,12 +113,6 @@ def test_a_credential_that_a_job_puts_into_the_units_home_is_none(
     assert load_credential(config_of(), {"HOME": str(home)})[0] is not None
     environ = {"HOME": str(home), "CREDENTIALS_DIRECTORY": str(handed)}
     assert load_credential(config_of(), environ) == (None, ())
-
-
-def test_a_credential_of_another_role_is_none(tmp_path: Path) -> None:
-    made = made_credential(tmp_path, "viewer")
-    with pytest.raises(ConfigError, match="is a viewer's, not a worker's"):
-        load_credential(config_of(credential=str(made.path)), {})
 
 
 DAY_S = 86400.0

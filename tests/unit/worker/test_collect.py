@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import threading
 from dataclasses import replace
@@ -15,7 +13,7 @@ import pytest
 import torch
 
 from dtd.checkpoint.assemble import FoundPart
-from dtd.checkpoint.format import read_manifest, verify
+from dtd.checkpoint.format import verify
 from dtd.errors import CheckpointError, HolderUnreachable, PartsDiffer
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
@@ -114,12 +112,6 @@ def test_other_holders_take_the_place_of_those_that_fail(disks: Disks, tmp_path:
     verify(path)
 
 
-def test_a_damaged_part_is_replaced_by_those_of_others(disks: Disks, tmp_path: Path) -> None:
-    file = disks.place / "w2" / NAME / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-    verify(collected(disks, tmp_path, parts(0, 1, 2, 3)))
-
-
 def written_again(disks: Disks, rank: int, *, other: bool = False, **fields: Any) -> None:
     """Another part on a worker's disk, perhaps with another value in what all parts have."""
     shutil.rmtree(disks.place / f"w{rank}")
@@ -180,44 +172,6 @@ def test_missing_shards_are_named_and_nothing_is_fetched(disks: Disks, tmp_path:
     with pytest.raises(CheckpointError, match="no connected worker has the shards 1/2 to 3/4"):
         collected(disks, tmp_path, parts(0, 3, missing=said))
     assert disks.opened == []
-
-
-def test_a_worker_that_has_no_part_fetches_all_that_are_needed(
-    disks: Disks, tmp_path: Path
-) -> None:
-    """As the workers of a job with parameter servers."""
-    target = tmp_path / "new"
-    path = collect(parts(0, 2, 1, 3), None, target, connect=connect_tcp, progress=lambda: None)
-    assert disks.opened == ["w0", "w2"]
-    assert verify(path).digest == verify(write_whole(tmp_path / "whole", STATE)).digest
-
-
-def test_what_one_worker_has_whole_is_fetched_from_it(disks: Disks, tmp_path: Path) -> None:
-    """The only server of a job, or a worker that takes part in another job."""
-    whole = write_whole(disks.place / "w5", STATE)
-    assert whole == disks.place / "w5" / NAME
-    answer = parts(5, digest=read_manifest(whole).digest)
-    answer = replace(answer, holders=(replace(answer.holders[0], part=()),))
-    target = tmp_path / "new"
-    for _ in range(2):  # what lies there already is replaced
-        path = collect(answer, None, target, connect=connect_tcp, progress=lambda: None)
-        assert path == target / NAME
-        assert verify(path).digest == verify(whole).digest
-        assert [*target.iterdir()] == [path]
-
-
-def test_a_full_disk_is_told_and_leaves_nothing(
-    disks: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: DiskClient, name: str, target: Path, *, on_bytes: Any) -> None:
-        target.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(DiskClient, "fetch", full)
-    with pytest.raises(CheckpointError, match=r"cannot be stored in .*: No space left") as raised:
-        collected(disks, tmp_path, parts(0, 1, 2, 3))
-    assert raised.value.remedy == "free space there"
-    assert not [*(tmp_path / "child" / "origin" / "parent").iterdir()]
 
 
 # --- asking --------------------------------------------------------------------------------------

@@ -103,16 +103,6 @@ async def test_messages_go_both_ways(coordinator: FakeCoordinator, connected: Co
     assert await soon(connected.received) == (package, b"code")
 
 
-async def test_a_lost_connection_is_made_again(
-    coordinator: FakeCoordinator, connected: Connected
-) -> None:
-    (await soon(coordinator.links)).abort()
-    await soon(connected.opened)
-    await soon(coordinator.links)
-    await soon(connected.opened)
-    assert connected.control.is_open
-
-
 async def test_the_last_words_arrive_under_an_answer_that_is_on_its_way(
     coordinator: FakeCoordinator, connected: Connected
 ) -> None:
@@ -127,12 +117,6 @@ async def test_the_last_words_arrive_under_an_answer_that_is_on_its_way(
     link._transport.resume_reading()
     await leaving
     assert await soon(coordinator.heard) == m.Leave(reason="last")
-
-
-async def test_what_is_sent_without_a_connection_is_lost(tmp_path: Path) -> None:
-    made = Connected(tmp_path, SocketPath("/nonexistent/control.sock"))
-    made.control.send(m.Leave(reason="nobody hears it"))
-    assert not made.control.is_open
 
 
 async def test_a_connection_on_which_nothing_comes_back_is_cut(

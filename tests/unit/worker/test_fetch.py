@@ -197,19 +197,6 @@ def nothing():
     over.set()
 
 
-def test_every_blob_arrives_in_the_memory_that_was_named(source):
-    source.offer()
-    run = Importer()
-    memory = list(map(id, run.memory))
-    figures = fetch(run, source.member)
-    assert run.finished
-    assert run.manifest == b"the manifest"
-    assert run.memory == BLOBS
-    assert list(map(id, run.memory)) == memory
-    assert (figures.bytes, figures.donors) == (sum(SIZES), ("worker-0",))
-    assert figures.seconds > 0
-
-
 def test_all_donors_give_a_part(sources):
     """Each holds its second range back until every one has been asked for its first."""
     donors = sources(3)
@@ -221,17 +208,6 @@ def test_all_donors_give_a_part(sources):
     figures = fetch(run, *(donor.member for donor in donors))
     assert run.memory == [LARGE]
     assert figures.donors == ("worker-0", "worker-1", "worker-2")
-
-
-def test_a_worker_that_comes_before_the_donors_are_ready_waits(sources):
-    donors = sources(2)
-    run = Importer()
-    fetching = threading.Thread(target=fetch, args=(run, *(donor.member for donor in donors)))
-    fetching.start()
-    for donor in donors:
-        donor.offer()
-    fetching.join(PATIENCE_S)
-    assert run.memory == BLOBS
 
 
 class Waiting(PlayedSocket):
@@ -286,26 +262,6 @@ def test_the_others_go_on_when_a_donor_dies_in_the_middle(sources):
     assert "worker-1" in figures.donors
 
 
-def test_the_others_go_on_when_a_donor_falls_silent(sources, nothing):
-    silent, living = sources(2)
-    giving = Giving(LARGE, after=2, then=nothing)
-    silent.offer([giving.blob])
-    living.offer([Giving(LARGE, after=1, then=lambda: giving.stopped.wait(PATIENCE_S)).blob])
-    run = Importer((len(LARGE),))
-    fetch(run, silent.member, living.member, connect=silent_after(giving, silent))
-    assert run.memory == [LARGE]
-
-
-def test_a_donor_in_reserve_takes_the_place_of_one_that_is_gone(sources, free_address):
-    [living] = sources(1)
-    living.offer()
-    gone = [member(free_address, f"gone-{number}") for number in range(DONORS_AT_ONCE)]
-    run = Importer()
-    figures = fetch(run, *gone, living.member)
-    assert run.memory == BLOBS
-    assert figures.donors == ("worker-0",)
-
-
 def test_a_donor_with_another_state_is_given_up(sources):
     first, other = sources(2)
     first.offer([Giving(LARGE, after=1, then=lambda: None).blob])
@@ -358,16 +314,6 @@ def test_a_donor_that_accepts_and_says_nothing_is_unreachable():
     assert (caught.value.suspect, caught.value.evidence) == ("worker-0", "unreachable")
 
 
-def test_a_donor_that_is_gone_breaks_the_ring(free_address):
-    run = Importer()
-    with pytest.raises(
-        RingBroken, match=r"the state could not be fetched from worker-0: .*refused"
-    ) as caught:
-        fetch(run, member(free_address))
-    assert (caught.value.suspect, caught.value.evidence) == ("worker-0", "unreachable")
-    assert not run.finished
-
-
 # --- the ring breaks -------------------------------------------------------------------------
 
 
@@ -400,23 +346,6 @@ def test_a_ring_that_breaks_cuts_the_fetch_off(sources, nothing):
     assert not run.finished
 
 
-def test_a_ring_that_breaks_cuts_off_who_waits_for_an_offer(source):
-    ring, run = Ring(), Importer()
-    caught = []
-
-    def work():
-        with pytest.raises(RingBroken, match="the end") as error:
-            fetch(run, source.member, ring=ring)
-        caught.append(error.value)
-
-    fetching = threading.Thread(target=work)
-    fetching.start()
-    assert ring.watched.wait(PATIENCE_S)
-    ring.end("the end")
-    fetching.join(PATIENCE_S / 2)
-    assert caught
-
-
 # --- states that are refused -----------------------------------------------------------------
 
 
@@ -431,29 +360,4 @@ def test_an_offer_that_is_withdrawn_breaks_the_ring_and_blames_nobody(source):
     with pytest.raises(RingBroken, match="no longer offered") as caught:
         fetch(run, source.member)
     assert (caught.value.suspect, caught.value.evidence) == ("", "")
-    assert not run.finished
-
-
-def test_a_state_of_another_shape_breaks_the_ring(source):
-    source.offer()
-    run = Importer(sizes=(len(BLOBS[0]) + 1, 0, 0))
-    with pytest.raises(RingBroken, match="is out of range"):
-        fetch(run, source.member)
-    assert not run.finished
-
-
-def scripted(server, info, data):
-    """Lets the scripted server answer with these bytes."""
-    server.script = lambda message: info if isinstance(message, m.FetchOpen) else data
-    server.secret = KEY
-    return member(server.address)
-
-
-INFO = m.message_bytes(m.FetchInfo(blobs=(m.BlobInfo(name="0", size_bytes=4),)), b"manifest")
-
-
-def test_a_source_that_dies_in_the_middle_breaks_the_ring(server):
-    run = Importer(sizes=(4,))
-    with pytest.raises(RingBroken, match="closed the connection"):
-        fetch(run, scripted(server, INFO, None))
     assert not run.finished

@@ -11,13 +11,10 @@ import socket
 import pytest
 
 import dtd.worker.main as main_module
-from dtd import __version__
 from dtd.address import SocketPath
 from dtd.cluster import member
 from dtd.config import WorkerConfig, load_worker_config
 from dtd.errors import ConfigError
-from dtd.security.targets import Target
-from dtd.worker.daemon import Worker
 from dtd.worker.main import what_it_is, with_instance
 
 
@@ -70,11 +67,6 @@ async def test_a_worker_that_was_told_to_end_for_practice_is_to_be_started_again
     assert await main_module._serve(config, None) == main_module.START_AGAIN_EXIT_CODE
 
 
-async def test_a_job_that_ends_leads_to_a_restart(monkeypatch, config):
-    monkeypatch.setattr(main_module, "Worker", Restarting)
-    assert isinstance(await main_module._serve(config, None), member.Restart)
-
-
 @pytest.fixture
 def manager(tmp_path, monkeypatch):
     """A service manager's socket."""
@@ -107,65 +99,17 @@ async def test_the_service_manager_hears_of_its_life(manager, config):
     assert last == "STOPPING=1"
 
 
-async def test_a_restart_is_no_end_for_the_service_manager(manager, monkeypatch, config):
-    monkeypatch.setattr(main_module, "Worker", Restarting)
-    monkeypatch.setattr(Restarting, "number", None)
-    await main_module._serve(config, None)
-    assert set(heard(manager)) <= {"READY=1", "STATUS=waits for a job"}
-
-
-async def test_a_worker_that_is_told_to_stop_before_it_serves_ends(config):
-    worker = Worker(config, lambda: [Target(config.coordinator[0])], None)
-    worker.stop("SIGTERM")
-    assert await worker.ending == member.Exit(reason="SIGTERM")
-
-
-async def test_without_a_coordinator_it_serves_until_it_is_stopped(config):
-    worker = Worker(config, lambda: [Target(config.coordinator[0])], None)
-    await worker.start()
-    asyncio.get_running_loop().call_soon(worker.stop, "SIGTERM")
-    async with asyncio.timeout(30):
-        assert await worker.run() == member.Exit(reason="SIGTERM")
-
-
-def test_its_heap_keeps_what_steps_free(monkeypatch, tmp_path):
-    kept = []
-    monkeypatch.setattr(main_module, "keep_freed_memory", lambda: kept.append("from the start"))
-    main_module.main(["--device", "tpu", "--state-dir", str(tmp_path)])
-    assert kept == ["from the start"]
-
-
 def test_wrong_settings_are_said_in_words(capsys, tmp_path):
     arguments = ["--device", "tpu", "--state-dir", str(tmp_path)]
     assert main_module.main(arguments) == 78
     assert "dtd-worker: " in capsys.readouterr().err
 
 
-def test_an_instance_that_names_no_device(capsys):
-    assert main_module.main(["--instance", "gpu"]) == 78
-    assert "dtd-worker@cuda0" in capsys.readouterr().err
-
-
-def test_a_state_directory_that_cannot_be_made(capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-    arguments = ["--state-dir", str(tmp_path / "file" / "state")]
-    assert main_module.main(arguments) == 78
-    assert "cannot be used" in capsys.readouterr().err
-
-
-def test_the_version(capsys):
-    with pytest.raises(SystemExit):
-        main_module.main(["--version"])
-    assert capsys.readouterr().out == f"dtd {__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("instance", "device"),
     [
         ("cpu", "cpu"),
-        ("cpu-2", "cpu"),
         ("cpu-left_half.1", "cpu"),
-        ("cuda0", "cuda:0"),
         ("cuda12", "cuda:12"),
         ("cuda0-b", "cuda:0"),
     ],
@@ -179,14 +123,6 @@ def test_an_instance_names_a_parameter_server(instance, tmp_path):
     flags = with_instance({"instance": instance}, {}, "host7")
     config = load_worker_config(flags, {}, default_file=tmp_path / "none")
     assert (config.role, config.device, config.name) == ("server", "cpu", f"host7-{instance}")
-
-
-def test_a_parameter_server_is_named_after_its_role_and_needs_no_gpu(tmp_path):
-    none = tmp_path / "none"
-    config = load_worker_config({"role": "server"}, {}, default_file=none, hostname="host7")
-    assert config.name == "host7-server"
-    with pytest.raises(ConfigError, match='device: must be "cpu" for a parameter server'):
-        load_worker_config({"role": "server", "device": "cuda:0"}, {}, default_file=none)
 
 
 @pytest.mark.parametrize(
@@ -210,19 +146,3 @@ def test_flags_and_variables_win():
     flags = {"instance": "cpu", "name": "left"}
     assert with_instance(flags, {"DTD_DEVICE": "cuda:0"}, "host") == {"name": "left"}
     assert with_instance({"instance": "cpu"}, {"DTD_NAME": "left"}, "host") == {"device": "cpu"}
-
-
-def test_without_an_instance_nothing_changes():
-    assert with_instance({"device": "cpu"}, {}, "host") == {"device": "cpu"}
-
-
-def test_the_longest_name_is_one(tmp_path):
-    instance = f"cuda999-{'x' * 15}"
-    flags = with_instance({"instance": instance}, {}, "h" * 200)
-    config = load_worker_config(flags, {}, default_file=tmp_path / "none")
-    assert len(config.name) == 64
-    assert config.name.endswith(instance)
-
-
-def test_a_host_without_a_plain_name():
-    assert with_instance({"instance": "cpu"}, {}, "...")["name"] == "worker-cpu"

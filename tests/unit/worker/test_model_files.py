@@ -14,7 +14,6 @@ from dtd.checkpoint.format import read_manifest
 from dtd.errors import CheckpointError
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
-from dtd.worker import models as module
 from dtd.worker.models import (
     RECORD,
     PinnedModels,
@@ -111,18 +110,6 @@ def test_its_own_checkpoint_of_all_shards_gets_the_shapes_of_tensors(tmp_path):
     assert {one.name for one in kept.iterdir()} == {RECORD, "model.safetensors"}
 
 
-def test_another_file_system_gets_a_copy(tmp_path, checkpoints, monkeypatch):
-    def refuse(*_paths):
-        raise OSError
-
-    monkeypatch.setattr(module.os, "link", refuse)
-    directory, source, path = checkpoints
-    pin(tmp_path / "models", source, checkpoints=[directory])
-    kept = tmp_path / "models" / VERSION / "model.safetensors"
-    assert kept.stat().st_ino != (path / "model.safetensors").stat().st_ino
-    assert kept.read_bytes() == (path / "model.safetensors").read_bytes()
-
-
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, checkpoints, other):
     directory, source, path = checkpoints
     weights = path / "model.safetensors"
@@ -131,17 +118,6 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, checkpoints, other):
     assert file == m.ModelFile(
         name="model.safetensors", size_bytes=len(WEIGHTS), sha256=sha256(WEIGHTS)
     )
-
-
-def test_a_checkpoint_of_another_state_is_refused(tmp_path, checkpoints):
-    directory, source, _path = checkpoints
-    lie = m.ModelSource(
-        name="w0", host="127.0.0.1", port=1, resource=source.resource, digest="other"
-    )
-    with pytest.raises(CheckpointError, match="another state than was reported"):
-        pin(tmp_path / "models", lie, checkpoints=[directory])
-    assert held(tmp_path / "models") == ()
-    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_what_was_not_registered_is_not_kept(tmp_path, other):
@@ -174,24 +150,6 @@ def test_nobody_has_it(tmp_path, other, server):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be kept in"):
         pin(tmp_path / "file")
-
-
-def test_only_what_is_whole_is_told(tmp_path, other):
-    place = tmp_path / "models"
-    pin(place, other[0])
-    (place / "digits.v2.0123456789ab").mkdir()
-    (place / "note.txt").write_text("")
-    assert held(place) == (VERSION,)
-    record = place / VERSION / RECORD
-    whole = record.read_text()
-    record.write_text("[]")
-    assert held(place) == ()
-    record.write_text(whole)
-    (place / VERSION / "model.safetensors").write_bytes(b"short")
-    assert held(place) == ()
-    (place / VERSION / "model.safetensors").unlink()
-    assert held(place) == ()
-    assert held(tmp_path / "none") == ()
 
 
 def test_only_a_version_is_deleted(tmp_path, other):

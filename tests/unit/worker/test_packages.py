@@ -154,18 +154,3 @@ def test_an_abandoned_download_is_removed_by_a_later_one(tmp_path: Path) -> None
     whole = fetching.result.result(PATIENCE_S)
     assert set(whole.parent.iterdir()) == {whole, recent}
     assert not old.exists()
-
-
-def test_an_abandoned_download_is_removed_at_a_start(tmp_path: Path) -> None:
-    packages = TaskPackages(tmp_path / "packages", Requests(send=print, post=print))
-    packages.remove_abandoned()  # there is no such directory yet
-    _, recent = abandoned_parts(tmp_path / "weights")
-    packages.remove_abandoned()
-    assert list((tmp_path / "weights").iterdir()) == [recent]
-
-
-def test_weights_that_cannot_be_kept(tmp_path: Path) -> None:
-    (tmp_path / "weights").write_text("no directory")
-    fetching = Fetching(tmp_path / "packages", hashlib.sha256(b"x").hexdigest(), weights=True)
-    with pytest.raises(TaskError, match="cannot be stored"):
-        fetching.result.result(PATIENCE_S)

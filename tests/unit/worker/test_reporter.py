@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,6 @@ from dtd.worker.reporter import (
     JobReporter,
     progress_message,
 )
-
-log = structlog.get_logger()
 
 
 def assign(*, generation=3, rank=0):
@@ -136,16 +133,6 @@ def told_steps(told):
     return [[row.step for row in unpack_step_rows(message.steps)] for message in told]
 
 
-def test_every_step_is_told_once(reporter, clock, told):
-    for step in range(1, 6):
-        reporter.step_committed(record(step))
-    reporter.flush()
-    assert told_steps(told) == [[1], [2, 3, 4, 5]]
-    (row,) = unpack_step_rows(told[0].steps)
-    assert (row.generation, row.loss, row.learning_rate, row.data_s) == (3, 1.0, 0.1, 0.1)
-    assert (row.rows, row.steps, row.sent_bytes, row.skipped) == (64, 1, 3000, 0)
-
-
 def test_a_worker_that_becomes_rank_0_tells_what_its_predecessor_may_not_have_told(
     reporter, clock, told
 ):
@@ -199,23 +186,6 @@ def test_heartbeats_carry_recent_means(reporter):
     m.encode_header(m.Heartbeat(state="running", job="digits-1", **fields))
 
 
-def test_the_rate_of_a_worker_is_that_of_its_share(reporter):
-    (first,) = assign().roster
-    others = [dataclasses.replace(first, name=f"worker-{at}") for at in range(1, 4)]
-    server = dataclasses.replace(first, name="server-0", serves=True)
-    roster = (first, *others, server)
-    reporter.begin_generation(dataclasses.replace(assign(), roster=roster))
-    reporter.step_committed(record(1, rows=64, step_s=0.5))
-    assert reporter.heartbeat_fields()["samples_per_s"] == 32.0
-    assert reporter.result(outcome(step=1))["samples_per_s"] == 128.0
-
-
-def test_a_step_of_an_earlier_generation_is_not_told_as_one_of_this(reporter):
-    reporter.step_committed(record(6))
-    reporter.begin_generation(assign(generation=4))
-    assert reporter.heartbeat_fields() == {"generation": 4}
-
-
 def test_a_step_committed_at_a_take_over_is_told_and_changes_no_mean(reporter, clock, told):
     reporter.step_committed(record(1, step_s=0.5))
     clock.now_s += 2 * PROGRESS_EVERY_S
@@ -249,18 +219,6 @@ def outcome(**changed):
     return Outcome(**(values | changed))
 
 
-def test_the_result_is_of_all_steps(reporter):
-    for step in range(1, 9):
-        epoch = (step - 1) // 4
-        reporter.step_committed(record(step, epoch=epoch, loss=float(step)))
-    result = reporter.result(outcome())
-    assert (result["steps"], result["epochs"], result["skipped_steps"]) == (12, 2, 1)
-    assert (result["eval_loss"], result["eval_accuracy"]) == (0.25, 0.9)
-    assert result["samples_per_s"] == 128.0
-    assert result["mean_comm_s"] == pytest.approx(0.15)
-    assert (result["rows_missing"], result["rows_repeated"]) == (0, 0)
-
-
 # --- the record of the last commit, for the next process ------------------------------------------
 
 
@@ -274,15 +232,6 @@ def test_the_next_process_finds_the_last_commit(tmp_path: Path) -> None:
     assert CommittedStep(path, "a").before == (3, 9)
 
 
-def test_a_generation_without_a_commit_has_none(tmp_path: Path) -> None:
-    path = tmp_path / "committed"
-    first = CommittedStep(path, "a")
-    first.begin(3)
-    first.committed(9)
-    first.begin(4)
-    assert CommittedStep(path, "a").before == (4, 0)
-
-
 def test_the_record_of_another_job_or_half_a_file_is_none(tmp_path: Path) -> None:
     path = tmp_path / "committed"
     first = CommittedStep(path, "a")
@@ -291,10 +240,3 @@ def test_the_record_of_another_job_or_half_a_file_is_none(tmp_path: Path) -> Non
     assert CommittedStep(path, "b").before == (0, 0)
     path.write_bytes(path.read_bytes()[:12])
     assert CommittedStep(path, "a").before == (0, 0)
-
-
-def test_what_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
-    record = CommittedStep(tmp_path / "missing" / "committed", "a")
-    record.begin(1)
-    record.committed(2)
-    assert record.before == (0, 0)

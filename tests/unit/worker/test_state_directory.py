@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import dtd.worker.state_directory as module
-from dtd.errors import ConfigError
 from dtd.worker.state_directory import HANDED_OVER, INSTANCE_NAME, StateDirectory
 
 OPEN = """
@@ -107,18 +106,6 @@ def test_a_damaged_id_is_drawn_anew(tmp_path: Path) -> None:
     second = StateDirectory(tmp_path, {})
     assert second.instance == first.instance
     second.close()
-
-
-def test_an_id_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / INSTANCE_NAME).mkdir()
-    with pytest.raises(ConfigError, match="instance cannot be read: Is a directory"):
-        StateDirectory(tmp_path, {})
-
-
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be used: Not a directory"):
-        StateDirectory(tmp_path / "file" / "state", {})
 
 
 def test_where_there_are_no_locks_equal_ids_prove_nothing(tmp_path, monkeypatch) -> None:

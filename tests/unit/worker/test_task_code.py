@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -30,26 +29,12 @@ def test_what_was_shipped_comes_before_here_and_what_is_installed(tmp_path: Path
     assert sys.path[:3] == [str(tmp_path / name) for name in ("shipped", "", "installed")]
 
 
-def test_without_a_package_the_current_directory_comes_first(tmp_path: Path) -> None:
-    look_first_in(None)
-    look_first_in(None)
-    assert sys.path[:2] == [str(tmp_path), str(tmp_path / "installed")]
-
-
 def test_a_module_that_the_worker_has_imported_from_elsewhere_is_refused(tmp_path: Path) -> None:
     shipped = tmp_path / "shipped"
     shipped.mkdir()
     (shipped / "structlog.py").touch()
     with pytest.raises(TaskError, match=r"brings a module structlog .*structlog\.py.*rename"):
         look_first_in(shipped)
-
-
-def test_the_same_package_may_be_looked_at_again(tmp_path: Path) -> None:
-    shipped = write(tmp_path / "shipped", "x = 1")
-    look_first_in(shipped)
-    importlib.import_module("shop_task")
-    look_first_in(shipped)
-    del sys.modules["shop_task"]
 
 
 def test_what_a_task_imports_from_its_folder_is_in_its_digest(tmp_path: Path) -> None:
@@ -66,9 +51,3 @@ def test_other_code_has_another_digest_wherever_it_lies(tmp_path: Path) -> None:
     assert known == task_digest("shop_task:Task", None) != ""
     write(tmp_path / "installed", "x = 2")
     assert task_digest("shop_task:Task", None) != known
-
-
-def test_a_built_in_task_has_no_digest() -> None:
-    assert task_digest("digits", None) == ""
-    assert task_digest("dtd.tasks.digits:Digits", None) == ""
-    assert task_digest("nowhere_to_be_found:Task", None) == ""

@@ -15,7 +15,6 @@ from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError, 
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
 from dtd.worker.training_thread import TrainingThread
-from tests.shards import held_shards
 
 END_STEP = 99
 
@@ -165,13 +164,13 @@ def test_a_worker_that_has_no_credential_takes_no_part_in_an_encrypted_job(journ
     assert "dtd-worker join TOKEN" in event.failed.reason
 
 
+FROZE, FAILED = member.TrainerFroze.__name__, member.TrainerFailed.__name__
+
+
 def test_a_worker_that_is_in_no_strict_sandbox_runs_no_code_that_asks_for_it(journal):
     made(TrainingThread, journal, journal.append, sandbox="strict").run()
     (event,) = journal
     assert 'sandbox = "strict", and this worker has no such sandbox' in event.failed.reason
-
-
-FROZE, FAILED = member.TrainerFroze.__name__, member.TrainerFailed.__name__
 
 
 @pytest.mark.parametrize("error", [ValueError("the task's"), TaskError("ours"), SystemExit(1)])
@@ -195,22 +194,6 @@ def test_a_word_that_cannot_be_read_breaks_the_ring_and_names_who_has_said_it(jo
     assert froze.reason == "rank 1: word of 3 bytes"
 
 
-@pytest.mark.parametrize(
-    ("part", "told"), [(WHOLE, ()), (held_shards(0, 3, 0), (1, 3, 2, 3))], ids=["all", "a third"]
-)
-def test_what_is_held_of_a_state_is_told_unless_it_is_all(journal, monkeypatch, part, told):
-    events = []
-    monkeypatch.setattr(FakeRun, "part", part)
-    train(journal, RingBroken("a neighbour has died"), TaskError("the end"), heard=events.append)
-    frozen = [one for one in events if isinstance(one, member.TrainerFroze)]
-    assert {one.held.part for one in frozen} == {told}
-
-
-def test_a_generation_that_is_over_is_not_given_up_for_a_later_failure(journal):
-    train(journal, RingBroken("a neighbour has died"), TaskError("the task's"))
-    assert journal == [(FROZE, 1), (FAILED, None), (FROZE, 2), ("given up", 2)]
-
-
 def test_a_state_that_cannot_be_saved_is_told_each_time_also_after_a_failure(journal):
     train(journal, TaskError("the task's"), saves=[(1, 5), (0, 5), (1, 5)])
     why = "step 5 was not saved: no space left on device"
@@ -222,12 +205,6 @@ def test_a_copy_that_was_damaged_after_it_was_offered_is_offered_no_more(journal
     damaged.holds = (7, 7)  # what is left
     train(journal, damaged, TaskError("the end of the test"))
     assert journal[:2] == [("given up", 1), (FROZE, 1)]
-
-
-def test_a_sound_copy_that_does_not_fit_is_a_failure(journal):
-    train(journal, CheckpointError("it is of another model"))
-    assert (FAILED, None) in journal
-    assert journal[0] == (FAILED, None)
 
 
 @pytest.mark.parametrize(("dissenters", "majority"), [((2,), True), ((0, 1, 2), False)])

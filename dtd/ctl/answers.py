@@ -1,4 +1,11 @@
-"""Requests to the coordinator and their answers: page by page, printed as JSON or as text."""
+"""Requests to the coordinator and their answers: page by page, printed as JSON or as text.
+
+Most commands are one request and its answer.  JSON is the answer as it came, one line of stdout;
+which words stand for it, on stdout or stderr, each command knows itself.
+
+Training does not notice a restart of the coordinator, so commands that wait for a job or follow
+events do not, either (`Patience`); only a coordinator that never answered is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +18,10 @@ from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, UsageError
 from dtd.wire import messages as m
 
-# --- read a list that the coordinator hands out piece by piece, from cursor to cursor ----------
-
-
 Answer = dict[str, Any]
+
+RECONNECT_FOR_S: Final = 60.0
+RECONNECT_EVERY_S: Final = 0.5
 
 
 def pages(
@@ -27,19 +34,8 @@ def pages(
         after = answer["next"]
 
 
-# --- one request to the coordinator and its answer: printed as JSON, or told in words ----------
-#
-# Most commands are no more than this.  JSON is the answer as it came, one line of stdout; which
-# words stand for it, on stdout or stderr, each command knows itself.
-
-
 def ask(settings: Settings, request: m.Message, *, within_s: float | None = None) -> Answer:
-    """The answer to one request, over a connection of its own.
-
-    Args:
-        settings: of dtdctl.
-        request: the request.
-        within_s: bound on the time until the answer, for one that is known to take longer.
+    """The answer to one request, over a connection of its own; `within_s` bounds a long one.
 
     Raises:
         CoordinatorUnreachable: nothing answers.
@@ -65,15 +61,6 @@ def ask_and_show(
     answer = ask(settings, request)
     show(settings, answer, in_words)
     return answer
-
-
-# --- patience of a waiting command with an unreachable coordinator ------------------------------
-# Training does not notice a restart of the coordinator, so commands that wait for a job or follow
-# events do not, either; only a coordinator that never answered is reported at once.
-
-
-RECONNECT_FOR_S: Final = 60.0
-RECONNECT_EVERY_S: Final = 0.5
 
 
 class Patience:

@@ -1,4 +1,9 @@
-"""The commands about checkpoints: checkpoints and fetch."""
+"""The commands about checkpoints: checkpoints and fetch.
+
+`fetch` asks the coordinator which workers hold a checkpoint, then reads the weights from a worker's
+data port, or parts of them from several (`dtd.net.weights`); if a worker fails, it continues with
+the next holder.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,13 @@ from dtd.net.weights import WEIGHTS_FILE, Checkpoint, fetch_parts, fetch_whole
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 
-# --- the three lines that load fetched weights into the task's model.  Pure text ---------------
+HOLDERS_BACK_S: Final = 20.0
+"""Longer than a worker's process takes to start."""
+
+_HEADINGS: Final = (
+    *("JOB", "GENERATION", "STEP", "SIZE", "WORKER", "THERE", "VERIFIED", "METRICS"),
+    *("BRANCH", "DIRECTORY"),
+)
 
 
 def loading_lines(spec: Mapping[str, Any], *weights: Path) -> list[str]:
@@ -30,22 +41,6 @@ def loading_lines(spec: Mapping[str, Any], *weights: Path) -> list[str]:
         f"model = load_task({spec['job']['task']!r}, {spec['task']!r}).build_model()",
         f"load_weights(model, {', '.join(repr(str(file)) for file in weights)})",
     ]
-
-
-# --- the commands about checkpoints: checkpoints and fetch -------------------------------------
-#
-# `fetch` asks the coordinator which workers hold a checkpoint, then reads the weights from a
-# worker's data port, or parts of them from several (`dtd.net.weights`); if a worker fails, it
-# continues with the next holder.
-
-
-HOLDERS_BACK_S: Final = 20.0
-"""Longer than a worker's process takes to start."""
-
-_HEADINGS: Final = (
-    *("JOB", "GENERATION", "STEP", "SIZE", "WORKER", "THERE", "VERIFIED", "METRICS"),
-    *("BRANCH", "DIRECTORY"),
-)
 
 
 def list_checkpoints(settings: Settings, job: str) -> int:

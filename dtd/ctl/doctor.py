@@ -91,15 +91,14 @@ def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
     status = ask(settings, m.GetStatus())
     workers = [one for one in status["workers"] if one["state"] not in _AWAY]
     names = sorted((worker["name"] for worker in workers), key=natural_key)
-    examiner = _Examiner(settings)
     sent_s = time.time()
-    coordinator = examiner.ask(m.Examine(what="host", spec={}))
+    coordinator = ask(settings, m.Examine(what="host", spec={}), within_s=ANSWER_TIMEOUT_S)
     own_skew_s = (sent_s + time.time()) / 2 - coordinator["time_s"]
-    hosts, silent = examiner.each(
-        {name: m.Examine(what="host", worker=name, spec={}) for name in names}
+    hosts, silent = _measure(
+        settings, {name: m.Examine(what="host", worker=name, spec={}) for name in names}
     )
     bandwidths = status["job"] is None or force
-    links, unreached = measure_links(examiner, list(hosts), bandwidths=bandwidths, force=force)
+    links, unreached = _measure_links(settings, list(hosts), bandwidths=bandwidths, force=force)
     found = [
         *checks.check_coordinator(
             coordinator, address=str(settings.address), own_version=__version__
@@ -125,7 +124,7 @@ def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
             if worker["state"] == "idle" and worker["name"] not in servers
         ]
         places = {worker["name"]: _place(worker) for worker in workers}
-        _add_job(report, examiner, job, sorted(idle, key=natural_key), servers, places)
+        _add_job(report, settings, job, sorted(idle, key=natural_key), servers, places)
     return report
 
 
@@ -185,7 +184,7 @@ _NOT_MEASURED: Final = Finding(
 
 def _add_job(
     report: Report,
-    examiner: _Examiner,
+    settings: Settings,
     job: _Job,
     idle: Sequence[str],
     servers: Sequence[str],
@@ -194,12 +193,17 @@ def _add_job(
     """Steps on every idle worker, all at once as in the job, and what follows from them."""
     most = min(len(idle), job.spec.elastic.max_workers)
     mapping = to_mapping(job.spec)
-    package = examiner.ship(job.archive) if job.archive is not None and idle else ""
-    steps, refusals = examiner.each(
+    package = ""
+    if job.archive is not None and idle:
+        package = job.archive.digest
+        with settings.connect() as client:
+            ship(client, job.archive)
+    steps, refusals = _measure(
+        settings,
         {
             name: m.Examine(what="step", worker=name, spec=mapping, worlds=most, package=package)
             for name in idle[:most]
-        }
+        },
     )
     found = [
         Finding(check="job", state="fail", message=error.message, remedy=error.remedy)
@@ -308,40 +312,22 @@ def _choice_row(one: Values) -> tuple[str, ...]:
     )
 
 
-class _Examiner:
-    """Sends requests to measure, and awaits their answers."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def ask(self, request: m.Examine) -> dict[str, Any]:
-        """One measurement; a refusal ends its connection, so each has its own."""
-        with self._settings.connect() as client:
-            client.ask(request)
-            return _answer(client)
-
-    def ship(self, archive: Archive) -> str:
-        """Upload a task's package to the coordinator; returns its digest."""
-        with self._settings.connect() as client:
-            ship(client, archive)
-        return archive.digest
-
-    def each(
-        self, requests: dict[str, m.Examine]
-    ) -> tuple[dict[str, dict[str, Any]], dict[str, RequestRefused]]:
-        """Concurrent measurements, and those that failed."""
-        answers: dict[str, dict[str, Any]] = {}
-        refusals: dict[str, RequestRefused] = {}
-        with ExitStack() as stack:
-            clients = {name: stack.enter_context(self._settings.connect()) for name in requests}
-            for name, client in clients.items():
-                client.ask(requests[name])
-            for name, client in clients.items():
-                try:
-                    answers[name] = _answer(client)
-                except RequestRefused as error:
-                    refusals[name] = error
-        return answers, refusals
+def _measure(
+    settings: Settings, requests: Mapping[str, m.Examine]
+) -> tuple[dict[str, dict[str, Any]], dict[str, RequestRefused]]:
+    """Concurrent measurements, each over a connection of its own, and those that were refused."""
+    answers: dict[str, dict[str, Any]] = {}
+    refusals: dict[str, RequestRefused] = {}
+    with ExitStack() as stack:
+        clients = {name: stack.enter_context(settings.connect()) for name in requests}
+        for name, client in clients.items():
+            client.ask(requests[name])
+        for name, client in clients.items():
+            try:
+                answers[name] = _answer(client)
+            except RequestRefused as error:
+                refusals[name] = error
+    return answers, refusals
 
 
 def _answer(client: ControlClient) -> dict[str, Any]:
@@ -354,8 +340,8 @@ def _answer(client: ControlClient) -> dict[str, Any]:
     return answer
 
 
-def measure_links(
-    examiner: _Examiner, names: Sequence[str], *, bandwidths: bool, force: bool
+def _measure_links(
+    settings: Settings, names: Sequence[str], *, bandwidths: bool, force: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Both directions between every two workers, one at a time; and those that do not work."""
     links: list[dict[str, Any]] = []
@@ -367,12 +353,12 @@ def measure_links(
             output.say(f"measuring {sender} -> {receiver} ({number}/{len(ways)})")
         request = m.Examine(what=what, worker=receiver, peer=sender, spec={}, force=force)
         way = {"from": sender, "to": receiver}
-        try:
-            measured = examiner.ask(request)
-        except RequestRefused as error:
-            unreached.append({**way, "reason": error.message, "remedy": error.remedy})
-        else:
-            links.append(
-                {**way, "rtt_s": measured["rtt_s"], "bytes_per_s": measured.get("bytes_per_s")}
-            )
+        answers, refusals = _measure(settings, {receiver: request})
+        links += [
+            {**way, "rtt_s": one["rtt_s"], "bytes_per_s": one.get("bytes_per_s")}
+            for one in answers.values()
+        ]
+        unreached += [
+            {**way, "reason": error.message, "remedy": error.remedy} for error in refusals.values()
+        ]
     return links, unreached

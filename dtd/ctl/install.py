@@ -126,14 +126,6 @@ def install(
 ) -> int:
     """Write units and settings, and make systemd know them.
 
-    Args:
-        settings: the form of the output.
-        coordinator: the coordinator's services; if neither it nor `worker` is given, both.
-        worker: the workers' services.
-        user: as services of this user instead of the host's.
-        prefix: another root directory to write to.
-        dry_run: only print what would be done.
-
     Raises:
         UsageError: not root, or dtd lies where a service cannot see it.
         DtdError: a file or a command failed.
@@ -167,8 +159,6 @@ def uninstall(
 ) -> int:
     """Stop the services and remove their files; with `purge` also settings and state.
 
-    Arguments are as for `install`.
-
     Raises:
         UsageError: not root.
         DtdError: a file or a command failed.
@@ -176,13 +166,7 @@ def uninstall(
     made = _installation(coordinator, worker, user, prefix, dry_run)
     _require_rights(made, "uninstall")
     files = _all_files(made.parts)
-    present = {file.path.name for file in files if made.place(file.path).exists()}
-    if "dtd-worker@.service" in present:
-        made.systemctl("stop", "dtd-workers.target", "dtd-worker@*.service")
-        made.systemctl("disable", "dtd-workers.target", "dtd-worker@.service")
-        made.systemctl("reset-failed", "dtd-worker@*.service")
-    if "dtd-coordinator.service" in present:
-        made.systemctl("disable", "--now", "dtd-coordinator.service")
+    _stop_services(made, {file.path.name for file in files if made.place(file.path).exists()})
     for file in files:
         if not _is_shared(file) or not _other_part_remains(made):
             _remove(made, made.place(file.path), purge=purge)
@@ -198,6 +182,15 @@ def uninstall(
         made.done.append("kept state and credentials: --purge removes them")
     _report(settings, made, ())
     return 0
+
+
+def _stop_services(made: Installation, present: set[str]) -> None:
+    if "dtd-worker@.service" in present:
+        made.systemctl("stop", "dtd-workers.target", "dtd-worker@*.service")
+        made.systemctl("disable", "dtd-workers.target", "dtd-worker@.service")
+        made.systemctl("reset-failed", "dtd-worker@*.service")
+    if "dtd-coordinator.service" in present:
+        made.systemctl("disable", "--now", "dtd-coordinator.service")
 
 
 def _write(made: Installation, file: ServiceFile) -> None:

@@ -127,15 +127,7 @@ def result_words(result: dict[str, Any]) -> str:
 
 
 class _WaitProgress:
-    """Shows one job; what cannot be asked for is shown the next time.
-
-    Args:
-        settings: of dtdctl.
-        job: its id.
-
-    Attributes:
-        every_s: how often `show` is to be called.
-    """
+    """Shows one job, when `show` is called every `every_s`; a failed request is left out."""
 
     def __init__(self, settings: Settings, job: str) -> None:
         self._settings = settings

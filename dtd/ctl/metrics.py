@@ -51,17 +51,7 @@ def show_metrics(
     to_step: int,
     points: int,
 ) -> int:
-    """Print a job's figures in the form that was asked for.
-
-    Args:
-        settings: the coordinator and the form.
-        job: its id.
-        names: of the figures; none: all.
-        workers: whether those of workers and links are wanted, too.
-        from_step: the first one.
-        to_step: the last one; 0: the newest.
-        points: the most of each figure.
-    """
+    """Print a job's figures in the form that was asked for; no names: all, step 0: the newest."""
     if settings.form == "parquet":
         _pyarrow()  # say now that it is missing, not after the download
 
@@ -172,14 +162,7 @@ def _pyarrow() -> tuple[Any, Any]:
 def write_report(
     settings: Settings, job: str, *, against: str, form: str, file: Path | None
 ) -> int:
-    """Write the report of a job.
-
-    Args:
-        settings: the coordinator.
-        job: its id.
-        against: the id of another one to compare it with; empty: none.
-        form: "html" or "md".
-        file: where it is written; None: JOB.html or JOB.md here, `-`: stdout.
+    """Write the report of a job to a file: None is JOB.html or JOB.md here, `-` stdout.
 
     Raises:
         RequestRefused: there is no such job; the nearest one is named.

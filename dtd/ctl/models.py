@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import time
@@ -17,6 +16,7 @@ from dtd.ctl.checkpoints import connect_for
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, DtdError, RequestRefused, UsageError
 from dtd.net.weights import fetch_model
+from dtd.packages.archives import digest_of_file
 from dtd.packages.limits import short
 from dtd.registry import MARK, parse_reference
 from dtd.registry import card as card_of
@@ -27,7 +27,6 @@ Version = dict[str, Any]
 CARD_FILE: Final = "README.md"
 RECORD_FILE: Final = "version.json"
 LOOK_AGAIN_S: Final = 0.2
-_READ_BYTES: Final = 1 << 20
 _RECORDED: Final = ("name", "number", "id", "record", "files")
 _LABEL: Final = 19
 _STDIN: Final = Path("-")
@@ -46,17 +45,6 @@ def register(
     timeout_s: float,
 ) -> int:
     """Register a checkpoint as a model's next version, wait for a copy, and print NAME@NUMBER.
-
-    Args:
-        settings: the coordinator and the form.
-        text: JOB or JOB@STEP.
-        name: the model.
-        best_metric: the metric that chooses the best checkpoint; empty for the newest.
-        mode: "max", "min", or empty for the job's own.
-        copies: how many workers keep it.
-        card: a file with text for the card.
-        export: a directory for a further copy.
-        timeout_s: for the first copy.
 
     Raises:
         RequestRefused: there is no such checkpoint, or the name is not valid.
@@ -77,13 +65,9 @@ def register(
         copies=copies,
         card=read_text(card) if card is not None else "",
     )
-    version = ask(settings, request)["models"][0]
-    version = _await_copy(settings, version, timeout_s=timeout_s)
+    version = _await_copy(settings, ask(settings, request)["models"][0], timeout_s=timeout_s)
     named = f"{version['name']}{MARK}{version['number']}"
-    record = version["record"]
-    output.say(f"{named} is step {record['step']} of {record['job']}, {record['confirmation']}")
-    if len(version["holders"]) < version["copies"]:
-        output.say(f"{len(version['holders'])} of {version['copies']} copies are there by now")
+    _say_registered(version)
     if export is not None:
         there = one_version(settings, named, tickets=True)
         target = export / version["name"] / f"v{version['number']}"
@@ -91,6 +75,16 @@ def register(
         output.say(f"exported to {target}")
     show(settings, version, lambda _version: output.print_lines([named]))
     return 0
+
+
+def _say_registered(version: Version) -> None:
+    record, there = version["record"], len(version["holders"])
+    output.say(
+        f"{version['name']}{MARK}{version['number']} is step {record['step']} of {record['job']},"
+        f" {record['confirmation']}"
+    )
+    if there < version["copies"]:
+        output.say(f"{there} of {version['copies']} copies are there by now")
 
 
 def _await_copy(settings: Settings, version: Version, *, timeout_s: float) -> Version:
@@ -234,10 +228,7 @@ def fetch(settings: Settings, text: str, directory: Path | None) -> int:
 def bring(settings: Settings, version: Version, directory: Path) -> list[Path]:
     """Fetch a version's files, its card and its record into a directory; raises as `fetch`.
 
-    Args:
-        settings: the coordinator.
-        version: as LIST_MODELS answers with tickets.
-        directory: made if missing.
+    The version is as LIST_MODELS answers with tickets; the directory is made if missing.
     """
     if not version["files"]:
         raise RequestRefused(
@@ -273,13 +264,9 @@ def bring(settings: Settings, version: Version, directory: Path) -> list[Path]:
 
 
 def _check(paths: Sequence[Path], version: Version) -> None:
-    """Whether these are the files that were registered; others are removed.
-
-    Raises:
-        CheckpointError: they are not.
-    """
+    """Remove the files and raise `CheckpointError` unless they are those that were registered."""
     expected = {file["name"]: file["sha256"] for file in version["files"]}
-    found = {path.name: sha256_of(path) for path in paths}
+    found = {path.name: digest_of_file(path) for path in paths}
     if found != expected:
         for path in paths:
             path.unlink()
@@ -287,15 +274,6 @@ def _check(paths: Sequence[Path], version: Version) -> None:
             "its files do not have the digests that were registered",
             remedy="the copy on that worker is damaged or replaced; fetch it again from another",
         )
-
-
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hex."""
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            content.update(piece)
-    return content.hexdigest()
 
 
 def plain_loading_lines(spec: Mapping[str, Any], paths: Sequence[Path]) -> list[str]:

@@ -52,13 +52,6 @@ def profile_job(
 ) -> int:
     """Record, fetch, merge, write, and print what limits a step.
 
-    Args:
-        settings: of dtdctl.
-        job: its id.
-        target: of the trace; None for ./JOB.trace.json.gz.
-        steps: to be recorded.
-        limit_s: after which no further step is.
-
     Raises:
         ProfileError: no worker's file can be used.
         UsageError: the trace cannot be written.

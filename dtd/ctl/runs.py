@@ -130,17 +130,7 @@ def _checkpoints(job: Answer) -> Iterator[str]:
 def compare_jobs(
     settings: Settings, jobs: Sequence[str], *, names: tuple[str, ...], points: int
 ) -> int:
-    """Print the comparison.
-
-    Args:
-        settings: the coordinator and the form.
-        jobs: their ids, at least two.
-        names: of the figures; none: the loss and those of evaluations.
-        points: the most of each curve.
-
-    Raises:
-        RequestRefused: a job or a figure is not known.
-    """
+    """Print the comparison; without names the loss and the figures of evaluations."""
     request = m.CompareJobs(jobs=tuple(jobs), names=names, points=points)
     ask_and_show(settings, request, _print)
     return 0
@@ -226,21 +216,13 @@ def curve_lines(answer: Answer) -> Iterator[str]:
 
 
 def add_tags(settings: Settings, job: str, *, tags: Sequence[str]) -> int:
-    """Add tags to a job.
-
-    Raises:
-        RequestRefused: the job is not known, or one of the tags cannot be added.
-    """
+    """Add tags to a job."""
     ask_and_show(settings, m.AnnotateJob(job=job, add=tuple(tags)), _say_tags)
     return 0
 
 
 def remove_tags(settings: Settings, job: str, *, tags: Sequence[str]) -> int:
-    """Remove tags from a job.
-
-    Raises:
-        RequestRefused: the job is not known, or has no such tag.
-    """
+    """Remove tags from a job."""
     ask_and_show(settings, m.AnnotateJob(job=job, remove=tuple(tags)), _say_tags)
     return 0
 
@@ -250,11 +232,7 @@ def _say_tags(answer: Answer) -> None:
 
 
 def write_note(settings: Settings, job: str, text: str) -> int:
-    """Replace the note about a job.
-
-    Raises:
-        RequestRefused: the job is not known, or the note is too long.
-    """
+    """Replace the note about a job."""
     ask_and_show(settings, m.AnnotateJob(job=job, note=text, sets_note=True), _say_note)
     return 0
 

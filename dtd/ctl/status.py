@@ -44,13 +44,7 @@ _COSTS: Final = ("detected after", "recovered after", "steps redone", "steps los
 
 
 def show_status(settings: Settings, *, watch: bool, memory: bool) -> int:
-    """Print the status; the exit code tells whether it is healthy.
-
-    Args:
-        settings: of dtdctl.
-        watch: keep the display up to date until Ctrl-C.
-        memory: also print each worker's memory by part; JSON always has it.
-    """
+    """Print the status; the exit code tells whether it is healthy."""
     if watch:
         from dtd.ctl.watch import watch_status  # seldom needed, and slow to load
 

@@ -62,11 +62,7 @@ def begin_sweep(settings: Settings, path: Path, *, ship_package: bool) -> int:
 
 
 def show_sweep(settings: Settings, sweep: str) -> int:
-    """Print a sweep.
-
-    Raises:
-        RequestRefused: there is no such sweep.
-    """
+    """Print a sweep."""
     ask_and_show(settings, m.ShowSweep(sweep=sweep), lambda one: output.print_lines(_lines(one)))
     return 0
 
@@ -95,11 +91,7 @@ def list_sweeps(settings: Settings) -> int:
 
 
 def cancel_sweep(settings: Settings, sweep: str) -> int:
-    """Cancel a sweep.
-
-    Raises:
-        RequestRefused: there is no such sweep, or it has ended.
-    """
+    """Cancel a sweep and the jobs of its trials."""
     ask_and_show(
         settings,
         m.CancelSweep(sweep=sweep),

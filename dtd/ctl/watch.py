@@ -49,11 +49,11 @@ def watch_status(settings: Settings) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     watcher = Watcher(settings)
     try:
-        watcher.look()
+        scene = watcher.look()
         if sys.stdout.isatty() and not settings.as_json:
-            _show(watcher)
+            _show(watcher, scene)
         else:
-            _print_changes(watcher, as_json=settings.as_json)
+            _print_changes(watcher, scene, as_json=settings.as_json)
     except KeyboardInterrupt:
         return EXIT_DONE
     finally:
@@ -61,53 +61,57 @@ def watch_status(settings: Settings) -> int:
     return EXIT_DONE
 
 
-class Watcher:
-    """The coordinator's last answers.
+class Scene(NamedTuple):
+    """What is shown.
 
     Attributes:
         status: the answer to GET_STATUS.
         figures: the answer to GET_FIGURES.
         loss: [step, loss] of the job.
-        events: the newest ones, the newest last.
-        fresh: those of them that the last answer added.
-        note: why all this may be out of date; empty when it is not.
+        events: the newest last.
+        note: why this may be out of date; empty when it is not.
+    """
+
+    status: Values
+    figures: Values
+    loss: Sequence[Sequence[float]]
+    events: Sequence[Values]
+    note: str = ""
+
+
+class Watcher:
+    """Polls the coordinator.
+
+    Attributes:
+        scene: its last answers; None before the first.
+        fresh: the events that the last answer added.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.status: dict[str, Any] = {}
-        self.figures: dict[str, Any] = {}
-        self.loss: list[list[float]] = []
-        self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self.scene: Scene | None = None
         self.fresh: list[dict[str, Any]] = []
-        self.note = ""
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._settings = settings
         self._client: ControlClient | None = None
         self._after = 0
 
-    def look(self) -> None:
+    def look(self) -> Scene:
         """Poll again; after the first answer an unreachable coordinator only sets the note."""
         self.fresh = []
         try:
             client = self._client or self._settings.connect()
             self._client = client
-            self.status = client.request(m.GetStatus())
-            self.figures = client.request(m.GetFigures())
-            self.loss = self._loss(client)
+            status, now = client.request(m.GetStatus()), client.request(m.GetFigures())
+            loss = _loss(client, status["job"])
             self._read_events(client)
-            self.note = ""
+            self.scene = Scene(status, now, loss, tuple(self._events))
         except (CoordinatorUnreachable, RequestRefused) as error:
             self.close()
-            if not self.status:
+            if self.scene is None:
                 raise
-            self.note = one_line(f"{error.message}; training goes on without it")
-
-    def _loss(self, client: ControlClient) -> list[list[float]]:
-        """The curve of the job that is shown."""
-        if self.status["job"] is None:
-            return []
-        request = m.GetMetrics(job=self.status["job"]["id"], names=("loss",), points=MOST_POINTS)
-        series = client.request(request)["series"]
-        return [[point[1], point[4]] for one in series for point in one["points"] if point[2]]
+            note = one_line(f"{error.message}; training goes on without it")
+            self.scene = self.scene._replace(note=note)
+        return self.scene
 
     def close(self) -> None:
         """Hang up."""
@@ -119,46 +123,48 @@ class Watcher:
         while True:
             page = client.request(m.ReadEvents(after=self._after))
             self.fresh += page["events"]
-            self.events.extend(page["events"])
+            self._events.extend(page["events"])
             self._after = page["next"]
             if not page["events"]:
                 return
 
 
-def _show(watcher: Watcher) -> None:
+def _loss(client: ControlClient, job: Values | None) -> list[list[float]]:
+    """The curve of the job that is shown."""
+    if job is None:
+        return []
+    request = m.GetMetrics(job=job["id"], names=("loss",), points=MOST_POINTS)
+    series = client.request(request)["series"]
+    return [[point[1], point[4]] for one in series for point in one["points"] if point[2]]
+
+
+def _show(watcher: Watcher, scene: Scene) -> None:
     from rich.console import Console
     from rich.live import Live
 
     console = Console(highlight=False, no_color=not output.wants_colour(sys.stdout))
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            scene = Scene(
-                watcher.status,
-                watcher.figures,
-                watcher.loss,
-                tuple(watcher.events),
-                watcher.note,
-            )
             size = console.size
             live.update(view(scene, width=size.width, height=size.height), refresh=True)
             time.sleep(LOOK_EVERY_S)
-            watcher.look()
+            scene = watcher.look()
 
 
-def _print_changes(watcher: Watcher, *, as_json: bool) -> None:
+def _print_changes(watcher: Watcher, scene: Scene, *, as_json: bool) -> None:
     """One line for each change, with the time, for a log file."""
     before: tuple[Any, ...] | None = None
     watcher.fresh.clear()  # earlier events are not new
     while True:
-        now = what_matters(watcher.status, watcher.note)
+        now = what_matters(scene.status, scene.note)
         if now != before or watcher.fresh:
             if as_json:
-                output.print_json(watcher.status)
+                output.print_json(scene.status)
             else:
-                output.print_lines(change_lines(watcher, changed=now != before))
+                output.print_lines(change_lines(scene, watcher.fresh, changed=now != before))
         before = now
         time.sleep(LOOK_EVERY_S)
-        watcher.look()
+        scene = watcher.look()
 
 
 def what_matters(status: Values, note: str) -> tuple[Any, ...]:
@@ -172,17 +178,12 @@ def what_matters(status: Values, note: str) -> tuple[Any, ...]:
     )
 
 
-def change_lines(watcher: Watcher, *, changed: bool) -> Iterator[str]:
-    """The events that are new, then how things stand if that has changed."""
-    for event in watcher.fresh:
+def change_lines(scene: Scene, fresh: Sequence[Values], *, changed: bool) -> Iterator[str]:
+    """The events that are new, then the status in one line if that has changed."""
+    for event in fresh:
         yield f"{figures.moment(event['time_s'])} {event['kind']}: {event['message']}"
-    if not changed:
-        return
-    at = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    if watcher.note:
-        yield f"{at} {watcher.note}"
-        return
-    yield f"{at} {standing(watcher.status)}"
+    if changed:
+        yield f"{figures.moment(time.time())} {scene.note or standing(scene.status)}"
 
 
 def standing(status: Values) -> str:
@@ -229,24 +230,6 @@ PARTS: Final = (
 )
 
 
-class Scene(NamedTuple):
-    """The content of a view.
-
-    Attributes:
-        status: the answer to GET_STATUS.
-        figures: the answer to GET_FIGURES.
-        loss: [step, loss] of the job.
-        events: the newest last.
-        note: why this may be out of date; empty when it is not.
-    """
-
-    status: Values
-    figures: Values
-    loss: Sequence[Sequence[float]]
-    events: Sequence[Values]
-    note: str = ""
-
-
 def view(scene: Scene, *, width: int, height: int) -> Text:
     """The whole screen: at most `height` lines of at most `width` characters.
 
@@ -276,10 +259,6 @@ def _line(*pieces: str | tuple[str, str]) -> Text:
 
 def _piece(piece: str | tuple[str, str]) -> str | tuple[str, str]:
     return one_line(piece) if isinstance(piece, str) else (one_line(piece[0]), piece[1])
-
-
-def _state(state: str) -> tuple[str, str]:
-    return state, output.STATE_STYLES.get(state, "")
 
 
 def _heading(text: str) -> Text:
@@ -313,7 +292,7 @@ def _job(status: Values, job: Values, width: int) -> Iterator[Text]:
     yield _line(
         (job["id"], "bold"),
         "  ",
-        _state(job["state"]),
+        (job["state"], output.STATE_STYLES.get(job["state"], "")),
         f"  generation {job['generation']}  {figures.ranks(job)}"
         f"  epoch {job['epoch']}  loss {figures.number(job['loss'])}"
         f"  {figures.rate(job['samples_per_s'])}",

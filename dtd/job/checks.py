@@ -224,6 +224,17 @@ def _sharded(spec: JobSpec) -> Iterator[Conflict]:
             fields=(("train", "ema_decay"), name),
             text=f'cannot be used {said}; remove it, or use name = "replicated"',
         )
+    if strategy.owners == "workers" and strategy.mirrors >= spec.elastic.max_workers:
+        yield Conflict(
+            fields=(("strategy", "mirrors"), ("elastic", "max_workers"), name),
+            text=f"must be below [elastic] max_workers = {spec.elastic.max_workers},"
+            f" not {strategy.mirrors}: each copy is on a worker of its own",
+        )
+    yield from _sharded_checkpoints(spec, said)
+
+
+def _sharded_checkpoints(spec: JobSpec, said: str) -> Iterator[Conflict]:
+    name = ("strategy", "name")
     if spec.checkpoint.directory:
         yield Conflict(
             fields=(("checkpoint", "directory"), name),
@@ -235,13 +246,7 @@ def _sharded(spec: JobSpec) -> Iterator[Conflict]:
         yield Conflict(
             fields=(("checkpoint", "copies"), name, ("strategy", "mirrors")),
             text=f"has no effect {said}: each part is written by its owner and its mirrors,"
-            f" {strategy.mirrors + 1} in all; raise [strategy] mirrors for more",
-        )
-    if strategy.owners == "workers" and strategy.mirrors >= spec.elastic.max_workers:
-        yield Conflict(
-            fields=(("strategy", "mirrors"), ("elastic", "max_workers"), name),
-            text=f"must be below [elastic] max_workers = {spec.elastic.max_workers},"
-            f" not {strategy.mirrors}: each copy is on a worker of its own",
+            f" {spec.strategy.mirrors + 1} in all; raise [strategy] mirrors for more",
         )
 
 

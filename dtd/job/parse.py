@@ -1,5 +1,9 @@
 """Reading of a job file or a map into a `JobSpec`, or into all of its problems.
 
+Problems are collected under the path of their key; only when there are any is the text searched
+for the lines on which those keys stand.  Anything but a `JobSpecError` that leaves this file for
+some input is a bug.
+
 `--set table.key=value` changes a value before it is checked.  It is read as TOML (`0.1`, `true`,
 `[1, 2]`, `"text"`), and as a plain string where that fails.  The last of several overrides counts,
 and setting one of `job.epochs` and `job.steps` takes the other one away, so that a job written in
@@ -13,7 +17,7 @@ import dataclasses
 import itertools
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
@@ -26,10 +30,25 @@ from dtd.rules import MAX_KEYS, did_you_mean, fault, fields_of, too_many_keys, w
 from dtd.shown import INTEGER_LIMIT, shown
 from dtd.toml_source import CONTENT_ERRORS, KeyPath, content_fault, key_lines, read_text
 
+MAX_JOB_BYTES: Final = 24 * 1024
+MAX_TASK_VALUES: Final = 4096
+_TASK_DEPTH: Final = 8
+_TASK: Final = "task"
+_TABLES: Final[Mapping[str, type]] = {
+    name: hint for name, hint in get_type_hints(JobSpec).items() if name != _TASK
+}
 _RIVALS: Final = {("job", "epochs"): "steps", ("job", "steps"): "epochs"}
 
 
-def apply_overrides(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A problem of a key or a table, without the line on which it stands."""
+
+    path: KeyPath
+    text: str
+
+
+def _apply_overrides(
     raw: dict[str, Any], overrides: Sequence[str]
 ) -> tuple[set[KeyPath], list[str]]:
     """Change `raw` in place; returns the keys that were set, and faults of the overrides."""
@@ -40,22 +59,23 @@ def apply_overrides(
         path = tuple(part.strip() for part in dotted.split("."))
         if not equals or len(path) < 2 or not all(path):
             faults.append(f"--set {shown(override)}: must read table.key=value")
-        elif not _assign(raw, path, _value(text.strip())):
+        elif not assign(raw, path, _value(text.strip())):
             faults.append(f"--set {shown(override)}: {'.'.join(path[:-1])} is not a table")
         else:
             assigned.add(path)
-            if path in _RIVALS:
-                raw["job"].pop(_RIVALS[path], None)
     return assigned, faults
 
 
-def _assign(raw: dict[str, Any], path: KeyPath, value: object) -> bool:
+def assign(raw: dict[str, Any], path: KeyPath, value: object) -> bool:
+    """Set a key in a job's map, and take away the one that it replaces; False: it has no table."""
     table: Any = raw
     for key in path[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             return False
     table[path[-1]] = value
+    if path in _RIVALS:
+        table.pop(_RIVALS[path], None)
     return True
 
 
@@ -67,28 +87,6 @@ def _value(text: str) -> object:
     value = parsed.pop("value")
     # A line break would bring in further keys, and no field takes a date: both are plain text.
     return text if parsed or isinstance(value, date | time) else value
-
-
-# --- from TOML text, or a map from the wire, to a valid `JobSpec`, or to every problem at once ---
-#
-# Problems are collected under the path of their key; only when there are any is the text searched
-# for the lines on which those keys stand.  Anything but a `JobSpecError` that leaves this file for
-# some input is a bug.
-
-
-MAX_JOB_BYTES: Final = 24 * 1024
-MAX_TASK_VALUES: Final = 4096
-_TASK_DEPTH: Final = 8
-_TASK: Final = "task"
-_TABLES: Final[Mapping[str, type]] = {
-    name: hint for name, hint in get_type_hints(JobSpec).items() if name != _TASK
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Problem:
-    path: KeyPath
-    text: str
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -117,10 +115,10 @@ def parse_job(text: str, *, source: str, overrides: Sequence[str] = ()) -> JobSp
         raw = tomllib.loads(text)
     except CONTENT_ERRORS as error:
         raise JobSpecError(source, (content_fault(error),)) from error
-    assigned, faults = apply_overrides(raw, overrides)
+    assigned, faults = _apply_overrides(raw, overrides)
     spec, problems = _read_spec(raw)
     if faults or problems:
-        raise JobSpecError(source, (*faults, *_located(problems, key_lines(text), assigned)))
+        raise JobSpecError(source, (*faults, *located(problems, key_lines(text), assigned)))
     return spec
 
 
@@ -135,7 +133,7 @@ def from_mapping(mapping: object, *, source: str) -> JobSpec:
         raise JobSpecError(source, (f"must be a map of tables, not {shown(mapping)}",))
     spec, problems = _read_spec(mapping)
     if problems:
-        raise JobSpecError(source, tuple(_located(problems, {}, set())))
+        raise JobSpecError(source, tuple(located(problems)))
     return spec
 
 
@@ -150,20 +148,20 @@ def setting_problems(spec: JobSpec, setting: str, value: object) -> tuple[str, .
         value: the value to check.
     """
     table, *keys = setting.split(".")
-    problems: Iterable[_Problem]
+    problems: Iterable[Problem]
     if table == _TASK:
         problems = _argument_problems(spec, keys, value)
     else:
         problems = _field_problems(spec, (table, *keys), value)
-    return tuple(_located(problems, {}, set()))
+    return tuple(located(problems))
 
 
-def _argument_problems(spec: JobSpec, keys: Sequence[str], value: object) -> Iterator[_Problem]:
+def _argument_problems(spec: JobSpec, keys: Sequence[str], value: object) -> Iterator[Problem]:
     held: Any = spec.task
     for depth, key in enumerate(keys[:-1], start=1):
         held = held.get(key, {})
         if not isinstance(held, Mapping):
-            yield _Problem(path=(_TASK, *keys[:depth]), text=f"is no table, but {shown(held)}")
+            yield Problem(path=(_TASK, *keys[:depth]), text=f"is no table, but {shown(held)}")
             return
     argument: Any = value
     for key in reversed(keys):
@@ -171,12 +169,12 @@ def _argument_problems(spec: JobSpec, keys: Sequence[str], value: object) -> Ite
     yield from _task_problems(argument, (_TASK,))
 
 
-def _field_problems(spec: JobSpec, path: KeyPath, value: Any) -> Iterator[_Problem]:
+def _field_problems(spec: JobSpec, path: KeyPath, value: Any) -> Iterator[Problem]:
     name, key = path
     info = fields_of(_TABLES[name])[key]
     text = fault(info.hint, info.rule, value)
     if text:
-        yield _Problem(path=path, text=text)
+        yield Problem(path=path, text=text)
         return
     values = {key: float(value) if info.hint is float else value}
     if path in _RIVALS:
@@ -184,7 +182,7 @@ def _field_problems(spec: JobSpec, path: KeyPath, value: Any) -> Iterator[_Probl
     table = dataclasses.replace(getattr(spec, name), **values)
     changed: dict[str, Any] = {name: table}
     for conflict in conflicts(dataclasses.replace(spec, **changed)):
-        yield _Problem(path=conflict.fields[0], text=conflict.text)
+        yield Problem(path=conflict.fields[0], text=conflict.text)
 
 
 def default_settings() -> dict[str, Any]:
@@ -204,23 +202,26 @@ def overridden(mapping: Mapping[str, Any], overrides: Sequence[str], *, source: 
         JobSpecError: with every problem.
     """
     raw = copy.deepcopy(dict(mapping))
-    assigned, faults = apply_overrides(raw, overrides)
+    assigned, faults = _apply_overrides(raw, overrides)
     spec, problems = _read_spec(raw)
     if faults or problems:
-        raise JobSpecError(source, (*faults, *_located(problems, {}, assigned)))
+        raise JobSpecError(source, (*faults, *located(problems, assigned=assigned)))
     return spec
 
 
-def _located(
-    problems: Iterable[_Problem], lines: Mapping[KeyPath, int], assigned: set[KeyPath]
+def located(
+    problems: Iterable[Problem],
+    lines: Mapping[KeyPath, int] | None = None,
+    assigned: Collection[KeyPath] = (),
 ) -> Iterator[str]:
     """Problems as sentences in file order; those that belong to no line come last."""
+    known = lines or {}
 
-    def line_of(problem: _Problem) -> float:
+    def line_of(problem: Problem) -> float:
         if problem.path in assigned:
             return math.inf
         prefixes = (problem.path[:length] for length in range(len(problem.path), 0, -1))
-        return next((lines[prefix] for prefix in prefixes if prefix in lines), math.inf)
+        return next((known[prefix] for prefix in prefixes if prefix in known), math.inf)
 
     for problem in sorted(problems, key=line_of):
         line = line_of(problem)
@@ -228,18 +229,18 @@ def _located(
         yield f"{place if line == math.inf else f'line {line}: '}{_label(problem)}: {problem.text}"
 
 
-def _label(problem: _Problem) -> str:
+def _label(problem: Problem) -> str:
     table, *keys = (
         key if key.isprintable() else ascii(key)[1:-1] for key in map(str, problem.path)
     )
     return f"[{table}] {'.'.join(keys)}".rstrip()
 
 
-def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[_Problem]]:
+def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[Problem]]:
     """The spec and its faults; where a field is wrong, a default stands in for it."""
     unknown = {name: value for name, value in raw.items() if name not in (*_TABLES, _TASK)}
     problems = [
-        _Problem(path=(name,), text=_unknown_at_top(name, value))
+        Problem(path=(name,), text=_unknown_at_top(name, value))
         for name, value in itertools.islice(unknown.items(), MAX_KEYS)
     ]
     given: dict[str, Mapping[Any, Any]] = {}
@@ -248,14 +249,14 @@ def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[_Problem]]:
         if isinstance(value, Mapping):
             given[name] = value
         else:
-            problems.append(_Problem(path=(name,), text=f"must be a table, not {shown(value)}"))
+            problems.append(Problem(path=(name,), text=f"must be a table, not {shown(value)}"))
     tables = {
-        name: _read_table(name, table, given.get(name, {}), problems if name in given else [])
+        name: read_table(name, table, given.get(name, {}), problems if name in given else [])
         for name, table in _TABLES.items()
     }
     if _is_too_large(given.get(_TASK, {})):
         text = f"has more than {MAX_TASK_VALUES} values, those in its tables and lists included"
-        task_problems = [_Problem(path=(_TASK,), text=text)]
+        task_problems = [Problem(path=(_TASK,), text=text)]
     else:
         task_problems = list(_task_problems(given.get(_TASK, {}), (_TASK,)))
     task = {} if task_problems else copy.deepcopy(dict(given.get(_TASK, {})))
@@ -263,37 +264,38 @@ def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[_Problem]]:
     problems += task_problems
     faulty = {problem.path for problem in problems}
     problems += (
-        _Problem(path=conflict.fields[0], text=conflict.text)
+        Problem(path=conflict.fields[0], text=conflict.text)
         for conflict in conflicts(spec)
         if not any(path in faulty or path[:1] in faulty for path in conflict.fields)
     )
     return spec, problems
 
 
-def _read_table(name: str, table: type, given: Mapping[Any, Any], problems: list[_Problem]) -> Any:
+def read_table(name: str, table: type, given: Mapping[Any, Any], problems: list[Problem]) -> Any:
+    """The table with the values that are valid, and defaults; adds the problems of the others."""
     known = fields_of(table)
     values: dict[str, Any] = {
         key: without_none(info.hint)() for key, info in known.items() if info.required
     }
     problems += (
-        _Problem(path=(name, key), text="is required")
+        Problem(path=(name, key), text="is required")
         for key, info in known.items()
         if info.required and key not in given
     )
     text = too_many_keys(given)
     if text:
-        problems.append(_Problem(path=(name,), text=text))
+        problems.append(Problem(path=(name,), text=text))
         return table(**values)
     for key, value in given.items():
         info = known.get(key)
         if info is None:
-            problems.append(_Problem(path=(name, key), text=_unknown_key(key, known)))
+            problems.append(Problem(path=(name, key), text=_unknown_key(key, known)))
             continue
         text = fault(info.hint, info.rule, value)
         if text and (name, key) == ("job", "task") and isinstance(value, str):
             text += did_you_mean(value, BUILT_IN_TASKS)
         if text:
-            problems.append(_Problem(path=(name, key), text=text))
+            problems.append(Problem(path=(name, key), text=text))
         else:
             values[key] = float(value) if info.hint is float else value
     return table(**values)
@@ -326,17 +328,17 @@ def _is_too_large(task: Mapping[Any, Any]) -> bool:
     return found > MAX_TASK_VALUES
 
 
-def _task_problems(given: Mapping[Any, Any], path: KeyPath) -> Iterator[_Problem]:
+def _task_problems(given: Mapping[Any, Any], path: KeyPath) -> Iterator[Problem]:
     for key, value in given.items():
         here = (*path, str(key))
         if not isinstance(key, str) or not (
             key.isidentifier() if len(path) == 1 else _is_text(key)
         ):
-            yield _Problem(path=here, text="must be a name that Python accepts for an argument")
+            yield Problem(path=here, text="must be a name that Python accepts for an argument")
         elif isinstance(value, Mapping) and len(here) < _TASK_DEPTH:
             yield from _task_problems(value, here)
         elif text := _task_fault(value, len(here)):
-            yield _Problem(path=here, text=text)
+            yield Problem(path=here, text=text)
 
 
 def _task_fault(value: object, depth: int) -> str:

@@ -19,10 +19,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from dtd.errors import JobSpecError
-from dtd.job.parse import default_settings, from_mapping, setting_problems, to_mapping
+from dtd.job.parse import (
+    Problem,
+    assign,
+    default_settings,
+    from_mapping,
+    located,
+    read_table,
+    setting_problems,
+    to_mapping,
+)
 from dtd.job.tables import JobSpec
 from dtd.names import NAME, NAME_WORDS
-from dtd.rules import did_you_mean, fault, fields_of, rule, setting, too_many_keys
+from dtd.rules import did_you_mean, fields_of, rule, setting, too_many_keys
 from dtd.shown import INTEGER_LIMIT, shown
 
 MAX_TRIALS: Final = 1000
@@ -32,7 +41,6 @@ MAX_DEPTH: Final = 8
 MAX_STEPS: Final = 10**9
 """Values of a range with a step; a smaller step is as good as none."""
 _RANGE: Final = ("low", "high", "log", "step", "choices")
-_RIVALS: Final = {"job.epochs": "steps", "job.steps": "epochs"}
 
 Scalar = bool | int | float | str
 
@@ -177,7 +185,13 @@ def read_sweep(mapping: object, *, source: str) -> SweepSpec:
         for name in mapping
         if name not in ("sweep", "space", "base")
     ]
-    table = _read_table(mapping.get("sweep", {}), faults)
+    given, table = mapping.get("sweep", {}), SweepTable(metric="loss")
+    if isinstance(given, Mapping):
+        problems: list[Problem] = []
+        table = read_table("sweep", SweepTable, given, problems)
+        faults += located(problems)
+    else:
+        faults.append(f"[sweep]: must be a table, not {shown(given)}")
     base = _read_base(mapping.get("base", {}), faults)
     space = _read_space(mapping.get("space", {}), base, faults)
     if base is not None and not faults:
@@ -200,36 +214,8 @@ def with_settings(base: Mapping[str, Any], params: Mapping[str, Scalar]) -> dict
     """A job's map with other values of some settings, named "table.key"."""
     raw = copy.deepcopy(dict(base))
     for name, value in params.items():
-        *tables, key = name.split(".")
-        place = raw
-        for one in tables:
-            place = place.setdefault(one, {})
-        place[key] = value
-        if name in _RIVALS:
-            place.pop(_RIVALS[name], None)
+        assign(raw, tuple(name.split(".")), value)
     return raw
-
-
-def _read_table(given: object, faults: list[str]) -> SweepTable:
-    if not isinstance(given, Mapping):
-        faults.append(f"[sweep]: must be a table, not {shown(given)}")
-        return SweepTable(metric="loss")
-    known, values = fields_of(SweepTable), {"metric": "loss"}
-    if too_many_keys(given):
-        faults.append(f"[sweep]: {too_many_keys(given)}")
-        return SweepTable(metric="loss")
-    for key, value in given.items():
-        info = known.get(key)
-        text = fault(info.hint, info.rule, value) if info is not None else ""
-        if info is None:
-            faults.append(f"[sweep] {key}: unknown key{did_you_mean(str(key), known)}")
-        elif text:
-            faults.append(f"[sweep] {key}: {text}")
-        else:
-            values[key] = value
-    if "metric" not in given:
-        faults.append("[sweep] metric: is required")
-    return SweepTable(**values)  # type: ignore[arg-type]
 
 
 def _read_base(given: object, faults: list[str]) -> JobSpec | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dtd.durable import make_directory
+from dtd.durable import make_directory, sync_directory
 from dtd.errors import RequestRefused, TaskError, UsageError
 from dtd.json_reader import read_json
 from dtd.packages.archive import verify
@@ -236,11 +236,7 @@ class Archives:
             part.rename(self._whole(digest))
         finally:
             part.unlink(missing_ok=True)
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(self._directory)
         self._forget_old(in_use)
 
     def _forget_old(self, in_use: InUse) -> None:

@@ -39,15 +39,14 @@ def watcher(server, result, status):
 
 
 def test_events_are_fresh_once(watcher):
-    watcher.look()
-    assert watcher.loss == [[1, 2.0]]
+    scene = watcher.look()
+    assert scene.loss == [[1, 2.0]]
     assert watcher.fresh == [EVENT]
-    lines = list(change_lines(watcher, changed=True))
+    lines = list(change_lines(scene, watcher.fresh, changed=True))
     assert len(lines) == 2
     assert all(line.isprintable() for line in lines)
     assert lines[0].endswith("recovered: on it goes")
-    watcher.look()
-    assert (watcher.fresh, list(watcher.events)) == ([], [EVENT])
+    assert (watcher.look().events, watcher.fresh) == ((EVENT,), [])
 
 
 def test_a_coordinator_that_goes_away_leaves_the_last_picture(watcher, server, status):
@@ -57,11 +56,11 @@ def test_a_coordinator_that_goes_away_leaves_the_last_picture(watcher, server, s
     server.script = script
     watcher.look()
     server.script = lambda _message: None
-    watcher.look()
-    assert "training goes on without it" in watcher.note
-    assert watcher.status == status
-    [line] = list(change_lines(watcher, changed=True))
-    assert watcher.note in line
+    scene = watcher.look()
+    assert "training goes on without it" in scene.note
+    assert scene.status == status
+    [line] = list(change_lines(scene, watcher.fresh, changed=True))
+    assert scene.note in line
 
 
 def test_what_is_worth_a_line(status):

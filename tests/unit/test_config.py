@@ -36,17 +36,6 @@ def worker_problems(
     return [line.strip() for line in str(caught.value).splitlines()[1:]]
 
 
-def test_the_coordinators_defaults() -> None:
-    config = load_coordinator_config({}, {"STATE_DIRECTORY": "/s"}, default_file=NOWHERE)
-    assert config.listen is None
-    assert config.state_dir == Path("/s")
-    assert config.socket == Path("/s/control.sock")
-    assert config.local_workers == ("dtd-worker",)
-    assert (config.local_operators, config.local_viewers) == ((), ())
-    assert (config.heartbeat_interval_s, config.heartbeat_timeout_s) == (0.25, 1.5)
-    assert config.log_format == "auto"
-
-
 def test_users_of_this_host_are_named(file: Path) -> None:
     file.write_text('local_workers = []\nlocal_viewers = ["eve", "@staff"]\n')
     environ = {"STATE_DIRECTORY": "/s", "DTD_LOCAL_OPERATORS": "ann, 1000,dom\\\\bob@corp"}
@@ -63,43 +52,27 @@ def test_what_names_no_user_is_refused(file: Path, value: str) -> None:
         load_coordinator_config({}, {"STATE_DIRECTORY": "/s"}, default_file=file)
 
 
-def test_a_workers_defaults() -> None:
-    config = load_worker_config(
-        {}, {"STATE_DIRECTORY": "/s"}, default_file=NOWHERE, hostname="node-3"
-    )
-    assert config.coordinator == ()
-    assert config.credential is None
-    assert (config.name, config.device, config.threads) == ("node-3-cpu", "cpu", 0)
-    assert config.listen == Address("127.0.0.1", 0)
-    assert config.advertise == ""
-    assert config.log_format == "auto"
-
-
 def test_flag_before_environment_before_file_before_default(file: Path) -> None:
     file.write_text('name = "file"\ndevice = "cuda:1"\nthreads = 4\n')
-    environ = {"DTD_NAME": "environment", "DTD_DEVICE": "cuda:2", "STATE_DIRECTORY": "/s"}
+    environ = {"DTD_NAME": "environment", "DTD_DEVICE": "cuda:2", "DTD_LISTEN": ""}
     config = load_worker_config({"name": "flag", "device": None}, environ, default_file=file)
     assert (config.name, config.device, config.threads) == ("flag", "cuda:2", 4)
-    assert config.advertise == ""
+    assert (config.advertise, config.listen) == ("", Address("127.0.0.1", 0))
 
 
-def test_text_from_flags_and_environment_becomes_numbers_and_paths() -> None:
+def test_text_becomes_numbers_paths_and_addresses(file: Path) -> None:
     flags = {"heartbeat_interval_s": "1", "state_dir": Path("/x")}
     environ = {"DTD_HEARTBEAT_TIMEOUT_S": "2.5", "DTD_LISTEN": "[::1]:0"}
     config = load_coordinator_config(flags, environ, default_file=NOWHERE)
     assert (config.heartbeat_interval_s, config.heartbeat_timeout_s) == (1.0, 2.5)
     assert type(config.heartbeat_interval_s) is float
     assert (config.listen, config.state_dir) == (Address("::1", 0), Path("/x"))
-    worker = load_worker_config(
-        {"threads": "3", "coordinator": Address("localhost", 1)}, {}, default_file=NOWHERE
-    )
-    assert (worker.threads, worker.coordinator) == (3, (Address("localhost", 1),))
-
-
-def test_an_empty_variable_counts_as_not_set() -> None:
-    environ = {"DTD_NAME": "", "DTD_LISTEN": ""}
-    config = load_worker_config({}, environ, default_file=NOWHERE, hostname="h")
-    assert config.name == "h-cpu"
+    typed = {"threads": "3", "coordinator": "10.0.0.1:7117, [fd00::1]:7118"}
+    worker = load_worker_config(typed, {}, default_file=NOWHERE)
+    assert worker.threads == 3
+    assert worker.coordinator == (Address("10.0.0.1", 7117), Address("fd00::1", 7118))
+    file.write_text('coordinator = ["10.0.0.1:7117", "[fd00::1]:7118"]\n')
+    assert load_worker_config({}, {}, default_file=file).coordinator == worker.coordinator
 
 
 @pytest.mark.parametrize(
@@ -164,16 +137,6 @@ def test_everything_wrong_is_reported_at_once_with_its_place(file: Path) -> None
         'DTD_LOG_FORMAT: must be one of "auto", "json", "console", not "jsn"; did you mean "json"?',
         'advertise: must end in a port from 0 to 65535, not "x", and is not a host name alone',
     ]
-
-
-def test_several_coordinators_are_named_as_text_or_as_an_array(file: Path) -> None:
-    expected = (Address("10.0.0.1", 7117), Address("fd00::1", 7118))
-    typed = load_worker_config(
-        {"coordinator": "10.0.0.1:7117, [fd00::1]:7118"}, {}, default_file=NOWHERE
-    )
-    file.write_text('coordinator = ["10.0.0.1:7117", "[fd00::1]:7118"]\n')
-    assert typed.coordinator == load_worker_config({}, {}, default_file=file).coordinator
-    assert typed.coordinator == expected
 
 
 def test_a_worker_is_not_suspected_before_it_could_report() -> None:

@@ -1,4 +1,4 @@
-"""None"""
+"""Numbers for people, and curves of characters."""
 
 from __future__ import annotations
 
@@ -12,77 +12,44 @@ from dtd.figures import curve, is_logarithmic, shares
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("show", "value", "text"),
     [
-        (None, "-"),
-        (-0.1, "0.0s"),
-        (3.24, "3.2s"),
-        (42.4, "42s"),
-        (59.7, "1m00s"),
-        (187, "3m07s"),
-        (7503, "2h05m"),
-        (353_000, "4d02h"),
+        (figures.duration, None, "-"),
+        (figures.duration, -0.1, "0.0s"),
+        (figures.duration, 3.24, "3.2s"),
+        (figures.duration, 42.4, "42s"),
+        (figures.duration, 59.7, "1m00s"),
+        (figures.duration, 7503, "2h05m"),
+        (figures.duration, 353_000, "4d02h"),
+        (figures.span, None, "-"),
+        (figures.span, -0.1, "0 ms"),
+        (figures.span, 0.00042, "0.4 ms"),
+        (figures.span, 0.0314, "31 ms"),
+        (figures.span, 1.25, "1.25 s"),
+        (figures.span, 42.4, "42s"),
+        (figures.size, 1023, "1023 B"),
+        (figures.size, 1536, "1.5 KiB"),
+        (figures.size, 20 << 20, "20.0 MiB"),
+        (figures.size, 5 << 40, "5.0 TiB"),
+        (figures.number, None, "-"),
+        (figures.number, float("nan"), "-"),
+        (figures.number, 0.12345, "0.1235"),
+        (figures.rate, 0.0, "-"),
+        (figures.rate, 2.25, "2.2/s"),
+        (figures.rate, 12345.6, "12,346/s"),
+        (figures.bandwidth, 117e6, "936 Mbit/s"),
+        (figures.ranks, {"world_size": 1}, "1 worker"),
+        (figures.ranks, {"world_size": 3, "servers": 1}, "2 workers and 1 server"),
     ],
 )
-def test_duration(seconds, text):
-    assert figures.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (-0.1, "0 ms"),
-        (0.0, "0 ms"),
-        (0.00042, "0.4 ms"),
-        (0.0314, "31 ms"),
-        (1.25, "1.25 s"),
-        (42.4, "42s"),
-    ],
-)
-def test_span(seconds, text):
-    assert figures.span(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1536, "1.5 KiB"),
-        (20 << 20, "20.0 MiB"),
-        (3 << 30, "3.0 GiB"),
-        (5 << 40, "5.0 TiB"),
-    ],
-)
-def test_size(count, text):
-    assert figures.size(count) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "-"), (float("nan"), "-"), (0.12345, "0.1235"), (float("inf"), "inf")],
-)
-def test_number(value, text):
-    assert figures.number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (0.0, "-"), (2.25, "2.2/s"), (12345.6, "12,346/s")]
-)
-def test_rate(value, text):
-    assert figures.rate(value) == text
+def test_numbers(show, value, text):
+    assert show(value) == text
 
 
 def test_moment():
     text = figures.moment(1_700_000_000)
     assert datetime.strptime(text, "%Y-%m-%d %H:%M:%S").astimezone().timestamp() == 1_700_000_000
     assert figures.moment(None) == "-"
-
-
-def test_ranks():
-    assert figures.ranks({"world_size": 1}) == "1 worker"
-    assert figures.ranks({"world_size": 3, "servers": 1}) == "2 workers and 1 server"
 
 
 # --- curves of characters ------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -86,12 +85,10 @@ def test_values_that_json_lacks_are_written_as_text(stream: io.StringIO) -> None
         none=None,
         rate=0.5,
     )
-    get_logger().info("bytes", thing=b"x")
-    first, second = lines(stream)
+    (first,) = lines(stream)
     assert (first["loss"], first["norm"], first["rate"]) == ("nan", "-inf", 0.5)
     assert (first["thing"], first["cycle"], first["keys"]) == ("b'x'", "[[...]]", "{(1,): 2}")
     assert (first["lone"], first["none"]) == ("\ud800", None)
-    assert second["thing"] == "b'x'"
     assert "NaN" not in stream.getvalue()
 
 
@@ -188,24 +185,6 @@ def test_a_stream_that_fails_does_not_fail_its_caller() -> None:
     logging.getLogger("library").error("unheard")
 
 
-def test_lines_of_many_threads_do_not_mix(stream: io.StringIO) -> None:
-    begin = threading.Barrier(4)
-
-    def talk(rank: int) -> None:
-        log = get_logger(rank=rank)
-        begin.wait()
-        for step in range(50):
-            log.info("step", step=step, filler="x" * 200)
-
-    threads = [threading.Thread(target=talk, args=(rank,)) for rank in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seen = [(line["rank"], line["step"]) for line in lines(stream)]
-    assert sorted(seen) == [(rank, step) for rank in range(4) for step in range(50)]
-
-
 # --- the journal -----------------------------------------------------------------------------
 
 
@@ -258,15 +237,3 @@ def test_secrets_are_blanked_within_texts(stream: io.StringIO, text: str) -> Non
     assert first["parts"] == [REDACTED, 1]
     assert second["message"] == f"said {REDACTED}"
     assert text.split("/")[-1][-8:] not in stream.getvalue()
-
-
-def test_secrets_are_blanked_on_a_console_too() -> None:
-    file = io.StringIO()
-    configure_logging("console", file)
-    try:
-        raise RuntimeError(TOKEN)
-    except RuntimeError:
-        get_logger().exception("failed", token="hunter2")
-    assert "hunter2" not in file.getvalue()
-    assert TOKEN not in file.getvalue()
-    assert "RuntimeError" in file.getvalue()

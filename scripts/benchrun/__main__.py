@@ -1,25 +1,31 @@
-"""`scripts/bench`: measure, or make the report of the measurements."""
+"""`scripts/bench`: measure, or make the tables of the measurements.
+
+What is between two marks of docs/benchmarks.md is written here; the prose around them is kept.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from dtd.errors import DtdError
-from scripts.benchrun import (
-    allreduce,
-    memory,
-    report,
-    results,
-    sharded,
-    strategies,
-    train,
-)
+from scripts import markdown
+from scripts.benchrun import allreduce, memory, results, steps
+from scripts.benchrun.results import Record
+from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.processes import exit_on_stop_signals
+
+DOCUMENT: Final = REPOSITORY / "docs" / "benchmarks.md"
+WRITTEN_BY: Final = "scripts/bench report"
+TABLES: Final[dict[str, Callable[[Sequence[Record]], str]]] = {
+    allreduce.KIND: allreduce.tables,
+    **{kind: partial(steps.tables, kind) for kind in steps.COMPARISONS},
+    memory.KIND: memory.memory_table,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,55 +42,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def report(options: argparse.Namespace) -> None:
+    """Rewrite the tables of all that was measured."""
+    for kind, make in TABLES.items():
+        records = results.load(kind, options.directory)
+        text = f"Not measured yet: `scripts/bench {kind}`."
+        if records:
+            text = f"{results.header(records)}\n\n{make(records)}"
+        markdown.put_into(options.document, kind, WRITTEN_BY, f"\n{text}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure dtd against torch.distributed, and report what was measured.",
     )
-    commands = parser.add_subparsers(required=True)
-    one = _command(commands, allreduce, "dtd's ring against Gloo and against the limit")
+    commands = parser.add_subparsers(required=True, dest="kind")
+    one = _command(
+        commands, allreduce.KIND, allreduce.run, "dtd's ring against Gloo and against the limit"
+    )
     one.add_argument("--sizes", type=_numbers, metavar="BYTES,...", help="default: 4 KiB..256 MiB")
     one.add_argument("--dtypes", type=_names, metavar="float32,bfloat16")
-    one = _command(commands, train, "training steps against DDP, no synchronisation, one process")
-    one.add_argument("--workloads", type=_names, metavar="NAME,...", help="default: all")
-    one.add_argument("--links", type=_names, metavar="NAME,...", help="default: all")
-    one.add_argument(
-        "--bf16", action="store_true", help="gradients as bfloat16, too, not on slow links alone"
+    for kind, comparison in steps.COMPARISONS.items():
+        one = _command(commands, kind, steps.run, comparison.what)
+        usual = ", ".join(comparison.workloads)
+        one.add_argument("--workloads", type=_names, metavar="NAME,...", help=f"default: {usual}")
+        one.add_argument("--links", type=_names, metavar="NAME,...", help="default: all")
+        sides = "; ".join(comparison.sides).replace("%", "%%")
+        one.add_argument("--sides", type=_sides, metavar="NAME;...", help=f"of {sides}")
+    _command(
+        commands, memory.KIND, memory.run, "memory of sharded state in a worker, beside the formula"
     )
-    one = _command(commands, strategies, "strategies and codecs on slow links, against DDP's hooks")
-    one.add_argument("--workloads", type=_names, metavar="NAME,...", help="default: paced-resnet18")
-    one.add_argument("--links", type=_names, metavar="NAME,...", help="default: all")
-    one.add_argument("--sides", type=_names, metavar="NAME,...", help="default: all")
-    one = _command(commands, sharded, "sharded state against replicated, ZeRO and FSDP2")
-    one.add_argument("--workloads", type=_names, metavar="NAME,...", help="default: paced-16")
-    one.add_argument("--sides", type=_sides, metavar="NAME;...", help="default: all")
-    _command(commands, memory, "memory of sharded state in a worker, beside the formula")
     one = commands.add_parser("report", help="make the tables of docs/benchmarks.md")
-    _directory(one)
-    _document(one)
-    one.set_defaults(run=report.run)
+    one.add_argument("--document", type=Path, default=DOCUMENT, help="the page to rewrite")
+    one.add_argument("--directory", type=Path, default=results.DIRECTORY, help="of the figures")
+    one.set_defaults(run=report)
     return parser
 
 
-def _command(commands: Any, module: ModuleType, what: str) -> argparse.ArgumentParser:
-    one: argparse.ArgumentParser = commands.add_parser(module.KIND, help=what)
-    one.set_defaults(run=module.run)
+def _command(
+    commands: Any, kind: str, run: Callable[[argparse.Namespace], None], what: str
+) -> argparse.ArgumentParser:
+    one: argparse.ArgumentParser = commands.add_parser(kind, help=what)
+    one.set_defaults(run=run)
     one.add_argument("--quick", action="store_true", help="seconds, to see that it works")
     one.add_argument("--worlds", type=_numbers, metavar="2,4", help="numbers of workers")
     one.add_argument("--rounds", type=int, metavar="R", help="how often each side has its turn")
     one.add_argument("--json", action="store_true", help="on stdout a record a line, as JSON")
-    _directory(one)
+    one.add_argument("--directory", type=Path, default=results.DIRECTORY, help="of the figures")
     return one
-
-
-def _document(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--document", type=Path, default=report.DOCUMENT, help="what is rewritten")
-
-
-def _directory(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--directory", type=Path, default=results.DIRECTORY, help="where the figures are kept"
-    )
 
 
 def _numbers(text: str) -> list[int]:

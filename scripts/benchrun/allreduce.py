@@ -19,7 +19,18 @@ from typing import Any, Final
 
 from scripts.benchrun.daemons import OneHost, OtherHosts, own_network
 from scripts.benchrun.ranks import World
-from scripts.benchrun.results import Record, in_turn, keep, machine
+from scripts.benchrun.results import (
+    NOTHING,
+    Record,
+    in_turn,
+    keep,
+    machine,
+    paired_ratio,
+    size_text,
+    spread,
+    time_text,
+)
+from scripts.markdown import table
 
 KIND: Final = "allreduce"
 KEY: Final = ("world", "dtype", "bytes", "side")
@@ -55,9 +66,8 @@ SIDES: Final = {
     "dtd, sockets": Side(kind="dtd", setup={"lends": False}),
     "dtd, other host": Side(kind="dtd", place=OtherHosts, setup={"lends": False}),
     "gloo": Side(kind="gloo", setup={}),
-    "limit": Side(kind="probe", setup={"tag": "none"}, dtypes=BYTES_ONLY),
-    "limit, xxh3": Side(kind="probe", setup={"tag": "xxh3"}, dtypes=BYTES_ONLY),
-    "limit, gcm": Side(kind="probe", setup={"tag": "gcm"}, dtypes=BYTES_ONLY),
+    "limit": Side(kind="probe", setup={"tag": False}, dtypes=BYTES_ONLY),
+    "limit, xxh3": Side(kind="probe", setup={"tag": True}, dtypes=BYTES_ONLY),
 }
 
 
@@ -182,3 +192,77 @@ def _line(records: Sequence[Record]) -> str:
     ]
     head = f"N={first['world']} {first['dtype']} {first['bytes'] // 1024} KiB"
     return f"{head}: bus GB/s {'; '.join(rates)}"
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def tables(records: Sequence[Record]) -> str:
+    """A table for each world and type."""
+    cases = sorted({(r["dtype"] != "float32", r["world"], r["dtype"]) for r in records})
+    return "\n\n".join(
+        f"#### {dtype}, {world} workers\n\n"
+        + _table([r for r in records if (r["world"], r["dtype"]) == (world, dtype)])
+        for _, world, dtype in cases
+    )
+
+
+def _table(records: Sequence[Record]) -> str:
+    by_size: dict[int, dict[str, Record]] = {}
+    for record in records:
+        by_size.setdefault(record["bytes"], {})[record["side"]] = record
+    head = [
+        *("size", "dtd: time", "algorithm", "bus", "± MAD", "Gloo: bus", "± MAD"),
+        *("**dtd : Gloo**", "sockets : Gloo", "other host : Gloo"),
+        *("limit: bus", "limit, same tag", "sockets : that"),
+        *("CPU s/GB dtd", "sockets", "Gloo", "limit"),
+    ]
+    return table(head, [_row(size, by_size[size]) for size in sorted(by_size)])
+
+
+def _row(size_bytes: int, sides: dict[str, Record]) -> list[str]:
+    dtd, gloo = sides["dtd"], sides["gloo"]
+    ours = spread(dtd["times_s"])
+    return [
+        size_text(size_bytes),
+        time_text(ours.median),
+        _gigabytes(size_bytes / ours.median),
+        *_bus(dtd),
+        *_bus(gloo),
+        f"**{_ratio(gloo, dtd)}**",
+        _ratio(gloo, sides.get("dtd, sockets")),
+        _ratio(gloo, sides.get("dtd, other host")),
+        _bus(sides.get("limit"))[0],
+        _bus(sides.get("limit, xxh3"))[0],
+        _ratio(sides.get("limit, xxh3"), sides.get("dtd, sockets")),
+        *(_cpu(sides.get(name)) for name in ("dtd", "dtd, sockets", "gloo", "limit")),
+    ]
+
+
+def _bus(record: Record | None) -> list[str]:
+    if record is None:
+        return [NOTHING, NOTHING]
+    time = spread(record["times_s"])
+    rate = bus_factor(record["world"]) * record["bytes"] / time.median
+    return [_gigabytes(rate), f"{100 * time.relative:.0f} %"]
+
+
+def _ratio(numerator: Record | None, denominator: Record | None) -> str:
+    """Return the ratio of times, so of bandwidths the other way round."""
+    if numerator is None or denominator is None:
+        return NOTHING
+    if len(numerator["times_s"]) != len(denominator["times_s"]):
+        return NOTHING
+    return f"{paired_ratio(numerator['times_s'], denominator['times_s']).median:.2f}"
+
+
+def _cpu(record: Record | None) -> str:
+    """Processor seconds of all ranks for each GB that a rank sends."""
+    if record is None:
+        return NOTHING
+    sent_gb = bus_factor(record["world"]) * record["bytes"] / 1e9 * record["world"]
+    return f"{statistics.median(record['cpu_s']) / sent_gb:.2f}"
+
+
+def _gigabytes(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3g} GB/s"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import statistics
 import subprocess
 import tempfile
 import time
@@ -22,20 +21,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_interface
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, TypeAlias
 
 from dtd.errors import DtdError
 from dtd.wire import messages as m
 from scripts.benchrun.results import CONGESTION_FILE
-from scripts.benchrun.workloads import Workload, job_of
+from scripts.benchrun.tasks import Workload, job_of
 from scripts.cluster.cluster import with_log
 from scripts.cluster.log_timeline import ENDS, Line
 from scripts.cluster.namespaces import PORT, Namespace, may_make
 from scripts.cluster.networked import NetworkedCluster
-from scripts.cluster.networks import COORDINATOR, Hosts, Network
+from scripts.cluster.networks import Hosts, Network
 from scripts.cluster.processes import proc_bytes
 
-PARTS: Final = ("compute_s", "comm_s", "exposed_s", "data_s", "optimizer_s")
 _TURN_S: Final = 0.05
 _START_S: Final = 120.0
 _BLOCK_S: Final = 1800.0
@@ -50,12 +48,10 @@ class Block:
     Attributes:
         step_s: the mean step; a log's times are too coarse for one step.
         sent_bytes: what rank 0 gave its neighbour, the mean of a step.
-        parts_s: the median of each of `PARTS`, as rank 0 reports them.
     """
 
     step_s: float
     sent_bytes: float
-    parts_s: dict[str, float]
 
 
 class DaemonRun:
@@ -68,8 +64,6 @@ class DaemonRun:
         blocks: how many there will be.
         strategy: the job's `[strategy]` table.
         servers: names of parameter servers besides.
-        coordinator: the module that is the coordinator.
-        settings: of the coordinator, as TOML, besides those that a benchmark needs.
 
     Raises:
         DtdError: a daemon did not start, or the job failed.
@@ -86,12 +80,7 @@ class DaemonRun:
         blocks: int,
         strategy: Mapping[str, Any] | None = None,
         servers: Sequence[str] = (),
-        *,
-        coordinator: str = "dtd.coordinator.main",
-        settings: str = "",
     ) -> None:
-        self._program = coordinator
-        self._settings = _SETTINGS + settings
         self._workers = workers
         self._servers = servers
         self._steps = workload.block_steps
@@ -118,40 +107,16 @@ class DaemonRun:
             self._stack.close()
             raise
 
-    def begin(self) -> None:
-        """Let the next block run."""
-        self._gates[self._next].close()
-        self._next += 1
-
     def block(self) -> Block:
         """Let the next block run and wait for its last commit."""
         before = len(self._commits)
         begun_s = time.time()
-        self.begin()
+        self._gates[self._next].close()
+        self._next += 1
         self._await_commit(self._next * self._steps)
         block = _summed(self._commits[before:], begun_s)
         self.blocks.append(block)
         return block
-
-    def ask(self, message: m.Message) -> dict[str, Any]:
-        """One request to the coordinator."""
-        return self._cluster.request(message)
-
-    def dtdctl(self, *arguments: str) -> str:
-        """Return the output of a command.
-
-        Raises:
-            DtdError: it fails.
-        """
-        done = self._cluster.dtdctl(*arguments)
-        if done.returncode:
-            raise DtdError(f"dtdctl {arguments[0]} failed: {done.stderr.strip()}")
-        return done.stdout
-
-    @property
-    def coordinator(self) -> tuple[int, Path]:
-        """Its process id, and its state directory."""
-        return self._cluster.pid(COORDINATOR), self._cluster.state_dir(COORDINATOR)
 
     def peak_bytes(self) -> list[int]:
         """The most memory that each worker has had so far."""
@@ -173,13 +138,13 @@ class DaemonRun:
 
     def _started(self, directory: Path, network: Network) -> NetworkedCluster:
         settings = directory / "coordinator.toml"
-        settings.write_text(self._settings)
+        settings.write_text(_SETTINGS)
         cluster = NetworkedCluster(
             directory,
             workers=[*self._workers, *self._servers],
             servers=self._servers,
             network=network,
-            coordinator=(self._program, "--config", str(settings)),
+            coordinator=("dtd.coordinator.main", "--config", str(settings)),
         )
         # Workers stand at a gate and would not hear a request to end; nothing of theirs is kept.
         self._stack.callback(cluster.stop, grace_s=0.0)
@@ -194,7 +159,8 @@ class DaemonRun:
                 if line.event == "step_committed" and line.fields["rank"] == 0:
                     self._commits.append(line)
                 elif line.event in ENDS and line.event != "job_done":
-                    raise DtdError(f"the job has ended: {_message(line)}")
+                    why = line.fields.get("message", line.event)
+                    raise DtdError(f"the job has ended: {why}")
             if time.monotonic() > deadline_s:
                 raise with_log(
                     self._cluster.children[self._workers[0]], f"no commit of step {step}"
@@ -210,17 +176,7 @@ def _summed(commits: Sequence[Line], begun_s: float) -> Block:
     return Block(
         step_s=(commits[-1].at_s - begun_s) / sum(steps),
         sent_bytes=sum(int(line.fields["sent_bytes"]) for line in commits) / sum(steps),
-        parts_s={
-            part: statistics.median(
-                float(line.fields[part]) / count for line, count in zip(commits, steps, strict=True)
-            )
-            for part in PARTS
-        },
     )
-
-
-def _message(line: Line) -> Any:
-    return line.fields.get("message", line.event)
 
 
 RENO: Final = "reno"
@@ -231,36 +187,16 @@ _PUBLIC: Final = ip_interface("10.77.0.1/24")
 """On the own loopback interface, but none of 127.0.0.0/8: as fast, and keyed."""
 
 
-class Place(Protocol):
-    """A place for ranks.
-
-    Attributes:
-        interface: the network interface over which a rank reaches the others.
-    """
-
-    interface: str
-
-    def host(self, rank: int) -> str:
-        """The address at which a rank listens."""
-        ...
-
-    def wrapped(self, rank: int, command: Sequence[str]) -> list[str]:
-        """The command that runs `command` where this rank belongs."""
-        ...
-
-
 class OneHost:
-    """All ranks here, and they know it."""
+    """All ranks here, and they know it: the interface, the address and the command of a rank."""
 
     interface = "lo"
 
     def host(self, rank: int) -> str:
-        """Implement `Place`."""
         del rank
         return LOOPBACK_HOST
 
     def wrapped(self, rank: int, command: Sequence[str]) -> list[str]:
-        """Implement `Place`."""
         return [*command]
 
 
@@ -268,7 +204,6 @@ class OtherHosts(OneHost):
     """All ranks here, but as far as addresses tell, each is on a host of its own."""
 
     def host(self, rank: int) -> str:
-        """Implement `Place`."""
         return str(_PUBLIC.ip + rank)
 
 
@@ -311,13 +246,14 @@ class ShapedHosts(Hosts):
             self.ethernet.spaces[name].inside(choose_congestion_control)
 
     def host(self, rank: int) -> str:
-        """Implement `Place`."""
         return self.ethernet.ip(self._names[rank])
 
     def wrapped(self, who: int | str, command: Sequence[str]) -> list[str]:
-        """Implement `Place` and `Network`."""
         return super().wrapped(who if isinstance(who, str) else self._names[who], command)
 
 
 def _shape(rate: str) -> tuple[str, ...]:
     return ("tbf", "rate", rate, "burst", _BURST, "limit", _QUEUE)
+
+
+Place: TypeAlias = OneHost | ShapedHosts

@@ -21,9 +21,8 @@ import torch
 from dtd.doctor.memory import REPLICATED, Division, StateSize, state_bytes
 from dtd.job.strategy_table import SHARDED_STAGES
 from scripts.benchrun.daemons import DaemonRun
-from scripts.benchrun.results import Record, keep, machine, spread
-from scripts.benchrun.tasks import MODELS
-from scripts.benchrun.workloads import Workload
+from scripts.benchrun.results import MIB, Record, keep, machine, spread
+from scripts.benchrun.tasks import MODELS, Workload
 from scripts.cluster.networks import Loopback
 from scripts.markdown import table
 
@@ -39,7 +38,6 @@ LAYERS: Final = 384
 STEPS: Final = 4
 _REPLICATED_BYTES: Final = 16
 """Bytes of a float32 parameter with Adam."""
-_MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +162,7 @@ def _row(record: Record) -> list[str]:
         str(record["world"]),
         "replicated" if stage == REPLICATED else f"sharded, stage {stage}",
         "-" if stage == REPLICATED else str(record["mirrors"]),
-        f"{state.median / _MIB:.0f} MiB",
+        f"{state.median / MIB:.0f} MiB",
         f"{100 * state.relative:.0f} %",
         f"{each:.2f}",
         f"{formula:.2f}",

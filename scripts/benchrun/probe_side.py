@@ -3,7 +3,7 @@
 It sends what a ring all-reduce sends, in the same chunks, and passes a chunk on only when it has
 come in, but it adds nothing.  Receiving and sending have a thread each; what fits into a socket's
 buffer is sent at once, which is quicker than to wake a thread.  With `tag` every chunk carries the
-same integrity tag as dtd's frames on such a link, computed and compared.
+integrity tag of dtd's frames on loopback, computed and compared.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from dtd.errors import DtdError
 from dtd.exchange.schedule.chunks import BucketShape, cut
 from dtd.job import SyncTable
 from dtd.wire.keyed_tag import KeyedTag
-from dtd.wire.tags import FLAG_GCM, FLAG_XXH3, TAG_BYTES
+from dtd.wire.tags import FLAG_XXH3, TAG_BYTES
 
 SENT_AT_ONCE_BYTES: Final = 32 * 1024
-_LATER: Final = {"xxh3": FLAG_XXH3, "gcm": FLAG_GCM}
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _KEY_BYTES: Final = 16
 
@@ -30,7 +29,7 @@ class ProbeSide:
     """Implement `AllReduceSide`.
 
     Args:
-        setup: rank, world, host, and the tag: "none", "xxh3" or "gcm".
+        setup: rank, world, host, and whether there is a tag.
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
@@ -38,21 +37,18 @@ class ProbeSide:
         self._listener = socket.create_server((setup["host"], 0))
         self._sealing: KeyedTag | None = None
         self._opening: KeyedTag | None = None
-        if setup["tag"] != "none":
-            later = _LATER[setup["tag"]]
-            self._sealing = KeyedTag(bytes(_KEY_BYTES), later=later)
-            self._opening = KeyedTag(bytes(_KEY_BYTES), later=later)
+        if setup["tag"]:
+            self._sealing = KeyedTag(bytes(_KEY_BYTES), later=FLAG_XXH3)
+            self._opening = KeyedTag(bytes(_KEY_BYTES), later=FLAG_XXH3)
         self._tag = memoryview(bytearray(TAG_BYTES if self._opening else 0))
         self._to_send: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         self._sent = threading.Semaphore(0)
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def listen(self) -> list[Any]:
-        """Implement `AllReduceSide`."""
         return [*self._listener.getsockname()[:2]]
 
     def join(self, addresses: list[list[Any]], secret: str) -> None:
-        """Implement `AllReduceSide`."""
         host, port = addresses[(self._rank + 1) % self._world]
         self._next = socket.create_connection((host, port))
         self._previous, _ = self._listener.accept()
@@ -60,7 +56,6 @@ class ProbeSide:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def prepare(self, size_bytes: int, dtype: str) -> None:
-        """Implement `AllReduceSide`."""
         item_bytes = _ITEM_BYTES[dtype]
         shape = BucketShape(elements=size_bytes // item_bytes, item_bytes=item_bytes)
         segments = cut(shape, world_size=self._world, chunk_bytes=SyncTable().chunk_kib * 1024)

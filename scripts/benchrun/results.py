@@ -1,4 +1,4 @@
-"""Figures: medians and their spread, floors, and records as JSON in docs/benchmarks.
+"""Figures: medians and their spread, and records as JSON in docs/benchmarks.
 
 There is one file for each subcommand and one record for each case.  A later run replaces the
 records of the cases that it measured and keeps the others, so that a long benchmark can be made in
@@ -66,23 +66,6 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 def in_turn(names: Sequence[str], turn: int) -> list[str]:
     """Return the order of measurements: A B, B A, A B ... so that a drift affects all alike."""
     return [*names] if turn % 2 == 0 else [*reversed(names)]
-
-
-# --- the least that a step can take over links of a known speed -----------------------------------
-
-
-def shaped_floor_s(ready_s: Sequence[float], wire_s: Sequence[float], optimizer_s: float) -> float:
-    """Seconds from the begin of a step to its end.
-
-    Args:
-        ready_s: when each bucket is full, from the begin of the step, in the order of travel.
-        wire_s: how long the wire takes for each bucket at its best.
-        optimizer_s: the update that follows the last one.
-    """
-    end_s = 0.0
-    for ready, wire in zip(ready_s, wire_s, strict=True):
-        end_s = max(end_s, ready) + wire
-    return end_s + optimizer_s
 
 
 # --- the machine ----------------------------------------------------------------------------------
@@ -196,3 +179,41 @@ def _lines(records: Sequence[Record]) -> list[str]:
 
 def _case(record: Record, key: Sequence[str]) -> tuple[Any, ...]:
     return tuple(record[name] for name in key)
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+MIB: Final = 1 << 20
+NOTHING: Final = "-"
+_UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def size_text(size_bytes: int) -> str:
+    """4096 -> "4 KiB"."""
+    for unit, name in _UNITS:
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:g} {name}"
+    return f"{size_bytes} B"
+
+
+def time_text(seconds: float) -> str:
+    """Three digits in the unit that fits."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def header(records: Sequence[Record]) -> str:
+    """Describe the machines of the measurements, one a line."""
+    loads: dict[str, list[float]] = {}
+    for record in records:
+        about = record["machine"]
+        line = (
+            f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB; Linux"
+            f" {about['kernel']}, Python {about['python']}, torch {about['torch']}, uvloop"
+            f" {about['uvloop']}; dtd {about['dtd']}; congestion control"
+            f" {about['congestion_control']}; one thread a rank; load before the runs"
+        )
+        loads.setdefault(line, []).append(float(about["load_before"]))
+    return "\n".join(f"- {line} {min(values)} to {max(values)}." for line, values in loads.items())

@@ -10,7 +10,6 @@ import asyncio
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -24,12 +23,11 @@ from dtd.exchange.api import BucketMemory, all_reduce
 from dtd.exchange.collective import Bridge, RingCollective
 from dtd.job import SyncTable
 from dtd.net.data_server import DataServer, Resource
-from dtd.security.credential import Credential
 from dtd.strategy.wire_memory import RingMemory, bucket_memory
 from dtd.wire import messages as m
 from dtd.worker.daemon import DEFAULT_HEARTBEAT_INTERVAL_S
 from dtd.worker.main import SWITCH_INTERVAL_S
-from scripts.benchrun.ranks import Bucket, Call, all_reduce_calls, layout
+from scripts.benchrun.ranks import Bucket, layout
 
 SILENCE_S: Final = 120.0
 """Other sides have the processors meanwhile; nobody is to be given up for that."""
@@ -41,8 +39,7 @@ class RingSide:
     """Implement `AllReduceSide`.
 
     Args:
-        setup: rank, world, host, whether neighbours can map its memory, and the path of a
-            credential if it talks TLS.
+        setup: rank, world, host, and whether neighbours can map its memory.
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
@@ -50,10 +47,7 @@ class RingSide:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._rank, self._world, self._host = setup["rank"], setup["world"], setup["host"]
         self._lends = setup["lends"]
-        credential = Credential.load(Path(setup["credential"])) if setup.get("credential") else None
-        self._calls = credential.client_context() if credential else None
-        self._serves = credential.server_context() if credential else None
-        self._letters = tempfile.TemporaryDirectory()
+        self._fd_dir = tempfile.TemporaryDirectory()
         self._memory: BucketMemory
         self._lent: RingMemory | None = None
         self._loop = uvloop.new_event_loop()
@@ -62,12 +56,10 @@ class RingSide:
         self._step = 0
 
     def listen(self) -> list[Any]:
-        """Implement `AllReduceSide`."""
-        address = self._on_loop(self._server.listen(Address(self._host, 0), context=self._serves))
+        address = self._on_loop(self._server.listen(Address(self._host, 0)))
         return [address.host, address.port]
 
     def join(self, addresses: list[list[Any]], secret: str) -> None:
-        """Implement `AllReduceSide`."""
         roster = tuple(
             m.Member(name=f"rank-{rank}", incarnation=1, host=host, port=port, holds=True)
             for rank, (host, port) in enumerate(addresses)
@@ -94,14 +86,12 @@ class RingSide:
             beat_interval_s=DEFAULT_HEARTBEAT_INTERVAL_S,
             silence_s=SILENCE_S,
             agreed=lambda: None,
-            fd_dir=Path(self._letters.name),
-            context=self._calls,
+            fd_dir=Path(self._fd_dir.name),
         )
         ring.endpoint.connect()
         return ring
 
     def prepare(self, size_bytes: int, dtype: str) -> None:
-        """Implement `AllReduceSide`."""
         elements, kind = layout(size_bytes, dtype)
         if self._lent is not None:
             self._lent.close()
@@ -113,62 +103,22 @@ class RingSide:
             self._memory = bucket_memory(self._bucket.flat)
 
     def verify(self) -> None:
-        """Implement `AllReduceSide`."""
         self._bucket.verify(self._rank, self._world, self.all_reduce)
 
     def barrier(self) -> None:
-        """Implement `AllReduceSide`."""
         self._ring.open_step(self._step, [])
         self._ring.gather(b"")
         self._ring.close_step()
         self._step += 1
 
     def all_reduce(self) -> None:
-        """Implement `AllReduceSide`."""
         self._ring.open_step(self._step, [self._memory])
         all_reduce(self._ring, 0)
         self._ring.close_step()
         self._step += 1
 
-    def steps(self, size_bytes: int, bucket_bytes: int, compute_s: float, count: int) -> float:
-        """Mean seconds of steps that compute for so long and reduce a bucket as soon as it is full.
-
-        Args:
-            size_bytes: of all buckets together.
-            bucket_bytes: of each, but for the last.
-            compute_s: the thread's own processor time, in equal parts before each bucket.
-            count: steps.
-        """
-        sizes = [min(bucket_bytes, size_bytes - at) for at in range(0, size_bytes, bucket_bytes)]
-        buckets = [bucket_memory(torch.ones(size // 4)) for size in sizes]
-        self.barrier()
-        begun_s = time.perf_counter()
-        for _ in range(count):
-            self._ring.open_step(self._step, buckets)
-            for index in range(len(buckets)):
-                _compute(compute_s / len(buckets))
-                self._ring.start(index)
-            for index in range(len(buckets)):
-                self._ring.wait(index)
-            self._ring.gather(b"")
-            self._ring.close_step()
-            self._step += 1
-        return (time.perf_counter() - begun_s) / count
-
-    def calls(self) -> dict[str, Call]:
-        """The functions that it can be asked for."""
-        return {**all_reduce_calls(self), "steps": self.steps}
-
     def _on_loop(self, what: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()
-
-
-def _compute(seconds: float) -> None:
-    """Work of this thread's own: a fixed share of the processor's time, whatever else runs."""
-    left = torch.ones(64, 64)
-    until_s = time.thread_time() + seconds
-    while time.thread_time() < until_s:
-        left @ left
 
 
 def _no_checkpoint(name: str) -> Resource:

@@ -1,8 +1,8 @@
-"""Tasks of the training benchmarks, with made-up data, so that nothing has to be at hand.
+"""Workloads of the training benchmarks, with made-up data, so that nothing has to be at hand.
 
-A task of the daemons is imported by its workers, so this file is only about tasks; `train` and
-`torch_side` use the same models, rows and losses.  Gates let a benchmark hold a running job between
-two blocks of steps: the process that locks a gate's file keeps every worker in front of it.
+Workers of the daemons and ranks of plain torch use the same models, rows and losses.  Gates let a
+benchmark hold a running job between two blocks of steps: the process that locks a gate's file keeps
+every worker in front of it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dtd.job import parse_job, to_mapping
 from dtd.tasks.chargpt import CharGpt, TextWindows, Transformer
 from dtd.tasks.cifar10 import ImageRows, ResNet18
 from dtd.tasks.classification import classification_loss
@@ -151,7 +153,7 @@ class Gated:
         model: a key of `MODELS`.
         options: its keyword arguments.
         gates: directory of the gates "0", "1", ...
-        holds: steps that this process has taken before it comes to each gate.
+        holds: steps of training that this process has taken before it comes to each gate.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class Gated:
     ) -> None:
         self._inner = MODELS[model](**(options or {}))
         self._gates = {steps: Path(gates) / str(index) for index, steps in enumerate(holds)}
-        self._steps = 0
+        self._steps: int | None = None
 
     def build_model(self) -> nn.Module:
         """The model."""
@@ -175,12 +177,161 @@ class Gated:
         """The rows."""
         return self._inner.train_dataset()
 
+    def on_start(self, at: Any) -> None:
+        """Passes over a few rows, which come before training, are no steps."""
+        self._steps = 0
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss, once the gate before this step is open."""
-        gate = self._gates.get(self._steps)
-        self._steps += 1
-        if gate is not None:
-            with gate.open() as held:
-                fcntl.flock(held, fcntl.LOCK_SH)
+        if self._steps is not None:
+            gate = self._gates.get(self._steps)
+            self._steps += 1
+            if gate is not None:
+                with gate.open() as held:
+                    fcntl.flock(held, fcntl.LOCK_SH)
         loss: Tensor = self._inner.loss(model, batch)
         return loss
+
+
+# --- workloads ------------------------------------------------------------------------------------
+
+LOOPBACK: Final = "loopback"
+GIGABIT: Final = "1gbit"
+SLOW: Final = "100mbit"
+LINKS: Final = (LOOPBACK, GIGABIT, SLOW)
+"""All on one host, or a host each behind a link of that rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Something to train.
+
+    Attributes:
+        what: for readers.
+        model: a key of `MODELS`.
+        options: its keyword arguments.
+        rows: the global batch.
+        block_steps: steps that a side takes in its turn; the first of them does not count.
+        links: over which it is measured unless others are asked for.
+        worlds: by how many workers, likewise.
+        optimizer: its `[optimizer]` table; empty: SGD with momentum.
+    """
+
+    what: str
+    model: str
+    rows: int
+    block_steps: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    links: Sequence[str] = LINKS
+    worlds: Sequence[int] = (1, 2, 4)
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+
+
+WORKLOADS: Final = {
+    "resnet18-16": Workload(
+        what="ResNet-18 for 32x32 images, 11.2 M parameters, 16 rows",
+        model="images",
+        rows=16,
+        block_steps=21,
+    ),
+    "resnet18-64": Workload(
+        what="ResNet-18 for 32x32 images, 11.2 M parameters, 64 rows",
+        model="images",
+        rows=64,
+        block_steps=8,
+    ),
+    "chargpt-16": Workload(
+        what="character transformer, 10.7 M parameters, 16 rows of 64 characters",
+        model="text",
+        rows=16,
+        block_steps=21,
+    ),
+    "mlp-16": Workload(
+        what="eight linear layers, 11 M parameters, 16 rows: nearly all communication",
+        model="layers",
+        rows=16,
+        block_steps=41,
+        options={"parameters": 11_000_000, "layers": 8, "rows": 2048},
+    ),
+    "paced-16": Workload(
+        what="twenty linear layers, 11 M parameters, that wait 5 ms in forward and 10 ms in"
+        " backward each, as for an accelerator",
+        model="layers",
+        rows=16,
+        block_steps=7,
+        options={"parameters": 11_000_000, "layers": 20, "rows": 2048, "compute_ms": 300.0},
+        links=(GIGABIT,),
+        worlds=(2, 4),
+    ),
+    "paced-small": Workload(
+        what="twenty linear layers, 2.2 M parameters, that wait 5 ms in forward and 10 ms in"
+        " backward each, as for an accelerator",
+        model="layers",
+        rows=16,
+        block_steps=7,
+        options={"parameters": 2_200_000, "layers": 20, "rows": 2048, "compute_ms": 300.0},
+        links=(SLOW,),
+        worlds=(4,),
+    ),
+    "paced-resnet18": Workload(
+        what="parameters of ResNet-18, 11.2 M, and 16 rows; compute only waits, 100 ms in forward"
+        " and 200 ms in backward, as for an accelerator",
+        model="paced",
+        rows=16,
+        block_steps=7,
+        options={"compute_ms": 300.0},
+        links=(SLOW, GIGABIT),
+        worlds=(2, 4),
+    ),
+}
+QUICK: Final = {
+    "mlp-quick": Workload(
+        what="four linear layers, 0.1 M parameters, 16 rows: to see that it works",
+        model="layers",
+        rows=16,
+        block_steps=4,
+        options={"parameters": 100_000, "layers": 4, "rows": 256},
+    ),
+}
+
+_NEVER: Final = 1_000_000
+_PATIENCE_S: Final = 3600
+
+
+def job_of(
+    workload: Workload,
+    *,
+    steps: int,
+    gates: str,
+    holds: list[int],
+    strategy: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The job that trains it, defaults otherwise; nothing but training happens before its end.
+
+    Args:
+        workload: model, rows and optimizer.
+        steps: of the whole job.
+        gates: as for `Gated`.
+        holds: likewise.
+        strategy: its `[strategy]` table; a momentum there takes the place of the optimizer's.
+    """
+    plain = bool(workload.optimizer) or bool(strategy and "momentum" in strategy)
+    momentum = 0.0 if plain else 0.9
+    text = f"""
+        job.name = "bench"
+        job.task = "{__name__}:Gated"
+        job.steps = {steps}
+        job.global_batch_size = {workload.rows}
+        optimizer.lr = 0.001
+        optimizer.momentum = {momentum}
+        train.eval_every = {_NEVER}
+        checkpoint.every_steps = {_NEVER}
+        elastic.settle_s = 0.0
+        elastic.stall_timeout_s = {_PATIENCE_S}
+        task.model = "{workload.model}"
+    """
+    spec = to_mapping(parse_job(text, source="benchmark"))
+    spec["strategy"] |= strategy or {}
+    spec["optimizer"] |= workload.optimizer
+    spec["task"] |= {"options": dict(workload.options), "gates": gates, "holds": holds}
+    return spec

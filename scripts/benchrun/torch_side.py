@@ -31,7 +31,7 @@ from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.train.optimizer import build_optimizer
 from dtd.train.task import load_task
 from scripts.benchrun.ranks import Bucket, layout
-from scripts.benchrun.workloads import FSDP, ZERO
+from scripts.benchrun.results import MIB
 
 # --- Gloo's all-reduce ----------------------------------------------------------------------------
 
@@ -55,24 +55,19 @@ class GlooSide:
         return [self._setup["host"], 0]
 
     def join(self, addresses: list[list[Any]], secret: str) -> None:
-        """Implement `AllReduceSide`."""
         join_gloo(self._setup)
 
     def prepare(self, size_bytes: int, dtype: str) -> None:
-        """Implement `AllReduceSide`."""
         elements, kind = layout(size_bytes, dtype)
         self._bucket = Bucket(torch.zeros(elements, dtype=kind))
 
     def verify(self) -> None:
-        """Implement `AllReduceSide`."""
         self._bucket.verify(self._setup["rank"], self._setup["world"], self.all_reduce)
 
     def barrier(self) -> None:
-        """Implement `AllReduceSide`."""
         dist.barrier()
 
     def all_reduce(self) -> None:
-        """Implement `AllReduceSide`."""
         dist.all_reduce(self._bucket.flat)
 
 
@@ -95,7 +90,6 @@ BATCHES: Final = 4
 POWERSGD_RANK: Final = 4
 POWERSGD_START: Final = 2
 """The first step that the hook may compress, with what it keeps between steps."""
-MIB: Final = 2**20
 
 
 class TorchSide:
@@ -111,14 +105,13 @@ class TorchSide:
         torch.set_num_threads(1)
         self._setup = setup
         self._joined = False
-        self._hook, self._powersgd = "", _powersgd()
+        self._by, self._powersgd = "", _powersgd()
 
     def calls(self) -> dict[str, Callable[..., Any]]:
         """The functions that it can be asked for."""
         return {
             "build": self.build,
             "synchronise": self.synchronise,
-            "divide": self.divide,
             "steps": self.steps,
             "payload_bytes": self.payload_bytes,
             "ready": self.ready,
@@ -138,42 +131,44 @@ class TorchSide:
             dataset.fetch(range(first, first + share), epoch=0, seed=0)
             for first in (share * (rank + world * batch) for batch in range(BATCHES))
         ]
-        self._new_optimizer()
+        self._optimizer = build_optimizer(self._spec.optimizer, [*self._plain.parameters()])
 
-    def synchronise(self, bucket_mib: int, batched: bool, hook: str) -> None:
-        """Wrap the model into DDP, or into another one; `hook`: "", "bfloat16" or "powersgd"."""
+    def synchronise(self, by: str, bucket_mib: int) -> None:
+        """Synchronise with the other ranks from now on, or in another way than before.
+
+        Args:
+            by: "ddp"; "bfloat16" or "powersgd" for DDP with that hook; "zero" for DDP with the
+                optimizer's state divided; "fsdp", or "fsdp-keeps" whose parameters stay gathered
+                between forward and backward.
+            bucket_mib: of DDP's buckets of gradients.
+        """
         if not self._joined:
             join_gloo(self._setup)
             self._joined = True
+        self._by, table = by, self._spec.optimizer
         # The one before lets go of the parameters only when it is gone.
         self._model = self._plain
         self._plain.zero_grad(set_to_none=True)
         gc.collect()
-        self._model = ddp = DistributedDataParallel(
-            self._plain,
-            bucket_cap_mb=bucket_mib,
-            gradient_as_bucket_view=True,
-            static_graph=True,
-            forward_sync_buffers=False,
-            batched_grad_copy=batched,
+        if by.startswith("fsdp"):
+            _shard_fully(self._plain, keeps=by == "fsdp-keeps")
+        else:
+            self._model = ddp = DistributedDataParallel(
+                self._plain,
+                bucket_cap_mb=bucket_mib,
+                gradient_as_bucket_view=True,
+                static_graph=True,
+                forward_sync_buffers=False,
+            )
+            if by == "bfloat16":
+                ddp.register_comm_hook(None, bf16_compress_hook)
+            elif by == "powersgd":
+                self._powersgd = _powersgd()
+                ddp.register_comm_hook(self._powersgd, in_turn())
+        parameters = [*self._model.parameters()]
+        self._optimizer = (
+            _zero(parameters, table) if by == "zero" else build_optimizer(table, parameters)
         )
-        self._hook, self._powersgd = hook, _powersgd()
-        if hook == "bfloat16":
-            ddp.register_comm_hook(None, bf16_compress_hook)
-        elif hook == "powersgd":
-            ddp.register_comm_hook(self._powersgd, in_turn())
-        self._new_optimizer()
-
-    def divide(self, how: str, bucket_mib: int) -> None:
-        """Divide the state among the ranks, see `scripts.benchrun.torch_side`."""
-        if not self._joined:
-            join_gloo(self._setup)
-            self._joined = True
-        self._model = self._plain
-        self._plain.zero_grad(set_to_none=True)
-        gc.collect()
-        table = self._spec.optimizer
-        self._model, self._optimizer = divided(self._plain, table, how=how, bucket_mib=bucket_mib)
 
     def steps(self, count: int) -> list[float]:
         """Seconds of each of some steps."""
@@ -185,12 +180,14 @@ class TorchSide:
             times_s.append(time.perf_counter() - begun_s)
         return times_s
 
-    def payload_bytes(self) -> float:
-        """Return the bytes that the hook gives to all-reduce in a step."""
+    def payload_bytes(self) -> float | None:
+        """Return the bytes that DDP gives to all-reduce in a step; None if that is not all."""
+        if self._by not in ("ddp", "bfloat16", "powersgd"):
+            return None
         elements = sum(parameter.numel() for parameter in self._plain.parameters())
-        if self._hook == "powersgd":
+        if self._by == "powersgd":
             elements /= self._powersgd.compression_stats()[0]  # type: ignore[no-untyped-call]
-        return elements * (2 if self._hook == "bfloat16" else 4)
+        return elements * (2 if self._by == "bfloat16" else 4)
 
     def ready(self, count: int) -> dict[str, Any]:
         """When each of dtd's buckets would be full, from the step's begin; medians.
@@ -234,9 +231,6 @@ class TorchSide:
         loss: Any = self._task.loss(self._model, self._batches[number % BATCHES])
         loss.backward()
 
-    def _new_optimizer(self) -> None:
-        self._optimizer = build_optimizer(self._spec.optimizer, list(self._plain.parameters()))
-
 
 def in_turn() -> Any:
     """`powerSGD_hook`, which asks for a bucket's all-reduces when those of the one before are done.
@@ -277,39 +271,17 @@ def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
-_ADAM: Final = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-
-
-def divided(
-    model: nn.Module, table: OptimizerTable, *, how: str, bucket_mib: int
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Divide a model's state among the ranks of the default process group.
-
-    Args:
-        model: whole, equal on all ranks; FSDP2 changes it in place.
-        table: an Adam.
-        how: as `scripts.benchrun.workloads` says.
-        bucket_mib: of DDP's buckets of gradients.
-    """
-    if how == ZERO:
-        return _zero(model, table, bucket_mib)
-    for unit in (*_units(model), model):
-        fully_shard(unit, reshard_after_forward=how == FSDP)
+def _shard_fully(model: nn.Module, *, keeps: bool) -> None:
+    """Divide a model's state among the ranks by FSDP2, one child module at a time."""
+    children = [child for child in model.children() if any(True for _ in child.parameters())]
+    for unit in (*children, model):
+        fully_shard(unit, reshard_after_forward=not keeps)
         # Gloo has sums, but no means.
         cast(FSDPModule, unit).set_force_sum_reduction_for_comms(True)
-    return model, build_optimizer(table, [*model.parameters()])
 
 
-def _zero(
-    model: nn.Module, table: OptimizerTable, bucket_mib: int
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    ddp = DistributedDataParallel(
-        model,
-        bucket_cap_mb=bucket_mib,
-        gradient_as_bucket_view=True,
-        static_graph=True,
-        forward_sync_buffers=False,
-    )
+def _zero(parameters: Sequence[nn.Parameter], table: OptimizerTable) -> torch.optim.Optimizer:
+    """AdamW whose state is divided among the ranks."""
     options: dict[str, Any] = {
         "lr": table.lr,
         "betas": (table.beta1, table.beta2),
@@ -317,15 +289,9 @@ def _zero(
         "weight_decay": table.weight_decay,
         "fused": True,
     }
-    optimizer = ZeroRedundancyOptimizer(
-        ddp.parameters(),
-        optimizer_class=_ADAM[table.name],
+    return ZeroRedundancyOptimizer(
+        parameters,
+        optimizer_class=torch.optim.AdamW,
         parameters_as_bucket_view=True,
         **options,
     )
-    return ddp, optimizer
-
-
-def _units(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the modules that are gathered at a time: the blocks of a stack, or its children."""
-    return [child for child in model.children() if any(True for _ in child.parameters())]

@@ -1,4 +1,4 @@
-"""A benchmark runs from its beginning to its end, with the product as it is."""
+"""Benchmarks run from beginning to end, with the product as it is."""
 
 from __future__ import annotations
 
@@ -42,3 +42,12 @@ def test_allreduce(tmp_path):
     assert {"dtd", "gloo", "limit", "limit, xxh3"} <= sides
     assert {record["dtype"] for record in made} == {"float32", "bfloat16"}
     assert all(time_s > 0 for record in made for time_s in record["times_s"])
+
+
+def test_steps_of_daemons_and_of_plain_torch(tmp_path):
+    sides = "dtd stage 1;DDP + ZeRO"
+    bench("sharded", "--quick", "--rounds", "2", "--sides", sides, directory=tmp_path)
+    (made,) = records("sharded", tmp_path)
+    assert sorted(made["steps_s"]) == ["DDP + ZeRO", "apart", "dtd stage 1"]
+    assert all(len(steps_s) == 2 and min(steps_s) > 0 for steps_s in made["steps_s"].values())
+    assert made["step_bytes"]["dtd stage 1"] > 0

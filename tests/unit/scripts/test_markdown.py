@@ -6,9 +6,9 @@ import pytest
 
 from dtd.errors import UsageError
 from scripts import markdown
-from scripts.benchrun import report
+from scripts.benchrun import __main__ as bench
 
-PLACES = [(report.DOCUMENT, kind, report.WRITTEN_BY) for kind in report.TABLES]
+PLACES = [(bench.DOCUMENT, kind, bench.WRITTEN_BY) for kind in bench.TABLES]
 
 
 @pytest.mark.parametrize(("page", "mark", "writer"), PLACES, ids=lambda value: str(value)[-12:])

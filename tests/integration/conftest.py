@@ -146,10 +146,11 @@ class Daemons:
                     return
 
     def await_idle(self) -> None:
-        """All workers wait for a job."""
+        """All workers wait for a job; events from now on are awaited."""
         while True:
             seen = self.ask(m.ReadEvents())["next"]
             if {worker["state"] for worker in self.ask(m.GetStatus())["workers"]} == {"idle"}:
+                self._seen = seen
                 return
             self.ask(m.ReadEvents(after=seen, follow=True))
 

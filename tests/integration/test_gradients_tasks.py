@@ -62,6 +62,7 @@ def test_a_job_without_an_update_is_told(daemons: Daemons) -> None:
 
 
 def test_a_joiner_takes_over_what_an_odd_optimizer_keeps(daemons: Daemons) -> None:
+    daemons.await_idle()
     gates = daemons.hold(5, 20)
     job = submit(daemons, "nested", "elastic.min_workers=1", gates=gates)
     await_running(daemons, job)

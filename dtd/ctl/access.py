@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.ctl import output
-from dtd.ctl.answers import Answer, ask_and_show, pages
+from dtd.ctl.answers import Answer, ask_and_show, items
 from dtd.ctl.settings import CREDENTIAL_FILE, Settings
 from dtd.errors import ConfigError, DtdError, RequestRefused, UsageError
 from dtd.figures import NOTHING, duration, moment
@@ -35,7 +35,7 @@ _RENEWAL_TIMEOUT_S: Final = 5.0
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def join(settings: Settings, text: str, *, name: str) -> int:
+def join(settings: Settings, text: str, *, name: str) -> None:
     """Get this user a credential for a token."""
     from dtd.net.join_client import join as get_credential
 
@@ -48,7 +48,6 @@ def join(settings: Settings, text: str, *, name: str) -> int:
     path = settings.credential or _own_place()
     made = get_credential(token, name=name or _own_name(), path=path.absolute())
     output.say(f"{made.path}: {made.name} is {made.role} until {made.expires:%Y-%m-%d}")
-    return 0
 
 
 def create_token(
@@ -59,7 +58,7 @@ def create_token(
     uses: int = 1,
     names: Sequence[str] = (),
     replaces: bool = False,
-) -> int:
+) -> None:
     """Create a token and print it: one word, shown only once."""
     if role not in JOINABLE:
         raise UsageError(f"--role: {role!r} is not a role", remedy=f"one of {', '.join(JOINABLE)}")
@@ -69,7 +68,6 @@ def create_token(
         role=role, life_s=life_s, uses=uses, names=",".join(names), replaces=replaces
     )
     ask_and_show(settings, request, lambda answer: _print_token(answer, command))
-    return 0
 
 
 def _print_token(answer: Answer, command: str) -> None:
@@ -82,10 +80,9 @@ def _print_token(answer: Answer, command: str) -> None:
     output.print_lines([answer["token"]])
 
 
-def list_tokens(settings: Settings) -> int:
+def list_tokens(settings: Settings) -> None:
     """List all tokens, without their secrets."""
     ask_and_show(settings, m.ListTokens(), _print_tokens)
-    return 0
 
 
 def _print_tokens(answer: Answer) -> None:
@@ -94,10 +91,9 @@ def _print_tokens(answer: Answer) -> None:
     )
 
 
-def revoke_token(settings: Settings, token: str) -> int:
+def revoke_token(settings: Settings, token: str) -> None:
     """Revoke a token, so that it can no longer be used to join."""
     ask_and_show(settings, m.RevokeToken(id=token), _say_token_revoked)
-    return 0
 
 
 def _say_token_revoked(answer: Answer) -> None:
@@ -106,10 +102,9 @@ def _say_token_revoked(answer: Answer) -> None:
     )
 
 
-def list_credentials(settings: Settings) -> int:
+def list_credentials(settings: Settings) -> None:
     """List the credentials that were issued."""
     ask_and_show(settings, m.ListCredentials(), _print_credentials)
-    return 0
 
 
 def _print_credentials(answer: Answer) -> None:
@@ -117,11 +112,10 @@ def _print_credentials(answer: Answer) -> None:
     output.print_table(headings, map(_credential_row, answer["credentials"]))
 
 
-def revoke(settings: Settings, name: str) -> int:
+def revoke(settings: Settings, name: str) -> None:
     """Revoke a credential: its connections end, its workers are evicted."""
     request = m.RevokeCredential(name=name)
     ask_and_show(settings, request, lambda answer: _say_revoked(answer, name))
-    return 0
 
 
 def _say_revoked(answer: Answer, name: str) -> None:
@@ -133,10 +127,9 @@ def _say_revoked(answer: Answer, name: str) -> None:
         output.say(f"evicted: {', '.join(answer['evicted'])}")
 
 
-def show_authority(settings: Settings) -> int:
+def show_authority(settings: Settings) -> None:
     """Show the authority."""
     ask_and_show(settings, m.ShowAuthority(), _say_authority)
-    return 0
 
 
 def _say_authority(answer: Answer) -> None:
@@ -176,18 +169,16 @@ def _own_name() -> str:
     return name_of(f"{user}-{platform.node()}", most=60)
 
 
-def show_audit(settings: Settings, *, since: str, who: str, what: str) -> int:
+def show_audit(settings: Settings, *, since: str, who: str, what: str) -> None:
     """Print the requested entries of the audit log, oldest first; in JSON one object a line."""
     asked = m.ReadAudit(since_s=since_s(since, now_s=time.time()), who=who, what=what)
     with settings.connect() as client:
-        answers = pages(client.request, lambda after: replace(asked, after=after), "entries")
-        seen = [entry for answer in answers for entry in answer["entries"]]
+        seen = list(items(client.request, lambda after: replace(asked, after=after), "entries"))
     if settings.as_json:
         for entry in seen:
             output.print_json(entry)
     else:
         output.print_table(_AUDIT_HEADINGS, map(_entry_row, seen))
-    return 0
 
 
 def since_s(text: str, *, now_s: float) -> float:
@@ -236,14 +227,14 @@ def _word(value: Any) -> str:
     return str(value)
 
 
-def open_web(settings: Settings) -> int:
+def open_web(settings: Settings) -> None:
     """Print the page's address with a code in it, which is sent to nobody but the page."""
     with settings.connect() as client:
         answer = client.request(m.OpenWeb())
     link = f"{answer['url']}#login={answer['code']}"
     if settings.as_json:
         output.print_json({**answer, "link": link})
-        return 0
+        return
     output.print_lines([link])
     output.say(
         f"good once, until {moment(answer['expires_unix_s'])}; whoever opens it acts there as you"
@@ -253,7 +244,6 @@ def open_web(settings: Settings) -> int:
             "the browser does not know this certificate; compare its SHA-256 fingerprint:"
             f" {answer['certificate_sha256']}"
         )
-    return 0
 
 
 def renew_if_due(settings: Settings) -> None:

@@ -34,6 +34,14 @@ def pages(
         after = answer["next"]
 
 
+def items(
+    request: Callable[[m.Message], Answer], make: Callable[[int], m.Message], key: str
+) -> Iterator[Answer]:
+    """What the answers of `pages` bring."""
+    for answer in pages(request, make, key):
+        yield from answer[key]
+
+
 def ask(settings: Settings, request: m.Message, *, within_s: float | None = None) -> Answer:
     """The answer to one request, over a connection of its own; `within_s` bounds a long one.
 

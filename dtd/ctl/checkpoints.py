@@ -43,10 +43,9 @@ def loading_lines(spec: Mapping[str, Any], *weights: Path) -> list[str]:
     ]
 
 
-def list_checkpoints(settings: Settings, job: str) -> int:
+def list_checkpoints(settings: Settings, job: str) -> None:
     """Print the known checkpoints of a job, or of all jobs."""
     ask_and_show(settings, m.ListCheckpoints(job=job), _print_checkpoints)
-    return 0
 
 
 def _print_checkpoints(answer: Answer) -> None:
@@ -98,7 +97,7 @@ def _say_how_to_go_back(left: Sequence[Checkpoint]) -> None:
 
 def fetch(
     settings: Settings, text: str, directory: Path | None, *, best_metric: str, mode: str = ""
-) -> int:
+) -> None:
     """Fetch the weights of a job's newest, named or best checkpoint, and show how to load them.
 
     Without `mode` the job's own `best_mode` counts where it is about this metric.
@@ -123,7 +122,6 @@ def fetch(
             f" {'the averages' if files[1:] else 'them'} with"
         )
         output.print_lines(lines)
-    return 0
 
 
 def _say_whether_confirmed(holders: Sequence[Checkpoint], known: Sequence[Checkpoint]) -> None:

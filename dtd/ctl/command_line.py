@@ -59,7 +59,7 @@ class Command:
     Attributes:
         name: its words, such as "models fetch".
         function: module in `dtd.ctl` and function, such as "models:fetch"; it gets the settings and
-            the arguments by name, and returns the exit code.
+            the arguments by name, and returns the exit code if that is not 0.
         help: a sentence, then perhaps a paragraph.
         arguments: what may follow the name.
     """

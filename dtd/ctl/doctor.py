@@ -35,7 +35,6 @@ from dtd.shown import counted
 from dtd.wire import messages as m
 
 SCHEMA: Final = 1
-EXIT_FINE: Final = 0
 EXIT_FAILED: Final = 4
 _AWAY: Final = frozenset({"lost", "released", "refused", "away"})
 _MARKS: Final = {"ok": ("ok  ", output.GREEN), "warn": ("warn", output.YELLOW)}
@@ -84,7 +83,7 @@ def doctor(settings: Settings, job_file: Path | None, *, force: bool) -> int:
         return error.exit_code
     show(settings, report, _print)
     bad = any(finding["state"] == "fail" for finding in report["checks"])
-    return EXIT_FAILED if bad else EXIT_FINE
+    return EXIT_FAILED if bad else 0
 
 
 def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:

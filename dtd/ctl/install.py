@@ -123,7 +123,7 @@ def install(
     user: bool,
     prefix: Path | None,
     dry_run: bool,
-) -> int:
+) -> None:
     """Write units and settings, and make systemd know them.
 
     Raises:
@@ -144,7 +144,6 @@ def install(
         made.run("systemd-tmpfiles", "--create", declared["tmpfiles.d"])
     made.systemctl("daemon-reload")
     _report(settings, made, _next_steps(made))
-    return 0
 
 
 def uninstall(
@@ -156,7 +155,7 @@ def uninstall(
     prefix: Path | None,
     dry_run: bool,
     purge: bool,
-) -> int:
+) -> None:
     """Stop the services and remove their files; with `purge` also settings and state.
 
     Raises:
@@ -181,7 +180,6 @@ def uninstall(
     if not purge:
         made.done.append("kept state and credentials: --purge removes them")
     _report(settings, made, ())
-    return 0
 
 
 def _stop_services(made: Installation, present: set[str]) -> None:

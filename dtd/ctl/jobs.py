@@ -12,13 +12,12 @@ from typing import Any, Final
 
 from dtd import figures
 from dtd.ctl import output
-from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, pages, parse_job_at_step, show
+from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, items, parse_job_at_step, show
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed
 from dtd.shown import counted, one_line
 from dtd.wire import messages as m
 
-EXIT_DONE: Final = 0
 BAR_EVERY_S: Final = 1.0
 LINE_EVERY_S: Final = 60.0
 MOST_SETTINGS: Final = 4
@@ -58,7 +57,7 @@ def wait(settings: Settings, job: str, *, timeout_s: float = math.inf) -> int:
             f"job {job} is {answer['state']}: {reason}",
             remedy=f"read what it printed with: dtdctl logs {job}",
         )
-    return EXIT_DONE
+    return 0
 
 
 def _say_it_goes_on(job: str) -> None:
@@ -182,20 +181,18 @@ def _bar(job: str) -> Any:
     return bar
 
 
-def cancel(settings: Settings, job: str) -> int:
+def cancel(settings: Settings, job: str) -> None:
     """Stop a job at its next step boundary."""
     ask_and_show(settings, m.CancelJob(job=job), _say_state)
-    return EXIT_DONE
 
 
 def _say_state(answer: Answer) -> None:
     output.say(f"job {answer['job']} is {answer['state']}")
 
 
-def list_jobs(settings: Settings, *, tag: str = "") -> int:
+def list_jobs(settings: Settings, *, tag: str = "") -> None:
     """Print all jobs, or those with a tag, newest first, with their results."""
     ask_and_show(settings, m.ListJobs(tag=tag), _print_jobs)
-    return EXIT_DONE
 
 
 def _print_jobs(answer: Answer) -> None:
@@ -242,21 +239,17 @@ def printed_lines(line: Mapping[str, Any]) -> list[str]:
     return [f"[{line['rank']} {line['worker']}] {part}" for part in line["text"].split("\n")]
 
 
-def logs(settings: Settings, job: str) -> int:
+def logs(settings: Settings, job: str) -> None:
     """Print what the job's own code printed, each line with its rank."""
     with settings.connect() as client:
-        for answer in pages(
-            client.request, lambda after: m.ReadLogs(job=job, after=after), "lines"
-        ):
-            for line in answer["lines"]:
-                if settings.as_json:
-                    output.print_json(line)
-                else:
-                    output.print_lines(printed_lines(line))
-    return EXIT_DONE
+        for line in items(client.request, lambda after: m.ReadLogs(job=job, after=after), "lines"):
+            if settings.as_json:
+                output.print_json(line)
+            else:
+                output.print_lines(printed_lines(line))
 
 
-def delete(settings: Settings, text: str, *, confirmed: bool) -> int:
+def delete(settings: Settings, text: str, *, confirmed: bool) -> None:
     """Delete it on all workers; disconnected workers do so when they reconnect.
 
     Raises:
@@ -269,7 +262,6 @@ def delete(settings: Settings, text: str, *, confirmed: bool) -> int:
     if not confirmed:
         _confirm(job, step, going)
     ask_and_show(settings, m.Delete(job=job, step=step), _say_deleted)
-    return 0
 
 
 def _confirm(job: str, step: int, going: list[dict[str, Any]]) -> None:
@@ -294,20 +286,18 @@ def _say_deleted(answer: Answer) -> None:
             output.say(f"  {one['worker']}: {one['reason']}")
 
 
-def kill_worker(settings: Settings, name: str, signal: str) -> int:
+def kill_worker(settings: Settings, name: str, signal: str) -> None:
     """Send a signal to a worker's process, to test recovery."""
     ask_and_show(settings, m.KillWorker(name=name, signal=signal), _say_killed)
-    return 0
 
 
 def _say_killed(answer: Answer) -> None:
     output.say(f"SIG{answer['signal']} was sent to {answer['name']} (pid {answer['pid']})")
 
 
-def drain(settings: Settings, name: str) -> int:
+def drain(settings: Settings, name: str) -> None:
     """Let a worker leave at the next step boundary, losing nothing."""
     ask_and_show(settings, m.DrainWorker(name=name), _say_drained)
-    return 0
 
 
 def _say_drained(answer: Answer) -> None:

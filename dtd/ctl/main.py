@@ -119,10 +119,9 @@ def _run_command(settings: Settings, words: Sequence[str]) -> int:
             return 0
         module, _, function = command.function.partition(":")
         values = read_arguments(command, words[length:])
-        exit_code: int = getattr(importlib.import_module(f"dtd.ctl.{module}"), function)(
-            settings, **values
-        )
-        return exit_code
+        run_it = getattr(importlib.import_module(f"dtd.ctl.{module}"), function)
+        exit_code: int | None = run_it(settings, **values)
+        return exit_code or 0
     return _run_no_command(words)
 
 

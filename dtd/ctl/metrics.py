@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final
 
 from dtd import figures
 from dtd.ctl import output
-from dtd.ctl.answers import Answer, pages
+from dtd.ctl.answers import Answer, items, pages
 from dtd.ctl.settings import Settings
 from dtd.errors import UsageError
 from dtd.net.control_client import ControlClient
@@ -50,7 +50,7 @@ def show_metrics(
     from_step: int,
     to_step: int,
     points: int,
-) -> int:
+) -> None:
     """Print a job's figures in the form that was asked for; no names: all, step 0: the newest."""
     if settings.form == "parquet":
         _pyarrow()  # say now that it is missing, not after the download
@@ -72,7 +72,6 @@ def show_metrics(
         answers = itertools.chain([first], rest if first["series"] else ())
         _print(settings.form, job, first, answers)
     _explain(job, first)
-    return 0
 
 
 def _print(form: str, job: str, first: Answer, answers: Iterable[Answer]) -> None:
@@ -161,7 +160,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 def write_report(
     settings: Settings, job: str, *, against: str, form: str, file: Path | None
-) -> int:
+) -> None:
     """Write the report of a job to a file: None is JOB.html or JOB.md here, `-` stdout.
 
     Raises:
@@ -169,7 +168,7 @@ def write_report(
         UsageError: the file cannot be written.
     """
     with settings.connect() as client:
-        events = _events(client)
+        events = list(items(client.request, lambda after: m.ReadEvents(after=after), "events"))
         facts = _facts(client, job, events)
         other = _facts(client, against, events) if against else None
     made = figures.moment(time.time())
@@ -178,12 +177,11 @@ def write_report(
     place = file if file is not None else Path(f"{job}.{form}")
     if place == _STDOUT:
         output.print_document(text)
-        return 0
+        return
     _write(place, text)
     output.print_lines([str(place)])
     if not facts.has_trained:
         output.say(never_trained(facts))
-    return 0
 
 
 def _write(place: Path, text: str) -> None:
@@ -193,11 +191,6 @@ def _write(place: Path, text: str) -> None:
         raise UsageError(
             f"{place} cannot be written: {error.strerror}", remedy="name another file with -o"
         ) from None
-
-
-def _events(client: ControlClient) -> list[dict[str, Any]]:
-    answers = pages(client.request, lambda after: m.ReadEvents(after=after), "events")
-    return [event for answer in answers for event in answer["events"]]
 
 
 def _facts(client: ControlClient, job: str, events: list[dict[str, Any]]) -> Facts:

@@ -43,7 +43,7 @@ def register(
     card: Path | None,
     export: Path | None,
     timeout_s: float,
-) -> int:
+) -> None:
     """Register a checkpoint as a model's next version, wait for a copy, and print NAME@NUMBER.
 
     Raises:
@@ -74,7 +74,6 @@ def register(
         bring(settings, there, target)
         output.say(f"exported to {target}")
     show(settings, version, lambda _version: output.print_lines([named]))
-    return 0
 
 
 def _say_registered(version: Version) -> None:
@@ -104,10 +103,9 @@ def _await_copy(settings: Settings, version: Version, *, timeout_s: float) -> Ve
     return version
 
 
-def list_models(settings: Settings) -> int:
+def list_models(settings: Settings) -> None:
     """Print a line for each version."""
     ask_and_show(settings, m.ListModels(), _print_list)
-    return 0
 
 
 def _print_list(answer: Answer) -> None:
@@ -147,7 +145,7 @@ def one_version(settings: Settings, text: str, *, tickets: bool = False) -> Vers
     return found[0]
 
 
-def show_model(settings: Settings, text: str, *, card: bool) -> int:
+def show_model(settings: Settings, text: str, *, card: bool) -> None:
     """Print everything about a version, or its model card, as Markdown."""
     version = one_version(settings, text)
     if card:
@@ -156,7 +154,6 @@ def show_model(settings: Settings, text: str, *, card: bool) -> int:
     else:
         lines = model_lines(version)
     show(settings, version, lambda _version: output.print_lines(lines))
-    return 0
 
 
 def model_lines(version: Version) -> list[str]:
@@ -199,7 +196,7 @@ def _copies(version: Version) -> Iterator[tuple[str, str]]:
         yield "", f"to repair: dtdctl models copy {version['name']}{MARK}{version['number']}"
 
 
-def fetch(settings: Settings, text: str, directory: Path | None) -> int:
+def fetch(settings: Settings, text: str, directory: Path | None) -> None:
     """Fetch a version into a directory, and print the lines that load it.
 
     Raises:
@@ -222,7 +219,6 @@ def fetch(settings: Settings, text: str, directory: Path | None) -> int:
     }
     output.say(f"{target}: {named}, as registered; load it with")
     show(settings, answer, lambda answer: output.print_lines(answer["load"]))
-    return 0
 
 
 def bring(settings: Settings, version: Version, directory: Path) -> list[Path]:
@@ -298,7 +294,7 @@ def plain_loading_lines(spec: Mapping[str, Any], paths: Sequence[Path]) -> list[
     ]
 
 
-def set_alias(settings: Settings, text: str, version: int) -> int:
+def set_alias(settings: Settings, text: str, version: int) -> None:
     """Have NAME@ALIAS stand for a version; 0 removes the alias.
 
     Raises:
@@ -317,10 +313,9 @@ def set_alias(settings: Settings, text: str, version: int) -> int:
         output.say(f"{name}@{alias} {what}")
 
     ask_and_show(settings, m.AliasModel(name=name, alias=alias, version=version), tell)
-    return 0
 
 
-def write_card(settings: Settings, text: str, file: Path) -> int:
+def write_card(settings: Settings, text: str, file: Path) -> None:
     """Replace the text of a version's card by a file's.
 
     Raises:
@@ -335,7 +330,6 @@ def write_card(settings: Settings, text: str, file: Path) -> int:
         output.say(f"the card of {name}@{number} has a new text of {len(content)} characters")
 
     ask_and_show(settings, m.DescribeModel(name=name, version=number, card=content), tell)
-    return 0
 
 
 def read_text(file: Path) -> str:
@@ -350,7 +344,7 @@ def read_text(file: Path) -> str:
         raise UsageError(f"{file} cannot be read: {error}") from None
 
 
-def copy(settings: Settings, text: str) -> int:
+def copy(settings: Settings, text: str) -> None:
     """Have the copies made that a version lacks, or with a name alone all of the model.
 
     Raises:
@@ -359,7 +353,6 @@ def copy(settings: Settings, text: str) -> int:
     name, which = parse_reference(text)
     number = one_version(settings, text)["number"] if which else 0
     ask_and_show(settings, m.CopyModel(name=name, version=number), _say_copies)
-    return 0
 
 
 def _say_copies(answer: Answer) -> None:
@@ -369,7 +362,7 @@ def _say_copies(answer: Answer) -> None:
         output.say(f"{one['name']}@{one['number']}: {there}{making}")
 
 
-def delete(settings: Settings, text: str, *, confirmed: bool) -> int:
+def delete(settings: Settings, text: str, *, confirmed: bool) -> None:
     """Delete a version, or with a name alone all of the model.
 
     Raises:
@@ -389,7 +382,6 @@ def delete(settings: Settings, text: str, *, confirmed: bool) -> int:
         _confirm(name, going)
     number = going[0]["number"] if MARK in text else 0
     ask_and_show(settings, m.DeleteModel(name=name, version=number), _say_deleted)
-    return 0
 
 
 def _confirm(name: str, going: list[Answer]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from dtd import figures
 from dtd.address import Address
 from dtd.ctl import output
-from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask
+from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask, show
 from dtd.ctl.checkpoints import HOLDERS_BACK_S, connect_for
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, HolderUnreachable, ProfileError, UsageError
@@ -49,7 +49,7 @@ Values = Mapping[str, Any]
 
 def profile_job(
     settings: Settings, job: str, target: Path | None, *, steps: int, limit_s: float
-) -> int:
+) -> None:
     """Record, fetch, merge, write, and print what limits a step.
 
     Raises:
@@ -72,11 +72,7 @@ def profile_job(
     _write(path, traces)
     times = median_times({one.name: one.spans for one in traces})
     report = _report(answer, path, times, missing)
-    if settings.as_json:
-        output.print_json(report)
-    else:
-        output.print_lines(report_lines(report))
-    return 0
+    show(settings, report, lambda report: output.print_lines(report_lines(report)))
 
 
 # --- fetching ------------------------------------------------------------------------------------

@@ -38,10 +38,9 @@ _LABELS: Final = {
 }
 
 
-def show_job(settings: Settings, job: str) -> int:
+def show_job(settings: Settings, job: str) -> None:
     """Print all records of a job."""
     ask_and_show(settings, m.ShowJob(job=job), lambda answer: output.print_lines(job_lines(answer)))
-    return 0
 
 
 def job_lines(job: Answer) -> list[str]:
@@ -129,11 +128,10 @@ def _checkpoints(job: Answer) -> Iterator[str]:
 
 def compare_jobs(
     settings: Settings, jobs: Sequence[str], *, names: tuple[str, ...], points: int
-) -> int:
+) -> None:
     """Print the comparison; without names the loss and the figures of evaluations."""
     request = m.CompareJobs(jobs=tuple(jobs), names=names, points=points)
     ask_and_show(settings, request, _print)
-    return 0
 
 
 def _print(answer: Answer) -> None:
@@ -215,26 +213,23 @@ def curve_lines(answer: Answer) -> Iterator[str]:
             yield f"  {job_id:<{label}}  {line}"
 
 
-def add_tags(settings: Settings, job: str, *, tags: Sequence[str]) -> int:
+def add_tags(settings: Settings, job: str, *, tags: Sequence[str]) -> None:
     """Add tags to a job."""
     ask_and_show(settings, m.AnnotateJob(job=job, add=tuple(tags)), _say_tags)
-    return 0
 
 
-def remove_tags(settings: Settings, job: str, *, tags: Sequence[str]) -> int:
+def remove_tags(settings: Settings, job: str, *, tags: Sequence[str]) -> None:
     """Remove tags from a job."""
     ask_and_show(settings, m.AnnotateJob(job=job, remove=tuple(tags)), _say_tags)
-    return 0
 
 
 def _say_tags(answer: Answer) -> None:
     output.say(f"tags of {answer['job']}: {' '.join(answer['tags']) or 'none'}")
 
 
-def write_note(settings: Settings, job: str, text: str) -> int:
+def write_note(settings: Settings, job: str, text: str) -> None:
     """Replace the note about a job."""
     ask_and_show(settings, m.AnnotateJob(job=job, note=text, sets_note=True), _say_note)
-    return 0
 
 
 def _say_note(answer: Answer) -> None:

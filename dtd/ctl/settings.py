@@ -50,16 +50,19 @@ class Settings:
     Attributes:
         addresses: as typed; empty: the credential's, without one the sockets of this host.
         credential: as typed.
-        as_json: whether the form of the output is JSON.
         form: the form of the output.
         clients: the connections that the command has opened.
     """
 
     addresses: tuple[Endpoint, ...]
     credential: Path | None
-    as_json: bool
     form: str = FORMS[0]
     clients: list[ControlClient] = field(default_factory=list, compare=False)
+
+    @property
+    def as_json(self) -> bool:
+        """Whether the form of the output is JSON."""
+        return self.form == "json"
 
     @property
     def address(self) -> Endpoint:
@@ -186,7 +189,6 @@ def make_settings(values: dict[str, str], command: str = "") -> Settings:
     return Settings(
         addresses=tuple(read_endpoint(word.strip(), source=source) for word in words),
         credential=Path(credential).expanduser() if credential else None,
-        as_json=form == "json",
         form=form,
     )
 

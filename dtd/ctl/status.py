@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 
 from dtd import figures
 from dtd.ctl import output
-from dtd.ctl.answers import Patience, ask_and_show, pages
+from dtd.ctl.answers import Patience, ask_and_show, items
 from dtd.ctl.settings import Settings
 from dtd.doctor.memory import PARTS
 from dtd.errors import CoordinatorUnreachable
@@ -25,7 +25,6 @@ from dtd.wire import messages as m
 Status = Mapping[str, Any]
 Event = Mapping[str, Any]
 
-EXIT_HEALTHY: Final = 0
 EXIT_DEGRADED: Final = 4
 REASON_CHARACTERS: Final = 300
 # Training that makes no progress for less than this is nothing to speak of.
@@ -48,7 +47,8 @@ def show_status(settings: Settings, *, watch: bool, memory: bool) -> int:
     if watch:
         from dtd.ctl.watch import watch_status  # seldom needed, and slow to load
 
-        return watch_status(settings)
+        watch_status(settings)
+        return 0
 
     def print_status(status: Status) -> None:
         colour = output.wants_colour(sys.stdout)
@@ -56,7 +56,7 @@ def show_status(settings: Settings, *, watch: bool, memory: bool) -> int:
         output.print_lines(lines + (memory_lines(status, colour=colour) if memory else []))
 
     status = ask_and_show(settings, m.GetStatus(), print_status)
-    return EXIT_DEGRADED if degraded_because(status) else EXIT_HEALTHY
+    return EXIT_DEGRADED if degraded_because(status) else 0
 
 
 def degraded_because(status: Status) -> str:
@@ -226,23 +226,18 @@ def _size(parts: Status, part: str, which: str) -> str:
     return figures.NOTHING if count is None else figures.size(count)
 
 
-def show_events(settings: Settings, *, follow: bool) -> int:
+def show_events(settings: Settings, *, follow: bool) -> None:
     """Print all incidents that the coordinator remembers, oldest first; or follow them."""
     if follow:
         _follow_events(settings)
     with settings.connect() as client:
-        seen = [
-            event
-            for answer in pages(client.request, lambda after: m.ReadEvents(after=after), "events")
-            for event in answer["events"]
-        ]
+        seen = list(items(client.request, lambda after: m.ReadEvents(after=after), "events"))
     if settings.as_json:
         for event in seen:
             output.print_json(event)
     else:
         rows = [(*_what(event), *_costs(event), event["message"]) for event in seen]
         output.print_table(_EVENT_HEADINGS, rows)
-    return 0
 
 
 def _follow_events(settings: Settings) -> NoReturn:

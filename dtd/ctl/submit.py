@@ -85,14 +85,13 @@ def read_origin(*, resume_from: str, weights_from: str, strict: bool = True) -> 
     return Origin(job=job, step=step, mode=mode, strict=strict)
 
 
-def validate(settings: Settings, path: Path, *, overrides: Sequence[str]) -> int:
+def validate(settings: Settings, path: Path, *, overrides: Sequence[str]) -> None:
     """Check a job file without a coordinator; problems are raised all at once."""
     spec = load_job(path, overrides)
     if settings.as_json:
         output.print_json({"valid": True, "job": to_mapping(spec)})
     else:
         output.say(f"{path}: valid")
-    return 0
 
 
 def submit(
@@ -199,7 +198,7 @@ def origin_of(known: Answer) -> Origin:
 
 def extend(
     settings: Settings, job: str, *, epochs: int, steps: int, overrides: Sequence[str]
-) -> int:
+) -> None:
     """Submit a job that continues from a job's last state with a longer plan.
 
     Raises:
@@ -226,10 +225,9 @@ def extend(
         f' "{known["spec"]["schedule"]["name"]}" over that length'
     )
     show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
-    return 0
 
 
-def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> int:
+def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> None:
     """Let a waiting job continue; submit the continuation of one that failed or was cancelled.
 
     Raises:
@@ -242,7 +240,7 @@ def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> int:
         if overrides:
             raise UsageError(f"job {job} has not ended, so its settings cannot be changed")
         ask_and_show(settings, m.ResumeJob(job=job), _say_resumed)
-        return 0
+        return
     if known["state"] == "done":
         raise RequestRefused(
             f"job {job} is done: no steps are left",
@@ -250,7 +248,6 @@ def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> int:
         )
     answer = _continue(settings, known, overrides)
     show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
-    return 0
 
 
 def _say_resumed(answer: Answer) -> None:

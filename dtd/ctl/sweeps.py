@@ -43,7 +43,7 @@ def load_sweep(path: Path) -> tuple[dict[str, Any], Path]:
     return read_sweep(raw, source=str(path)).to_mapping(), source
 
 
-def begin_sweep(settings: Settings, path: Path, *, ship_package: bool) -> int:
+def begin_sweep(settings: Settings, path: Path, *, ship_package: bool) -> None:
     """Begin a sweep and print its id.
 
     Raises:
@@ -58,16 +58,14 @@ def begin_sweep(settings: Settings, path: Path, *, ship_package: bool) -> int:
         package = archive.digest if archive is not None else ""
         answer = client.request(m.BeginSweep(spec=spec, package=package))
     show(settings, answer, lambda answer: output.print_lines([answer["sweep"]]))
-    return 0
 
 
-def show_sweep(settings: Settings, sweep: str) -> int:
+def show_sweep(settings: Settings, sweep: str) -> None:
     """Print a sweep."""
     ask_and_show(settings, m.ShowSweep(sweep=sweep), lambda one: output.print_lines(_lines(one)))
-    return 0
 
 
-def list_sweeps(settings: Settings) -> int:
+def list_sweeps(settings: Settings) -> None:
     """Print the sweeps."""
 
     def say(answer: Answer) -> None:
@@ -87,17 +85,15 @@ def list_sweeps(settings: Settings) -> int:
         output.print_lines(output.table_lines(headings, rows, colour=False) if rows else ["none"])
 
     ask_and_show(settings, m.ListSweeps(), say)
-    return 0
 
 
-def cancel_sweep(settings: Settings, sweep: str) -> int:
+def cancel_sweep(settings: Settings, sweep: str) -> None:
     """Cancel a sweep and the jobs of its trials."""
     ask_and_show(
         settings,
         m.CancelSweep(sweep=sweep),
         lambda one: output.say(f"{one['sweep']} is {one['state']}"),
     )
-    return 0
 
 
 def _lines(sweep: Mapping[str, Any]) -> list[str]:

@@ -37,10 +37,9 @@ LOOK_EVERY_S: Final = 1.0
 MOST_EVENTS: Final = 50
 MOST_POINTS: Final = 500
 """Points of the loss curve: more than a screen is wide."""
-EXIT_DONE: Final = 0
 
 
-def watch_status(settings: Settings) -> int:
+def watch_status(settings: Settings) -> None:
     """Show the status until Ctrl-C.
 
     Raises:
@@ -55,10 +54,9 @@ def watch_status(settings: Settings) -> int:
         else:
             _print_changes(watcher, scene, as_json=settings.as_json)
     except KeyboardInterrupt:
-        return EXIT_DONE
+        pass
     finally:
         watcher.close()
-    return EXIT_DONE
 
 
 class Scene(NamedTuple):

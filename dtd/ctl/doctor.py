@@ -333,8 +333,7 @@ def _answer(client: ControlClient) -> dict[str, Any]:
     answer = client.answer(timeout_s=ANSWER_TIMEOUT_S)
     if answer is None:
         raise CoordinatorUnreachable(
-            f"the coordinator did not answer within {ANSWER_TIMEOUT_S:g} s",
-            remedy="read its log",
+            f"the coordinator did not answer within {ANSWER_TIMEOUT_S:g} s", remedy="read its log"
         )
     return answer
 

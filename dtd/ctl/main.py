@@ -38,10 +38,7 @@ _OPTIONS: Final = (
         "--coordinator ADDRESS[,...]",
         "HOST:PORT or unix:/PATH; default: DTD_COORDINATOR, then a coordinator of this host",
     ),
-    (
-        "--credential FILE",
-        "default: DTD_CREDENTIAL, then ~/.config/dtd/ctl.credential",
-    ),
+    ("--credential FILE", "default: DTD_CREDENTIAL, then ~/.config/dtd/ctl.credential"),
     ("-o, --output table|json", "form of the output; default: table"),
     ("--version", "show the version"),
     ("--show-completion", 'show the completion for bash: eval "$(dtdctl --show-completion)"'),

@@ -304,8 +304,7 @@ def set_alias(settings: Settings, text: str, version: int) -> None:
     name, alias = parse_reference(text)
     if not alias:
         raise UsageError(
-            f"{text!r} names no alias",
-            remedy=f"write NAME@ALIAS, for example {name}@production",
+            f"{text!r} names no alias", remedy=f"write NAME@ALIAS, for example {name}@production"
         )
 
     def tell(_answer: Answer) -> None:

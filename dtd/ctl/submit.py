@@ -260,10 +260,7 @@ def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> An
     spec = overridden(known["spec"], overrides, source=f"job {known['id']}")
     origin = Origin(job=known["id"], mode=RESUME)
     request = m.SubmitJob(
-        spec=to_mapping(spec),
-        from_job=origin.job,
-        from_mode=origin.mode,
-        package=known["package"],
+        spec=to_mapping(spec), from_job=origin.job, from_mode=origin.mode, package=known["package"]
     )
     answer = ask(settings, request)
     output.say(f"job {answer['job']} continues where {known['id']} ended")

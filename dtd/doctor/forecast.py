@@ -194,11 +194,7 @@ def estimate_transfer(
 def _whole(coded: Coded, world_size: int) -> frozenset[int]:
     """Exchanges that go round whole."""
     shapes = [
-        BucketShape(
-            elements=one.size_bytes,
-            item_bytes=1,
-            operation=one.operation,
-        )
+        BucketShape(elements=one.size_bytes, item_bytes=1, operation=one.operation)
         for one in coded.exchanges
     ]
     return exchanged(shapes, world_size=world_size, chunk_bytes=EXCHANGE_BYTES)
@@ -450,11 +446,7 @@ def _first_s(what: Exchanged, ring: Ring, world_size: int) -> float:
 
 
 def _limit(
-    compute: Compute,
-    ring: Ring,
-    links: Sequence[LinkSpeed],
-    what: Exchanged,
-    world_size: int,
+    compute: Compute, ring: Ring, links: Sequence[LinkSpeed], what: Exchanged, world_size: int
 ) -> str:
     """The part whose removal would shorten the step most."""
 

@@ -262,10 +262,7 @@ def divided(spec: JobSpec, steps: Sequence[Values]) -> list[Divided]:
                 own=own,
                 **state_parts(size, division, len(steps)),
                 least_workers=least_workers(
-                    size,
-                    division,
-                    limit_bytes=limit_bytes,
-                    most_workers=spec.elastic.max_workers,
+                    size, division, limit_bytes=limit_bytes, most_workers=spec.elastic.max_workers
                 ),
             )
         )

@@ -7,14 +7,7 @@ make sense is found out by the worker that builds it.  From here a spec goes to 
 a map (`to_mapping`), into its store, and on to every worker of the job.
 """
 
-from dtd.job.parse import (
-    MAX_JOB_BYTES,
-    from_mapping,
-    load_job,
-    overridden,
-    parse_job,
-    to_mapping,
-)
+from dtd.job.parse import MAX_JOB_BYTES, from_mapping, load_job, overridden, parse_job, to_mapping
 from dtd.job.strategy_table import StrategyTable
 from dtd.job.tables import (
     BUILT_IN_TASKS,

@@ -87,7 +87,7 @@ def test_what_limits_is_said_and_the_trace_is_written(asked, tmp_path, capsys):
     head, row, says, opened = out.splitlines()
     assert head.split() == [*profile.HEADINGS]
     assert row.split() == [
-        *("w0", "10", "ms", "6", "ms", "2", "ms", "0", "ms", "1.0", "ms", "50%", "+-200", "us"),
+        *("w0", "10", "ms", "6", "ms", "2", "ms", "0", "ms", "1.0", "ms", "50%", "+-200", "us")
     ]
     assert says == (
         "a step takes 10 ms; limited by compute: 6 ms, 60% of it; 50% of the communication is"

@@ -82,10 +82,7 @@ def test_submit_prints_the_id(dtdctl, job_file, server, result):
 
 @pytest.mark.parametrize(
     ("option", "mode", "what"),
-    [
-        ("--resume-from", "resume", "everything"),
-        ("--weights-from", "weights", "only the weights"),
-    ],
+    [("--resume-from", "resume", "everything"), ("--weights-from", "weights", "only the weights")],
 )
 def test_submit_says_what_is_taken_over(dtdctl, job_file, server, result, option, mode, what):
     server.script = lambda _message: result({**TAKEN, "from_mode": mode})

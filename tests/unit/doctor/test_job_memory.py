@@ -82,7 +82,7 @@ def steps(workers, available_mib=12):
 def test_every_stage_is_listed_with_its_parts_and_the_least_world_for_the_smallest_worker():
     listed = divided(spec(), steps(4))
     assert [(one.stage, one.mirrors, one.own) for one in listed] == [
-        *((0, 0, True), (1, 1, False), (2, 1, False), (3, 1, False)),
+        *((0, 0, True), (1, 1, False), (2, 1, False), (3, 1, False))
     ]
     sizes = [one.parameters + one.gradients + one.optimizer for one in listed]
     assert sizes == [16 * MIB, 12 * MIB, 10 * MIB, 8 * MIB]

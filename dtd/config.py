@@ -383,13 +383,7 @@ def _from_file(
 
 
 def _converted(info: FieldInfo, value: object, *, is_text: bool) -> tuple[Any, str]:
-    """The value, or None and the fault.
-
-    Args:
-        info: the field.
-        value: as found.
-        is_text: it is text that stands for a value, as in a flag or a variable.
-    """
+    """The value, or None and the fault."""
     kind = without_none(info.hint)
     if kind == ENDPOINTS:
         return _endpoints(value)

@@ -160,13 +160,7 @@ TLS_CAUSES_WHEN_CALLED: Final = tuple(_WHEN_CALLED)
 
 
 def no_tls(where: str, cause: str, times: str = "") -> Diagnostic:
-    """The TLS connection to the coordinator cannot be established, or the coordinator closed it.
-
-    Args:
-        where: its address.
-        cause: from `dtd.net.tls`.
-        times: see `Diagnostic`.
-    """
+    """The TLS connection to the coordinator cannot be established, or the coordinator closed it."""
     kind, remedy = _WHEN_CALLING.get(cause, ("tls", "read the log of the coordinator"))
     return Diagnostic(
         kind=kind,
@@ -276,13 +270,7 @@ def set_aside(name: str, host: str, why: str) -> Diagnostic:
 
 
 def name_taken(name: str, one: str, other: str) -> Diagnostic:
-    """Two living processes use the same name.
-
-    Args:
-        name: of both.
-        one: where the one runs that keeps the name, with its process id.
-        other: where the other one runs.
-    """
+    """Two living processes use the same name."""
     return Diagnostic(
         kind="name-taken",
         where=name,
@@ -295,14 +283,7 @@ def name_taken(name: str, one: str, other: str) -> Diagnostic:
 
 
 def no_way(one: str, one_at: str, other: str, other_at: str) -> Diagnostic:
-    """Two workers do not reach each other's data ports.
-
-    Args:
-        one: a worker's name.
-        one_at: HOST:PORT that the other one calls.
-        other: the other worker's name.
-        other_at: HOST:PORT that the first one calls.
-    """
+    """Two workers do not reach each other's data ports, each at HOST:PORT."""
     return Diagnostic(
         kind="no-way",
         where=f"{one} - {other}",
@@ -314,13 +295,7 @@ def no_way(one: str, one_at: str, other: str, other_at: str) -> Diagnostic:
 
 
 def one_way(by: str, other: str, other_at: str) -> Diagnostic:
-    """One worker does not reach another one, which reaches it.
-
-    Args:
-        by: the name of the worker that does not reach the other.
-        other: the other worker's name.
-        other_at: HOST:PORT that the first one calls.
-    """
+    """One worker does not reach another one, which reaches it."""
     return Diagnostic(
         kind="one-way",
         where=f"{by} - {other}",
@@ -339,14 +314,7 @@ _NARROW_REMEDY: Final = (
 
 
 def narrow_way(one: str, one_at: str, other: str, other_at: str) -> Diagnostic:
-    """Small packets pass between two workers, and large ones do not.
-
-    Args:
-        one: a worker's name.
-        one_at: HOST:PORT that the other one calls.
-        other: the other worker's name.
-        other_at: HOST:PORT that the first one calls.
-    """
+    """Small packets pass between two workers, and large ones do not."""
     return Diagnostic(
         kind="narrow-way",
         where=f"{one} - {other}",

@@ -19,10 +19,6 @@ def make_directory(path: Path, *, mode: int = 0o777) -> None:
     An existing directory and its parent are synced as well: another process may have just created
     them.
 
-    Args:
-        path: its content stays as it is.
-        mode: of this directory; its parents have the usual one.
-
     Raises:
         OSError: it cannot be made, or something else lies there.
     """

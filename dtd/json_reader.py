@@ -13,10 +13,6 @@ from typing import Any
 def read_json(content: bytes, *, max_bytes: int) -> Any:
     """The value of a JSON text.
 
-    Args:
-        content: the text, in UTF-8.
-        max_bytes: its greatest size.
-
     Raises:
         ValueError: it is larger, in another encoding, nested too deeply, or no JSON.
     """

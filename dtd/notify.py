@@ -70,9 +70,6 @@ class Notifier:
         """Until cancelled, feed the watchdog at half its time, and tell the status every second.
 
         Both are done by the event loop that does the daemon's work: if it hangs, they end.
-
-        Args:
-            describe: returns the daemon's status, in one line.
         """
         if self._address:
             async with asyncio.TaskGroup() as tasks:

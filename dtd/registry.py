@@ -67,12 +67,6 @@ def check_alias(alias: str) -> None:
 def resolved(name: str, which: str, numbers: Sequence[int], aliases: Mapping[str, int]) -> int:
     """The number of the version that NAME@WHICH stands for.
 
-    Args:
-        name: of the model, for messages.
-        which: a number, an alias, or empty for the newest.
-        numbers: of its versions; at least one.
-        aliases: the model's.
-
     Raises:
         RequestRefused: there is no such version or alias.
     """

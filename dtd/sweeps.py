@@ -86,14 +86,7 @@ class End:
 def next_action(
     trials: Sequence[Trial], table: SweepTable, *, count: int, cancelled: bool
 ) -> Begin | Submit | End | None:
-    """Return the sweep's next action; None: it waits for a trial.
-
-    Args:
-        trials: all so far, by number.
-        table: how the sweep is done.
-        count: how many trials there are at most.
-        cancelled: whether the operator has cancelled the sweep.
-    """
+    """Return the sweep's next action; None: it waits for a trial."""
     still = [one for one in trials if one.state in OPEN]
     why = "" if cancelled else _why_hopeless(trials, table)
     if cancelled or why:
@@ -152,15 +145,7 @@ def evaluated(trial: Trial, step: int, metrics: Mapping[str, Any], metric: str) 
 def ended(
     trial: Trial, state: JobState, reason: str, metrics: Mapping[str, Any], metric: str
 ) -> Trial:
-    """The trial after its job has ended.
-
-    Args:
-        trial: as it was.
-        state: the job's last state.
-        reason: why the job failed.
-        metrics: the job's last evaluation.
-        metric: the name of the one that counts.
-    """
+    """The trial after its job has ended."""
     last = trial.points[-1][1] if trial.points else None
     if state is JobState.DONE:
         value = _finite(metrics.get(metric))
@@ -218,10 +203,6 @@ def optuna_module() -> Any:
 
 class Advisor:
     """The study of one sweep.
-
-    Args:
-        spec: the sweep.
-        trials: those that are written down, by number.
 
     Raises:
         RequestRefused: Optuna is not installed.

@@ -243,12 +243,6 @@ def _fetch_from_any(
 ) -> list[Path]:
     """The weights, and their averages if the job takes any.
 
-    Args:
-        holders: at least one.
-        directory: to put them in.
-        connect: makes connections.
-        said: failures already shown to the user; each is shown once.
-
     Raises:
         HolderUnreachable: none of them has answered.
         CheckpointError: none delivered it.

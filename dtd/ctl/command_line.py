@@ -22,12 +22,7 @@ _WIDTH: Final = 96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A positional argument or an option, as `argparse.ArgumentParser.add_argument` takes it.
-
-    Attributes:
-        names: the name of a positional argument, or the flags of an option.
-        options: keywords of `add_argument`.
-    """
+    """A positional argument or an option, as `argparse.ArgumentParser.add_argument` takes it."""
 
     names: tuple[str, ...]
     options: Mapping[str, Any]

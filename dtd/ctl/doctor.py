@@ -64,11 +64,7 @@ class _Job(NamedTuple):
 
 
 def doctor(settings: Settings, job_file: Path | None, *, force: bool) -> int:
-    """Examine and print; the exit code tells whether anything failed.
-
-    Raises:
-        JobSpecError: the job file is invalid.
-    """
+    """Examine and print; the exit code tells whether anything failed."""
     job = None
     if job_file is not None:
         spec = load_job(job_file)

@@ -124,12 +124,7 @@ def install(
     prefix: Path | None,
     dry_run: bool,
 ) -> None:
-    """Write units and settings, and make systemd know them.
-
-    Raises:
-        UsageError: not root, or dtd lies where a service cannot see it.
-        DtdError: a file or a command failed.
-    """
+    """Write units and settings, and make systemd know them."""
     made = _installation(coordinator, worker, user, prefix, dry_run)
     _require_rights(made, "install")
     daemons = daemons_directory()
@@ -156,12 +151,7 @@ def uninstall(
     dry_run: bool,
     purge: bool,
 ) -> None:
-    """Stop the services and remove their files; with `purge` also settings and state.
-
-    Raises:
-        UsageError: not root.
-        DtdError: a file or a command failed.
-    """
+    """Stop the services and remove their files; with `purge` also settings and state."""
     made = _installation(coordinator, worker, user, prefix, dry_run)
     _require_rights(made, "uninstall")
     files = _all_files(made.parts)
@@ -410,11 +400,6 @@ def shipped(name: str) -> Path:
 
 def service_files(parts: Parts, *, daemons: Path, systemd_version: int) -> list[ServiceFile]:
     """All files of these parts.
-
-    Args:
-        parts: the units to install.
-        daemons: the directory of dtd-coordinator and dtd-worker.
-        systemd_version: drop-ins for newer ones are left out.
 
     Raises:
         UsageError: a unit cannot name that directory.

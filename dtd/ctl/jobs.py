@@ -28,10 +28,6 @@ def wait(settings: Settings, job: str, *, timeout_s: float = math.inf) -> int:
     """Wait until the job has ended, also across a restart of the coordinator.
 
     Ctrl-C ends the wait, not the job, and says so.
-
-    Raises:
-        JobFailed: the job ended failed or cancelled.
-        DtdError: it has not ended in time.
     """
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     progress = _WaitProgress(settings, job)
@@ -250,12 +246,7 @@ def logs(settings: Settings, job: str) -> None:
 
 
 def delete(settings: Settings, text: str, *, confirmed: bool) -> None:
-    """Delete it on all workers; disconnected workers do so when they reconnect.
-
-    Raises:
-        UsageError: there is no terminal for a confirmation, and no --yes.
-        RequestRefused: the coordinator or the user refuses.
-    """
+    """Delete it on all workers; disconnected workers do so when they reconnect."""
     job, step = parse_job_at_step(text, source="JOB")
     known = ask(settings, m.ShowJob(job=job))
     going = [one for one in known["checkpoints"] if step in (0, one["step"])]

@@ -167,12 +167,7 @@ def _help(group: str) -> str:
 
 
 def completions(words: Sequence[str], position: int) -> list[str]:
-    """Return the words that may stand at a position, given those of the line so far.
-
-    Args:
-        words: the line's words, the program's own first.
-        position: index of the word to complete.
-    """
+    """Return the words that may stand at a position, given those of the line so far."""
     typed = words[position] if position < len(words) else ""
     before = list(words[1:position])
     command = next(

@@ -161,12 +161,7 @@ def _pyarrow() -> tuple[Any, Any]:
 def write_report(
     settings: Settings, job: str, *, against: str, form: str, file: Path | None
 ) -> None:
-    """Write the report of a job to a file: None is JOB.html or JOB.md here, `-` stdout.
-
-    Raises:
-        RequestRefused: there is no such job; the nearest one is named.
-        UsageError: the file cannot be written.
-    """
+    """Write the report of a job to a file: None is JOB.html or JOB.md here, `-` stdout."""
     with settings.connect() as client:
         events = list(items(client.request, lambda after: m.ReadEvents(after=after), "events"))
         facts = _facts(client, job, events)

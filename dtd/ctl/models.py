@@ -44,13 +44,7 @@ def register(
     export: Path | None,
     timeout_s: float,
 ) -> None:
-    """Register a checkpoint as a model's next version, wait for a copy, and print NAME@NUMBER.
-
-    Raises:
-        RequestRefused: there is no such checkpoint, or the name is not valid.
-        DtdError: no copy was made in time; the version stays, and copies are tried again.
-        UsageError: options contradict one another, or a file cannot be used.
-    """
+    """Register a checkpoint as a model's next version, wait for a copy, and print NAME@NUMBER."""
     job, step = parse_job_at_step(text, source="JOB")
     if step and best_metric:
         raise UsageError(
@@ -197,13 +191,7 @@ def _copies(version: Version) -> Iterator[tuple[str, str]]:
 
 
 def fetch(settings: Settings, text: str, directory: Path | None) -> None:
-    """Fetch a version into a directory, and print the lines that load it.
-
-    Raises:
-        RequestRefused: there is no such version, or no worker that keeps it is connected.
-        CheckpointError: no worker delivers the registered files.
-        UsageError: the directory cannot be written to, or has other files.
-    """
+    """Fetch a version into a directory, and print the lines that load it."""
     version = one_version(settings, text, tickets=True)
     target = directory or Path(f"{version['name']}-v{version['number']}")
     paths = bring(settings, version, target)
@@ -222,9 +210,12 @@ def fetch(settings: Settings, text: str, directory: Path | None) -> None:
 
 
 def bring(settings: Settings, version: Version, directory: Path) -> list[Path]:
-    """Fetch a version's files, its card and its record into a directory; raises as `fetch`.
+    """Fetch a version's files, its card and its record into a directory.
 
-    The version is as LIST_MODELS answers with tickets; the directory is made if missing.
+    Raises:
+        RequestRefused: no worker that keeps it is connected.
+        CheckpointError: no worker delivers the registered files.
+        UsageError: the directory cannot be written to, or has other files.
     """
     if not version["files"]:
         raise RequestRefused(
@@ -295,12 +286,7 @@ def plain_loading_lines(spec: Mapping[str, Any], paths: Sequence[Path]) -> list[
 
 
 def set_alias(settings: Settings, text: str, version: int) -> None:
-    """Have NAME@ALIAS stand for a version; 0 removes the alias.
-
-    Raises:
-        RequestRefused: there is no such version, or the alias is not valid.
-        UsageError: the text names no alias.
-    """
+    """Have NAME@ALIAS stand for a version; 0 removes the alias."""
     name, alias = parse_reference(text)
     if not alias:
         raise UsageError(
@@ -315,12 +301,7 @@ def set_alias(settings: Settings, text: str, version: int) -> None:
 
 
 def write_card(settings: Settings, text: str, file: Path) -> None:
-    """Replace the text of a version's card by a file's.
-
-    Raises:
-        RequestRefused: there is no such version, or the text is too long.
-        UsageError: the file cannot be read.
-    """
+    """Replace the text of a version's card by a file's."""
     content = read_text(file)
     version = one_version(settings, text)
     name, number = version["name"], version["number"]
@@ -344,11 +325,7 @@ def read_text(file: Path) -> str:
 
 
 def copy(settings: Settings, text: str) -> None:
-    """Have the copies made that a version lacks, or with a name alone all of the model.
-
-    Raises:
-        RequestRefused: there is none, or no connected worker keeps a copy of it.
-    """
+    """Have the copies made that a version lacks, or with a name alone all of the model."""
     name, which = parse_reference(text)
     number = one_version(settings, text)["number"] if which else 0
     ask_and_show(settings, m.CopyModel(name=name, version=number), _say_copies)
@@ -362,12 +339,7 @@ def _say_copies(answer: Answer) -> None:
 
 
 def delete(settings: Settings, text: str, *, confirmed: bool) -> None:
-    """Delete a version, or with a name alone all of the model.
-
-    Raises:
-        UsageError: there is no terminal for a confirmation, and no --yes.
-        RequestRefused: there is none, an alias stands for it, or the user refuses.
-    """
+    """Delete a version, or with a name alone all of the model."""
     name, which = parse_reference(text)
     going = ask(settings, m.ListModels(name=name, version=which))["models"]
     for one in going:

@@ -50,12 +50,7 @@ Values = Mapping[str, Any]
 def profile_job(
     settings: Settings, job: str, target: Path | None, *, steps: int, limit_s: float
 ) -> None:
-    """Record, fetch, merge, write, and print what limits a step.
-
-    Raises:
-        ProfileError: no worker's file can be used.
-        UsageError: the trace cannot be written.
-    """
+    """Record, fetch, merge, write, and print what limits a step."""
     path = target or Path(f"{job}{SUFFIX}")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is not a directory")

@@ -106,13 +106,7 @@ def submit(
     wait_for_end: bool,
     no_ship: bool,
 ) -> int:
-    """Queue a job of a file, or like an earlier one, and print its id.
-
-    Raises:
-        UsageError: options contradict one another, or a file cannot be read.
-        JobSpecError: the settings are invalid; all problems are named.
-        RequestRefused: the coordinator refuses.
-    """
+    """Queue a job of a file, or like an earlier one, and print its id."""
     if (path is None) != bool(like):
         raise UsageError(
             "a job is submitted either from a file or like an earlier job",
@@ -199,13 +193,7 @@ def origin_of(known: Answer) -> Origin:
 def extend(
     settings: Settings, job: str, *, epochs: int, steps: int, overrides: Sequence[str]
 ) -> None:
-    """Submit a job that continues from a job's last state with a longer plan.
-
-    Raises:
-        UsageError: not one of both lengths is given.
-        RequestRefused: the job has not ended, or its new end is not beyond its last state.
-        JobSpecError: the new settings do not fit together.
-    """
+    """Submit a job that continues from a job's last state with a longer plan."""
     if bool(epochs) == bool(steps):
         raise UsageError(
             "an extended job needs its new length, counted from its beginning",
@@ -228,13 +216,7 @@ def extend(
 
 
 def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> None:
-    """Let a waiting job continue; submit the continuation of one that failed or was cancelled.
-
-    Raises:
-        RequestRefused: the job is done, or neither waits nor has ended.
-        UsageError: an option does not apply to a job in this state.
-        JobSpecError: the new settings do not fit together.
-    """
+    """Let a waiting job continue; submit the continuation of one that failed or was cancelled."""
     known = ask(settings, m.ShowJob(job=job))
     if known["state"] not in _ENDED:
         if overrides:

@@ -44,12 +44,7 @@ def load_sweep(path: Path) -> tuple[dict[str, Any], Path]:
 
 
 def begin_sweep(settings: Settings, path: Path, *, ship_package: bool) -> None:
-    """Begin a sweep and print its id.
-
-    Raises:
-        JobSpecError: the file has problems; all are named.
-        RequestRefused: the coordinator refuses.
-    """
+    """Begin a sweep and print its id."""
     spec, source = load_sweep(path)
     archive = packed_task(spec["base"]["job"]["task"], source) if ship_package else None
     with settings.connect() as client:

@@ -165,14 +165,7 @@ class TransferEstimate:
 def estimate_transfer(
     ready_s: Sequence[float], coded: Coded, ring: Ring, world_size: int
 ) -> TransferEstimate:
-    """Follow the buckets of one step.
-
-    Args:
-        ready_s: when each bucket is full.
-        coded: how they travel.
-        ring: the way.
-        world_size: number of workers.
-    """
+    """Follow the buckets of one step."""
     wires_s, sent_bytes = [], 0
     ranks = ring.ranks(world_size)
     whole = _whole(coded, ranks)

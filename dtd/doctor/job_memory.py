@@ -133,12 +133,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Settings of a job file, and the memory that a worker needs with them.
-
-    Attributes:
-        setting: as a phrase.
-        needed_bytes: of one worker.
-    """
+    """Settings of a job file, and the memory that a worker needs with them."""
 
     setting: str
     needed_bytes: int
@@ -236,12 +231,7 @@ class Divided:
 
 
 def divided(spec: JobSpec, steps: Sequence[Values]) -> list[Divided]:
-    """Return replicated training, and each stage with the job's mirrors.
-
-    Args:
-        spec: the job.
-        steps: each rank's measurements.
-    """
+    """Return replicated training, and each stage with the job's mirrors."""
     if not steps:
         return []
     size = StateSize(**steps[0]["state"])
@@ -270,13 +260,7 @@ def divided(spec: JobSpec, steps: Sequence[Values]) -> list[Divided]:
 
 
 def check_division(listed: Sequence[Divided], spec: JobSpec, workers: int) -> Iterator[Finding]:
-    """Yield the cost, or the missing gain, of the division with so many workers.
-
-    Args:
-        listed: of `divided`.
-        spec: the job.
-        workers: in the largest world.
-    """
+    """Yield the cost, or the missing gain, of the division with so many workers."""
     table = spec.strategy
     if table.name not in SHARDED or not listed or has_servers(spec):
         return

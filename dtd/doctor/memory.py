@@ -156,14 +156,7 @@ def needed_bytes(size: StateSize, division: Division, world_size: int) -> int:
 def least_workers(
     size: StateSize, division: Division, *, limit_bytes: int, most_workers: int
 ) -> int | None:
-    """Return the smallest world in which the state fits each worker; None if there is none.
-
-    Args:
-        size: the state.
-        division: how it is divided.
-        limit_bytes: memory of one worker.
-        most_workers: the largest world.
-    """
+    """Return the smallest world in which the state fits each worker; None if there is none."""
     for world_size in range(1, most_workers + 1):
         if needed_bytes(size, division, world_size) <= limit_bytes:
             return world_size
@@ -172,12 +165,7 @@ def least_workers(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """A state that does not fit a worker.
-
-    Attributes:
-        message: a sentence with the numbers.
-        remedy: the settings with which it would fit.
-    """
+    """A state that does not fit a worker."""
 
     message: str
     remedy: str
@@ -207,16 +195,7 @@ def shortage(
     most_workers: int,
     stages: Sequence[int],
 ) -> Shortage | None:
-    """Judge whether a state fits a worker; None if it does.
-
-    Args:
-        size: the state.
-        division: how the job divides it.
-        room: the worker's memory.
-        world_size: the smallest world in which the job trains (`elastic.min_workers`).
-        most_workers: the largest (`elastic.max_workers`).
-        stages: values of `strategy.stage` that may be recommended.
-    """
+    """Judge whether a state fits a worker; None if it does."""
     needed = needed_bytes(size, division, world_size)
     if needed <= room.bytes:
         return None

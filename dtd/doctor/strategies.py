@@ -336,12 +336,7 @@ def has_servers(spec: JobSpec) -> bool:
 
 
 def check_servers(spec: JobSpec, servers: int) -> Iterator[Finding]:
-    """Check that there are enough parameter servers for a job that wants them.
-
-    Args:
-        spec: the job.
-        servers: those that are connected.
-    """
+    """Check that there are enough parameter servers for a job that wants them."""
     if not has_servers(spec):
         return
     start = "start a dtd-worker@server (`dtd-worker --role server`), on a host with a fast link"

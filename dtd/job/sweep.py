@@ -147,10 +147,6 @@ class SweepSpec:
     def job_of(self, name: str, params: Mapping[str, Scalar]) -> JobSpec:
         """The job of a trial.
 
-        Args:
-            name: its name.
-            params: value of each setting that varies.
-
         Raises:
             JobSpecError: these settings together make no valid job.
         """

@@ -124,9 +124,6 @@ def spec_hash(spec: Mapping[str, Any]) -> str:
     is another state.  How long a job trains, on how many workers, what it saves and how it learns
     from here on may change.  Named one by one, so that a setting which a later dtd adds does not
     make a stranger of a job.
-
-    Args:
-        spec: the job file as a map of tables.
     """
     job = spec.get("job", {})
     fixed = {name: job.get(name) for name in ("task", "seed", "global_batch_size")}

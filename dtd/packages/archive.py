@@ -63,9 +63,6 @@ class Archive:
 def pack(sources: Sequence[Source]) -> Archive:
     """Pack a task's package or module and what belongs to it.
 
-    Args:
-        sources: the task's own first.
-
     Raises:
         TaskError: it is too large, or holds something that cannot be packed.
     """
@@ -231,10 +228,6 @@ def verify(content: bytes | bytearray | memoryview, digest: str) -> None:
 def unpack(content: bytes | bytearray, directory: Path) -> None:
     """Unpack a verified archive into a new directory; files can be read, not written.
 
-    Args:
-        content: the archive.
-        directory: is made; must not exist.
-
     Raises:
         TaskError: the archive holds what a package must not hold; what was made stays, and is the
             caller's to remove.
@@ -327,11 +320,6 @@ def installed(directory: Path, digest: str) -> Path | None:
 
 def install(directory: Path, digest: str, content: bytes | bytearray) -> Path:
     """Verify and unpack a package, forget those that are too many, and return its place.
-
-    Args:
-        directory: of all packages; made if missing.
-        digest: the package's name.
-        content: its archive.
 
     Raises:
         TaskError: it is damaged, unfit, or cannot be written.

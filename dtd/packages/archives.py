@@ -141,12 +141,7 @@ WEIGHTS: Final = Kind(
 
 
 class Archives:
-    """The archives of one coordinator.
-
-    Args:
-        directory: made when the first one comes.
-        kind: their kind.
-    """
+    """The archives of one coordinator."""
 
     def __init__(self, directory: Path, kind: Kind = PACKAGE) -> None:
         self._directory = directory

@@ -8,7 +8,7 @@
     events      the coordinator's events and effects, and their order
 
 A worker registers (`registration`), is compared with the others and released again (`admission`,
-`isolation`).  Its reports are checked in one place (`reports`).  A generation waits (`waiting`), is
-chosen and announced (`roster`, `forming`), runs, and ends (`ending`, `suspicion`, `digests`).
+`isolation`).  A generation waits (`waiting`), is chosen and announced (`roster`, `forming`), runs,
+and ends (`ending`, `suspicion`, `digests`).  `status` is what an operator sees of all this.
 Abandoned states are recorded (`branches`).  A job begins and ends (`jobs`, `saving`).
 """

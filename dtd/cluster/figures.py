@@ -1,51 +1,14 @@
-"""Reported figures and environments in a form that JSON can represent, and paged answers."""
+"""Reported figures and environments as JSON can represent them: NaN is no number there.
+
+A worker's report of a job's result is stored with the job and shown by `dtdctl`, so anything else
+is removed on arrival.  Pure: values in, new values out.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-
-# --- paged answers: bounded in rows and bytes; a cursor requests the rest -----------------------
-#
-# Pure.
-
-
-PAGE_ROWS: Final = 500
-PAGE_BYTES: Final = 512 * 1024
-_OF_A_VALUE: Final = 8
-"""The approximate size of a number, a key or the end of a text."""
-
-
-def page(rows: Iterable[dict[str, Any]], *, most_bytes: int = PAGE_BYTES) -> list[dict[str, Any]]:
-    """The first rows, as many as fit, at least one so that a large row cannot block the cursor."""
-    kept: list[dict[str, Any]] = []
-    room = most_bytes
-    for row in rows:
-        room -= size_of(row)
-        if kept and room < 0:
-            break
-        kept.append(row)
-    return kept
-
-
-def size_of(value: Any) -> int:
-    """The approximate number of bytes of a value in an answer."""
-    if isinstance(value, str | bytes):
-        return len(value) + _OF_A_VALUE
-    if isinstance(value, dict):
-        return sum(size_of(key) + size_of(one) for key, one in value.items())
-    if isinstance(value, list | tuple):
-        return sum(map(size_of, value)) + _OF_A_VALUE
-    return _OF_A_VALUE
-
-
-# --- reported figures as JSON can represent them: a diverged loss is not a number there --------
-#
-# A worker's report of a job's result is stored with the job and shown by `dtdctl`, so anything else
-# is removed on arrival.  Pure: values in, new values
-# out, none is changed in place.
-
 
 MAX_FIGURES: Final = 64
 """Most entries of a result, or of an evaluation; further ones are dropped."""

@@ -27,7 +27,6 @@ from dtd.cluster import (
     isolation,
     jobs,
     registration,
-    reports,
     roster,
     saving,
     suspicion,
@@ -118,7 +117,7 @@ class Membership:
 
     def hears(self, name: str, message: m.Message) -> bool:
         """Whether a registered worker's message counts, also for collectors of figures."""
-        return reports.counts(self.cluster, name, message)
+        return counts(self.cluster, name, message)
 
     def awaits(self, name: str, message: m.Message) -> bool:
         """Whether a worker answers a request; such answers are exempt from its share."""
@@ -334,7 +333,7 @@ def _on_message(cluster: ClusterState, event: FromWorker, now: float) -> None:
     if worker is None:  # it was rejected, and has not read the rejection yet
         return
     cluster.detector.heard(name, now)
-    if not reports.counts(cluster, name, message):
+    if not counts(cluster, name, message):
         return
     kind, job = type(message), cluster.job
     if kind in _OF_ANY_WORKER:
@@ -477,6 +476,56 @@ _OF_A_JOB: Final[dict[type, Callable[[ClusterState, Job, Worker, Any, float], No
     m.Finished: _on_finished,
 }
 """The function for each message about the active job; others are for collectors of figures."""
+
+
+_OF_THE_JOB: Final = (m.Warmed, m.Failed, m.Notice, m.Agreed)
+_OF_A_MEMBER: Final = (m.Running, m.Frozen, m.Finished)
+_FIGURES: Final = (m.Progress, m.Evaluated)
+_ALWAYS: Final = (m.Heartbeat, m.JobOutput, m.CheckpointSaved)
+"""They may come generations later, or after the job's end."""
+
+
+def counts(cluster: ClusterState, name: str, message: Any) -> bool:
+    """Whether a worker's report concerns its present work; an honest one needs no other check.
+
+    A report of another job than the active one, of an older generation, or of a worker that takes
+    no part any more is ignored.
+    """
+    known = (*_OF_THE_JOB, *_OF_A_MEMBER, *_FIGURES, *_ALWAYS)
+    if not isinstance(message, known):
+        return True  # the answer to a request, or about the sender alone
+    worker = cluster.workers.get(name)
+    if worker is None:  # it was rejected, and has not read the rejection yet
+        return False
+    if worker.stray:
+        return isinstance(message, m.Heartbeat)
+    if isinstance(message, _ALWAYS):
+        return True
+    if cluster.job is None or cluster.job.id != message.job:
+        return False
+    if isinstance(message, _OF_A_MEMBER):
+        return _of_a_member(cluster, worker, message)
+    if isinstance(message, m.Progress) and message.generation != worker.generation:
+        return False
+    return not isinstance(message, _FIGURES) or _takes_part(cluster, worker)
+
+
+def _of_a_member(
+    cluster: ClusterState, worker: Worker, message: m.Running | m.Frozen | m.Finished
+) -> bool:
+    """Whether a member, or one that was called back, reports of its newest generation."""
+    called_back = worker.state is WorkerState.WARMING and worker.reconnection.returning
+    if message.generation != worker.generation or not (worker.state in MEMBERS or called_back):
+        return False
+    if not isinstance(message, m.Running):
+        return True
+    return worker.state is WorkerState.FORMING and message.generation == cluster.run.generation
+
+
+def _takes_part(cluster: ClusterState, worker: Worker) -> bool:
+    """Whether the worker trains in the newest generation, or in one that may be the newest."""
+    in_doubt = cluster.job is not None and cluster.job.in_doubt
+    return worker.state in MEMBERS or (worker.reconnection.returning and in_doubt)
 
 
 def connected(workers: Iterable[Worker], name: str) -> Worker:

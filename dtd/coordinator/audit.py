@@ -33,8 +33,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
-from dtd.cluster.figures import page
 from dtd.coordinator.store.database import StoreThread, Turn
+from dtd.coordinator.store.tables import page
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import DtdError, RequestRefused
 from dtd.net.limits import Allowance, Pacing

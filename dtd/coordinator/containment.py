@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 # --- recent refusals and their reasons, so that a flood does not fill the log ------------------
 #
-# What an operator is told of it is `dtd.cluster.diagnostics`.
+# What an operator is told of it is in `dtd.cluster.status`.
 
 
 MAX_REFUSALS: Final = 32

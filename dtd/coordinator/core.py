@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 import structlog
 
 from dtd import __version__, diagnostics
-from dtd.cluster.diagnostics import Diagnostics
 from dtd.cluster.events import (
     Disconnect,
     Effect,
@@ -37,7 +36,7 @@ from dtd.cluster.events import (
 from dtd.cluster.pools import Pools
 from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.state import ClusterState
-from dtd.cluster.status import EndedJob, status_of
+from dtd.cluster.status import Diagnostics, EndedJob, status_of
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit import AuditFile, AuditLog, Caller
 from dtd.coordinator.containment import Containment, GuardedCore

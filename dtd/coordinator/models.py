@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from dtd.checkpoint.choice import confirmation_of, holders_of, part_of
 from dtd.cluster.checkpoints import CONTRADICTED
-from dtd.cluster.figures import page
 from dtd.cluster.roster import natural_key
 from dtd.coordinator.core import Core, checkpoint_resource
+from dtd.coordinator.store.tables import page
 from dtd.engine.shards import ShardSet, united
 from dtd.errors import RequestRefused
 from dtd.registry import (

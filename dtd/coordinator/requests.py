@@ -15,7 +15,7 @@ import msgpack
 
 from dtd import diagnostics
 from dtd.cluster.checkpoints import VERIFIED
-from dtd.cluster.diagnostics import standing
+from dtd.cluster.status import standing
 from dtd.coordinator.audit import Caller
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.core import Core, checkpoint_resource

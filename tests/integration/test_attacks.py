@@ -20,7 +20,7 @@ import msgpack
 import pytest
 
 from dtd.address import Address
-from dtd.cluster.diagnostics import MAX_DIAGNOSTICS
+from dtd.cluster.status import MAX_DIAGNOSTICS
 from dtd.errors import DtdError, RequestRefused
 from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join

@@ -18,11 +18,11 @@ from dtd.cluster import registration
 from dtd.cluster.checkpoints import CONTRADICTED, VERIFIED
 from dtd.cluster.events import FromWorker
 from dtd.cluster.records import Job
-from dtd.cluster.reports import check_form
 from dtd.cluster.transitions import JobState, WorkerState
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.core import Core, checkpoint_resource
 from dtd.diagnostics import Diagnostic, name_taken
+from dtd.engine.shards import ShardSet
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.observe.metrics.worker import next_in_ring
@@ -172,7 +172,7 @@ def on_report(
         ProtocolError: it has not registered, or the message's form is not valid.
     """
     name = coordinator.links.speaker(link)
-    check_form(message)
+    _check_form(message)
     answer = ANSWERED.get(type(message))
     if answer is not None:
         answer(coordinator, link, name, message)
@@ -183,6 +183,15 @@ def on_report(
     if membership.hears(name, message):
         _keep(coordinator, name, message, payload)
     coordinator.handle(FromWorker(name=name, message=message))
+
+
+def _check_form(message: m.Message) -> None:
+    """Check what the fields' own kinds do not: that parts of a state are sets of shards."""
+    if isinstance(message, m.Frozen | m.Warmed):
+        for held in message.held:
+            ShardSet.from_wire(held.part)
+    elif isinstance(message, m.Finished | m.CheckpointSaved):
+        ShardSet.from_wire(message.part)
 
 
 def _answer_parts(coordinator: Coordinator, link: Link, name: str, message: m.GetParts) -> None:

@@ -19,12 +19,12 @@ from typing import Any, Final
 from dtd.cluster import checkpoints
 from dtd.cluster.branches import is_left, remembered
 from dtd.cluster.events import Incident
-from dtd.cluster.figures import PAGE_ROWS, finite, page
+from dtd.cluster.figures import finite
 from dtd.cluster.records import Job
 from dtd.cluster.status import EndedJob
 from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.store.database import Database
-from dtd.coordinator.store.tables import Annotations, Models, SweepTables
+from dtd.coordinator.store.tables import PAGE_ROWS, Annotations, Models, SweepTables, page
 from dtd.job.differences import differing
 from dtd.job.terms import terms_of
 from dtd.wire import messages as m

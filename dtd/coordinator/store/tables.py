@@ -1,4 +1,4 @@
-"""Tags and notes, registered models, and sweeps in the store's file.
+"""Tags and notes, registered models, and sweeps in the store's file; and pages of rows.
 
 Blocking; belongs in the store's thread.
 """
@@ -16,6 +16,38 @@ from dtd.coordinator.store.database import Database
 from dtd.errors import RequestRefused
 from dtd.observe.annotations import checked_note, tagged
 from dtd.sweeps import Trial, TrialState
+
+# --- paged answers: bounded in rows and bytes; a cursor requests the rest -----------------------
+
+
+PAGE_ROWS: Final = 500
+PAGE_BYTES: Final = 512 * 1024
+_OF_A_VALUE: Final = 8
+"""The approximate size of a number, a key or the end of a text."""
+
+
+def page(rows: Iterable[dict[str, Any]], *, most_bytes: int = PAGE_BYTES) -> list[dict[str, Any]]:
+    """The first rows, as many as fit, at least one so that a large row cannot block the cursor."""
+    kept: list[dict[str, Any]] = []
+    room = most_bytes
+    for row in rows:
+        room -= size_of(row)
+        if kept and room < 0:
+            break
+        kept.append(row)
+    return kept
+
+
+def size_of(value: Any) -> int:
+    """The approximate number of bytes of a value in an answer."""
+    if isinstance(value, str | bytes):
+        return len(value) + _OF_A_VALUE
+    if isinstance(value, dict):
+        return sum(size_of(key) + size_of(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(size_of, value)) + _OF_A_VALUE
+    return _OF_A_VALUE
+
 
 # --- tags and notes of jobs, which people change whenever they like ------------------------------
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dtd.cluster.diagnostics import standing
 from dtd.cluster.events import CancelRequested, Submitted, Ticked
 from dtd.cluster.isolation import FIRST_PAUSE_S, MAX_PAUSE_S, next_deadline
 from dtd.cluster.records import WARM_UP
+from dtd.cluster.status import standing
 from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
 

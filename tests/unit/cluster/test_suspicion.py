@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from dtd.cluster import admission, suspicion
-from dtd.cluster.diagnostics import standing
 from dtd.cluster.digests import MAX_DIVERGENCES, Divergence, noted, remembered, why_hopeless
 from dtd.cluster.events import CancelRequested, KillRequested, Submitted, Ticked
 from dtd.cluster.records import Job
+from dtd.cluster.status import standing
 from dtd.cluster.suspicion import ALIKE_PATIENCE_S
 from dtd.wire import messages as m
 

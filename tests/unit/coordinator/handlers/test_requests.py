@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from dtd.cluster.figures import PAGE_ROWS
 from dtd.coordinator.requests import CTL_REQUESTS
 from dtd.coordinator.store.database import Turn
+from dtd.coordinator.store.tables import PAGE_ROWS
 from dtd.coordinator.throttles import MAX_UNANSWERED
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgpack
 
-from dtd.cluster.figures import page, size_of
+from dtd.coordinator.store.tables import page, size_of
 
 
 def test_rows_are_taken_while_they_fit() -> None:

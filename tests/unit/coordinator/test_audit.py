@@ -220,12 +220,6 @@ def entered(message: m.Message) -> dict[str, Any]:
     return about(message, declared)
 
 
-def test_a_job_is_entered_by_name_and_task() -> None:
-    message = submit(job={"name": "digits", "task": "digits"}, task={"password": "hunter2"})
-    assert entered(message) == {"name": "digits", "task": "digits", "package": "ab" * 32}
-    assert entered(submit()) == entered(submit(job="none")) == {"package": "ab" * 32}
-
-
 def test_what_is_long_or_hostile_is_one_short_line() -> None:
     said = entered(submit(job={"name": "x\n\x1b[2J" * 99, "task": ["a\u202e"] * 999}))
     assert said["name"].isprintable()

@@ -23,12 +23,6 @@ def test_what_is_set_counts_with_the_port_it_listens_on() -> None:
     assert list(map(str, found)) == ["head.example:7117", "10.0.0.2:8000", "[fd00::1]:9"]
 
 
-def test_an_address_of_its_own_needs_no_setting() -> None:
-    assert advertised("", Address("10.0.0.1", 7117)) == (Address("10.0.0.1", 7117),)
-    assert advertised("", Address("head.example", 1)) == (Address("head.example", 1),)
-    assert advertised("", Address("127.0.0.1", 1)) == (Address("127.0.0.1", 1),)
-
-
 @pytest.mark.parametrize("listen", ["0.0.0.0", "::"])
 def test_else_it_is_the_address_from_which_this_host_calls(
     listen: str, monkeypatch: pytest.MonkeyPatch

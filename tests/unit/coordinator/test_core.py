@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sqlite3
 import threading
 from types import SimpleNamespace
@@ -123,18 +122,6 @@ async def test_what_follows_a_job_waits_until_it_is_written_as_it_was(desk):
     assert desk.store.written == [(1, 3)]
     assert assigned(desk, desk.link) == [3]
     assert desk.link.told[-1] == FREEZE
-
-
-async def test_acknowledgements_do_not_wait_for_the_disk(desk):
-    """Else every worker would take a coordinator with a slow disk for dead."""
-    other = PlayedLink()
-    desk.core.links.register(other, dataclasses.replace(registering(5), name="worker-1"))
-    desk.core.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
-    desk.core.put(Send(name="worker-0", message=ASSIGN))
-    desk.core.put(Send(name="worker-0", message=ACK))
-    desk.core.put(Send(name="worker-1", message=FREEZE))
-    await asyncio.sleep(0)
-    assert (desk.link.told, other.told, desk.store.written) == ([ACK], [FREEZE], [])
 
 
 async def test_what_announces_a_generation_is_told_to_be_written_or_not(desk):

@@ -1,21 +1,25 @@
-"""The coordinator's process: who may speak, what survives a restart, and its end."""
+"""The coordinator's process: who may speak, its status line, and what survives a restart."""
 
 from __future__ import annotations
 
 import sqlite3
-import threading
+import sys
 
 import pytest
 
 import dtd.coordinator.main as main_module
-from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError, RequestRefused
+from dtd.cluster.detector import Detector
+from dtd.cluster.records import Job, Run, Worker
+from dtd.cluster.state import ClusterState
+from dtd.cluster.transitions import JobState, WorkerState
+from dtd.coordinator.main import status_line
+from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.wire import messages as m
 from dtd.wire.frames import MAX_HEADER_BYTES
+from scripts.cluster.processes import Child, stop_all
+from tests.registrations import registration
 
-
-def test_it_says_where_it_listens(daemon):
-    text = (daemon.config.state_dir / "address").read_text()
-    assert text == daemon.coordinator.address == str(daemon.address)
+# --- the coordinator's process: who may speak, what survives a restart, and its end --------------
 
 
 def test_nothing_is_heard_before_register(daemon, play):
@@ -36,28 +40,6 @@ def test_the_newer_worker_of_a_name_takes_the_place(daemon, play):
     new.say(m.Heartbeat(state="idle"))
     new.hear(m.HeartbeatAck)
     assert [worker["pid"] for worker in daemon.ask(m.GetStatus())["workers"]] == [4712]
-
-
-def test_a_worker_whose_connection_ends_is_lost(daemon, play):
-    play(daemon).close()
-    seen, kinds = 0, []
-    while "worker_lost" not in kinds:
-        page = daemon.ask(m.ReadEvents(after=seen, follow=True))
-        seen, kinds = page["next"], [event["kind"] for event in page["events"]]
-    (worker,) = daemon.ask(m.GetStatus())["workers"]
-    assert worker["state"] == "lost"
-
-
-def test_jobs_are_taken_up_again_after_a_restart(start_daemon, spec):
-    first = start_daemon()
-    ended, active, queued = [first.ask(m.SubmitJob(spec=spec))["job"] for _ in range(3)]
-    first.ask(m.CancelJob(job=ended))
-    first.ask(m.WaitJob(job=ended))
-    second = start_daemon()
-    status = second.ask(m.GetStatus())
-    assert (status["job"]["id"], status["queue"]) == (active, [queued])
-    assert second.ask(m.WaitJob(job=ended))["state"] == "cancelled"
-    assert second.ask(m.SubmitJob(spec=spec)) == {"job": "digits-4"}
 
 
 def test_how_the_last_job_ended_is_known_after_a_restart(start_daemon, play, spec):
@@ -84,14 +66,6 @@ def test_generations_go_on_counting_after_a_restart(start_daemon, play, spec):
     assert assign.generation > generation
 
 
-def test_everyone_hears_its_end(start_daemon):
-    client = start_daemon().connect()
-    start_daemon()
-    with pytest.raises(CoordinatorUnreachable, match="closed the connection before it answered"):
-        client.request(m.GetStatus())
-    client.close()
-
-
 def test_a_full_disk_does_not_end_the_training(daemon, play, spec, monkeypatch):
     def fail(*_arguments):
         raise sqlite3.OperationalError("database or disk is full")
@@ -110,26 +84,6 @@ def test_a_full_disk_does_not_end_the_training(daemon, play, spec, monkeypatch):
         worker.finish(assign)
         assert worker.hear(m.Release).state == "done"
         assert waiting.answer()["state"] == "done"
-
-
-def test_nobody_hears_of_a_generation_before_it_is_written(daemon, play, spec, monkeypatch):
-    store, tried = daemon.coordinator.store, threading.Event()
-
-    def fail(*_arguments):
-        tried.set()
-        raise sqlite3.OperationalError("database or disk is full")
-
-    worker = play(daemon)
-    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
-    monkeypatch.setattr(store, "save_job", fail)
-    worker.warm_up()
-    assert tried.wait(30)
-    while "cannot be stored" not in (waits := daemon.ask(m.GetStatus())["explain"]):
-        daemon.ask(m.ReadEvents(after=0))
-    assert "database or disk is full; make room on the coordinator's disk" in waits
-    monkeypatch.undo()
-    assert worker.hear(m.Assign).job == job
-    assert store.job(job)["generation"] == 1
 
 
 def test_wrong_settings_are_said_in_words(capsys, tmp_path):
@@ -169,12 +123,61 @@ def test_an_error_while_a_message_is_handled_ends_its_connection_alone(daemon, p
     assert "KeyError" in told["message"]
 
 
-def test_a_request_that_fails_is_answered(daemon, monkeypatch):
-    def fail(*_arguments, **_more):
-        raise KeyError("a defect")
+# --- the status line of `systemctl status dtd-coordinator`, and the limit of open files ----------
 
-    monkeypatch.setattr("dtd.coordinator.core.status_of", fail)
-    with pytest.raises(RequestRefused, match="the coordinator failed at answering GET_STATUS"):
-        daemon.ask(m.GetStatus())
-    monkeypatch.undo()
-    assert daemon.ask(m.GetStatus())["schema"] == 1
+
+SPEC = {"job": {"name": "digits", "task": "digits", "global_batch_size": 64, "epochs": 2}}
+
+
+def job(number, **more):
+    return Job(id=f"digits-{number}", spec=SPEC, **more)
+
+
+def cluster(*states):
+    made = ClusterState(
+        heartbeat_interval_s=0.25,
+        heartbeat_timeout_s=1.5,
+        detector=Detector(timeout_s=1.5, tick_s=0.25),
+        run=Run(generation=0),
+    )
+    for rank, state in enumerate(states):
+        made.workers[f"w-{rank}"] = Worker(
+            registration=registration(
+                name=f"w-{rank}",
+                incarnation=1,
+                pid=1,
+                host="h",
+                device="cpu",
+                data_host="h",
+                data_port=1,
+                version="0",
+            ),
+            state=state,
+        )
+    return made
+
+
+def test_nothing_to_do():
+    assert status_line(cluster()) == "no job, 0 workers"
+
+
+def test_a_job_and_a_queue():
+    made = cluster(
+        WorkerState.RUNNING, WorkerState.DISCONNECTED, WorkerState.LOST, WorkerState.RELEASED
+    )
+    made.job = job(1, state=JobState.RUNNING, step=12, total_steps=60)
+    made.queue.append(job(2))
+    assert status_line(made) == "job digits-1 running at step 12 of 60, 2 workers, 1 job queued"
+
+
+def test_the_soft_limit_of_open_files_becomes_the_hard_one(tmp_path):
+    asking = (
+        "import resource; from dtd.coordinator.main import raise_file_limit;"
+        " raise_file_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], end='')"
+    )
+    command = ["/usr/bin/prlimit", "--nofile=256:512", sys.executable, "-c", asking]
+    child = Child("asking", command, tmp_path / "log")
+    child.start()
+    assert child.wait(30) == 0
+    stop_all([child])
+    assert (tmp_path / "log").read_text() == "512"

@@ -7,7 +7,6 @@ import sqlite3
 
 import pytest
 
-from dtd.net import limits as quotas
 from dtd.wire import messages as m
 from dtd.wire.step_rows import pack_step_rows
 from tests.unit.coordinator.asking import await_event, events, progress
@@ -56,23 +55,6 @@ def test_reported_steps_are_remembered(daemon, train):
     honest.say(with_rows(assign, 3, *rows))
     heard(daemon, honest)
     assert losses(daemon) == [(1, 0.5), (2, 0.5), (3, 0.5)]
-
-
-@pytest.fixture
-def nothing_regained(monkeypatch):
-    """A worker regains nothing of its share while it floods, however slow this machine is."""
-    monkeypatch.setattr(quotas, "FIGURES_PER_S", 1e-9)
-
-
-def test_a_deleted_job_has_no_figures(daemon, train):
-    honest, assign, job = train
-    honest.say(with_rows(assign, 1, row(1, assign.generation)))
-    heard(daemon, honest)
-    honest.finish(assign)
-    daemon.ask(m.WaitJob(job=job))
-    daemon.ask(m.Delete(job=job))
-    store = daemon.coordinator.history._store
-    assert store.read("SELECT count(*) FROM cells") == [(0,)]
 
 
 def test_a_full_disk_is_in_status_and_training_goes_on(daemon, train, monkeypatch):

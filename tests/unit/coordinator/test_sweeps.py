@@ -174,20 +174,6 @@ async def test_so_many_trials_run_at_once_and_the_best_is_registered(cluster: Cl
         await cluster.sweeps.cancel(name)
 
 
-async def test_a_trial_that_fails_is_one_less(cluster: Cluster) -> None:
-    await cluster.begin(trials=3, max_failures=2)
-    cluster.end(await cluster.started.get(), JobState.FAILED, reason="loss is not finite")
-    cluster.end(await cluster.started.get())
-    cluster.end(await cluster.started.get(), JobState.CANCELLED, reason="the operator")
-    assert (await cluster.hear_end()).startswith("sweep-1 is done; best: trial 1")
-    trials = (await cluster.sweeps.show("sweep-1"))["trials"]
-    assert [(one["state"], one["reason"]) for one in trials] == [
-        ("failed", "loss is not finite"),
-        ("done", ""),
-        ("cancelled", "the operator"),
-    ]
-
-
 async def test_failures_in_a_row_end_it_and_cancel_the_others(cluster: Cluster) -> None:
     await cluster.begin(trials=9, parallel=3, max_failures=2)
     first, second, third = [await cluster.started.get() for _ in range(3)]

@@ -7,7 +7,6 @@ import time
 import pytest
 
 from dtd.coordinator.handlers.measurements import TIMEOUTS_S
-from dtd.coordinator.worker_links import TICKET_LIFE_S
 from dtd.wire import messages as m
 from tests.unit.coordinator.asking import refused
 
@@ -23,21 +22,6 @@ def answered(daemon, worker, message, figures, **answer):
         asked = worker.hear(m.Measure)
         worker.say(m.Measured(number=asked.number, figures=figures, **answer))
         return asked, client.answer()
-
-
-def test_a_link_is_measured_by_the_receiver_with_a_ticket(daemon, play):
-    worker, peer = play(daemon, "w0"), play(daemon, "w1", pid=12)
-    request = examine("bandwidth", worker="w0", peer="w1")
-    asked, answer = answered(daemon, worker, request, {"rtt_s": 0.1, "bytes_per_s": 5.0})
-    assert answer == {"rtt_s": 0.1, "bytes_per_s": 5.0}
-    assert (asked.what, asked.name, asked.host, asked.port) == (
-        "bandwidth",
-        "w1",
-        peer.register.data_host,
-        peer.register.data_port,
-    )
-    assert len(asked.ticket_key) >= 16
-    assert asked.ticket_expires_s >= peer.register.clock_s + TICKET_LIFE_S
 
 
 def test_a_clock_is_read_several_times_and_the_quickest_reading_counts(daemon, play):

@@ -20,28 +20,6 @@ def put(client: Any, offset: int, piece: bytes, digest: str = DIGEST) -> int:
     return int(client.request(message, piece)["have"])
 
 
-def upload(daemon: Any) -> None:
-    with daemon.connect() as client:
-        have = put(client, 0, b"")
-        while have < len(CONTENT):
-            have = put(client, have, CONTENT[have : have + CHUNK_BYTES])
-
-
-def test_a_worker_gets_what_an_operator_brought(daemon: Any, play: Any, spec: Any) -> None:
-    upload(daemon)
-    worker = play(daemon)
-    daemon.ask(m.SubmitJob(spec=spec, package=DIGEST))
-    prepare = worker.hear(m.Prepare)
-    assert prepare.package == DIGEST
-    got = b""
-    while len(got) < len(CONTENT):
-        worker.say(m.GetPackage(digest=DIGEST, offset=len(got)))
-        answer, piece = worker.hear_all(m.Package)
-        assert (answer.digest, answer.offset, answer.size) == (DIGEST, len(got), len(CONTENT))
-        got += piece
-    assert got == CONTENT
-
-
 def test_a_package_outlives_the_coordinator_with_its_job(
     start_daemon: Any, play: Any, spec: Any
 ) -> None:

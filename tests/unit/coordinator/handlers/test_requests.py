@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 
 import pytest
@@ -10,34 +9,11 @@ import pytest
 from dtd.coordinator.requests import CTL_REQUESTS
 from dtd.coordinator.store.database import Turn
 from dtd.coordinator.store.tables import PAGE_ROWS
-from dtd.coordinator.throttles import MAX_UNANSWERED
-from dtd.errors import RequestRefused
 from dtd.wire import messages as m
+from dtd.wire.step_rows import StepRow, pack_step_rows
 from tests.unit.coordinator.asking import await_state, refused, submit
 
 # --- jobs ------------------------------------------------------------------------------------
-
-
-def test_the_status_of_a_coordinator_that_nobody_knows(daemon):
-    status = daemon.ask(m.GetStatus())
-    assert (status["schema"], status["job"], status["workers"], status["queue"]) == (
-        1,
-        None,
-        [],
-        [],
-    )
-    assert status["coordinator"]["address"] == daemon.coordinator.address
-    assert status["coordinator"]["uptime_s"] >= 0
-    assert "dtdctl submit" in status["explain"]
-
-
-def test_submitted_jobs_have_numbers_and_wait_in_line(daemon, spec):
-    assert [submit(daemon, spec) for _ in range(3)] == ["digits-1", "digits-2", "digits-3"]
-    status = daemon.ask(m.GetStatus())
-    assert (status["job"]["id"], status["queue"]) == ("digits-1", ["digits-2", "digits-3"])
-    listed = daemon.ask(m.ListJobs())["jobs"]
-    assert [job["id"] for job in listed] == ["digits-3", "digits-2", "digits-1"]
-    assert listed[0]["state"] == "queued"
 
 
 def test_an_invalid_job_is_refused_with_everything_that_is_wrong(daemon, spec):
@@ -81,59 +57,12 @@ def test_a_job_from_submission_to_its_result(daemon, play, spec):
     assert (listed["state"], listed["step"], listed["total_steps"]) == ("done", 20, 20)
 
 
-def test_a_failed_job_has_the_traceback_in_its_result(daemon, play, spec):
-    worker = play(daemon)
-    job = submit(daemon, spec)
-    worker.hear(m.Prepare)
-    worker.say(m.Failed(job=job, reason="ValueError: no", traceback="Traceback ..."))
-    answer = daemon.ask(m.WaitJob(job=job))
-    assert (answer["state"], answer["reason"]) == ("failed", "worker-0: ValueError: no")
-    assert answer["result"]["traceback"] == "Traceback ..."
-    status = daemon.ask(m.GetStatus())
-    assert status["job"] is None
-    last = status["last_job"]
-    assert (last["id"], last["state"], last["reason"]) == (job, "failed", answer["reason"])
-    assert last["traceback"] == "Traceback ..."
-
-
-def test_cancelling_a_running_job_stops_it_at_a_boundary(daemon, play, spec):
-    worker = play(daemon)
-    job = submit(daemon, spec)
-    assign = worker.run_alone()
-    await_state(daemon, job, "running")
-    assert daemon.ask(m.CancelJob(job=job)) == {"job": job, "state": "stopping"}
-    freeze = worker.hear(m.Freeze)
-    assert (freeze.at_boundary, freeze.stop) == (True, True)
-    worker.finish(assign, 7)
-    answer = daemon.ask(m.WaitJob(job=job))
-    assert (answer["state"], answer["reason"]) == ("cancelled", "cancelled by the operator")
-    assert answer["result"]["steps"] == 7
-
-
-def test_cancelling_a_queued_job_drops_it(daemon, spec):
-    _, second = submit(daemon, spec), submit(daemon, spec)
-    daemon.ask(m.CancelJob(job=second))
-    answer = daemon.ask(m.WaitJob(job=second))
-    assert (answer["state"], answer["reason"]) == ("cancelled", "cancelled while queued")
-    assert daemon.ask(m.GetStatus())["queue"] == []
-
-
 @pytest.mark.parametrize(
     "request_",
     [m.WaitJob(job="x"), m.ShowJob(job="x"), m.ReadLogs(job="x"), m.ListCheckpoints(job="x")],
 )
 def test_a_job_that_does_not_exist(daemon, request_):
     assert refused(daemon, request_) == ("job 'x' does not exist", "see `dtdctl jobs`")
-
-
-# --- workers ---------------------------------------------------------------------------------
-
-
-def test_a_signal_is_passed_on(daemon, play):
-    worker = play(daemon, pid=4712)
-    answer = daemon.ask(m.KillWorker(name="worker-0", signal="STOP"))
-    assert answer == {"name": "worker-0", "pid": 4712, "signal": "STOP"}
-    assert worker.hear(m.Signal).signal == "STOP"
 
 
 # --- logs, events, checkpoints ----------------------------------------------------------------
@@ -218,35 +147,6 @@ def test_checkpoints_and_where_they_can_be_had(daemon, play, spec):
 # --- connections -----------------------------------------------------------------------------
 
 
-def test_a_refusal_ends_the_connection(daemon):
-    with daemon.connect() as client:
-        client.ask(m.WaitJob(job="x"))
-        with pytest.raises(RequestRefused):
-            client.answer()
-    assert daemon.ask(m.GetStatus())["job"] is None
-
-
-def test_too_many_unanswered_requests_are_refused(daemon, spec):
-    job = submit(daemon, spec)
-    with daemon.connect() as client:
-        client.ask(m.WaitJob(job=job))
-        for _ in range(MAX_UNANSWERED + 1):
-            client.ask(m.GetStatus())
-        with pytest.raises(RequestRefused, match=f"{MAX_UNANSWERED} requests are unanswered"):
-            client.answer()
-    assert daemon.ask(m.GetStatus())["job"]["id"] == job
-
-
-def test_a_store_that_fails_is_said_in_words(daemon, monkeypatch):
-    def fail(_tag):
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(daemon.coordinator.store, "jobs", fail)
-    words, _ = refused(daemon, m.ListJobs())
-    assert words == "the coordinator's store failed: disk I/O error"
-    assert daemon.ask(m.GetStatus())["job"] is None
-
-
 def test_a_caller_that_leaves_before_the_answer_costs_nothing(daemon, spec, monkeypatch):
     """While the job is written down: the request is entered in the audit log already."""
     go_on = threading.Event()
@@ -301,3 +201,99 @@ def test_the_nearest_job_is_named_where_there_is_none_of_that_id(daemon, spec, m
     job = submit(daemon, spec)
     words, _remedy = refused(daemon, make(job.replace("-", "_")))
     assert words == f'job {job.replace("-", "_")!r} does not exist; did you mean "{job}"?'
+
+
+# --- runs beside one another, by a real coordinator with a played worker -------------------------
+
+
+def row(generation, loss):
+    """The first step of a job."""
+    return StepRow(
+        step=1,
+        generation=generation,
+        epoch=0,
+        steps=1,
+        rows=64,
+        loss=loss,
+        learning_rate=0.1,
+        gradient_norm=1.0,
+        sent_bytes=0,
+        step_s=0.1,
+        data_s=0.0,
+        compute_s=0.05,
+        comm_s=0.0,
+        exposed_s=0.0,
+        optimizer_s=0.0,
+        skipped=0,
+    )
+
+
+@pytest.fixture
+def worker(daemon, play):
+    return play(daemon)
+
+
+@pytest.fixture
+def two_jobs(daemon, worker, play, spec):
+    """Two ended jobs that differ in their seed."""
+    ids = []
+    for seed in (1, 2):
+        changed = {**spec, "job": {**spec["job"], "seed": seed}}
+        ids.append(daemon.ask(m.SubmitJob(spec=changed))["job"])
+        assign = worker.run_alone()
+        worker.say(
+            m.Progress(
+                job=assign.job,
+                generation=assign.generation,
+                step=1,
+                epoch=0,
+                loss=float(seed),
+                rows=64,
+                step_s=0.1,
+                learning_rate=0.1,
+                grad_norm=1.0,
+                compute_s=0.05,
+                comm_s=0.0,
+                exposed_s=0.0,
+                skipped=False,
+                skipped_steps=0,
+                steps=pack_step_rows([row(assign.generation, float(seed))]),
+            )
+        )
+        worker.finish(assign)
+        daemon.ask(m.WaitJob(job=ids[-1]))
+        worker.close()
+        worker = play(daemon, pid=5000 + seed)
+    return ids
+
+
+def test_two_jobs_are_compared(daemon, two_jobs):
+    told = daemon.ask(m.CompareJobs(jobs=tuple(two_jobs)))
+    assert {"of": "setting", "key": "job.seed", "values": [1, 2]} in told["differences"]
+    (loss,) = [one for one in told["figures"] if one["name"] == "loss"]
+    assert [one["best"] for one in loss["of"]] == [1.0, 2.0]
+    (curve,) = [one for one in told["curves"] if one["name"] == "loss"]
+    assert curve["of"] == [[[1, 1.0]], [[1, 2.0]]]
+
+
+def test_tags_and_a_note_survive_and_go_with_the_job(start_daemon, spec, play):
+    daemon = start_daemon()
+    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    other = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    daemon.ask(m.AnnotateJob(job=job, add=("b", "a")))
+    told = daemon.ask(m.AnnotateJob(job=job, remove=("b",), note="tried", sets_note=True))
+    assert told == {"job": job, "tags": ["a"], "note": "tried"}
+    words, remedy = refused(daemon, m.AnnotateJob(job=job, add=("c",), remove=("x",)))
+    assert words == 'the job has no tag "x"'
+    assert remedy == "its tags: a"
+    assert refused(daemon, m.AnnotateJob(job="nobody", add=("c",)))[0].startswith("job 'nobody'")
+    daemon = start_daemon()
+    known = daemon.ask(m.ShowJob(job=job))
+    assert (known["tags"], known["note"]) == (["a"], "tried")
+    assert [one["id"] for one in daemon.ask(m.ListJobs(tag="a"))["jobs"]] == [job]
+    assert daemon.ask(m.ListJobs(tag="b"))["jobs"] == []
+    listed = {one["id"]: one["tags"] for one in daemon.ask(m.ListJobs())["jobs"]}
+    assert listed == {job: ["a"], other: []}
+    daemon.ask(m.CancelJob(job=job))
+    daemon.ask(m.Delete(job=job))
+    assert daemon.coordinator.store.annotations.all() == {}

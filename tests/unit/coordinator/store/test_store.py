@@ -61,24 +61,6 @@ def test_jobs_that_have_ended_are_kept_but_not_taken_up(store):
     assert len(store.jobs()) == len(JobState)
 
 
-def test_times_are_those_of_the_first_change(store, monkeypatch):
-    class Clock:
-        now = 0.0
-
-        def time(self):
-            self.now += 1.0
-            return self.now
-
-    monkeypatch.setattr(store_module, "time", Clock())
-    states = [JobState.QUEUED, JobState.RUNNING, JobState.RUNNING, JobState.DONE, JobState.DONE]
-    for state in states:
-        store.save_job(1, job_body(job(state=state)))
-    found = store.job("digits-1")
-    assert (found["submitted_s"], found["started_s"], found["ended_s"]) == (1.0, 2.0, 4.0)
-    assert found["spec"] == SPEC
-    assert store.job("digits-2") is None
-
-
 # --- what a commit promises ------------------------------------------------------------------
 
 
@@ -189,42 +171,6 @@ def test_checkpoints_that_a_job_has_left_behind_are_marked(store):
     assert marks == {(3, 20): False, (1, 40): True, (1, 10): False, (1, 5): False}
     (unfinished,) = store.unfinished_jobs()
     assert [list(one) for one in unfinished[1].branches] == [[1, 10, 3]]
-
-
-def test_a_sharded_state_has_another_digest_in_each_division(store):
-    spec = {**SPEC, "strategy": {"name": "sharded"}}
-    body = job_body(Job(id="digits-1", spec=spec, agreed=((1, 10, "of four"), (1, 10, "of 3"))))
-    store.save_job(1, body)
-    for worker, digest in enumerate(("of 3", "of four", "of two")):
-        store.save_checkpoint(f"worker-{worker}", saved(10, digest=digest))
-    said = {one["digest"]: one["confirmation"] for one in store.checkpoints("")}
-    assert said == {"of 3": "verified", "of four": "verified", "of two": "unconfirmed"}
-
-
-def test_checkpoints_are_compared_with_what_all_ranks_agreed_on(store):
-    digest = saved(10).digest
-    store.save_job(1, job_body(job(agreed=((1, 10, digest), (1, 20, "other")))))
-    store.save_checkpoint("worker-0", saved(10, "step-20", "step-30"))
-    store.save_checkpoint("worker-0", saved(20, "step-10", "step-30"))
-    store.save_checkpoint("worker-0", saved(30, "step-10", "step-20"))
-    said = {one["step"]: one["confirmation"] for one in store.checkpoints("")}
-    assert said == {10: "verified", 20: "contradicted", 30: "unconfirmed"}
-    (unfinished,) = store.unfinished_jobs()
-    assert [tuple(one) for one in unfinished[1].agreed] == [(1, 10, digest), (1, 20, "other")]
-
-
-def test_checkpoints_of_a_diverged_job_are_listed(store):
-    nan = float("nan")
-    store.save_job(1, {**job_body(job(branches=((1, 10, 3),))), "loss": nan})  # as dtd wrote it
-    store.save_job(2, job_body(job(2, loss=nan, metrics={"loss": nan})))
-    store.save_checkpoint("worker-0", saved(40, metrics={"loss": nan, "accuracy": 0.1}))
-    store.save_checkpoint("worker-0", saved(10, job="digits-2"))
-    first, second = store.checkpoints("")
-    assert (first["left_behind"], second["left_behind"]) == (True, False)
-    assert first["metrics"] == {"loss": None, "accuracy": 0.1}
-    reader = store._database
-    valid = reader.read("SELECT json_valid(body) FROM jobs WHERE number = 2")
-    assert [tuple(row) for row in valid] == [(1,)]
 
 
 # --- jobs as JSON --------------------------------------------------------------------------------

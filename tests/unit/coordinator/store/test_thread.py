@@ -9,27 +9,7 @@ import pytest
 import structlog
 
 import dtd.coordinator.store.database as module
-from dtd.coordinator.store.database import StoreThread, Turn
-
-
-async def test_a_job_does_not_wait_behind_incidents():
-    """Calls that a generation waits for overtake everything that has not begun."""
-    thread, go_on, done = StoreThread(), threading.Event(), []
-    thread.later(go_on.wait, 30)
-    thread.later(done.append, "printed line", turn=Turn.PATIENT)
-    for number in range(3):
-        thread.later(done.append, f"incident {number}")
-    reading = asyncio.create_task(thread.run(done.append, "read"))
-    urgent = [
-        asyncio.create_task(thread.run(done.append, f"job {number}", turn=Turn.URGENT))
-        for number in range(2)
-    ]
-    await asyncio.sleep(0)  # now all are asked for
-    go_on.set()
-    await asyncio.gather(*urgent, reading)
-    await thread.close(lambda: done.append("closed"))
-    incidents = [f"incident {number}" for number in range(3)]
-    assert done == ["job 0", "job 1", *incidents, "read", "printed line", "closed"]
+from dtd.coordinator.store.database import StoreThread
 
 
 async def test_failures_belong_to_all_that_asked():

@@ -174,12 +174,7 @@ class Links:
     ) -> bool:
         """A probe has come back; True when the link is good again in both directions.
 
-        Args:
-            by: the prober.
-            suspect: the probed worker.
-            now: clock.
-            reachable: the whole transfer arrived.
-            greeted: small frames arrived.
+        It was `reachable` if the whole transfer arrived, and `greeted` if small frames did.
         """
         pair = pair_of(by, suspect)
         probing = self._bad.get(pair)

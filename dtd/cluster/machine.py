@@ -79,7 +79,7 @@ class Membership:
         heartbeat_interval_s: how often workers are told to send heartbeats.
         heartbeat_timeout_s: silence after which a worker counts as lost.
         last_generation: the highest number ever announced; new ones exceed it.
-        identity: this coordinator's version, host and store.
+        identity: this coordinator's version and host.
     """
 
     def __init__(

@@ -43,7 +43,6 @@ from dtd.cluster.records import CoordinatorIdentity, Job, Worker
 from dtd.cluster.registration import NEVER_HEARD
 from dtd.cluster.roster import natural_key
 from dtd.cluster.state import ClusterState
-from dtd.cluster.status import OtherJobs
 from dtd.cluster.transitions import ENDED, GOES_ON, GONE, GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 
@@ -57,7 +56,7 @@ class Pools:
         heartbeat_interval_s: how often workers are told to send heartbeats.
         heartbeat_timeout_s: silence after which a worker counts as lost.
         last_generation: the highest number ever announced; new ones exceed it.
-        identity: this coordinator's version, host and store.
+        identity: this coordinator's version and host.
 
     Attributes:
         home: the machine with the queue, all workers without a job, and the job that takes all.
@@ -165,14 +164,6 @@ class Pools:
         """Return the states of all machines, those with an active job first."""
         all_of_them = [machine.cluster for machine in self.machines()]
         return sorted(all_of_them, key=lambda cluster: cluster.job is None)
-
-    def other_jobs(self) -> OtherJobs:
-        """Return the jobs besides the first one, for the status."""
-        return OtherJobs(
-            clusters=self.clusters()[1:],
-            explanations=self.explanations(),
-            explain_queue=self.explain_queue(),
-        )
 
     @property
     def cluster(self) -> ClusterState:

@@ -335,12 +335,10 @@ class CoordinatorIdentity:
     Attributes:
         version: its dtd release; workers of another release are refused, unless it is empty.
         host: name of its host, for messages.
-        store_id: id of its store, which a restored backup has as well.
     """
 
     version: str = ""
     host: str = ""
-    store_id: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -63,7 +63,8 @@ def newcomer(message: m.Register) -> Worker:
 def send_welcome(cluster: ClusterState, worker: Worker) -> None:
     """Confirm a worker's registration."""
     cluster.send(worker.name, _registered(cluster))
-    note = _version_note(worker.registration.version, cluster.identity.version)
+    theirs, ours = worker.registration.version, cluster.identity.version
+    note = f" with dtd {theirs}, the coordinator has {ours}" if ours and theirs != ours else ""
     cluster.incident("worker_registered", f"{worker.name} registered{note}", worker=worker.name)
 
 
@@ -97,39 +98,22 @@ def is_foreign(cluster: ClusterState, worker: Worker) -> bool:
 
     One that takes part in a generation may finish its job; its next process is asked again.
     """
-    why = _version_refusal(worker, version=cluster.identity.version, host=cluster.identity.host)
-    if why:
-        cluster.move_worker(worker, WorkerEvent.INCOMPATIBLE)
-        worker.foreign, worker.reason = True, why
-        cluster.send(worker.name, _registered(cluster, refused=why))
-        cluster.incident("worker_refused", f"{worker.name} is refused: {why}", worker=worker.name)
-    return bool(why)
-
-
-def _version_refusal(worker: Worker, *, version: str, host: str) -> str:
-    """Why a worker's dtd must not work with this coordinator's; empty when it may.
-
-    Args:
-        worker: with its version and host.
-        version: this coordinator's; empty: any will do.
-        host: where this coordinator runs.
-    """
-    if not version or _release_of(worker.registration.version) == _release_of(version):
-        return ""
-    return str(
-        diagnostics.versions_differ(
-            worker.name,
-            worker.registration.host,
-            worker.registration.version,
-            coordinator_host=host,
-            ours=version,
-        )
+    theirs, ours = worker.registration.version, cluster.identity.version
+    if not ours or _release_of(theirs) == _release_of(ours):
+        return False
+    differ = diagnostics.versions_differ(
+        worker.name,
+        worker.registration.host,
+        theirs,
+        coordinator_host=cluster.identity.host,
+        ours=ours,
     )
-
-
-def _version_note(theirs: str, ours: str) -> str:
-    """A note on a different but compatible version; empty when it does not differ."""
-    return f" with dtd {theirs}, the coordinator has {ours}" if ours and theirs != ours else ""
+    why = str(differ)
+    cluster.move_worker(worker, WorkerEvent.INCOMPATIBLE)
+    worker.foreign, worker.reason = True, why
+    cluster.send(worker.name, _registered(cluster, refused=why))
+    cluster.incident("worker_refused", f"{worker.name} is refused: {why}", worker=worker.name)
+    return True
 
 
 def _release_of(version: str) -> list[str]:
@@ -138,13 +122,7 @@ def _release_of(version: str) -> list[str]:
 
 
 def name_holder(cluster: ClusterState, message: m.Register, now: float) -> Worker | None:
-    """The living worker that already has this name; None when the name is free.
-
-    Args:
-        cluster: the coordinator's state.
-        message: how a worker introduces itself.
-        now: the clock, in seconds.
-    """
+    """The living worker that already has this name; None when the name is free."""
     known = cluster.workers.get(message.name)
     if known is None or known.state in GONE or known.incarnation == message.incarnation:
         return None
@@ -203,11 +181,8 @@ def adopt(cluster: ClusterState, job: Job, now: float) -> None:
 def take_up(cluster: ClusterState, job: Job, phase: MemberState) -> None:
     """Adopt a generation that is known only from its members, if all of them are in this phase.
 
-    Args:
-        cluster: the cluster's state.
-        job: the active one.
-        phase: RUNNING: all of them still train.  FINISHED: all of them have finished it, and say so
-            again, for the job can end.
+    RUNNING: all of them still train.  FINISHED: all of them have finished it, and say so again, for
+    the job can end.
     """
     members = [cluster.workers.get(name) for name in job.roster]
     if job.generation < cluster.run.generation:

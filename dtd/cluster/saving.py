@@ -32,12 +32,7 @@ def begin(
 ) -> None:
     """Begin to save the state of a job that ends with this verdict; no worker trains it any more.
 
-    Args:
-        cluster: the cluster's state.
-        job: the active one.
-        verdict: DONE, FAILED or CANCELLED.
-        now: the clock.
-        hopes_s: how long absent workers may take to reconnect with their states.
+    Absent workers may take `hopes_s` to reconnect with their states.
     """
     cluster.withdraw(job)
     jobs.note_digests(cluster, job)

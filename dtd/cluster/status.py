@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd import diagnostics as texts
@@ -40,21 +40,6 @@ class EndedJob:
     ended_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherJobs:
-    """The jobs beside the first one (`dtd.cluster.pools`).
-
-    Attributes:
-        clusters: the other jobs' clusters, and that of the workers without a job.
-        explanations: why each active job does not advance, by its id.
-        explain_queue: why the first job of the queue has not begun.
-    """
-
-    clusters: Sequence[ClusterState] = ()
-    explanations: Mapping[str, str] = field(default_factory=dict)
-    explain_queue: str = ""
-
-
 def places_of(clusters: Sequence[ClusterState]) -> dict[str, ClusterState]:
     """The cluster to which each known worker belongs, by its name.
 
@@ -69,7 +54,7 @@ def places_of(clusters: Sequence[ClusterState]) -> dict[str, ClusterState]:
 
 
 def status_of(
-    cluster: ClusterState,
+    clusters: Sequence[ClusterState],
     *,
     explain: str,
     address: str,
@@ -78,13 +63,18 @@ def status_of(
     now: float,
     last_job: EndedJob | None = None,
     diagnostics: Sequence[Mapping[str, Any]] = (),
-    other_jobs: OtherJobs | None = None,
+    explanations: Mapping[str, str] | None = None,
+    explain_queue: str = "",
 ) -> dict[str, Any]:
-    """Return the content of `dtdctl status`; `cluster` is that of the first job."""
-    other_jobs = other_jobs or OtherJobs(
-        explanations={cluster.job.id: explain} if cluster.job else {}
-    )
-    clusters = (cluster, *other_jobs.clusters)
+    """Return the content of `dtdctl status`.
+
+    The first of the clusters is that of the first job, or of the workers without one, and `explain`
+    says why it does not advance; `explanations` says it of each active job, by its id, and
+    `explain_queue` of the first job of the queue.  `diagnostics`: from `Diagnostics.listing`.
+    """
+    cluster, why = clusters[0], explanations or {}
+    if cluster.job is not None:
+        why = {cluster.job.id: explain, **why}
     places = places_of(clusters)
     names = sorted(places, key=roster.natural_key)
     return {
@@ -92,13 +82,13 @@ def status_of(
         "coordinator": {"address": address, "uptime_s": uptime_s, "version": version},
         "job": None if cluster.job is None else _job(cluster, cluster.job),
         "jobs": [
-            {**_job(one, one.job), "explain": other_jobs.explanations.get(one.job.id, "")}
+            {**_job(one, one.job), "explain": why.get(one.job.id, "")}
             for one in clusters
             if one.job is not None
         ],
         "workers": [_worker(places[name], places[name].workers[name], now) for name in names],
         "queue": [job.id for one in clusters for job in one.queue],
-        "queue_explain": other_jobs.explain_queue,
+        "queue_explain": explain_queue,
         "explain": explain,
         "last_job": None if last_job is None else _ended(last_job),
         "troubles": [*diagnostics],
@@ -233,13 +223,7 @@ class Diagnostics:
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
     def note(self, diagnostic: Diagnostic, now: float, *, standing: bool = False) -> bool:
-        """Record one; returns whether it is new.
-
-        Args:
-            diagnostic: the diagnostic.
-            now: the time.
-            standing: it lasts until `stand` is called without it.
-        """
+        """Record one; returns whether it is new.  A standing one lasts until `stand` lacks it."""
         key = diagnostic.where, diagnostic.kind
         known = self._known.pop(key, None)
         since_s = now if known is None else known.since_s

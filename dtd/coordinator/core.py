@@ -12,7 +12,7 @@ import functools
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -106,6 +106,7 @@ class Core:
         new_link: makes the protocol object of a connection.
 
     Attributes:
+        store_id: id of the store, which a restored backup has as well.
         address: where the coordinator is called.
         last_job: the job that ended last.
         news: is set by the next incident.
@@ -117,6 +118,7 @@ class Core:
     ) -> None:
         self.config = config
         self.store = store
+        self.store_id = store.identity()
         self.address = ""
         self.started_s = time.monotonic()
         self.last_job = store.last_ended()
@@ -200,10 +202,10 @@ class Core:
             waiting = self._ends[job_id] = self._loop.create_future()
         return await asyncio.shield(waiting)
 
-    def status(self, cluster: ClusterState, **more: Any) -> dict[str, Any]:
-        """A cluster's state, with what `dtd.cluster.status.status_of` is told besides."""
+    def status(self, clusters: Sequence[ClusterState], **more: Any) -> dict[str, Any]:
+        """The clusters' state, with what `dtd.cluster.status.status_of` is told besides."""
         return status_of(
-            cluster,
+            clusters,
             address=self.address,
             uptime_s=time.monotonic() - self.started_s,
             version=__version__,
@@ -412,9 +414,7 @@ def _membership(config: CoordinatorConfig, store: Store) -> Pools:
         heartbeat_interval_s=config.heartbeat_interval_s,
         heartbeat_timeout_s=config.heartbeat_timeout_s,
         last_generation=first_number(store),
-        identity=CoordinatorIdentity(
-            version=__version__, host=socket.gethostname(), store_id=store.identity()
-        ),
+        identity=CoordinatorIdentity(version=__version__, host=socket.gethostname()),
     )
 
 

@@ -19,7 +19,6 @@ from dtd.address import SocketPath
 from dtd.cluster import pools
 from dtd.cluster.events import Submitted, WorkerLost
 from dtd.cluster.state import ClusterState
-from dtd.cluster.status import OtherJobs
 from dtd.config import CoordinatorConfig
 from dtd.coordinator import requests
 from dtd.coordinator.coordinator import Coordinator
@@ -138,9 +137,7 @@ class Daemon:
         figures.reports_dropped = coordinator.reports.dropped()
         figures.certificate_expires_s = coordinator.renewals.own_expires_s or None
         clusters = coordinator.membership.clusters()
-        other_jobs = OtherJobs(clusters=clusters[1:])
-        status = coordinator.status(clusters[0], explain="", other_jobs=other_jobs)
-        return clusters, status
+        return clusters, coordinator.status(clusters, explain="")
 
     # --- connections (`dtd.net.link.LinkHandler`) ---------------------------------------------
 

@@ -346,8 +346,8 @@ class ModelRegistry:
             mode=request.mode or own,
         )
         record = _record(details, group) | {"registered_by": by, "registered_s": time.time()}
-        here = self._core.membership.home.cluster.identity
-        make_id = functools.partial(version_id, here.store_id, time.time_ns(), request.name)
+        store_id = self._core.store_id
+        make_id = functools.partial(version_id, store_id, time.time_ns(), request.name)
         add = functools.partial(
             store.models.add,
             request.name,

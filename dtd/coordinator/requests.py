@@ -38,11 +38,12 @@ async def status(core: Core, _caller: Caller, _request: m.GetStatus) -> dict[str
     found += [diagnostics.disk("the coordinator", failure) for failure in failures[:1]]
     core.diagnostics.stand(found, now)
     return core.status(
-        membership.cluster,
+        membership.clusters(),
         explain=membership.explain(),
         last_job=core.last_job,
         diagnostics=core.diagnostics.listing(now),
-        other_jobs=membership.other_jobs(),
+        explanations=membership.explanations(),
+        explain_queue=membership.explain_queue(),
     )
 
 

@@ -214,7 +214,7 @@ class Cluster:
         self.workers = [Process(f"w-{n}", self.rng) for n in range(self.rng.randrange(1, 5))]
 
     def coordinator(self) -> Membership:
-        here = CoordinatorIdentity(version="0.1.0", host="c", store_id="s")
+        here = CoordinatorIdentity(version="0.1.0", host="c")
         return Membership(last_generation=self.generation, identity=here)
 
     def handle(self, event: Event) -> None:

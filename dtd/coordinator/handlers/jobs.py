@@ -63,11 +63,11 @@ async def submit(core: Core, request: m.SubmitJob) -> dict[str, Any]:
         raise RequestRefused("a job starts either from another job or from a file of weights")
     origin, begins = await _origin(core, request, spec) if request.from_job else ({}, {})
     job_id = core.new_job_id(spec.job.name)
-    here, settings = core.membership.home.cluster.identity, job.to_mapping(spec)
+    settings = job.to_mapping(spec)
     submitted = Job(
         id=job_id,
         spec=settings,
-        identity=identity_of(here.store_id, int(time.time()), job_id, settings),
+        identity=identity_of(core.store_id, int(time.time()), job_id, settings),
         package=request.package,
         weights=request.weights,
         strict=request.strict,

@@ -162,7 +162,7 @@ def test_two_jobs_run_on_disjoint_rosters(two: Cluster) -> None:
     assert two.pools.cluster is two.pools.cluster_with("j-1")
     assert two.pools.explanations() == {"j-1": "", "j-2": ""}
     assert two.pools.explain() == ""
-    assert two.pools.other_jobs().explanations == {"j-1": "", "j-2": ""}
+    assert two.pools.explanations() == {"j-1": "", "j-2": ""}
     assert not two.pools.awaits("w1", m.HeartbeatAck())
     assert two.pools.hears("w1", m.Heartbeat(state="running"))
 
@@ -342,7 +342,7 @@ def test_an_error_leaves_what_was_decided_before_it(two: Cluster, monkeypatch: A
 
 
 def test_a_worker_that_works_for_another_job_meanwhile_stays_there_when_the_first_ends() -> None:
-    here = CoordinatorIdentity(version="0", store_id="s")
+    here = CoordinatorIdentity(version="0")
     cluster = Cluster(identity=here, last_generation=5)
     cluster.register("w1", "w2")
     cluster.submit(1, workers=2)

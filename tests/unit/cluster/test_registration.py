@@ -83,7 +83,7 @@ def test_a_coordinator_that_starts_knows_whose_names_are_taken(driver: Any, make
 # --- another release is refused and gets no work; another patch level is only mentioned ----------
 
 
-HERE = CoordinatorIdentity(version="0.2.1", host="head", store_id="store")
+HERE = CoordinatorIdentity(version="0.2.1", host="head")
 
 
 @pytest.fixture

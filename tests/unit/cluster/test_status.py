@@ -17,7 +17,6 @@ from dtd.cluster.status import (
     MAX_DIAGNOSTICS,
     Diagnostics,
     EndedJob,
-    OtherJobs,
     standing,
     status_of,
 )
@@ -68,7 +67,7 @@ def status(
     made: ClusterState, *, now: float = 0.0, last_job: EndedJob | None = None
 ) -> dict[str, Any]:
     return status_of(
-        made, explain="", address="a", uptime_s=1.0, version="0", now=now, last_job=last_job
+        [made], explain="", address="a", uptime_s=1.0, version="0", now=now, last_job=last_job
     )
 
 
@@ -193,13 +192,14 @@ def test_a_worker_that_has_moved_is_shown_where_it_is() -> None:
     before.job.id = "j-0"
     before.workers["w-0"].state = WorkerState.LOST
     shown = status_of(
-        here,
+        [here, before],
         explain="",
         address="a",
         uptime_s=1.0,
         version="0",
         now=0.0,
-        other_jobs=OtherJobs(clusters=[before], explanations={"j-0": "why"}, explain_queue="waits"),
+        explanations={"j-0": "why"},
+        explain_queue="waits",
     )
     assert [(one["name"], one["job"]) for one in shown["workers"]] == [("w-0", "j-1")]
     assert [(one["id"], one["explain"]) for one in shown["jobs"]] == [("j-1", ""), ("j-0", "why")]
@@ -281,7 +281,7 @@ def bare() -> ClusterState:
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
         detector=Detector(timeout_s=1.5, tick_s=0.25),
-        identity=CoordinatorIdentity(version="0.1.0", host="chief", store_id="s"),
+        identity=CoordinatorIdentity(version="0.1.0", host="chief"),
     )
     for name, host in (("w-0", "10.0.0.1"), ("w-1", "fd00::1")):
         message = m.Register(

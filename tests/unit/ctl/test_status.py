@@ -28,7 +28,7 @@ def test_what_the_coordinator_makes_fits_the_schema(check_output):
     membership.handle(FromWorker(name="worker-0", message=register), 1.0)
     membership.handle(Submitted(job=Job(id="a-1", spec=to_mapping(job))), 1.0)
     made = status_of(
-        membership.cluster,
+        [membership.cluster],
         explain=membership.explain(),
         address="127.0.0.1:7117",
         uptime_s=1.5,

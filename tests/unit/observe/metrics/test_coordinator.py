@@ -68,7 +68,7 @@ def cluster() -> ClusterState:
 
 
 def look(cluster: ClusterState) -> tuple[list[ClusterState], dict[str, Any]]:
-    status = status_of(cluster, explain="", address="a", uptime_s=9.0, version="0", now=0.5)
+    status = status_of([cluster], explain="", address="a", uptime_s=9.0, version="0", now=0.5)
     return [cluster], status
 
 

@@ -18,8 +18,7 @@ from dtd.coordinator.audit import Caller
 from dtd.coordinator.containment import Refusals
 from dtd.coordinator.core import Core
 from dtd.errors import ConfigError, DtdError, RequestRefused
-from dtd.observe.web.backend import Backend, WebCaller
-from dtd.observe.web.sessions import FILE, KeptSessions
+from dtd.observe.web.backend import SESSIONS_FILE, Backend, WebCaller
 from dtd.wire import messages as m
 
 if TYPE_CHECKING:
@@ -82,7 +81,8 @@ class WebPage:
             failed=lambda error: self._core.containment.failed(error, "answering the web page"),
             refused=self._refused,
             connections=port.connections,
-            sessions=KeptSessions(config.state_dir / FILE, repr(local)),
+            sessions_file=config.state_dir / SESSIONS_FILE,
+            local_settings=repr(local),
         )
 
     async def close(self) -> None:

@@ -10,18 +10,19 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from dtd.address import Address
 from dtd.errors import RequestRefused
 from dtd.net.limits import Connections
 from dtd.net.server import Place
-from dtd.observe.web.sessions import KeptSessions
 from dtd.security.authority import Authority
 from dtd.security.identity import OPERATOR, VIEWER, Identity
 from dtd.security.token import Token
 from dtd.wire import messages as m
 
+SESSIONS_FILE: Final = "web-sessions.json"
 BY_TOKEN: Final = "token"  # noqa: S105 - how somebody is known
 
 
@@ -56,7 +57,8 @@ class Backend:
         failed: told of an unexpected error; logs at a bounded rate.
         refused: told of the address and the reason of a rejected browser; logs at a bounded rate.
         connections: bounds all callers' connections, the page's as well.
-        sessions: outlive the process.
+        sessions_file: keeps sessions, which outlive the process.
+        local_settings: by which users of this host have roles: their sessions end with a change.
     """
 
     ask: Callable[[WebCaller, m.Message], Awaitable[dict[str, Any]]]
@@ -68,7 +70,8 @@ class Backend:
     failed: Callable[[Exception], None]
     refused: Callable[[str, str], None]
     connections: Connections[Place]
-    sessions: KeptSessions
+    sessions_file: Path
+    local_settings: str
 
     def standing(self, identity: Identity) -> str:
         """Return why a login is not valid any more; empty while it is."""

@@ -3,10 +3,10 @@
 A page of another site can make a browser send requests here, and can have its own name resolve to
 this host's address.  So the Host header must be an address or a name of this coordinator; a change
 must be requested by the page itself; and every request for data shows two secrets, one of which no
-other page can read (`dtd.observe.web.sessions`).
+other page can read (`dtd.observe.web.logins`).
 
 Answers are made and sent piece by piece, so that the event loop runs in between and a browser that
-reads nothing holds a piece in memory and not the file.  (`dtd.observe.web.listener` cuts it.)
+reads nothing holds a piece in memory and not the file.  (`dtd.observe.web.server` cuts it.)
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from aiohttp import web
 from dtd.errors import DtdError
 from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import HTTP_TOO_MANY, encoded, refused
-from dtd.observe.web.sessions import Session
+from dtd.observe.web.logins import Session
 from dtd.wire import messages as m
 
 FRESH_S: Final = 2.0
@@ -159,7 +159,7 @@ class Live:
             await response.write(b"retry: %d\n\n" % RETRY_MS)
             await self._send(response, watcher)
         except ConnectionError:
-            pass  # the browser is gone, or has read nothing: `dtd.observe.web.listener` cuts it
+            pass  # the browser is gone, or has read nothing: `dtd.observe.web.server` cuts it
         finally:
             self._watchers.discard(watcher)
             if not self._watchers:

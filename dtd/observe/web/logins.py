@@ -1,34 +1,46 @@
-"""Logins and logouts, and the sessions of requests.
+"""Logins to the web page: codes that are good once, the sessions they begin, and their requests.
 
 A person logs in with a code of `dtdctl web`, which is good once, or with a token of an operator or
 a viewer, which counts as one use of it.  The session acts as that credential, user or token, and
 ends with it.  A right code is always accepted, so that others' attempts keep no person out; it
 is found by its hash.  A token is looked up in the store, so an attempt with one counts before that,
 by address; wrong codes count, too.
+
+A session has two secrets.  One is a cookie, which a browser sends to every port of a host, so that
+a server on another port there may get to know it.  The other, the key, stays in the page's own
+storage, which belongs to one port.  Both must be shown.  Only hashes are kept, also in the file by
+which sessions outlive a restart of the coordinator: to read it gives no session.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 import structlog
 from aiohttp import web
 
-from dtd.errors import DtdError
+from dtd.errors import ConfigError, DtdError
 from dtd.net.limits import Pacing, origin_of
 from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import HTTP_LOGIN, HTTP_TOO_MANY, KEY_HEADER, refused
-from dtd.observe.web.sessions import SESSION_LIFE_S, Session, WebSessions
 from dtd.security.identity import VIEWER, Identity
+from dtd.security.private_files import read_records, write_records
 from dtd.security.token import VERSION
 
 log = structlog.get_logger()
 
+CODE_LIFE_S: Final = 3600.0
+SESSION_LIFE_S: Final = 12 * 3600.0
+MAX_CODES: Final = 64
+MAX_SESSIONS: Final = 256
 SECRET_BYTES: Final = 32
 MAX_WORD_CHARACTERS: Final = 4096
 ATTEMPTS_PER_S: Final = 1.0
@@ -38,6 +50,119 @@ REMEDY: Final = (
     "run `dtdctl web` for a new code, or ask an operator for a token: `dtdctl token create --role"
     " viewer`"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One browser that is logged in; `id` is the hash of its cookie, times are monotonic."""
+
+    id: str
+    holder: Identity
+    key_sha256: str
+    expires_s: float
+
+
+class Sessions:
+    """All codes and sessions, both bounded; the oldest makes room."""
+
+    def __init__(self) -> None:
+        self._codes: OrderedDict[str, tuple[Identity, float]] = OrderedDict()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def offer(self, code: str, holder: Identity, now_s: float) -> float:
+        """Let `holder` log in once with a code; returns when it ends."""
+        for sha256 in [key for key, (_, ends_s) in self._codes.items() if ends_s <= now_s]:
+            del self._codes[sha256]
+        _make_room(self._codes, MAX_CODES)
+        ends_s = now_s + CODE_LIFE_S
+        self._codes[_sha256(code)] = holder, ends_s
+        return ends_s
+
+    def redeem(self, code: str, now_s: float) -> Identity | None:
+        """Use up a code and return its holder; None if it is not valid."""
+        holder, ends_s = self._codes.pop(_sha256(code), (None, now_s))
+        return holder if now_s < ends_s else None
+
+    def begin(self, cookie: str, key: str, holder: Identity, now_s: float) -> Session:
+        """Log `holder` in, with two fresh secrets."""
+        for session_id in [key for key, one in self._sessions.items() if one.expires_s <= now_s]:
+            del self._sessions[session_id]
+        _make_room(self._sessions, MAX_SESSIONS)
+        made = Session(
+            id=_sha256(cookie),
+            holder=holder,
+            key_sha256=_sha256(key),
+            expires_s=now_s + SESSION_LIFE_S,
+        )
+        self._sessions[made.id] = made
+        return made
+
+    def find(self, cookie: str, key: str, now_s: float) -> Session | None:
+        """The session of these two secrets; None: there is none, or it has ended."""
+        found = self._sessions.get(_sha256(cookie))
+        if found is None or not hmac.compare_digest(found.key_sha256, _sha256(key)):
+            return None
+        return found if now_s < found.expires_s else None
+
+    def has_cookie(self, cookie: str, now_s: float) -> bool:
+        """Whether there is a session of this cookie, for which no key was shown."""
+        found = self._sessions.get(_sha256(cookie))
+        return found is not None and now_s < found.expires_s
+
+    def end(self, session: Session) -> None:
+        """Log out."""
+        self._sessions.pop(session.id, None)
+
+    def __contains__(self, session: Session) -> bool:
+        return session.id in self._sessions
+
+    def records(self, local: str, now_s: float) -> list[dict[str, Any]]:
+        """The sessions for a file.
+
+        Args:
+            local: the settings by which users of this host have roles.
+            now_s: by the monotonic clock of the sessions' ends.
+        """
+        ahead_s = time.time() - now_s
+        return [
+            {
+                "id": one.id,
+                "key_sha256": one.key_sha256,
+                "expires_unix_s": one.expires_s + ahead_s,
+                "local": local if one.holder.uid is not None else "",
+                "holder": asdict(one.holder),
+            }
+            for one in self._sessions.values()
+        ]
+
+    def restore(self, records: Iterable[Mapping[str, Any]], local: str, now_s: float) -> None:
+        """Take over the sessions of an earlier process, but those of users under other settings.
+
+        Raises:
+            KeyError, TypeError, ValueError: a record has another form.
+        """
+        for record in records:
+            workers = record["holder"]["workers"]
+            restricted = None if workers is None else tuple(workers)
+            holder = Identity(**{**record["holder"], "workers": restricted})
+            left_s = min(SESSION_LIFE_S, float(record["expires_unix_s"]) - time.time())
+            if left_s > 0 and (holder.uid is None or record["local"] == local):
+                self._sessions[str(record["id"])] = Session(
+                    id=str(record["id"]),
+                    holder=holder,
+                    key_sha256=str(record["key_sha256"]),
+                    expires_s=now_s + left_s,
+                )
+
+
+def _make_room(held: OrderedDict[str, Any], most: int) -> None:
+    if len(held) >= most:
+        held.popitem(last=False)
+
+
+def _sha256(secret: str) -> str:
+    """Hash a random, long secret, for which a plain hash will do."""
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +184,7 @@ class Logins:
     def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend = backend
         self._clock = clock
-        self._sessions: WebSessions = WebSessions()
+        self._sessions = Sessions()
         self._saving = asyncio.Lock()
         self._attempts = Pacing(rate_per_s=ATTEMPTS_PER_S, burst=ATTEMPTS_AT_ONCE)
         self.cookie = "dtd_session"
@@ -72,15 +197,20 @@ class Logins:
 
     async def restore(self) -> None:
         """Go on with the sessions of the process before this one."""
-        loop = asyncio.get_running_loop()
-        kept = await loop.run_in_executor(None, self._backend.sessions.read, self._clock())
-        self._sessions.restore(kept)
+        try:
+            records = await asyncio.to_thread(read_records, self._backend.sessions_file)
+            self._sessions.restore(records, self._backend.local_settings, self._clock())
+        except (ConfigError, TypeError, ValueError, KeyError) as error:
+            log.warning("web_sessions_not_read", reason=str(error))
 
     async def _save(self) -> None:
+        """Replace the file; if that fails, a later start logs people out."""
         async with self._saving:
-            every, clock_s = self._sessions.every(), self._clock()
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, self._backend.sessions.write, every, clock_s)
+            records = self._sessions.records(self._backend.local_settings, self._clock())
+            try:
+                await asyncio.to_thread(write_records, self._backend.sessions_file, records)
+            except ConfigError as error:
+                log.warning("web_sessions_not_written", reason=error.message)
 
     def offer(self, identity: Identity) -> Offer:
         """Return a code for an identity that the coordinator knows."""

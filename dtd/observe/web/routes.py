@@ -24,8 +24,7 @@ from dtd.observe.report.render import to_html
 from dtd.observe.web.backend import Backend
 from dtd.observe.web.http import HTTP_LOGIN, INDEX, JSON, ServedFile, encoded, in_pieces, refused
 from dtd.observe.web.live import Live, SharedAnswers
-from dtd.observe.web.logins import Logins, caller, holder_of
-from dtd.observe.web.sessions import Session
+from dtd.observe.web.logins import Logins, Session, caller, holder_of
 from dtd.rules import did_you_mean
 from dtd.wire import messages as m
 

@@ -16,7 +16,7 @@ import pytest
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
 from dtd.errors import ConfigError, RequestRefused
-from dtd.observe.web.sessions import FILE
+from dtd.observe.web.backend import SESSIONS_FILE
 from dtd.places import SOCKET_NAME
 from dtd.security.token import Token
 from dtd.wire import messages as m
@@ -244,8 +244,8 @@ def test_sessions_outlive_the_coordinator_but_not_what_they_were_given_for(
     assert left.ask("POST", "/api/logout")[0] == 200
     assert viewer.log_in(token_of(first, "viewer"))[0] == 200
     first.stop()
-    assert (state_dir / FILE).stat().st_mode & 0o777 == 0o600
-    assert local.key not in (state_dir / FILE).read_text()
+    assert (state_dir / SESSIONS_FILE).stat().st_mode & 0o777 == 0o600
+    assert local.key not in (state_dir / SESSIONS_FILE).read_text()
 
     address = Address("127.0.0.1", port)
     second = WebDaemon(loop_thread, state_dir, web=address)
@@ -258,7 +258,7 @@ def test_sessions_outlive_the_coordinator_but_not_what_they_were_given_for(
     third = WebDaemon(loop_thread, state_dir, web=address, local_viewers=("nobody",))
     assert local.ask("GET", "/api/me")[0] == 401  # who has which role may have changed
     third.stop()
-    (state_dir / FILE).write_text("[{}]")
+    (state_dir / SESSIONS_FILE).write_text("[{}]")
     fourth = WebDaemon(loop_thread, state_dir, web=address)
     assert local.ask("GET", "/api/me")[0] == 401
     fourth.stop()

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from dtd.observe.web import live
 from dtd.observe.web.backend import WebCaller
 from dtd.observe.web.live import Live
-from dtd.observe.web.sessions import Session
+from dtd.observe.web.logins import Session
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
 

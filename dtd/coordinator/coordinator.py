@@ -74,7 +74,7 @@ class Coordinator(Core):
     def decided(self, effect: Effect) -> None:
         """An effect was decided, and is not performed yet."""
         super().decided(effect)
-        self.metrics.figures.decided(effect)
+        self.metrics.decided(effect)
         if isinstance(effect, JobEnded):
             self.trackers.ended(effect.job)
             self.sweeps.job_ended(effect.job)

@@ -132,7 +132,7 @@ class Daemon:
     def _look(self) -> tuple[list[ClusterState], dict[str, Any]]:
         """Return the clusters and the status that the metrics show."""
         coordinator = self.coordinator
-        figures = coordinator.metrics.figures
+        figures = coordinator.metrics
         figures.store_errors = coordinator.store_thread.failures
         figures.reports_dropped = coordinator.reports.dropped()
         figures.certificate_expires_s = coordinator.renewals.own_expires_s or None

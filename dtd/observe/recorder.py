@@ -15,10 +15,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from dtd.observe import query, series
-from dtd.observe.store import Batch, MetricsStore
+from dtd.observe.store import MetricsStore, Row
 from dtd.wire import messages as m
 
 WRITE_EVERY_S: Final = 1.0
@@ -29,11 +29,6 @@ SYSTEM_EVERY_S: Final = 2.0
 MAX_WAITING: Final = 20_000
 WRITE_AT_ONCE: Final = 4_000
 MAX_WORKERS: Final = 1024
-
-
-class _Beat(NamedTuple):
-    at_s: float
-    message: m.Heartbeat
 
 
 class MetricsRecorder:
@@ -69,8 +64,8 @@ class MetricsRecorder:
         self._clock = clock
         self._wall = wall
         self._store = MetricsStore(directory, limit_bytes, self._set_aside)
-        self._waiting: deque[Batch] = deque()
-        self._beats: dict[str, _Beat] = {}
+        self._waiting: deque[Row] = deque()
+        self._beats: dict[str, tuple[float, m.Heartbeat]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._writing = self._closes = False
         self.dropped = 0
@@ -94,16 +89,14 @@ class MetricsRecorder:
     def heartbeat(self, worker: str, identity: str, message: m.Heartbeat, to: str) -> None:
         """A worker tells of itself, and of its link to the next one in the ring, if any."""
         now = self._clock()
-        before = self._beats.get(worker)
-        if before is not None and 0 <= now - before.at_s < SYSTEM_EVERY_S:
+        at_s, before = self._beats.get(worker, (now, None))
+        if before is not None and 0 <= now - at_s < SYSTEM_EVERY_S:
             return
         if before is None and len(self._beats) >= MAX_WORKERS:
             del self._beats[next(iter(self._beats))]
-        self._beats[worker] = _Beat(now, message)
+        self._beats[worker] = now, message
         unix_s = self._wall()
-        elapsed_s = now - before.at_s if before is not None else 0.0
-        earlier = before.message if before is not None else None
-        entries = [series.worker_entry(worker, message, earlier, elapsed_s, unix_s)]
+        entries = [series.worker_entry(worker, message, before, now - at_s, unix_s)]
         if to:
             entries.append(series.link_entry(worker, to, message, unix_s))
         self._put(identity, entries)
@@ -113,7 +106,7 @@ class MetricsRecorder:
             if len(self._waiting) >= MAX_WAITING:
                 self.dropped += 1
             else:
-                self._waiting.append(Batch(identity, entry))
+                self._waiting.append((identity, entry))
         if self._waiting and not (self._timer or self._writing or self._closes):
             pause_s = RETRY_S if self._stopped else WRITE_EVERY_S
             self._timer = self._loop.call_later(pause_s, self._write)
@@ -128,7 +121,7 @@ class MetricsRecorder:
         batch = list(itertools.islice(self._waiting, WRITE_AT_ONCE))
         self._later(self._write_in_thread, batch)
 
-    def _write_in_thread(self, batch: list[Batch]) -> None:
+    def _write_in_thread(self, batch: list[Row]) -> None:
         failure, unfit = "", 0
         try:
             self._store.write(batch, self._wall())
@@ -140,7 +133,7 @@ class MetricsRecorder:
         finally:
             self._loop.call_soon_threadsafe(self._written, len(batch), unfit, failure)
 
-    def _write_each(self, batch: list[Batch]) -> int:
+    def _write_each(self, batch: list[Row]) -> int:
         """Write rows one by one; returns how many could not be written."""
         unfit = 0
         for one in batch:
@@ -152,31 +145,21 @@ class MetricsRecorder:
 
     def _written(self, count: int, unfit: int, failure: str) -> None:
         self._writing = False
-        if not failure:
+        if failure:
+            if not self._stopped:
+                self._dropped_before = self.dropped
+                why = f"figures are not stored any more, training continues: {failure}"
+                self._tell_operators("metrics_stopped", why)
+        else:
             for _ in range(count):
                 self._waiting.popleft()
             self.dropped += unfit
-            self._resumes()
-        else:
-            self._stops(failure)
-        self._put("", ())
-
-    def _stops(self, failure: str) -> None:
-        if not self._stopped:
-            self._dropped_before = self.dropped
-            self._tell_operators(
-                "metrics_stopped",
-                f"figures are not stored any more, training continues: {failure}",
-            )
+            if self._stopped:
+                lost = self.dropped - self._dropped_before
+                what = f"figures are stored again; {lost} were dropped"
+                self._tell_operators("metrics_resumed", what, dropped=lost)
         self._stopped = failure
-
-    def _resumes(self) -> None:
-        if self._stopped:
-            self._stopped = ""
-            lost = self.dropped - self._dropped_before
-            self._tell_operators(
-                "metrics_resumed", f"figures are stored again; {lost} were dropped", dropped=lost
-            )
+        self._put("", ())
 
     def _set_aside(self, why: str) -> None:
         """Report a damaged file that was set aside; in the store's thread."""
@@ -195,7 +178,7 @@ class MetricsRecorder:
             RequestRefused: there is no such figure.
         """
         await self._write_all()
-        found = await self._run(self._answer, request)
+        found = await self._run(query.answer, self._store, request)
         return {**found, "stopped": self._stopped, "dropped": self.dropped}
 
     async def _write_all(self) -> None:
@@ -206,9 +189,6 @@ class MetricsRecorder:
             if not self._writing:
                 self._write()
             await self._run(_nothing)  # what is being written first
-
-    def _answer(self, request: m.GetMetrics) -> dict[str, Any]:
-        return query.answer(self._store, request)
 
     async def forget(self, job: str) -> None:
         """A job was deleted; what cannot be removed now is removed to make room later."""

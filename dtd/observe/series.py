@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from dtd.wire import messages as m
@@ -126,43 +125,11 @@ def _rate(now: float, before: float | None, elapsed_s: float) -> float:
     return (now - before) / elapsed_s
 
 
-def at(columns: Iterable[str], entry: Entry) -> tuple[float, ...]:
-    """The values of an entry in the order of these columns."""
-    known: Mapping[str, float] = dict(zip(entry.columns, entry.values, strict=True))
-    return tuple(known.get(name, NAN) for name in columns)
-
-
 MAX_TRACKS_OF_A_JOB: Final = 512
 """Workers and links together; what a job has beyond is not remembered."""
 
 MAX_COLUMNS: Final = 64
 """Most columns of one track; only evaluations have names of their own."""
-
-
-class Placement(enum.Enum):
-    """The place of a row in its track."""
-
-    APPENDED = enum.auto()
-    REPLACES = enum.auto()
-    LEFT_OUT = enum.auto()
-
-
-def placement(
-    kind: Kind, position: int, generation: int, *, newest: int, newest_generation: int
-) -> Placement:
-    """Return the place of a row in its track.
-
-    Args:
-        kind: the track's.
-        position: the row's.
-        generation: the generation that committed it.
-        newest: the last position of the track.
-        newest_generation: the latest generation that the track has rows of.
-    """
-    if position > newest:
-        return Placement.APPENDED
-    again = kind is Kind.STEPS and generation > newest_generation
-    return Placement.REPLACES if again or kind is Kind.EVALUATIONS else Placement.LEFT_OUT
 
 
 def known_rows(message: m.Progress) -> list[StepRow]:
@@ -175,10 +142,3 @@ def known_rows(message: m.Progress) -> list[StepRow]:
         and row.skipped <= 1 <= row.steps
         and all(math.isfinite(one) and 0 <= one <= MOST_SECONDS for one in row[9:15])
     ]
-
-
-def widened(columns: Sequence[str], entry_columns: Sequence[str]) -> tuple[str, ...]:
-    """A track's columns with those of a row that are new, as far as there is room for them."""
-    known = set(columns)
-    new = [name for name in entry_columns if name not in known]
-    return (*columns, *new[: max(0, MAX_COLUMNS - len(columns))])

@@ -17,20 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from dtd.errors import HistoryDamaged
 from dtd.observe.pyramid import FACTOR, LEVELS, aligned, pack_row, summarised, width
-from dtd.observe.series import (
-    MAX_TRACKS_OF_A_JOB,
-    Entry,
-    Kind,
-    Placement,
-    Track,
-    placement,
-    widened,
-)
-from dtd.observe.series import at as values_at
+from dtd.observe.series import MAX_COLUMNS, MAX_TRACKS_OF_A_JOB, NAN, Entry, Kind, Track
 
 FILE_NAME: Final = "metrics.sqlite3"
 DAMAGED_NAME: Final = "metrics.damaged.sqlite3"
@@ -65,11 +56,8 @@ CREATE TABLE cells (
 """
 
 
-class Batch(NamedTuple):
-    """One row, and the identity of the job that it belongs to."""
-
-    identity: str
-    entry: Entry
+Row = tuple[str, Entry]
+"""A row, after the identity of the job that it belongs to."""
 
 
 class MetricsStore:
@@ -93,7 +81,7 @@ class MetricsStore:
         """The rows that a query finds."""
         return self._connection().execute(query, values).fetchall()
 
-    def write(self, batch: Sequence[Batch], unix_s: float) -> None:
+    def write(self, batch: Sequence[Row], unix_s: float) -> None:
         """Write rows, all or none, and make room for the next ones."""
         try:
             with damage_told():
@@ -158,7 +146,7 @@ class MetricsStore:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def _write(self, batch: Sequence[Batch], unix_s: float) -> None:
+    def _write(self, batch: Sequence[Row], unix_s: float) -> None:
         of_track: dict[tuple[str, Track], list[Entry]] = {}
         for identity, entry in batch:
             of_track.setdefault((identity, entry.track), []).append(entry)
@@ -317,29 +305,24 @@ def _append(cursor: sqlite3.Cursor, track: _Stored, entries: Sequence[Entry]) ->
     rows: dict[int, Entry] = {}
     replaced_from: int | None = None
     for entry in entries:
-        where = placement(
-            track.kind,
-            entry.position,
-            entry.generation,
-            newest=track.newest,
-            newest_generation=track.generation,
-        )
-        if where is Placement.LEFT_OUT:
-            continue
-        if where is Placement.REPLACES:
+        if entry.position <= track.newest:
+            again = track.kind is Kind.STEPS and entry.generation > track.generation
+            if not again and track.kind is not Kind.EVALUATIONS:
+                continue  # it was told before
             rows = {at: row for at, row in rows.items() if at < entry.position}
             if replaced_from is None or entry.position < replaced_from:
                 replaced_from = entry.position
         rows[entry.position] = entry
         track.newest = entry.position
         track.generation = max(track.generation, entry.generation)
-        track.columns = widened(track.columns, entry.columns)
+        new = [name for name in entry.columns if name not in track.columns]
+        track.columns += tuple(new[: max(0, MAX_COLUMNS - len(track.columns))])
     if replaced_from is not None:
         for level in range(LEVELS):
             begin = replaced_from // width(level)
             _remove(cursor, track.number, "level=? AND bucket>=?", level, begin)
     grown = sum(
-        _put(cursor, track.number, 0, at, pack_row(values_at(track.columns, row)))
+        _put(cursor, track.number, 0, at, pack_row(_values_in(track.columns, row)))
         for at, row in rows.items()
     )
     touched = set(rows)
@@ -351,6 +334,11 @@ def _append(cursor: sqlite3.Cursor, track: _Stored, entries: Sequence[Entry]) ->
         " WHERE number=?",
         (json.dumps(track.columns), track.newest, track.generation, grown, track.number),
     )
+
+
+def _values_in(columns: Sequence[str], entry: Entry) -> list[float]:
+    known = dict(zip(entry.columns, entry.values, strict=True))
+    return [known.get(name, NAN) for name in columns]
 
 
 def _summarise(cursor: sqlite3.Cursor, track: int, level: int, bucket: int) -> int:

@@ -60,7 +60,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe.series": {"wire"},
     "observe.pyramid": set(),
     "observe.comparison": {"errors", "job", "observe.series", "rules", "shown"},
-    "observe.annotations": {"errors", "rules", "shown"},
     "observe": BASE | {"observe.pyramid", "observe.series", "wire"},
     "observe.metrics": BASE | {"cluster", "doctor", "net.limits", "wire"},
     "observe.sinks": BASE | {"cluster", "wire"},
@@ -84,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinator": BASE
     | PURE_BELOW
     | {"checkpoint", "cluster", "net", "net.limits", "observe", "packages", "registry", "security"}
-    | {"observe.annotations", "observe.comparison", "observe.metrics", "observe.profile"}
+    | {"observe.comparison", "observe.metrics", "observe.profile"}
     | {"observe.sinks", "observe.web", "sweeps"},
     "worker": BASE
     | PURE_BELOW
@@ -106,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 PURE = {
     *("cluster", "doctor", "engine", "exchange.api", "exchange.schedule"),
-    *("observe.annotations", "observe.comparison", "observe.profile", "observe.pyramid"),
+    *("observe.comparison", "observe.profile", "observe.pyramid"),
     *("observe.series", "registry", "sweeps", "wire"),
 }
 IMPURE = {
@@ -125,7 +124,7 @@ LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
 
 CONTRACTS = {
     *(("exchange", "api"), ("exchange", "schedule"), ("net", "limits")),
-    *(("observe", name) for name in ("annotations", "comparison", "metrics", "profile")),
+    *(("observe", name) for name in ("comparison", "metrics", "profile")),
     *(("observe", name) for name in ("pyramid", "report", "series", "sinks", "web")),
 }
 """Modules and folders that are a unit of their own, which others may import without the rest."""

@@ -53,7 +53,7 @@ def register(
     coordinator.models.registered(name)
     known = coordinator.membership.cluster_of(name).workers.get(name)
     released = known is not None and known.state is WorkerState.RELEASED
-    coordinator.metrics.figures.registered(message, released=released)
+    coordinator.metrics.registered(message, released=released)
     registered = dataclasses.replace(message, data_host=host)
     coordinator.handle(FromWorker(name=name, message=registered))
 
@@ -218,7 +218,7 @@ ANSWERED: Final[Mapping[type[m.Message], Callable[[Coordinator, Link, str, Any],
 
 def _keep(coordinator: Coordinator, name: str, message: m.Message, payload: memoryview) -> None:
     """Store a worker's accepted report, and add it to the figures."""
-    coordinator.metrics.figures.reported(message, unix_s=time.time())
+    coordinator.metrics.reported(message, unix_s=time.time())
     if isinstance(message, m.JobOutput):
         coordinator.reports.output(name, message, bytes(payload))
     elif isinstance(message, m.CheckpointSaved):

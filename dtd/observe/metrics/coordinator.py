@@ -1,7 +1,7 @@
 """The cluster's figures, as samples: from the status object, heartbeats and counts.
 
 Job and workers are read from the same status object that `dtdctl status` shows, so that both
-agree.  `ClusterFigures` keeps the rest: counts, and the newest progress and checkpoint.
+agree.  `CoordinatorMetrics` keeps the rest: counts, and the newest progress and checkpoint.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtd.address import Address
@@ -42,9 +41,12 @@ _OF_A_JOB: Final = {
 }
 
 
-@dataclass(slots=True)
-class ClusterFigures:
-    """The counts of one coordinator.
+class CoordinatorMetrics:
+    """The counts of one coordinator, and the endpoint that shows them with the figures of now.
+
+    Args:
+        address: where to listen; None for no endpoint.
+        context: as of `Exposition`.
 
     Attributes:
         certificate_expires_s: Unix time; None without a certificate.
@@ -52,16 +54,44 @@ class ClusterFigures:
         reports_dropped: number of workers' reports left out, by (worker, kind).
     """
 
-    certificate_expires_s: float | None = None
-    store_errors: int = 0
-    reports_dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    _incarnations: dict[str, int] = field(default_factory=dict)
-    _restarts: Counter[str] = field(default_factory=Counter)
-    _evictions: Counter[str] = field(default_factory=Counter)
-    _incidents: Counter[str] = field(default_factory=Counter)
-    _checkpoints: Counter[str] = field(default_factory=Counter)
-    _progress: dict[str, m.Progress] = field(default_factory=dict)
-    _newest: dict[str, tuple[m.CheckpointSaved, float]] = field(default_factory=dict)
+    def __init__(self, address: Address | None, context: Context | None = None) -> None:
+        self.certificate_expires_s: float | None = None
+        self.store_errors = 0
+        self.reports_dropped: Mapping[tuple[str, str], int] = {}
+        self._incarnations: dict[str, int] = {}
+        self._restarts: Counter[str] = Counter()
+        self._evictions: Counter[str] = Counter()
+        self._incidents: Counter[str] = Counter()
+        self._checkpoints: Counter[str] = Counter()
+        self._progress: dict[str, m.Progress] = {}
+        self._newest: dict[str, tuple[m.CheckpointSaved, float]] = {}
+        self._exposition = None if address is None else Exposition(address, context)
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        if self._exposition is not None:
+            await asyncio.to_thread(self._exposition.start)
+
+    async def keep(
+        self, look: Callable[[], tuple[Sequence[ClusterState], Mapping[str, Any]]]
+    ) -> None:
+        """Show the figures of now, again and again, until cancelled.
+
+        Args:
+            look: returns the states of the core and the status object.
+        """
+        while self._exposition is not None:
+            self._exposition.publish(self.samples(*look()))
+            await asyncio.sleep(PUBLISH_EVERY_S)
+
+    async def close(self) -> None:
+        """Give up the port."""
+        if self._exposition is not None:
+            await asyncio.to_thread(self._exposition.close)
 
     # --- what is counted ---------------------------------------------------------------------
 
@@ -149,45 +179,6 @@ class ClusterFigures:
         if progress is not None:
             yield Sample("dtd_job_learning_rate", (progress.job,), progress.learning_rate)
             yield Sample("dtd_job_gradient_norm", (progress.job,), progress.grad_norm)
-
-
-class CoordinatorMetrics:
-    """The coordinator's endpoint and its metrics.
-
-    Args:
-        address: where to listen; None for no endpoint.
-        context: as of `Exposition`.
-    """
-
-    def __init__(self, address: Address | None, context: Context | None = None) -> None:
-        self.figures = ClusterFigures()
-        self._exposition = None if address is None else Exposition(address, context)
-
-    async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the address cannot be listened on.
-        """
-        if self._exposition is not None:
-            await asyncio.to_thread(self._exposition.start)
-
-    async def keep(
-        self, look: Callable[[], tuple[Sequence[ClusterState], Mapping[str, Any]]]
-    ) -> None:
-        """Show the figures of now, again and again, until cancelled.
-
-        Args:
-            look: returns the states of the core and the status object.
-        """
-        while self._exposition is not None:
-            self._exposition.publish(self.figures.samples(*look()))
-            await asyncio.sleep(PUBLISH_EVERY_S)
-
-    async def close(self) -> None:
-        """Give up the port."""
-        if self._exposition is not None:
-            await asyncio.to_thread(self._exposition.close)
 
 
 def _of_the_checkpoint(newest: m.CheckpointSaved, at_s: float) -> Iterator[Sample]:

@@ -164,7 +164,7 @@ async def test_a_row_that_cannot_be_written_holds_up_no_other(box, monkeypatch):
     write = box.recorder._store.write
 
     def choke(batch, unix_s):
-        if any(one.entry.position == 2 for one in batch):
+        if any(entry.position == 2 for _identity, entry in batch):
             raise ValueError("a defect")
         write(batch, unix_s)
 

@@ -18,7 +18,7 @@ from dtd.observe.series import (
     step_entry,
     worker_entry,
 )
-from dtd.observe.store import DAMAGED_NAME, FILE_NAME, GROWING, Batch, MetricsStore
+from dtd.observe.store import DAMAGED_NAME, FILE_NAME, GROWING, MetricsStore
 from dtd.wire import messages as m
 from tests.unit.observe.reports import row
 
@@ -34,7 +34,7 @@ class Box:
         self.store = MetricsStore(directory, limit_bytes, self.told.append)
 
     def write(self, *entries, identity="i", unix_s=1000.0):
-        self.store.write([Batch(identity, one) for one in entries], unix_s)
+        self.store.write([(identity, one) for one in entries], unix_s)
 
     def steps(self, begin, end, *, job="j-1", generation=1, unix_s=1000.0, **changed):
         rows = (row(step, generation, loss=float(step), **changed) for step in range(begin, end))

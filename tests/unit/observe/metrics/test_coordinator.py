@@ -16,7 +16,7 @@ from dtd.cluster.state import ClusterState
 from dtd.cluster.status import status_of
 from dtd.cluster.transitions import JobState, WorkerState
 from dtd.observe.metrics.catalogue import BY_NAME
-from dtd.observe.metrics.coordinator import ClusterFigures, CoordinatorMetrics
+from dtd.observe.metrics.coordinator import CoordinatorMetrics
 from dtd.wire import messages as m
 from tests.registrations import registration
 
@@ -72,7 +72,7 @@ def look(cluster: ClusterState) -> tuple[list[ClusterState], dict[str, Any]]:
     return [cluster], status
 
 
-def seen(figures: ClusterFigures, cluster: ClusterState) -> dict[str, float]:
+def seen(figures: CoordinatorMetrics, cluster: ClusterState) -> dict[str, float]:
     """Samples as they would be written, without their prefix."""
     samples = list(figures.samples(*look(cluster)))
     for sample in samples:
@@ -132,7 +132,7 @@ def progress(step: int, job: str = "j-1") -> m.Progress:
 
 
 def test_the_job_and_its_workers(cluster: ClusterState) -> None:
-    figures = seen(ClusterFigures(), cluster)
+    figures = seen(CoordinatorMetrics(None), cluster)
     job = {name: value for name, value in figures.items() if name.startswith("job_")}
     assert job == {
         "job_step j-1": 12,
@@ -155,7 +155,7 @@ def test_the_job_and_its_workers(cluster: ClusterState) -> None:
 
 
 def test_the_newest_checkpoint(cluster: ClusterState) -> None:
-    figures = ClusterFigures()
+    figures = CoordinatorMetrics(None)
     figures.reported(saved(10, write_s=0.5), unix_s=1000.0)
     figures.reported(saved(5), unix_s=1001.0)  # a slower disk
     assert {n: v for n, v in seen(figures, cluster).items() if n.startswith("checkpoint")} == {
@@ -175,7 +175,7 @@ def test_the_newest_checkpoint(cluster: ClusterState) -> None:
 
 
 def test_restarts(cluster: ClusterState) -> None:
-    figures = ClusterFigures()
+    figures = CoordinatorMetrics(None)
     figures.registered(registered("w-0", 1), released=False)
     figures.registered(registered("w-0", 1), released=False)  # the same process called again
     assert seen(figures, cluster)["worker_restarts_total w-0"] == 0
@@ -186,7 +186,7 @@ def test_restarts(cluster: ClusterState) -> None:
 
 
 def test_incidents_and_evictions(cluster: ClusterState) -> None:
-    figures = ClusterFigures()
+    figures = CoordinatorMetrics(None)
     figures.registered(registered("w-0", 1), released=False)
     for _ in range(2):
         figures.decided(Incident(kind="worker_lost", message="gone"))

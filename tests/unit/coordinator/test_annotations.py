@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from dtd.coordinator.store.tables import (
+    MAX_NOTE_CHARACTERS,
+    MAX_TAGS,
+    checked_note,
+    checked_tag,
+    tagged,
+)
 from dtd.errors import RequestRefused
-from dtd.observe.annotations import MAX_NOTE_CHARACTERS, MAX_TAGS, checked_note, checked_tag, tagged
 
 
 def test_tags_are_added_and_removed() -> None:

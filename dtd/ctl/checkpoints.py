@@ -1,7 +1,7 @@
 """The commands about checkpoints: checkpoints and fetch.
 
 `fetch` asks the coordinator which workers hold a checkpoint, then reads the weights from a worker's
-data port, or parts of them from several (`dtd.net.weights`); if a worker fails, it continues with
+data port, or parts of them from several (`dtd.checkpoint.fetch`); if a worker fails, it continues with
 the next holder.
 """
 
@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from dtd import figures
 from dtd.checkpoint.choice import by_checkpoint, confirmation_of, holders_of, missing, part_of
+from dtd.checkpoint.fetch import WEIGHTS_FILE, Checkpoint, fetch_parts, fetch_whole
 from dtd.cluster.checkpoints import UNCONFIRMED, VERIFIED
 from dtd.ctl import output
 from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask, ask_and_show, parse_job_at_step
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, HolderUnreachable, RequestRefused, UsageError
 from dtd.net.blocking_link import Connect, connect_tcp
-from dtd.net.weights import WEIGHTS_FILE, Checkpoint, fetch_parts, fetch_whole
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 

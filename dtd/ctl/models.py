@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd import figures
+from dtd.checkpoint.fetch import fetch_model
 from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask, ask_and_show, parse_job_at_step, show
 from dtd.ctl.checkpoints import connect_for
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, DtdError, RequestRefused, UsageError
-from dtd.net.weights import fetch_model
 from dtd.packages.archives import digest_of_file
 from dtd.packages.limits import short
 from dtd.registry import MARK, parse_reference

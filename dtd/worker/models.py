@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.checkpoint.fetch import fetch_model, fetch_parts, fetch_whole, merge_parts
 from dtd.checkpoint.format import TEMPORARY, parse_name, part_files, read_manifest, verify
 from dtd.checkpoint.tensor_file import AVERAGES_FILE, MODEL_FILE
 from dtd.durable import make_directory, sync_directory
@@ -35,7 +36,6 @@ from dtd.json_reader import read_json
 from dtd.net.blocking_link import Connect
 from dtd.net.data_server import Resource, file_blob
 from dtd.net.fetch_client import file_digest
-from dtd.net.weights import fetch_model, fetch_parts, fetch_whole, merge_parts
 from dtd.registry import MOST_OF_A_WORKER
 from dtd.shown import one_line
 from dtd.wire import messages as m

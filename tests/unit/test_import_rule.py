@@ -2,7 +2,7 @@
 
     ctl | coordinator | worker -> exchange -> net -> cluster -> engine -> wire -> job | errors
                         worker -> train -> exchange.api -> engine
-             ctl | coordinator | net | train -> checkpoint -> engine
+                 ctl | coordinator | train -> checkpoint -> net, engine
            ctl -> observe.report; coordinator -> observe.web -> observe.report -> observe.series
 
 `tasks` is for train and worker.  Training sees the contract of the transports and nothing else of
@@ -72,9 +72,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "security": BASE | {"wire"},
     "net.limits": set(),
     "packages": {"durable", "errors", "json_reader", "names"},
-    "net": BASE | {"checkpoint", "cluster", "exchange.schedule", "net.limits", "security", "wire"},
+    "net": BASE | {"cluster", "exchange.schedule", "net.limits", "security", "wire"},
     "exchange": BASE | PURE_BELOW | {"exchange.api", "net", "observe.profile", "security"},
-    "checkpoint": BASE | {"cluster", "engine"},
+    "checkpoint": BASE | {"cluster", "engine", "net", "wire"},
     "tasks": BASE | {"engine"},
     "strategy": BASE | PURE_BELOW | {"exchange.api"},
     "train": BASE

@@ -19,7 +19,7 @@ from torch import Tensor
 from dtd.errors import TaskError
 from dtd.shown import cut
 from dtd.strategy.nested import leaves
-from dtd.train.record import Moment
+from dtd.train.record import CheckpointRecord, Moment
 from dtd.train.state.replica import Replica
 
 __all__ = ["Callbacks", "Moment"]
@@ -31,15 +31,20 @@ _MAY_CHANGE_OWN: Final = ("on_step", "on_evaluation")
 class Callbacks:
     """The callbacks of one task.
 
+    Args:
+        task: may define some of them.
+        replica: the live state.
+        epoch_of: returns the epoch of a step, by the number of steps before it.
+
     Attributes:
         reason: why the task requests the end of the job; empty if it does not.
         rank: part of every moment; set when a generation begins.
         world_size: part of every moment; set when a generation begins.
     """
 
-    def __init__(self, task: Any, replica: Replica) -> None:
+    def __init__(self, task: Any, replica: Replica, epoch_of: Callable[[int], int]) -> None:
         self._methods = {n: m for n in NAMES if (m := getattr(task, n, None)) is not None}
-        self._replica = replica
+        self._replica, self._epoch_of = replica, epoch_of
         self.reason = ""
         self.rank, self.world_size = 0, 1
 
@@ -47,14 +52,23 @@ class Callbacks:
         """Whether the task has this callback."""
         return name in self._methods
 
-    def tell(
-        self, name: str, *, epoch: int, metrics: Mapping[str, float], directory: str = "", step: int
-    ) -> None:
-        """Call a callback, if the task defines it.
+    def tell(self, name: str, metrics: Mapping[str, float]) -> None:
+        """Call a callback about the live state, if the task defines it.
 
         Raises:
             TaskError: it changed the state.  Exceptions of the callback itself pass through.
         """
+        self._tell(name, self._replica.step, metrics, "")
+
+    def tell_saved(self, record: CheckpointRecord) -> None:
+        """Call the callback for a checkpoint that this worker has published.
+
+        Raises:
+            TaskError: as `tell`.
+        """
+        self._tell("on_checkpoint", record.step, record.metrics, record.directory)
+
+    def _tell(self, name: str, step: int, metrics: Mapping[str, float], directory: str) -> None:
         method = self._methods.get(name)
         if method is None:
             return
@@ -62,7 +76,7 @@ class Callbacks:
             rank=self.rank,
             world_size=self.world_size,
             step=step,
-            epoch=epoch,
+            epoch=self._epoch_of(max(0, step - 1)),
             metrics=dict(metrics),
             directory=directory,
         )

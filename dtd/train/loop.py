@@ -131,7 +131,7 @@ class Loop:
         if due.catch_up:
             self._catch_up(digest, last=last)
         if due.announce_start:
-            session.tell("on_start", {})
+            session.callbacks.tell("on_start", {})
         if due.evaluate:
             self._evaluate()
         self._met = True
@@ -249,7 +249,7 @@ class Loop:
                 eval_s=time.perf_counter() - begun_s,
             )
         )
-        session.tell("on_evaluation", session.metrics)
+        session.callbacks.tell("on_evaluation", session.metrics)
 
     # --- after a step ------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Loop:
         if after.checkpoint:
             self._checkpoint(waits=after.waits)
         if after.digest:
-            session.checkpoints.compare(session.replica)
+            session.checkpoints.take_digest(session.replica)
         if after.ending is not None:
             self._end_early(after.ending, agrees=after.agree)
 
@@ -370,7 +370,7 @@ def _report(session: JobSession, record: StepRecord) -> None:
 def _outcome(session: JobSession, kind: OutcomeKind, digest: bytes) -> Outcome:
     replica = session.replica
     if kind in ("finished", "stopped"):
-        session.tell("on_end", session.metrics)
+        session.callbacks.tell("on_end", session.metrics)
     if kind == "finished" and session.callbacks.rank == 0 and replica.step == replica.skipped:
         session.warn(
             "nothing_trained",

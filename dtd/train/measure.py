@@ -250,7 +250,7 @@ def _session(spec: job.JobSpec, device: str) -> Iterator[JobSession]:
             reporter=silent,
             requests=silent,
         )
-        session.callbacks = Callbacks(None, session.replica)
+        session.callbacks = Callbacks(None, session.replica, lambda _step: 0)
         session.task = _EveryUpdate(session.task)
         try:
             yield session

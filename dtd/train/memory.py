@@ -167,19 +167,22 @@ def memory_parts(
     model = [*replica.model.parameters(), *replica.model.buffers()]
     state = sum(_bytes(tensor) for tensor in named_tensors(replica).values())
     parameters = sum(_bytes(tensor) for tensor in model)
-    held = divided = 0
-    if replica.shards is not None:
-        divided = replica.shards.size_bytes
-        pieces = [piece for one in replica.shards.tensors() for piece in one.pieces]
-        held = sum(_bytes(piece.values) for piece in pieces) - divided
+    divided = 0 if replica.shards is None else replica.shards.size_bytes
     return {
         "parameters": parameters,
         "gradients": lies_in_buckets + max(_gradients(p, names[p]) for _, p in replica.trained),
         "buckets": size_bytes - lies_in_buckets,
         "optimizer": max(0, state - parameters) + 2 * _local_bytes(replica) + divided,
-        "snapshot": state + held + divided,
+        "snapshot": snapshot_bytes(replica),
         "runtime": RUNTIME_BYTES if device.type == "cpu" else 0,
     }
+
+
+def snapshot_bytes(replica: Replica) -> int:
+    """Return the bytes of a copy of this rank's state, or of its part of it."""
+    shards = [] if replica.shards is None else replica.shards.tensors()
+    held = sum(_bytes(piece.values) for one in shards for piece in one.pieces)
+    return held + sum(_bytes(tensor) for tensor in named_tensors(replica).values())
 
 
 def state_size(replica: Replica, spec: JobSpec, *, shows_whole: bool) -> StateSize:
@@ -435,8 +438,7 @@ class MemoryMeter:
         # Measured at the end of backward, when all gradients are in their buckets.
         in_buckets = replace(self.size, gradient_bytes=0)
         predicted = state_parts(in_buckets, division_of(self._spec), self._world_size)
-        calculated = memory_parts(self._replica, self._strategy, self._spec, self._device)
-        predicted["snapshots"] = calculated["snapshot"]
+        predicted["snapshots"] = snapshot_bytes(self._replica)
         self._reporter.memory_measured(MemoryRecord(measured=dict(self.parts), predicted=predicted))
 
     def _held(self) -> dict[str, int]:

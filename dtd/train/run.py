@@ -12,6 +12,7 @@ called from the training thread.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
@@ -126,8 +127,6 @@ class JobSessionRunner:
         self._reporter = reporter
         self._requests = requests
         self._threads = threads or spec.train.threads
-        self._doubts: list[str] = []
-        self._told = False
         self._world_size = 1
         self._built: JobSession | None = None
         self._incoming: IncomingImage | None = None
@@ -174,7 +173,7 @@ class JobSessionRunner:
         )
         few_rows = min(self._spec.job.global_batch_size, _WARM_UP_WORLD)
         session.data.loader.warm_up(session.plan.requests(rank=0, world_size=few_rows))
-        self._doubts = self._find_doubts()
+        session.doubts += self._find_doubts()
         return self._report()
 
     def _report(self) -> WarmupReport:
@@ -445,26 +444,22 @@ class JobSessionRunner:
             self._built.close()
             self._built = None
 
-    def _find_doubts(self) -> list[str]:
-        """Return what the task hardly means, in sentences."""
+    def _find_doubts(self) -> Iterator[tuple[str, str]]:
+        """Yield (event, message) of what the task or the job file hardly means."""
         session, data = self._session, self._session.data
-        found = list(session.doubts)
+        ignored = ignored_settings(session.task, self._spec)
+        if ignored:
+            yield "settings_ignored", f"the job file's {ignored}"
         if not any(module.training for module in session.replica.model.modules()):
-            found.append(_ALL_IN_EVALUATION)
+            yield "task_doubtful", _ALL_IN_EVALUATION
         if differs_when_read_again(data.training, self._spec.job.seed, data.loader.read):
-            found.append(_OWN_GENERATOR)
-        return found
+            yield "task_doubtful", _OWN_GENERATOR
 
     def _tell_doubts(self) -> None:
-        """Warn about these, and about ignored settings, once per process."""
-        if self._told:
-            return
-        self._told = True
-        ignored = ignored_settings(self._session.task, self._spec)
-        if ignored:
-            self._reporter.warning("settings_ignored", f"the job file's {ignored}")
-        for doubt in self._doubts:
-            self._reporter.warning("task_doubtful", doubt)
+        """Warn about them, once per process."""
+        doubts, self._session.doubts = self._session.doubts, []
+        for event, message in doubts:
+            self._reporter.warning(event, message)
 
     # --- inside ----------------------------------------------------------------------------
 

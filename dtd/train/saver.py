@@ -35,7 +35,7 @@ from dtd.shown import shown_bytes
 from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.malloc_tuning import mapped_blocks
-from dtd.train.memory import available_memory
+from dtd.train.memory import available_memory, snapshot_bytes
 from dtd.train.record import CheckpointRecord, Reporter, Warn
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (
@@ -86,12 +86,6 @@ def whole_snapshot(replica: Replica, progress: Progress) -> Snapshot:
     digest = digest_of(tensors, about, progress)
     saved = {name: _stored(name, tensor.dtype, tensor) for name, tensor in tensors.items()}
     return Snapshot(names=tuple(tensors), tensors=saved, about=about, digest=digest)
-
-
-def part_bytes(replica: Replica, shards: ShardedState) -> int:
-    """Return the memory of a copy of this rank's part."""
-    held = sum(piece.values.nbytes for one in shards.tensors() for piece in one.pieces)
-    return held + sum(tensor.nbytes for tensor in named_tensors(replica).values())
 
 
 def part_snapshot(
@@ -229,11 +223,10 @@ class Checkpoints:
         """Keep the checkpoints of these branches, whatever is written later."""
         self._writer.branches = branches
 
-    def compare(self, replica: Replica) -> None:
-        """Take the digest of the state, without saving it."""
-        self._take_digest(replica, None, b"")
-
-    def _take_digest(self, replica: Replica, key: StateKey | None, agreed: bytes) -> None:
+    def take_digest(
+        self, replica: Replica, key: StateKey | None = None, agreed: bytes = b""
+    ) -> None:
+        """Take the digest of the state, to be compared next; `agreed` if it is known already."""
         progress = self._reporter.progress
         if replica.shards is None:
             self.deferred.take(replica.step, state_digest(replica, progress), key)
@@ -265,14 +258,14 @@ class Checkpoints:
                 known to no rank alone.
         """
         if not writes:
-            self._take_digest(replica, key, agreed)
+            self.take_digest(replica, key, agreed)
             return
         snapshot: Snapshot | None = None
         if replica.shards is None:
             snapshot = whole_snapshot(replica, self._reporter.progress)
             self.deferred.take(replica.step, snapshot.digest, key)
         else:
-            self._take_digest(replica, key, agreed)
+            self.take_digest(replica, key, agreed)
         if not self._idle_within(math.inf if waits else _PATIENCE_S):
             name = checkpoint_name(*key)
             self._warn("checkpoint_left_out", f"{name} was not written: an earlier one still is")
@@ -287,7 +280,7 @@ class Checkpoints:
         """Write this rank's part of a sharded state; waits if there is no room for a copy."""
         shards = replica.shards
         assert shards is not None, "the state is sharded"
-        size_bytes, room = part_bytes(replica, shards), available_memory(torch.device("cpu"))
+        size_bytes, room = snapshot_bytes(replica), available_memory(torch.device("cpu"))
         copies = size_bytes + _SPARE_BYTES <= room.bytes
         with mapped_blocks():
             snapshot = part_snapshot(

@@ -5,7 +5,7 @@ The parts do not depend on each other; the loop (`dtd.train.loop`) combines them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_o
 from dtd.train.optimizer import JoinedOptimizer
 from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
-from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, WarningThrottle
+from dtd.train.record import Reporter, Requests, Warn, WarningThrottle
 from dtd.train.saver import Checkpoints
 from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica, build_replica, reset_replica
@@ -59,11 +59,8 @@ class Data:
     """The data of a job.
 
     Attributes:
-        training: the training rows.
-        stream: the same rows, if they come from a stream.
-        loader: loads batches of them.
-        order: their order in an epoch.
-        samples: return a few of them as a batch.
+        stream: the training rows, if they come from a stream.
+        samples: return a few rows as a batch.
         one_row: returns a batch of one row.
         evaluator: None if the task has no evaluation rows.
     """
@@ -77,7 +74,6 @@ class Data:
     evaluator: Evaluator | None
 
     def close(self) -> None:
-        """Stop loading."""
         self.loader.close()
         if self.evaluator is not None:
             self.evaluator.close()
@@ -88,24 +84,10 @@ class JobSession:
     """One job in one worker.
 
     Attributes:
-        spec: the job.
-        task: provides loss and metrics.
-        device: the model's device.
-        data: rows to train on and to evaluate.
-        plan: the rows and due actions of each step.
         single: finds out whether the model can train on one row.
-        replica: the state.
-        strategy: how a step's rows become an update.
-        buffers: the model's running buffers.
-        watch: checks that only the optimizer changes parameters.
         scalars: the last bucket of every step.
-        checkpoints: saves the state.
-        reporter: receives progress and events.
         warn: the reporter's `warning`, throttled for warnings that may occur in every step.
-        requests: requests to this rank, such as to stop or to leave.
-        callbacks: the task's callbacks.
-        memory: measures an early step of each generation.
-        doubts: about what is allowed and hardly meant, in sentences.
+        doubts: (event, message) of what is allowed and hardly meant.
         engine: tracks which state is live, and the progress of the current step.
         metrics: metrics of the last evaluation.
         used: rows that this rank's model processed in the last step.
@@ -116,7 +98,6 @@ class JobSession:
         stream_position: position of the stream after the current step.
         servers: how many of the last ranks of the present generation are parameter servers, which
             train and evaluate no rows.
-        profiler: profiles steps when it is asked to.
     """
 
     spec: JobSpec
@@ -136,7 +117,7 @@ class JobSession:
     requests: Requests
     callbacks: Callbacks
     memory: MemoryMeter
-    doubts: Sequence[str]
+    doubts: list[tuple[str, str]]
     engine: StepProtocol = field(default_factory=StepProtocol)
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
@@ -149,7 +130,6 @@ class JobSession:
 
     @property
     def key(self) -> StateKey:
-        """Key of the live state."""
         live = self.engine.live
         assert live is not None, "memory holds no state"
         return live
@@ -216,16 +196,6 @@ class JobSession:
             self.strategy.release()
         self.replica.own.restore()
 
-    def tell(self, name: str, metrics: Mapping[str, float], *, directory: str = "") -> None:
-        """Call one of the task's callbacks about the live state.
-
-        Raises:
-            TaskError: it changed that state.  Any other exception of the callback passes through.
-        """
-        step = self.replica.step
-        epoch = self.plan.position(max(0, step - 1)).epoch
-        self.callbacks.tell(name, step=step, epoch=epoch, metrics=metrics, directory=directory)
-
     def reset(self) -> None:
         """Make the live state the fresh one."""
         reset_replica(self.replica, self.task, self.spec, self.device, self.data.samples[0])
@@ -248,7 +218,6 @@ class JobSession:
         self.checkpoints.drop()
 
     def close(self) -> None:
-        """Stop everything that runs."""
         self.data.close()
         self.strategy.close()
         self.checkpoints.close()
@@ -285,7 +254,7 @@ def build_session(
     rehearsal = Rehearsal(task=task, replica=replica, buffers=buffers, spec=spec, device=device)
     plan, single, doubts = _try(rehearsal, data)
     strategy, scalars = _build_strategy(rehearsal, data, plan)
-    callbacks = Callbacks(task, replica)
+    callbacks = Callbacks(task, replica, lambda step: plan.position(step).epoch)
     return JobSession(
         spec=spec,
         task=task,
@@ -293,7 +262,7 @@ def build_session(
         data=data,
         plan=plan,
         single=single,
-        doubts=doubts,
+        doubts=[("task_doubtful", doubt) for doubt in doubts],
         replica=replica,
         strategy=strategy,
         scalars=scalars,
@@ -314,7 +283,7 @@ def build_session(
             directory=checkpoint_directory,
             reporter=reporter,
             warn=warn,
-            saved=partial(_tell_saved, callbacks, plan),
+            saved=callbacks.tell_saved,
             local_state=partial(_local_state, spec, strategy, replica),
         ),
         callbacks=callbacks,
@@ -444,17 +413,6 @@ def updates_of_step(task: Any, names: Sequence[str], step: int) -> list[str]:
             remedy=f"return some of {', '.join(names)}, each once at most, in order",
         )
     return chosen
-
-
-def _tell_saved(callbacks: Callbacks, plan: JobPlan, record: CheckpointRecord) -> None:
-    """Call the task's callback after a checkpoint has been published by this worker."""
-    callbacks.tell(
-        "on_checkpoint",
-        step=record.step,
-        epoch=plan.position(max(0, record.step - 1)).epoch,
-        metrics=record.metrics,
-        directory=record.directory,
-    )
 
 
 def _local_state(spec: JobSpec, strategy: Strategy, replica: Replica) -> dict[str, str]:

@@ -325,7 +325,7 @@ def commit(session: JobSession, record: StepRecord) -> None:
     record.grad_norm = math.hypot(*(one.norm for one in stats.updates))
     figures = {"loss": record.loss}
     figures |= {f"{one.name}_loss": one.loss for one in stats.updates if one.name}
-    session.tell("on_step", {**figures, "lr": record.lr, "grad_norm": record.grad_norm})
+    session.callbacks.tell("on_step", {**figures, "lr": record.lr, "grad_norm": record.grad_norm})
 
 
 def _advance(session: JobSession, record: StepRecord, used: UsedRows) -> None:

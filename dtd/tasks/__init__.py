@@ -16,7 +16,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "chargpt": "dtd.tasks.chargpt:CharGpt",
         "cifar10": "dtd.tasks.cifar10:Cifar10",
         "digits": "dtd.tasks.digits:Digits",
-        "mnist": "dtd.tasks.mnist:Mnist",
+        "mnist": "dtd.tasks.digits:Mnist",
         "synthetic": "dtd.tasks.synthetic:Synthetic",
     }
 )

@@ -1,6 +1,7 @@
-"""`digits`: 1,797 handwritten 8x8 digits that come with scikit-learn, learned by a small MLP.
+"""Handwritten digits, learned by an MLP: `digits` and `mnist`.
 
-The task to try first: no download, an epoch takes a moment.
+`digits` has 1,797 of 8x8 pixels that come with scikit-learn.  It is the task to try first: no
+download, an epoch takes a moment.  `mnist` has 70,000 of 28x28.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dtd.engine.sampler import permuted_row
 from dtd.errors import TaskError
 from dtd.tasks import require_positive
-from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
+from dtd.tasks.classification import (
+    MemoryRows,
+    classification_loss,
+    classification_metrics,
+    open_archive,
+)
 
 _TEST_ROWS = 359
 """A fifth; which ones is the same in every job."""
@@ -38,13 +44,7 @@ class Digits:
 
     def build_model(self) -> nn.Module:
         """64 pixels -> hidden -> hidden -> 10 classes."""
-        return nn.Sequential(
-            nn.Linear(64, self._hidden),
-            nn.ReLU(),
-            nn.Linear(self._hidden, self._hidden),
-            nn.ReLU(),
-            nn.Linear(self._hidden, 10),
-        )
+        return nn.Sequential(*_layers(64, self._hidden))
 
     def train_dataset(self) -> MemoryRows:
         """Four fifths of the rows (1,438)."""
@@ -53,6 +53,11 @@ class Digits:
     def eval_dataset(self) -> MemoryRows:
         """The other fifth (359), the same ones in every job."""
         return _rows(test=True)
+
+
+def _layers(pixels: int, hidden: int) -> list[nn.Module]:
+    wide = [nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
+    return [*wide, nn.Linear(hidden, 10)]
 
 
 def _rows(*, test: bool) -> MemoryRows:
@@ -80,3 +85,47 @@ def _file() -> Path:
         "task digits needs the package scikit-learn, which holds its data",
         remedy="type: pip install scikit-learn",
     )
+
+
+_MEAN, _SPREAD = 0.1307, 0.3081
+"""Mean and standard deviation of all training pixels, on a scale of 0..1."""
+
+
+class Mnist:
+    """MNIST and an MLP with two hidden layers.
+
+    Args:
+        data: directory that holds (or will hold) torchvision's `MNIST/raw`.
+        hidden: width of the hidden layers.
+        download: fetch the files when they are missing.
+    """
+
+    loss = staticmethod(classification_loss)
+    metrics = staticmethod(classification_metrics)
+
+    def __init__(self, *, data: str = "data", hidden: int = 256, download: bool = False) -> None:
+        require_positive(hidden=hidden)
+        self._data = data
+        self._hidden = hidden
+        self._download = download
+
+    def build_model(self) -> nn.Module:
+        """784 pixels -> hidden -> hidden -> 10 classes."""
+        return nn.Sequential(nn.Flatten(), *_layers(28 * 28, self._hidden))
+
+    def train_dataset(self) -> MemoryRows:
+        """The 60,000 training rows."""
+        return self._rows(train=True)
+
+    def eval_dataset(self) -> MemoryRows:
+        """The 10,000 test rows."""
+        return self._rows(train=False)
+
+    def _rows(self, *, train: bool) -> MemoryRows:
+        archive = open_archive("MNIST", self._data, train=train, download=self._download)
+        labels = archive.targets.to(torch.int64)
+        return MemoryRows(inputs=archive.data, labels=labels, prepare=_normalise)
+
+
+def _normalise(pixels: Tensor) -> Tensor:
+    return (pixels.float() / 255.0 - _MEAN) / _SPREAD

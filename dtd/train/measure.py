@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
@@ -30,7 +30,7 @@ import torch
 from dtd import job
 from dtd.engine.control_word import Flags
 from dtd.engine.rounds import Rounds
-from dtd.engine.step_protocol import FRESH, StateKey
+from dtd.engine.step_protocol import FRESH
 from dtd.errors import DtdError, JobSpecError
 from dtd.exchange.api import BucketMemory, CommTiming
 from dtd.exchange.schedule.buckets import plan_buckets
@@ -44,7 +44,7 @@ from dtd.strategy.coded_buckets import Uncoded, exchange_order
 from dtd.train.callbacks import Callbacks
 from dtd.train.malloc_tuning import keep_freed_memory, return_freed_memory
 from dtd.train.memory import available_memory, memory_parts, saved_for_backward
-from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
+from dtd.train.record import StepRecord
 from dtd.train.session import JobSession, build_session, parts_of
 from dtd.train.step import commit, contribute
 from dtd.train.task import load_task
@@ -74,37 +74,33 @@ class HandOvers:
     started_s: dict[int, float] = field(default_factory=dict)
 
     def check(self) -> None:
-        """It cannot break."""
+        pass
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Forget the step before."""
         self.started_s.clear()
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """They are handed over like the others."""
+        pass
 
     def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """Note the time."""
         self.started_s[bucket] = time.perf_counter()
         if done is not None:
             done()
 
     def wait(self, bucket: int) -> None:
-        """Nothing is under way."""
+        pass
 
     def gather(self, entry: bytes) -> list[bytes]:
-        """Return the same bytes for every rank."""
         return [entry] * self.world_size
 
     def agreed(self) -> None:
-        """Do nothing: no other rank waits for it."""
+        pass
 
     def close_step(self) -> CommTiming:
-        """Nothing was sent."""
         return CommTiming(busy_s=0.0, exposed_s=0.0, sent_bytes=0)
 
     def record(self, waits: object, ring: object) -> None:
-        """Nothing is recorded."""
+        pass
 
 
 class _EveryUpdate:
@@ -120,35 +116,13 @@ class _EveryUpdate:
 
 
 class _Silent:
-    """Reporter and requests of a job that is not run."""
-
-    def progress(self) -> None:
-        """Nobody waits."""
-
-    def begins(self, kind: str, shape: Hashable = None) -> None:
-        """Nobody waits."""
-
-    def step_committed(self, record: StepRecord) -> None:
-        """Nobody listens."""
-
-    def evaluated(self, record: EvalRecord) -> None:
-        """Nobody listens."""
-
-    def agreed(self, key: StateKey, digest: bytes) -> None:
-        """Nobody listens."""
-
-    def checkpoint_saved(self, record: CheckpointRecord) -> None:
-        """Nobody listens."""
-
-    def memory_measured(self, record: MemoryRecord) -> None:
-        """Nobody listens."""
-
-    def warning(self, event: str, message: str) -> None:
-        """Nobody listens."""
+    """Reporter and requests of a job that is not run: nobody listens, and nothing is asked."""
 
     def flags(self) -> Flags:
-        """Nothing is asked."""
         return Flags()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_reported: None
 
 
 def measure(
@@ -238,7 +212,7 @@ def _plain(spec: Mapping[str, Any], parsed: job.JobSpec) -> job.JobSpec | None:
 @contextlib.contextmanager
 def _session(spec: job.JobSpec, device: str) -> Iterator[JobSession]:
     """The job, built here."""
-    silent = _Silent()
+    silent: Any = _Silent()
     with tempfile.TemporaryDirectory() as directory:
         session = build_session(
             spec=spec,

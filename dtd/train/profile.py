@@ -59,19 +59,19 @@ class ProfileOrder:
 
 
 class NoMarks:
-    """Marks of a step that is not profiled."""
+    """Marks of a step that is not profiled: nothing is recorded."""
 
     def begin_step(self) -> None:
-        """Nothing is recorded."""
+        pass
 
     def ended(self, phase: str) -> None:
-        """Nothing is recorded."""
+        pass
 
     def loaded(self, begun_s: float) -> None:
-        """Nothing is recorded."""
+        pass
 
     def end_step(self, number: int) -> None:
-        """Nothing is recorded."""
+        pass
 
 
 NO_MARKS: Final = NoMarks()

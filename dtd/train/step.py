@@ -102,11 +102,7 @@ class Computation:
         last: Callable[[], None] = lambda: None,
         passed: Callable[[], None] = lambda: None,
     ) -> LossSum:
-        """Implement `Computation`; the first pass loads the batches, further passes reuse them.
-
-        Raises:
-            TaskError: the task's `loss` does not return a loss.
-        """
+        # The first pass loads the batches, further passes reuse them.
         session, share = self._session, self._rows
         loss_sum, weight = 0.0, 0.0
         for part, request in enumerate(share.requests):
@@ -171,25 +167,20 @@ class Computation:
 
     @property
     def steps(self) -> int:
-        """Implement `Computation`."""
         return len(self._shares)
 
     @property
     def share(self) -> float:
-        """Implement `Computation`."""
         rows = sum(share.rows for share in self._shares)
         return rows / sum(share.global_rows for share in self._shares)
 
     def take_step(self, number: int) -> None:
-        """Implement `Computation`."""
         self._number = number
 
     def remember_optimizer(self) -> Callable[[], None]:
-        """Implement `Computation`."""
         return LocalStepsUndo(self._session.replica).restore
 
     def local_update_made(self) -> None:
-        """Implement `Computation`."""
         schedule = self._session.replica.schedule
         if schedule is not None:
             schedule.step()
@@ -197,7 +188,7 @@ class Computation:
     # --- statistics ------------------------------------------------------------------------
 
     def keep_batches(self) -> bool:
-        """Implement `Computation`; the last ones of the round, of which a few are enough."""
+        """Keep the last ones of the round, of which a few are enough."""
         if not layers_with_statistics(self._session.replica.model):
             return False
         batches = sum(len(share.requests) for share in self._shares)
@@ -206,7 +197,7 @@ class Computation:
         return True
 
     def measure_statistics(self) -> None:
-        """Implement `Computation`; the rows count as used once, since no gradient is taken here.
+        """Count the rows as used once, since no gradient is taken here.
 
         Losses are computed as in training: a task's loss may need gradients to be enabled.
         """
@@ -224,7 +215,7 @@ class Computation:
     # --- scalars ---------------------------------------------------------------------------
 
     def write_scalars(self, scalars: StepScalars, sums: LossSum, present: Sequence[bool]) -> None:
-        """Implement `Computation`; also notes the stream's next position, for the commit."""
+        """Write them, and note the stream's next position for the commit."""
         session = self._session
         self._note_position()
         scalars.write(
@@ -253,14 +244,14 @@ class Computation:
 
     @contextlib.contextmanager
     def tentative_update(self) -> Iterator[None]:
-        """Implement `Computation`; the time counts as the optimizer's."""
+        """The time counts as the optimizer's."""
         begun_s = time.perf_counter()
         yield
         self._record.optimizer_s += time.perf_counter() - begun_s
         self._session.reporter.progress()
 
     def begin_update(self, weight: float) -> float:
-        """Implement `Computation`; gradients are means over rows of a loss that was scaled."""
+        """Gradients are means over rows of a loss that was scaled."""
         session, replica = self._session, self._session.replica
         replica.set_learning_rates(session.spec, session.plan.steps_total, ahead=self._number)
         rows = session.plan.global_rows(self._step)
@@ -268,7 +259,6 @@ class Computation:
 
     @property
     def clips(self) -> bool:
-        """Implement `Computation`."""
         return self._session.spec.train.clip_norm > 0
 
     def clip(self, norm: float) -> float:
@@ -277,19 +267,14 @@ class Computation:
         return min(1.0, clip_norm / (norm + _CLIP_EPSILON)) if clip_norm else 1.0
 
     def optimizer(self, update: str) -> torch.optim.Optimizer:
-        """Implement `Computation`."""
         return self._session.replica.part(update)
 
     def change_state(self, scalars: StepScalars) -> None:
-        """Implement `Computation`; buffers come before the optimizer, as in plain torch.
-
-        The optimizer's hooks may change them.
-        """
+        # Buffers come before the optimizer, whose hooks may change them, as in plain torch.
         self._session.engine.apply()
         self._session.buffers.apply(scalars.buffer_elements, scalars.buffer_words)
 
     def update(self, update: str) -> None:
-        """Implement `Computation`."""
         self._session.replica.update(update)
 
 

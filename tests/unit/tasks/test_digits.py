@@ -1,16 +1,19 @@
-"""Digits, and rows that are held in memory."""
+"""Handwritten digits of both kinds, and rows that are held in memory."""
 
 from __future__ import annotations
 
+import struct
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from dtd.engine.sampler import position_of_step, steps_per_epoch
 from dtd.errors import TaskError
 from dtd.tasks.classification import MemoryRows
-from dtd.tasks.digits import Digits
+from dtd.tasks.digits import Digits, Mnist
 from dtd.train.data.sampling import batch_rows
 
 
@@ -23,16 +26,6 @@ def test_the_split_is_fixed_and_disjoint() -> None:
     assert len(both) == 1797  # no image is in both parts
     assert test.labels.bincount().min() > 25
     assert test.labels.bincount().max() < 50
-
-
-def test_rows_are_those_that_scikit_learn_gives() -> None:
-    from sklearn.datasets import load_digits  # late: collecting tests need not wait for it
-
-    images, labels = load_digits(return_X_y=True)
-    rows = torch.cat([Digits().train_dataset().inputs, Digits().eval_dataset().inputs])
-    assert sorted((rows * 3 + 5).round().int().tolist()) == sorted(images.astype(int).tolist())
-    mine = torch.cat([Digits().train_dataset().labels, Digits().eval_dataset().labels])
-    assert mine.bincount().tolist() == torch.from_numpy(labels).bincount().tolist()
 
 
 def test_sgd_learns_it_to_95_percent() -> None:
@@ -77,3 +70,67 @@ def test_fetching_is_what_collating_the_rows_gives() -> None:
     assert labels.tolist() == [4, 0, 4]
     assert torch.equal(rows[4][0], inputs[0])
     assert len(rows) == 6
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    """The format of the published files: type code, number of dimensions, sizes, bytes."""
+    header = struct.pack(">HBB", 0, 0x08, array.ndim)
+    sizes = struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(header + sizes + array.astype(np.uint8).tobytes())
+
+
+@pytest.fixture
+def mnist_directory(tmp_path: Path) -> Path:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    for part, rows in (("train", 20), ("t10k", 8)):
+        write_idx(raw / f"{part}-images-idx3-ubyte", draw.integers(0, 256, (rows, 28, 28)))
+        write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(rows) % 10)
+    return tmp_path
+
+
+def test_the_published_format_is_read(mnist_directory: Path) -> None:
+    task = Mnist(data=str(mnist_directory), hidden=16)
+    train, test = task.train_dataset(), task.eval_dataset()
+    assert (len(train), len(test)) == (20, 8)
+    batch = train.fetch([3, 12, 3], epoch=0, seed=0)
+    assert batch[0].shape == (3, 28, 28)
+    assert batch[0].dtype == torch.float32
+    assert batch[1].tolist() == [3, 2, 3]
+    model = task.build_model()
+    task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert task.metrics(model, batch)["accuracy"][1] == 3
+
+
+def test_missing_data_says_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="MNIST is missing") as caught:
+        Mnist(data=str(tmp_path)).train_dataset()
+    assert str(tmp_path) in caught.value.message
+    assert "download = true" in caught.value.remedy
+
+
+def test_damaged_data_is_named(mnist_directory: Path) -> None:
+    images = mnist_directory / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:100])
+    with pytest.raises(TaskError, match="missing or damaged"):
+        Mnist(data=str(mnist_directory)).train_dataset()
+
+
+def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision.datasets
+
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", unreachable)
+    with pytest.raises(TaskError, match="could not be downloaded") as caught:
+        Mnist(data=str(tmp_path / "new"), download=True).train_dataset()
+    assert "network" in caught.value.remedy
+
+
+def test_torchvision_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
+    with pytest.raises(TaskError, match="pip install torchvision"):
+        Mnist().train_dataset()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 INTEGER_LIMIT: Final = 2**63 - 1
@@ -90,6 +90,12 @@ def shown_bytes(count: int) -> str:
 def counted(number_of: int, noun: str) -> str:
     """1 worker, 2 workers."""
     return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}s"
+
+
+def listed(names: Sequence[object], most: int, between: str = ", ") -> str:
+    """Some names, or the first of them and how many more there are: a, b and 7 more."""
+    more = f"{between.strip(', ')} and {len(names) - most} more" if len(names) > most else ""
+    return between.join(map(str, names[:most])) + more
 
 
 def escaped(text: str) -> str:

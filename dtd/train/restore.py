@@ -40,18 +40,17 @@ from dtd.checkpoint.tensor_file import FileInfo, Range, TensorFile, placed
 from dtd.engine.sampler import Position
 from dtd.errors import CheckpointError
 from dtd.job.terms import folder_of
+from dtd.shown import listed
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.plan import JobPlan
 from dtd.train.record import HeldState, InitFrom, Reporter
 from dtd.train.state.load import load_state, own_entries
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import DTYPES, MODEL, OPTIMIZER, digest_of
-from dtd.train.state.weights import contradiction, copy_into, named_groups, plain_name
+from dtd.train.state.weights import MOST_NAMED, copy_into, matched, named_groups, plain_name
 
 Pieces = dict[str, list[tuple[int, int, Tensor]]]
 """By name of a sharded tensor: (start, stop, values) of pieces of the flattened tensor."""
-
-_MOST_NAMED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,10 +364,10 @@ def take_weights(
     }
     groups = named_groups(replica.model)
     given, renamed = _under_own_names(groups, plain, source)
-    copies, unfit = _matched(groups, given, source)
+    copies, unfit = matched(groups, given, source)
     if unfit and (strict or not copies):
         raise CheckpointError(
-            f"the weights of {source} do not fit: {_listed(unfit)}",
+            f"the weights of {source} do not fit: {listed(unfit, MOST_NAMED, '; ')}",
             remedy="use the task that made them, or take what fits: --no-strict",
         )
     with torch.no_grad():
@@ -380,7 +379,8 @@ def take_weights(
         reporter.warning("weights_renamed", renamed)
     if unfit:
         taken = f"{len(copies)} of {len(groups)} weights are taken from {source}"
-        reporter.warning("weights_left_out", f"{taken}; left out: {_listed(unfit)}")
+        left_out = listed(unfit, MOST_NAMED, "; ")
+        reporter.warning("weights_left_out", f"{taken}; left out: {left_out}")
 
 
 def _under_own_names(
@@ -428,29 +428,3 @@ def _prefix(longer: Sequence[str], shorter: Sequence[Sequence[str]]) -> str:
         return ""
     covers = most == len(shorter) or all(name.startswith(best[0]) for name in longer)
     return best[0] if covers else ""
-
-
-def _matched(
-    groups: Sequence[tuple[list[str], Tensor]], given: Mapping[str, Tensor], source: str
-) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
-    """Return the copies to make, as (target, source), and descriptions of what does not fit."""
-    known = {name for names, _ in groups for name in names}
-    unfit = [f"{name} is only in {source}" for name in given if name not in known]
-    copies: list[tuple[Tensor, Tensor]] = []
-    for names, tensor in groups:
-        found = next((name for name in names if name in given), None)
-        if found is None:
-            unfit.append(f"{names[0]} is only in the model")
-        elif differing := contradiction(names, given, tensor):
-            unfit.append(differing)
-        elif given[found].shape != tensor.shape:
-            there, here = tuple(given[found].shape), tuple(tensor.shape)
-            unfit.append(f"{found} is {there} there and {here} in the model")
-        else:
-            copies.append((tensor, given[found]))
-    return copies, unfit
-
-
-def _listed(found: list[str]) -> str:
-    more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return "; ".join(found[:_MOST_NAMED]) + more

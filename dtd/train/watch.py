@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import TaskError
+from dtd.shown import listed
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.state.weights import add_to_hash, has_extra_state, persistent_buffers, plain_name
 
@@ -231,9 +232,8 @@ class ParameterWatch:
             return
         pairs = zip(self._names * 2, before, after, strict=False)
         changed = list(dict.fromkeys(name for name, old, new in pairs if old != new))
-        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
         raise TaskError(
-            f"{by} of the task changes parameters itself: {', '.join(changed[:_NAMED])}{more}",
+            f"{by} of the task changes parameters itself: {listed(changed, _NAMED)}",
             remedy="leave that to the optimizer (or to several of them); clip or renormalise"
             " weights in a hook of its step (register_step_post_hook), which runs alike on"
             ' all workers (strategy.name = "sharded" takes elementwise hooks only);'

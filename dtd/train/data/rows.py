@@ -37,6 +37,7 @@ from torch.utils.data import default_collate
 
 from dtd.engine.sampler import probe_rows, row_key
 from dtd.errors import TaskError
+from dtd.shown import listed
 from dtd.train.data.sampling import mixed
 from dtd.train.task import CollatedRows, MapDataset
 
@@ -304,9 +305,7 @@ def _row_error(what: str, error: Exception, remedy: str = "") -> TaskError:
 
 def _span(rows: Sequence[int]) -> str:
     """List the rows by number: they are shuffled, so first and last are not informative."""
-    named = ", ".join(map(str, rows[:_ROWS_NAMED]))
-    more = f" and {len(rows) - _ROWS_NAMED} more" if len(rows) > _ROWS_NAMED else ""
-    return f"{'row' if len(rows) == 1 else 'rows'} {named}{more}"
+    return f"{'row' if len(rows) == 1 else 'rows'} {listed(rows, _ROWS_NAMED)}"
 
 
 def random_state() -> tuple[bytes, bytes, int, object]:
@@ -349,8 +348,8 @@ class UsedRows:
         self.missing += (wanted - used).total()
         self.extra += (used - wanted).total()
         self.example = self.example or (
-            f"rows {_shown(loaded.rows)} of epoch {loaded.epoch} were used instead of"
-            f" {_shown(asked.rows)} of epoch {asked.epoch}"
+            f"rows {listed(loaded.rows, _SHOWN_ROWS)} of epoch {loaded.epoch} were used instead"
+            f" of {listed(asked.rows, _SHOWN_ROWS)} of epoch {asked.epoch}"
         )
 
     def words(self) -> list[int]:
@@ -381,8 +380,3 @@ def checksum(epoch: int, rows: Sequence[int] | npt.NDArray[np.uint64]) -> int:
     """Return the sum of the hashes of (epoch, row), modulo 2**64; independent of the order."""
     salted = np.array(rows, dtype=np.uint64) ^ np.uint64(row_key(0, epoch, 0))
     return int(mixed(salted).sum(dtype=np.uint64))
-
-
-def _shown(rows: Sequence[int]) -> str:
-    more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""
-    return f"[{', '.join(str(row) for row in rows[:_SHOWN_ROWS])}]{more}"

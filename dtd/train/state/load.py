@@ -28,7 +28,7 @@ from dtd.engine.sampler import Ledger
 from dtd.engine.shards import NOTHING, WHOLE
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
-from dtd.shown import shown
+from dtd.shown import listed, shown
 from dtd.strategy.nested import decoded, mapped, tensor_names
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.evaluation import EarlyStop
@@ -92,8 +92,9 @@ def check_groups(own: Groups, saved: Groups, *, ours: Sequence[str]) -> None:
         if lacks or extra:
             where = f" in group {number}" if len(own) > 1 else ""
             raise CheckpointError(
-                f"the state is of another optimizer{where}:{_listed(' it has', extra)}"
-                f"{' and' if lacks and extra else ''}{_listed(' it lacks', lacks)}",
+                f"the state is of another optimizer{where}:{' it has ' if extra else ''}"
+                f"{listed(extra, _MOST_NAMED)}{' and' if lacks and extra else ''}"
+                f"{' it lacks ' if lacks else ''}{listed(lacks, _MOST_NAMED)}",
                 remedy=REMEDY,
             )
 
@@ -116,10 +117,9 @@ def own_numbers(own: Names, saved: Names) -> list[int]:
         if mine.get(name, group) != group
     ]
     if found:
-        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         raise CheckpointError(
             f"the state's optimizer and this job's have other parameters:"
-            f" {'; '.join(found[:_MOST_NAMED])}{more}",
+            f" {listed(found, _MOST_NAMED, '; ')}",
             remedy="train the same parameters in the same groups, or take over the state's weights"
             " only (--weights-from)",
         )
@@ -170,13 +170,6 @@ def _words(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(shown, value)) + "]"
     return "none" if value is None else shown(value)
-
-
-def _listed(word: str, found: Sequence[str]) -> str:
-    if not found:
-        return ""
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return f"{word} {', '.join(found[:_MOST_NAMED])}{more}"
 
 
 Value = TypeVar("Value")
@@ -282,8 +275,7 @@ def _load_weights(
     unfit = _unfit(live, given)
     if unfit:
         raise CheckpointError(
-            f"the state is of another model: {'; '.join(unfit[:_MOST_NAMED])}"
-            + (f"; and {len(unfit) - _MOST_NAMED} more" if len(unfit) > _MOST_NAMED else ""),
+            f"the state is of another model: {listed(unfit, _MOST_NAMED, '; ')}",
             remedy="use the same task with the same [task] table",
         )
     for name, tensor in live.items():

@@ -31,13 +31,14 @@ from torch import Tensor, nn
 
 from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import CheckpointError, TaskError
+from dtd.shown import listed
 from dtd.strategy.wire_memory import tensor_bytes
 
 _WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 """Under these names torch's wrappers hold the module that they wrap."""
 
 _EXTRA_STATE: Final = "_extra_state"
-_SHOWN: Final = 3
+MOST_NAMED: Final = 6
 
 
 def plain_name(name: str) -> str:
@@ -116,25 +117,16 @@ def load_weights(model: nn.Module, *files: str | Path) -> None:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
         given |= {plain_name(name): tensor for name, tensor in loaded.items()}
-    groups = named_groups(model)
-    known = {name for names, _ in groups for name in names}
-    missing = [names[0] for names, _ in groups if not given.keys() & names]
     where = " and ".join(map(str, files))
-    if missing or given.keys() - known:
+    copies, unfit = matched(named_groups(model), given, where)
+    if unfit:
         raise CheckpointError(
-            f"{where} is of another model:{_listed(' without', missing)}"
-            f"{_listed(' with', sorted(given.keys() - known))}",
+            f"{where} is of another model: {listed(unfit, MOST_NAMED, '; ')}",
             remedy="build the model with the job's [task] table",
         )
-    differing = "; ".join(filter(None, (contradiction(n, given, one) for n, one in groups)))
-    if differing:
-        raise CheckpointError(
-            f"{where} is of another model: {differing}",
-            remedy="build the model without the tie, or keep one of these names in the file",
-        )
     with torch.no_grad():
-        for names, tensor in groups:
-            _copy(where, {name: given[name] for name in names if name in given}, tensor)
+        for tensor, value in copies:
+            tensor.copy_(value)
 
 
 def differs_from_fixed(name: str, given: Tensor, tensor: Tensor) -> str:
@@ -148,7 +140,7 @@ def differs_from_fixed(name: str, given: Tensor, tensor: Tensor) -> str:
     return f"{name} is another one there, and extra state stays as build_model() makes it"
 
 
-def contradiction(names: Sequence[str], given: Mapping[str, Tensor], tensor: Tensor) -> str:
+def _contradiction(names: Sequence[str], given: Mapping[str, Tensor], tensor: Tensor) -> str:
     """Describe different values for several names of one tensor; "" if there are none.
 
     Extra state must be given as it is in the model.
@@ -166,15 +158,34 @@ def contradiction(names: Sequence[str], given: Mapping[str, Tensor], tensor: Ten
     return f"{' and '.join(there)} are one weight of the model and have different values there"
 
 
-def _copy(where: str, given: Mapping[str, Tensor], tensor: Tensor) -> None:
-    for name, value in given.items():
-        if value.shape != tensor.shape:
-            raise CheckpointError(
-                f"{where} is of another model: {name} is {tuple(value.shape)},"
-                f" the model's {tuple(tensor.shape)}",
-                remedy="build the model with the job's [task] table",
-            )
-        tensor.copy_(value)
+def matched(
+    groups: Sequence[tuple[list[str], Tensor]], given: Mapping[str, Tensor], source: str
+) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
+    """Match given weights with a model's, under any of the names of one that is tied.
+
+    Args:
+        groups: the model's tensors with their names.
+        given: values by plain name.
+        source: their name in messages.
+
+    Returns:
+        the copies to make, as (target, source), and descriptions of what does not fit.
+    """
+    known = {name for names, _ in groups for name in names}
+    unfit = [f"{name} is only in {source}" for name in given if name not in known]
+    copies: list[tuple[Tensor, Tensor]] = []
+    for names, tensor in groups:
+        found = next((name for name in names if name in given), None)
+        if found is None:
+            unfit.append(f"{names[0]} is only in the model")
+        elif differing := _contradiction(names, given, tensor):
+            unfit.append(differing)
+        elif given[found].shape != tensor.shape:
+            there, here = tuple(given[found].shape), tuple(tensor.shape)
+            unfit.append(f"{found} is {there} there and {here} in the model")
+        else:
+            copies.append((tensor, given[found]))
+    return copies, unfit
 
 
 def named_groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
@@ -226,13 +237,6 @@ def _extra_state(name: str, module: nn.Module) -> Tensor:
             remedy="keep such state in a buffer",
         )
     return value.detach()
-
-
-def _listed(word: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{word} {', '.join(names[:_SHOWN])}{more}"
 
 
 class Averages:

@@ -252,12 +252,6 @@ def checked_size(size: Any) -> int:
     return size
 
 
-MAX_TENSOR_RANGES: Final = 1024
-"""Most ranges of one tensor in a part: far more than a rank's shards cut out of a bucket."""
-
-MAX_RANGES: Final = 1 << 18
-"""Most ranges of all tensors in a part."""
-
 Range = tuple[int, int]
 """Elements [start, stop) of a flattened tensor."""
 
@@ -333,8 +327,6 @@ class Part:
                 mirrors=checked_size(content["mirrors"]),
                 tensors={name: _tensor(name, one) for name, one in content["tensors"].items()},
             )
-            if sum(len(one.ranges) for one in part.tensors.values()) > MAX_RANGES:
-                raise ValueError(f"its tensors have more than {MAX_RANGES} ranges")
             if content.keys() != {"shards", "mirrors", "tensors"}:
                 raise ValueError("it has other entries than a part")
         except ProtocolError as error:
@@ -364,9 +356,6 @@ class Part:
 def _tensor(name: str, content: Mapping[str, Any]) -> HeldTensor:
     if content.keys() != {"dtype", "shape", "ranges"} or content["dtype"] not in ITEM_BYTES:
         raise ValueError(f"{shown(name)} is no description of a tensor")
-    if len(content["ranges"]) > MAX_TENSOR_RANGES:
-        count = len(content["ranges"])
-        raise ValueError(f"{shown(name)} has {count} ranges: over {MAX_TENSOR_RANGES}")
     ranges = tuple((checked_size(start), checked_size(stop)) for start, stop in content["ranges"])
     tensor = HeldTensor(
         dtype=content["dtype"], shape=checked_shape(content["shape"]), ranges=ranges

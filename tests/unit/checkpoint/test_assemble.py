@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import struct
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -112,13 +111,6 @@ def lies_in_a_file(tensor: torch.Tensor) -> bool:
         if start <= tensor.data_ptr() < stop:
             return name.endswith(".safetensors")
     return False
-
-
-def test_metrics_and_digest_are_taken_from_the_part_that_has_them(tmp_path: Path) -> None:
-    parts = parts_of(tmp_path, STATE, (0, 2))
-    edit(parts[0].path, metrics={}, digest="")
-    _, manifest = assemble(parts, tmp_path / "job")
-    assert manifest.metrics == {"loss": 0.5}
 
 
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
@@ -262,54 +254,6 @@ def test_a_checkpoint_that_was_assembled_before_is_replaced(tmp_path: Path) -> N
     assert [*(tmp_path / "job").iterdir()] == [path]
 
 
-# --- files of tensors --------------------------------------------------------------------------
-
-
-def tensor_file(header: Any, content: bytes = b"", *, length: int | None = None) -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + content
-
-
-F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\0" * 8,
-        tensor_file({}, length=1 << 40),
-        tensor_file([]),
-        tensor_file({"a": F32}, bytes(7)),
-        tensor_file({"a": {**F32, "dtype": "F8"}}, bytes(8)),
-        tensor_file({"a": {**F32, "shape": [3]}}, bytes(8)),
-        tensor_file({"a": {**F32, "shape": [-2]}}, bytes(8)),
-        tensor_file({"a": {**F32, "data_offsets": [8, 16]}}, bytes(8)),
-        tensor_file({"a": {**F32, "data_offsets": [0]}}, bytes(8)),
-        tensor_file({"a": {"dtype": "F32"}}, bytes(8)),
-        tensor_file({"a": F32, "b": F32}, bytes(8)),
-        tensor_file({"a": [F32]}, bytes(8)),
-    ],
-)
-def test_what_is_no_file_of_tensors_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "file").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is not a file of tensors"):
-        TensorFile(tmp_path / "file")
-
-
-def test_a_file_of_tensors_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    large = {"dtype": "F32", "shape": [1 << 16], "data_offsets": [0, 4 << 16]}
-    file.write_bytes(tensor_file({"__metadata__": {"a": "b"}, "a": large}, bytes(4 << 16)))
-    with TensorFile(file) as tensors:
-        assert tensors.tensors.keys() == {"a"}
-        os.truncate(file, 1 << 16)
-        with pytest.raises(CheckpointError, match="ends within a: torn"):
-            tensors.read("a", 0, 1 << 16)
-    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
-        TensorFile(tmp_path / "other")
-
-
 def test_a_part_has_a_format_of_its_own(tmp_path: Path) -> None:
     (part,) = parts_of(tmp_path, STATE, (0,))
     whole = write_whole(tmp_path / "whole", STATE)
@@ -338,10 +282,6 @@ def trying(*wrong: str, needed: int = 2, names: str = "abc") -> tuple[list[str],
     return tried, sorted(without)
 
 
-def test_parts_that_agree_are_merged_at_once() -> None:
-    assert trying() == (["abc"], [])
-
-
 def test_the_less_trusted_of_two_is_left_out_first() -> None:
     assert trying("b") == (["abc", "ac"], ["b"])
     assert trying("a") == (["abc", "ac", "bc"], ["a"])
@@ -352,11 +292,6 @@ def test_nothing_that_goes_together_is_told_as_the_first_difference() -> None:
     with pytest.raises(PartsDiffer, match="a and b") as raised:
         trying("a", "b", "c")
     assert raised.value.holders == ("a", "b")
-
-
-def test_what_has_another_cause_is_told_at_once() -> None:
-    with pytest.raises(CheckpointError, match="the whole"):
-        trying(needed=4)
 
 
 def test_tries_are_bounded() -> None:

@@ -19,9 +19,7 @@ from dtd.checkpoint.writer import (
     Drafts,
     Failure,
     Published,
-    RawTensor,
     Rules,
-    write_safetensors,
 )
 from tests.shards import held_shards
 
@@ -48,15 +46,6 @@ def test_a_published_checkpoint_verifies_and_is_plain_safetensors(
     assert published.size_bytes == sum(f.stat().st_size for f in published.path.iterdir())
     loaded = safetensors.numpy.load_file(published.path / MODEL_FILE)
     np.testing.assert_array_equal(loaded["w"], np.arange(6).reshape(2, 3))
-
-
-def test_one_that_retention_removes_at_once_was_published_all_the_same(
-    directory, save_checkpoints
-) -> None:
-    newer, older = save_checkpoints(directory, 5, 3, keep=1)
-    assert isinstance(older, Published)
-    assert older.kept == newer.kept == ("g000001-s000000005",)
-    assert names(directory) == ["g000001-s000000005"]
 
 
 def test_a_part_takes_the_place_of_another_part_of_the_same_state(directory, make_draft) -> None:
@@ -88,15 +77,6 @@ def test_nothing_is_visible_before_it_is_agreed_on(directory, make_draft) -> Non
     writer.write(make_draft(2))
     writer.close()
     assert names(directory) == []
-
-
-def test_a_new_draft_replaces_one_that_was_not_agreed_on(directory, make_draft) -> None:
-    writer = CheckpointWriter(directory, Rules(keep=3))
-    writer.write(make_draft(1))
-    writer.write(make_draft(2))
-    writer.publish({})
-    writer.close()
-    assert names(directory) == [checkpoint_name(1, 2)]
 
 
 def test_leftovers_of_earlier_generations_are_removed(directory, make_draft) -> None:
@@ -151,23 +131,6 @@ def test_a_number_that_json_lacks_is_not_written(directory, save_checkpoints) ->
     assert list_checkpoints(directory.parent, "job") == []
 
 
-def test_an_empty_tensor_and_a_scalar(tmp_path) -> None:
-    counted: list[int] = []
-    info = write_safetensors(
-        tmp_path / "t",
-        [
-            RawTensor(name="empty", dtype="F32", shape=(0, 3), content=()),
-            RawTensor(name="scalar", dtype="I64", shape=(), content=(b"\1", bytes(7))),
-        ],
-        counted.append,
-    )
-    assert sum(counted) == info.size_bytes
-    loaded = safetensors.numpy.load_file(tmp_path / "t")
-    assert loaded["empty"].shape == (0, 3)
-    assert int(loaded["scalar"]) == 1
-    assert info.size_bytes == (tmp_path / "t").stat().st_size
-
-
 def test_two_writers_of_one_state_both_count_it_as_saved(directory, make_draft) -> None:
     writers = [CheckpointWriter(directory, Rules(keep=3)) for _ in range(3)]
     for writer in writers:
@@ -194,12 +157,6 @@ def test_a_damaged_checkpoint_of_the_same_name_is_replaced(directory, save_check
 NAME = checkpoint_name(2, 7)
 
 
-def test_two_writers_never_meet(tmp_path) -> None:
-    one, other = Drafts(tmp_path), Drafts(tmp_path)
-    assert one.make(NAME) != other.make(NAME)
-    assert len(names(tmp_path)) == 2
-
-
 def test_a_living_writers_draft_stays_and_a_dead_ones_goes(tmp_path) -> None:
     living, dead, cleaner = Drafts(tmp_path), Drafts(tmp_path), Drafts(tmp_path)
     kept, gone = living.make(NAME), dead.make(NAME)
@@ -210,28 +167,3 @@ def test_a_living_writers_draft_stays_and_a_dead_ones_goes(tmp_path) -> None:
     assert names(tmp_path) == [kept.name]
     living.remove(NAME)
     assert names(tmp_path) == []
-
-
-def test_what_lies_in_the_way_is_taken_away_first(tmp_path) -> None:
-    target = tmp_path / NAME
-    target.mkdir()
-    (target / "damaged").touch()
-    drafts = Drafts(tmp_path)
-    (drafts.make(NAME) / "sound").touch()
-    with pytest.raises(OSError, match="not empty"):
-        drafts.rename(NAME, target)
-    drafts.clear(NAME, target)
-    drafts.clear(NAME, target)  # somebody else has taken it away meanwhile
-    drafts.rename(NAME, target)
-    drafts.remove(NAME)
-    assert names(tmp_path) == [NAME]
-    assert names(target) == ["sound"]
-
-
-def test_a_file_in_the_way_is_not(tmp_path) -> None:
-    (tmp_path / NAME).touch()
-    drafts = Drafts(tmp_path)
-    drafts.make(NAME)
-    with pytest.raises(NotADirectoryError):
-        drafts.rename(NAME, tmp_path / NAME)
-    assert (tmp_path / NAME).is_file()

@@ -134,18 +134,3 @@ def test_every_directory_on_the_way_survives(recorder, tmp_path) -> None:
     assert recorder.disks[0].after_the_loss(path) == {}
     assert path.stat().st_mode & 0o777 == 0o700
     assert path.parent.stat().st_mode & 0o700 == 0o700
-
-
-def test_what_another_process_has_just_made_is_synced_too(recorder, tmp_path) -> None:
-    path = tmp_path / "a" / "b"
-    path.mkdir(parents=True)
-    recorder.disks[0].entries.clear()
-    make_directory(path)
-    assert recorder.disks[0].after_the_loss(path) == {}
-
-
-def test_what_cannot_be_made_is_said(tmp_path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OSError, match="file"):
-            make_directory(path)

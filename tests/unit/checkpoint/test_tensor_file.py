@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from dtd.checkpoint import tensor_file
 from dtd.checkpoint.choice import fewest, missing
-from dtd.checkpoint.tensor_file import HeldTensor, Part, TensorFile, checked_shape
+from dtd.checkpoint.tensor_file import HeldTensor, Part, TensorFile
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import CheckpointError
 from tests.shards import held_shards
@@ -26,11 +25,6 @@ def written(path: Path, header: bytes, content: bytes = b"") -> Path:
 def of(**entry: Any) -> bytes:
     whole = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2], **entry}
     return json.dumps({"w": whole}).encode()
-
-
-def test_a_file_is_read(tmp_path: Path) -> None:
-    with TensorFile(written(tmp_path / "file", of(), b"ab")) as file:
-        assert file.read("w", 1, 2) == b"b"
 
 
 @pytest.mark.parametrize(
@@ -54,21 +48,6 @@ def test_what_is_no_file_of_tensors_is_named_in_a_line(
     with pytest.raises(CheckpointError, match=said) as caught:
         TensorFile(written(tmp_path / "file", header, b"ab"))
     assert len(caught.value.message) < 500 + len(str(tmp_path))
-
-
-def test_a_header_is_bounded_before_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with path.open("wb") as file:
-        file.write((17 << 20).to_bytes(8, "little"))
-        file.truncate(18 << 20)
-    with pytest.raises(CheckpointError, match="its header would have 17825792 bytes"):
-        TensorFile(path)
-
-
-def test_a_shape_may_have_as_many_dimensions_as_torch_computes_with() -> None:
-    assert checked_shape([1] * 64) == (1,) * 64
-    with pytest.raises(ValueError, match="65 dimensions"):
-        checked_shape([1] * 65)
 
 
 HALF = Part(
@@ -132,23 +111,6 @@ def test_a_part_that_contradicts_itself_is_refused(change: Any, why: str) -> Non
         Part.from_mapping(content)
     with pytest.raises(CheckpointError, match="broken"):
         Part.from_mapping([content])
-
-
-def test_the_number_of_ranges_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them is visited for each block of each tensor when parts are merged."""
-    most = tensor_file.MAX_TENSOR_RANGES
-    ranges = tuple((2 * at, 2 * at + 1) for at in range(most))
-    half = HeldTensor(dtype="F32", shape=(2 * most,), ranges=ranges)
-    part = Part(shards=held_shards(0, 2, 0), mirrors=0, tensors={"a": half, "b": half})
-    content = part.to_mapping()
-    assert Part.from_mapping(content) == part
-    monkeypatch.setattr(tensor_file, "MAX_RANGES", 2 * most - 1)
-    with pytest.raises(CheckpointError, match=f"tensors have more than {2 * most - 1} ranges"):
-        Part.from_mapping(content)
-    content["tensors"]["b"]["shape"] = [2 * most + 2]
-    content["tensors"]["b"]["ranges"].append([2 * most, 2 * most + 1])
-    with pytest.raises(CheckpointError, match=f'"b" has {most + 1} ranges: over {most}'):
-        Part.from_mapping(content)
 
 
 def test_as_few_parts_as_possible_are_taken() -> None:

@@ -19,14 +19,16 @@ EXAMPLES = REPOSITORY / "docs" / "examples"
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_each_job_file_is_valid_and_fits_its_task(
-    path: Path, shakespeare: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(sys, "path", sys.path.copy())
     spec = load_job(path)
     arguments = dict(spec.task)
     if "text" in arguments:
-        arguments["text"] = str(shakespeare)
+        text = tmp_path / "text.txt"
+        text.write_text("to be or not to be, " * 1000)
+        arguments["text"] = str(text)
     model = load_task(spec.job.task, arguments).build_model()
     assert sum(parameter.numel() for parameter in model.parameters()) > 0
 

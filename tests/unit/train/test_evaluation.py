@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -30,12 +28,6 @@ def test_a_word_that_is_none_is_blamed_on_its_sender(word) -> None:
     with pytest.raises(UnreadableWord, match="rank 1: figures of an evaluation") as caught:
         evaluate(Counting(lambda batch: {"a": (batch.sum(), 1)}), said=[good, word])
     assert (caught.value.rank, caught.value.code) == (1, ErrorCode.BAD_PAYLOAD)
-
-
-def test_means_add_up_before_they_divide() -> None:
-    values = mean_values([{"a": (1.0, 1.0)}, {}, {"a": (5.0, 2.0), "b": (1.0, 0.0)}])
-    assert values["a"] == 2.0
-    assert math.isnan(values["b"])
 
 
 class Counting:
@@ -92,11 +84,6 @@ def evaluate(task, world_size: int = 1, *, progress=lambda: None, kinds=None, sa
 def test_every_row_counts_once(world_size) -> None:
     task = Counting(lambda batch: {"half": (batch.sum() / 2, len(batch))})
     assert evaluate(task, world_size) == pytest.approx({"half": 2.25, "loss": 4.5})
-
-
-def test_a_task_that_names_its_own_loss() -> None:
-    task = Counting(lambda batch: {"loss": (batch.sum() * 0 + 1.0, 1)})
-    assert evaluate(task) == {"loss": 1.0}
 
 
 def test_an_evaluation_can_be_given_up_between_batches() -> None:

@@ -66,11 +66,6 @@ def test_the_narrowest_group_counts_less_what_it_uses(kernel) -> None:
     )
 
 
-def test_a_group_without_a_limit_or_out_of_sight_does_not_count(kernel) -> None:
-    root = kernel(**{"proc/self/cgroup": "0::/a/b\n"}, **group("sys/fs/cgroup/a", "max\n", 100, 0))
-    assert available_memory(CPU, root).bytes == 500 * 1024
-
-
 @pytest.mark.parametrize("kind", ["active_file", "slab_reclaimable"])
 def test_files_in_active_use_and_caches_of_the_kernel_take_no_room(kernel, kind) -> None:
     """A worker reads its data set again and again; it fills its group, and is given back."""
@@ -146,25 +141,6 @@ def test_a_job_that_cannot_fit_is_refused_before_its_first_step(monkeypatch) -> 
     assert told.value.remedy.startswith("use workers with more memory")
 
 
-def test_parameters_that_are_there_already_are_not_counted_twice(monkeypatch) -> None:
-    """4000 parameters: 16 bytes each with AdamW, four of which the model has taken before."""
-    figures = measure(spec(), device="cpu", threads=1, worlds=[1], limit_s=0.0)
-    state = figures["state"]
-    needed = sum(state[part] for part in ("optimizer_bytes", "common_bytes", "gradient_bytes"))
-    needed += 2 * state["parameter_bytes"]
-    left = needed - state["parameter_bytes"] - state["common_bytes"] + TRAINING_BYTES
-    assert state["optimizer_bytes"] == 2 * state["parameter_bytes"]
-    for missing, refused in ((0, False), (1, True)):
-        room = Room(bytes=left - missing, limit="here")
-        monkeypatch.setattr(footprint, "available_memory", lambda _device, room=room: room)
-        try:
-            measure(spec(), device="cpu", threads=1, worlds=[1], limit_s=0.0)
-        except TaskError:
-            assert refused
-        else:
-            assert not refused
-
-
 # --- a state that is divided, measured without a ring ---------------------------------------------
 
 
@@ -183,14 +159,6 @@ def test_a_divided_state_takes_its_share_and_a_step_has_the_buckets_of_any():
     said = {(one["strategy"], one["codec"]): one for one in figures["candidates"]}
     assert (said["sharded", "none"]["stage"], said["sharded", "none"]["mirrors"]) == (1, 0)
     assert "stage" not in said["replicated", "none"]
-
-
-def test_pieces_of_a_batch_that_are_exchanged_one_by_one_have_the_last_ones_buckets():
-    changes = ("strategy.stage=2", "train.grad_accumulation=2")
-    figures = measure(spec(*SHARDED, *changes), device="cpu", threads=1, worlds=[4], limit_s=0.0)
-    whole = measure(spec(changes[1]), device="cpu", threads=1, worlds=[4], limit_s=0.0)
-    assert figures["buckets"] == whole["buckets"]
-    assert len(figures["worlds"]["4"]["ready_s"]) == len(whole["buckets"])
 
 
 def test_a_divided_state_is_measured_in_worlds_that_the_job_allows(monkeypatch):

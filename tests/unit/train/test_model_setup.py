@@ -71,11 +71,6 @@ def test_blocks_run_twice_in_training_and_once_otherwise() -> None:
     assert calls == ["outside", "inside"] * 3
 
 
-def test_a_model_without_blocks_is_refused() -> None:
-    with pytest.raises(TaskError, match="finds no blocks"):
-        blocks_of(nn.Linear(2, 2))
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_model_that_is_compiled_as_a_whole_is_refused(in_place: bool) -> None:
     model: nn.Module = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2))

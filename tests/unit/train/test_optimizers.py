@@ -131,7 +131,3 @@ def test_cosine_runs_from_warm_up_to_the_end() -> None:
         ScheduleTable(name="cosine", min_lr=0.2), base_lr=1.0, update=99, updates_total=12
     )
     assert after == pytest.approx(0.2)
-
-
-def test_the_least_rate_never_raises_a_small_base() -> None:
-    assert max(rates(base_lr=0.01, name="cosine", min_lr=0.2)) == 0.01

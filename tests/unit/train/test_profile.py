@@ -12,7 +12,7 @@ import torch
 from dtd.observe.profile.spans import COMMIT, COMPUTE, DATA, STEP, WAIT
 from dtd.observe.profile.trace import decoded
 from dtd.train.profile import _PROFILER as PROFILER
-from dtd.train.profile import NO_MARKS, ProfileOrder, StepProfiler
+from dtd.train.profile import ProfileOrder, StepProfiler
 
 
 class Ring:
@@ -64,14 +64,6 @@ def kinds(trace):
     return [span.kind for span in trace.spans]
 
 
-def test_nothing_is_recorded_unless_it_is_asked_for():
-    profiler, ring = StepProfiler(), Ring()
-    step(profiler, ring, 0)
-    profiler.end_generation(ring, waits=True)
-    assert profiler.marks is NO_MARKS
-    assert ring.told == []
-
-
 def test_so_many_steps_are_recorded_from_the_first_one_on(tmp_path):
     profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, first_step=2)
     profiler.asked = asked.order
@@ -86,19 +78,6 @@ def test_so_many_steps_are_recorded_from_the_first_one_on(tmp_path):
     assert ring.told == [True, False]
     assert profiler.asked is None
     assert not PROFILER.locked()
-
-
-def test_times_of_torch_and_of_marks_are_on_one_clock(tmp_path):
-    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=1)
-    profiler.asked = asked.order
-    for number in range(2):
-        step(profiler, ring, number)
-    trace = asked.trace()
-    (whole,) = (span for span in trace.spans if span.kind == STEP)
-    rows = [row for track in trace.tracks for row in track.rows if row[0].startswith("aten::")]
-    assert rows
-    for _, begin, end in rows:
-        assert whole.begin_ns - 10**6 <= begin <= end <= whole.end_ns + 10**6
 
 
 def test_a_generation_that_ends_ends_it_with_what_it_has(tmp_path):

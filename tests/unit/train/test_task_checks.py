@@ -17,7 +17,6 @@ from dtd.train.task_checks import (
     SingleRow,
     check_gradient_hooks,
     check_memory,
-    may_overlap,
     smallest_rows,
 )
 
@@ -148,17 +147,6 @@ def test_a_hook_with_a_memory_is_doubted() -> None:
     assert "on the gradient of weight gives another result when it is called again" in doubt
 
 
-def test_a_rehearsal_that_fails_is_none() -> None:
-    model = layer()
-    model.weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
-
-    def fails() -> None:
-        raise ValueError("4 rows are not enough")
-
-    with pytest.raises(TaskError, match="not linear"):
-        tried(model, rehearse=fails)
-
-
 IMAGE = torch.zeros(1, 2, 4, 4)
 VECTOR = torch.zeros(1, 2)
 
@@ -227,51 +215,6 @@ def test_too_few_rows_for_one_rank_are_refused(rows: int, batch: int, parts: int
     single = SingleRow(model, Counted(model, IMAGE))
     with pytest.raises(TaskError, match=r"has 1 row, .*BatchNorm.*job\.global_batch_size"):
         single.fit(plan(model, rows=rows, batch=batch, parts=parts), 1)
-
-
-def test_ranks_that_have_tried_and_others_make_the_same_slices() -> None:
-    model = pooled()
-    single = SingleRow(model, Counted(model, IMAGE))
-    usual = plan(model, rows=30, batch=8)
-    tried = single.fit(usual, 8)
-    assert tried.smallest_rows == 2
-    for world_size in (1, 2, 3):
-        assert single.fit(tried, world_size) == tried
-        for step in range(4):
-            for rank in range(world_size):
-                of = (step,)
-                assert tried.share(*of, rank=rank, world_size=world_size) == usual.share(
-                    *of, rank=rank, world_size=world_size
-                )
-
-
-WHOLE = torch.arange(24.0)
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        WHOLE,
-        WHOLE[:0],
-        WHOLE[3],
-        WHOLE.view(4, 6),
-        WHOLE.view(4, 6).t(),
-        WHOLE.view(4, 6)[:, ::2],
-        WHOLE.view(4, 6)[1:3, 2],
-        WHOLE.view(2, 3, 4).permute(2, 0, 1)[1:],
-        WHOLE.view(1, 24).expand(1, 24),
-        WHOLE[:0].view(0, 3),
-    ],
-)
-def test_slices_and_transposed_ones_do_not_overlap(tensor) -> None:
-    assert not may_overlap(tensor.shape, tensor.stride())
-
-
-@pytest.mark.parametrize(
-    "tensor", [WHOLE.view(1, 24).expand(2, 24), WHOLE.unfold(0, 3, 1), WHOLE[0].expand(2)]
-)
-def test_expanded_tensors_and_windows_overlap(tensor) -> None:
-    assert may_overlap(tensor.shape, tensor.stride())
 
 
 class Views(nn.Module):

@@ -174,75 +174,54 @@ def pickled_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     del sys.modules["rows_for_processes"]
 
 
-def test_loader_processes_give_the_same_batches_and_end(pickled_dataset: Any) -> None:
-    whole, half = plan_for(1, 0), plan_for(2, 1)
+@pytest.mark.usefixtures("no_sigchld_handler")
+def test_loader_processes_give_the_same_batches_outlive_a_loss_and_end(
+    pickled_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, half, told = plan_for(1, 0), plan_for(2, 1), []
     good = [step for step in range(5) if 39 not in at(whole, step).rows]
     (bad,) = set(range(5)) - set(good)
-    torch.manual_seed(0)
-    expected_draw = torch.rand(3)
-    torch.manual_seed(0)
     with Loader(pickled_dataset, seed=2) as here:
         expected = {step: here.next(at(whole, step)).batch for step in good}
-    threads = set(threading.enumerate())
-    with Loader(pickled_dataset, seed=2, loader_workers=2) as loader:
-        loader.start(whole)
-        for step in (*good, *good):
-            assert torch.equal(loader.next(at(whole, step)).batch, expected[step])
-        loader.start(half)
-        assert torch.equal(loader.next(at(half, good[1])).batch, expected[good[1]][BATCH // 2 :])
-        with pytest.raises(TaskError, match="row 39 of the dataset raised ValueError") as caught:
-            loader.next(at(whole, bad))
-        assert "row 39 is cursed" in "".join(caught.value.__notes__)
-        assert loader.next(BatchRequest(step=0, epoch=0, rows=())).batch is None
-        assert torch.equal(loader.next(at(whole, good[0])).batch, expected[good[0]])
-        children = active_children()
-        assert len(children) == 2
-    assert torch.equal(torch.rand(3), expected_draw)  # the training thread's generator is its own
+    monkeypatch.setenv("ROWS_READ_BY", str(tmp_path / "pids"))
+
+    def consume() -> list[Any]:
+        loader = Loader(
+            pickled_dataset, seed=2, loader_workers=2, warn=lambda *one: told.append(one)
+        )
+        with loader:
+            loader.warm_up(plan_for(4, 0))
+            children = {child.pid: child for child in active_children()}
+            assert len(children) == 2
+            assert set(map(int, (tmp_path / "pids").read_text().split())) == children.keys()
+            torch.manual_seed(0)
+            expected_draw = torch.rand(3)
+            torch.manual_seed(0)
+            loader.start(whole)
+            for step in (*good, *good):
+                assert torch.equal(loader.next(at(whole, step)).batch, expected[step])
+            loader.start(half)
+            batch = loader.next(at(half, good[1])).batch
+            assert torch.equal(batch, expected[good[1]][BATCH // 2 :])
+            with pytest.raises(TaskError, match="row 39 of the dataset raised Val") as caught:
+                loader.next(at(whole, bad))
+            assert "row 39 is cursed" in "".join(caught.value.__notes__)
+            assert loader.next(BatchRequest(step=0, epoch=0, rows=())).batch is None
+            assert torch.equal(torch.rand(3), expected_draw)  # this thread's draws are its own
+            assert {child.pid for child in active_children()} == children.keys()
+            for child in children.values():
+                child.kill()
+            for step in good:
+                assert torch.equal(loader.next(at(whole, step)).batch, expected[step])
+            return active_children()
+
+    with ThreadPoolExecutor(1) as thread:
+        children = thread.submit(consume).result()
+    assert [event for event, _ in told] == ["loader_restarted"]
+    assert len(children) == 2
     for child in children:
         child.join(10)
         assert not child.is_alive()
-    for thread in set(threading.enumerate()) - threads:
-        thread.join(10)  # queues' feeders end by themselves
-        assert not thread.is_alive()
-    assert active_children() == []
-
-
-def test_warm_up_has_every_loader_process_make_a_batch(
-    pickled_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ROWS_READ_BY", str(tmp_path / "pids"))
-    plan = plan_for(4, 0)
-    with Loader(pickled_dataset, seed=2, loader_workers=2) as loader:
-        loader.warm_up(plan)
-        children = {child.pid for child in active_children()}
-        assert set(map(int, (tmp_path / "pids").read_text().split())) == children
-        assert len(children) == 2
-        loader.start(plan_for(1, 0), at=0)
-        assert loader.next(at(plan_for(1, 0), 0)).rows == at(plan_for(1, 0), 0).rows
-        assert {child.pid for child in active_children()} == children
-
-
-@pytest.mark.usefixtures("no_sigchld_handler")
-def test_a_batch_whose_loader_process_was_killed_is_loaded_by_others(pickled_dataset: Any) -> None:
-    plan, told = plan_for(1, 0), []
-    with Loader(pickled_dataset, seed=0) as here:
-        expected = [here.next(at(plan, step)).batch for step in range(3)]
-
-    def consume() -> None:
-        loader = Loader(
-            pickled_dataset, seed=0, loader_workers=1, warn=lambda *one: told.append(one)
-        )
-        with loader:
-            loader.start(plan, at=0)
-            (child,) = active_children()
-            child.kill()
-            for step in range(3):
-                assert torch.equal(loader.next(at(plan, step)).batch, expected[step])
-
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(consume).result()
-    assert [event for event, _ in told] == ["loader_restarted"]
-    assert "its batch is loaded again" in told[0][1]
     assert active_children() == []
 
 

@@ -20,7 +20,6 @@ from dtd.train.data.rows import (
     checksum,
     load_rows,
     map_tensors,
-    seed_generators,
 )
 
 Point = namedtuple("Point", "x y")
@@ -127,15 +126,6 @@ def test_rows_that_do_not_fit_together_are_named() -> None:
         load_rows(ragged, [1, 0], epoch=0, seed=0, reseed=False)
 
 
-def test_seeding_repeats_draws_of_every_generator() -> None:
-    def draw(key: int) -> torch.Tensor:
-        seed_generators(key)
-        return torch.tensor([torch.rand(()), np.random.rand(), random.random()])
-
-    assert torch.equal(draw(3), draw(3))
-    assert not torch.equal(draw(3), draw(4))
-
-
 class Pair(tuple):
     """Takes two values, not a sequence of them, and remembers a name."""
 
@@ -219,15 +209,6 @@ def summed(tallies: list[UsedRows]) -> UsedRows:
     return UsedRows.of_words(words.sum(dim=0).tolist())
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 1024])
-def test_the_sum_over_all_ranks_is_that_of_the_plan(ranks) -> None:
-    rows = tuple(range(7 * ranks))
-    tallies = [used(rows[i::ranks], rows[i::ranks]) for i in range(ranks)]
-    total = summed(tallies)
-    assert total.against(checksum(0, rows), len(rows)) == (0, 0)
-    assert total.against(checksum(1, rows), len(rows)) == (1, 1)
-
-
 @pytest.mark.parametrize(
     ("loaded", "epoch", "amiss"),
     [
@@ -245,8 +226,3 @@ def test_a_rank_knows_what_it_did_not_get(loaded, epoch, amiss) -> None:
     tally = used((1, 2, 3), loaded, epoch)
     assert summed([tally, used((8,), (8,))]).against(checksum(0, (1, 2, 3, 8)), 4) == amiss
     assert bool(tally.example) == (epoch != 0 or loaded != (1, 2, 3))
-
-
-def test_slices_that_overlap_show_in_the_sum_alone() -> None:
-    total = summed([used((1, 2), (1, 2)), used((2, 3), (2, 3))])
-    assert total.against(checksum(0, (1, 2, 3, 4)), 4) == (1, 1)

@@ -101,49 +101,6 @@ def test_values_that_ranks_agree_on_are_taken_as_they_are(kind, shares) -> None:
         assert {bits(model.own) for model in models} == {bits(value)}
 
 
-def test_elements_that_agree_are_exact_beside_others_that_do_not() -> None:
-    models = [holding(wide=torch.full((2,), 1e300, dtype=torch.float64)) for _ in range(3)]
-    third = 1 / 3
-
-    def change(rank, model) -> None:
-        model.wide.copy_(torch.tensor([third, 2.0**rank], dtype=torch.float64))
-
-    exchange(models, [0.3, 0.3, 0.4], change)
-    for model in models:
-        assert model.wide[0] == third
-        assert float(model.wide[1]) == pytest.approx(0.3 + 0.6 + 1.6)
-    assert len({bits(model.wide) for model in models}) == 1
-
-
-def test_one_rank_keeps_its_bits() -> None:
-    model, alone = nn.BatchNorm1d(64), nn.BatchNorm1d(64)
-    buffers = RunningBuffers(model)
-    tail = tail_of(buffers)
-    for step in range(20):
-        rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(step)) * 10**step
-        buffers.take_snapshot()
-        model(rows)
-        buffers.write(tail.buffer_elements, tail.buffer_words, share=1.0, follows=True)
-        buffers.apply(tail.buffer_elements, tail.buffer_words)
-        alone(rows)
-    assert torch.equal(model.running_var, alone.running_var)
-    assert torch.equal(model.running_mean, alone.running_mean)
-    assert int(model.num_batches_tracked) == 20
-
-
-def test_restore() -> None:
-    model = nn.BatchNorm1d(3)
-    model.register_buffer("many", torch.tensor(MANY))
-    buffers = RunningBuffers(model)
-    buffers.take_snapshot()
-    model(torch.randn(4, 3))
-    model.many.add_(1)
-    buffers.restore()
-    assert torch.equal(model.running_mean, torch.zeros(3))
-    assert int(model.num_batches_tracked) == 0
-    assert int(model.many) == MANY
-
-
 def batches(count: int) -> list[torch.Tensor]:
     draw = torch.Generator().manual_seed(5)
     return [torch.randn(6, 3, generator=draw, dtype=torch.float64) + n for n in range(count)]
@@ -173,14 +130,6 @@ def test_they_are_a_weighted_mean_over_the_batches(momentum, weights) -> None:
     torch.testing.assert_close(layer.running_var, variance)
     assert int(layer.num_batches_tracked) == 4
     assert layer.momentum == momentum
-
-
-def test_a_layer_without_a_forward_keeps_what_it_had() -> None:
-    layer = trained(0.1)
-    before = [buffer.clone() for buffer in layer.buffers()]
-    with estimated_anew(layer):
-        pass
-    assert all(torch.equal(a, b) for a, b in zip(before, layer.buffers(), strict=True))
 
 
 @pytest.mark.parametrize(

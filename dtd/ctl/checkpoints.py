@@ -1,8 +1,8 @@
 """The commands about checkpoints: checkpoints and fetch.
 
 `fetch` asks the coordinator which workers hold a checkpoint, then reads the weights from a worker's
-data port, or parts of them from several (`dtd.checkpoint.fetch`); if a worker fails, it continues with
-the next holder.
+data port, or parts of them from several (`dtd.checkpoint.fetch`); if a worker fails, it continues
+with the next holder.
 """
 
 from __future__ import annotations

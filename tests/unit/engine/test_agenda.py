@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dtd.engine.agenda import AfterStep, BeforeStep, after_commit, before_step
+from dtd.engine.agenda import (
+    AfterStep,
+    BeforeStep,
+    after_commit,
+    before_step,
+    checkpoint_writers,
+)
 from dtd.engine.control_word import ControlEntry, ControlWord, Flags, encode_entry, reduce_entries
 
 
@@ -19,18 +27,9 @@ def test_a_generation_begins_with_an_agreement() -> None:
     assert due(evaluates=True) == {"agree", "catch_up", "announce_start", "evaluate"}
 
 
-def test_a_step_in_the_middle_has_nothing_before_it() -> None:
-    assert due(met=True) == set()
-    assert due(met=True, awaits_digest=True) == set()
-
-
 def test_what_is_to_be_saved_is_agreed_on_before_it_is_evaluated() -> None:
     assert due(met=True, evaluates=True) == {"evaluate"}
     assert due(met=True, evaluates=True, awaits_digest=True) == {"agree", "evaluate"}
-
-
-def test_the_end_is_agreed_on_and_saved() -> None:
-    assert due(met=True, last=True) == {"agree", "catch_up", "finish"}
 
 
 def word(*flags: Flags) -> ControlWord:
@@ -40,12 +39,6 @@ def word(*flags: Flags) -> ControlWord:
 def after(said: Flags, other: Flags | None = None, **facts: bool) -> AfterStep:
     given = dict.fromkeys(("checkpoint_due", "digest_due", "last"), False) | facts
     return after_commit(word(said, other or Flags()), said, **given)
-
-
-def test_most_steps_are_followed_by_nothing() -> None:
-    assert after(Flags()) == AfterStep(
-        checkpoint=False, waits=False, digest=False, ending=None, agree=False
-    )
 
 
 @pytest.mark.parametrize("fact", ["checkpoint_due", "last"])
@@ -70,15 +63,35 @@ def test_a_checkpoint_that_is_asked_for_is_waited_for(
     )
 
 
-def test_a_digest_is_taken_once() -> None:
-    assert after(Flags(), digest_due=True).digest
-    assert not after(Flags(), digest_due=True, checkpoint_due=True).digest
-
-
 def test_a_yield_ends_the_generation_and_saves_nothing() -> None:
     found = after(Flags(), Flags(yield_=True))
     assert (found.ending, found.checkpoint, found.agree) == ("yielded", False, False)
 
 
-def test_the_last_step_ends_the_job_and_not_the_generation() -> None:
-    assert after(Flags(stop=True), last=True).ending is None
+@pytest.mark.parametrize(
+    ("hosts", "copies", "writers"),
+    [
+        ("a", 1, {0}),
+        ("a", 3, {0}),
+        ("aabb", 1, {0}),
+        ("aabb", 2, {0, 2}),
+        ("aabb", 3, {0, 1, 2}),
+        ("aaab", 2, {0, 3}),
+        ("abcd", 2, {0, 1}),
+        ("abab", 9, {0, 1, 2, 3}),
+    ],
+)
+def test_writers(hosts: str, copies: int, writers: set[int]) -> None:
+    assert checkpoint_writers(list(hosts), copies) == writers
+    assert checkpoint_writers(list(hosts), copies, sharded=True) == {*range(len(hosts))}
+
+
+@given(
+    hosts=st.lists(st.sampled_from("abcde"), min_size=1, max_size=12),
+    copies=st.integers(1, 14),
+)
+def test_as_many_hosts_as_possible(hosts: list[str], copies: int) -> None:
+    writers = checkpoint_writers(hosts, copies)
+    assert 0 in writers
+    assert len(writers) == min(copies, len(hosts))
+    assert len({hosts[rank] for rank in writers}) == min(copies, len(set(hosts)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -22,7 +21,7 @@ from dtd.engine.control_word import (
     encode_entry,
     reduce_entries,
 )
-from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+from dtd.errors import ErrorCode, ProtocolError
 
 A, B, C = (bytes([value]) * DIGEST_BYTES for value in (1, 2, 3))
 ENTRY = struct.Struct("!BBq16s")
@@ -67,36 +66,6 @@ def test_the_layout_is_the_documented_one() -> None:
     assert encode_entry(entry) == ENTRY.pack(1, 0x04, 7, A)
 
 
-@pytest.mark.parametrize(
-    ("field", "bit"),
-    [
-        ("checkpoint", 0x04),
-        ("stop", 0x08),
-        ("leave", 0x10),
-        ("yield_", 0x20),
-    ],
-)
-def test_every_flag_has_its_bit(field: str, bit: int) -> None:
-    quiet = ControlEntry()
-    assert encode_entry(quiet)[1] == 0
-    assert encode_entry(replace(quiet, **{field: True}))[1] == bit
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        ControlEntry(digest_step=3),
-        ControlEntry(digest=A),
-        ControlEntry(digest_step=3, digest=A[:-1]),
-        ControlEntry(digest_step=3, digest=A + b"\0"),
-        ControlEntry(digest_step=-2, digest=A),
-    ],
-)
-def test_an_entry_that_cannot_be_said_is_our_own_fault(entry: ControlEntry) -> None:
-    with pytest.raises(LocalProtocolError, match="control word entry"):
-        encode_entry(entry)
-
-
 def raw(layout: int = 1, flags: int = 0x04, step: int = -1) -> bytes:
     return ENTRY.pack(layout, flags, step, bytes(16))
 
@@ -130,56 +99,16 @@ def test_any_bytes_are_an_entry_or_a_protocol_error(data: bytes) -> None:
 # --- the verdict -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", ["checkpoint", "stop", "leave", "yield_"])
-def test_one_rank_is_enough_to_ask(field: str) -> None:
-    asks = replace(ControlEntry(), **{field: True})
-    assert getattr(reduced(ControlEntry(), asks, ControlEntry()), field)
-    assert not getattr(reduced(ControlEntry(), ControlEntry()), field)
-
-
-def test_without_digests_there_is_nothing_to_agree_on() -> None:
-    word = reduced(ControlEntry(), ControlEntry())
-    assert word.digest_agreed is None
-    assert word.digest_step == NO_DIGEST_STEP
-    assert word.dissenters == ()
-
-
-def test_equal_digests_agree() -> None:
-    word = reduced(with_digest(A), with_digest(A))
-    assert word.digest_agreed is True
-    assert word.digest_step == 7
-    assert word.commit
-
-
-def test_the_minority_dissents_and_nothing_is_committed() -> None:
-    word = reduced(with_digest(A), with_digest(B), with_digest(A), with_digest(C))
-    assert word.digest_agreed is False
-    assert word.dissenters == (1, 3)
-    assert word.digest_step == 7
-    assert not word.commit
-
-
 def test_a_digest_of_another_step_dissents_though_its_bytes_are_equal() -> None:
     word = reduced(with_digest(A, step=7), with_digest(A, step=7), with_digest(A, step=6))
     assert word.dissenters == (2,)
     assert word.digest_step == 7
 
 
-def test_a_rank_without_a_digest_dissents_from_those_with_one() -> None:
-    word = reduced(with_digest(A), with_digest(A), ControlEntry())
-    assert word.digest_agreed is False
-    assert word.dissenters == (2,)
-
-
 @given(tied=st.permutations([with_digest(A), with_digest(A), with_digest(B), with_digest(B)]))
 def test_a_tie_is_decided_by_the_digests_not_by_the_ranks(tied: list[ControlEntry]) -> None:
     dissenters = reduced(*tied).dissenters
     assert [tied[rank].digest for rank in dissenters] == [A, A]
-
-
-def test_one_unreadable_entry_spoils_the_word() -> None:
-    with pytest.raises(ProtocolError):
-        reduce_entries([encode_entry(ControlEntry()), b"?"])
 
 
 @given(entries=st.lists(control_entries(), min_size=1, max_size=9))
@@ -245,12 +174,6 @@ def test_what_was_asked_stays_asked() -> None:
     flags = flags.asked(stop=False, leave=True)
     assert flags == Flags(stop=True, leave=True, yield_=True)
     assert flags.asked(stop=False, leave=False) == flags
-
-
-def test_an_entry_says_all_flags() -> None:
-    entry = ControlEntry.saying(Flags(checkpoint=True, stop=True, leave=True, yield_=True))
-    assert (entry.checkpoint, entry.stop, entry.leave, entry.yield_) == (True,) * 4
-    assert entry.digest_step == NO_DIGEST_STEP
 
 
 @pytest.mark.parametrize(

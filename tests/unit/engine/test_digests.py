@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from dtd.engine.control_word import compare
-from dtd.engine.digests import ShardDigests, Shared, Tally, compared
+from dtd.engine.digests import (
+    DeferredDigest,
+    PendingDigest,
+    ShardDigests,
+    Shared,
+    Tally,
+    compared,
+    search,
+)
 from dtd.engine.digests import combined as tally_of
 from dtd.engine.shards import Division, ShardSet
-from dtd.errors import ProtocolError, UnreadableWord
+from dtd.engine.step_protocol import StateKey
+from dtd.errors import ErrorCode, ProtocolError, UnreadableWord
 from tests.shards import held_segments
 
 COMMON = b"c" * 16
@@ -33,11 +44,6 @@ def words(world_size: int, mirrors: int, **changed: bytes) -> list[bytes]:
 
 def dissenters(tally: Tally) -> tuple[int, ...]:
     return compare([(5, one) for one in tally.digests]).dissenters
-
-
-def test_a_word_says_what_was_hashed() -> None:
-    one = hashed(2, 5, 1)
-    assert ShardDigests.decode(one.encode()) == one
 
 
 @pytest.mark.parametrize(
@@ -68,10 +74,6 @@ def test_equal_parts_have_one_digest_that_depends_on_all_of_them(world_size, mir
         assert combined(other, mirrors).digests != tally.digests
 
 
-def test_a_rank_with_another_common_part_dissents() -> None:
-    assert dissenters(combined(words(4, 1, common=b"d" * 16))) == (1,)
-
-
 def test_an_owner_and_its_mirror_that_differ_both_dissent() -> None:
     mine, mirrored = (combined(words(5, 1, **{name: b"x" * 16})) for name in ("s2", "s1"))
     assert dissenters(mine) == (1, 2)
@@ -87,21 +89,6 @@ def test_of_three_holders_the_one_that_differs_dissents() -> None:
         assert tally.disputed is not None
         assert len(tally.disputed.holders) == 3
         assert tally.digests[0] == combined(words(4, 2), 2).digests[0]
-
-
-def test_one_liar_cannot_dispute_shards_that_it_does_not_hold() -> None:
-    """With its vote there would be no majority for any shard, and all ranks would dissent."""
-    said = words(4, 0)
-    said[1] = hashed(1, 4, 0, **{f"s{index}": b"x" * 16 for index in (0, 1, 3)}).encode()
-    with pytest.raises(UnreadableWord, match="it has a hash of segment 0, of another's") as caught:
-        combined(said, 0)
-    assert caught.value.rank == 1
-
-
-def test_of_two_ranks_that_differ_nobody_has_a_majority() -> None:
-    digests = combined(words(2, 1, s0=b"x" * 16)).digests
-    assert len(set(digests)) == 2
-    assert not compare([(5, one) for one in digests]).majority
 
 
 @pytest.mark.parametrize(
@@ -142,13 +129,6 @@ PARTS = [
 RIGHT, WRONG = b"r" * 16, b"w" * 16
 
 
-def test_parts_that_are_equal_have_no_dissenter() -> None:
-    tally = compared(PARTS, [RIGHT + WRONG, RIGHT + WRONG, b"", WRONG])
-    assert tally.disputed is None
-    assert len(set(tally.digests)) == 1
-    assert tally.digests != compared(PARTS, [RIGHT * 2, RIGHT * 2, b"", RIGHT]).digests
-
-
 def test_two_holders_that_differ_both_dissent_and_the_part_is_named() -> None:
     tally = compared(PARTS, [RIGHT * 2, WRONG + RIGHT, b"", RIGHT])
     assert tally.disputed == PARTS[0]
@@ -168,3 +148,102 @@ def test_a_rank_that_has_not_hashed_what_it_holds_is_named(word) -> None:
     with pytest.raises(UnreadableWord, match="no hashes of 2 parts") as caught:
         compared(PARTS, [RIGHT * 2, word, b"", RIGHT])
     assert caught.value.rank == 1
+
+
+# --- the digest that waits for the next exchange ------------------------------------------------
+
+DIGEST = bytes(range(16))
+OTHER = bytes(16)
+
+
+def test_what_is_taken_is_said_until_it_is_settled() -> None:
+    deferred, key = DeferredDigest(), StateKey(2, 5)
+    deferred.take(5, DIGEST, key)
+    assert deferred.said == (5, DIGEST)
+    assert deferred.awaits(5)
+    assert not deferred.awaits(4)
+    assert (deferred.known(5), deferred.known(4)) == (DIGEST, None)
+    assert deferred.settled() == PendingDigest(step=5, digest=DIGEST, key=key)
+    assert deferred.pending is None
+
+
+def test_only_the_same_digest_after_the_same_step_matches() -> None:
+    deferred = DeferredDigest()
+    deferred.take(5, DIGEST)
+    assert deferred.matches(5, DIGEST)
+    assert not deferred.matches(4, DIGEST)
+    assert not deferred.matches(5, OTHER)
+
+
+def test_the_digest_of_a_sharded_state_is_known_once_all_hashes_are_exchanged() -> None:
+    deferred = DeferredDigest()
+    assert deferred.uncombined is None
+    hashed = ShardDigests(cut=1, common=OTHER, segments={0: OTHER})
+    deferred.take_shards(5, hashed, StateKey(1, 5))
+    assert deferred.awaits(5)
+    assert deferred.known(5) is None
+    assert deferred.uncombined == (5, hashed)
+    deferred.combine(5, hashed, DIGEST)
+    assert deferred.uncombined is None
+    assert deferred.said == (5, DIGEST)
+    assert deferred.matches(5, DIGEST)
+
+
+def test_hashes_of_another_cut_or_step_say_nothing_about_the_pending_digest() -> None:
+    deferred = DeferredDigest()
+    hashed = ShardDigests(cut=1, common=OTHER, segments={0: OTHER})
+    deferred.combine(5, hashed, DIGEST)
+    assert deferred.pending is None
+    deferred.take_shards(5, hashed)
+    deferred.combine(4, hashed, DIGEST)
+    deferred.combine(5, ShardDigests(cut=2, common=OTHER, segments={}), DIGEST)
+    assert deferred.uncombined == (5, hashed)
+    deferred.take(6, DIGEST)
+    assert deferred.uncombined is None
+
+
+# --- the first entry in which ranks differ --------------------------------------------------------
+
+
+def together(*ranks: list[bytes]) -> tuple[list[int | None], int]:
+    """The ranks' common finding, and after how many rounds."""
+    lookings = [search(rank) for rank in ranks]
+    words = [next(looking) for looking in lookings]
+    rounds, found = 1, []
+    while not found:
+        assert max(map(len, words)) <= 256
+        answers, rounds = [], rounds + 1
+        for looking in lookings:
+            try:
+                answers.append(looking.send(words))
+            except StopIteration as end:
+                found.append(end.value)
+        words = answers
+    assert not words
+    return found, rounds
+
+
+def hashes(count: int) -> list[bytes]:
+    return [struct.pack("!Q", number) for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 100, 1024, 1025, 40_000])
+@pytest.mark.parametrize("where", [0.0, 0.3, 0.99])
+def test_finds_the_first_that_differs(count: int, where: float) -> None:
+    at = int(count * where)
+    other = hashes(count)
+    other[at] = other[-1] = b"otherwise"
+    found, rounds = together(hashes(count), other, hashes(count))
+    assert found == [at] * 3
+    assert rounds <= 6
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_word_of_another_size_is_refused(rounds: int) -> None:
+    looking = search(hashes(3))
+    word = next(looking)
+    if rounds:
+        word = looking.send([word])
+    with pytest.raises(ProtocolError, match="in a search") as error:
+        looking.send([word, word + b"x"])
+    assert error.value.code is ErrorCode.BAD_PAYLOAD

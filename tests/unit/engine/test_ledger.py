@@ -48,16 +48,3 @@ def test_it_survives_being_written_down(length, rows):
     read.commit(read.epoch, [0])
     ledger.commit(ledger.epoch, [0])
     assert read.to_mapping() == ledger.to_mapping()
-
-
-def test_an_epoch_of_which_nothing_was_used_here_is_not_missing():
-    ledger = Ledger(10)
-    ledger.commit(4, [0])
-    assert (ledger.epoch, ledger.rows_missing, ledger.committed) == (4, 0, 1)
-
-
-def test_rows_other_than_those_entered_are_counted():
-    ledger = Ledger(10)
-    ledger.commit(0, range(10))
-    ledger.amend(missing=2, repeated=1)
-    assert (ledger.rows_missing, ledger.rows_repeated, ledger.epoch) == (2, 1, 1)

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise, permutations
-
-import pytest
+from itertools import permutations
 
 from dtd.engine.sampler import (
     Position,
@@ -13,7 +11,6 @@ from dtd.engine.sampler import (
     position_of_step,
     probe_rows,
     row_key,
-    slice_bounds,
     steps_per_epoch,
 )
 from dtd.train.data.sampling import batch_rows
@@ -32,33 +29,12 @@ def test_the_order_never_changes_between_versions() -> None:
     assert row_key(1, 2, 3) == GOLDEN_KEY
 
 
-def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
-    orders = {tuple(order(seed, epoch, 50)) for seed in range(4) for epoch in range(4)}
-    assert len(orders) == 16
-
-
 def test_all_orders_of_a_short_epoch_are_equally_likely() -> None:
     epochs = 12_000
     seen = Counter(tuple(order(0, epoch, 5)) for epoch in range(epochs))
     expected = epochs / math.factorial(5)
     chi_squared = sum((seen[p] - expected) ** 2 / expected for p in permutations(range(5)))
     assert chi_squared < 190  # 119 degrees of freedom, p = 0.0001
-
-
-def test_neighbouring_places_are_not_neighbouring_rows() -> None:
-    rows = order(7, 0, 10_000)
-    steps = [abs(a - b) for a, b in pairwise(rows)]
-    assert 3200 < sum(steps) / len(steps) < 3467  # a third of the length, +- 4 sigma
-    assert sum(place == row for place, row in enumerate(rows)) < 8
-
-
-def test_a_huge_dataset_costs_nothing() -> None:
-    length = 10**12
-    rows = batch_rows(
-        seed=1, position=Position(3, length - 5), global_batch_size=100, length=length
-    )
-    assert len(set(rows)) == 5
-    assert all(0 <= row < length for row in rows)
 
 
 def test_the_last_batch_of_an_epoch_is_partial() -> None:
@@ -71,17 +47,6 @@ def test_the_last_batch_of_an_epoch_is_partial() -> None:
     assert sizes == [4, 4, 2]
     assert position == Position(1, 0)
     assert steps_per_epoch(10, 4) == 3
-
-
-def test_advance_refuses_to_cross_an_epoch() -> None:
-    with pytest.raises(AssertionError, match="cross the end"):
-        advance(Position(0, 8), 3, 10)
-
-
-def test_slices_are_even_and_some_are_empty() -> None:
-    assert [slice_bounds(7, 3, rank) for rank in range(3)] == [(0, 2), (2, 4), (4, 7)]
-    sizes = [stop - start for start, stop in (slice_bounds(2, 5, rank) for rank in range(5))]
-    assert sorted(sizes) == [0, 0, 0, 1, 1]
 
 
 def test_the_position_of_a_step_is_where_stepping_leads() -> None:

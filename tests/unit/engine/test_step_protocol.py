@@ -15,7 +15,7 @@ from dtd.engine.step_protocol import (
     TakeOver,
     reaction,
 )
-from dtd.errors import LocalProtocolError, ProtocolError
+from dtd.errors import LocalProtocolError
 
 GENERATION = 4
 LIVE = StateKey(3, 7)
@@ -100,61 +100,7 @@ def test_a_call_is_refused_out_of_order(call: str, phase: Phase) -> None:
     assert (protocol.phase, protocol.report()) == (phase, before)
 
 
-@pytest.mark.parametrize("phase", [Phase.DECIDED, Phase.APPLYING])
-def test_a_commit_names_the_state_by_its_generation_and_step(phase: Phase) -> None:
-    protocol = in_phase(phase)
-    assert protocol.commit() == NEXT
-    assert protocol.report() == Report(live=NEXT, prepared=None)
-
-
-def test_a_step_is_begun_in_no_older_generation_than_its_state() -> None:
-    protocol = in_phase(Phase.HELD)
-    with pytest.raises(LocalProtocolError, match=r"generation 2 begins a step on a state of .* 3"):
-        protocol.begin(2)
-    protocol.begin(3)
-    assert protocol.phase is Phase.COMPUTING
-
-
 # --- the vote --------------------------------------------------------------------------------
-
-
-def test_an_entry_carries_what_is_asked_and_a_digest() -> None:
-    protocol = in_phase(Phase.PREPARED)
-    entry = protocol.entry(Flags(leave=True), digest_step=7, digest=A)
-    assert entry == encode_entry(ControlEntry(leave=True, digest_step=7, digest=A))
-    assert protocol.entry(Flags()) == QUIET
-
-
-def test_a_complete_word_commits() -> None:
-    protocol = in_phase(Phase.PREPARED)
-    word = protocol.judge([QUIET, encode_entry(ControlEntry(stop=True))])
-    assert word.commit
-    assert word.stop
-    assert protocol.prepared == NEXT
-
-
-def test_what_is_not_committed_may_not_be_committed_later() -> None:
-    protocol = in_phase(Phase.PREPARED)
-    entries = [encode_entry(ControlEntry(digest_step=7, digest=one)) for one in (A, B)]
-    assert not protocol.judge(entries).commit
-    assert protocol.report() == Report(live=LIVE, prepared=None)
-    with pytest.raises(LocalProtocolError):
-        protocol.commit()
-    assert protocol.discard()
-    assert protocol.phase is Phase.HELD
-
-
-def test_only_voters_decide_which_state_is_right() -> None:
-    entries = [encode_entry(ControlEntry(digest_step=7, digest=one)) for one in (A, B)]
-    word = in_phase(Phase.PREPARED).judge(entries, voters={0})
-    assert (word.dissenters, word.majority) == ((1,), True)
-
-
-def test_an_entry_that_cannot_be_read_decides_nothing() -> None:
-    protocol = in_phase(Phase.PREPARED)
-    with pytest.raises(ProtocolError):
-        protocol.judge([QUIET, b"?"])
-    assert protocol.prepared == NEXT
 
 
 # --- discarding ------------------------------------------------------------------------------
@@ -247,15 +193,6 @@ def test_what_has_been_trained_or_overwritten_is_as_built_no_more(change: str) -
     protocol.replaced(FRESH)
     protocol.forget()
     assert protocol.take_over(FRESH, holds=True) is TakeOver.AS_BUILT
-
-
-def test_memory_holds_nothing_while_it_is_overwritten() -> None:
-    protocol = in_phase(Phase.HELD)
-    assert protocol.take_over(StateKey(2, 5), holds=True) is TakeOver.LOAD
-    protocol.replace()
-    assert protocol.live is None
-    protocol.replaced(StateKey(2, 5))
-    assert protocol.live == (2, 5)
 
 
 # --- divergence ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Buckets in memory, and what of it is mapped into this process."""
+"""Generations over real sockets, and how often memory is mapped into this process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import uvloop
 
-from dtd.exchange.api import BucketMemory
 from dtd.shared_memory import OfferedMemory
+from tests.unit.exchange.generation import Collectives, Ranks
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -22,21 +21,6 @@ def pytest_asyncio_loop_factories(
 ) -> dict[str, LoopFactory]:
     """The loop on which a test runs."""
     return {"uvloop": uvloop.new_event_loop}
-
-
-@pytest.fixture
-def memory_of() -> Callable[[np.ndarray], BucketMemory]:
-    """A function that makes an array the memory of a bucket."""
-
-    def make(array: np.ndarray) -> BucketMemory:
-        def add(start: int, stop: int, received: memoryview) -> None:
-            array[start:stop] += np.frombuffer(received, dtype=array.dtype)
-
-        return BucketMemory(
-            view=memoryview(array.view(np.uint8)), item_bytes=array.itemsize, add=add
-        )
-
-    return make
 
 
 @pytest.fixture
@@ -52,3 +36,31 @@ def mapped() -> Callable[[OfferedMemory], int]:
         return sum("memfd:dtd-buckets" in line and line.split()[4] == inode for line in lines)
 
     return count
+
+
+@pytest.fixture
+async def ranks(fd_dir):
+    """Makes generations of trainers and servers on this loop; they are closed in the end."""
+    made = []
+
+    def make(trainers, servers=0):
+        made.append(Ranks(trainers, servers, fd_dir))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def collectives(loop_thread):
+    """Makes generations whose ranks have threads of their own; they are closed in the end."""
+    made = []
+
+    def make(size, servers=0, **settings):
+        made.append(Collectives(loop_thread, size, servers, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -7,7 +7,6 @@ import os
 import threading
 
 import pytest
-import structlog
 
 import dtd.exchange.memory_offers as offers_module
 from dtd.errors import ErrorCode, ProtocolError
@@ -140,60 +139,6 @@ async def test_only_what_lies_in_the_memory_is_lent(sides, lender):
     elsewhere.memory.close()
 
 
-async def test_nothing_is_offered_that_cannot_be_lent(lender, fd_dir):
-    side = Side(fd_dir)
-    homeless = [bucket(memoryview(bytearray(4)))]
-    for buckets in ([], homeless, lender.buckets[:1] * (m.MAX_LENT + 1)):
-        assert side.offers.offer(buckets) == NOTHING_SHARED
-    side.same_host = False
-    assert side.offers.offer(lender.buckets) == NOTHING_SHARED
-    assert side.said == []
-
-
-async def test_another_layout_is_another_offer(sides, lender, mapped):
-    one, other = sides
-    before = mapped(lender.memory)
-    await agree(sides, lender.buckets)
-    exchanged = lender.buckets[::-1]
-    await agree(sides, exchanged)
-    assert one.offers.offer(exchanged) == (1, {0, 1})
-    assert bytes(other.offers.read(0, 0, 4)) == b"more"
-    put_aside()
-    assert mapped(lender.memory) == before + 1
-
-
-async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender, fd_dir):
-    side = Side(fd_dir)
-    side.offers.offer(lender.buckets)
-    side.offers.offer(lender.buckets[:1])
-    side.offers.received(m.ShmMapped(generation=GENERATION, number=1))
-    assert side.offers.offer(lender.buckets[:1]) == NOTHING_SHARED
-    side.offers.received(m.ShmMapped(generation=GENERATION, number=2))
-    assert side.offers.offer(lender.buckets[:1]) == (1, {0})
-    side.offers.received(m.ShmMapped(generation=GENERATION, number=1))
-    assert side.offers.offer(lender.buckets[:1]) == (1, {0})
-
-
-@pytest.mark.parametrize("path", ["", "/run/systemd/notify", "/no/box-" + "0" * 32, "/a\0b"])
-async def test_a_path_that_leads_nowhere_is_logged(lender, fd_dir, open_files, path):
-    before = open_files()
-    side = Side(fd_dir)
-    side.offers.offer(lender.buckets)
-    with structlog.testing.capture_logs() as logs:
-        side.offers.received(m.ShmRequest(generation=GENERATION, number=1, socket=path))
-        put_aside()
-    assert [line["event"] for line in logs] == ["memory_not_offered"]
-    assert open_files() <= before
-
-
-async def test_memory_that_is_closed_meanwhile_is_not_lent(sides, lender):
-    one, other = sides
-    lender.memory.close()
-    assert one.offers.offer(lender.buckets) == NOTHING_SHARED
-    assert [type(message) for message in other.said] == [m.ShmRequest]
-    assert one.offers.offer(lender.buckets) == NOTHING_SHARED
-
-
 async def test_where_there_can_be_no_mailbox_everything_is_sent(sides, lender, monkeypatch):
     def refuse(directory, look, received):
         raise OSError("no such family of sockets")
@@ -243,24 +188,6 @@ async def test_a_wrong_file_is_passed_over(lender, open_files, fd_dir):
     os.close(writing)
 
 
-async def test_a_second_offer_makes_the_first_mailbox_useless(lender, fd_dir):
-    one, other = Side(fd_dir), Side(fd_dir)
-    one.offers.offer(lender.buckets)
-    one.offers.offer(lender.buckets[:1])
-    for offer in one.said:
-        other.offers.received(offer)
-    first, second = other.said
-    put_aside()
-    with pytest.raises(FileNotFoundError):
-        post(first.socket, lender.memory.descriptor)
-    post(second.socket, lender.memory.descriptor)
-    async with asyncio.timeout(PATIENCE_S):
-        await other.borrowed.wait()
-    assert other.said[2:] == [m.ShmMapped(generation=GENERATION, number=2)]
-    assert refused(other.offers.read, 1, 0, 1).code == ErrorCode.UNEXPECTED_CHUNK
-    other.offers.close()
-
-
 # --- reading -------------------------------------------------------------------------------------
 
 
@@ -273,15 +200,6 @@ async def test_what_was_recalled_has_not_been_read(sides, lender):
     error = refused(other.offers.check_unchanged, loan)
     assert error.code == ErrorCode.RECALLED
     assert "the previous rank has recalled memory 1" in error.message
-
-
-async def test_nothing_is_read_beyond_the_memory(sides, lender):
-    await agree(sides, lender.buckets)
-    offers = sides[1].offers
-    assert bytes(offers.read(1, 4, 4)) == b""
-    error = refused(offers.read, 1, 0, 5)
-    assert error.code == ErrorCode.BAD_PAYLOAD
-    assert "bucket 1 ends beyond the memory that is shared" in error.message
 
 
 async def test_closing_leaves_nothing_behind(sides, lender, mapped):

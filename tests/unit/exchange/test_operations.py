@@ -12,24 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from dtd.address import Address
-from dtd.engine.regroup import plan_regroup
-from dtd.errors import CheckpointError, RingBroken
-from dtd.exchange.api import BucketMemory, BufferLocation
-from dtd.exchange.collective import Bridge, RingCollective
+from dtd.errors import RingBroken
+from dtd.exchange.api import BufferLocation
 from dtd.exchange.group_backends import group_of
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.process_group import ProcessGroupCollective
 from dtd.exchange.schedule.chunks import BucketShape, Operation, cut
-from dtd.net.data_server import DataServer
 from dtd.shared_memory import HEAD_BYTES, OfferedMemory
-from dtd.wire import messages as m
-from tests.shards import held_segments, held_shards
+from tests.shards import held_segments
+from tests.unit.exchange.generation import PATIENCE_S, Collectives, memory_of
 
-PATIENCE_S = 60.0
 CHUNK_BYTES = 16 * 1024
 SIZES = (0, 1, 7, 1_001, 30_011)
-COMBINE = {Operation.MAXIMUM: np.maximum}
 
 
 @dataclass(frozen=True)
@@ -54,26 +48,6 @@ KINDS = [
     Kind(Operation.ALL_GATHER, copies=7),
     Kind(Operation.ALL_GATHER, hops=1),
 ]
-
-
-def memory_of(array, kind=SUM, home=None):
-    combine = COMBINE.get(kind.operation, np.add)
-
-    def add(start, stop, received):
-        target = array[start:stop]
-        combine(target, np.frombuffer(received, dtype=array.dtype), out=target)
-
-    return BucketMemory(
-        view=memoryview(array.view(np.uint8)),
-        item_bytes=array.itemsize,
-        add=add,
-        dtype=str(array.dtype),
-        operation=kind.operation,
-        copies=kind.copies,
-        hops=kind.hops,
-        bounds=kind.bounds,
-        home=home,
-    )
 
 
 def contribution(rank, size, step=0):
@@ -144,47 +118,14 @@ class OverTcp:
     lends = False
 
     def __init__(self, world_size, loop_thread, fd_dir):
-        self._thread, self._fd_dir = loop_thread, fd_dir if self.lends else None
-        self.servers, self.collectives = loop_thread.run(self._make(world_size))
-        for one in self.collectives:
-            loop_thread.call(one.endpoint.connect)
-        with ThreadPoolExecutor(world_size) as pool:
-            list(pool.map(lambda one: one.wait_up(), self.collectives))
-
-    async def _make(self, world_size):
-        def no_checkpoint(name):
-            raise CheckpointError(f"{name} is not here")
-
-        servers = [DataServer(f"worker-{rank}", no_checkpoint) for rank in range(world_size)]
-        bound = [await server.listen(Address("127.0.0.1", 0)) for server in servers]
-        roster = tuple(
-            m.Member(name=f"worker-{rank}", incarnation=1, host=at.host, port=at.port, holds=True)
-            for rank, at in enumerate(bound)
+        self._made = Collectives(
+            loop_thread,
+            world_size,
+            chunk_bytes=CHUNK_BYTES,
+            fd_dir=fd_dir if self.lends else None,
         )
-        bridge = Bridge(self._thread.loop)
-        collectives = [
-            RingCollective(
-                bridge,
-                m.Assign(
-                    job="job-1",
-                    generation=3,
-                    roster_id=9,
-                    rank=rank,
-                    roster=roster,
-                    held_generation=0,
-                    held_step=0,
-                    secret=b"s" * 32,
-                ),
-                server,
-                chunk_bytes=CHUNK_BYTES,
-                beat_interval_s=PATIENCE_S / 6,
-                silence_s=PATIENCE_S,
-                agreed=lambda: None,
-                fd_dir=self._fd_dir,
-            )
-            for rank, server in enumerate(servers)
-        ]
-        return servers, collectives
+        self.collectives, self.close = self._made.collectives, self._made.close
+        self._made.come_up()
 
     def lending(self, collective):
         """Whether the next step's buckets are lent, where they can be."""
@@ -193,12 +134,7 @@ class OverTcp:
         )
 
     def break_ring(self):
-        self._thread.call(self.collectives[0].endpoint.end, "the test breaks it")
-
-    def close(self):
-        for collective, server in zip(self.collectives, self.servers, strict=True):
-            self._thread.call(collective.endpoint.end, "the test is over")
-            self._thread.call(server.close)
+        self._made.end(0, "the test breaks it")
 
 
 class ByLending(OverTcp):
@@ -257,7 +193,7 @@ class Arrays:
 
     def memories(self, kinds):
         return [
-            memory_of(array, kind, home)
+            memory_of(array, **vars(kind), home=home)
             for array, kind, home in zip(self.arrays, kinds, self._homes, strict=True)
         ]
 
@@ -266,10 +202,10 @@ class Arrays:
 
 MOST_STEPS = 10_000
 WORLDS = [
-    *((InOneProcess, size) for size in range(1, 9)),
-    *((ByGloo, size) for size in (2, 3, 5)),
-    *((OverTcp, size) for size in (1, 2, 3, 8)),
-    *((ByLending, size) for size in (2, 3, 8)),
+    *((InOneProcess, size) for size in (1, 2, 3, 5, 8)),
+    *((ByGloo, size) for size in (2, 3)),
+    *((OverTcp, size) for size in (1, 2, 5)),
+    *((ByLending, size) for size in (2, 5)),
 ]
 
 
@@ -332,77 +268,6 @@ def check_gathered(kind, given, results):
         for distance, held in enumerate(held_of(size, rank, world_size, furthest)):
             right[held] = given[rank - distance][held]
         assert np.array_equal(result, right)
-
-
-@pytest.mark.parametrize(("world_size", "copies"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1)])
-@pytest.mark.parametrize("kind", TRANSPORTS)
-def test_owners_change_their_segments_between_the_halves(transport, kind, world_size, copies):
-    """A sharded update: the second half is added when the first has come back."""
-    size, made = 30_011, transport(kind, world_size)
-    scatter = Kind(Operation.REDUCE_SCATTER, copies=copies)
-    gather = Kind(Operation.ALL_GATHER, copies=copies)
-
-    def work(collective):
-        (array,) = (arrays := Arrays(made, [size])).arrays
-        arrays.fill([contribution(collective.rank, size)])
-        collective.open_step(0, arrays.memories([scatter]), 2)
-        collective.start(0)
-        collective.wait(0)
-        for held in held_of(size, collective.rank, world_size, copies):
-            array[held] *= 2
-        extra = np.array([float(collective.rank)], np.float32)
-        collective.add([memory_of(array, gather)])
-        collective.add([memory_of(extra, MAXIMUM)])
-        for bucket in (2, 1):
-            collective.start(bucket)
-        for bucket in (1, 2):
-            collective.wait(bucket)
-        collective.close_step()
-        return array.copy(), float(extra[0])
-
-    results = on_all(made, work)
-    right = 2 * np.sum([contribution(rank, size) for rank in range(world_size)], axis=0)
-    assert len({array.tobytes() for array, _ in results}) == 1
-    np.testing.assert_allclose(results[0][0], right, rtol=1e-4, atol=1e-4)
-    assert {extra for _, extra in results} == {world_size - 1}
-
-
-@pytest.mark.parametrize("kind", TRANSPORTS)
-def test_shards_move_when_one_of_four_ranks_is_lost(transport, kind):
-    size, made = 30_011, transport(kind, 3)
-    state = contribution(0, size)
-    held = [held_shards(rank, 4, 1) for rank in range(3)]
-    wanted = [held_shards(rank, 3, 1) for rank in range(3)]
-    windows = plan_regroup(held, wanted).windows
-    kinds = [
-        Kind(Operation.ALL_GATHER, hops=window.hops, bounds=window.bounds(size))
-        for window in windows
-    ]
-
-    def work(collective):
-        flat = np.zeros(size, np.float32)
-        for start, stop in held[collective.rank].ranges(size):
-            flat[start:stop] = state[start:stop]
-        arrays = Arrays(made, [kind.bounds[-1] for kind in kinds])
-        for window, array in zip(windows, arrays.arrays, strict=True):
-            for piece in window.gives(collective.rank, size):
-                array[piece.at :][: piece.stop - piece.start] = flat[piece.start : piece.stop]
-        collective.open_step(0, arrays.memories(kinds))
-        for bucket in range(len(kinds)):
-            collective.start(bucket)
-        for bucket, window in enumerate(windows):
-            collective.wait(bucket)
-            for piece in window.takes(collective.rank, size):
-                taken = arrays.arrays[bucket][piece.at :][: piece.stop - piece.start]
-                flat[piece.start : piece.stop] = taken
-        return flat, collective.close_step().sent_bytes
-
-    results = on_all(made, work)
-    for (flat, _), shards in zip(results, wanted, strict=True):
-        for start, stop in shards.ranges(size):
-            assert np.array_equal(flat[start:stop], state[start:stop])
-    carried = sum(window.carried_elements(size) for window in windows)
-    assert sum(sent_bytes for _, sent_bytes in results) == 4 * carried < 4 * 2 * size
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)

@@ -6,20 +6,15 @@ Ranks are threads of this process; the ring is the one in memory, the group a re
 from __future__ import annotations
 
 import functools
-import os
-import socket
 import threading
 import time
-import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from dtd.errors import ConfigError, RingBroken
-from dtd.exchange import group_backends
 from dtd.exchange.api import BucketMemory
 from dtd.exchange.group_backends import GlooGroup, check_backend, group_of
 from dtd.exchange.in_process import InProcessRing
@@ -184,33 +179,6 @@ def test_a_reduce_scatter_that_is_a_sum_travels_by_the_group(ranks):
         assert on_ring == [1, 2]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_narrow_and_wide_types_travel_so(ranks, dtype):
-    def work(collective):
-        return summed(collective, contributions(collective.rank, dtype))[0]
-
-    first, second = ranks(2).all(work)
-    for one, other in zip(first, second, strict=True):
-        assert tensor_bytes(one) == tensor_bytes(other)
-    assert not torch.equal(first[2], contributions(0, dtype)[2])
-
-
-def test_a_group_serves_all_steps_of_a_generation(ranks):
-    made = ranks(2)
-
-    def work(collective):
-        groups = []
-        for step in range(3):
-            flats = contributions(collective.rank)
-            groups.append(summed(collective, flats, step)[0][2].sum().item())
-        return groups, collective._group
-
-    (first, one), (second, other) = made.all(work)
-    assert first == second
-    assert len(set(first)) == 1
-    assert one is not other
-
-
 def test_a_blocked_rank_is_released_when_the_ring_breaks_and_its_bucket_is_left_alone(ranks):
     made, ready = ranks(3), threading.Barrier(3)
     kept = contributions(0)[2]
@@ -248,68 +216,6 @@ def test_a_blocked_rank_is_released_when_the_ring_breaks_and_its_bucket_is_left_
     # The same memory in the next generation, and a group of its own.
     after = ranks(2).all(lambda one: summed(one, contributions(one.rank))[0])
     assert tensor_bytes(after[0][2]) == tensor_bytes(after[1][2])
-
-
-def test_a_ring_that_breaks_while_a_bucket_is_handed_over(ranks):
-    made = ranks(2)
-
-    def work(collective):
-        summed(collective, contributions(collective.rank))
-        collective.open_step(1, list(map(bucket_memory, contributions(0))))
-
-    made.all(work)
-    late = made.collectives[0]
-    looks = late._ring.check
-
-    def breaks_after_the_look():
-        looks()
-        made.ring.break_ring("rank 1 is lost")
-        late._finisher.join(PATIENCE_S)
-
-    late._ring.check = breaks_after_the_look
-    late.start(0)
-    late._ring.check = looks
-    with pytest.raises(RingBroken, match="rank 1 is lost"):
-        late.wait(0)
-
-
-def test_threads_of_a_group_that_was_given_up_end(ranks):
-    made = ranks(2)
-    made.all(lambda one: summed(one, contributions(one.rank)))
-    made.ring.break_ring("over")
-    deadline_s = time.monotonic() + PATIENCE_S
-    for thread in threading.enumerate():
-        if thread.name.startswith("process-group"):
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-            assert not thread.is_alive()
-
-
-def test_threads_end_though_connections_cannot_be_shut(ranks, monkeypatch):
-    made = ranks(2)
-    made.all(lambda one: summed(one, contributions(one.rank)))
-    one = made.collectives[0]
-
-    def fail(backend):
-        raise OSError("too many open files")
-
-    monkeypatch.setattr(one._group, "end", fail)
-    with pytest.raises(OSError, match="too many"):
-        one._end()
-    one._finisher.join(PATIENCE_S)
-    assert not one._finisher.is_alive()
-    monkeypatch.undo()
-    made.ring.break_ring("over")
-
-
-def test_a_group_that_was_given_up_keeps_no_copies_of_buckets(ranks):
-    made = ranks(2)
-    made.all(lambda one: summed(one, contributions(one.rank)))
-    copies = [weakref.ref(copy) for one in made.collectives for copy in one._own.values()]
-    assert len(copies) == 2 * len(SIZES)
-    made.ring.break_ring("over")
-    for one in made.collectives:
-        one._finisher.join(PATIENCE_S)
-    assert [copy() for copy in copies] == [None] * len(copies)
 
 
 def test_a_ring_that_breaks_while_a_group_is_made_ends_that(ranks):
@@ -364,23 +270,6 @@ def test_one_rank_that_cannot_join_a_group_ends_it_for_all(ranks):
             summed(collective, contributions(collective.rank))
 
     made.all(work)
-
-
-def test_a_number_that_is_no_socket_any_more_leaves_nothing_open(monkeypatch):
-    """Another thread closes a socket and opens a file between the two looks at its number."""
-    with socket.socket() as here, Path("/dev/null").open("rb") as file:
-        monkeypatch.setattr(group_backends.os, "listdir", lambda _path: [str(here.fileno())])
-        duplicated, dup = [], os.dup
-
-        def dup_of_the_file(_number):
-            duplicated.append(dup(file.fileno()))
-            return duplicated[-1]
-
-        monkeypatch.setattr(group_backends.os, "dup", dup_of_the_file)
-        assert list(group_backends._inet_sockets()) == []
-    (duplicate,) = duplicated
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(duplicate)
 
 
 def test_an_address_of_another_host_is_no_place_to_listen():

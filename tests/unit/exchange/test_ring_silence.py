@@ -6,25 +6,28 @@ One endpoint is real; the test plays its only neighbour, both as the next rank a
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
 from dtd.address import Address
-from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.errors import ErrorCode, ProtocolError
 from dtd.exchange.endpoint import RingEndpoint
-from dtd.net.data_server import DataServer
 from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.wire import messages as m
 from dtd.wire.greeting import welcome
+from tests.unit.exchange.generation import (
+    GENERATION,
+    PATIENCE_S,
+    SECRET,
+    assigns,
+    data_server,
+    hello_of,
+)
 
-PATIENCE_S = 60.0
 SILENCE_S = 0.2
 BEAT_S = SILENCE_S / 6
-SECRET = b"s" * 32
-GENERATION = 4
-RING = {"generation": GENERATION, "roster_id": 9, "rank": 1}
+RING = hello_of(1)
 
 
 class Neighbour:
@@ -62,34 +65,18 @@ class Scene:
 
     def __init__(self, dial):
         self._dial = dial
-        self.server = DataServer("worker-0", self._no_checkpoint)
+        self.server = data_server("worker-0")
         self.next = Neighbour()
         self.up = asyncio.Event()
         self.broken = asyncio.get_running_loop().create_future()
         self.words = asyncio.Queue()
         self._beating = []
 
-    def _no_checkpoint(self, name):
-        raise CheckpointError(f"{name} is not here")
-
     async def begin(self, *, next_at=None):
         loopback = Address("127.0.0.1", 0)
         self.own = await self.server.listen(loopback)
         at = next_at or await self.next.server.listen(loopback)
-        roster = tuple(
-            m.Member(name=f"worker-{rank}", incarnation=1, host=a.host, port=a.port, holds=True)
-            for rank, a in enumerate([self.own, at])
-        )
-        assign = m.Assign(
-            job="job-1",
-            generation=GENERATION,
-            roster_id=9,
-            rank=0,
-            roster=roster,
-            held_generation=0,
-            held_step=0,
-            secret=SECRET,
-        )
+        assign = assigns([self.own, at])[0]
         self.endpoint = RingEndpoint(
             assign,
             self.server,
@@ -151,35 +138,12 @@ async def scene(dial):
     made.close()
 
 
-async def test_both_directions_of_both_links_carry_beats(scene):
-    await scene.come_up()
-    async with asyncio.timeout(PATIENCE_S):
-        assert await scene.next.beats.get() == m.LinkHeartbeat(generation=GENERATION)
-        assert await scene.previous.next() == (m.LinkHeartbeat(generation=GENERATION), b"")
-
-
-async def test_neighbours_that_beat_are_never_silent(scene):
-    await scene.come_up()
-    scene.beat(scene.next.link)
-    scene.beat(scene.previous.link)
-    await scene.several_limits_pass()
-    assert not scene.broken.done()
-
-
 async def test_a_next_rank_that_falls_silent(scene):
     await scene.come_up()
     scene.beat(scene.previous.link)
     suspect, evidence, reason = await scene.report()
     assert (suspect, evidence) == ("worker-1", "silent")
     assert reason.startswith("not a byte from worker-1 at 127.0.0.1:")
-
-
-async def test_a_previous_rank_that_falls_silent(scene):
-    await scene.come_up()
-    scene.beat(scene.next.link)
-    suspect, evidence, _ = await scene.report()
-    assert (suspect, evidence) == ("worker-1", "silent")
-    assert await scene.previous.end() is not None
 
 
 async def test_a_frame_that_is_held_does_not_count_as_silence(scene):
@@ -200,16 +164,6 @@ async def test_a_frame_that_is_held_does_not_count_as_silence(scene):
         scene.endpoint.node.offer(b"own")
         assert await scene.words.get() == [b"own", b"word of step 1"]
     assert not scene.broken.done()
-
-
-async def test_a_neighbour_that_accepts_and_says_nothing_is_unreachable(scene):
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        await scene.begin(next_at=Address(*mute.getsockname()))
-        previous = await scene._dial(scene.own, m.Role.RING, **RING)
-        scene.beat(previous.link)
-        suspect, evidence, reason = await scene.report()
-    assert (suspect, evidence) == ("worker-1", "unreachable")
-    assert "has not answered within" in reason
 
 
 async def test_a_neighbour_that_does_not_listen_is_unreachable(scene, free_address):
@@ -254,16 +208,6 @@ async def test_a_frame_that_never_ends_is_corrupt(scene):
     assert "no whole frame from worker-1" in reason
 
 
-async def test_a_peer_that_dies_inside_a_frame_was_reset_not_damaged(scene):
-    await scene.come_up()
-    scene.endpoint.node.open_step(0, ())
-    word = m.SmallGather(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
-    scene.previous.link._transport.write(m.message_bytes(word, b"some word")[:-20])
-    scene.previous.link._transport.close()
-    suspect, evidence, _ = await scene.report()
-    assert (suspect, evidence) == ("worker-1", "reset")
-
-
 async def test_a_next_rank_of_a_newer_generation_is_no_damage(scene):
     scene.next.welcomes = False
     await scene.begin()
@@ -272,13 +216,3 @@ async def test_a_next_rank_of_a_newer_generation_is_no_damage(scene):
     scene.next.link.fail(ProtocolError(ErrorCode.STALE_GENERATION, "worker-1 is in 5"))
     reason = "the handshake failed: STALE_GENERATION"  # and no words of whoever listens there
     assert await scene.report() == ("worker-1", "reset", reason)
-
-
-async def test_both_neighbours_see_at_once_that_a_ring_has_ended(scene):
-    await scene.come_up()
-    closed = asyncio.get_running_loop().create_future()
-    scene.next.link_closed = lambda link, error: closed.set_result(error)
-    scene.endpoint.end("a new generation will be formed")
-    assert await scene.previous.end() is not None
-    async with asyncio.timeout(PATIENCE_S):
-        assert await closed is not None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -77,16 +75,6 @@ def test_buckets_travel_as_they_are_before_the_start_step_and_where_a_codec_leav
     assert stepped(alone, step=2, value=EXACT + LOST) == EXACT
 
 
-def test_without_a_codec_values_come_back_as_they_were_summed(made) -> None:
-    """So are buckets on a GPU exchanged."""
-    buckets = made(None, flat_of(2), flat_of(2, torch.float64))
-    assert [memory.dtype for memory in buckets.exchanges(0)] == ["float32", "float64"]
-    assert buckets.fits
-    assert stepped(buckets, value=EXACT + LOST) == EXACT + LOST
-    buckets.commit()
-    assert buckets.unsent(1) == []
-
-
 def test_exchanges_of_dependent_stages_interleave_and_know_the_world(made) -> None:
     """But for the last bucket: nothing waits for it that could be sent before it is full."""
     layouts = [flat_of(2), flat_of(3), flat_of(4)]
@@ -103,40 +91,6 @@ def test_exchanges_of_dependent_stages_interleave_and_know_the_world(made) -> No
     assert all(one.home is not None for one in memories)
     buckets.regroup(World(rank=0, size=2))
     assert [one.elements for one in buckets.exchanges(0)] == [1, 1, 4, 6, 1, 8]
-
-
-def test_all_but_the_last_bucket_are_received_before_that_one_is_sent(made) -> None:
-    buckets = made(Gathering(), flat_of(2), flat_of(3), flat_of(4))
-    buckets.exchanges(0)
-    buckets.begin(1.0)
-    ring = InOrder()
-    for index in range(2):
-        buckets.send(index, ring.start)
-    for index in range(2):
-        buckets.receive(index, ring.wait)
-    buckets.send(2, ring.start)
-    buckets.receive(2, ring.wait)
-
-
-class InOrder:
-    """A ring of one rank, which completes exchanges in order."""
-
-    def __init__(self) -> None:
-        self._done: dict[int, Callable[[], None]] = {}
-        self._next = 0
-        self._changed = threading.Condition()
-
-    def start(self, position: int, done: Callable[[], None]) -> None:
-        with self._changed:
-            self._done[position] = done
-            while self._next in self._done:
-                self._done[self._next]()
-                self._next += 1
-            self._changed.notify_all()
-
-    def wait(self, position: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: position < self._next, timeout=60), position
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -174,24 +128,6 @@ def test_dependent_stages_and_gathers_end_alike_on_all_ranks(made, world_size, c
             total = sum(rank + index + step for rank in range(world_size))
             expected.append([float(total * count * total)] * count)
     assert done[0] == expected
-
-
-def test_later_buckets_are_encoded_while_earlier_ones_are_on_their_way(made) -> None:
-    codec = Gathering()
-    buckets = made(codec, flat_of(2), flat_of(2))
-    buckets.exchanges(0)
-    buckets.begin(1.0)
-    encoded, dones = threading.Event(), []
-
-    def start(position, done) -> None:
-        dones.append(done)
-        if len(dones) == 2:
-            encoded.set()
-
-    buckets.send(0, start)
-    buckets.send(1, start)
-    assert encoded.wait(20)
-    assert codec.calls == [("encode", 0, 0), ("encode", 1, 0)]
 
 
 def test_a_failure_on_the_codecs_thread_is_raised_where_the_result_is_waited_for(made) -> None:

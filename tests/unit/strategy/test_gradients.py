@@ -44,27 +44,6 @@ def test_buckets_leave_while_backward_runs_last_layer_first() -> None:
     assert events[-1] == "backward is over"
 
 
-def test_only_the_last_micro_batch_hands_over_and_all_add_up() -> None:
-    model, started = chain(), []
-    gradients, _buckets = gradients_of(model, bucket_bytes=128)
-    batches = [torch.randn(2, 4, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    gradients.begin(lambda: None)
-    for index, batch in enumerate(batches):
-        if index == 2:
-            assert started == []
-            gradients.submit_when_full(started.append)
-        model(batch).square().sum().backward()
-    gradients.finish(started.append)
-    assert started == [0, 1]
-
-    gradients.expose([True] * 3)
-    own = [parameter.grad.clone() for parameter in model.parameters()]
-    gradients.close()
-    sum(model(batch).square().sum() for batch in batches).backward()
-    for mine, parameter in zip(own, model.parameters(), strict=True):
-        torch.testing.assert_close(mine, parameter.grad)
-
-
 def test_what_is_missing_is_zero_and_leaves_at_the_end() -> None:
     model, started = chain(), []
     gradients, buckets = gradients_of(model)
@@ -78,45 +57,6 @@ def test_what_is_missing_is_zero_and_leaves_at_the_end() -> None:
     assert started == [2, 0, 1]
     assert gradients.present == [True, False, False]
     assert [any(memory.view) for memory in buckets.exchanges(0)] == [False, False, True]
-
-
-def test_a_backward_between_steps_has_nothing_to_do_with_the_last_ring() -> None:
-    model = chain()
-    gradients, _buckets = gradients_of(model)
-    asked, handed = [], []
-    gradients.begin(lambda: asked.append(1))
-    gradients.submit_when_full(handed.append)
-    gradients.release()  # the ring broke before the step's last backward
-    model(torch.ones(1, 4)).sum().backward()
-    assert asked == handed == []
-
-
-def test_sparse_gradients_are_made_dense_and_add_up() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1))
-    gradients, _buckets = gradients_of(model)
-    gradients.begin(lambda: None)
-    for rows in ([1, 1, 3], [3]):
-        model(torch.tensor(rows)).sum().backward()
-    gradients.finish(lambda bucket: None)
-    gradients.expose([True] * 3)
-    grad = model[0].weight.grad
-    assert grad is not None
-    torch.testing.assert_close(grad, torch.tensor([0, 2, 0, 2.0])[:, None] * model[1].weight)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_norm_and_scale(dtype) -> None:
-    model = nn.Linear(2, 2, bias=False).to(dtype)
-    gradients, buckets = gradients_of(model)
-    gradients.begin(lambda: None)
-    model(torch.tensor([[3.0, 4.0]], dtype=dtype)).sum().backward()
-    gradients.finish(lambda bucket: None)
-    buckets.wait(lambda bucket: None)
-    assert buckets.norm() == pytest.approx(50**0.5, rel=1e-6)
-    gradients.scale(0.5)
-    gradients.expose([True])
-    assert model.weight.grad.tolist() == [[1.5, 2.0], [1.5, 2.0]]
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])

@@ -45,15 +45,6 @@ def test_tensor_bucket_and_file_are_the_same_memory(make) -> None:
     assert memory.flats[0].tolist() == [0, 0, 0]
 
 
-def test_a_recall_is_seen_by_those_that_read(make) -> None:
-    memory = make(LAYOUT)
-    theirs = borrowed(memory)
-    before = theirs.version
-    assert before == memory.memories[0].home.memory.version
-    memory.revoke()
-    assert theirs.version == memory.memories[0].home.memory.version == before + 1
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64]
 )

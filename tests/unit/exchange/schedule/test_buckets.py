@@ -33,13 +33,6 @@ def test_a_large_parameter_travels_with_the_little_that_came_before() -> None:
     assert members(plan) == [[3, 2, 1], [0]]
 
 
-def test_one_type_in_a_bucket() -> None:
-    shapes = [shape("a", 1), shape("h", 1, "bfloat16", 2), shape("b", 1)]
-    plan = plan_buckets(shapes, bucket_bytes=100, first_bucket_bytes=100)
-    assert members(plan) == [[2], [1], [0]]
-    assert [bucket.item_bytes for bucket in plan.buckets] == [4, 2, 4]
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -56,13 +49,6 @@ def test_the_digest_tells_plans_apart(other) -> None:
     own = [shape("a", 4), shape("b", 6)]
     assert digest(own) == digest(list(own))
     assert digest(own) != digest(other)
-
-
-def test_the_digest_depends_on_the_cut() -> None:
-    own = [shape("a", 4), shape("b", 6)]
-    together = plan_buckets(own, bucket_bytes=100, first_bucket_bytes=100)
-    apart = plan_buckets(own, bucket_bytes=100, first_bucket_bytes=1)
-    assert together.digest() != apart.digest()
 
 
 @given(

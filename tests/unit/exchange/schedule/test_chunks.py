@@ -25,17 +25,6 @@ def test_segments_of_ten_elements_for_four_ranks() -> None:
     assert [segments.chunk(1, chunk) for chunk in range(2)] == [(2, 4), (4, 5)]
 
 
-def test_a_bucket_without_elements_still_has_a_chunk_in_every_segment() -> None:
-    segments = cut(BucketShape(elements=0, item_bytes=4), world_size=3, chunk_bytes=64)
-    assert [segments.chunk_count(index) for index in range(3)] == [1, 1, 1]
-    assert [segments.chunk(index, 0) for index in range(3)] == [(0, 0)] * 3
-
-
-def test_a_bucket_smaller_than_the_world_leaves_some_segments_empty() -> None:
-    segments = cut(BucketShape(elements=2, item_bytes=4), world_size=4, chunk_bytes=64)
-    assert [segments.segment(index) for index in range(4)] == [(0, 0), (0, 1), (1, 1), (1, 2)]
-
-
 @pytest.mark.parametrize(
     ("chunk_bytes", "item_bytes", "chunk_elements"),
     [(64, 4, 16), (65, 4, 16), (63, 4, 15), (8, 8, 1), (3, 8, 1)],
@@ -81,17 +70,9 @@ def test_the_limit_is_what_a_link_carries(world_size: int) -> None:
     assert whole(most + 1, most, 0, 1, world_size=world_size) == [1, 2, 3]
 
 
-def test_what_goes_round_whole_fits_in_one_chunk() -> None:
-    assert whole(65, 64, 63, world_size=2, chunk_bytes=64) == [1, 2]
-
-
 def test_of_many_small_buckets_the_last_go_round_whole() -> None:
     sizes = [1] * 20 + [EXCHANGE_BYTES + 1] + [1]
     assert whole(*sizes, world_size=2) == [*range(20 - MAX_EXCHANGED + 1, 20), 21]
-
-
-def test_a_world_of_one_exchanges_nothing() -> None:
-    assert whole(1, world_size=1) == []
 
 
 # --- operations as windows of one schedule -------------------------------------------------------
@@ -120,19 +101,6 @@ def half(operation: Operation, *, elements: int = 0, **parameters: object) -> Bu
 def test_the_hops_that_four_ranks_take(shape: BucketShape, window: range) -> None:
     assert shape.window(4) == window
     assert not shape.window(1)
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        half(Operation.ALL_GATHER, copies=3),
-        half(Operation.ALL_GATHER, copies=7),
-        half(Operation.ALL_GATHER, hops=0),
-        half(Operation.ALL_GATHER, copies=2, hops=1),
-    ],
-)
-def test_an_all_gather_that_has_no_hops(shape: BucketShape) -> None:
-    assert not shape.window(4)
 
 
 @given(world_size=st.integers(1, 64), copies=st.integers(0, 70))

@@ -29,7 +29,6 @@ from dtd.exchange.schedule.events import (
     ReduceShared,
     Resume,
     SendChunk,
-    SendContribution,
     SendGather,
     SendReleased,
     StepOpened,
@@ -173,30 +172,6 @@ def test_a_whole_step_of_two_ranks_effect_by_effect() -> None:
     assert rank.machine.explain() == "step 0: waits for nothing"
 
 
-def test_one_rank_alone_is_done_at_once() -> None:
-    for operation in Operation:
-        rank = Rank(1)
-        rank.open(shape(6, operation))
-        assert rank.start()[-1] == BucketDone(bucket=0)
-        assert rank.handle(GatherOffered()) == [GatherDone(sequence=0)]
-
-
-def test_buckets_travel_in_index_order() -> None:
-    rank = Rank()
-    rank.open(12, 12, 12)
-    assert rank.start(2) == rank.start(1) == []
-    order = [one.chunk.bucket for one in rank.start(0) if isinstance(one, SendChunk)]
-    assert order == [0, 0, 1, 1, 2, 2]
-
-
-def test_chunks_that_came_early_are_added_in_order_when_the_bucket_starts() -> None:
-    rank = Rank()
-    rank.open(12)
-    assert rank.take(rank.chunk(SCATTER, 0, 0)) == rank.take(rank.chunk(SCATTER, 0, 1)) == []
-    effects = rank.start()
-    assert [one.start for one in effects if isinstance(one, Reduce)] == [8, 10]
-
-
 def test_a_trainer_pushes_every_segment_to_its_owner_and_is_done() -> None:
     rank = Rank(4, rank=1, servers=2)
     rank.open(shape(8, Operation.REDUCE_SCATTER))
@@ -222,12 +197,6 @@ def test_a_server_adds_in_rank_order_and_passes_sums_to_its_mirrors() -> None:
     assert isinstance(reduce, Reduce)
     assert sent([summed]) == [(3, SUMMED, 0, 0, 2)]
     assert "summed hop 0 chunk 0 of 2 from rank 3" in rank.machine.explain()
-
-
-def test_an_element_may_be_larger_than_a_chunk() -> None:
-    rank = Rank(2)
-    rank.open(BucketShape(elements=2, item_bytes=64))
-    assert sent(rank.start()) == [(1, SCATTER, 0, 0, 1)]
 
 
 # --- what waits on its link ----------------------------------------------------------------------
@@ -311,16 +280,6 @@ def test_a_chunk_on_the_link_of_another_rank_is_refused() -> None:
     assert raised.value.code is ErrorCode.WRONG_SOURCE
 
 
-def test_a_repeated_chunk_and_one_too_many_are_refused() -> None:
-    rank = Rank()
-    rank.open(12)
-    rank.start()
-    for number in range(2):
-        rank.take(rank.chunk(SCATTER, 0, number))
-        assert "expected chunk" in rank.refused(rank.chunk(SCATTER, 0, number)).message
-    assert "expected chunk 2" in rank.refused(rank.chunk(SCATTER, 0, 2)).message
-
-
 @pytest.mark.parametrize("payload_bytes", [0, 4, 12])
 def test_a_payload_of_the_wrong_size_is_refused(payload_bytes: int) -> None:
     rank = Rank()
@@ -345,13 +304,6 @@ def test_entries_go_round_and_complete_the_gather() -> None:
         assert isinstance(passed_on, SendGather)
         assert (passed_on.gather.origin, passed_on.gather.hop, passed_on.gather.source) == (0, 1, 1)
         assert rank.take_entry(rank.entry(2, sequence)) == [GatherDone(sequence=sequence)]
-
-
-def test_others_entries_are_taken_before_ours_is_ready() -> None:
-    rank = Rank(2)
-    rank.open()
-    assert rank.take_entry(rank.entry(1)) == []
-    assert [type(one) for one in rank.handle(GatherOffered())] == [SendGather, GatherDone]
 
 
 @pytest.mark.parametrize(
@@ -427,15 +379,6 @@ def test_a_shared_chunk_that_comes_early_waits_in_a_slot() -> None:
     assert rank.place(early[1], 0) == InShared(slot=None)
 
 
-def test_a_bucket_that_travels_whole_is_sent_though_it_could_be_shared() -> None:
-    rank = Rank(2)
-    rank.open(2, shared=(0,))
-    loans = [one.chunk.loan for one in rank.start() if isinstance(one, SendContribution)]
-    assert loans == [0]
-    with pytest.raises(ProtocolError, match="which is not shared"):
-        rank.release()
-
-
 @pytest.mark.parametrize(
     ("bucket", "changed", "code"),
     [
@@ -459,11 +402,3 @@ def test_what_cannot_have_been_released_is_refused(
 
 
 # --- misuse on this side -------------------------------------------------------------------------
-
-
-def test_it_names_the_ranks_whose_entries_are_missing() -> None:
-    rank = Rank(4)
-    rank.open()
-    rank.handle(GatherOffered())
-    rank.take_entry(rank.entry(2))
-    assert rank.machine.explain().endswith("entry of rank 1, 3")

@@ -19,36 +19,6 @@ def neighbours(rank: int = 1) -> Neighbours:
     return Neighbours(roster, rank)
 
 
-def test_up_when_both_links_stand() -> None:
-    ring = neighbours()
-    assert not ring.attached(NEXT)
-    assert ring.attached(PREVIOUS)
-    assert (ring.members[NEXT].name, ring.members[PREVIOUS].name) == ("c", "a")
-
-
-def test_only_the_previous_rank_may_connect_and_only_once() -> None:
-    ring = neighbours()
-    ring.check_caller(0, in_star=False, has_link=False)
-    for rank, has_link in ((2, False), (0, True), (1, False)):
-        with pytest.raises(ProtocolError, match=f"does not wait for rank {rank}"):
-            ring.check_caller(rank, in_star=False, has_link=has_link)
-    ring.end()
-    with pytest.raises(ProtocolError):
-        ring.check_caller(0, in_star=False, has_link=False)
-
-
-def test_lifelines_are_of_neighbours() -> None:
-    ring = neighbours()
-    assert ring.lifeline_of(0) == "a"
-    assert ring.lifeline_of(2) == "c"
-    for rank in (1, 3):
-        with pytest.raises(ProtocolError, match="no neighbour"):
-            ring.lifeline_of(rank)
-    ring.end()
-    with pytest.raises(ProtocolError):
-        ring.lifeline_of(0)
-
-
 def test_a_link_that_was_refused_for_want_of_room_is_tried_again_until_it_stood() -> None:
     ring, no_room = neighbours(), ProtocolError(ErrorCode.REFUSED, "full")
     assert ring.calls_again(NEXT, no_room)
@@ -105,10 +75,3 @@ def test_a_star_has_links_with_servers_only() -> None:
             server.check_caller(rank, in_star=True, has_link=has_link)
     with pytest.raises(ProtocolError):
         Neighbours(roster, 0).check_caller(2, in_star=True, has_link=False)
-
-
-def test_a_ring_ends_once() -> None:
-    ring = neighbours()
-    assert ring.end()
-    assert not ring.end()
-    assert ring.ended

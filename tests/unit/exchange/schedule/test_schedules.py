@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.errors import LocalProtocolError
-from dtd.exchange.schedule.chunks import BucketShape, Operation, Segments, cut
+from dtd.exchange.schedule.chunks import BucketShape, Operation
 from dtd.exchange.schedule.schedules import (
     RingSchedules,
     Schedule,
     StarSchedules,
     Transfer,
-    goes_by_star,
 )
 from dtd.wire.messages import Phase
 
@@ -83,19 +81,6 @@ def test_halves_of_four_ranks(rank: int) -> None:
     assert segments_sent(schedule) == {GATHER: gather[:1]}
 
 
-@pytest.mark.parametrize("world_size", range(1, 9))
-def test_the_formulas_of_the_ring(world_size: int) -> None:
-    hops = range(world_size - 1)
-    for rank in range(world_size):
-        schedule = of_ring(rank, world_size, shape_of(Operation.SUM))
-        expected = {
-            SCATTER: [(rank - hop) % world_size for hop in hops],
-            GATHER: [(rank + 1 - hop) % world_size for hop in hops],
-        }
-        assert segments_sent(schedule) == (expected if hops else {})
-        assert {one.peer for one in schedule.arrivals} <= {(rank - 1) % world_size}
-
-
 @pytest.mark.parametrize("world_size", range(2, 6))
 def test_a_bucket_that_travels_whole(world_size: int) -> None:
     for rank in range(world_size):
@@ -104,30 +89,6 @@ def test_a_bucket_that_travels_whole(world_size: int) -> None:
         origins = [(rank - 1 - hop) % world_size for hop in range(world_size - 1)]
         assert [one.segment for one in schedule.arrivals] == origins
         assert segments_sent(schedule) == {EXCHANGE: [rank, *origins[:-1]]}
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        shape_of(Operation.ALL_GATHER, copies=2),
-        shape_of(Operation.ALL_GATHER, hops=0),
-        shape_of(Operation.ALL_GATHER, copies=1, hops=1),
-    ],
-)
-def test_an_all_gather_without_hops(shape: BucketShape) -> None:
-    assert of_ring(0, 3, shape) == Schedule((), ())
-
-
-def test_small_sums_travel_whole_and_halves_never() -> None:
-    schedules = RingSchedules(0, 2, chunk_bytes=1024)
-    shapes = [shape_of(operation) for operation in Operation]
-    assert schedules.whole(shapes) == {0, 1}
-
-
-def test_segments_for_another_world_are_refused() -> None:
-    shape = BucketShape(elements=2, item_bytes=4, operation=Operation.ALL_GATHER, bounds=(0, 1, 2))
-    with pytest.raises(LocalProtocolError, match="2 segments in a ring of 3 ranks"):
-        RingSchedules(0, 3, chunk_bytes=8).whole([shape])
 
 
 # --- star ----------------------------------------------------------------------------------------
@@ -164,22 +125,6 @@ def test_a_server_adds_contributions_in_rank_order() -> None:
     ]
 
 
-def test_a_star_has_servers_and_trainers() -> None:
-    for servers in (0, 3):
-        with pytest.raises(LocalProtocolError):
-            StarSchedules(0, 3, servers=servers, chunk_bytes=8)
-
-
-def test_whole_halves_go_by_the_star() -> None:
-    half = Operation.ALL_GATHER
-    assert goes_by_star(shape_of(half, copies=2))
-    others = (shape_of(Operation.SUM), shape_of(half, hops=1), shape_of(half, bounds=(0, 24)))
-    for shape in others:
-        assert not goes_by_star(shape)
-        with pytest.raises(LocalProtocolError, match="needs the ring"):
-            StarSchedules(0, 2, servers=1, chunk_bytes=8).whole([shape])
-
-
 # --- every schedule ------------------------------------------------------------------------------
 
 
@@ -210,12 +155,3 @@ def test_what_one_rank_sends_another_expects(
             for one in schedule.arrivals
         )
         assert moved == expected
-
-
-def test_segments_of_each_way() -> None:
-    ring = RingSchedules(0, 3, chunk_bytes=8)
-    shape = shape_of(Operation.SUM)
-    assert ring.of(shape, whole=False)[1] == cut(shape, world_size=3, chunk_bytes=8)
-    assert ring.of(shape, whole=True)[1] == Segments(72, 3, 24)
-    star = StarSchedules(0, 3, servers=2, chunk_bytes=2)
-    assert star.of(shape_of(Operation.ALL_GATHER), whole=False)[1] == Segments(24, 2, 1)

@@ -12,7 +12,7 @@ import torch
 
 from dtd.strategy.codec.api import World
 from dtd.strategy.codec.narrow import bfloat16, float16, wide_bfloat16, wide_float16
-from dtd.strategy.wire_memory import bucket_memory, tensor_bytes
+from dtd.strategy.wire_memory import tensor_bytes
 from tests.unit.strategy.codec.narrowed import CPU, Encoded, flat_of
 
 WIDEN = {torch.bfloat16: wide_bfloat16, torch.float16: wide_float16}
@@ -61,18 +61,6 @@ def test_a_bucket_that_goes_round_whole_is_rounded_once() -> None:
     assert on_the_wire(bucket) == [1.0078125]
 
 
-def test_on_a_gpu_the_wire_adds_as_its_type_does_but_its_total_is_wide() -> None:
-    coder = bfloat16().coder(flat_of(1), 0, torch.device("cuda"))
-    (one,) = coder.wires(World(), 0)
-    wire = torch.ones(1, dtype=torch.bfloat16)
-    memory = one.arithmetic(wire, bucket_memory(wire))
-    memory.add(0, 1, memoryview(bytearray(narrow(2.0**-8))))
-    assert wire.item() == 1.0
-    assert memory.total is not None
-    memory.total([narrow(1.0), narrow(2.0**-9), narrow(2.0**-9), narrow(2.0**-9)])
-    assert wire.item() == 1.0078125
-
-
 def rounded(value: float) -> float:
     """To 8 significant bits, ties to even, in integers."""
     (bits,) = struct.unpack("<I", struct.pack("<f", value))
@@ -96,12 +84,3 @@ def test_float16_loses_what_is_out_of_its_range() -> None:
     bucket.memory.add(0, 2, narrow(2.0**-11, LARGEST, dtype=torch.float16))
     assert bucket.flat.tolist()[:2] == [FINE + 2.0**-11, 2 * LARGEST]
     assert on_the_wire(bucket)[:2] == [1.0 + 2.0**-10, math.inf]
-
-
-def test_an_overflow_is_not_undone_by_what_is_added_later() -> None:
-    bucket = Encoded(float16(), -LARGEST)
-    bucket.memory.add(0, 1, narrow(math.inf, dtype=torch.float16))
-    assert on_the_wire(bucket) == [math.inf]
-    assert bucket.memory.total is not None
-    bucket.memory.total([narrow(one, dtype=torch.float16) for one in (LARGEST, LARGEST, 1.0)])
-    assert on_the_wire(bucket) == [math.inf]

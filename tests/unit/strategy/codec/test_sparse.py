@@ -33,23 +33,11 @@ def test_the_share_falls_by_four_in_equal_stages() -> None:
     assert shares == [1 / 4] * 10 + [1 / 16] * 10 + [1 / 64] * 10 + [0.01] * 2
 
 
-@pytest.mark.parametrize("density", [1.0, 0.5, 0.25])
-def test_a_large_share_needs_no_warm_up(density) -> None:
-    assert [density_at(step, density=density, warmup_steps=9) for step in (0, 8, 9)] == [
-        density
-    ] * 3
-
-
-def test_a_warm_up_shorter_than_its_stages() -> None:
-    shares = [density_at(step, density=0.001, warmup_steps=1) for step in range(3)]
-    assert shares == [1 / 4, 0.001, 0.001]
-
-
 # --- which ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("elements", [1, 7, 5000, 16384, 40000, 100_003])
-@pytest.mark.parametrize("density", [0.001, 0.01, 0.25, 0.6, 1.0])
+@pytest.mark.parametrize("elements", [1, 5000, 16384, 40000])
+@pytest.mark.parametrize("density", [0.001, 0.25, 0.6, 1.0])
 def test_the_largest_are_those_of_a_sort(elements, density) -> None:
     values, count = noise(elements, seed=elements), selected_count(elements, density)
     places = largest(values, count)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -77,24 +75,6 @@ def test_a_parameter_that_is_used_without_its_module_is_waited_for(use) -> None:
     gathers.into(flat_parameters(model))
     use(model)
     assert gathers.awaited == [2]
-
-
-def test_nobody_waits_when_no_step_is_open_or_it_is_over() -> None:
-    model, gathers = chain(), Gathers()
-    parameters = flat_parameters(model)
-    model(torch.ones(1, 4))
-    gathers.into(parameters)
-    parameters.forget()
-    model(torch.ones(1, 4))
-    assert gathers.awaited == []
-
-
-def test_a_copy_of_the_model_is_an_ordinary_one() -> None:
-    model, gathers = chain(), Gathers()
-    gathers.into(flat_parameters(model))
-    copied = copy.deepcopy(model)
-    assert sorted(gathers.awaited) == [0, 1, 2]
-    assert type(copied[0]._parameters) is dict
 
 
 def test_a_compiled_model_waits_for_everything_at_once() -> None:

@@ -20,7 +20,6 @@ from dtd.strategy.sharded.gradients import PooledGradients
 from dtd.strategy.sharded.wire_pool import PIECES, Turn, WirePool, pool_bytes, usual_bytes
 
 LAYERS = 9
-ELEMENTS = 12 * LAYERS
 
 
 class Calls:
@@ -106,29 +105,6 @@ def test_a_bucket_waits_for_the_piece_of_an_earlier_one() -> None:
         assert waited < calls.seen.index(("start", bucket))
     assert_sums(gradients, plain(lambda m: m(X).square().sum()))
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_micro_batches_are_added_up_and_missing_ones_are_zero() -> None:
-    model = chain()
-    gradients = pooled(model, passes=3)
-    losses = [lambda m=m: m(X).square().sum() for m in (model,)] * 2
-    calls = run(gradients, Work(*losses))
-    assert [index for kind, index in calls.seen if kind == "start"] == list(range(3 * LAYERS))
-    assert_sums(gradients, plain(*[lambda m: m(X).square().sum()] * 2))
-
-
-def test_gradients_that_are_missing_or_out_of_order_do_not_stop_backward() -> None:
-    """The last layer, whose bucket is first, is not used: later buckets cannot leave before it."""
-
-    def loss(model: nn.Module) -> Any:
-        layers = list(model)  # type: ignore[call-overload]
-        return nn.Sequential(*layers[:4], *reversed(layers[4:8]))(X).square().sum()
-
-    model = chain()
-    gradients = pooled(model)
-    run(gradients, Work(lambda: loss(model)))
-    assert_sums(gradients, plain(loss))
-    assert gradients.present == [True] * 16 + [False] * 2
 
 
 def test_only_the_next_exchange_may_wait_for_a_piece() -> None:

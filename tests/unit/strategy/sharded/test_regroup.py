@@ -74,15 +74,6 @@ def saying(holds: ShardSet):
     return lambda word: word[:16] + json.dumps(holds.to_wire()).encode()
 
 
-def test_nothing_moves_if_all_have_everything() -> None:
-    state, _ = state_of(WHOLE)
-    ring = OneRank(saying(WHOLE))
-    assert regroup(state, ring, 5, halves, never) == 6
-    assert ring.steps == [5]
-    assert state.sliced == held_shards(0, 2, 0)
-    assert state.holds == WHOLE
-
-
 def test_a_rank_takes_what_it_lacks_from_another_one() -> None:
     state, model = state_of(NOTHING)
     before = model.weight.detach().clone()

@@ -36,17 +36,6 @@ def test_gathers_are_one_ahead_of_their_use() -> None:
     assert found.tail == 1
 
 
-def test_a_bucket_without_gradients_comes_last() -> None:
-    found = watched(*FORWARD, ("need", 1), ("need", 0), ("gradient", 1))
-    assert found.exchanges[-2:] == [(REDUCE, 1), (REDUCE, 0)]
-    assert found.gradients == [0, 1]
-
-
-def test_a_unit_is_released_after_its_last_gradient() -> None:
-    late = watched(*FORWARD, ("gradient", 0), ("need", 1))
-    assert late.gathers == [0, 1, 1]
-
-
 # --- another pass --------------------------------------------------------------------------
 
 UNITS = 3

@@ -14,8 +14,6 @@ from dtd.strategy.sharded.parameters import FlatParameters
 from dtd.strategy.sharded.state import ShardedState
 from tests.shards import held_segments, held_shards
 
-CPU = torch.device("cpu")
-
 
 class Model(nn.Module):
     """Parameters of several sizes, among them a scalar and a frozen one."""
@@ -148,14 +146,3 @@ def test_an_entry_that_has_not_its_parameters_shape_is_refused() -> None:
 
     with pytest.raises(TaskError, match=r"keeps rows of shape \(5,\) for a parameter of"):
         Bound(build)
-
-
-def test_state_of_parameters_that_are_not_trained_is_common() -> None:
-    bound = Bound(lambda parameters: torch.optim.Adagrad(parameters, lr=0.1))
-    bound.cut(0, 2)
-    bound.state.keep()
-    assert set(bound.state.common()[0]) == {"step", "sum"}
-    assert set(bound.state.common()[1]) == {"step"}
-    bound.update(1)
-    assert float(bound.state.common()[0]["step"]) == 0.0
-    assert float(bound.state.common()[1]["step"]) == 1.0

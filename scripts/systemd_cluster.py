@@ -84,7 +84,7 @@ def lines(result: Result) -> list[str]:
     ]
     job = result.job
     return [
-        *output.table_lines(_HEADINGS, rows, colour=False),
+        *output.table_lines(_HEADINGS, rows),
         "",
         f"job {job['id']} is {job['state']} after {job['step']} of {job['total_steps']} steps",
         *(f"not as it must be: {problem}" for problem in result.problems),

@@ -7,9 +7,8 @@ with the next holder.
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,10 +103,9 @@ def fetch(
     """
     job, step = parse_job_at_step(text, source="JOB")
     target = (directory or Path(job)) / WEIGHTS_FILE
-    wanted = functools.partial(
-        _await_holders, settings, job=job, step=step, best_metric=best_metric, mode=mode
+    answer, holders, files = _fetch_when_there(
+        settings, target.parent, job=job, step=step, best_metric=best_metric, mode=mode
     )
-    answer, holders, files = _fetch_when_there(settings, job, wanted, target.parent)
     lines = loading_lines(answer["spec"], *files)
     if settings.as_json:
         shown = ("job", "generation", "step", "digest", "confirmation", "metrics")
@@ -145,56 +143,41 @@ def _say_whether_confirmed(holders: Sequence[Checkpoint], known: Sequence[Checkp
 
 
 def _fetch_when_there(
-    settings: Settings,
-    job: str,
-    wanted: Callable[[float], tuple[Answer, list[Checkpoint]]],
-    directory: Path,
+    settings: Settings, directory: Path, *, job: str, step: int, best_metric: str, mode: str
 ) -> tuple[Answer, list[Checkpoint], list[Path]]:
     """The coordinator's answer, the holders of the checkpoint, and its fetched files.
 
-    A worker that is listed as connected may already be restarting: its address is requested again.
+    A worker's process restarts after a job, so right after its end no holder may be connected, or
+    one is listed at an address that it has left: both are waited for, for a short time.
 
     Raises:
+        RequestRefused: there is no such checkpoint, or no worker that holds it is connected.
         HolderUnreachable: no holder has answered for `HOLDERS_BACK_S`.
         CheckpointError: the holders that answer do not deliver it.
     """
     deadline_s = time.monotonic() + HOLDERS_BACK_S
     said: set[str] = set()
-    while True:
-        answer, holders = wanted(deadline_s)
-        if not said:
-            _say_whether_confirmed(holders, answer["checkpoints"])
-        connect = connect_for(settings, job, answer["spec"])
-        try:
-            return answer, holders, _fetch_from_any(holders, directory, connect, said)
-        except HolderUnreachable:
-            if time.monotonic() >= deadline_s:
-                raise
-        time.sleep(RECONNECT_EVERY_S)
-
-
-def _await_holders(
-    settings: Settings, deadline_s: float, *, job: str, step: int, best_metric: str, mode: str
-) -> tuple[Answer, list[Checkpoint]]:
-    """The coordinator's whole answer, and the holders of the requested checkpoint.
-
-    A worker's process restarts after a job, so right after its end no holder may be connected: this
-    waits for them for a short time.
-    """
     told = False
     while True:
+        is_last = time.monotonic() >= deadline_s
         answer = ask(settings, m.ListCheckpoints(job=job, tickets=True))
-        table = answer["spec"].get("checkpoint", {})
+        table, known = answer["spec"].get("checkpoint", {}), answer["checkpoints"]
         own = table.get("best_mode", "") if table.get("best_metric") == best_metric else ""
-        known = answer["checkpoints"]
         holders = holders_of(known, job=job, step=step, best_metric=best_metric, mode=mode or own)
-        there = [part_of(one) for one in holders if one["alive"]]
-        if not missing(there) or time.monotonic() >= deadline_s:
-            return answer, reachable(holders)
-        if not told:
+        if is_last or not missing([part_of(one) for one in holders if one["alive"]]):
+            there = reachable(holders)
+            if not said:
+                _say_whether_confirmed(there, known)
+            connect = connect_for(settings, job, answer["spec"])
+            try:
+                return answer, there, _fetch_from_any(there, directory, connect, said)
+            except HolderUnreachable:
+                if is_last:
+                    raise
+        elif not told:
+            told = True
             names = ", ".join(one["worker"] for one in holders if not one["alive"])
             output.say(f"waiting for {names}: a worker restarts after a job")
-            told = True
         time.sleep(RECONNECT_EVERY_S)
 
 
@@ -246,29 +229,24 @@ def _fetch_from_any(
     Raises:
         HolderUnreachable: none of them has answered.
         CheckpointError: none delivered it.
-        UsageError: the directory cannot be made or written to.
+        UsageError: the directory cannot be written to.
     """
+    whole = [one for one in holders if part_of(one).is_whole]
+    failure: CheckpointError | None = None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be created: {error.strerror}") from None
-    failure: CheckpointError | None = None
-    whole = [one for one in holders if part_of(one).is_whole]
-    if not whole:
-        try:
+        if not whole:
             return fetch_parts(holders, directory, connect, said, output.say)
-        except OSError as error:
-            raise UsageError(f"{directory} cannot be written to: {error.strerror}") from None
-    for one in whole:
-        try:
-            return fetch_whole(one, directory, connect)
-        except CheckpointError as error:
-            if error.message not in said:
-                output.say(f"{one['worker']}: {error.message}")
-            said.add(error.message)
-            if failure is None or isinstance(failure, HolderUnreachable):
-                failure = error
-        except OSError as error:
-            raise UsageError(f"{directory} cannot be written to: {error.strerror}") from None
+        for one in whole:
+            try:
+                return fetch_whole(one, directory, connect)
+            except CheckpointError as error:
+                if error.message not in said:
+                    output.say(f"{one['worker']}: {error.message}")
+                said.add(error.message)
+                if failure is None or isinstance(failure, HolderUnreachable):
+                    failure = error
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be written to: {error.strerror}") from None
     assert failure is not None
     raise failure

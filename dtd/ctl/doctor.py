@@ -232,15 +232,10 @@ def _memory_of(worker: str, place: str, step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(report: Report) -> None:
-    output.print_lines(report_lines(report, colour=output.wants_colour(sys.stdout)))
-
-
-def report_lines(report: Report, *, colour: bool) -> list[str]:
-    """The report as text."""
     lines = []
     for finding in report["checks"]:
         mark, style = _MARKS.get(finding["state"], _FAIL)
-        lines.append(f"{output.paint(mark, style, colour=colour)}  {finding['message']}")
+        lines.append(f"{output.paint(mark, style)}  {finding['message']}")
         if finding["remedy"]:
             lines.append(f"      try: {finding['remedy']}")
     tables = (
@@ -252,8 +247,8 @@ def report_lines(report: Report, *, colour: bool) -> list[str]:
     )
     for headings, rows in tables:
         if listed := list(rows):
-            lines += ["", *output.table_lines(headings, listed, colour=colour)]
-    return lines
+            lines += ["", *output.table_lines(headings, listed)]
+    output.print_lines(lines)
 
 
 def _link_row(link: Values) -> tuple[str, ...]:

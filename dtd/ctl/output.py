@@ -43,19 +43,19 @@ def wants_colour(stream: TextIO) -> bool:
     )
 
 
-def paint(text: str, style: str | None, *, colour: bool) -> str:
-    """The text in a style, when colour is on."""
-    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if colour and style and text else text
+def paint(text: str, style: str | None, stream: TextIO | None = None) -> str:
+    """The text in a style, if the stream shows colours; without one: standard output."""
+    if not style or not text or not wants_colour(stream or sys.stdout):
+        return text
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
 
 
-def table_lines(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], *, colour: bool
-) -> list[str]:
+def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Aligned columns under headings; a column is as wide as its widest cell, none is cut."""
     cells = [[_one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    lines = [_row(headings, widths, [BOLD] * len(widths), colour=colour)]
-    lines += [_row(row, widths, list(map(STATE_STYLES.get, row)), colour=colour) for row in cells]
+    lines = [_row(headings, widths, [BOLD] * len(widths))]
+    lines += [_row(row, widths, list(map(STATE_STYLES.get, row))) for row in cells]
     return lines
 
 
@@ -63,12 +63,10 @@ def _one_line(text: str) -> str:
     return " ".join(one_line(text).split())
 
 
-def _row(
-    cells: Sequence[str], widths: Sequence[int], styles: Sequence[str | None], *, colour: bool
-) -> str:
+def _row(cells: Sequence[str], widths: Sequence[int], styles: Sequence[str | None]) -> str:
     last = len(cells) - 1
     padded = [
-        paint(cell, style, colour=colour) + " " * (width - len(cell) if index < last else 0)
+        paint(cell, style) + " " * (width - len(cell) if index < last else 0)
         for index, (cell, width, style) in enumerate(zip(cells, widths, styles, strict=True))
     ]
     return _GAP.join(padded).rstrip()
@@ -76,7 +74,7 @@ def _row(
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print aligned columns to stdout."""
-    print_lines(table_lines(headings, rows, colour=wants_colour(sys.stdout)))
+    print_lines(table_lines(headings, rows))
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -138,7 +136,6 @@ def say_error(error: DtdError, *, as_json: bool) -> None:
         told = {"error": error.message, "remedy": error.remedy}
         _to_stderr(_json_text(told, sys.stderr))
         return
-    colour = wants_colour(sys.stderr)
-    _to_stderr(f"{paint('error:', RED, colour=colour)} {indented(error.message)}")
+    _to_stderr(f"{paint('error:', RED, sys.stderr)} {indented(error.message)}")
     if error.remedy:
-        _to_stderr(f"{paint('try:', BOLD, colour=colour)} {indented(error.remedy)}")
+        _to_stderr(f"{paint('try:', BOLD, sys.stderr)} {indented(error.remedy)}")

@@ -226,7 +226,7 @@ def report_lines(report: Values) -> list[str]:
         )
         for one in report["workers"]
     ]
-    lines = output.table_lines(HEADINGS, rows, colour=False) if rows else []
+    lines = output.table_lines(HEADINGS, rows) if rows else []
     notes = [f"{one['name']}: {note}" for one in report["workers"] for note in _notes(one)]
     opened = f"open {report['path']} in https://ui.perfetto.dev"
     return [*lines, *notes, report["says"], opened]

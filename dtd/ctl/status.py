@@ -9,7 +9,6 @@ object on a line of its own, whether followed or not.  No heavy import; `--watch
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
@@ -51,9 +50,7 @@ def show_status(settings: Settings, *, watch: bool, memory: bool) -> int:
         return 0
 
     def print_status(status: Status) -> None:
-        colour = output.wants_colour(sys.stdout)
-        lines = status_lines(status, colour=colour)
-        output.print_lines(lines + (memory_lines(status, colour=colour) if memory else []))
+        output.print_lines(status_lines(status) + (memory_lines(status) if memory else []))
 
     status = ask_and_show(settings, m.GetStatus(), print_status)
     return EXIT_DEGRADED if degraded_because(status) else 0
@@ -73,22 +70,22 @@ def degraded_because(status: Status) -> str:
     return "; ".join(one["message"] for one in status.get("troubles", ()))
 
 
-def status_lines(status: Status, *, colour: bool) -> list[str]:
+def status_lines(status: Status) -> list[str]:
     """The whole status as text."""
     coordinator = status["coordinator"]
     uptime = figures.duration(coordinator["uptime_s"])
     version = coordinator["version"]
     lines = [f"coordinator  {coordinator['address']}  up {uptime}  dtd {version}"]
-    lines += _job_lines(status, colour=colour)
+    lines += _job_lines(status)
     for job in status.get("jobs", ())[1:]:
-        lines += _job_lines({"job": job, "explain": job.get("explain")}, colour=colour)
+        lines += _job_lines({"job": job, "explain": job.get("explain")})
     if status.get("queue"):
         lines.append(f"queue        {', '.join(status['queue'])}")
         why = status.get("queue_explain")
         lines += [f"{_INDENT}{why}"] if why else []
     lines.append("")
     workers = status["workers"]
-    lines += _worker_lines(workers, colour=colour) if workers else ["no worker is registered"]
+    lines += _worker_lines(workers) if workers else ["no worker is registered"]
     return [*lines, *_diagnostic_lines(status.get("troubles", ()))]
 
 
@@ -101,13 +98,13 @@ def _diagnostic_lines(diagnostics: Sequence[Status]) -> list[str]:
     return lines
 
 
-def _job_lines(status: Status, *, colour: bool) -> list[str]:
+def _job_lines(status: Status) -> list[str]:
     job = status["job"]
     reason = status.get("explain") or (job or {}).get("reason")
     why = [f"{_INDENT}{reason}"] if reason else []
     if job is None:
-        return ["job          none", *why, *_last_job_lines(status.get("last_job"), colour=colour)]
-    state = output.paint(job["state"], output.STATE_STYLES.get(job["state"]), colour=colour)
+        return ["job          none", *why, *_last_job_lines(status.get("last_job"))]
+    state = output.paint(job["state"], output.STATE_STYLES.get(job["state"]))
     head = f"job          {job['id']}  {state}  generation {job['generation']}"
     servers = job.get("servers", 0)
     head += f"  workers {job['world_size'] - servers}" + (f"  servers {servers}" if servers else "")
@@ -139,11 +136,11 @@ def _straggler_lines(job: Status) -> list[str]:
     return [f"straggler    {slow['name']} costs {figures.span(slow['cost_s'])} a step"]
 
 
-def _last_job_lines(job: Status | None, *, colour: bool) -> list[str]:
+def _last_job_lines(job: Status | None) -> list[str]:
     """Describe the last job's end, its reason, and the commands that show more."""
     if job is None:
         return []
-    state = output.paint(job["state"], output.STATE_STYLES.get(job["state"]), colour=colour)
+    state = output.paint(job["state"], output.STATE_STYLES.get(job["state"]))
     ago = figures.duration(time.time() - job["ended_s"])
     steps = figures.steps(job["step"], job["total_steps"])
     lines = [f"last job     {job['id']}  {state}  step {steps}  {ago} ago"]
@@ -168,7 +165,7 @@ def _failed_at(traceback: str) -> str:
     return f"in {function}, {path}:{line}"
 
 
-def _worker_lines(workers: Sequence[Status], *, colour: bool) -> list[str]:
+def _worker_lines(workers: Sequence[Status]) -> list[str]:
     """A table; it names each worker's job if there are several."""
     several = len({worker.get("job", "") for worker in workers} - {""}) > 1
     headings = (
@@ -192,7 +189,7 @@ def _worker_lines(workers: Sequence[Status], *, colour: bool) -> list[str]:
         )
         for worker in workers
     ]
-    return output.table_lines(headings, rows, colour=colour)
+    return output.table_lines(headings, rows)
 
 
 def _stalled(worker: Status) -> str:
@@ -208,7 +205,7 @@ def _stalled(worker: Status) -> str:
     return f"no progress for {figures.duration(stalled_s)}{where}{about}"
 
 
-def memory_lines(status: Status, *, colour: bool) -> list[str]:
+def memory_lines(status: Status) -> list[str]:
     """Return a table with two lines for each worker: measured, and predicted by the strategy."""
     measured = [worker for worker in status["workers"] if worker.get("memory")]
     if not measured:
@@ -218,7 +215,7 @@ def memory_lines(status: Status, *, colour: bool) -> list[str]:
         parts = worker["memory"]
         rows.append((worker["name"], *(_size(parts, part, "measured_bytes") for part in PARTS)))
         rows.append(("  predicted", *(_size(parts, part, "predicted_bytes") for part in PARTS)))
-    return ["", *output.table_lines(_MEMORY_HEADINGS, rows, colour=colour)]
+    return ["", *output.table_lines(_MEMORY_HEADINGS, rows)]
 
 
 def _size(parts: Status, part: str, which: str) -> str:

@@ -77,7 +77,7 @@ def list_sweeps(settings: Settings) -> None:
             )
             for one in answer["sweeps"]
         ]
-        output.print_lines(output.table_lines(headings, rows, colour=False) if rows else ["none"])
+        output.print_lines(output.table_lines(headings, rows) if rows else ["none"])
 
     ask_and_show(settings, m.ListSweeps(), say)
 
@@ -117,7 +117,7 @@ def _lines(sweep: Mapping[str, Any]) -> list[str]:
         for one in sweep["trials"]
     ]
     headings = ("TRIAL", "STATE", "JOB", sweep["metric"].upper(), *names, "NOTE")
-    table = output.table_lines(headings, rows, colour=False) if rows else ["no trial has begun"]
+    table = output.table_lines(headings, rows) if rows else ["no trial has begun"]
     return [*lines, "", *table]
 
 

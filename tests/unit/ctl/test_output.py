@@ -14,7 +14,7 @@ from dtd.errors import DtdError
 
 def test_columns_are_aligned_and_nothing_is_cut():
     rows = [("worker-10", "idle", "two\nlines"), ("w", "running", "")]
-    assert output.table_lines(("WORKER", "STATE", "NOTE"), rows, colour=False) == [
+    assert output.table_lines(("WORKER", "STATE", "NOTE"), rows) == [
         "WORKER     STATE    NOTE",
         "worker-10  idle     two lines",
         "w          running",

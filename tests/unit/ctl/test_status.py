@@ -37,7 +37,7 @@ def test_what_the_coordinator_makes_fits_the_schema(check_output):
     )
     check_output(["status"], json.dumps(made))
     assert made["job"]["id"] == "a-1"
-    assert command.status_lines(made, colour=False)
+    assert command.status_lines(made)
 
 
 def test_job_and_workers(dtdctl, server, result, status):
@@ -61,7 +61,7 @@ def test_job_and_workers(dtdctl, server, result, status):
 
 def test_no_job_and_no_worker(status):
     status |= {"job": None, "workers": [], "queue": [], "explain": "no job: submit one"}
-    assert command.status_lines(status, colour=False)[1:] == [
+    assert command.status_lines(status)[1:] == [
         "job          none",
         f"{INDENT}no job: submit one",
         "",
@@ -100,9 +100,9 @@ def test_where_a_stalled_worker_is(status):
     worker = status["workers"][1]
     worker.update(stalled_s=3.2, patience_s=5.0, where="task.py:12 in loss", reason="joins")
     note = "joins; no progress for 3.2s in task.py:12 in loss (limit 5.0s)"
-    assert command.status_lines(status, colour=False)[-1].endswith(note)
+    assert command.status_lines(status)[-1].endswith(note)
     worker.update(stalled_s=0.5)
-    assert "no progress" not in command.status_lines(status, colour=False)[-1]
+    assert "no progress" not in command.status_lines(status)[-1]
 
 
 def test_why_the_last_job_failed_where_and_what_tells_more(status, monkeypatch, check_output):
@@ -120,7 +120,7 @@ def test_why_the_last_job_failed_where_and_what_tells_more(status, monkeypatch, 
     }
     status |= {"job": None, "explain": "no job", "last_job": last, "queue": []}
     check_output(["status"], json.dumps(status))
-    assert command.status_lines(status, colour=False)[1:7] == [
+    assert command.status_lines(status)[1:7] == [
         "job          none",
         f"{INDENT}no job",
         "last job     digits-1  failed  step 17/100 (17%)  2m03s ago",

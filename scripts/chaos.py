@@ -20,19 +20,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from dtd.ctl import output
 from dtd.errors import DtdError, UsageError
 from scripts import markdown
-from scripts.chaosrun.checks import Check
 from scripts.chaosrun.faults import KINDS
-from scripts.chaosrun.harness import Growth
-from scripts.chaosrun.outcomes import Outcome, Rejoin, spread
+from scripts.chaosrun.judge import Growth, Outcome, spread
 from scripts.chaosrun.run import SCENARIOS, NetworkKind, Result, Scenario, run
 from scripts.cluster.processes import exit_on_stop_signals
 
-# --- the tables at the end, and the same as one JSON object ---------------------------------------
+# --- the tables at the end ------------------------------------------------------------------------
 
 
 _THREE = "median, p99, max"
@@ -69,80 +67,19 @@ def phase_table(found: Sequence[Outcome], kind: str) -> list[str]:
     return markdown.table(["phase", "count", f"recovered: {_THREE}"], rows).splitlines()
 
 
-def growth_table(growths: Sequence[Growth]) -> list[str]:
+def growth_table(growths: Growth) -> list[str]:
     """Return the memory, descriptors and threads of daemons, first against last third."""
     rows = []
-    for one in growths:
-        memory = f"{one.resident_bytes[0] / 1e6:.0f} -> {one.resident_bytes[1] / 1e6:.0f}"
-        counts = (f"{pair[0]:g} -> {pair[1]:g}" for pair in (one.descriptors, one.threads))
-        rows.append([one.name, memory, *counts])
+    for name, figures in growths.items():
+        first, last = figures["resident_bytes"]
+        counts = (f"{a:g} -> {b:g}" for a, b in (figures["descriptors"], figures["threads"]))
+        rows.append([name, f"{first / 1e6:.0f} -> {last / 1e6:.0f}", *counts])
     return markdown.table(["daemon", "memory, MB", "descriptors", "threads"], rows).splitlines()
-
-
-def rejoin_lines(found: Sequence[Rejoin]) -> list[str]:
-    """Return the times and bytes of workers that came back."""
-    largest = max(one.received_bytes for one in found) / 1e6
-    rows = [
-        ["how often", str(len(found))],
-        [
-            "from process start to the end of imports",
-            in_words(spread(one.imported_s for one in found)),
-        ],
-        [
-            "from the end of imports to the first step",
-            in_words(spread(one.joined_s for one in found)),
-        ],
-        [
-            "pause of the others, less a median step",
-            in_words(spread(one.paused_s for one in found)),
-        ],
-        ["state received", f"{largest:.1f} MB"],
-    ]
-    return markdown.table(["workers that came back", _THREE], rows).splitlines()
 
 
 def in_words(values: tuple[float, float, float] | None) -> str:
     """Three durations."""
     return "-" if values is None else ", ".join(f"{value:.3f}" for value in values) + " s"
-
-
-def as_object(
-    found: Sequence[Outcome], verdicts: Sequence[Check], growths: Sequence[Growth], **more: Any
-) -> dict[str, Any]:
-    """Everything, for programs."""
-    return {
-        "faults": [
-            {
-                "kind": outcome.injection.kind,
-                "victims": list(outcome.injection.victims),
-                "at_s": outcome.injection.at_s,
-                "phase": outcome.injection.phase,
-                "generation": outcome.injection.generation,
-                "note": outcome.injection.note,
-                "detected_s": outcome.detected_s,
-                "evicted_s": outcome.evicted_s,
-                "reason": outcome.reason,
-                "recovered_s": outcome.recovered_s,
-                "steps_lost": outcome.steps_lost,
-            }
-            for outcome in found
-        ],
-        "checks": [
-            {"name": one.name, "holds": one.holds, "failures": list(one.failures)}
-            for one in verdicts
-        ],
-        "growth": [
-            {
-                "daemon": one.name,
-                "samples": one.samples,
-                "resident_bytes": list(one.resident_bytes),
-                "descriptors": list(one.descriptors),
-                "threads": list(one.threads),
-            }
-            for one in growths
-        ],
-        **more,
-    }
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -174,13 +111,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DtdError as error:
         output.say_error(error, as_json=options.json)
         return error.exit_code
-    print("\n".join(_json(result) if options.json else _lines(result)))
+    if options.json:
+        print(json.dumps(dataclasses.asdict(result), default=sorted))
+    else:
+        print("\n".join(_lines(result)))
     return 0 if all(one.holds for one in result.checks) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="scripts/chaos", description="Hurt a cluster of real daemons and see what is lost."
+        prog="scripts/chaos",
+        description="Inject faults into a cluster of real daemons, and check what is lost.",
     )
     add = parser.add_argument
     add("--scenario", choices=sorted(SCENARIOS), default=DEFAULT_SCENARIO)
@@ -227,32 +168,12 @@ def _lines(result: Result) -> list[str]:
     lines = fault_table(result.outcomes)
     if "kill" in kinds:
         lines += ["", *phase_table(result.outcomes, "kill")]
-    if result.rejoins and kinds == ["kill"]:
-        lines += ["", *rejoin_lines(result.rejoins)]
     lines += ["", *growth_table(result.growths), ""]
     lines.append(
         f"{result.steps} steps, median {1000 * result.median_step_s:.1f} ms;"
         f" longest time between two steps {result.longest_stall_s:.2f} s"
     )
-    lines.append(f"incidents as the coordinator tells them: {json.dumps(result.events)}")
-    return [*lines, "", *(one.in_words() for one in result.checks)]
-
-
-def _json(result: Result) -> list[str]:
-    return [
-        json.dumps(
-            as_object(
-                result.outcomes,
-                result.checks,
-                result.growths,
-                rejoins=[dataclasses.asdict(one) for one in result.rejoins],
-                events=result.events,
-                steps=result.steps,
-                median_step_s=result.median_step_s,
-                longest_stall_s=result.longest_stall_s,
-            )
-        )
-    ]
+    return [*lines, "", *map(str, result.checks)]
 
 
 @contextlib.contextmanager

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dtd.wire import messages as m
-from scripts.chaosrun import fault_commands
+from scripts.chaosrun.faulty_task import GET_STUCK, HOLD_GIL
 from scripts.chaosrun.harness import TAKES_EFFECT_S, Harness
-from scripts.chaosrun.outcomes import Injection
+from scripts.chaosrun.judge import Injection
 from scripts.cluster.disks import SmallDisks, rot
 from scripts.cluster.fault_proxy import BOTH, TO_CALLER, TO_TARGET, Direction
 from scripts.cluster.log_timeline import fell_due
-from scripts.cluster.networks import COORDINATOR, CuttableNetwork
+from scripts.cluster.networks import COORDINATOR
 
 # --- worker processes: killed, stopped, hanging, leaving, joining ---------------------------------
 
@@ -49,7 +49,7 @@ def stop(harness: Harness, victim: str) -> Injection:
 def gil(harness: Harness, victim: str) -> Injection | None:
     """The training thread calls a C function that keeps the interpreter's lock."""
     hang_s = harness.chance.uniform(*HANG_S)
-    injection = _command(harness, victim, fault_commands.HOLD_GIL, round(hang_s))
+    injection = _command(harness, victim, HOLD_GIL, round(hang_s))
     if injection is not None:
         injection.over_s = injection.at_s + round(hang_s)
     return injection
@@ -57,7 +57,7 @@ def gil(harness: Harness, victim: str) -> Injection | None:
 
 def stuck(harness: Harness, victim: str) -> Injection | None:
     """The training thread never returns from user code."""
-    injection = _command(harness, victim, fault_commands.GET_STUCK, 0.0)
+    injection = _command(harness, victim, GET_STUCK, 0.0)
     if injection is not None:
         injection.over_s = injection.at_s
     return injection
@@ -106,7 +106,9 @@ def _command(harness: Harness, victim: str, what: str, argument: float) -> Injec
     pid = harness.cluster.pid(victim)
     command = harness.commands / f"{what}-{pid}"
     injection = harness.begin(what, victim)
-    fault_commands.command(harness.commands, what, pid, argument)
+    written = command.with_name(f".{command.name}")
+    written.write_text(str(argument))
+    written.rename(command)  # it appears whole
     if not harness.until(lambda: not command.exists(), TAKES_EFFECT_S):
         command.unlink(missing_ok=True)
         harness.injections.remove(injection)
@@ -205,7 +207,7 @@ def _cut(
     note: str = "",
 ) -> Injection | None:
     network = harness.cluster.network
-    if not isinstance(network, CuttableNetwork):
+    if not network.can_cut:
         return None
     injection = harness.begin(kind, *victims, note=note)
     for sender, receiver in ways:

@@ -1,8 +1,9 @@
 """The task of chaos runs: another task whose training thread can be made to misbehave.
 
-A command (`scripts.chaosrun.fault_commands`) is removed before it is carried out, so a worker that
-starts afresh under the same process id does not carry it out again.  Nothing of this is in the
-product: a user's own code may do all of it by mistake.
+A command is a file named after a fault and a process, which tells the process what to do at its
+next loss.  It is removed before it is carried out, so a worker that starts afresh under the same
+process id does not carry it out again.  Nothing of this is in the product: a user's own code may do
+all of it by mistake.  The process that gives commands imports this module, and so no torch.
 """
 
 from __future__ import annotations
@@ -10,15 +11,11 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-# An optimizer's first use imports this, which takes as long as the rest of torch.
-import torch._dynamo  # noqa: F401
-
-from dtd.train.task import load_task
-from scripts.chaosrun.fault_commands import GET_STUCK, HOLD_GIL, IMPORTS
+HOLD_GIL: Final = "gil"
+GET_STUCK: Final = "stuck"
 
 
 class FaultyTask:
@@ -31,9 +28,12 @@ class FaultyTask:
     """
 
     def __init__(self, *, commands: str, task: str, arguments: dict[str, Any]) -> None:
+        # An optimizer's first use imports this, which takes as long as the rest of torch.
+        import torch._dynamo  # noqa: F401
+
+        from dtd.train.task import load_task
+
         self._commands = Path(commands)
-        with (self._commands / IMPORTS).open("a") as file:
-            file.write(f"{os.getpid()} {time.time()}\n")
         self._task = load_task(task, arguments)
 
     def __getattr__(self, name: str) -> Any:

@@ -6,103 +6,23 @@ run continues meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import math
 import random
 import signal
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.wire import messages as m
-from scripts.chaosrun.outcomes import Injection
+from scripts.chaosrun.judge import Injection, Sample
 from scripts.cluster.log_timeline import LogTimeline, phase_at
 from scripts.cluster.networked import NetworkedCluster
 from scripts.cluster.networks import COORDINATOR
-
-# --- memory of the daemons over time --------------------------------------------------------------
-
-
-PAGE_BYTES: Final = 4096
-THIRD: Final = 3
-SETTLED_S: Final = 20.0
-"""A process that works for less long is still growing into its job."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One look at one daemon's process."""
-
-    name: str
-    at_s: float
-    age_s: float
-    resident_bytes: int
-    descriptors: int
-    threads: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """Medians of the first and of the last third of a run."""
-
-    name: str
-    samples: int
-    resident_bytes: tuple[float, float]
-    descriptors: tuple[float, float]
-    threads: tuple[float, float]
-
-
-def look(name: str, pid: int, at_s: float, started_s: float) -> Sample | None:
-    """Sample a process; None when it is gone."""
-    proc = Path(f"/proc/{pid}")
-    try:
-        pages = int((proc / "statm").read_text().split()[1])
-        descriptors = sum(1 for _ in (proc / "fd").iterdir())
-        threads = sum(1 for _ in (proc / "task").iterdir())
-    except (OSError, IndexError):
-        return None
-    return Sample(
-        name=name,
-        at_s=at_s,
-        age_s=at_s - started_s,
-        resident_bytes=pages * PAGE_BYTES,
-        descriptors=descriptors,
-        threads=threads,
-    )
-
-
-def growth(samples: Sequence[Sample]) -> list[Growth]:
-    """First against last third of each daemon's samples, young processes left out."""
-    found: list[Growth] = []
-    for name in sorted({sample.name for sample in samples}):
-        own = [one for one in samples if one.name == name and one.age_s >= SETTLED_S]
-        third = len(own) // THIRD
-        if third == 0:
-            continue
-        first, last = own[:third], own[-third:]
-        found.append(
-            Growth(
-                name=name,
-                samples=len(own),
-                resident_bytes=(_middle(first, "resident_bytes"), _middle(last, "resident_bytes")),
-                descriptors=(_middle(first, "descriptors"), _middle(last, "descriptors")),
-                threads=(_middle(first, "threads"), _middle(last, "threads")),
-            )
-        )
-    return found
-
-
-def _middle(samples: Sequence[Sample], figure: str) -> float:
-    return float(statistics.median(getattr(sample, figure) for sample in samples))
-
-
-# --- the run --------------------------------------------------------------------------------------
-
 
 TURN_S: Final = 0.004
 SAMPLE_EVERY_S: Final = 2.0
@@ -110,6 +30,21 @@ SETTLED_COMMITS: Final = 3
 TAKES_EFFECT_S: Final = 20.0
 START_S: Final = 60.0
 ASK_AGAIN_S: Final = 2.0
+
+
+PAGE_BYTES: Final = 4096
+
+
+def look(name: str, pid: int, age_s: float) -> Sample:
+    """Sample a process; raises OSError or IndexError when it is gone."""
+    proc = Path(f"/proc/{pid}")
+    return Sample(
+        name=name,
+        age_s=age_s,
+        resident_bytes=int((proc / "statm").read_text().split()[1]) * PAGE_BYTES,
+        descriptors=sum(1 for _ in (proc / "fd").iterdir()),
+        threads=sum(1 for _ in (proc / "task").iterdir()),
+    )
 
 
 class Harness:
@@ -156,7 +91,7 @@ class Harness:
         self.commands = Path(str(spec["task"]["commands"]))
         self.job_wanted = False
         self.away_s = 0.0
-        self._tail = cluster.log_tail()
+        self.tail = cluster.log_tail()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._sample_at_s = 0.0
@@ -166,7 +101,7 @@ class Harness:
     def turn(self) -> None:
         """Take the actions that are due."""
         self.cluster.tend()
-        for line in self._tail.poll():
+        for line in self.tail.poll():
             self.timeline.see(line)
         now_s = time.time()
         self._note_who_is_back(now_s)
@@ -327,30 +262,21 @@ class Harness:
         answer = self.cluster.try_ask(m.ListJobs()) or {"jobs": []}
         return [job for job in answer["jobs"] if job["id"] in self.jobs]
 
-    @property
-    def unread(self) -> list[tuple[str, str]]:
-        """The daemons' output beside their logs, with their names."""
-        return self._tail.unread
-
     def close(self) -> None:
-        """Stop the daemons."""
+        """Stop the daemons, and read the rest of their logs."""
         self.cluster.stop()
-        self.turn_logs()
-        self._tail.close()
-
-    def turn_logs(self) -> None:
-        """Read the rest of the logs."""
-        for line in self._tail.poll():
+        for line in self.tail.poll():
             self.timeline.see(line)
+        self.tail.close()
 
     def _sample(self, now_s: float) -> None:
         started_s = {name: at_s for name, _pid, at_s in self.cluster.starts}
         for name, since_s in started_s.items():
             if self.cluster.runs(name):
                 works_since_s = self._works_since_s(name, since_s, now_s)
-                sample = look(name, self.cluster.pid(name), now_s, works_since_s)
-                if sample is not None:
-                    self.samples.append(sample)
+                with contextlib.suppress(OSError, IndexError):  # it has just ended
+                    age_s = now_s - works_since_s
+                    self.samples.append(look(name, self.cluster.pid(name), age_s))
 
     def _works_since_s(self, name: str, started_s: float, now_s: float) -> float:
         """When a process had begun its work: a worker's first commit, however slow it was to it."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +12,13 @@ from typing import Any, Final, Literal
 
 from dtd.errors import DtdError, UsageError
 from dtd.job import parse_job, to_mapping
-from dtd.wire import messages as m
-from scripts.chaosrun import checks, faults
-from scripts.chaosrun.fault_commands import REFERENCE, imports
+from scripts.chaosrun import faults, judge
 from scripts.chaosrun.faults import KINDS
-from scripts.chaosrun.harness import Growth, Harness, growth
-from scripts.chaosrun.outcomes import Outcome, Rejoin, outcomes, rejoins
+from scripts.chaosrun.harness import Harness
 from scripts.cluster.disks import PlainDisks, SmallDisks
 from scripts.cluster.namespaces import may_make
 from scripts.cluster.networked import NetworkedCluster
-from scripts.cluster.networks import CuttableNetwork, Hosts, Loopback, Network, Proxied
+from scripts.cluster.networks import Hosts, Loopback, Network, Proxied
 from scripts.cluster.processes import Load
 
 # --- scenarios: each a run that docs/evaluation.md tells of ---------------------------------------
@@ -46,6 +41,7 @@ every_steps = 25
 [elastic]
 settle_s = 0.0
 """
+_TASK: Final = "scripts.chaosrun.faulty_task:FaultyTask"
 _ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "synthetic": {"parameters": 1_000_000, "rows": 2048, "layers": 4, "compute_ms": 20.0},
     "digits": {},
@@ -79,7 +75,6 @@ class Scenario:
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     "kill": Scenario(kinds=("kill",), faults=100, schedule="kills"),
-    "rejoin": Scenario(kinds=("kill",), faults=20),
     "hang": Scenario(
         kinds=("stop", "gil", "stuck", "link", "oneway", "partition"),
         faults=150,
@@ -111,7 +106,7 @@ def job_of(
         commands: directory of the commands to misbehave.
         overrides: "table.key=value" settings.
     """
-    words = [f"job.steps={scenario.steps}", f'job.task="{REFERENCE}"', *overrides]
+    words = [f"job.steps={scenario.steps}", f'job.task="{_TASK}"', *overrides]
     spec = to_mapping(parse_job(_JOB, source="chaos", overrides=words))
     spec["task"] = {
         "commands": commands,
@@ -119,16 +114,6 @@ def job_of(
         "arguments": _ARGUMENTS.get(task, {}) | spec["task"],
     }
     return spec
-
-
-def plan(scenario: Scenario, kinds: Sequence[str]) -> list[str]:
-    """Return the kinds of faults in turn, as many of each."""
-    return [kinds[index % len(kinds)] for index in range(scenario.faults)]
-
-
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 # --- a run ----------------------------------------------------------------------------------------
@@ -144,24 +129,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Everything that a run has shown.
+    """All findings of a run; `steps` were committed, with the longest stall between two."""
 
-    Attributes:
-        outcomes: of each fault.
-        checks: what had to hold.
-        growths: what daemons held over time.
-        rejoins: how workers came back.
-        events: how the daemons' own incidents compare.
-        steps: committed.
-        median_step_s: of all steps.
-        longest_stall_s: between two commits.
-    """
-
-    outcomes: list[Outcome]
-    checks: list[checks.Check]
-    growths: list[Growth]
-    rejoins: list[Rejoin]
-    events: dict[str, Any]
+    outcomes: list[judge.Outcome]
+    checks: list[judge.Check]
+    growths: judge.Growth
     steps: int
     median_step_s: float
     longest_stall_s: float
@@ -195,7 +167,7 @@ def cluster_for(
             directory=directory, workers=workers, network=network, disks=disks
         )
         stack.callback(cluster.stop)
-        load = Load(round(scenario.load * processors()))
+        load = Load(round(scenario.load * len(os.sched_getaffinity(0))))
         stack.callback(load.stop)
         yield cluster
 
@@ -204,7 +176,7 @@ def usable(kinds: Sequence[str], cluster: NetworkedCluster) -> tuple[list[str], 
     """Kinds of faults that this cluster offers, and the others with their missing features."""
     offers = {
         "": True,
-        "cut": isinstance(cluster.network, CuttableNetwork),
+        "cut": cluster.network.can_cut,
         "proxies": bool(cluster.network.proxies),
         "disks": cluster.disks.can_fill,
     }
@@ -259,7 +231,8 @@ def _inject(harness: Harness, scenario: Scenario, kinds: Sequence[str]) -> None:
         quiet_s = QUIET_SHARE * each_s
         faults.mixed(harness, kinds, scenario.faults, quiet_s=quiet_s, until_s=until_s)
     else:
-        faults.one_by_one(harness, plan(scenario, kinds), until_s=until_s)
+        kinds = [kinds[index % len(kinds)] for index in range(scenario.faults)]
+        faults.one_by_one(harness, kinds, until_s=until_s)
     harness.until(lambda: harness.settled(scenario.workers), SETTLE_S)
 
 
@@ -267,64 +240,29 @@ def _conclude(harness: Harness) -> Result:
     """End the job, stop the daemons, judge."""
     trained_until_s = time.time()
     jobs = harness.finish(FINISH_S)
-    events = compare_events(harness)
     harness.close()
     timeline, injections = harness.timeline, harness.injections
     commits = sorted(timeline.commits, key=lambda commit: commit.at_s)
     in_loop = [commit for commit in commits if commit.step_s > 0]  # not at a take-over
-    growths = growth(harness.samples)
-    last = harness.jobs[-1] if harness.jobs else ""
+    growths = judge.growth(harness.samples)
+    decisions, cluster = timeline.decisions, harness.cluster
     verdicts = [
-        checks.jobs_ended_well(jobs, last),
-        checks.replicas_equal(jobs, commits, injections),
-        checks.rows_exact(jobs),
-        checks.steps_kept(commits, timeline.decisions, injections),
-        checks.no_long_stall(in_loop, injections, until_s=trained_until_s),
-        checks.nobody_innocent(
-            injections, harness.cluster.deaths, timeline.decisions, timeline.lives
-        ),
-        checks.nothing_grows(growths),
-        checks.nothing_left(harness.cluster.left_over()),
-        checks.no_errors(timeline.errors, harness.unread),
+        judge.jobs_ended_well(jobs, harness.jobs[-1] if harness.jobs else ""),
+        judge.replicas_equal(jobs, commits, injections),
+        judge.rows_exact(jobs),
+        judge.steps_kept(commits, decisions, injections),
+        judge.no_long_stall(in_loop, injections, until_s=trained_until_s),
+        judge.only_victims_suffer(injections, cluster.deaths, decisions, timeline.lives),
+        judge.nothing_grows(growths),
+        judge.nothing_left(cluster.left_over()),
+        judge.no_errors(timeline.errors, harness.tail.unread),
     ]
     quiet = {name for name, kind in KINDS.items() if not kind.ends_generation}
-    received = [line for line in timeline.lives if line.event == "state_received"]
     return Result(
-        outcomes=outcomes(injections, in_loop, timeline.decisions, quiet=quiet),
+        outcomes=judge.outcomes(injections, in_loop, decisions, quiet=quiet),
         checks=verdicts,
         growths=growths,
-        rejoins=rejoins(harness.cluster.starts, imports(harness.commands), in_loop, received),
-        events=events,
         steps=len({(one.job, one.step) for one in commits}),
         median_step_s=timeline.median_step_s(),
-        longest_stall_s=checks.longest_stall_s(in_loop, injections),
+        longest_stall_s=judge.longest_stall_s(in_loop, injections),
     )
-
-
-# --- the daemons' own events of the incidents -----------------------------------------------------
-
-
-_COMPARED = ("worker_lost", "generation_ending", "generation_running", "recovered", "steps_lost")
-
-
-def compare_events(harness: Harness) -> dict[str, Any]:
-    """Counts of incidents in the coordinator's store and in its log, and its own recovery times.
-
-    The two counts differ by at most what the coordinator had not yet written when it was killed.
-    """
-    stored = Counter[str]()
-    recovered_s: list[float] = []
-    after = 0
-    while page := (harness.cluster.try_ask(m.ReadEvents(after=after)) or {"events": []})["events"]:
-        for event in page:
-            stored[event["kind"]] += 1
-            details = event.get("details") or {}
-            if event["kind"] == "recovered" and "recovered_after_s" in details:
-                recovered_s.append(float(details["recovered_after_s"]))
-        after = page[-1]["seq"]
-    logged = Counter(line.event for line in harness.timeline.decisions)
-    return {
-        "stored": {kind: stored[kind] for kind in _COMPARED},
-        "logged": {kind: logged[kind] for kind in _COMPARED},
-        "recovered_after_s": statistics.median(recovered_s) if recovered_s else None,
-    }

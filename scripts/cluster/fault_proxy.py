@@ -1,9 +1,8 @@
 """A proxy with the faults of bad networks: bytes are held, delayed, limited, flipped, reset.
 
-    with FaultProxy(listen, target) as proxy:
-        proxy.silence(TO_TARGET)            # accepted, and never delivered; nobody is told
-        proxy.restore()                     # what was held is delivered, in order
-        flip = proxy.flip_next(TO_TARGET, after_bytes=4096)
+    proxy.silence(TO_TARGET)            # accepted, and never delivered, without any sign
+    proxy.restore()                     # held bytes are delivered, in order
+    flip = proxy.flip_next(TO_TARGET, after_bytes=4096)
 
 It stands between two daemons that do not know of it: one advertises the proxy's address instead of
 its own.  Bytes that are silenced are held rather than thrown away, because that is what two TCP
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, Literal, Self, TypeVar
+from typing import Final, Literal, TypeVar
 
 from dtd.address import Address, Endpoint, SocketPath
 from dtd.errors import ProtocolError
@@ -179,28 +178,6 @@ _RESET: Final = struct.pack("ii", 1, 0)
 T = TypeVar("T")
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Pair:
-    """One connection through the proxy: the caller's side, and the target's once that is open."""
-
-    sockets: list[asyncio.StreamWriter]
-    caller: str = ""
-
-    async def close(self) -> None:
-        """Deliver the rest, then close both sides."""
-        for writer in self.sockets:
-            writer.close()
-            await writer.wait_closed()
-
-    def reset(self) -> None:
-        """Close both sides as a crash does."""
-        for writer in self.sockets:
-            raw = writer.get_extra_info("socket")
-            if raw is not None and not writer.is_closing():
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            writer.transport.abort()
-
-
 class FaultProxy:
     """One listening address in front of one target.
 
@@ -219,18 +196,8 @@ class FaultProxy:
         self._loop: asyncio.AbstractEventLoop
         self._weather: dict[Direction, Weather]
         self._stop: asyncio.Event
-        self._pairs: list[_Pair] = []
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"proxy {target}", daemon=True)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    # --- life --------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Listen; raises OSError when that cannot be."""
@@ -247,15 +214,30 @@ class FaultProxy:
 
     def silence(self, *directions: Direction, caller: str = "") -> None:
         """Deliver nothing any more, without telling anybody; of one caller or of all."""
-        self._do(lambda: self._silence(directions or BOTH, caller))
+
+        def act() -> None:
+            for direction in directions or BOTH:
+                self._weather[direction].silent_for.add(caller)
+
+        self._do(act)
 
     def unsilence(self, *directions: Direction, caller: str = "") -> None:
         """Undo `silence` with the same arguments; held bytes are delivered."""
-        self._do(lambda: self._unsilence(directions or BOTH, caller))
+
+        def act() -> None:
+            for direction in directions or BOTH:
+                self._weather[direction].unsilence(caller)
+
+        self._do(act)
 
     def restore(self) -> None:
         """Undo all silence, delay and narrowness."""
-        self._do(self._restore)
+
+        def act() -> None:
+            for weather in self._weather.values():
+                weather.clear()
+
+        self._do(act)
 
     def delay(self, direction: Direction, delay_s: float) -> None:
         """Deliver each byte so much later, in order."""
@@ -275,14 +257,6 @@ class FaultProxy:
         """Give up a flip that has not happened yet."""
         self._do(lambda: setattr(self._weather[direction], "flip", None))
 
-    def reset(self, *, caller: str = "") -> int:
-        """Reset the connections of one caller or of all; how many those were."""
-        return self._do(lambda: self._reset(caller))
-
-    def callers(self) -> list[str]:
-        """Return the connected callers, by the names in their HELLOs."""
-        return self._do(lambda: sorted(pair.caller for pair in self._pairs))
-
     def _do(self, action: Callable[[], T]) -> T:
         done: Future[T] = Future()
 
@@ -294,24 +268,6 @@ class FaultProxy:
 
         self._loop.call_soon_threadsafe(act)
         return done.result()
-
-    def _silence(self, directions: tuple[Direction, ...], caller: str) -> None:
-        for direction in directions:
-            self._weather[direction].silent_for.add(caller)
-
-    def _unsilence(self, directions: tuple[Direction, ...], caller: str) -> None:
-        for direction in directions:
-            self._weather[direction].unsilence(caller)
-
-    def _restore(self) -> None:
-        for weather in self._weather.values():
-            weather.clear()
-
-    def _reset(self, caller: str) -> int:
-        hit = [pair for pair in self._pairs if caller in ("", pair.caller)]
-        for pair in hit:
-            pair.reset()
-        return len(hit)
 
     # --- its own thread ----------------------------------------------------------------------
 
@@ -351,23 +307,32 @@ class FaultProxy:
         await asyncio.gather(*connections, return_exceptions=True)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        pair = _Pair(sockets=[writer])
-        self._pairs.append(pair)
+        sockets = [writer]
         try:
             there = await _open(self._target)
-            pair.sockets.append(there[1])
-            greeting, pair.caller = await _greeting(reader)
+            sockets.append(there[1])
+            greeting, caller = await _greeting(reader)
             async with asyncio.TaskGroup() as pumps:
-                back = Pipe(self._weather[TO_CALLER], pair.caller, there[0], writer)
-                on = Pipe(self._weather[TO_TARGET], pair.caller, reader, there[1])
+                back = Pipe(self._weather[TO_CALLER], caller, there[0], writer)
+                on = Pipe(self._weather[TO_TARGET], caller, reader, there[1])
                 pumps.create_task(back.run())
                 pumps.create_task(on.run(greeting))
-            await pair.close()
+            for one in sockets:  # the rest is delivered
+                one.close()
+                await one.wait_closed()
         except* OSError:
-            pass  # one side is gone: the other one is told by the reset below
+            pass  # one side is gone: the other one gets the reset below
         finally:
-            self._pairs.remove(pair)
-            pair.reset()
+            for one in sockets:
+                _reset(one)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close a connection as a crash does."""
+    raw = writer.get_extra_info("socket")
+    if raw is not None and not writer.is_closing():
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
 
 
 async def _open(target: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -2,7 +2,7 @@
 
 `Loopback` is plain: nothing can be cut.  `Proxied` puts a `FaultProxy` before every data port and
 one between each worker and the coordinator's socket; it needs no privileges.  `Hosts` are kernel
-namespaces.  Code that cuts links asks for a `CuttableNetwork`.
+namespaces.  Code that cuts links asks first whether the network `can_cut`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from typing import Final, TypeAlias, TypeVar
 
-from dtd.address import Address, Endpoint, SocketPath
-from scripts.cluster.fault_proxy import TO_CALLER, TO_TARGET, FaultProxy
+from dtd.address import Address, SocketPath
+from scripts.cluster.fault_proxy import TO_CALLER, TO_TARGET, Direction, FaultProxy
 from scripts.cluster.namespaces import HUB, Ethernet
 
 COORDINATOR: Final = "coordinator"
@@ -30,52 +30,15 @@ _PROXY_PORT: Final = 7201
 T = TypeVar("T")
 
 
-class Network(Protocol):
-    """Addresses of daemons, and the connections between them.
+class Loopback:
+    """One host, one loopback interface, nothing between the daemons.
 
     Attributes:
+        address: the coordinator's, for itself and for its clients; over TCP all have credentials.
         proxies: one before the data port of each worker; may be empty.
     """
 
-    proxies: dict[str, FaultProxy]
-
-    @property
-    def address(self) -> Endpoint:
-        """The coordinator's, for itself and for its clients; over TCP all have credentials."""
-        ...
-
-    def arguments(self, name: str) -> list[str]:
-        """A worker's options that have to do with the network."""
-        ...
-
-    def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
-        """A daemon's command, to be run where its network is."""
-        ...
-
-    def inside(self, function: Callable[[], T]) -> T:
-        """Call a function where the coordinator can be reached."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything."""
-        ...
-
-
-@runtime_checkable
-class CuttableNetwork(Network, Protocol):
-    """A network whose links can be cut, one direction at a time."""
-
-    def cut(self, sender: str, receiver: str) -> None:
-        """From now on nothing that one daemon sends arrives at the other one."""
-        ...
-
-    def restore(self, sender: str, receiver: str) -> None:
-        """Undo `cut`."""
-        ...
-
-
-class Loopback:
-    """One host, one loopback interface, nothing between the daemons."""
+    can_cut = False
 
     def __init__(self) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="dtd-net-")
@@ -83,19 +46,27 @@ class Loopback:
         self.proxies: dict[str, FaultProxy] = {}
 
     def arguments(self, name: str) -> list[str]:
-        """Implement `Network`."""
+        """A worker's options that have to do with the network."""
         return ["--coordinator", str(self.address)]
 
     def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
-        """Implement `Network`."""
+        """A daemon's command, to be run where its network is."""
         return [*command]
 
     def inside(self, function: Callable[[], T]) -> T:
-        """Implement `Network`."""
+        """Call a function where the coordinator can be reached."""
         return function()
 
+    def cut(self, sender: str, receiver: str) -> None:
+        """From now on nothing that one daemon sends arrives at the other one."""
+        raise NotImplementedError
+
+    def restore(self, sender: str, receiver: str) -> None:
+        """Undo `cut`."""
+        raise NotImplementedError
+
     def close(self) -> None:
-        """Implement `Network`."""
+        """Let go of everything."""
         self._home.cleanup()
 
     def _socket(self, name: str) -> SocketPath:
@@ -109,6 +80,8 @@ class Proxied(Loopback):
         workers: names of all workers that there may ever be.
     """
 
+    can_cut = True
+
     def __init__(self, workers: Sequence[str]) -> None:
         super().__init__()
         self._control: dict[str, FaultProxy] = {}
@@ -121,7 +94,6 @@ class Proxied(Loopback):
             self._control[name].start()
 
     def arguments(self, name: str) -> list[str]:
-        """Implement `Network`."""
         return [
             *("--coordinator", str(self._control[name].address)),
             *("--listen", str(self._listen[name])),
@@ -129,27 +101,25 @@ class Proxied(Loopback):
         ]
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Implement `CuttableNetwork`."""
-        if receiver == COORDINATOR:
-            self._control[sender].silence(TO_TARGET)
-        elif sender == COORDINATOR:
-            self._control[receiver].silence(TO_CALLER)
-        else:
-            self.proxies[receiver].silence(TO_TARGET, caller=sender)
-            self.proxies[sender].silence(TO_CALLER, caller=receiver)
+        for proxy, direction, caller in self._ways(sender, receiver):
+            proxy.silence(direction, caller=caller)
 
     def restore(self, sender: str, receiver: str) -> None:
-        """Implement `CuttableNetwork`."""
+        for proxy, direction, caller in self._ways(sender, receiver):
+            proxy.unsilence(direction, caller=caller)
+
+    def _ways(self, sender: str, receiver: str) -> list[tuple[FaultProxy, Direction, str]]:
+        """The proxies, directions and callers by which bytes travel from one daemon to another."""
         if receiver == COORDINATOR:
-            self._control[sender].unsilence(TO_TARGET)
-        elif sender == COORDINATOR:
-            self._control[receiver].unsilence(TO_CALLER)
-        else:
-            self.proxies[receiver].unsilence(TO_TARGET, caller=sender)
-            self.proxies[sender].unsilence(TO_CALLER, caller=receiver)
+            return [(self._control[sender], TO_TARGET, "")]
+        if sender == COORDINATOR:
+            return [(self._control[receiver], TO_CALLER, "")]
+        return [
+            (self.proxies[receiver], TO_TARGET, sender),
+            (self.proxies[sender], TO_CALLER, receiver),
+        ]
 
     def close(self) -> None:
-        """Implement `Network`."""
         for proxy in (*self.proxies.values(), *self._control.values()):
             proxy.close()
         super().close()
@@ -167,6 +137,8 @@ class Hosts:
         shape: of each link in each direction, as `tc qdisc` writes it.
         shapes: of the links of some workers, by name, instead.
     """
+
+    can_cut = True
 
     def __init__(
         self,
@@ -187,7 +159,6 @@ class Hosts:
             self.proxies[name].start()
 
     def arguments(self, name: str) -> list[str]:
-        """Implement `Network`."""
         ip = self.ethernet.ip(name)
         port = _PROXY_PORT if name in self.proxies else _DATA_PORT
         return [
@@ -197,26 +168,24 @@ class Hosts:
         ]
 
     def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
-        """Implement `Network`."""
         return self.ethernet.spaces[_host(name)].wrapped(command)
 
     def inside(self, function: Callable[[], T]) -> T:
-        """Implement `Network`."""
         return self.ethernet.spaces[HUB].inside(function)
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Implement `CuttableNetwork`."""
         self.ethernet.cut(_host(sender), _host(receiver))
 
     def restore(self, sender: str, receiver: str) -> None:
-        """Implement `CuttableNetwork`."""
         self.ethernet.restore(_host(sender), _host(receiver))
 
     def close(self) -> None:
-        """Implement `Network`."""
         for proxy in self.proxies.values():
             proxy.close()
         self.ethernet.close()
+
+
+Network: TypeAlias = Loopback | Hosts
 
 
 def _host(name: str) -> str:

@@ -1,33 +1,40 @@
-"""Faults of a daemon or a host, and the reports of systemd and the coordinator that must follow."""
+"""Faults of daemons and hosts, and the reports of systemd and the coordinator that must follow.
+
+`run` installs dtd on all hosts, trains, does one fault after the other to a cluster that is whole,
+and compares all records of what happened.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dtd.event_names import INCIDENTS
+from scripts.markdown import table
 from scripts.systemdcluster.cluster import COORDINATOR, WORKER, Cluster
-from scripts.systemdcluster.host import Host, Unit, journal, manager_says, show
+from scripts.systemdcluster.host import Host, Unit, journal, show
 
 _GOES_ON_STEPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that happens, and its traces.
+    """A fault and its traces.
 
     Attributes:
         words: for people.
         inflict: does it; whatever systemd does not mend by itself is mended here.
-        unit: whose traces are looked at.
+        unit: it is looked at.
         restarts: how often systemd starts the unit again of its own accord.
         systemd_says: pattern of a line in the unit's journal.
-        incident: what `dtdctl events` must tell of the worker, or of nobody.
+        incident: what `dtdctl events` must report.
         no_incident: an incident that must not be reported.
-        last_end: pattern of how the next process says that the last one ended; empty: in good
-            order, or nobody knows.
+        last_end: pattern of how the next process says that the last one ended.
         in_band: it happens between two steps, so none is begun again.
     """
 
@@ -191,40 +198,46 @@ FAULTS: Final = {
 }
 
 
-# --- one fault after the other, and what everybody says of it -------------------------------------
+# --- a whole run ----------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Outcome of a fault.
-
-    Attributes:
-        fault: in words.
-        host: its host.
-        detected_after_s: as `dtdctl events` tells it; None: there was nothing to detect.
-        recovered_after_s: until a step was committed again, as `dtdctl events` tells it; None:
-            training did not stop.
-        whole_after_s: until all workers trained together again.
-        steps_redone: begun and given up.
-        steps_lost: committed and gone.
-        disagreements: the reports that lack it, in words.
-    """
-
-    fault: str
-    host: str
-    detected_after_s: float | None
-    recovered_after_s: float | None
-    whole_after_s: float
-    steps_redone: int
-    steps_lost: int
-    disagreements: tuple[str, ...]
-
-
+STEPS: Final = 2000
+PAUSE_MS: Final = 200.0
+_FINISH_S: Final = 300.0
 _LOOKED_BACK_S: Final = 0.001
+_COSTS: Final = ("detected_after_s", "recovered_after_s", "steps_redone", "steps_lost")
 
 
-def inflict(cluster: Cluster, fault: Fault, host: Host) -> Outcome:
+def run(cluster: Cluster, faults: Sequence[Fault]) -> tuple[str, list[str]]:
+    """Do all of it; returns a table, and everything that is not as it must be.
+
+    Raises:
+        DtdError: something cannot be done, or does not come to its end in time.
+    """
+    cluster.install()
+    cluster.submit(steps=STEPS, pause_ms=PAUSE_MS)
+    rows: list[list[str]] = []
+    problems: list[str] = []
+    for fault in faults:
+        host = cluster.coordinator if fault.unit == COORDINATOR else cluster.operator
+        costs, found = inflict(cluster, fault, host)
+        rows.append([fault.words, host.name, *costs])
+        problems += [f"{fault.words}: {text}" for text in found]
+    before = [show(host, WORKER) for host in cluster.hosts]
+    job = cluster.finish(timeout_s=_FINISH_S)
+    idle = [dataclasses.replace(one, status="waits for a job") for one in before]
+    cluster.until(
+        lambda: [show(host, WORKER) for host in cluster.hosts] == idle,
+        "the workers do not wait for the next job as the processes that they were",
+    )
+    head = ("fault", "host", *_COSTS, "whole after")
+    return table(head, rows), [*problems, *_audit(cluster, job)]
+
+
+def inflict(cluster: Cluster, fault: Fault, host: Host) -> tuple[list[str], list[str]]:
     """Do it to a cluster that is whole, and wait until it is whole again.
+
+    Returns:
+        its costs, and the reports that lack it, in words
 
     Raises:
         DtdError: it does not become whole in time.
@@ -236,33 +249,15 @@ def inflict(cluster: Cluster, fault: Fault, host: Host) -> Outcome:
     fault.inflict(cluster, host)
     cluster.await_changed(host, fault.unit, before)
     cluster.await_whole(after_step=step)
-    whole_s = time.time()
+    whole_s = time.time() - began_s
     told = cluster.events(after=seen)
-    costs = _costs(told, cluster.worker(host))
-    return Outcome(
-        fault=fault.words,
-        host=host.name,
-        detected_after_s=costs.get("detected_after_s"),
-        recovered_after_s=costs.get("recovered_after_s"),
-        whole_after_s=whole_s - began_s,
-        steps_redone=_total(told, "steps_redone"),
-        steps_lost=_total(told, "steps_lost"),
-        disagreements=tuple(_disagreements(cluster, fault, host, before, told, began_s)),
-    )
-
-
-def _costs(told: Sequence[dict[str, Any]], worker: str) -> dict[str, Any]:
-    """Return the costs of the first recovery: a later one is another worker's return."""
+    # A later recovery is another worker's return.
     recoveries = [event for event in told if event["kind"] == "recovered"]
-    of_worker = [event for event in recoveries if event["worker"] == worker]
-    return dict((of_worker or recoveries)[0]["details"]) if recoveries else {}
-
-
-def _total(told: Sequence[dict[str, Any]], figure: str) -> int:
-    return sum(event["details"].get(figure, 0) for event in told if event["kind"] == "recovered")
-
-
-# --- do they agree? ----------------------------------------------------------------------------
+    of_worker = [event for event in recoveries if event["worker"] == cluster.worker(host)]
+    details = (of_worker or recoveries or [{"details": {}}])[0]["details"]
+    costs = [str(details.get(name, "-")) for name in _COSTS]
+    problems = _disagreements(cluster, fault, host, before, told, began_s)
+    return [*costs, f"{whole_s:.1f} s"], problems
 
 
 def _disagreements(
@@ -278,32 +273,55 @@ def _disagreements(
     restarts = before.restarts + fault.restarts if fault.restarts else 0
     kinds = {event["kind"] for event in told}
     crashes = [event["message"] for event in told if event["kind"] == "worker_crashed"]
-    pid = _pid_by_dtdctl(cluster, fault, host, status)
+    redone = sum(event["details"].get("steps_redone", 0) for event in told)
+    pids = {worker["name"]: int(worker["pid"]) for worker in status["workers"]}
+    pid = pids[cluster.worker(host)] if fault.unit == WORKER else now.pid
     started = [e.pid for e in written if e.event in ("worker_started", "coordinator_listening")]
     statements = {
         f"systemd has restarted it {now.restarts} times, not {restarts}": now.restarts == restarts,
         f"systemd says {now.active}, {now.result}": (now.active, now.result)
         == ("active", "success"),
-        f"the journal has no line of systemd's like {fault.systemd_says!r}": manager_says(
-            written, fault.systemd_says
+        f"the journal has no line of systemd's like {fault.systemd_says!r}": any(
+            entry.by_manager and re.search(fault.systemd_says, entry.text) for entry in written
         ),
         f"the journal has process {started}, systemd {now.pid}, dtdctl {pid}": started[-1:]
         == [now.pid]
-        and pid in (None, now.pid),
-        f"dtdctl events tells {sorted(kinds)}, but no {fault.incident}": fault.incident in kinds,
-        f"dtdctl events tells of {fault.no_incident}": fault.no_incident not in kinds,
-        f"nobody says that the process {fault.last_end}, but {crashes}": not fault.last_end
+        and pid == now.pid,
+        f"dtdctl events has {sorted(kinds)}, but no {fault.incident}": fault.incident in kinds,
+        f"dtdctl events has {fault.no_incident}": fault.no_incident not in kinds,
+        f"no report says that the process {fault.last_end}, but {crashes}": not fault.last_end
         or any(re.search(fault.last_end, text) for text in crashes),
-        "steps were begun again": not fault.in_band or _total(told, "steps_redone") == 0,
+        "steps were begun again": not fault.in_band or redone == 0,
         f"systemctl status says {now.status!r}, not {cluster.job}": cluster.job in now.status,
         "steps are lost": status["job"]["steps_lost"] == 0,
     }
     return [text for text, holds in statements.items() if not holds]
 
 
-def _pid_by_dtdctl(
-    cluster: Cluster, fault: Fault, host: Host, status: dict[str, Any]
-) -> int | None:
-    if fault.unit != WORKER:
-        return None
-    return next(int(w["pid"]) for w in status["workers"] if w["name"] == cluster.worker(host))
+def _audit(cluster: Cluster, job: dict[str, Any]) -> list[str]:
+    """The contradictions between all records of the run: the job, journals and events."""
+    result = job["result"] or {}
+    losses: dict[int, set[float]] = {}
+    for host in cluster.hosts:
+        for entry in journal(host, WORKER):
+            if entry.event == "step_committed":
+                step, loss = int(entry.fields["step"]), float(entry.fields["loss"])
+                losses.setdefault(step, set()).add(loss)
+    told = Counter((event["kind"], str(event["message"])) for event in cluster.events())
+    written = Counter(
+        (line.event, str(line.fields.get("message")))
+        for line in journal(cluster.coordinator, COORDINATOR)
+        if line.event in INCIDENTS
+    )
+    statements = {
+        f"job {job['id']} is {job['state']}: {job['reason']}": job["state"] == "done",
+        "some steps were committed by no worker": set(losses) >= {*range(1, STEPS + 1)},
+        "workers differ about a loss": all(len(found) == 1 for found in losses.values()),
+        f"the replicas differ: {result}": len({*result.get("replica_digests", {}).values()}) == 1,
+        f"rows are missing or repeated: {result}": (
+            result.get("rows_missing") == result.get("rows_repeated") == 0
+        ),
+        f"only dtdctl events has {told - written}": not told - written,
+        f"only the journal has {written - told}": not written - told,
+    }
+    return [text for text, holds in statements.items() if not holds]

@@ -266,23 +266,19 @@ class Host:
     def run(
         self,
         *command: str,
-        check: bool = True,
         timeout_s: float = _COMMAND_S,
-        environment: Mapping[str, str] | None = None,
     ) -> str:
         """Run a program on it, as root, and return its output.
 
         Args:
             command: program and arguments.
-            check: raise if it fails.
             timeout_s: it is killed after so long.
-            environment: its variables beside PATH and HOME.
 
         Raises:
             DtdError: it failed, with its output; or the host is off, or time ran out.
         """
-        done = self.attempt(*command, timeout_s=timeout_s, environment=environment)
-        if check and done.returncode != 0:
+        done = self.attempt(*command, timeout_s=timeout_s)
+        if done.returncode != 0:
             said = " ".join((done.stderr or done.stdout).split())[-600:]
             raise DtdError(
                 f"{self.name}: {shlex.join(command)[:200]} failed with {done.returncode}: {said}"
@@ -293,7 +289,6 @@ class Host:
         self,
         *command: str,
         timeout_s: float = _COMMAND_S,
-        environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on it, as root, whatever comes of it; arguments as for `run`.
 
@@ -303,7 +298,6 @@ class Host:
         leader = self._leader()
         if not leader:
             raise DtdError(f"{self.name} is off")
-        variables = {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8", **(environment or {})}
         try:
             return subprocess.run(
                 ["/usr/bin/nsenter", "-t", str(leader), "-a", *command],
@@ -312,7 +306,7 @@ class Host:
                 stdin=subprocess.DEVNULL,
                 check=False,
                 timeout=timeout_s,
-                env=variables,
+                env={"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8"},
             )
         except subprocess.TimeoutExpired:
             what = shlex.join(command)[:200]
@@ -323,10 +317,6 @@ class Host:
         self.run(
             "/bin/sh", "-c", 'mkdir -p "$(dirname "$1")"; printf %s "$2" > "$1"', "sh", path, text
         )
-
-    def console_tail(self) -> list[str]:
-        """The last lines of its console."""
-        return [] if self._machine is None else self._machine.log_tail()
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -397,7 +387,7 @@ class Host:
         while not holds():
             assert self._machine is not None
             if self._machine.exit_code() is not None:
-                said = "; ".join(self.console_tail()[-5:])
+                said = "; ".join(self._machine.log_tail()[-5:])
                 raise DtdError(f"{self.name} has gone off: {said}")
             if time.monotonic() > deadline_s:
                 raise DtdError(f"{self.name} {otherwise} within {within_s:g} s")
@@ -474,11 +464,6 @@ def journal(host: Host, unit: str, *, since_s: float = 0.0) -> list[Entry]:
         f"--since=@{since_s:.6f}",
     )
     return list(_entries(host.run("journalctl", *options)))
-
-
-def manager_says(entries: list[Entry], pattern: str) -> bool:
-    """Whether systemd has written something that matches."""
-    return any(entry.by_manager and re.search(pattern, entry.text) for entry in entries)
 
 
 def _entries(text: str) -> Iterator[Entry]:

@@ -1,20 +1,15 @@
-"""Control groups that limit the memory of daemons, one for each: cgroups(7), either version.
-
-A command joins its group before it begins, so all that it ever allocates counts.  Groups end with
-`close`, once their processes have ended.
-"""
+"""Control groups that limit the memory of daemons, one for each: cgroups(7), either version."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 _VERSION_1: Final = Path("/sys/fs/cgroup/memory")
 _UNIFIED: Final = Path("/sys/fs/cgroup")
-_JOIN: Final = 'echo $$ >"$0" && exec "$@"'
 
 
 def _root() -> Path:
@@ -54,13 +49,6 @@ class MemoryGroups:
                 if (group / file).exists():
                     (group / file).write_text(str(limit_bytes))
 
-    def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
-        """The command that runs `command` in the group of this name; unchanged without one."""
-        group = self._groups.get(name)
-        if group is None:
-            return [*command]
-        return ["/bin/sh", "-c", _JOIN, str(group / "cgroup.procs"), *command]
-
     def join(self, name: str, pid: int) -> None:
         """Put a process into a group; its earlier memory is not counted there."""
         (self._groups[name] / "cgroup.procs").write_text(str(pid))
@@ -72,12 +60,6 @@ class MemoryGroups:
             if (group / file).exists():
                 return int((group / file).read_text())
         raise FileNotFoundError(group / "memory.peak")
-
-    def anonymous_bytes(self, name: str) -> int:
-        """Return the bytes of a group that have to stay in memory."""
-        lines = (self._groups[name] / "memory.stat").read_text().splitlines()
-        counted = dict(line.split() for line in lines)
-        return int(counted.get("rss", counted.get("anon", "0"))) + int(counted["shmem"])
 
     def killed(self, name: str) -> int:
         """Return the number of a group's processes that the kernel has killed when it was full."""

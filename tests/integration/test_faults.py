@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from scripts.chaosrun import checks, faults
+from scripts.chaosrun import faults, judge
 from scripts.chaosrun.harness import Harness
 from scripts.chaosrun.run import SCENARIOS, job_of
 from scripts.cluster.networked import NetworkedCluster
@@ -173,7 +173,7 @@ def was_fenced(scenario, injection):
     ]
     assert since
     assert min(since[1:], default=since[0]) > injection.generation
-    assert checks.replicas_equal([], scenario.timeline.commits, [injection]).holds
+    assert judge.replicas_equal([], scenario.timeline.commits, [injection]).holds
 
 
 def get_a_worker_stuck(scenario, victim):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from scripts.cluster.memory_groups import MemoryGroups, may_limit
+from tests.integration.memory_groups import MemoryGroups, may_limit
 
 pytestmark = [
     pytest.mark.integration,

@@ -132,16 +132,6 @@ def test_one_bit_is_flipped_once_after_so_many_bytes(ends):
     assert receive(caller, 8) == bytes(8)
 
 
-def test_a_reset_is_felt_at_both_ends_and_only_by_whom_it_is_meant_for(ends):
-    caller, target = connect(ends, "worker-1")
-    _other, other_target = connect(ends, "worker-2")
-    assert ends.proxy.reset(caller="worker-1") == 1
-    for end in (caller, target):
-        with pytest.raises(ConnectionResetError):
-            end.recv(1)
-    assert is_quiet(other_target)
-
-
 def test_delay_and_narrowness_keep_the_order(ends):
     caller, target = connect(ends)
     ends.proxy.delay(TO_TARGET, 0.05)

@@ -1,11 +1,11 @@
-"""Chaos runs' reading of logs: phases, outcomes, checks, rejoins, growth, tables."""
+"""Chaos runs' reading of logs: outcomes and checks."""
 
 from __future__ import annotations
 
 import pytest
 
-from scripts.chaosrun import checks
-from scripts.chaosrun.outcomes import Injection, outcomes
+from scripts.chaosrun import judge
+from scripts.chaosrun.judge import Injection, outcomes
 from scripts.cluster.log_timeline import Commit, Line, LogTimeline
 from scripts.cluster.networked import Death
 
@@ -32,9 +32,6 @@ def commit(at_s, worker="worker-0", *, step, generation=1, loss=0.5, job="chaos-
 def injected(kind="kill", *victims, at_s=10.0, **fields):
     values = {"generation": 1, "over_s": at_s, "back_s": at_s + 5.0, **fields}
     return Injection(kind=kind, victims=victims or ("worker-1",), at_s=at_s, **values)
-
-
-# --- phases ------------------------------------------------------------------------------------
 
 
 # --- outcomes ----------------------------------------------------------------------------------
@@ -110,53 +107,53 @@ def job(**changes):
 
 def test_digests_and_every_steps_loss_are_compared():
     twins = [commit(1.0, step=1), commit(1.0, "worker-1", step=1)]
-    assert checks.replicas_equal([job()], twins, []).holds
+    assert judge.replicas_equal([job()], twins, []).holds
     other = job(replica_digests={"worker-0": "a", "worker-1": "b"})
-    assert not checks.replicas_equal([other], twins, []).holds
+    assert not judge.replicas_equal([other], twins, []).holds
     odd = [*twins, commit(1.0, "worker-2", step=1, loss=0.6)]
-    (failure,) = checks.replicas_equal([job()], odd, []).failures
+    (failure,) = judge.replicas_equal([job()], odd, []).failures
     assert "worker-2" in failure
 
 
 def test_a_step_may_differ_only_across_a_total_outage():
     again = [commit(1.0, step=1), commit(3.0, step=1, generation=2, loss=0.6)]
-    assert not checks.replicas_equal([job()], again, []).holds
+    assert not judge.replicas_equal([job()], again, []).holds
     outage = injected("all", "worker-0", at_s=2.0)
-    assert checks.replicas_equal([job()], again, [outage]).holds
-    assert not checks.steps_kept(again, [], []).holds
-    assert checks.steps_kept(again, [], [outage]).holds
+    assert judge.replicas_equal([job()], again, [outage]).holds
+    assert not judge.steps_kept(again, [], []).holds
+    assert judge.steps_kept(again, [], [outage]).holds
 
 
 def test_lost_steps_need_a_total_outage():
     lost = [line("coordinator", 12.0, "steps_lost", message="no worker holds the last 2")]
-    assert not checks.steps_kept([], lost, [injected()]).holds
+    assert not judge.steps_kept([], lost, [injected()]).holds
     outage = injected("all")
-    assert checks.steps_kept([], lost, [outage]).holds
+    assert judge.steps_kept([], lost, [outage]).holds
     outage.back_s = 11.0
-    assert not checks.steps_kept([], lost, [outage]).holds
+    assert not judge.steps_kept([], lost, [outage]).holds
 
 
 @pytest.mark.parametrize("key", ["rows_missing", "rows_repeated"])
 def test_the_ledger_must_be_exact_and_there(key):
-    assert checks.rows_exact([job()]).holds
-    assert not checks.rows_exact([job(**{key: 1})]).holds
-    assert not checks.rows_exact([job() | {"result": None}]).holds
+    assert judge.rows_exact([job()]).holds
+    assert not judge.rows_exact([job(**{key: 1})]).holds
+    assert not judge.rows_exact([job() | {"result": None}]).holds
 
 
 def test_stalls_are_seen_between_steps_of_one_job_and_at_the_end():
     steady = [commit(0.0, step=1), commit(9.0, step=2), commit(30.0, step=1, job="chaos-2")]
-    assert checks.no_long_stall(steady, [], until_s=31.0).holds
-    assert checks.longest_stall_s(steady, []) == 9.0
-    assert not checks.no_long_stall(steady, [], until_s=50.0).holds
+    assert judge.no_long_stall(steady, [], until_s=31.0).holds
+    assert judge.longest_stall_s(steady, []) == 9.0
+    assert not judge.no_long_stall(steady, [], until_s=50.0).holds
     slow = [commit(0.0, step=1), commit(11.0, step=2)]
-    assert not checks.no_long_stall(slow, [], until_s=11.0).holds
-    assert checks.no_long_stall(slow, [injected("all", at_s=1.0)], until_s=11.0).holds
+    assert not judge.no_long_stall(slow, [], until_s=11.0).holds
+    assert judge.no_long_stall(slow, [injected("all", at_s=1.0)], until_s=11.0).holds
 
 
 def test_a_peer_that_is_innocent_must_not_suffer():
     def verdict(**what):
         values = {"deaths": [], "decisions": [], "lives": []} | what
-        return checks.nobody_innocent([injected(pids={17})], **values)
+        return judge.only_victims_suffer([injected(pids={17})], **values)
 
     death = Death(name="worker-1", pid=17, at_s=10.0, exit_code=-9)
     assert verdict(deaths=[death]).holds
@@ -180,10 +177,10 @@ def test_a_peer_that_is_innocent_must_not_suffer():
 )
 def test_only_victims_start_afresh_in_the_middle_of_a_job(daemon, fields, holds):
     lives = [line(daemon, 11.0, "worker_ends", **fields)]
-    assert checks.nobody_innocent([injected()], [], [], lives).holds is holds
+    assert judge.only_victims_suffer([injected()], [], [], lives).holds is holds
 
 
-# --- the timeline, and who came back --------------------------------------------------------------
+# --- the timeline --------------------------------------------------------------------------------
 
 
 def committed(worker, at_s, *, step, generation, step_s=STEP_S):
@@ -209,6 +206,3 @@ def test_the_scene_knows_who_trains_in_the_newest_generation():
     timeline.see(line("coordinator", 4.0, "job_done", job="chaos-1", level="error"))
     assert timeline.jobs_ended == {"chaos-1": "done"}
     assert len(timeline.errors) == 1
-
-
-# --- tables ------------------------------------------------------------------------------------

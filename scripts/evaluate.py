@@ -3,7 +3,6 @@
     python -m scripts.evaluate curves --task chargpt --worlds 1,2,4 --set job.steps=200
     python -m scripts.evaluate speedup --task cifar10 --rounds 3
     python -m scripts.evaluate twice --task digits --world 4
-    python -m scripts.evaluate kill --task digits --world 4
 
 Every run is `scripts.launch_local` with its own daemons and directory; per-step figures come from
 the workers' JSON logs, medians over all steps but the first few.  Tables are Markdown on stdout.
@@ -25,13 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.address import SocketPath
-from dtd.net.control_client import ControlClient
-from dtd.places import SOCKET_NAME
-from dtd.wire import messages as m
-
 WARM_STEPS: Final = 5
-POLL_S: Final = 0.2
 EXAMPLES: Final = Path("docs/examples")
 
 
@@ -144,49 +137,6 @@ def twice(options: argparse.Namespace) -> None:
     print(", ".join(sorted(digests[0] | digests[1])))
 
 
-def kill(options: argparse.Namespace) -> None:
-    """SIGKILL one worker in the middle: does the job complete, and who was restarted?"""
-    with tempfile.TemporaryDirectory(prefix="dtd-evaluate-") as name:
-        directory = Path(name)
-        words = command(options.task, options.world, directory, options.set)
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            client, before = _await_step(process, directory, options.at_step)
-            with client:
-                client.request(m.KillWorker(name=f"worker-{options.world - 1}", signal="KILL"))
-            assert process.stdout is not None
-            summary = json.loads(process.stdout.read())
-        others = [_pids(directory / f"worker-{index}.log") for index in range(options.world - 1)]
-    print(
-        f"killed at step {before}: {summary['state']} after {summary['steps']} steps,"
-        f" {summary['steps_lost']} lost, rows missing {summary['rows_missing']}, repeated"
-        f" {summary['rows_repeated']}; {summary['restarts']} restart, the other"
-        f" {options.world - 1} workers kept their processes: {all(len(p) == 1 for p in others)};"
-        f" accuracy {summary['eval_accuracy']:.4f}, replicas equal: {_equal(summary)}"
-    )
-
-
-def _pids(log: Path) -> set[int]:
-    """Processes that a worker's log comes from."""
-    started = [line for line in log.read_text().splitlines() if '"worker_started"' in line]
-    return {int(json.loads(line)["pid"]) for line in started}
-
-
-def _await_step(
-    process: subprocess.Popen[bytes], directory: Path, at_step: int
-) -> tuple[ControlClient, int]:
-    """Wait until the job has committed some steps."""
-    address = directory / "address"
-    while not address.exists() and process.poll() is None:
-        time.sleep(POLL_S)
-    client = ControlClient(SocketPath(str(directory / SOCKET_NAME)))
-    while process.poll() is None:
-        job = client.request(m.GetStatus())["job"]
-        if job is not None and job["step"] >= at_step:
-            return client, int(job["step"])
-        time.sleep(POLL_S)
-    raise SystemExit("the job ended before the worker could be killed; use more steps")
-
-
 def _equal(summary: dict[str, Any]) -> str:
     digests = set(summary["replica_digests"].values())
     return "yes" if len(digests) == 1 else "NO"
@@ -200,13 +150,12 @@ def main() -> None:
     """Run the measurements of the command line."""
     parser = argparse.ArgumentParser(prog="python -m scripts.evaluate", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    for function in (curves, speedup, twice, kill):
+    for function in (curves, speedup, twice):
         one = commands.add_parser(function.__name__, help=function.__doc__)
         one.add_argument("--task", default="digits", help="a job file in docs/examples")
         one.add_argument("--worlds", type=_worlds, default=[1, 2], metavar="1,2,4")
         one.add_argument("--world", type=int, default=4)
         one.add_argument("--rounds", type=int, default=3)
-        one.add_argument("--at-step", type=int, default=20)
         one.add_argument("--set", action="append", default=[], metavar="A.B=V")
         one.set_defaults(function=function)
     options = parser.parse_args()

@@ -143,7 +143,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(options: argparse.Namespace) -> list[str]:
-    """The job's strategy and codec, as settings."""
     chosen = {"strategy.name": options.strategy, "strategy.codec": options.codec}
     return [f"{key}={value}" for key, value in chosen.items() if value is not None]
 

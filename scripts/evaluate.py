@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +34,10 @@ class Run:
     Attributes:
         summary: the launcher's JSON object.
         steps: `step_committed` records of rank 0, in order.
-        wall_s: from start to end, daemons included.
     """
 
     summary: dict[str, Any]
     steps: list[dict[str, Any]]
-    wall_s: float
 
     def median(self, key: str) -> float:
         """Median of a per-step figure, the first few steps left out."""
@@ -66,7 +63,6 @@ def command(task: str, world: int, directory: Path, overrides: Sequence[str]) ->
 def run(task: str, world: int, overrides: Sequence[str]) -> Run:
     """Run one job to its end."""
     with tempfile.TemporaryDirectory(prefix="dtd-evaluate-") as directory:
-        begun_s = time.monotonic()
         done = subprocess.run(
             command(task, world, Path(directory), overrides),
             stdout=subprocess.PIPE,
@@ -74,9 +70,8 @@ def run(task: str, world: int, overrides: Sequence[str]) -> Run:
             env={**os.environ, "DTD_LOG_LEVEL": "debug"},  # one line a step
             check=True,
         )
-        wall_s = time.monotonic() - begun_s
         steps = sorted(_steps(Path(directory)), key=lambda step: int(step["step"]))
-        return Run(summary=json.loads(done.stdout), steps=steps, wall_s=wall_s)
+        return Run(summary=json.loads(done.stdout), steps=steps)
 
 
 def _steps(directory: Path) -> Iterator[dict[str, Any]]:

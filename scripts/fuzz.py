@@ -74,7 +74,6 @@ class Counter:
         return self._target.run(data)
 
     def close(self) -> None:
-        """Close the loop."""
         self._loop.close()
 
 

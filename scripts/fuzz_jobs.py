@@ -115,7 +115,6 @@ def _rows(judged: Judged, keys: object) -> Iterator[tuple[str, ...]]:
 
 
 def _place(key: str) -> tuple[int, str]:
-    """In the order of the recipe."""
     name = key.partition(":")[0]
     order = [*FEATURES, "layer", "event"]
     return (order.index(name) if name in order else -1, key)

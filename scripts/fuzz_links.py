@@ -47,11 +47,9 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Bytes that have not been taken."""
         return len(self._data) - self._at
 
     def take(self, count: int) -> bytes:
-        """At most so many bytes."""
         piece = self._data[self._at : self._at + count]
         self._at += len(piece)
         return piece
@@ -61,7 +59,6 @@ class Reader:
         return int.from_bytes(self.take(2)) % below
 
     def choice(self, options: tuple[Any, ...] | list[Any]) -> Any:
-        """One of them."""
         return options[self.number(len(options))]
 
 
@@ -194,7 +191,6 @@ class Wire(asyncio.Transport):
         self.closed = False
 
     def is_closing(self) -> bool:
-        """Whether it was closed."""
         return self.closed
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -203,17 +199,14 @@ class Wire(asyncio.Transport):
         return known.get(name, default)
 
     def writelines(self, list_of_data: Any) -> None:
-        """All pieces."""
         for piece in list_of_data:
             self.sent += piece
         assert len(self.sent) <= MAX_ANSWER_BYTES, "the answers grow without bound"
 
     def close(self) -> None:
-        """In good order."""
         self.closed = True
 
     def abort(self) -> None:
-        """At once."""
         self.closed = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:

@@ -58,7 +58,6 @@ class LineDisplay:
         self._last = ""
 
     def update(self, status: Status) -> None:
-        """Print a line if it is time for one."""
         job, now_s = status["job"], time.monotonic()
         if job is None:
             return
@@ -72,7 +71,6 @@ class LineDisplay:
                 self.say(line)
 
     def say(self, text: str) -> None:
-        """Print a line."""
         output.say(text)
 
 
@@ -84,7 +82,6 @@ class BarDisplay:
         self._bar = progress.add_task("starting", total=None, words="")
 
     def update(self, status: Status) -> None:
-        """Move the bar."""
         job = status["job"]
         if job is not None:
             self._progress.update(
@@ -96,7 +93,6 @@ class BarDisplay:
             )
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
         self._progress.console.print(escaped(text), markup=False, highlight=False)
 
 

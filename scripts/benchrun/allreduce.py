@@ -107,7 +107,6 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _join(side: Side, world: int) -> World:
-    """All ranks of a side, connected."""
     made = World(side.kind, world, side.place(), side.setup)
     try:
         join(made)
@@ -183,7 +182,6 @@ def measure_once(world: World, iterations: int) -> tuple[float, float]:
 
 
 def _line(records: Sequence[Record]) -> str:
-    """Return a line of progress and results."""
     first = records[0]
     factor = bus_factor(first["world"]) * first["bytes"] / 1e9
     rates = [

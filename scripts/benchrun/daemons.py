@@ -128,7 +128,6 @@ class DaemonRun:
         return [proc_bytes(pid, "Pss", file="smaps_rollup") for pid in pids]
 
     def close(self) -> None:
-        """Stop everything; no process is left."""
         self._stack.close()
 
     def _shut(self, path: Path) -> IO[str]:
@@ -144,7 +143,7 @@ class DaemonRun:
             workers=[*self._workers, *self._servers],
             servers=self._servers,
             network=network,
-            coordinator=("dtd.coordinator.main", "--config", str(settings)),
+            settings=("--config", str(settings)),
         )
         # Workers stand at a gate and would not hear a request to end; nothing of theirs is kept.
         self._stack.callback(cluster.stop, grace_s=0.0)

@@ -56,7 +56,6 @@ class Case:
 
     @property
     def strategy(self) -> dict[str, Any]:
-        """Its `[strategy]` table."""
         if self.division.stage == REPLICATED:
             return {}
         return {
@@ -150,7 +149,6 @@ def memory_table(records: Sequence[Record]) -> str:
 
 
 def _each(record: Record) -> float:
-    """Return the bytes of one parameter."""
     return spread(record["state_bytes"]).median / float(record["parameters"])
 
 

@@ -101,7 +101,6 @@ class ProbeSide:
                     self._sent.acquire()
 
     def close(self) -> None:
-        """Let go of sockets and thread."""
         self._to_send.put(None)
         for one in (self._listener, self._next, self._previous):
             one.close()

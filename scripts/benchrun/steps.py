@@ -191,7 +191,6 @@ class Case:
 
     @property
     def workers(self) -> list[str]:
-        """Names of the workers."""
         return [f"worker-{rank}" for rank in range(self.world)]
 
     def hosts(

@@ -37,7 +37,6 @@ class RandomImages:
         self._width = width
 
     def build_model(self) -> nn.Module:
-        """The network of the task `cifar10`."""
         return ResNet18(classes=_CLASSES, width=self._width)
 
     def train_dataset(self) -> ImageRows:
@@ -51,7 +50,6 @@ class RandomImages:
         )
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Mean cross-entropy."""
         return classification_loss(model, batch)
 
 
@@ -71,14 +69,12 @@ class RandomText:
         )
 
     def train_dataset(self) -> TextWindows:
-        """Windows of noise."""
         generator = torch.Generator().manual_seed(0)
         count = _ROWS * self._context + 1
         tokens = torch.randint(_VOCABULARY, (count,), generator=generator)
         return TextWindows(tokens=tokens, context=self._context)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Mean cross-entropy of the next character."""
         return CharGpt.loss(self, model, batch)  # type: ignore[arg-type]
 
 
@@ -169,12 +165,10 @@ class Gated:
         self._steps: int | None = None
 
     def build_model(self) -> nn.Module:
-        """The model."""
         model: nn.Module = self._inner.build_model()
         return model
 
     def train_dataset(self) -> Any:
-        """The rows."""
         return self._inner.train_dataset()
 
     def on_start(self, at: Any) -> None:

@@ -108,7 +108,6 @@ class TorchSide:
         self._by, self._powersgd = "", _powersgd()
 
     def calls(self) -> dict[str, Callable[..., Any]]:
-        """The functions that it can be asked for."""
         return {
             "build": self.build,
             "synchronise": self.synchronise,
@@ -281,7 +280,6 @@ def _shard_fully(model: nn.Module, *, keeps: bool) -> None:
 
 
 def _zero(parameters: Sequence[nn.Parameter], table: OptimizerTable) -> torch.optim.Optimizer:
-    """AdamW whose state is divided among the ranks."""
     options: dict[str, Any] = {
         "lr": table.lr,
         "betas": (table.beta1, table.beta2),

@@ -15,13 +15,14 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 from dtd.wire import messages as m
 from scripts.chaosrun.faulty_task import GET_STUCK, HOLD_GIL
 from scripts.chaosrun.harness import TAKES_EFFECT_S, Harness
 from scripts.chaosrun.judge import Injection
-from scripts.cluster.disks import SmallDisks, rot
+from scripts.cluster.disks import rot
 from scripts.cluster.fault_proxy import BOTH, TO_CALLER, TO_TARGET, Direction
 from scripts.cluster.log_timeline import fell_due
 from scripts.cluster.networks import COORDINATOR
@@ -262,7 +263,7 @@ def everything(harness: Harness, _victim: str) -> Injection:
 def disk(harness: Harness, _victim: str) -> Injection | None:
     """The checkpoint writer's disk is full or read-only for a while."""
     disks = harness.cluster.disks
-    if not isinstance(disks, SmallDisks) or not harness.timeline.roster:
+    if disks is None or not harness.timeline.roster:
         return None
     victim = harness.timeline.roster[0]
     if any(_is_bad_now(one, victim) for one in harness.injections):
@@ -294,7 +295,8 @@ def rotten(harness: Harness, victim: str) -> Injection | None:
         if any(_is_bad_now(one, name) for one in harness.injections):
             continue  # it may be read-only
         directory = cluster.state_dir(name)
-        note = cluster.disks.inside(lambda where=directory: rot(where, harness.chance))  # type: ignore[misc]
+        damage = partial(rot, directory, harness.chance)
+        note = cluster.disks.inside(damage) if cluster.disks is not None else damage()
         if note:
             injection = harness.begin("rot", name, note=note)
             injection.over_s = injection.back_s = injection.at_s

@@ -41,11 +41,9 @@ class FaultyTask:
         return getattr(self._task, name)
 
     def build_model(self) -> Any:
-        """The real task's."""
         return self._task.build_model()
 
     def train_dataset(self) -> Any:
-        """The real task's."""
         return self._task.train_dataset()
 
     def eval_dataset(self) -> Any:

@@ -125,7 +125,6 @@ class Harness:
             time.sleep(TURN_S)
 
     def go_on(self, seconds: float) -> None:
-        """Run for a while."""
         self.until(lambda: False, seconds)
 
     def later(self, after_s: float, action: Callable[[], None]) -> None:
@@ -219,7 +218,6 @@ class Harness:
         return injection
 
     def kill(self, name: str, injection: Injection) -> None:
-        """SIGKILL a daemon because of a fault."""
         injection.pids.add(self.cluster.pid(name))
         self.cluster.signal(name, signal.SIGKILL)
 
@@ -263,7 +261,6 @@ class Harness:
         return [job for job in answer["jobs"] if job["id"] in self.jobs]
 
     def close(self) -> None:
-        """Stop the daemons, and read the rest of their logs."""
         self.cluster.stop()
         for line in self.tail.poll():
             self.timeline.see(line)

@@ -15,7 +15,7 @@ from dtd.job import parse_job, to_mapping
 from scripts.chaosrun import faults, judge
 from scripts.chaosrun.faults import KINDS
 from scripts.chaosrun.harness import Harness
-from scripts.cluster.disks import PlainDisks, SmallDisks
+from scripts.cluster.disks import SmallDisks
 from scripts.cluster.namespaces import may_make
 from scripts.cluster.networked import NetworkedCluster
 from scripts.cluster.networks import Hosts, Loopback, Network, Proxied
@@ -159,10 +159,10 @@ def cluster_for(
     with contextlib.ExitStack() as stack:
         network = network_for(scenario.network, workers, scenario.kinds)
         stack.callback(network.close)
-        disks: PlainDisks | SmallDisks = PlainDisks()
+        disks = None
         if "disk" in scenario.kinds and may_make("mnt"):
             disks = SmallDisks([directory / name for name in workers])
-        stack.callback(disks.close)
+            stack.callback(disks.close)
         cluster = NetworkedCluster(
             directory=directory, workers=workers, network=network, disks=disks
         )
@@ -178,7 +178,7 @@ def usable(kinds: Sequence[str], cluster: NetworkedCluster) -> tuple[list[str], 
         "": True,
         "cut": cluster.network.can_cut,
         "proxies": bool(cluster.network.proxies),
-        "disks": cluster.disks.can_fill,
+        "disks": cluster.disks is not None,
     }
     lack = {"cut": "links that can be cut", "proxies": "proxies", "disks": "small disks"}
     able = [kind for kind in kinds if offers[KINDS[kind].needs]]
@@ -237,7 +237,6 @@ def _inject(harness: Harness, scenario: Scenario, kinds: Sequence[str]) -> None:
 
 
 def _conclude(harness: Harness) -> Result:
-    """End the job, stop the daemons, judge."""
     trained_until_s = time.time()
     jobs = harness.finish(FINISH_S)
     harness.close()

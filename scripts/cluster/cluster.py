@@ -74,11 +74,9 @@ class Cluster:
     # --- daemons -----------------------------------------------------------------------------
 
     def state_dir(self, name: str) -> Path:
-        """Return the directory of a daemon's lasting state."""
         return self.directory / name
 
     def log_path(self, name: str) -> Path:
-        """Return the path of a daemon's log."""
         return self.directory / f"{name}.log"
 
     def add(
@@ -88,6 +86,19 @@ class Cluster:
         variables = {**self.environment, **(environment or {})}
         self.children[name] = Child(name, command, self.log_path(name), variables)
         return self.children[name]
+
+    def coordinator_command(self, *options: str) -> list[str]:
+        """Program and arguments of the coordinator."""
+        state = str(self.state_dir(COORDINATOR))
+        return [sys.executable, "-m", "dtd.coordinator.main", "--state-dir", state, *options]
+
+    def worker_command(self, name: str, *options: str, credential: Path | None = None) -> list[str]:
+        """Program and arguments of a worker; None: the credential of its name, if there is one."""
+        own = credential or self.credential_path(name)
+        proof = ("--credential", str(own)) if own.exists() else ()
+        state = str(self.state_dir(name))
+        program = (sys.executable, "-m", "dtd.worker", "--name", name, "--state-dir", state)
+        return [*program, *proof, *options]
 
     def start(self, name: str) -> None:
         """Start a daemon that does not run."""
@@ -112,8 +123,7 @@ class Cluster:
         state = self.state_dir(COORDINATOR)
         file = state / "address"
         file.unlink(missing_ok=True)
-        program = [sys.executable, "-m", "dtd.coordinator.main", "--state-dir", str(state)]
-        child = self.add(COORDINATOR, [*wrapper, *program, *options])
+        child = self.add(COORDINATOR, [*wrapper, *self.coordinator_command(*options)])
         self.start(COORDINATOR)
         self.until(file.exists, "has not said where it listens", watched=[child])
         if "--listen" in options:
@@ -138,17 +148,9 @@ class Cluster:
             credential: None: that of its name, if there is one.
             environment: variables on top of the cluster's.
         """
-        own = credential or self.credential_path(name)
-        proof = ("--credential", str(own)) if own.exists() else ()
-        child = self.add(
-            name,
-            [
-                *(sys.executable, "-m", "dtd.worker", "--name", name),
-                *("--coordinator", str(self.address), *proof),
-                *("--state-dir", str(self.state_dir(name)), *options),
-            ],
-            environment,
-        )
+        options = ("--coordinator", str(self.address), *options)
+        command = self.worker_command(name, *options, credential=credential)
+        child = self.add(name, command, environment)
         self.start(name)
         return child
 
@@ -236,7 +238,6 @@ class Cluster:
     # --- credentials -------------------------------------------------------------------------
 
     def credential_path(self, name: str) -> Path:
-        """Return the path of a caller's credential."""
         return self.directory / f"{name}.credential"
 
     def enrol(self, callers: Sequence[tuple[str, str]], address: Address | None = None) -> None:
@@ -256,7 +257,6 @@ class Cluster:
         self.operator = Credential.load(state / DIRECTORY / OPERATOR_FILE)
 
     def token(self, role: str = "worker", **more: Any) -> Token:
-        """A token for joining."""
         request = m.CreateToken(role=role, **{"life_s": TOKEN_LIFE_S, **more})
         return Token.parse(self.ask(request)["token"])
 
@@ -323,7 +323,6 @@ class Cluster:
     def dtdctl(
         self, *arguments: str, cwd: Path | None = None, timeout_s: float = ANSWER_S
     ) -> subprocess.CompletedProcess[str]:
-        """Run dtdctl as an operator."""
         return subprocess.run(
             [sys.executable, "-m", "dtd.ctl.main", *arguments],
             capture_output=True,
@@ -335,7 +334,6 @@ class Cluster:
         )
 
     def resident_bytes(self) -> int:
-        """Memory that the coordinator has."""
         return proc_bytes(self.children[COORDINATOR].pid, "VmRSS")
 
     def is_well(self) -> bool:

@@ -1,7 +1,7 @@
 """The workers' state directories, and their disks' faults: full, read-only, rotten.
 
-With privileges each directory is a small file system of its own, in a mount namespace that only the
-daemons see and that vanishes with this process.  Without, a directory can be made read-only.
+Each directory is a small file system of its own, in a mount namespace that only the daemons see and
+that vanishes with this process.
 """
 
 from __future__ import annotations
@@ -20,32 +20,9 @@ _SIZE: Final = "256m"
 _FILLER: Final = "filler"
 _FILLER_PIECE: Final = bytes(1024 * 1024)
 _SMALLEST_PIECE: Final = 1024
-_READ_ONLY_MODE: Final = 0o500
-_USUAL_MODE: Final = 0o700
 _BUSY_S: Final = 10.0
 
 T = TypeVar("T")
-
-
-class PlainDisks:
-    """Directories of the usual file system."""
-
-    can_fill = False
-
-    def wrapped(self, command: Sequence[str]) -> list[str]:
-        """A daemon's command, to be run where its disk is."""
-        return [*command]
-
-    def inside(self, function: Callable[[], T]) -> T:
-        """Call a function where the directories can be seen."""
-        return function()
-
-    def set_read_only(self, directory: Path, *, read_only: bool) -> None:
-        """Refuse all writing there, or allow it again; nothing keeps root from writing."""
-        directory.chmod(_READ_ONLY_MODE if read_only else _USUAL_MODE)
-
-    def close(self) -> None:
-        """There is nothing to let go of."""
 
 
 class SmallDisks:
@@ -54,8 +31,6 @@ class SmallDisks:
     Args:
         directories: made here if missing.
     """
-
-    can_fill = True
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._space = Namespace("mnt")
@@ -95,7 +70,6 @@ class SmallDisks:
         self.inside(lambda: _fill(directory / _FILLER))
 
     def empty(self, directory: Path) -> None:
-        """Undo `fill`."""
         self.inside(lambda: (directory / _FILLER).unlink(missing_ok=True))
 
     def close(self) -> None:

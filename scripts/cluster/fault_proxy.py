@@ -205,7 +205,6 @@ class FaultProxy:
         self._ready.result()
 
     def close(self) -> None:
-        """Close all connections and end the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()

@@ -111,7 +111,6 @@ class LocalCluster(Cluster):
     # --- the job, followed over connections that break when the coordinator restarts ----------
 
     def submit(self, spec: dict[str, Any]) -> str:
-        """Submit a job and return its id."""
         return str(self.ask(m.SubmitJob(spec=spec))["job"])
 
     def unfinished(self, spec: dict[str, Any]) -> str:
@@ -125,7 +124,6 @@ class LocalCluster(Cluster):
         return ""
 
     def identity(self, job: str) -> str:
-        """The job's identity."""
         return str(self.ask(m.ShowJob(job=job))["identity"])
 
     def follow(self, job: str, on_status: Callable[[Answer], None]) -> Answer:

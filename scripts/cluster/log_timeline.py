@@ -60,7 +60,6 @@ class LogTail:
         return sorted(found, key=lambda line: line.at_s)
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             os.close(file)
 
@@ -126,7 +125,6 @@ class LogTimeline:
         self._last: dict[str, Commit] = {}
 
     def see(self, line: Line) -> None:
-        """Take one more line."""
         if line.fields.get("level") == "error":
             self.errors.append(line)
         if line.daemon == COORDINATOR:
@@ -170,7 +168,6 @@ class LogTimeline:
 
     @property
     def roster(self) -> tuple[str, ...]:
-        """Its members."""
         return self.rosters.get(self.generation, ())
 
     def training(self) -> list[str]:

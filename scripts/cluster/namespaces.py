@@ -160,7 +160,6 @@ class Ethernet:
                     self.restore(sender, receiver)
 
     def ip(self, name: str) -> str:
-        """A host's address, or the hub's."""
         return f"{_SUBNET}{self._numbers[name]}"
 
     def cut(self, sender: str, receiver: str) -> None:
@@ -168,7 +167,6 @@ class Ethernet:
         self._resolve(sender, receiver, _NOBODY)
 
     def restore(self, sender: str, receiver: str) -> None:
-        """Undo `cut`."""
         self._resolve(sender, receiver, self._numbers[receiver])
 
     def pull_out(self, name: str) -> None:
@@ -176,7 +174,6 @@ class Ethernet:
         self.spaces[HUB].run("ip", "link", "set", "dev", self._cable(name), "down")
 
     def plug_in(self, name: str) -> None:
-        """Undo `pull_out`."""
         self.spaces[HUB].run("ip", "link", "set", "dev", self._cable(name), "up")
 
     def neighbours(self, name: str) -> str:
@@ -185,7 +182,6 @@ class Ethernet:
         return "".join(f"{self.ip(other)} {other}\n" for other in others)
 
     def close(self) -> None:
-        """Let go of it."""
         for space in self.spaces.values():
             space.close()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ from dtd.address import Address, SocketPath
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.wire import messages as m
 from scripts.cluster.cluster import REPOSITORY, START_S, Cluster
-from scripts.cluster.disks import PlainDisks, SmallDisks
+from scripts.cluster.disks import SmallDisks
 from scripts.cluster.log_timeline import LogTail
 from scripts.cluster.networks import COORDINATOR, Network
 from scripts.cluster.processes import Child
 
 RESTART_AFTER_S: Final = 0.1
+_LOGS: Final = ("--log-format", "json")
 RUN_VARIABLE: Final = "DTD_CHAOS_RUN"
 _REQUEST_TIMEOUT_S: Final = 5.0
 _RUNS: Final = itertools.count()
@@ -48,9 +48,9 @@ class NetworkedCluster(Cluster):
         directory: where state and logs go; exists.
         workers: names of all workers that there may ever be.
         network: how they reach each other.
-        disks: the daemons' disks.
-        coordinator: the coordinator's module, and options beside the usual ones.
-        worker: the same for workers.
+        disks: the workers' disks.
+        settings: options of the coordinator beside the usual ones.
+        servers: those of the workers that are parameter servers.
 
     Attributes:
         run: marks the daemons' processes in their environment.
@@ -64,9 +64,8 @@ class NetworkedCluster(Cluster):
         *,
         workers: Sequence[str],
         network: Network,
-        disks: PlainDisks | SmallDisks | None = None,
-        coordinator: Sequence[str] = ("dtd.coordinator.main",),
-        worker: Sequence[str] = ("dtd.worker",),
+        disks: SmallDisks | None = None,
+        settings: Sequence[str] = (),
         servers: Collection[str] = (),
     ) -> None:
         self.run = f"{os.getpid()}-{next(_RUNS)}"
@@ -74,20 +73,26 @@ class NetworkedCluster(Cluster):
             directory, environment={"PYTHONPATH": str(REPOSITORY), RUN_VARIABLE: self.run}
         )
         self.network = network
-        self.disks = disks or PlainDisks()
+        self.disks = disks
         self.workers = [*workers]
-        self._servers = servers
         self.deaths: list[Death] = []
         self.starts: list[tuple[str, int, float]] = []
         self.address = network.address
         if isinstance(network.address, Address):
             self.enrol([("worker", name) for name in workers], network.address)
-        self._make(COORDINATOR, network.wrapped(COORDINATOR, self._coordinator(coordinator)))
+        where = ("--socket",) if isinstance(network.address, SocketPath) else ("--listen",)
+        at = network.address.path if isinstance(network.address, SocketPath) else network.address
+        command = self.coordinator_command(*_LOGS, *where, str(at), *settings)
+        self._make(COORDINATOR, network.wrapped(COORDINATOR, command))
         for name in workers:
-            self._make(name, network.wrapped(name, self.disks.wrapped(self._worker(name, worker))))
+            # Steps are judged by what the workers log of them.
+            options = [*_LOGS, "--log-level", "debug", *network.arguments(name)]
+            options += ["--role", "server"] if name in servers else []
+            command = self.worker_command(name, *options)
+            command = disks.wrapped(command) if disks is not None else command
+            self._make(name, network.wrapped(name, command))
 
     def start(self, name: str) -> None:
-        """Start a daemon that does not run."""
         super().start(name)
         self.starts.append((name, self.pid(name), time.time()))
 
@@ -130,7 +135,6 @@ class NetworkedCluster(Cluster):
         return child.started and child.exit_code() is None
 
     def pid(self, name: str) -> int:
-        """Process id of a daemon that was started."""
         return self.children[name].pid
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -163,34 +167,10 @@ class NetworkedCluster(Cluster):
         mark = f"{RUN_VARIABLE}={self.run}".encode()
         return [pid for pid in _all_pids() if mark in _environment(pid).split(b"\0")]
 
-    # --- commands ----------------------------------------------------------------------------
-
     def _make(self, name: str, command: Sequence[str]) -> None:
         self.state_dir(name).mkdir(exist_ok=True)
         self.log_path(name).touch()
         self.add(name, command)
-
-    def _coordinator(self, program: Sequence[str]) -> list[str]:
-        address = self.network.address
-        return [
-            *(sys.executable, "-m", *program, "--log-format", "json"),
-            *("--state-dir", str(self.state_dir(COORDINATOR))),
-            *(
-                ("--socket", address.path)
-                if isinstance(address, SocketPath)
-                else ("--listen", str(address))
-            ),
-        ]
-
-    def _worker(self, name: str, program: Sequence[str]) -> list[str]:
-        proof = ("--credential", str(self.credential_path(name))) if self.operator else ()
-        return [
-            # Steps are judged by what the workers log of them.
-            *(sys.executable, "-m", *program, "--log-format", "json", "--log-level", "debug"),
-            *("--name", name, "--state-dir", str(self.state_dir(name))),
-            *(*self.network.arguments(name), *proof),
-            *(("--role", "server") if name in self._servers else ()),
-        ]
 
 
 def _all_pids() -> list[int]:

@@ -77,7 +77,6 @@ class Child:
 
     @property
     def started(self) -> bool:
-        """Whether it was ever started."""
         return self._process is not None
 
     @property
@@ -109,7 +108,6 @@ class Child:
             os.killpg(self.pid, number)
 
     def log_tail(self) -> list[str]:
-        """The last lines that it printed."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -229,5 +227,4 @@ class Load:
             child.start()
 
     def stop(self) -> None:
-        """End them."""
         stop_all(self._children, grace_s=0.0)

@@ -34,7 +34,6 @@ class Page:
 
     @property
     def path(self) -> Path:
-        """The page's path."""
         return _ROOT / self.place
 
     def is_current(self) -> bool:
@@ -43,7 +42,6 @@ class Page:
         return self.renewed(text) == text
 
     def write(self) -> None:
-        """Bring the page up to date."""
         self.path.write_text(self.renewed(self.path.read_text("utf-8")), "utf-8")
 
 

@@ -99,7 +99,6 @@ def _uses_of(call: ast.Call, called: ast.Attribute, where: str) -> Iterator[Use]
 
 
 def _owner(node: ast.expr) -> str:
-    """The last name of a method's object."""
     if isinstance(node, ast.Call):
         return _owner(node.func)
     if isinstance(node, ast.Attribute):

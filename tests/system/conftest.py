@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.systemdcluster.host import why_not
+from tests.system.host import why_not
 
 _HERE = Path(__file__).parent
 

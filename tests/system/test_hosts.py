@@ -9,7 +9,7 @@ import pytest
 
 from dtd.errors import DtdError
 from scripts.cluster.namespaces import Ethernet
-from scripts.systemdcluster.host import Host, hierarchies, lan
+from tests.system.host import Host, hierarchies, lan
 
 NAMES = ("left", "right")
 # The unit counts as started once the port is open, so whoever calls then is answered.

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from scripts.systemdcluster.cluster import COORDINATOR, Cluster
-from scripts.systemdcluster.host import Host, show
+from tests.system.cluster import COORDINATOR, Cluster
+from tests.system.host import Host, show
 from tests.system.prying_task import LENT, NOTES
 
 INSTANCES: Final = ("cpu", "cpu-2")

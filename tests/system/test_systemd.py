@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.systemdcluster.cluster import COORDINATOR, WORKER, Cluster
-from scripts.systemdcluster.faults import FAULTS, run
-from scripts.systemdcluster.host import Host
+from tests.system.cluster import COORDINATOR, WORKER, Cluster
+from tests.system.faults import FAULTS, run
+from tests.system.host import Host
 
 pytestmark = pytest.mark.timeout(1200)
 WRITTEN_TO = ("/etc", "/usr/local/lib", "/var/lib", "/var/cache")

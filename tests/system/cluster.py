@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.errors import DtdError
-from scripts.systemdcluster.host import Host, Unit, journal, lan, show
+from tests.system.host import Host, Unit, journal, lan, show
 
 WORKER: Final = "dtd-worker@cpu.service"
 COORDINATOR: Final = "dtd-coordinator.service"
@@ -156,7 +156,7 @@ class Cluster:
         Returns:
             its id
         """
-        task = (Path(__file__).parent / "paced.py").read_text("utf-8")
+        task = (Path(__file__).parent / "paced_task.py").read_text("utf-8")
         self.operator.write(f"{_JOB_DIRECTORY}/paced.py", task)
         job = _JOB.format(steps=steps, pause_ms=pause_ms, hurry=_HURRY)
         self.operator.write(f"{_JOB_DIRECTORY}/job.toml", job)

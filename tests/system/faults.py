@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from dtd.event_names import INCIDENTS
 from scripts.markdown import table
-from scripts.systemdcluster.cluster import COORDINATOR, WORKER, Cluster
-from scripts.systemdcluster.host import Host, Unit, journal, show
+from tests.system.cluster import COORDINATOR, WORKER, Cluster
+from tests.system.host import Host, Unit, journal, show
 
 _GOES_ON_STEPS: Final = 3
 

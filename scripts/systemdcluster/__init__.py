@@ -1,1 +1,0 @@
-"""Hosts with a systemd each and a network between them, dtd on all, and their faults."""

@@ -76,9 +76,13 @@ def uses(root: Path = _ROOT / "dtd") -> Iterator[Use]:
     """Every use of a name that stands in the code as a literal."""
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path.relative_to(root.parent)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-                where = f"{path.relative_to(root.parent)}:{node.lineno}"
                 yield from _uses_of(node, node.func, where)
+            elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
+                # The event and the message of a warning that is given later.
+                for name in NOTICES.intersection(_names(node.elts[0])):
+                    yield Use(name=name, kind="incident", level="warning", fields=(), where=where)
 
 
 def _uses_of(call: ast.Call, called: ast.Attribute, where: str) -> Iterator[Use]:

@@ -109,15 +109,6 @@ def test_silence_holds_one_direction_and_restoring_delivers_it(ends):
     assert receive(target, 4) == b"held"
 
 
-def test_full_silence_hides_that_one_side_is_gone(ends):
-    caller, target = connect(ends)
-    ends.proxy.silence()
-    caller.close()
-    assert is_quiet(target)
-    ends.proxy.restore()
-    assert receive(target, 1) == b""
-
-
 def test_one_bit_is_flipped_once_after_so_many_bytes(ends):
     caller, target = connect(ends)
     flip = ends.proxy.flip_next(TO_CALLER, after_bytes=5)

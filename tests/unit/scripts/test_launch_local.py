@@ -24,21 +24,6 @@ def test_options_and_overrides():
     assert made["elastic"]["settle_s"] == 1.5
 
 
-def test_a_job_file_keeps_what_no_option_overrides(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(
-        '[job]\nname = "mine"\ntask = "mnist"\nsteps = 9\nglobal_batch_size = 8\n'
-        "[optimizer]\nlr = 0.3\n"
-    )
-    made = spec("--job", str(path), "--batch_size", "16")
-    assert made["job"]["name"] == "mine"
-    assert made["job"]["task"] == "mnist"
-    assert (made["job"]["steps"], made["job"]["epochs"]) == (9, None)
-    assert made["job"]["global_batch_size"] == 16
-    assert made["optimizer"]["lr"] == 0.3
-    assert spec("--job", str(path), "--epochs", "2")["job"]["steps"] is None
-
-
 def test_what_cannot_be_is_said_before_anything_starts(tmp_path):
     with pytest.raises(UsageError, match="--num_servers: -1 is less than 0"):
         spec("--num_servers", "-1")

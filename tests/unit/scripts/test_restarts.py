@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from scripts.cluster.processes import MOST_IN_WINDOW, SETTLED_S, WINDOW_S, RestartPolicy
+from scripts.cluster.processes import MOST_IN_WINDOW, SETTLED_S, RestartPolicy
 
 
 def test_at_once_then_later_and_later_then_never():
@@ -8,14 +8,6 @@ def test_at_once_then_later_and_later_then_never():
     delays = [policy.next_start_s(-9, 100.0, lived_s=0.1) for _ in range(MOST_IN_WINDOW)]
     assert delays == [100.0, 100.25, 100.5, 101.0, 102.0, 104.0]
     assert policy.next_start_s(-9, 100.0, lived_s=0.1) is None
-
-
-def test_deaths_that_are_long_past_do_not_count():
-    policy = RestartPolicy()
-    for _ in range(MOST_IN_WINDOW):
-        policy.next_start_s(1, 100.0, lived_s=0.1)
-    now_s = 100.0 + WINDOW_S
-    assert policy.next_start_s(1, now_s, lived_s=0.1) == now_s
 
 
 def test_what_had_got_going_is_started_again_at_once_however_often():

@@ -1,7 +1,4 @@
-"""A chaos run whose coordinator refuses its job.
-
-The daemons are a fake that answers every request in the same way.
-"""
+"""A chaos run whose coordinator refuses its job; every request gets the same answer."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ SPEC = {"task": {"commands": ""}, "checkpoint": {"every_steps": 0}}
 
 
 class Daemons:
-    """Raises the same error at every request."""
-
     def __init__(self, error):
         self.error, self.asked, self.starts = error, 0, []
 
@@ -32,33 +27,25 @@ class Daemons:
         self.asked += 1
         raise self.error
 
-    def try_ask(self, message):
-        self.asked += 1
 
-
-def harness_over(error):
+@pytest.mark.parametrize(
+    ("error", "jobs", "ends"),
+    [
+        (RequestRefused("no workers have credentials"), [], True),
+        (CoordinatorUnreachable("away"), [], False),
+        (RequestRefused("the disk is full"), ["chaos-1"], False),
+    ],
+)
+def test_a_first_job_that_is_refused_ends_the_run(error, jobs, ends):
     daemons = Daemons(error)
-    made = Harness(daemons, workers=[], spare="", spec=SPEC, seed=0, say=lambda _: None)
-    made.job_wanted = True
-    return made, daemons
-
-
-def test_a_first_job_that_is_refused_ends_the_run():
-    harness, _ = harness_over(RequestRefused("no workers have credentials"))
-    with pytest.raises(RequestRefused, match="credentials"):
+    harness = Harness(daemons, workers=[], spare="", spec=SPEC, seed=0, say=lambda _: None)
+    harness.job_wanted = True
+    harness.jobs += jobs
+    harness.timeline.jobs_ended |= dict.fromkeys(jobs, "done")
+    if ends:
+        with pytest.raises(RequestRefused, match="credentials"):
+            harness.turn()
+    else:
         harness.turn()
-
-
-def test_a_coordinator_that_is_away_is_asked_again():
-    harness, daemons = harness_over(CoordinatorUnreachable("away"))
-    harness.turn()
-    harness.turn()
-    assert daemons.asked == 2
-
-
-def test_a_later_job_may_be_refused_because_of_a_fault():
-    harness, daemons = harness_over(RequestRefused("the disk is full"))
-    harness.jobs.append("chaos-1")
-    harness.timeline.jobs_ended["chaos-1"] = "done"
-    harness.turn()
-    assert (daemons.asked, harness.jobs) == (1, ["chaos-1"])
+        harness.turn()
+        assert (daemons.asked, harness.jobs) == (2, jobs)

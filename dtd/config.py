@@ -11,6 +11,7 @@ letters after `DTD_`; an empty one counts as not set.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import platform
 import re
 import tomllib
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
-from dtd.address import Address, Endpoint, SocketPath, is_host, parse_endpoint
+from dtd.address import Address, Endpoint, is_host, parse_endpoint
 from dtd.errors import ConfigError, UsageError
 from dtd.logs import LogFormat, LogLevel
 from dtd.names import NAME, NAME_WORDS, name_of
@@ -341,11 +342,10 @@ def _gather(
             origin = _Origin(flags[name], f"--{name.replace('_', '-')}", is_text=True)
         if origin is None:
             continue
-        value, text = _converted(info, origin.value, is_text=origin.is_text)
-        if text:
-            problems[name] = f"{origin.place}: {text}"
-        else:
-            values[name] = value
+        try:
+            values[name] = _read(info, origin.value, is_text=origin.is_text)
+        except UsageError as error:
+            problems[name] = f"{origin.place}: {error.message}"
     return values, problems
 
 
@@ -382,74 +382,56 @@ def _from_file(
     return origins, problems
 
 
-def _converted(info: FieldInfo, value: object, *, is_text: bool) -> tuple[Any, str]:
-    """The value, or None and the fault."""
+def _read(info: FieldInfo, value: object, *, is_text: bool) -> Any:
+    """The value of a field.
+
+    Raises:
+        UsageError: it is none; the message is a clause.
+    """
     kind = without_none(info.hint)
-    if kind == ENDPOINTS:
-        return _endpoints(value)
-    if kind == NAMES:
-        return _names(info, value)
-    if kind in (Address, Path):
+    if kind in (ENDPOINTS, NAMES):
+        return _read_several(info, kind, value)
+    if kind in _READERS:
         if isinstance(value, kind):
-            return value, ""
+            return value
         if not isinstance(value, str) or not value:
-            return None, f"must be a string, not {shown(value)}"
-        return _address(value) if kind is Address else _path(value)
+            raise UsageError(f"must be a string, not {shown(value)}")
+        return _READERS[kind](value)
     if is_text and isinstance(value, str) and info.hint in (int, float):
-        value = _number(info.hint, value)
-    text = fault(info.hint, info.rule, value)
-    return (float(value) if info.hint is float and not text else value), text  # type: ignore[arg-type]
+        with contextlib.suppress(ValueError):
+            value = info.hint(value)
+    _check(fault(info.hint, info.rule, value))
+    return float(value) if info.hint is float else value  # type: ignore[arg-type]
 
 
-def _number(kind: Callable[[str], float], text: str) -> float | str:
-    try:
-        return kind(text)
-    except ValueError:
-        return text
+def _check(text: str) -> None:
+    if text:
+        raise UsageError(text)
 
 
-def _address(text: str) -> tuple[Address | None, str]:
-    try:
-        return Address.parse(text), ""
-    except UsageError as error:
-        return None, str(error)
-
-
-def _endpoints(value: object) -> tuple[tuple[Endpoint, ...] | None, str]:
-    """Addresses as text with commas between, as an array of texts, or as they are."""
+def _read_several(info: FieldInfo, kind: object, value: object) -> tuple[Any, ...]:
+    """Addresses or names as text with commas between, or as an array of texts."""
     words: object = value.split(",") if isinstance(value, str) else value
-    if isinstance(words, Address | SocketPath):
-        words = [words]
-    if not isinstance(words, list | tuple) or not words:
-        return None, f"must be a string or an array of strings, not {shown(value)}"
-    found: list[Endpoint] = []
-    for word in words:
-        if not isinstance(word, str | Address | SocketPath):
-            return None, f"must be a string or an array of strings, not {shown(value)}"
-        try:
-            found.append(parse_endpoint(word.strip()) if isinstance(word, str) else word)
-        except UsageError as error:
-            return None, str(error)
-    return tuple(found), ""
-
-
-def _names(info: FieldInfo, value: object) -> tuple[tuple[str, ...] | None, str]:
-    """Names as text with commas between, or as an array of texts, which may be empty."""
-    words: object = value.split(",") if isinstance(value, str) else value
-    if not isinstance(words, list | tuple):
-        return None, f"must be a string or an array of strings, not {shown(value)}"
+    if not isinstance(words, list | tuple) or not (words or kind == NAMES):
+        raise UsageError(f"must be a string or an array of strings, not {shown(value)}")
     found = [word.strip() if isinstance(word, str) else word for word in words]
-    text = next((text for word in found if (text := fault(str, info.rule, word))), "")
-    return (None, text) if text else (tuple(found), "")
+    if kind == ENDPOINTS:
+        return tuple(parse_endpoint(str(word)) for word in found)
+    for word in found:
+        _check(fault(str, info.rule, word))
+    return tuple(found)
 
 
-def _path(text: str) -> tuple[Path | None, str]:
+def _read_path(text: str) -> Path:
     if not text.isprintable():
-        return None, f"must be a path without control characters, not {shown(text)}"
+        raise UsageError(f"must be a path without control characters, not {shown(text)}")
     try:
-        return Path(text).expanduser().absolute(), ""
+        return Path(text).expanduser().absolute()
     except RuntimeError:
-        return None, f"names an unknown user: {shown(text)}"
+        raise UsageError(f"names an unknown user: {shown(text)}") from None
+
+
+_READERS: Final[Mapping[Any, Callable[[str], object]]] = {Address: Address.parse, Path: _read_path}
 
 
 def _bad_hosts(advertise: str, *, many: bool) -> dict[str, str]:

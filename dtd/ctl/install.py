@@ -44,6 +44,7 @@ _DECLARATIONS: Final = {
     "dtd.sysusers": Path("/usr/local/lib/sysusers.d/dtd.conf"),
     "dtd.tmpfiles": Path("/usr/local/lib/tmpfiles.d/dtd.conf"),
 }
+_OF_BOTH: Final = "dtd.conf"
 _OF_COORDINATOR: Final = ("dtd-coordinator.", "coordinator.")
 _UNIT: Final = re.compile(r"dtd-.*\.(service|target)")
 _NEEDS_SYSTEMD: Final = re.compile(r"systemd-([0-9]+)\.conf")
@@ -63,14 +64,6 @@ class Parts:
     coordinator: bool
     worker: bool
     config_home: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceFile:
-    """One file of an installation: where it belongs and what stands in it."""
-
-    path: Path
-    text: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,10 +124,10 @@ def install(
     _check_visible(made, daemons)
     version = _systemd_version()
     files = service_files(made.parts, daemons=daemons, systemd_version=version)
-    for file in files:
-        _write(made, file)
+    for path, text in files.items():
+        _write(made, made.place(path), text)
     if made.parts.config_home is None:
-        declared = {file.path.parent.name: str(file.path) for file in files}
+        declared = {path.parent.name: str(path) for path in files}
         made.run("systemd-sysusers", declared["sysusers.d"])
         made.run("systemd-tmpfiles", "--create", declared["tmpfiles.d"])
     made.systemctl("daemon-reload")
@@ -155,11 +148,11 @@ def uninstall(
     made = _installation(coordinator, worker, user, prefix, dry_run)
     _require_rights(made, "uninstall")
     files = _all_files(made.parts)
-    _stop_services(made, {file.path.name for file in files if made.place(file.path).exists()})
-    for file in files:
-        if not _is_shared(file) or not _other_part_remains(made):
-            _remove(made, made.place(file.path), purge=purge)
-    directories = {file.path.parent for file in files}
+    _stop_services(made, {path.name for path in files if made.place(path).exists()})
+    for path in files:
+        if path.name != _OF_BOTH or not _other_part_remains(made):
+            _remove(made, made.place(path), purge=purge)
+    directories = {path.parent for path in files}
     if purge:
         for directory, pattern in data_patterns(made.parts):
             directories.add(directory)
@@ -181,10 +174,9 @@ def _stop_services(made: Installation, present: set[str]) -> None:
         made.systemctl("disable", "--now", "dtd-coordinator.service")
 
 
-def _write(made: Installation, file: ServiceFile) -> None:
-    path = made.place(file.path)
+def _write(made: Installation, path: Path, text: str) -> None:
     known = _read(path)
-    if known == file.text:
+    if known == text:
         made.done.append(f"unchanged {path}")
         return
     if known is not None and not is_ours(known):
@@ -194,7 +186,7 @@ def _write(made: Installation, file: ServiceFile) -> None:
         temporary = path.with_name(f".{path.name}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-            temporary.write_text(file.text, "utf-8")
+            temporary.write_text(text, "utf-8")
             temporary.chmod(0o644)
             temporary.rename(path)
         except OSError as error:
@@ -241,21 +233,17 @@ def _remove_empty_directories(made: Installation, directories: Iterable[Path]) -
             _delete(made, path)
 
 
-def _is_shared(file: ServiceFile) -> bool:
-    return file.path.name == "dtd.conf"
-
-
 def _other_part_remains(made: Installation) -> bool:
     """Only one part goes, and the other one's unit is here."""
     parts = made.parts
     other = Parts(
         coordinator=not parts.coordinator, worker=not parts.worker, config_home=parts.config_home
     )
-    paths = [file.path for file in _all_files(other)]
-    return any(path.suffix == ".service" and made.place(path).exists() for path in paths)
+    paths = [path for path in _all_files(other) if path.suffix == ".service"]
+    return any(made.place(path).exists() for path in paths)
 
 
-def _all_files(parts: Parts) -> list[ServiceFile]:
+def _all_files(parts: Parts) -> dict[Path, str]:
     """Return all files that install may have written; the daemons' place does not matter here."""
     return service_files(parts, daemons=Path("/"), systemd_version=NEWEST_SYSTEMD)
 
@@ -398,8 +386,8 @@ def shipped(name: str) -> Path:
     return installed if installed.is_dir() else package.parent / in_repository
 
 
-def service_files(parts: Parts, *, daemons: Path, systemd_version: int) -> list[ServiceFile]:
-    """All files of these parts.
+def service_files(parts: Parts, *, daemons: Path, systemd_version: int) -> dict[Path, str]:
+    """All files of these parts: where each belongs, and what stands in it.
 
     Raises:
         UsageError: a unit cannot name that directory.
@@ -410,13 +398,13 @@ def service_files(parts: Parts, *, daemons: Path, systemd_version: int) -> list[
             remedy="install dtd in a path that has only letters, digits and . _ + @ -, such as "
             "/opt/dtd",
         )
-    found = []
+    found = {}
     for source, target in _places(parts.config_home):
         needs = _NEEDS_SYSTEMD.search(source.name)
         if not _is_wanted(parts, source) or (needs and int(needs[1]) > systemd_version):
             continue
         text = source.read_text("utf-8").replace(SOURCE_BIN, f"{daemons}/")
-        found.append(ServiceFile(path=target, text=sealed(text)))
+        found[target] = sealed(text)
     return found
 
 

@@ -39,11 +39,12 @@ def daemons(tmp_path_factory):
 def write_units(directory, daemons, config_home=None, systemd_version=0):
     """Write what would be installed; the units' paths."""
     parts = Parts(coordinator=True, worker=True, config_home=config_home)
-    for file in service_files(parts, daemons=daemons, systemd_version=systemd_version):
-        if "systemd" in file.path.parts:
-            target = directory / file.path.relative_to(file.path.parents[len(file.path.parts) - 2])
+    files = service_files(parts, daemons=daemons, systemd_version=systemd_version)
+    for path, text in files.items():
+        if "systemd" in path.parts:
+            target = directory / path.relative_to("/")
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(file.text)
+            target.write_text(text)
     return sorted(str(path) for path in directory.rglob("dtd-*") if path.is_file())
 
 
@@ -153,10 +154,7 @@ def test_newer_keys_stand_in_drop_ins_only():
     for name in EVERYWHERE:
         assert "RestartSteps" not in (UNITS / name).read_text()
     old, new = (
-        {
-            file.path.name
-            for file in service_files(both, daemons=Path("/x"), systemd_version=version)
-        }
+        {path.name for path in service_files(both, daemons=Path("/x"), systemd_version=version)}
         for both in [Parts(coordinator=True, worker=True)]
         for version in (253, 254)
     )

@@ -29,12 +29,7 @@ EXAMPLES: Final = Path("docs/examples")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One finished local run.
-
-    Attributes:
-        summary: the launcher's JSON object.
-        steps: `step_committed` records of rank 0, in order.
-    """
+    """A finished local run: the launcher's JSON object, and `step_committed` records of rank 0."""
 
     summary: dict[str, Any]
     steps: list[dict[str, Any]]

@@ -53,11 +53,7 @@ def _change(data: bytearray, source: random.Random) -> None:
 
 
 class Counter:
-    """Runs a target on a loop of its own, and counts.
-
-    Args:
-        target: the fuzzed function.
-    """
+    """Runs a target on a loop of its own, and counts."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

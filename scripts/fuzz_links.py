@@ -1,8 +1,8 @@
 """Both ends of every connection, without a socket: under any messages of a hostile other side.
 
 A `Link` gets a transport that only remembers.  Before authentication the fuzzer's frames are the
-first that come; after it, the handshake has been made with the right key, as somebody with a stolen
-credential could.  Whatever comes, a link delivers valid messages that its state allows, or closes.
+first that come; after it, the handshake has been made with the right key, as by a thief of a
+credential.  In any case a link delivers valid messages that its state allows, or closes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ _ODD: Final[tuple[Any, ...]] = (
 
 
 class Reader:
-    """Takes a fuzzer's bytes from front to back; when they are used up, all is zero.
-
-    Args:
-        data: the input.
-    """
+    """Takes a fuzzer's bytes from front to back; when they are used up, all is zero."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -63,12 +59,7 @@ class Reader:
 
 
 def frames(data: bytes, tag: Tag) -> list[bytes]:
-    """The frames that these bytes stand for.
-
-    Args:
-        data: a fuzzer's input.
-        tag: seals the frames; counts them.
-    """
+    """The frames that these bytes stand for."""
     reader = Reader(data)
     made: list[bytes] = []
     while reader.left and len(made) < MAX_FRAMES:
@@ -96,7 +87,7 @@ def _damaged(frame: bytes, reader: Reader) -> bytes:
 
 
 def packed(header: dict[str, Any]) -> bytes:
-    """A header's bytes, whatever it holds."""
+    """A header's bytes, valid or not."""
     made: bytes = msgpack.packb(header, unicode_errors="replace")
     return made
 

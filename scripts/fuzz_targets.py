@@ -60,7 +60,7 @@ def _call_before(roles: frozenset[m.Role]) -> Callable[[bytes], int]:
         link, _wire, witness = acceptor(roles)
         count = attack(link, data)
         if roles is DATA_ROLES:
-            assert witness.delivered == 0, "somebody without the key was listened to"
+            assert witness.delivered == 0, "a caller without the key was heard"
         return count
 
     return run
@@ -79,7 +79,7 @@ def _answer_before(role: m.Role) -> Callable[[bytes], int]:
         link, _wire, witness = opener(role)
         count = attack(link, data)
         if role in DATA_ROLES:
-            assert witness.delivered == 0, "somebody without the key was listened to"
+            assert witness.delivered == 0, "a caller without the key was heard"
         return count
 
     return run

@@ -3,9 +3,9 @@
     python -m scripts.launch_local --task digits --num_workers 4 --epochs 5 --batch_size 128
 
 Exit codes: 0 the job is done, 1 the daemons could not run, 2 usage or invalid job, 4 the job
-failed, 128 + signal when interrupted.  Whatever happens, no process of it is left; logs and
-checkpoints are, in the directory that it prints, unless --discard is given.  When somebody has
-opened the web page from a terminal, it is served until Ctrl-C after the job's end, too; later
+failed, 128 + signal when interrupted.  No process of it is left in any case; logs and checkpoints
+are, in the directory that it prints, unless --discard is given.  A run in a terminal whose web page
+was opened in a browser serves it until Ctrl-C after the job's end, too; later
 
     python -m scripts.launch_local --show DIR
 
@@ -112,13 +112,7 @@ def _new(runs: Path, name: str) -> Path:
 
 
 def newest_weights(directory: Path, spec: Mapping[str, Any], folder: str) -> Path | None:
-    """The weights in the newest checkpoint of a job that any of the run's workers has written.
-
-    Args:
-        directory: the run's.
-        spec: the job file as a map of tables.
-        folder: name of the directory of the job's checkpoints.
-    """
+    """The weights in the newest checkpoint of a job that any of the run's workers has written."""
     elsewhere = spec["checkpoint"]["directory"]
     homes = [Path(elsewhere)] if elsewhere else directory.glob("*/checkpoints")
     found = [
@@ -140,10 +134,6 @@ def step_of(weights: Path) -> int:
 def whole_weights(newest: Path, directory: Path) -> Path:
     """The same weights as torch reads them: parts of a checkpoint are put together.
 
-    Args:
-        newest: of `newest_weights`.
-        directory: the run's.
-
     Raises:
         CheckpointError: parts are missing or damaged, or there is no room for the whole.
     """
@@ -164,7 +154,7 @@ def whole_weights(newest: Path, directory: Path) -> Path:
 
 
 # All workers are registered before the job is submitted and the coordinator waits for those that
-# warm up, so there is nobody else to settle for.
+# warm up, so there is no other worker to settle for.
 LAUNCHER_SETTINGS: Final = ("elastic.settle_s=0",)
 # Workers that take no part although they are there: the person should know why.
 KEPT_OUT: Final = frozenset({"refused", "barred"})
@@ -352,7 +342,7 @@ def show(options: argparse.Namespace) -> None:
 
 
 def page_was_opened(directory: Path) -> bool:
-    """Whether somebody has logged in to the web page, as the coordinator has logged it."""
+    """Whether the coordinator has logged that a browser logged in to the web page."""
     log = directory / f"{COORDINATOR}.log"
     return log.is_file() and '"web_login"' in log.read_text(errors="replace")
 
@@ -376,16 +366,7 @@ def _served(web: Address | None, display: Display) -> Address | None:
 
 @dataclass(slots=True, kw_only=True)
 class Followed:
-    """The job of this run.
-
-    Attributes:
-        spec: its specification.
-        kept: the directory that stays; None when nothing does.
-        job: its id; empty before it has one.
-        identity: its identity, which names the directory of its checkpoints.
-        last: the job part of the last status seen.
-        web: address of the web page; empty when there is none.
-    """
+    """The job of this run, the directory that stays, and the job part of the last status."""
 
     spec: dict[str, Any]
     kept: Path | None
@@ -422,14 +403,14 @@ class Followed:
 
 def _run_job(cluster: LocalCluster, followed: Followed, display: Display) -> LocalRun:
     started_s = time.monotonic()
-    told: set[tuple[str, str]] = set()
+    shown: set[tuple[str, str]] = set()
 
     def on_status(status: dict[str, Any]) -> None:
         display.update(status)
         for worker in status["workers"]:
             what = (worker["name"], worker["state"])
-            if worker["state"] in KEPT_OUT and what not in told:
-                told.add(what)
+            if worker["state"] in KEPT_OUT and what not in shown:
+                shown.add(what)
                 display.say(f"{worker['name']} is {worker['state']}: {worker['reason']}")
         if status["job"] is not None and status["job"]["id"] == job:
             followed.last.update(status["job"])

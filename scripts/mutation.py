@@ -44,14 +44,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One fault to plant.
-
-    Attributes:
-        name: in words, unique.
-        area: the part of the product that it is in.
-        before: the source text that it replaces, whole lines.
-        after: the text in its place.
-    """
+    """One fault to plant: whole lines `before` in the source are replaced by those `after`."""
 
     name: str
     area: str

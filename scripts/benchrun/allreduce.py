@@ -50,7 +50,7 @@ class Side:
     Attributes:
         kind: which program (`scripts.benchrun.ranks`).
         place: where its ranks run.
-        setup: what else they are told.
+        setup: their other settings.
         dtypes: the types that it is measured with; what only moves bytes needs one.
     """
 

@@ -1,8 +1,8 @@
-"""One job of real daemons, in blocks of steps that begin when they are told to, and its hosts.
+"""One job of real daemons, in blocks of steps that begin on command, and its hosts.
 
 The job is held between two blocks by a gate in its task (`scripts.benchrun.tasks`), so that the
 other sides have the machine meanwhile.  Times are from the workers' logs: from one commit of rank 0
-to the next, so that whatever is done between two steps counts.
+to the next, so that all work between two steps counts.
 
 There is one host for all ranks, or one each behind a link of known rate.  `own_network` puts this
 process into a network namespace of its own first.  There it chooses the congestion control of all
@@ -37,7 +37,7 @@ from scripts.cluster.processes import proc_bytes
 _TURN_S: Final = 0.05
 _START_S: Final = 120.0
 _BLOCK_S: Final = 1800.0
-# Everything stands still between blocks, and the machine may be full: nobody is evicted for that.
+# Daemons stand still between blocks, and the machine may be full: no worker is evicted for that.
 _SETTINGS: Final = "heartbeat_timeout_s = 3600.0\n"
 
 
@@ -57,19 +57,8 @@ class Block:
 class DaemonRun:
     """A coordinator, its workers and one job that waits at its first gate.
 
-    Args:
-        workload: model, rows and optimizer.
-        workers: their names.
-        network: how they reach each other.
-        blocks: how many there will be.
-        strategy: the job's `[strategy]` table.
-        servers: names of parameter servers besides.
-
     Raises:
         DtdError: a daemon did not start, or the job failed.
-
-    Attributes:
-        blocks: those that have run.
     """
 
     def __init__(
@@ -218,7 +207,7 @@ def own_network() -> bool:
 
 
 def choose_congestion_control() -> None:
-    """The same for everybody in the network namespace of the calling thread."""
+    """The same for all connections in the network namespace of the calling thread."""
     CONGESTION_FILE.write_text(RENO)
 
 

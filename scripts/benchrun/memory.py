@@ -3,7 +3,7 @@
 Real daemons train a stack of layers with AdamW for a few steps and stop at a gate between two;
 then the kernel says what each worker has (proportional set size: pages that neighbours share count
 once).  The same daemons with hardly any parameters are subtracted, so what is left is parameters,
-gradients and optimizer state, with whatever grows with them.  The formula is
+gradients and optimizer state, with all that grows with them.  The formula is
 `dtd.doctor.memory`.
 """
 
@@ -42,13 +42,7 @@ _REPLICATED_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A case to measure.
-
-    Attributes:
-        division: how the job divides its state.
-        world: number of workers.
-        parameters: of the model, nearly.
-    """
+    """A case to measure."""
 
     division: Division
     world: int

@@ -76,7 +76,7 @@ class ProbeSide:
         self.all_reduce()
 
     def barrier(self) -> None:
-        """A byte goes round twice: once to ask everybody, once to tell."""
+        """A byte goes round twice."""
         for _ in range(2):
             if self._rank == 0:
                 self._next.sendall(b"\0")

@@ -42,14 +42,7 @@ _TAIL_CHARACTERS: Final = 2000
 
 
 class World:
-    """The ranks of one side.
-
-    Args:
-        kind: which program (`scripts.benchrun.ranks`).
-        size: how many.
-        place: where they run.
-        setup: their settings beside rank, world and host.
-    """
+    """The ranks of one side."""
 
     def __init__(
         self, kind: str, size: int, place: Place, setup: Mapping[str, Any] | None = None
@@ -185,9 +178,6 @@ class Bucket:
     """One dimension of zeros.
 
     Zeros stay zeros however often they are summed, so nothing overflows while time is taken.
-
-    Args:
-        flat: its memory.
     """
 
     def __init__(self, flat: torch.Tensor) -> None:
@@ -295,7 +285,7 @@ def main() -> int:
             else:
                 result = calls[request["call"]](**request["arguments"])
             answer = {"result": result}
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is told
+        except Exception as error:  # noqa: BLE001 - the answer has it
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         os.write(out, json.dumps(answer).encode() + b"\n")

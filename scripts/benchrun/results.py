@@ -27,19 +27,10 @@ from dtd.errors import DtdError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Some measurements of one thing.
-
-    Attributes:
-        median: of all.
-        mad: median absolute deviation from it.
-        lowest: the least of all.
-        highest: the greatest.
-    """
+    """The median of some measurements, and the median absolute deviation from it."""
 
     median: float
     mad: float
-    lowest: float
-    highest: float
 
     @property
     def relative(self) -> float:
@@ -53,8 +44,6 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(
         median=median,
         mad=statistics.median(abs(value - median) for value in values),
-        lowest=min(values),
-        highest=max(values),
     )
 
 

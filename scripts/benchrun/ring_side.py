@@ -30,7 +30,7 @@ from dtd.worker.main import SWITCH_INTERVAL_S
 from scripts.benchrun.ranks import Bucket, layout
 
 SILENCE_S: Final = 120.0
-"""Other sides have the processors meanwhile; nobody is to be given up for that."""
+"""Other sides have the processors meanwhile; no rank is to be given up for that."""
 
 T = TypeVar("T")
 

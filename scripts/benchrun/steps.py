@@ -488,7 +488,7 @@ def _rows(kind: str, record: Record) -> Iterator[list[str]]:
 
 
 def _ratio(steps_s: Mapping[str, Sequence[float]], side: str, to: str) -> str:
-    """How many times as long a step of one side takes as one of another."""
+    """The ratio of the steps of two sides, round by round."""
     if side == to or side not in steps_s:
         return NOTHING
     return f"{paired_ratio(steps_s[side], steps_s[to]).median:.2f}"

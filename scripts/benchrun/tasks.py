@@ -300,14 +300,9 @@ def job_of(
     holds: list[int],
     strategy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The job that trains it, defaults otherwise; nothing but training happens before its end.
+    """The job that trains it behind gates; nothing but training happens before its end.
 
-    Args:
-        workload: model, rows and optimizer.
-        steps: of the whole job.
-        gates: as for `Gated`.
-        holds: likewise.
-        strategy: its `[strategy]` table; a momentum there takes the place of the optimizer's.
+    A momentum in the `[strategy]` table takes the place of the optimizer's.
     """
     plain = bool(workload.optimizer) or bool(strategy and "momentum" in strategy)
     momentum = 0.0 if plain else 0.9

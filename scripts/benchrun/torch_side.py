@@ -189,7 +189,7 @@ class TorchSide:
         return elements * (2 if self._by == "bfloat16" else 4)
 
     def ready(self, count: int) -> dict[str, Any]:
-        """When each of dtd's buckets would be full, from the step's begin; medians.
+        """The times at which dtd's buckets would be full, from the begin of a step; medians.
 
         Returns:
             {"bytes": of each bucket, "ready_s": of each bucket, "optimizer_s"}
@@ -234,7 +234,7 @@ class TorchSide:
 def in_turn() -> Any:
     """`powerSGD_hook`, which asks for a bucket's all-reduces when those of the one before are done.
 
-    By itself it asks for the second from whatever thread has ended the first, so with several
+    By itself it asks for the second from the thread that has ended the first, so with several
     buckets ranks may ask in different orders, which Gloo does not survive.
     """
     last: list[Any] = [torch.futures.Future()]

@@ -137,7 +137,7 @@ FLIP_BACK_WITHIN_BYTES: Final = 64
 
 
 def link(harness: Harness, victim: str) -> Injection | None:
-    """The link to the next worker in the ring is dead, in both directions; nobody is told."""
+    """The link to the next worker in the ring is dead, in both directions, without any sign."""
     roster = harness.timeline.roster
     if victim not in roster or len(roster) < 2:
         return None
@@ -246,7 +246,7 @@ def coordinator_away(harness: Harness, _victim: str) -> Injection:
 
 
 def orphan(harness: Harness, victim: str) -> Injection:
-    """A worker is killed while the coordinator is away: nobody can form a ring without it."""
+    """A worker is killed while the coordinator is away: no ring can be formed without it."""
     injection = coordinator_away(harness, victim)
     injection.kind = "orphan"
     injection.victims = (COORDINATOR, victim)
@@ -316,7 +316,7 @@ class Kind:
     """One kind of fault.
 
     Attributes:
-        inject: does it to a worker (or to nobody in particular); None when it could not be done.
+        inject: does it to a worker (or to none in particular); None when it could not be done.
         needs: features that the run must offer.
         ends_generation: whether the ring must be formed again because of it.
         weight: how often it is chosen in a mix.

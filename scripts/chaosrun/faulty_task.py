@@ -19,13 +19,7 @@ GET_STUCK: Final = "stuck"
 
 
 class FaultyTask:
-    """Another task, and faults on command.
-
-    Args:
-        commands: directory where commands appear.
-        task: the task that is really trained.
-        arguments: of that task.
-    """
+    """Another task, and faults on command."""
 
     def __init__(self, *, commands: str, task: str, arguments: dict[str, Any]) -> None:
         # An optimizer's first use imports this, which takes as long as the rest of torch.

@@ -48,15 +48,7 @@ def look(name: str, pid: int, age_s: float) -> Sample:
 
 
 class Harness:
-    """A run.
-
-    Args:
-        cluster: its daemons, not started yet.
-        workers: names of those that take part from the start.
-        spec: the job to be trained, again and again.
-        spare: name of one that may join later; "" is nobody.
-        seed: of everything that is random.
-        say: called with lines of progress.
+    """A run of daemons that are not started yet; a `spare` worker may join later, "" is none.
 
     Attributes:
         chance: the source of all that is random.
@@ -128,7 +120,7 @@ class Harness:
         self.until(lambda: False, seconds)
 
     def later(self, after_s: float, action: Callable[[], None]) -> None:
-        """Do something after so many seconds, whatever else happens until then."""
+        """Do something after so many seconds, between other actions."""
         heapq.heappush(self._due, (time.time() + after_s, next(self._numbers), action))
 
     # --- state -------------------------------------------------------------------------------
@@ -276,7 +268,7 @@ class Harness:
                     self.samples.append(look(name, self.cluster.pid(name), age_s))
 
     def _works_since_s(self, name: str, started_s: float, now_s: float) -> float:
-        """When a process had begun its work: a worker's first commit, however slow it was to it."""
+        """The time at which a process had begun its work: of a worker, its first commit."""
         if name == COORDINATOR:
             return started_s
         process = (name, started_s)

@@ -60,7 +60,7 @@ class Outcome:
         evicted_s: until a victim was lost, unreachable, or known to have a dead link.
         reason: the coordinator's words for that.
         recovered_s: until the others' next committed step, less one median step.
-        steps_lost: committed steps that nobody held any more afterwards.
+        steps_lost: committed steps that no worker held any more afterwards.
     """
 
     injection: Injection
@@ -78,14 +78,7 @@ def outcomes(
     *,
     quiet: Collection[str],
 ) -> list[Outcome]:
-    """Return the outcome of each fault.
-
-    Args:
-        injections: oldest first.
-        commits: of all workers.
-        decisions: the coordinator's lines.
-        quiet: kinds that need not end a generation.
-    """
+    """Return the outcome of each fault; kinds that are `quiet` need not end a generation."""
     commits = sorted(commits, key=lambda commit: commit.at_s)
     median_s = statistics.median([commit.step_s for commit in commits]) if commits else 0.0
     found: list[Outcome] = []
@@ -128,14 +121,14 @@ def _detects(line: Line, injection: Injection, ending_until_s: float) -> bool:
 
 
 def _commits_again(injection: Injection, commits: Sequence[Commit], *, quiet: bool) -> float | None:
-    """When the others committed in a newer generation; when at all if there need not be one."""
+    """The others' first commit in a newer generation, or at all if there need not be one."""
     start = bisect.bisect_right(commits, injection.at_s, key=lambda commit: commit.at_s)
     first: float | None = None
-    everybody = injection.kind == "all"
+    everything = injection.kind == "all"
     for commit in commits[start:]:
         if commit.at_s > injection.at_s + LATE_S:
             break
-        if commit.worker in injection.victims and not everybody and len(injection.victims) == 1:
+        if commit.worker in injection.victims and not everything and len(injection.victims) == 1:
             continue
         if quiet or commit.generation > injection.generation:
             return commit.at_s

@@ -98,14 +98,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 def job_of(
     scenario: Scenario, *, task: str, commands: str, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The job's mapping, ready to submit.
-
-    Args:
-        scenario: how long the job is.
-        task: "synthetic" or another task that needs no arguments.
-        commands: directory of the commands to misbehave.
-        overrides: "table.key=value" settings.
-    """
+    """The job's mapping, ready to submit."""
     words = [f"job.steps={scenario.steps}", f'job.task="{_TASK}"', *overrides]
     spec = to_mapping(parse_job(_JOB, source="chaos", overrides=words))
     spec["task"] = {
@@ -155,7 +148,7 @@ def network_for(kind: str, workers: Sequence[str], kinds: Sequence[str]) -> Netw
 def cluster_for(
     scenario: Scenario, directory: Path, workers: Sequence[str]
 ) -> Iterator[NetworkedCluster]:
-    """Daemons with network and disks; whatever happens, nothing of them is left."""
+    """Daemons with network and disks; nothing of them is left in any case."""
     with contextlib.ExitStack() as stack:
         network = network_for(scenario.network, workers, scenario.kinds)
         stack.callback(network.close)

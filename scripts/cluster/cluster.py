@@ -45,10 +45,6 @@ class Cluster:
 
     Each daemon has a state directory and a log of its own name in the cluster's directory.
 
-    Args:
-        directory: for state, logs and credentials; exists.
-        environment: variables of the daemons, on top of this process's.
-
     Attributes:
         children: every daemon that was made, by name.
         address: where the coordinator is called: its socket, or over TLS if it listens beyond.
@@ -140,14 +136,7 @@ class Cluster:
         credential: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start a worker, which registers when it can.
-
-        Args:
-            name: its own.
-            options: beside the usual ones.
-            credential: None: that of its name, if there is one.
-            environment: variables on top of the cluster's.
-        """
+        """Start a worker, by default with the credential of its name; it registers when it can."""
         options = ("--coordinator", str(self.address), *options)
         command = self.worker_command(name, *options, credential=credential)
         child = self.add(name, command, environment)
@@ -175,14 +164,9 @@ class Cluster:
         timeout_s: float = START_S,
         during: str = "while it was starting",
     ) -> None:
-        """Look again and again until something is so.
+        """Look again and again until a condition holds; `otherwise` says in words that it does not.
 
-        Args:
-            condition: to wait for.
-            otherwise: what its daemon then has not done, in words.
-            watched: daemons that must not end meanwhile; empty: all that were started.
-            timeout_s: how long.
-            during: when a daemon that ended did so, in words.
+        None of the `watched` daemons, by default all that were started, must end meanwhile.
 
         Raises:
             DtdError: one of them ended, or time ran out.
@@ -269,15 +253,7 @@ class Cluster:
         file: str = "",
         **more: Any,
     ) -> Credential:
-        """A credential, for a new token unless one is given; kept in a file of its name.
-
-        Args:
-            name: whose.
-            role: of a new token.
-            token: what to join with.
-            file: another name for the file.
-            more: as for `dtd.net.join_client.join`.
-        """
+        """A credential, for a new token unless one is given; kept in a file of its name."""
         path = self.credential_path(file or name)
         return join(token or self.token(role), name=name, path=path, **more)
 

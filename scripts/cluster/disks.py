@@ -26,11 +26,7 @@ T = TypeVar("T")
 
 
 class SmallDisks:
-    """One small file system in memory for each of these directories.
-
-    Args:
-        directories: made here if missing.
-    """
+    """One small file system in memory for each of these directories."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._space = Namespace("mnt")

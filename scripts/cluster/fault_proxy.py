@@ -95,14 +95,7 @@ class Weather:
 
 
 class Pipe:
-    """From a reader to a writer.
-
-    Args:
-        weather: of this direction.
-        caller: whose connection it is.
-        reader: where bytes come from.
-        writer: where they go.
-    """
+    """The bytes of one caller's connection in one direction."""
 
     def __init__(
         self,
@@ -212,7 +205,7 @@ class FaultProxy:
     # --- faults ------------------------------------------------------------------------------
 
     def silence(self, *directions: Direction, caller: str = "") -> None:
-        """Deliver nothing any more, without telling anybody; of one caller or of all."""
+        """Deliver nothing any more, without any sign; of one caller or of all."""
 
         def act() -> None:
             for direction in directions or BOTH:
@@ -247,7 +240,7 @@ class FaultProxy:
         self._do(lambda: setattr(self._weather[direction], "bytes_per_s", bytes_per_s))
 
     def flip_next(self, direction: Direction, *, after_bytes: int = 0) -> Flip:
-        """Turn one bit over in the byte after so many others, on whatever connection that is."""
+        """Turn one bit over in the byte after so many others, on any connection."""
         flip = Flip(left_bytes=after_bytes)
         self._do(lambda: setattr(self._weather[direction], "flip", flip))
         return flip
@@ -262,7 +255,7 @@ class FaultProxy:
         def act() -> None:
             try:
                 done.set_result(action())
-            except BaseException as error:  # noqa: BLE001 - handed to whoever asked
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
                 done.set_exception(error)
 
         self._loop.call_soon_threadsafe(act)

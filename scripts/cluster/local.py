@@ -24,17 +24,7 @@ Answer = dict[str, Any]
 
 
 class LocalCluster(Cluster):
-    """The daemons of one local run, which call each other at the coordinator's socket.
-
-    Args:
-        directory: where state and logs go; exists.
-        listen: where the coordinator serves other hosts besides; None: nowhere.
-        web: where it serves the web page; None: nowhere.
-        workers: how many.
-        device: theirs.
-        servers: how many parameter servers.
-        say: called with lines about the daemons.
-    """
+    """The daemons of one local run, which call each other at the coordinator's socket."""
 
     def __init__(
         self,
@@ -128,10 +118,6 @@ class LocalCluster(Cluster):
 
     def follow(self, job: str, on_status: Callable[[Answer], None]) -> Answer:
         """Stay until the job ended, start again what dies, and return the answer to WAIT_JOB.
-
-        Args:
-            job: its id.
-            on_status: told the status several times a second.
 
         Raises:
             DtdError: as `tend`.

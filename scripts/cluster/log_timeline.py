@@ -20,14 +20,7 @@ from scripts.cluster.networks import COORDINATOR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of a daemon's log.
-
-    Attributes:
-        daemon: whose.
-        at_s: when it was written (seconds since the epoch).
-        event: the constant name.
-        fields: everything else.
-    """
+    """One line of a daemon's log, at a time in seconds since the epoch."""
 
     daemon: str
     at_s: float
@@ -37,9 +30,6 @@ class Line:
 
 class LogTail:
     """Reads new lines of some logs.
-
-    Args:
-        paths: the logs, by daemon; they exist.
 
     Attributes:
         unread: lines that are no JSON, by daemon: tracebacks and what libraries print.

@@ -1,6 +1,6 @@
 """Kernel namespaces that vanish with this process, and networks between them.
 
-A namespace lives as long as somebody holds it.  Here that is a file descriptor of this process and
+A namespace lives as long as something holds it.  Here that is a file descriptor of this process and
 the daemons that run inside, which die with this process; so there is nothing to clean up, not even
 after SIGKILL, and no run can meet the leftovers of another one.
 """
@@ -163,14 +163,14 @@ class Ethernet:
         return f"{_SUBNET}{self._numbers[name]}"
 
     def cut(self, sender: str, receiver: str) -> None:
-        """From now on nothing that one host sends arrives at the other one; neither is told."""
+        """From now on nothing that one host sends arrives at the other one; without any sign."""
         self._resolve(sender, receiver, _NOBODY)
 
     def restore(self, sender: str, receiver: str) -> None:
         self._resolve(sender, receiver, self._numbers[receiver])
 
     def pull_out(self, name: str) -> None:
-        """Pull out a host's cable; nobody is told."""
+        """Pull out a host's cable."""
         self.spaces[HUB].run("ip", "link", "set", "dev", self._cable(name), "down")
 
     def plug_in(self, name: str) -> None:

@@ -44,14 +44,6 @@ class Death:
 class NetworkedCluster(Cluster):
     """One coordinator and some workers; where they talk TCP, each has a credential.
 
-    Args:
-        directory: where state and logs go; exists.
-        workers: names of all workers that there may ever be.
-        network: how they reach each other.
-        disks: the workers' disks.
-        settings: options of the coordinator beside the usual ones.
-        servers: those of the workers that are parameter servers.
-
     Attributes:
         run: marks the daemons' processes in their environment.
         deaths: of all daemons, oldest first.

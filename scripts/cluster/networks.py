@@ -20,7 +20,7 @@ from scripts.cluster.namespaces import HUB, Ethernet
 
 COORDINATOR: Final = "coordinator"
 HOST: Final = "127.0.0.1"
-# Below the ephemeral ports: a client that calls a port where nobody listens may get that very port
+# Below the ephemeral ports: a client that calls a port without a listener may get that very port
 # as its own, and is then connected to itself.
 _PORTS: Final = range(20_000, 32_000)
 _CONTROL_PORT: Final = 7117
@@ -74,11 +74,7 @@ class Loopback:
 
 
 class Proxied(Loopback):
-    """One loopback interface with a proxy on every way from daemon to daemon.
-
-    Args:
-        workers: names of all workers that there may ever be.
-    """
+    """One loopback interface with a proxy on every way from daemon to daemon."""
 
     can_cut = True
 
@@ -126,7 +122,7 @@ class Proxied(Loopback):
 
 
 class Hosts:
-    """A host for each worker, and the coordinator at the hub, one link from everybody.
+    """A host for each worker, and the coordinator at the hub, one link from each.
 
     Addresses are not loopback, so every caller proves its identity with a credential and every
     frame carries a keyed tag.
@@ -193,7 +189,7 @@ def _host(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port on which nobody listens now."""
+    """A port without a listener now."""
     while True:
         port = random.choice(_PORTS)  # noqa: S311 - not a secret
         with socket.socket() as probe:

@@ -1,7 +1,7 @@
 """Child processes: started, watched, started again, stopped, their logs kept.
 
 A child runs in a session of its own, so that Ctrl-C reaches this process alone, and dies with it
-whatever happens (`scripts.cluster.die_with_parent`).
+in any case (`scripts.cluster.die_with_parent`).
 """
 
 from __future__ import annotations
@@ -53,14 +53,7 @@ def launch(command: Sequence[str], log: IO[bytes], environment: Mapping[str, str
 
 
 class Child:
-    """A daemon's process.
-
-    Args:
-        name: what people call it.
-        command: program and arguments; the program as an absolute path.
-        log_path: its output is appended here.
-        environment: variables on top of ours.
-    """
+    """A daemon's process."""
 
     def __init__(
         self,
@@ -165,7 +158,7 @@ class RestartPolicy:
         self._early_deaths_s: deque[float] = deque()
 
     def next_start_s(self, exit_code: int, now_s: float, *, lived_s: float) -> float | None:
-        """When to start it again, or None for never.
+        """The time to start it again, or None for never.
 
         At once when it had lived for a while.  It is not started again when it left in good order
         (code 0), when another start cannot help (EX_CONFIG), or when it has died too often soon
@@ -212,11 +205,7 @@ def _exit(number: int, _frame: object) -> NoReturn:
 
 
 class Load:
-    """So many processes that do nothing, as fast as they can.
-
-    Args:
-        count: of them.
-    """
+    """So many processes that compute without a purpose."""
 
     def __init__(self, count: int) -> None:
         self._children = [

@@ -2,7 +2,7 @@
 
 What the code knows is rewritten (kinds, defaults, the table of frames, the bytes of every example);
 what only people know is kept (meanings, values in examples, prose).  A new field gets an empty
-meaning, and a test fails until somebody writes it.  Sections are added by hand.
+meaning, and a test fails until it is written.  Sections are added by hand.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _sender(cls: type[Any]) -> str:
             both = by_opener and by_acceptor
             who = "either" if both else opener if by_opener else acceptor
             return f"| {role.value} | {who} | open |"
-    raise SystemExit(f"{cls.__name__} may be sent by nobody")
+    raise SystemExit(f"{cls.__name__} has no sender")
 
 
 def _replace_fields(text: str, record: type[Any]) -> str:

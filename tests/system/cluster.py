@@ -4,7 +4,7 @@ The first host has the coordinator, all have a worker, and the last one is where
 dtd lies in a virtual environment in /opt/dtd.  It is built from the checkout as for a package
 index, so that what the package lacks is missing here too.  What it needs is not copied: the
 environment that runs this script lends its packages and its interpreter, which hosts see below /opt
-and read only, because services are not shown what lies in somebody's home.
+and read only, because services are not shown what lies in a home directory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _JOB_DIRECTORY: Final = "/srv/job"
 _LOOK_EVERY_S: Final = 0.2
 _RECENT_S: Final = 20.0
 _START_S: Final = 180.0
-# What `systemctl edit dtd-worker@.service` writes: nobody wants to wait a minute for a test.
+# What `systemctl edit dtd-worker@.service` writes: a test should not wait a minute.
 _DROP_IN: Final = f"[Service]\nWatchdogSec={WATCHDOG_S}\n"
 _JOB: Final = """[job]
 name = "paced"
@@ -127,7 +127,7 @@ class Cluster:
             self._say(f"{name} is up")
 
     def install(self) -> None:
-        """Units on all hosts, the coordinator on the first one, and everybody's credentials."""
+        """Units on all hosts, the coordinator on the first one, and all credentials."""
         first = self.coordinator
         first.run("dtdctl", "install", "--coordinator")
         first.write("/etc/dtd/coordinator.toml", f'listen = "0.0.0.0:{_PORT}"\n')

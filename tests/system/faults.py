@@ -250,13 +250,13 @@ def inflict(cluster: Cluster, fault: Fault, host: Host) -> tuple[list[str], list
     cluster.await_changed(host, fault.unit, before)
     cluster.await_whole(after_step=step)
     whole_s = time.time() - began_s
-    told = cluster.events(after=seen)
+    reported = cluster.events(after=seen)
     # A later recovery is another worker's return.
-    recoveries = [event for event in told if event["kind"] == "recovered"]
+    recoveries = [event for event in reported if event["kind"] == "recovered"]
     of_worker = [event for event in recoveries if event["worker"] == cluster.worker(host)]
     details = (of_worker or recoveries or [{"details": {}}])[0]["details"]
     costs = [str(details.get(name, "-")) for name in _COSTS]
-    problems = _disagreements(cluster, fault, host, before, told, began_s)
+    problems = _disagreements(cluster, fault, host, before, reported, began_s)
     return [*costs, f"{whole_s:.1f} s"], problems
 
 
@@ -265,15 +265,15 @@ def _disagreements(
     fault: Fault,
     host: Host,
     before: Unit,
-    told: Sequence[dict[str, Any]],
+    reported: Sequence[dict[str, Any]],
     began_s: float,
 ) -> list[str]:
     written = journal(host, fault.unit, since_s=began_s - _LOOKED_BACK_S)
     now, status = show(host, fault.unit), cluster.status()
     restarts = before.restarts + fault.restarts if fault.restarts else 0
-    kinds = {event["kind"] for event in told}
-    crashes = [event["message"] for event in told if event["kind"] == "worker_crashed"]
-    redone = sum(event["details"].get("steps_redone", 0) for event in told)
+    kinds = {event["kind"] for event in reported}
+    crashes = [event["message"] for event in reported if event["kind"] == "worker_crashed"]
+    redone = sum(event["details"].get("steps_redone", 0) for event in reported)
     pids = {worker["name"]: int(worker["pid"]) for worker in status["workers"]}
     pid = pids[cluster.worker(host)] if fault.unit == WORKER else now.pid
     started = [e.pid for e in written if e.event in ("worker_started", "coordinator_listening")]
@@ -307,7 +307,7 @@ def _audit(cluster: Cluster, job: dict[str, Any]) -> list[str]:
             if entry.event == "step_committed":
                 step, loss = int(entry.fields["step"]), float(entry.fields["loss"])
                 losses.setdefault(step, set()).add(loss)
-    told = Counter((event["kind"], str(event["message"])) for event in cluster.events())
+    reported = Counter((event["kind"], str(event["message"])) for event in cluster.events())
     written = Counter(
         (line.event, str(line.fields.get("message")))
         for line in journal(cluster.coordinator, COORDINATOR)
@@ -321,7 +321,7 @@ def _audit(cluster: Cluster, job: dict[str, Any]) -> list[str]:
         f"rows are missing or repeated: {result}": (
             result.get("rows_missing") == result.get("rows_repeated") == 0
         ),
-        f"only dtdctl events has {told - written}": not told - written,
-        f"only the journal has {written - told}": not written - told,
+        f"only dtdctl events has {reported - written}": not reported - written,
+        f"only the journal has {written - reported}": not written - reported,
     }
     return [text for text, holds in statements.items() if not holds]

@@ -46,7 +46,7 @@ def hosts(network: Ethernet, tmp_path: Path) -> Iterator[list[Host]]:
 
 
 def address_of(name: str, host: Host) -> str:
-    """As a host sees it; of version 4, since nobody answers its questions about others."""
+    """The address that a host finds; of version 4, since no server knows others."""
     return host.run("getent", "ahostsv4", name).split()[0]
 
 

@@ -183,7 +183,7 @@ def test_an_ordinary_worker_refuses_a_strict_job_and_says_why(host: Host) -> Non
 
 
 def test_a_worker_whose_sandbox_has_a_hole_does_not_start(host: Host) -> None:
-    """As where the kernel has no filter of addresses, and systemd goes on without."""
+    """The kernel may have no filter of addresses, and systemd goes on without."""
     name = unit("cpu-leaky")
     host.write(f"{DROP_INS}/{name}.d/strict.conf", "[Service]\nEnvironment=DTD_SANDBOX=strict\n")
     host.run("systemctl", "daemon-reload")

@@ -101,7 +101,7 @@ def assigned_part(job: Job, name: str) -> ShardSet:
 
 def division(job: Job) -> Division:
     """Return the division of a sharded state among the job's newest generation."""
-    mirrors = max(0, job.terms.mirrors)
+    mirrors = job.terms.mirrors
     return Division(world_size=len(job.roster), mirrors=mirrors, servers=job.servers)
 
 

@@ -29,7 +29,6 @@ from dtd.doctor.memory import (
     state_bytes,
     state_parts,
 )
-from dtd.doctor.strategies import has_servers
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
 from dtd.shown import counted
@@ -107,7 +106,7 @@ def _remedy(
 
 
 def _own_stage(spec: JobSpec) -> int:
-    return spec.strategy.stage if spec.strategy.name in SHARDED else REPLICATED
+    return spec.strategy.stage if spec.strategy.sharded else REPLICATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +242,7 @@ def divided(spec: JobSpec, steps: Sequence[Values]) -> list[Divided]:
         division = Division(
             stage=stage,
             mirrors=0 if stage == REPLICATED else table.mirrors,
-            others_own=own and has_servers(spec),
+            others_own=own and spec.strategy.has_servers,
         )
         listed.append(
             Divided(
@@ -262,7 +261,7 @@ def divided(spec: JobSpec, steps: Sequence[Values]) -> list[Divided]:
 def check_division(listed: Sequence[Divided], spec: JobSpec, workers: int) -> Iterator[Finding]:
     """Yield the cost, or the missing gain, of the division with so many workers."""
     table = spec.strategy
-    if table.name not in SHARDED or not listed or has_servers(spec):
+    if not table.sharded or not listed or spec.strategy.has_servers:
         return
     if 1 < workers <= table.mirrors + 1:
         yield Finding(

@@ -30,7 +30,6 @@ from dtd.doctor.forecast import (
     sent_bytes,
 )
 from dtd.job import JobSpec
-from dtd.job.strategy_table import SHARDED
 
 LEAST_GAIN: Final = 0.05
 """A step that is shorter by less is not worth a change."""
@@ -93,11 +92,11 @@ def forecasts(
         servers: the connected parameter servers.
     """
     made: list[Forecast] = []
-    if has_servers(spec) and not servers:
+    if spec.strategy.has_servers and not servers:
         return made
     for size in range(1, min(len(steps), most) + 1):
         ranks = dict(list(steps.items())[:size])
-        routes = _routes(list(ranks), servers if has_servers(spec) else (), links, spec)
+        routes = _routes(list(ranks), servers if spec.strategy.has_servers else (), links, spec)
         if routes is None:
             break
         if not all(str(size) in step["worlds"] for step in ranks.values()):
@@ -140,7 +139,7 @@ def choices_of(
     if len(ranks) < 2 or ring is None or not measured:  # alone nothing is exchanged
         return []
     divided: _Routes | None = ring
-    if has_servers(spec):
+    if spec.strategy.has_servers:
         divided = _routes(workers, servers, links, spec) if servers else None
     listed: list[Choice] = []
     for one in ranks[0].get("candidates", []):
@@ -330,14 +329,9 @@ def check_choice(listed: Sequence[Choice]) -> Iterator[Finding]:
     )
 
 
-def has_servers(spec: JobSpec) -> bool:
-    """Whether a job wants parameter servers."""
-    return spec.strategy.name in SHARDED and spec.strategy.owners == "servers"
-
-
 def check_servers(spec: JobSpec, servers: int) -> Iterator[Finding]:
     """Check that there are enough parameter servers for a job that wants them."""
-    if not has_servers(spec):
+    if not spec.strategy.has_servers:
         return
     start = "start a dtd-worker@server (`dtd-worker --role server`), on a host with a fast link"
     if not servers:

@@ -205,7 +205,7 @@ def _fragments(strategy: StrategyTable) -> Iterator[Conflict]:
 def _sharded(spec: JobSpec) -> Iterator[Conflict]:
     """Check the settings of a state that is divided among the workers."""
     strategy, name = spec.strategy, ("strategy", "name")
-    if strategy.name not in SHARDED:
+    if not strategy.sharded:
         return
     said = f"with [strategy] name = {shown(strategy.name)}"
     if spec.strategy.codec not in _ROUNDING:

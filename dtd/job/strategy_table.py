@@ -194,6 +194,16 @@ class StrategyTable:
     )
 
     @property
+    def sharded(self) -> bool:
+        """Whether the state is divided among the workers, or parameter servers."""
+        return self.name in SHARDED
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether parameter servers own what is divided."""
+        return self.sharded and self.owners == "servers"
+
+    @property
     def round_steps(self) -> int:
         """Steps of a round, at first."""
         if self.name == "streaming_diloco":

@@ -41,9 +41,6 @@ class JobTerms:
         warmup_timeout_s, stall_timeout_s, busy_timeout_s: of the table `elastic`.
         copies: of the table `checkpoint`.
         strategy: the table `strategy`, as far as it is known here.
-        sharded: whether the strategy cuts the state into shards.
-        has_servers: whether parameter servers own the shards.
-        mirrors: how many further members hold each shard, of the table `strategy`.
     """
 
     name: str = ""
@@ -60,9 +57,21 @@ class JobTerms:
     busy_timeout_s: float = _ELASTIC.busy_timeout_s
     copies: int = _CHECKPOINT.copies
     strategy: StrategyTable = _STRATEGY
-    sharded: bool = False
-    has_servers: bool = False
-    mirrors: int = 1
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the strategy cuts the state into shards."""
+        return self.strategy.sharded
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether parameter servers own the shards."""
+        return self.strategy.has_servers
+
+    @property
+    def mirrors(self) -> int:
+        """The further members that hold each shard."""
+        return self.strategy.mirrors
 
     @property
     def longest_limit_s(self) -> float:
@@ -84,7 +93,6 @@ _PLACES: Final[Mapping[str, tuple[str, type]]] = {
     "stall_timeout_s": ("elastic", float),
     "busy_timeout_s": ("elastic", float),
     "copies": ("checkpoint", int),
-    "mirrors": ("strategy", int),
 }
 """In which table each setting stands, and its type."""
 
@@ -99,10 +107,7 @@ def terms_of(spec: Mapping[str, Any]) -> JobTerms:
             value = float(value)
         if type(value) is kind:
             found[setting] = value
-    strategy = spec.get("strategy")
-    sharded = isinstance(strategy, Mapping) and strategy.get("name") == "sharded"
-    served = sharded and isinstance(strategy, Mapping) and strategy.get("owners") == "servers"
-    return JobTerms(**found, sharded=sharded, has_servers=served, strategy=_strategy(strategy))
+    return JobTerms(**found, strategy=_strategy(spec.get("strategy")))
 
 
 def _strategy(given: object) -> StrategyTable:

@@ -372,7 +372,6 @@ def test_the_assigned_part_follows_from_the_rank() -> None:
     job = divided_job(mirrors=2)
     assert roster.assigned_part(job, "b") == held_shards(1, 4, 2)
     assert roster.assigned_part(job, "x") == NOTHING
-    assert roster.assigned_part(divided_job(mirrors=-3), "b") == held_shards(1, 4, 0)
     plain = Job(id="j", spec={})
     plain.roster = ("a",)
     assert roster.assigned_part(plain, "a") == WHOLE

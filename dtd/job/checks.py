@@ -16,7 +16,7 @@ from dtd.shown import shown
 
 if TYPE_CHECKING:
     from dtd.job.strategy_table import StrategyTable
-    from dtd.job.tables import JobSpec, OptimizerTable, ScheduleTable
+    from dtd.job.tables import JobSpec
     from dtd.toml_source import KeyPath
 
 _ROUNDING: Final = ("none", "bfloat16", "float16")
@@ -38,32 +38,27 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     yield from _encryption(spec)
     yield from _sparse(spec)
     yield from _best(spec)
-    yield from _without_effect("optimizer", spec.optimizer)
-    yield from _without_effect("schedule", spec.schedule)
-    yield from _codec_fields(spec)
+    for name in ("optimizer", "schedule", "strategy"):
+        yield from _without_effect(spec, name)
     yield from _local_steps(spec)
     yield from _sharded(spec)
 
 
-def _codec_fields(spec: JobSpec) -> Iterator[Conflict]:
-    """Fields of [strategy] that belong to a codec, or to a strategy, that the job does not use."""
-    table = spec.strategy
+def _without_effect(spec: JobSpec, name: str) -> Iterator[Conflict]:
+    """Fields of a table that belong to a choice which the job has not made."""
+    table = getattr(spec, name)
+    keys = ("name", "codec") if name == "strategy" else ("name",)
     kind: type = type(table)
     for info in fields_of(kind).values():
-        only_for, value = info.rule.only_for, getattr(table, info.name)
-        if only_for and value != info.default and not {table.name, table.codec} & set(only_for):
+        only_for, value = set(info.rule.only_for), getattr(table, info.name)
+        if only_for and value != info.default and not only_for & {getattr(table, k) for k in keys}:
+            # Of a strategy, the choice is its name or its codec.
+            key = keys[0] if only_for & {*LOCAL, *SHARDED} else keys[-1]
             yield Conflict(
-                fields=(("strategy", info.name), ("strategy", "name"), ("strategy", "codec")),
-                text=f"has no effect with {_used(spec, only_for)},"
-                f" only with {' or '.join(map(shown, only_for))}",
+                fields=tuple((name, one) for one in (info.name, *keys)),
+                text=f"has no effect with {key} = {shown(getattr(table, key))},"
+                f" only with {' or '.join(map(shown, info.rule.only_for))}",
             )
-
-
-def _used(spec: JobSpec, only_for: tuple[str, ...]) -> str:
-    """Return the choice that makes a field useless: a strategy or a codec, as `key = value`."""
-    if set(only_for) & {*LOCAL, *SHARDED}:
-        return f"name = {shown(spec.strategy.name)}"
-    return f"codec = {shown(spec.strategy.codec)}"
 
 
 def _sparse(spec: JobSpec) -> Iterator[Conflict]:
@@ -256,15 +251,3 @@ def _best(spec: JobSpec) -> Iterator[Conflict]:
             fields=(("checkpoint", "best_mode"), ("checkpoint", "best_metric")),
             text="has no effect without best_metric",
         )
-
-
-def _without_effect(table: str, values: OptimizerTable | ScheduleTable) -> Iterator[Conflict]:
-    kind: type = type(values)
-    for info in fields_of(kind).values():
-        value = getattr(values, info.name)
-        if info.rule.only_for and values.name not in info.rule.only_for and value != info.default:
-            yield Conflict(
-                fields=((table, info.name), (table, "name")),
-                text=f"has no effect with name = {shown(values.name)},"
-                f" only with {' or '.join(map(shown, info.rule.only_for))}",
-            )

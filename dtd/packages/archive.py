@@ -32,6 +32,7 @@ from dtd.packages.limits import (
     MAX_FOLDERS,
     MAX_KEPT,
     MIB,
+    check_transfer,
     checked_digest,
     layout_fault,
     short,
@@ -210,21 +211,6 @@ def _code_files(path: Path | None, name: str) -> Iterator[tuple[str, Path]]:
                 yield os.path.normpath(f"{name}/{inner}/{file}"), Path(folder, file)
 
 
-def verify(content: bytes | bytearray | memoryview, digest: str) -> None:
-    """Check that these are the bytes that the digest names.
-
-    Raises:
-        TaskError: they are not.
-    """
-    found = hashlib.sha256(content).hexdigest()
-    if found != digest:
-        raise TaskError(
-            f"package {short(digest)} was damaged during transfer: its bytes have the sha256"
-            f" {short(found)}",
-            remedy="submit the job again",
-        )
-
-
 def unpack(content: bytes | bytearray, directory: Path) -> None:
     """Unpack a verified archive into a new directory; files can be read, not written.
 
@@ -325,7 +311,7 @@ def install(directory: Path, digest: str, content: bytes | bytearray) -> Path:
         TaskError: it is damaged, unfit, or cannot be written.
     """
     place = directory / checked_digest(digest)
-    verify(content, digest)
+    check_transfer("package", hashlib.sha256(content).hexdigest(), digest)
     beside = directory / f".{digest}.{secrets.token_hex(4)}"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from dtd.durable import make_directory, sync_directory
-from dtd.errors import RequestRefused, TaskError, UsageError
+from dtd.errors import RequestRefused, UsageError
 from dtd.json_reader import read_json
-from dtd.packages.archive import verify
 from dtd.packages.limits import (
     CHUNK_BYTES,
     MAX_ARCHIVE_BYTES,
@@ -28,6 +27,7 @@ from dtd.packages.limits import (
     MAX_WEIGHTS_KEPT,
     MAX_WEIGHTS_KEPT_BYTES,
     MIB,
+    check_transfer,
     checked_digest,
     short,
 )
@@ -75,19 +75,13 @@ def digest_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def verify_file(path: Path, digest: str) -> None:
+def verify_file(path: Path, digest: str, *, noun: str = "weights") -> None:
     """Check that a file has the bytes that the digest names.
 
     Raises:
         TaskError: it has not.
     """
-    found = digest_of_file(path)
-    if found != digest:
-        raise TaskError(
-            f"weights {short(digest)} were damaged during transfer: the bytes have the sha256"
-            f" {short(found)}",
-            remedy="submit the job again",
-        )
+    check_transfer(noun, digest_of_file(path), digest)
 
 
 def _check_header(path: Path, size_bytes: int) -> None:
@@ -108,18 +102,13 @@ def _check_header(path: Path, size_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of file: its name in messages, its ending, its bounds, and how it is verified."""
+    """A kind of file: its name in messages, its ending, and its bounds."""
 
     noun: str
     ending: str
     max_bytes: int
     max_kept: int
     max_kept_bytes: int
-    verify: Callable[[Path, str], None]
-
-
-def _verify_archive(path: Path, digest: str) -> None:
-    verify(path.read_bytes(), digest)
 
 
 PACKAGE: Final = Kind(
@@ -128,7 +117,6 @@ PACKAGE: Final = Kind(
     max_bytes=MAX_ARCHIVE_BYTES,
     max_kept=MAX_ARCHIVES_KEPT,
     max_kept_bytes=MAX_ARCHIVES_KEPT_BYTES,
-    verify=_verify_archive,
 )
 WEIGHTS: Final = Kind(
     noun="weights",
@@ -136,7 +124,6 @@ WEIGHTS: Final = Kind(
     max_bytes=MAX_WEIGHTS_BYTES,
     max_kept=MAX_WEIGHTS_KEPT,
     max_kept_bytes=MAX_WEIGHTS_KEPT_BYTES,
-    verify=verify_file,
 )
 
 
@@ -225,7 +212,7 @@ class Archives:
     def _complete(self, part: Path, digest: str, in_use: InUse) -> None:
         """A job that names it may be written down from now on, so it must outlive the power."""
         try:
-            self._kind.verify(part, digest)
+            verify_file(part, digest, noun=self._kind.noun)
             with part.open("rb") as file:
                 os.fsync(file.fileno())
             part.rename(self._whole(digest))

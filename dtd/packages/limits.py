@@ -1,4 +1,4 @@
-"""Limits of a package or a file of weights, and its name (protocol.md, "Packages")."""
+"""Limits of a package or a file of weights, and its digest (protocol.md, "Packages")."""
 
 from __future__ import annotations
 
@@ -40,6 +40,20 @@ def checked_digest(text: str) -> str:
     if not _DIGEST.fullmatch(text):
         raise TaskError(f"package {text[:80]!r} is not named by a sha256 in lower-case hex")
     return text
+
+
+def check_transfer(noun: str, found: str, digest: str) -> None:
+    """Check that what has arrived has the digest by which it was requested.
+
+    Raises:
+        TaskError: it has another one.
+    """
+    if found != digest:
+        raise TaskError(
+            f"{noun} {short(digest)}: damaged during transfer, its bytes have the sha256"
+            f" {short(found)}",
+            remedy="submit the job again",
+        )
 
 
 def layout_fault(files: Iterable[tuple[str, ...]]) -> str:

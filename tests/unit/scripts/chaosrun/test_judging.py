@@ -6,7 +6,7 @@ import pytest
 
 from scripts.chaosrun import judge
 from scripts.chaosrun.judge import Injection, outcomes
-from scripts.cluster.log_timeline import Commit, Line, LogTimeline
+from scripts.cluster.log_timeline import Commit, Line
 from scripts.cluster.networked import Death
 
 STEP_S = 0.1
@@ -155,31 +155,3 @@ def test_a_peer_that_is_innocent_must_not_suffer():
 def test_only_victims_start_afresh_in_the_middle_of_a_job(daemon, fields, holds):
     lives = [line(daemon, 11.0, "worker_ends", **fields)]
     assert judge.only_victims_suffer([injected()], [], [], lives).holds is holds
-
-
-# --- the timeline --------------------------------------------------------------------------------
-
-
-def committed(worker, at_s, *, step, generation, step_s=STEP_S):
-    fields = {"job": "chaos-1", "loss": 0.5, "grad_norm": 1.0, "step_s": step_s}
-    return line(worker, at_s, "step_committed", step=step, generation=generation, **fields)
-
-
-def test_the_scene_knows_who_trains_in_the_newest_generation():
-    timeline = LogTimeline()
-    assert (timeline.generation, timeline.roster, timeline.last_commit()) == (0, (), None)
-    roster = ["worker-0", "worker-1"]
-    timeline.see(line("worker-0", 1.0, "generation_assigned", generation=3, roster=roster))
-    timeline.see(committed("worker-1", 2.0, step=1, generation=3))
-    assert timeline.training() == ["worker-1"]
-    timeline.see(committed("worker-0", 2.0, step=1, generation=2))
-    assert timeline.training() == ["worker-1"]
-    timeline.see(line("worker-1", 3.0, "worker_started"))
-    assert timeline.training() == []
-    assert timeline.newest_with(["worker-1"], 5.0) == 3
-    assert timeline.newest_with(["worker-1"], 0.5) == 0
-    assert timeline.newest_with(["worker-9"], 5.0) == 0
-    assert timeline.median_step_s() == timeline.step_s() == STEP_S
-    timeline.see(line("coordinator", 4.0, "job_done", job="chaos-1", level="error"))
-    assert timeline.jobs_ended == {"chaos-1": "done"}
-    assert len(timeline.errors) == 1

@@ -68,25 +68,6 @@ def test_a_cut_between_namespaces_is_one_way_and_heals(proxied):
             assert target.recv(100) == b"not yet"
 
 
-@as_root
-def test_a_program_runs_inside_and_the_coordinator_is_reached_from_there():
-    with contextlib.closing(Hosts(NAMES, proxied=False)) as network:
-        server = network.inside(
-            lambda: socket.create_server((network.address.host, network.address.port))
-        )
-        arguments = network.arguments("worker-0")
-        assert option(arguments, "--coordinator") == (network.address.host, network.address.port)
-        address = (network.address.host, network.address.port)
-        caller = network.ethernet.spaces["worker-0"].inside(
-            lambda: socket.create_connection(address, PATIENCE_S)
-        )
-        with server, caller:
-            server.accept()[0].close()
-        wrapped = network.wrapped("worker-0", ["/bin/true"])
-        assert wrapped[0].endswith("nsenter")
-        assert wrapped[-1] == "/bin/true"
-
-
 def test_proxies_cut_one_direction_of_the_control_connection():
     with contextlib.closing(Proxied(NAMES)) as network:
         assert network.can_cut

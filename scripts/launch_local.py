@@ -226,13 +226,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tell(run: LocalRun, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(summary_object(run))
-    else:
-        output.print_lines(map(one_line, summary_lines(run)))
-
-
 def job_spec(options: argparse.Namespace) -> dict[str, Any]:
     """The validated job that the options describe, ready to submit.
 
@@ -302,7 +295,10 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
                 display.say(line)
             raise
         else:
-            _tell(run, as_json=options.json)
+            if options.json:
+                output.print_json(summary_object(run))
+            else:
+                output.print_lines(map(one_line, summary_lines(run)))
             if sys.stdout.isatty() and page_was_opened(directory):
                 display.say("the web page is served until Ctrl-C")
                 _await_interrupt()

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd import __version__
-from dtd.errors import DtdError
 
 # --- medians and ratios ---------------------------------------------------------------------------
 
@@ -66,6 +65,7 @@ _PACKAGES: Final = ("torch", "numpy", "uvloop", "xxhash", "cryptography")
 
 def machine() -> dict[str, str | int]:
     """Processor, memory, kernel and versions, and how busy it was."""
+    chosen = CONGESTION_FILE.read_text().strip() if CONGESTION_FILE.exists() else "unknown"
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
@@ -74,17 +74,9 @@ def machine() -> dict[str, str | int]:
         "python": platform.python_version(),
         "dtd": __version__,
         **{package: version(package) for package in _PACKAGES},
-        "congestion_control": congestion_control(),
+        "congestion_control": chosen,
         "load_before": f"{os.getloadavg()[0]:.1f}",
     }
-
-
-def congestion_control() -> str:
-    """Return the congestion control of TCP connections that are opened here and now."""
-    try:
-        return CONGESTION_FILE.read_text().strip()
-    except OSError:
-        return "unknown"
 
 
 def _cpu() -> str:
@@ -96,7 +88,6 @@ def _cpu() -> str:
 # --- records --------------------------------------------------------------------------------------
 
 
-SCHEMA: Final = 1
 DIRECTORY: Final = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 _DIGITS: Final = 5
 
@@ -104,37 +95,9 @@ Record = dict[str, Any]
 
 
 def load(kind: str, directory: Path) -> list[Record]:
-    """The records of one subcommand; empty when it was never run.
-
-    Raises:
-        DtdError: the file is of another schema.
-    """
+    """The records of one subcommand; empty when it was never run."""
     path = directory / f"{kind}.json"
-    if not path.exists():
-        return []
-    content = json.loads(path.read_text())
-    if content.get("schema") != SCHEMA:
-        raise DtdError(
-            f"{path.name} has schema {content.get('schema')}, not {SCHEMA}",
-            remedy=f"remove it and run scripts/bench {kind} again",
-        )
-    return list(content["records"])
-
-
-def merge(old: Sequence[Record], new: Sequence[Record], key: Sequence[str]) -> list[Record]:
-    """New records in place of old ones of the same case, the others kept, in a stable order."""
-    cases = {_case(record, key): record for record in (*old, *new)}
-    return [cases[case] for case in sorted(cases, key=str)]
-
-
-def save(kind: str, records: Sequence[Record], key: Sequence[str], directory: Path) -> Path:
-    """Add records to the file; one line each, so that changes can be read."""
-    directory.mkdir(parents=True, exist_ok=True)
-    merged = merge(load(kind, directory), records, key)
-    lines = ",\n".join(_lines(merged))
-    path = directory / f"{kind}.json"
-    path.write_text(f'{{"schema": {SCHEMA}, "records": [\n{lines}\n]}}\n')
-    return path
+    return list(json.loads(path.read_text())["records"]) if path.exists() else []
 
 
 def keep(
@@ -144,30 +107,30 @@ def keep(
     options: argparse.Namespace,
     line: str,
 ) -> None:
-    """Save records where the options say, and tell them: this line, or each as JSON on its own."""
-    save(kind, records, key, options.directory)
-    if options.json:
-        line = "\n".join(_lines(records))
-    print(line, flush=True)
+    """Save records where the options say, and print this line, or each of them as JSON.
 
-
-def rounded(value: Any) -> Any:
-    """The same with numbers rounded to their precision."""
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, dict):
-        return {name: rounded(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(one) for one in value]
-    return value
+    They take the place of those of the same case; the file has a line for each.
+    """
+    known = (*load(kind, options.directory), *records)
+    cases = {tuple(record[name] for name in key): record for record in known}
+    lines = ",\n".join(_lines([cases[case] for case in sorted(cases, key=str)]))
+    options.directory.mkdir(parents=True, exist_ok=True)
+    (options.directory / f"{kind}.json").write_text(f'{{"records": [\n{lines}\n]}}\n')
+    print("\n".join(_lines(records)) if options.json else line, flush=True)
 
 
 def _lines(records: Sequence[Record]) -> list[str]:
-    return [json.dumps(rounded(record), sort_keys=True) for record in records]
+    return [json.dumps(_rounded(record), sort_keys=True) for record in records]
 
 
-def _case(record: Record, key: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(record[name] for name in key)
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return value
 
 
 # --- in words -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from scripts import markdown
-from scripts.gen_docs import catalogues, events, fields, protocol, transitions
+from scripts.gen_docs import catalogues, events, fields, protocol
 
 WRITER: Final = "scripts/gen_docs"
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ PAGES: Final[Mapping[str, Page]] = {
     "settings": _whole("docs/settings.md", fields.settings),
     "metrics": _marked("docs/metrics.md", "metrics", catalogues.metrics),
     "troubles": _marked("docs/operations.md", "troubles", catalogues.troubles_table),
-    "transitions": _whole("docs/transitions.md", transitions.render),
+    "transitions": _whole("docs/transitions.md", catalogues.transitions),
     "protocol": Page(place="protocol.md", renewed=protocol.renewed),
     "examples": Page(place="tests/protocol_examples.jsonl", renewed=protocol.examples),
 }

@@ -20,13 +20,13 @@ from dtd.cluster.records import (
     EndingTimes,
     Job,
     Run,
+    SaveOrders,
     SetAside,
     Setbacks,
     WaitingTimes,
     Worker,
 )
 from dtd.cluster.roster import has
-from dtd.cluster.save_orders import SaveOrders
 from dtd.cluster.transitions import (
     AVAILABLE,
     ENDED,

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from dtd.engine.sampler import advance, position_of_step, slice_bounds, steps_per_epoch
+from dtd.engine.sampler import advance, position_of_step, slice_bounds
 from dtd.train.data.sampling import ordered_rows
 
 SEED: Final = 11
-ROW_BITS: Final = 32
 RANK_BITS: Final = 64
 """Lower bits of an element, one for each rank that contributed; the sum of rows is above."""
 
@@ -90,11 +89,6 @@ def share(data: Data, step: int, *, rank: int, world_size: int) -> int:
         return 0
     rows = ordered_rows(SEED, epoch, mine[0], mine[-1] + 1, data.length)
     return sum(value(epoch, int(row)) for row in rows)
-
-
-def steps_in(data: Data, epochs: int) -> int:
-    """Number of steps in a number of epochs, computed by the product."""
-    return epochs * steps_per_epoch(data.length, data.batch)
 
 
 # --- values that the judge expects ---------------------------------------------------------------

@@ -30,18 +30,6 @@ def test_worker_that_comes_back_and_hangs_is_given_up_soon(driver: Any) -> None:
     assert "its training hangs" in driver.cluster.workers["b"].reason
 
 
-def test_one_that_comes_back_in_a_long_step_is_given_time_to_freeze(driver: Any) -> None:
-    """Its training thread looks at the ring once a step; its memory may be the newest."""
-    driver.cluster.run.generation = 3  # of an earlier life of the coordinator
-    driver.submit()
-    driver.register("b", job="j-1", generation=3)
-    driver.say("b", m.Heartbeat(state="running", step_s=2.0))
-    driver.silence(19.5, "b", step_s=2.0)
-    assert driver.disconnected == []
-    driver.silence(20.5, "b", step_s=2.0)
-    assert [one.name for one in driver.disconnected] == ["b"]
-
-
 def test_a_worker_that_comes_back_from_replicas_that_differed_starts_afresh(driver: Any) -> None:
     """Nobody can say whether its memory is right, and it would be the newest."""
     driver.submit()

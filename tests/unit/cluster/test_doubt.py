@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.cluster.events import CancelRequested, ResumeRequested, Submitted
+from dtd.cluster.events import ResumeRequested, Submitted
 from dtd.cluster.records import Job
 from dtd.wire import messages as m
 
@@ -95,16 +95,6 @@ def test_one_that_had_left_proves_nothing_and_the_operator_decides(make_desk: An
     assert driver.told("a", m.Assign)[0].held_step == 9
 
 
-def test_a_job_that_is_saved_is_not_taken_up_again(make_desk: Any) -> None:
-    """It was cancelled before its members came, and they have finished a newer generation."""
-    driver = restored(make_desk)
-    driver.handle(CancelRequested(job="j-1"))
-    comes(driver, "a", 3, "a", phase="finished")
-    driver.finished("a", generation=3, step=9, saved=False)
-    assert driver.told_of("generation_adopted") == []
-    assert driver.told("a", m.Save)[-1].step == 9
-
-
 def test_a_generation_older_than_another_jobs_is_not_taken_up(make_desk: Any) -> None:
     driver = restored(make_desk)
     driver.cluster.run.generation = 4
@@ -127,13 +117,3 @@ def test_a_store_that_went_back_without_a_word_is_found_out(driver: Any) -> None
     for name in "ab":
         driver.froze(name, generation=5, step=9, held_generation=5)
     assert driver.told("a", m.Assign)[-1].generation == 6
-
-
-def test_a_decision_that_is_being_written_is_dropped_when_the_store_went_back(driver: Any) -> None:
-    job = driver.submit()
-    driver.writes = False
-    driver.warm_up("a")
-    assert driver.cluster.run.decision is not None
-    comes(driver, "b", 5, "b", "c")
-    assert (driver.cluster.run.decision, job.roster) == (None, ("b", "c"))
-    assert "waiting for c to say" in driver.core.explain()

@@ -55,15 +55,6 @@ def test_time_in_which_the_coordinator_slept_is_not_taken_from_anybody(driver: A
     assert driver.cluster.run.roster == ["a", "b"]
 
 
-def test_only_those_that_have_not_finished_are_evicted(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b", "c")
-    driver.finished("a", generation=number)
-    driver.lost("c")
-    driver.tick(ending.FREEZE_PATIENCE_S)
-    assert [one.name for one in driver.disconnected] == ["b"]
-
-
 # --- one step that kills ---------------------------------------------------------------------
 
 
@@ -309,18 +300,6 @@ def test_a_second_cancel_breaks_it_off_at_once_and_who_stays_is_put_out(driver: 
     assert driver.told("b", m.Save)
     driver.saved_checkpoint("b", generation=1, step=5)
     assert job.state is JobState.CANCELLED
-
-
-def test_a_generation_that_ends_at_a_boundary_already_is_broken_off_too(driver: Any) -> None:
-    job = computing(driver)
-    driver.say("b", m.Leave(reason="drained"))
-    cancel(driver)
-    busy(driver, driver.now + BOUNDARY_S + 1.0)
-    assert [freeze.at_boundary for freeze in driver.told("a", m.Freeze)][-1] is False
-    busy(driver, driver.now + LEAVE_S + 1.0)
-    assert job.state is JobState.CANCELLED
-    (told,) = driver.told_of("state_discarded")
-    assert "no present worker holds it" in told.message
 
 
 def test_a_worker_that_has_finished_is_not_put_out_with_who_has_not(driver: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dtd.cluster.events import CancelRequested, Submitted, Ticked
+from dtd.cluster.events import Ticked
 from dtd.cluster.isolation import FIRST_PAUSE_S, MAX_PAUSE_S, next_deadline
 from dtd.cluster.records import WARM_UP
 from dtd.cluster.status import standing
@@ -267,70 +267,6 @@ def test_a_worker_that_is_away_is_thought_to_train_on(driver: Any) -> None:
     assert not driver.cluster.job.verdict
 
 
-# --- taking a state over -------------------------------------------------------------------------
-
-
-def joins(driver: Any, name: str, *, step: int) -> None:
-    """It is warm; the generation ends at `step` steps for its sake, and another one forms."""
-    members = list(driver.cluster.run.roster)
-    for member in members:
-        driver.beat(member, step=step)
-    number = driver.cluster.run.generation
-    driver.warm_up(name)
-    driver.tick(driver.now + 1.0)
-    for member in members:
-        driver.froze(member, generation=number, step=step)
-    assert driver.cluster.run.roster == sorted([*members, name])
-
-
-def test_nobody_is_let_go_while_it_is_not_known_who_holds_the_state(
-    driver: Any, make_desk: Any
-) -> None:
-    """The coordinator starts anew while a generation forms, and hears of one member alone."""
-    job = driver.submit()
-    driver.run_generation("a")
-    joins(driver, "b", step=1000)
-    assert job.state is JobState.FORMING
-    other = make_desk(last_generation=2)
-    other.handle(Submitted(job=job))
-    other.back("a", phase="forming")
-    assert (other.state("a"), other.state("b")) == ("forming", "away")
-    fails(other, "a", step=1000)
-    assert other.state("a") == "forming"
-    assert job.reason == "a: boom"
-
-
-def test_hosts_too_weak_to_take_the_state_over_do_not_fail_the_job_of_others(driver: Any) -> None:
-    """Both held nothing, so neither was in a step of the job."""
-    driver.submit()
-    driver.run_generation("c", "d")
-    for name, step in (("a", 5000), ("b", 5100)):
-        joins(driver, name, step=step)
-        fails(driver, name, "out of memory", step=0)
-        assert driver.state(name) == "released"
-        assert driver.cluster.set_aside[name].at == WARM_UP
-        for member in "cd":
-            driver.froze(member, generation=driver.cluster.run.generation, step=step)
-        driver.all_run("c", "d")
-    assert not driver.cluster.job.verdict
-    assert driver.cluster.job.steps_lost == 0
-    assert driver.cluster.run.roster == ["c", "d"]
-
-
-# --- a job that is to end ------------------------------------------------------------------------
-
-
-def test_a_worker_that_holds_the_state_of_a_job_that_is_saved_is_not_let_go(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a")
-    driver.handle(CancelRequested(job="j-1"))
-    driver.froze("a", generation=number, step=50)
-    assert driver.cluster.job.state is JobState.SAVING
-    fails(driver, "a", step=50)
-    assert driver.state("a") == "frozen"
-    assert driver.cluster.job.verdict == "cancelled"
-
-
 # --- workers that join a job which trains without them harm only themselves ----------------------
 
 
@@ -460,18 +396,3 @@ def test_a_copy_that_differs_twice_at_one_point_fails_a_job_that_needs_it(driver
     copies_differ(driver)
     again_in = "replicas differ again after step 0, again in task.count"
     assert verdict(driver) == f"{again_in}; ranks [2] differ first in model.w"
-
-
-def test_one_of_two_that_brought_the_state_cannot_fail_the_job(driver: Any) -> None:
-    driver.submit(min_workers=3)
-    number = driver.run_generation("a", "b", "c")
-    driver.commit(3)
-    for _ in range(2):
-        driver.lost("c", incarnation=driver.cluster.workers["c"].incarnation)
-        for name in "ab":
-            driver.froze(name, generation=number, step=3)
-        back(driver, "c")
-        number = driver.all_run("a", "b", "c")
-        more = {"suspect": "c", "diverged_step": 3, "differs": "model.w"}
-        driver.froze("a", generation=number, step=3, **more, **DIFFERS)
-    assert not driver.cluster.job.verdict

@@ -219,20 +219,6 @@ def test_a_job_that_takes_all_waits_for_the_others_and_they_for_it(cluster: Clus
     assert cluster.places() == {"w1": "j-3", "w2": ""}
 
 
-def test_generations_of_jobs_that_follow_each_other_have_numbers_of_their_own(
-    cluster: Cluster,
-) -> None:
-    numbers = []
-    for number in (1, 2, 3):
-        cluster.submit(number, workers=1)
-        cluster.register("w1")
-        cluster.warmed("w1")
-        cluster.runs("w1")
-        numbers.append(cluster.pools.cluster.run.generation)
-        cluster.ends("w1")
-    assert numbers == [1, 2, 3]
-
-
 def test_only_so_many_jobs_run_at_once(cluster: Cluster, monkeypatch: Any) -> None:
     monkeypatch.setattr(pools, "MOST_POOLS", 1)
     cluster.register("w1", "w2")

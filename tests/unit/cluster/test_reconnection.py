@@ -122,18 +122,6 @@ def test_members_have_a_while_to_come_back(make_desk: Any) -> None:
     assert driver.state("b") == "lost"
 
 
-def test_a_worker_that_forms_is_kept_though_stuck_while_nobody_knows_what_it_holds(
-    make_desk: Any,
-) -> None:
-    driver = adopted(make_desk, restored(JobState.FORMING))
-    for name in "ab":
-        driver.back(name, "forming")
-    driver.beat("b", generation=3, stalled_s=5.25, still_s=5.25, patience_s=5.0)
-    assert driver.cluster.workers["b"].liveness.kept
-    assert driver.disconnected == []
-    assert not [one for one in driver.told("b", m.Release) if one.state == "evicted"]
-
-
 def test_first_generation_that_was_never_announced_is_formed_again(make_desk: Any) -> None:
     job = restored(JobState.FORMING, generation=3, start_generation=0, start_step=0, step=0)
     driver = adopted(make_desk, job)

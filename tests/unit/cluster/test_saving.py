@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from dtd.cluster import saving
-from dtd.cluster.events import CancelRequested, ResumeRequested, Submitted, Ticked
-from dtd.cluster.records import Job
-from dtd.cluster.save_orders import FIRST_RETRY_S, MOST_CONTRADICTED, WRITING_S
+from dtd.cluster.events import CancelRequested, Submitted, Ticked
+from dtd.cluster.records import FIRST_RETRY_S, MOST_CONTRADICTED, WRITING_S, Job
 from dtd.cluster.transitions import JobState
-from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 FULL = "No space left on device"
@@ -99,34 +97,6 @@ def test_fewer_workers_than_copies_are_told_and_enough(driver: Any) -> None:
     assert told.message == ("the last state of job j-1 is on a alone; checkpoint.copies asks for 2")
 
 
-def test_if_all_who_remember_die_the_end_is_trained_again(driver: Any) -> None:
-    job = finished_unsaved(driver, "a")
-    driver.register("idle")
-    assert driver.told("idle", m.Prepare) == []
-    driver.lost("a")
-    assert (job.state, job.verdict) == (JobState.WAITING, "")
-    assert driver.told("idle", m.Prepare)
-    driver.warmed("idle")
-    driver.tick(driver.now + 4 * 3600.0)
-    assert driver.cluster.run.start_step == 0
-    assert job.steps_lost == 10
-
-
-def test_an_older_checkpoint_is_not_the_result(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b")
-    driver.commit(5)
-    for name in "ab":
-        driver.saved_checkpoint(name, generation=number, step=5)
-    driver.commit(10)
-    for name in "ab":
-        driver.finished(name, generation=number, saved=False)
-    for name in "ab":
-        driver.lost(name)
-    assert driver.ended == []
-    assert driver.cluster.job.state is JobState.WAITING
-
-
 def test_cancel_ends_a_job_that_cannot_be_saved(driver: Any) -> None:
     job = finished_unsaved(driver, "a")
     cannot_write(driver, "a")
@@ -137,12 +107,6 @@ def test_cancel_ends_a_job_that_cannot_be_saved(driver: Any) -> None:
     assert FULL in told.message
     assert told.details == {"steps_lost": 10}
     assert driver.told("a", m.Release)[-1].state == "cancelled"
-
-
-def test_resume_has_nothing_to_say_to_a_job_that_is_saved(driver: Any) -> None:
-    finished_unsaved(driver, "a")
-    with pytest.raises(RequestRefused, match="does not wait for any worker"):
-        driver.handle(ResumeRequested(job="j-1"))
 
 
 # --- cancelled and failed ----------------------------------------------------------------------

@@ -153,18 +153,3 @@ def test_the_loss_of_a_server_costs_no_step(driver: Any) -> None:
     assert (assign.held_generation, assign.held_step) == (number, 5)
     assert roster_of(driver) == [("a", False), ("b", False), ("c", False), ("ps-1", True)]
     assert all(one.holds for one in assign.roster), "survivors copy nothing"
-
-
-@pytest.mark.parametrize("has_left", [False, True])
-def test_a_stuck_server_with_the_only_shards_of_a_step_is_kept(driver: Any, has_left: bool) -> None:
-    """It has prepared the step, which a worker has committed; the step before is on disks."""
-    number = running(driver, "a", "ps-1")
-    driver.commit(30)
-    driver.saved_checkpoint("ps-1", generation=number, step=30)
-    if has_left:
-        froze(driver, "a", number, 31, ("a", "ps-1"))
-    else:
-        driver.beat("a", step=31)
-    driver.beat("ps-1", step=30, stalled_s=9.0, still_s=9.0, patience_s=5.0)
-    assert driver.told("ps-1", m.Release) == []
-    assert "it is kept" in driver.told_of("training_stalled")[0].message

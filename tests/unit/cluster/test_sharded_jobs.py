@@ -164,15 +164,6 @@ def test_more_copies_than_there_are_mirrors_are_said_to_be_missing(driver: Any) 
     assert "is on a, b, c, d alone; checkpoint.copies asks for 3" in told.message
 
 
-def test_a_worker_that_is_to_write_and_is_lost_is_replaced(driver: Any) -> None:
-    number = all_finished(driver)
-    driver.lost("c")
-    assert saves(driver) == ["a", "c", "b", "d"]
-    for name in "abd":
-        saved(driver, name, (number, 10))
-    assert [job.state.value for job in driver.ended] == ["done"]
-
-
 def test_without_a_shard_of_the_result_the_end_is_trained_again(driver: Any) -> None:
     number = running(driver, mirrors=0)
     own = {name: wire(held_shards(rank, 4, 0)) for rank, name in enumerate(FOUR)}

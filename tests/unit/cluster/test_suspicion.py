@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import admission, suspicion
+from dtd.cluster import suspicion
 from dtd.cluster.digests import MAX_DIVERGENCES, Divergence, noted, remembered, why_hopeless
 from dtd.cluster.events import CancelRequested, KillRequested, Submitted, Ticked
 from dtd.cluster.records import Job
@@ -83,19 +83,6 @@ def test_process_that_has_ended_is_gone_even_if_its_connection_still_stands(driv
     assert driver.cluster.run.roster == ["a", "c"]
 
 
-def test_a_process_that_has_ended_may_be_forgotten_before_the_next_generation(driver: Any) -> None:
-    """While a job waits for more workers, many others may come and go."""
-    driver.submit(min_workers=2)
-    number = driver.run_generation("a", "b")
-    driver.froze("a", generation=number, step=0, suspect="b", evidence="ended")
-    driver.lost("b", farewell=False)
-    for index in range(admission.MAX_KNOWN_WORKERS):
-        driver.register(f"passer-{index}")
-        driver.lost(f"passer-{index}")
-    assert "b" not in driver.cluster.workers
-    assert driver.state("a") == "frozen"
-
-
 @pytest.mark.parametrize(
     ("evidence", "silent_s"),
     [
@@ -142,47 +129,6 @@ def test_when_most_see_no_majority_nobody_brings_its_memory(driver: Any, first: 
     assign = driver.told("a", m.Assign)[-1]
     assert assign.generation == number + 1
     assert (assign.held_generation, assign.held_step) == (0, 0)
-
-
-def test_one_that_differs_is_put_out_when_it_comes_later(driver: Any) -> None:
-    driver.submit()
-    number = driver.run_generation("a", "b", "c", "d")
-    for name in "cd":
-        driver.lost(name)
-    for name in "ab":
-        driver.froze(name, generation=number, step=3, suspect="c", evidence="diverged")
-    for name in "cd":
-        driver.register(name, job="j-1", generation=number, roster_id=driver.cluster.job.roster_id)
-        driver.froze(name, generation=number, step=3)
-    assert driver.told("c", m.Release)[-1].reason == "its state differs from the majority's"
-    assert driver.state("d") == "ready"
-
-
-def diverge(driver: Any, *names: str, step: int, differs: str = "model.w") -> None:
-    """All members see that no state has a majority, and go back to the beginning."""
-    number = driver.all_run(*names)
-    for name in names:
-        driver.froze(
-            name,
-            generation=number,
-            step=0,
-            held_generation=0,
-            where="none",
-            evidence="diverged",
-            diverged_step=step,
-            differs=differs,
-            reason=f"it differs in {differs}",
-        )
-
-
-def test_bits_that_flip_at_different_points_do_not_fail_the_job(driver: Any) -> None:
-    driver.submit()
-    driver.warm_up("a", "b")
-    diverge(driver, "a", "b", step=50)
-    diverge(driver, "a", "b", step=100)
-    diverge(driver, "a", "b", step=100, differs="model.b")
-    assert not driver.ended
-    assert driver.cluster.run.roster == ["a", "b"]
 
 
 # --- probes ----------------------------------------------------------------------------------
@@ -354,15 +300,6 @@ def test_the_last_one_starts_afresh_after_long_where_nothing_is_lost(
     assert released(driver) == ["a"]
 
 
-def test_a_joiner_that_hangs_while_it_takes_over_costs_nothing(driver: Any) -> None:
-    number = train(driver, "a")
-    driver.warm_up("b")
-    driver.froze("a", generation=number, step=17)
-    assert driver.cluster.run.roster == ["a", "b"]
-    driver.beat("b", **STUCK)
-    assert released(driver) == ["b"]
-
-
 # --- the operator's way out ----------------------------------------------------------------------
 
 
@@ -383,41 +320,6 @@ def test_an_operator_can_give_a_memory_up(driver: Any) -> None:
     driver.lost("a")
     driver.run_generation("a")
     assert driver.core.explain() == ""
-
-
-# --- who does not freeze -------------------------------------------------------------------------
-
-
-def test_a_worker_that_has_not_heard_of_the_generation_yet_is_not_late(driver: Any) -> None:
-    """Its assignment waits until it is written down."""
-    driver.submit()
-    driver.warm_up("a", "b", "c")
-    number = driver.cluster.run.generation
-    driver.lost("c")
-    driver.silence(30.0, "a", "b", generation=number - 1)
-    assert driver.disconnected == []
-
-
-def test_the_last_who_remembers_is_waited_for_although_it_does_not_freeze(driver: Any) -> None:
-    train(driver, "a", "b")
-    driver.lost("b")
-    driver.silence(30.0, "a", job="j-1", step=17)
-    assert driver.disconnected == []
-    (told,) = driver.told_of("training_stalled")
-    assert "did not freeze in time" in told.message
-    assert "a: its training thread does not respond" in driver.core.explain()
-    driver.froze("a", generation=driver.cluster.run.generation, step=17)
-    assert [one.worker for one in driver.told_of("training_goes_on")] == ["a"]
-
-
-def test_a_worker_that_comes_back_with_what_others_remember_is_given_up(driver: Any) -> None:
-    number = train(driver, "a", "b", "c")
-    driver.lost("c")
-    driver.froze("a", generation=number, step=17)
-    driver.lost("b")
-    driver.register("b", job="j-1", generation=number)
-    driver.silence(30.0, "a", "b", step=17)
-    assert [one.name for one in driver.disconnected] == ["b"]
 
 
 # --- when replicas that differ are no chance any more --------------------------------------------

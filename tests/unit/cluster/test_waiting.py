@@ -128,16 +128,6 @@ def test_a_job_waits_for_the_checkpoint_from_which_it_is_to_start(driver: Any) -
     assert driver.cluster.run.start_step == 31
 
 
-@pytest.mark.parametrize("step", [0, 31])
-def test_a_job_whose_origin_is_there_begins_at_once(driver: Any, step: int) -> None:
-    """Weights alone are taken over as a state of step 0."""
-    job = a_child(driver, settle_s=0.0)
-    driver.register("a")
-    driver.warmed("a", held=origin(step=step))
-    assert driver.cluster.run.roster == ["a"]
-    assert (job.start_generation, job.start_step) == (4, step)
-
-
 def test_the_operator_may_have_it_begin_without_its_origin_for_good(driver: Any) -> None:
     a_child(driver, settle_s=0.0)
     driver.warm_up("a", "b")
@@ -211,18 +201,3 @@ def test_generations_that_come_to_nothing_follow_each_other_ever_more_slowly(dri
     driver.beat("a", step=waiting.QUICK_GENERATIONS)
     driver.froze("a", generation=number, step=waiting.QUICK_GENERATIONS)
     assert driver.cluster.run.roster == ["a"]
-
-
-def test_pause_begins_anew_when_something_else_was_waited_for(driver: Any) -> None:
-    driver.submit(min_workers=2)
-    number = driver.run_generation("a", "b")
-    for _ in range(waiting.QUICK_GENERATIONS):
-        for name in "ab":
-            driver.froze(name, generation=number, step=0)
-        number = driver.all_run("a", "b")
-    for name in "ab":
-        driver.froze(name, generation=number, step=0)
-    assert driver.cluster.waiting.form_at is not None
-    driver.lost("b")
-    assert driver.cluster.waiting.form_at is None
-    assert driver.core.explain() == "1 of at least 2 workers are ready"

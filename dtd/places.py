@@ -1,4 +1,8 @@
-"""Platform check and default paths; dtd runs on Linux only."""
+"""The platform, and default paths: state directories, and the coordinator's socket on this host.
+
+A coordinator on the same host needs no configuration: its socket is in the runtime directory that
+systemd gives it, or in its state directory.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,17 @@ from typing import Final
 from dtd.address import SocketPath
 from dtd.errors import ConfigError, UsageError
 
+SOCKET_NAME: Final = "control.sock"
+COORDINATOR: Final = "coordinator"
+_RUNTIME: Final = Path("/run")
+_UNDER_RUNTIME: Final = Path("dtd") / COORDINATOR / SOCKET_NAME
+
 
 def require_linux(system: str = sys.platform) -> None:
     """Raise `ConfigError` anywhere but on Linux; daemons call this before anything else."""
     if system != "linux":
         msg = f"dtd runs on Linux only, and this is {system}"
         raise ConfigError(msg, remedy="run it on a Linux host or in a Linux container")
-
-
-# --- state directories of daemons, and the coordinator's socket on this host --------------------
-# A coordinator on the same host needs no configuration: its socket is in the runtime directory that
-# systemd gives it, or in its state directory.
-
-
-SOCKET_NAME: Final = "control.sock"
-COORDINATOR: Final = "coordinator"
-_RUNTIME: Final = Path("/run")
-_UNDER_RUNTIME: Final = Path("dtd") / COORDINATOR / SOCKET_NAME
 
 
 def state_directory(leaf: str, environ: Mapping[str, str]) -> Path:

@@ -28,7 +28,6 @@ from dtd.security.identity import COORDINATOR, JOINABLE, WORKER
 from dtd.security.token import Token, parse_life_s
 from dtd.wire import messages as m
 
-_DATE: Final = "%Y-%m-%d %H:%M"
 _AUDIT_HEADINGS: Final = ("TIME", "WHO", "FROM", "WHAT", "ABOUT", "OUTCOME", "RESULT")
 _AGO: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 _RENEWAL_TIMEOUT_S: Final = 5.0
@@ -71,7 +70,7 @@ def create_token(
 
 
 def _print_token(answer: Answer, command: str) -> None:
-    until = _date(answer["expires_s"]) if answer["expires_s"] else "revoked"
+    until = moment(answer["expires_s"]) if answer["expires_s"] else "revoked"
     times = "once" if answer["uses"] == 1 else f"{answer['uses']} times"
     names = f", for {', '.join(answer['names'])}" if answer["names"] else ""
     output.say(
@@ -133,28 +132,24 @@ def show_authority(settings: Settings) -> None:
 
 
 def _say_authority(answer: Answer) -> None:
-    output.say(f"authority {answer['sha256'][:16]}, until {_date(answer['expires_s'])}")
+    output.say(f"authority {answer['sha256'][:16]}, until {moment(answer['expires_s'])}")
 
 
 def _token_row(one: dict[str, Any]) -> tuple[str, ...]:
     expires = "expired" if one["expired"] else _left(one["expires_s"])
     used = f"{len(one['used'])} of {one['uses']}"
     names = ",".join(one["names"]) or NOTHING
-    return one["id"], one["role"], used, names, _date(one["created_s"]), expires
+    return one["id"], one["role"], used, names, moment(one["created_s"]), expires
 
 
 def _credential_row(one: dict[str, Any]) -> tuple[str, ...]:
     state = "revoked" if one["revoked_s"] else "valid"
-    dates = _date(one["issued_s"]), _date(one["expires_s"])
+    dates = moment(one["issued_s"]), moment(one["expires_s"])
     return one["name"], one["role"], state, *dates, one["serial"]
 
 
 def _left(expires_s: float) -> str:
     return f"in {duration(expires_s - time.time())}" if expires_s else "never"
-
-
-def _date(unix_s: float) -> str:
-    return time.strftime(_DATE, time.localtime(unix_s)) if unix_s else NOTHING
 
 
 def _own_place() -> Path:

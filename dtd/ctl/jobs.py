@@ -220,8 +220,7 @@ def settings_words(settings: dict[str, Any]) -> str:
 
 
 def _setting(value: Any) -> str:
-    text = figures.NOTHING if value is None else str(value)
-    return text if len(text) <= SETTING_CHARACTERS else f"{text[: SETTING_CHARACTERS - 3]}..."
+    return figures.NOTHING if value is None else one_line(str(value), SETTING_CHARACTERS)
 
 
 def _took(job: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from dtd.ctl.settings import Settings
 from dtd.figures import sparklines
 from dtd.job.differences import changed_settings
 from dtd.packages.limits import short
-from dtd.shown import counted
+from dtd.shown import counted, one_line
 from dtd.wire import messages as m
 
 _LABEL: Final = 13
@@ -25,7 +25,6 @@ _OF_THE_TRACEBACK: Final = 40
 _OF_THE_ENVIRONMENT: Final = ("dtd", "python", "torch", "device", "processor")
 _MODES: Final = {"resume": "everything", "weights": "only the weights"}
 _CURVE_CHARACTERS: Final = 48
-_DIGEST_CHARACTERS: Final = 12
 _DIGESTS: Final = frozenset({"package", "task_digest", "dataset_fingerprint", "weights"})
 _VALUE_CHARACTERS: Final = 40
 _LABELS: Final = {
@@ -177,10 +176,7 @@ def _differences(answer: Answer) -> Iterator[tuple[str, ...]]:
 
 def _shown(value: Any, *, digest: bool = False) -> str:
     text = figures.NOTHING if value is None or value == "" else str(value)
-    most = _DIGEST_CHARACTERS if digest else _VALUE_CHARACTERS
-    if digest:
-        return text[:most]
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return short(text) if digest else one_line(text, _VALUE_CHARACTERS)
 
 
 def _figures(answer: Answer) -> Iterator[tuple[str, ...]]:

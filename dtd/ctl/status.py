@@ -19,6 +19,7 @@ from dtd.ctl.answers import Patience, ask_and_show, items
 from dtd.ctl.settings import Settings
 from dtd.doctor.memory import PARTS
 from dtd.errors import CoordinatorUnreachable
+from dtd.shown import one_line
 from dtd.wire import messages as m
 
 Status = Mapping[str, Any]
@@ -144,16 +145,13 @@ def _last_job_lines(job: Status | None) -> list[str]:
     ago = figures.duration(time.time() - job["ended_s"])
     steps = figures.steps(job["step"], job["total_steps"])
     lines = [f"last job     {job['id']}  {state}  step {steps}  {ago} ago"]
-    text = [_short(job["reason"]), _failed_at(job["traceback"])]
+    text = [
+        one_line(job["reason"], REASON_CHARACTERS),
+        _failed_at(job["traceback"]),
+    ]
     if job["reason"] or job["traceback"]:
         text.append(f"more: dtdctl show {job['id']}, dtdctl logs {job['id']}")
     return lines + [f"{_INDENT}{line}" for line in text if line]
-
-
-def _short(reason: str) -> str:
-    """The reason in one line of bounded length."""
-    line = " ".join(reason.split())
-    return line if len(line) <= REASON_CHARACTERS else f"{line[: REASON_CHARACTERS - 3]}..."
 
 
 def _failed_at(traceback: str) -> str:

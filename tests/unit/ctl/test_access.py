@@ -31,7 +31,7 @@ def test_a_user_who_is_in_no_list_has_a_name(monkeypatch):
             ("--role", "viewer", "--ttl", "1h"),
             m.CreateToken(role="viewer", life_s=3600.0),
             {"expires_s": EXPIRES_S, "uses": 1, "names": []},
-            "valid once until 2027-01-15 08:00; to use it: dtdctl join TOKEN",
+            "valid once until 2027-01-15 08:00:00; to use it: dtdctl join TOKEN",
         ),
         (
             ("--name", "a", "--name", "b", "--replace", "--ttl", "never"),
@@ -75,8 +75,8 @@ def test_tokens_are_listed_without_secrets(dtdctl, server, result):
     server.script = lambda _message: result({"tokens": tokens})
     assert [line.split() for line in dtdctl("token", "list")[1].splitlines()] == [
         ["TOKEN", "ROLE", "USED", "NAMES", "MADE", "EXPIRES"],
-        ["t1", "worker", "2", "of", "8", "-", "2023-11-14", "22:13", "never"],
-        ["t2", "worker", "0", "of", "1", "host7", "2023-11-14", "22:13", "expired"],
+        ["t1", "worker", "2", "of", "8", "-", "2023-11-14", "22:13:20", "never"],
+        ["t2", "worker", "0", "of", "1", "host7", "2023-11-14", "22:13:20", "expired"],
     ]
 
 
@@ -87,7 +87,7 @@ def test_credentials_are_listed_with_their_state(dtdctl, server, result):
         {"name": "w-1", "serial": "cd34", "revoked_s": MADE_S, **common},
     ]
     server.script = lambda _message: result({"credentials": credentials})
-    dates = ["2023-11-14", "22:13", "2027-01-15", "08:00"]
+    dates = ["2023-11-14", "22:13:20", "2027-01-15", "08:00:00"]
     assert [line.split() for line in dtdctl("credentials")[1].splitlines()[1:]] == [
         ["w-0", "worker", "valid", *dates, "ab12"],
         ["w-1", "worker", "revoked", *dates, "cd34"],
@@ -122,7 +122,7 @@ REVOKED = {"role": "worker", "name": "w-0", "serial": "ab12"}
             ("authority", "show"),
             m.ShowAuthority(),
             {"sha256": "ab" * 32, "expires_s": EXPIRES_S},
-            "authority abababababababab, until 2027-01-15 08:00\n",
+            "authority abababababababab, until 2027-01-15 08:00:00\n",
         ),
     ],
 )

@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
     @property
     def mean(self) -> float | None:
-        """None of no values."""
+        """None without values."""
         return self.total / self.values if self.values else None
 
 
@@ -44,7 +44,7 @@ EMPTY: Final = Cell(0, 0.0, 0.0, 0.0)
 
 
 def cell_of(values: Sequence[float]) -> Cell:
-    """The summary of some values."""
+    """Return the summary of some values."""
     total = sum(values)
     if not math.isfinite(total):  # one of them is not, or their sum is too large
         values = [value for value in values if math.isfinite(value)]

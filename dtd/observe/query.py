@@ -24,7 +24,7 @@ MOST_POINTS: Final = 20_000
 
 
 class Slot(NamedTuple):
-    """Buckets side by side that become one point.
+    """Adjacent buckets that become one point.
 
     Attributes:
         begin: the first position.
@@ -171,7 +171,7 @@ def _check_names(
 
 
 def _page(wanted: Sequence[_Wanted], after: int, columns: int) -> list[_Wanted]:
-    """The columns from a cursor on, as many as fit."""
+    """Return as many columns from a cursor on as fit."""
     every = [(one.track, place) for one in wanted for place in one.places]
     page = every[after : after + columns]
     return [
@@ -232,7 +232,7 @@ def _first_row(track: _Track) -> int:
 def _buckets(
     store: MetricsStore, track: _Track, begin: int, end: int, level: int
 ) -> list[tuple[int, int, bytes]]:
-    """Level, number and data of the buckets, in order, so that no position is read twice.
+    """Return level, number and data of the buckets, in order and without overlaps.
 
     Where the rows of a level have been removed, the next one has them, up to the first bucket of
     it that the finer level has whole.

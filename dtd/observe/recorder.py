@@ -32,7 +32,7 @@ MAX_WORKERS: Final = 1024
 
 
 class MetricsRecorder:
-    """The way to the store; belongs to the event loop.
+    """Queues rows for the store; used on the event loop only.
 
     Args:
         directory: the coordinator's state directory.
@@ -75,7 +75,7 @@ class MetricsRecorder:
     # --- what comes in -------------------------------------------------------------------------
 
     def progress(self, identity: str, message: m.Progress) -> None:
-        """Rank 0 tells of steps."""
+        """Store the steps that rank 0 reports."""
         unix_s = self._wall()
         entries = [
             series.step_entry(message.job, row, unix_s) for row in series.known_rows(message)
@@ -83,11 +83,11 @@ class MetricsRecorder:
         self._put(identity, entries)
 
     def evaluated(self, identity: str, message: m.Evaluated) -> None:
-        """An evaluation is complete."""
+        """Store the figures of an evaluation."""
         self._put(identity, [series.evaluation_entry(message)])
 
     def heartbeat(self, worker: str, identity: str, message: m.Heartbeat, to: str) -> None:
-        """A worker tells of itself, and of its link to the next one in the ring, if any."""
+        """Store a worker's figures, and those of its link to the next one in the ring."""
         now = self._clock()
         at_s, before = self._beats.get(worker, (now, None))
         if before is not None and 0 <= now - at_s < SYSTEM_EVERY_S:
@@ -162,17 +162,17 @@ class MetricsRecorder:
         self._put("", ())
 
     def _set_aside(self, why: str) -> None:
-        """Report a damaged file that was set aside; in the store's thread."""
+        """Report a damaged file that was set aside; called in the store's thread."""
         self._loop.call_soon_threadsafe(lambda: self._tell_operators("metrics_set_aside", why))
 
     def complaint(self) -> str:
-        """Why nothing is stored; empty when it is."""
+        """Return the reason why nothing is stored; empty if figures are stored."""
         return f"metrics: {self._stopped}" if self._stopped else ""
 
     # --- the store's other calls ---------------------------------------------------------------
 
     async def answer(self, request: m.GetMetrics) -> dict[str, Any]:
-        """The answer to GET_METRICS, with everything that was reported by now.
+        """Answer GET_METRICS with everything reported so far.
 
         Raises:
             RequestRefused: there is no such figure.
@@ -191,7 +191,7 @@ class MetricsRecorder:
             await self._run(_nothing)  # what is being written first
 
     async def forget(self, job: str) -> None:
-        """A job was deleted; what cannot be removed now is removed to make room later."""
+        """Remove a deleted job's figures, now or, if that fails, to make room later."""
         await self._run(self._forget, job)
 
     def _forget(self, job: str) -> None:

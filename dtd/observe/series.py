@@ -97,7 +97,7 @@ def evaluation_entry(message: m.Evaluated) -> Entry:
 def worker_entry(
     name: str, beat: m.Heartbeat, before: m.Heartbeat | None, elapsed_s: float, unix_s: float
 ) -> Entry:
-    """A worker's figures; rates are those since an earlier heartbeat of the same process."""
+    """A worker's figures; rates are since an earlier heartbeat of the same process."""
     has_gpu = beat.gpu_use >= 0
     values = (
         float(beat.memory_bytes),

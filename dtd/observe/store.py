@@ -78,7 +78,7 @@ class MetricsStore:
         self._open: sqlite3.Connection | None = None
 
     def read(self, query: str, *values: object) -> list[Any]:
-        """The rows that a query finds."""
+        """Return the rows of a query."""
         return self._connection().execute(query, values).fetchall()
 
     def write(self, batch: Sequence[Row], unix_s: float) -> None:
@@ -124,7 +124,7 @@ class MetricsStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Cursor]:
-        """All or nothing."""
+        """A transaction: all of it or nothing."""
         connection = self._connection()
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -136,7 +136,7 @@ class MetricsStore:
             raise
 
     def _replace(self, damage: HistoryDamaged) -> None:
-        """Rename the file, in place of one that was set aside before."""
+        """Set the file aside, in place of an earlier one."""
         self.close()
         aside = self._directory / DAMAGED_NAME
         (self._directory / FILE_NAME).replace(aside)
@@ -169,7 +169,7 @@ class MetricsStore:
             self.read("PRAGMA incremental_vacuum")
 
     def _shrink(self) -> bool:
-        """Remove old rows of the largest job that can spare some; returns whether one can."""
+        """Remove old rows of the largest job that has some to spare; False if none has."""
         jobs = self.read("SELECT job FROM tracks GROUP BY job ORDER BY sum(size_bytes) DESC, job")
         for (job,) in jobs:
             query = "SELECT number FROM tracks WHERE job=? ORDER BY size_bytes DESC, number"
@@ -198,7 +198,7 @@ class MetricsStore:
         return min(max(wanted, nearest), most)
 
     def _forget_oldest(self) -> bool:
-        """Forget the job that was written first, if it is not the only one."""
+        """Remove the oldest job, unless it is the only one."""
         jobs = self.read("SELECT id FROM jobs ORDER BY written_s, number")
         if len(jobs) < 2:
             return False
@@ -342,7 +342,7 @@ def _values_in(columns: Sequence[str], entry: Entry) -> list[float]:
 
 
 def _summarise(cursor: sqlite3.Cursor, track: int, level: int, bucket: int) -> int:
-    """Make a bucket of what the level below has of it; returns the bytes that this adds.
+    """Compute a bucket from the level below; returns the number of bytes added.
 
     The newest rows of each level are never removed, so that all is there, except where a job goes
     back very far: then the bucket begins again.
@@ -356,7 +356,7 @@ def _summarise(cursor: sqlite3.Cursor, track: int, level: int, bucket: int) -> i
 
 
 def _put(cursor: sqlite3.Cursor, track: int, level: int, bucket: int, data: bytes) -> int:
-    """Write a bucket; returns the bytes that it adds if it is new."""
+    """Write a bucket; returns the number of bytes added."""
     key = (track, level, bucket)
     cursor.execute("UPDATE cells SET data=? WHERE track=? AND level=? AND bucket=?", (data, *key))
     if cursor.rowcount:

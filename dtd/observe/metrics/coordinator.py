@@ -79,7 +79,7 @@ class CoordinatorMetrics:
     async def keep(
         self, look: Callable[[], tuple[Sequence[ClusterState], Mapping[str, Any]]]
     ) -> None:
-        """Show the figures of now, again and again, until cancelled.
+        """Publish the current figures periodically until cancelled.
 
         Args:
             look: returns the states of the core and the status object.
@@ -89,14 +89,14 @@ class CoordinatorMetrics:
             await asyncio.sleep(PUBLISH_EVERY_S)
 
     async def close(self) -> None:
-        """Give up the port."""
+        """Close the port."""
         if self._exposition is not None:
             await asyncio.to_thread(self._exposition.close)
 
     # --- what is counted ---------------------------------------------------------------------
 
     def registered(self, message: m.Register, *, released: bool) -> None:
-        """A worker registers; it restarted if it is a new process that was not let go."""
+        """Count a registration; a new process of a worker that did not leave is a restart."""
         before = self._incarnations.pop(message.name, message.incarnation)
         self._incarnations[message.name] = message.incarnation
         if before != message.incarnation and not released:
@@ -104,14 +104,14 @@ class CoordinatorMetrics:
         _forget_oldest(self._incarnations, self._restarts, self._evictions)
 
     def decided(self, effect: Effect) -> None:
-        """The core has decided something."""
+        """Count an event of the core."""
         if isinstance(effect, Incident):
             self._incidents[effect.kind] += 1
         elif isinstance(effect, Disconnect):
             self._evictions[effect.name] += 1
 
     def reported(self, message: m.Message, *, unix_s: float) -> None:
-        """A worker has said something about its job."""
+        """Count a worker's report about its job."""
         if isinstance(message, m.Progress):
             self._progress.pop(message.job, None)
             self._progress[message.job] = message
@@ -130,7 +130,7 @@ class CoordinatorMetrics:
     def samples(
         self, clusters: Sequence[ClusterState], status: Mapping[str, Any]
     ) -> Iterator[Sample]:
-        """All figures of now.
+        """Return samples of all current figures.
 
         Args:
             clusters: states of the core.

@@ -113,7 +113,7 @@ class Exposition(Collector):
         self._samples = tuple(samples)
 
     def close(self) -> None:
-        """End the thread and give up the port."""
+        """End the thread and close the port."""
         if self._server is not None and self._thread is not None:
             self._server.shutdown()
             self._thread.join(REQUEST_TIMEOUT_S + 1.0)
@@ -124,7 +124,7 @@ class Exposition(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The snapshot in the library's form; called in the endpoint's thread."""
+        """Return the snapshot as the library's metrics; called in the endpoint's thread."""
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         for sample in self._samples:
             if sample.name not in families:
@@ -145,7 +145,7 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as the base has it
-        """A scrape every few seconds is nothing to log."""
+        """Log nothing: a scrape every few seconds is no news."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -170,7 +170,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for one more; others may have to make way."""
+        """Whether there is room for one more connection; older ones may be closed for it."""
         key, now = request.fileno(), time.monotonic()
         with self._lock:
             verdict = self._connection_limiter.arrived(key, str(client_address[0]), now)
@@ -180,12 +180,12 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         return not verdict.refusal
 
     def service_actions(self) -> None:
-        """Close connections whose time is over; called now and then."""
+        """Close connections that have timed out; called periodically."""
         with self._lock:
             self._cut(self._connection_limiter.overdue(time.monotonic()))
 
     def _cut(self, keys: Iterable[int]) -> None:
-        """End connections; their threads find out, and close them."""
+        """Shut connections down; their threads notice and close them."""
         for key in keys:
             with contextlib.suppress(OSError):  # it has just ended by itself
                 self._open[key].shutdown(socket.SHUT_RDWR)

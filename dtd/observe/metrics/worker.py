@@ -92,7 +92,7 @@ class WorkerMetrics:
             await asyncio.to_thread(self._exposition.start)
 
     async def keep(self) -> None:
-        """Ask for the GPU's figures now and then, until cancelled; nothing to do without one."""
+        """Read the GPU's figures periodically until cancelled; returns at once without a GPU."""
         while self._device != "cpu":
             self._gpu = await asyncio.to_thread(gpu_figures, self._device)
             await asyncio.sleep(GPU_EVERY_S)
@@ -106,7 +106,7 @@ class WorkerMetrics:
         }
 
     def publish(self, beat: m.Heartbeat, roster: Sequence[m.Member]) -> None:
-        """Show the figures of a heartbeat.
+        """Publish the figures of a heartbeat.
 
         Args:
             beat: it.
@@ -122,7 +122,7 @@ class WorkerMetrics:
         self._exposition.publish(samples)
 
     async def close(self) -> None:
-        """Give up the port."""
+        """Close the port."""
         if self._exposition is not None:
             await asyncio.to_thread(self._exposition.close)
 

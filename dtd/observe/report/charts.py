@@ -224,7 +224,7 @@ def _svg(title: str, height: int, body: Iterable[str]) -> str:
 
 
 def _nice(step: float) -> float:
-    """1, 2 or 5 times a power of ten, at least as large."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step)) if step > 0 else 1.0
     return next(power * one for one in (1, 2, 5, 10) if power * one >= step * (1 - 1e-9))
 

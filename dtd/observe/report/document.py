@@ -279,5 +279,5 @@ def _notes(facts: Facts) -> Section:
 
 
 def _known(blocks: Sequence[Block]) -> list[Block]:
-    """Without charts that have nothing to show."""
+    """Drop empty charts."""
     return [one for one in blocks if not isinstance(one, Chart) or one.svg]

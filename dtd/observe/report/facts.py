@@ -1,4 +1,4 @@
-"""Facts of a report on a job, computed from the coordinator's records.  Pure.
+"""The facts of a job's report, computed from the coordinator's records.  Pure.
 
 A figure that is not known is None; nothing is guessed.  Rates are those of training itself: rows
 divided by the time of their steps, without evaluations, checkpoints and recoveries.
@@ -93,7 +93,7 @@ class LinkFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that a report is made of.
+    """The content of a report.
 
     Attributes:
         job: as SHOW_JOB answers.

@@ -197,12 +197,12 @@ def _html_cells(tag: str, cells: Sequence[str], numbers: int) -> str:
 
 
 def _html_text(text: str) -> str:
-    """Escape text; text in `...` is code."""
+    """Escape text; `...` becomes code."""
     return _HTML_CODE.sub(r"<code>\1</code>", escape(text))
 
 
 def _breakable(value: str) -> str:
-    """A value that is broken after a slash if it is too long for its place."""
+    """Allow a long value to break after a slash."""
     return escape(value).replace("/", "/<wbr/>")
 
 
@@ -256,7 +256,7 @@ def _md_row(cells: Sequence[str]) -> str:
 
 
 def _md_plain(text: str) -> str:
-    """A text as it is: one line, and no markup of its own but code that stands in `...`."""
+    """Escape markup in a text of one line, except code in `...`."""
     parts = " ".join(text.split()).split("`")
     if len(parts) % 2 == 0:
         return _SPECIAL.sub(r"\\\1", "`".join(parts))

@@ -29,7 +29,7 @@ _PART: Final = 0.05
 
 
 def interpretation(facts: Facts, against: Facts | None = None) -> list[str]:
-    """Everything that the figures say, most important first."""
+    """Return sentences about the figures, the most important first."""
     if not facts.has_trained:
         return [never_trained(facts)]
     found = [outcome(facts), *convergence(facts), *throughput(facts), *communication(facts)]
@@ -40,7 +40,7 @@ def interpretation(facts: Facts, against: Facts | None = None) -> list[str]:
 
 
 def never_trained(facts: Facts) -> str:
-    """Why there is nothing to report."""
+    """Return the reason why there is nothing to report."""
     why = f": {facts.job['reason']}" if facts.job["reason"] else ""
     if facts.job["step"]:
         return (

@@ -14,7 +14,7 @@ from dtd.job.terms import folder_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Began:
-    """A job's figures follow.
+    """Begin of a job's figures.
 
     Attributes:
         job: its id.
@@ -67,13 +67,13 @@ _KINDS: Final[Mapping[str, type[Entry]]] = {"began": Began, "figures": Figures, 
 
 
 def to_line(entry: Entry) -> bytes:
-    """One line of JSON."""
+    """Encode an entry as one line of JSON."""
     kind = next(name for name, made in _KINDS.items() if isinstance(entry, made))
     return json.dumps({"kind": kind, **dataclasses.asdict(entry)}).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Entry:
-    """The entry of a line that `to_line` made."""
+    """Decode a line made by `to_line`."""
     values: dict[str, Any] = json.loads(line)
     return _KINDS[values.pop("kind")](**values)
 
@@ -89,6 +89,6 @@ def wandb_run_id(job: str, identity: str) -> str:
 
 
 def curves_of(state_dir: Path, job: str, identity: str) -> list[Path]:
-    """The directories that a deleted job takes along."""
+    """Return the directories to delete with a job."""
     runs = (state_dir / WANDB).glob(f"offline-run-*-{wandb_run_id(job, identity)}")
     return [state_dir / TENSORBOARD / job, *runs]

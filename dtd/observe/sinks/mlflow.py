@@ -102,7 +102,7 @@ class MlflowSink:
         )
 
     def may_pass(self, error: Exception) -> bool:
-        """Whether the server is unreachable, too busy or broken; anything else stays as it is."""
+        """Whether a retry may succeed: the server is unreachable, busy or broken."""
         status = getattr(error, "get_http_status_code", None)
         if status is None:
             return isinstance(error, OSError)
@@ -110,7 +110,7 @@ class MlflowSink:
         return code >= _SERVER_ERRORS or code in _TEMPORARY
 
     def close(self) -> None:
-        """Runs stay open: the coordinator may start again and continue them."""
+        """Leave runs open: a restarted coordinator continues them."""
 
     def _log(self, run_id: str, entries: Sequence[Figures]) -> None:
         from mlflow.entities import Metric
@@ -146,7 +146,7 @@ def _millis(unix_s: float) -> int:
 
 
 def _key(name: str) -> str:
-    """A name that MLflow takes."""
+    """Return the name with characters that MLflow accepts."""
     return _UNFIT.sub("_", name)[:250]
 
 

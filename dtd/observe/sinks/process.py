@@ -54,11 +54,11 @@ class Sink(Protocol):
         ...
 
     def may_pass(self, error: Exception) -> bool:
-        """Whether the same call may succeed later, as when a server is unreachable."""
+        """Whether a retry may succeed, as when a server is unreachable."""
         ...
 
     def close(self) -> None:
-        """Finish: no entry follows."""
+        """Finish; no entry follows."""
         ...
 
 
@@ -83,7 +83,7 @@ class Delivery:
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Have an entry delivered; when too many wait, the oldest figures are dropped."""
+        """Queue an entry; if the queue is full, the oldest figures are dropped."""
         with self._changed:
             if len(self._waiting) >= MAX_WAITING:
                 places = (i for i, one in enumerate(self._waiting) if _is_figures(one))
@@ -93,7 +93,7 @@ class Delivery:
             self._changed.notify()
 
     def close(self, within_s: float = LAST_WORDS_S) -> None:
-        """Deliver waiting entries, for a limited time."""
+        """Deliver queued entries, within a time limit."""
         self._closing.set()
         with self._changed:
             self._changed.notify()
@@ -114,13 +114,13 @@ class Delivery:
         self._attempt(self._sink.close)
 
     def _next_job(self) -> str | None:
-        """The job of the entry that has waited longest; None when nothing waits at the end."""
+        """Return the job of the oldest entry; None if the queue is empty and closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
             return self._waiting[0].job if self._waiting else None
 
     def _take(self) -> list[Entry]:
-        """The entry that has waited longest, with the figures of its job that follow figures.
+        """Remove the oldest entry, merged with the job's figures that follow it.
 
         Other jobs' entries may lie between: those run beside it, and their order does not matter.
         """

@@ -70,20 +70,20 @@ class Curves:
         self._warned = False
 
     def add(self, entry: Entry) -> None:
-        """Have a point, or a job's begin or end, written; on the event loop, returns at once."""
+        """Queue a point, or the begin or end of a job; returns at once (event loop)."""
         self._waiting.append(entry)
         if len(self._waiting) == 1:
             self._later(self._drain)
 
     def close(self) -> None:
-        """Write waiting points and close the files; in the store's thread."""
+        """Write queued points and close the files; in the store's thread."""
         self._drain()
         for file in self._files.values():
             file.close()
         self._files.clear()
 
     def _drain(self) -> None:
-        """Write waiting points; in the store's thread."""
+        """Write queued points; in the store's thread."""
         while self._waiting:
             self._write(self._waiting.popleft())
 
@@ -228,7 +228,7 @@ def _hparams_messages() -> Any:
 
 
 class _TorchHidden(MetaPathFinder):
-    """Lets one thread not find torch; all others do."""
+    """Hides torch from the imports of one thread."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -245,7 +245,7 @@ class _TorchHidden(MetaPathFinder):
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """Imports tensorboardX without the torch that its package imports where there is one.
+    """Import tensorboardX without the torch that it would import.
 
     It does so eagerly, which would cost the coordinator seconds and hundreds of MiB.
     """

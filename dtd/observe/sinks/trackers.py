@@ -1,4 +1,4 @@
-"""Everything that follows the figures of jobs: TensorBoard's files, and the sinks switched on.
+"""Consumers of jobs' figures: TensorBoard's files, and the sinks that are enabled.
 
 A point that cannot be passed on is dropped; nothing here is waited for.  MLflow and W&B have a
 process each (`dtd.observe.sinks.process`), fed through a pipe; what that does not take at once is
@@ -63,7 +63,7 @@ class Feed:
         self.failing = ""
 
     def tell(self, entry: Entry) -> None:
-        """Pass an entry on, or drop it; returns at once."""
+        """Queue an entry, or drop it if the queue is full; returns at once."""
         if isinstance(entry, Began):
             while len(self._running) >= MAX_RUNNING:
                 del self._running[next(iter(self._running))]
@@ -84,7 +84,7 @@ class Feed:
         stream.write(line)
 
     async def run(self) -> None:
-        """Start the process again and again, until cancelled."""
+        """Keep the process running until cancelled."""
         pause_s = RESTART_AFTER_S
         while True:
             begun_s = time.monotonic()
@@ -94,7 +94,7 @@ class Feed:
             await asyncio.sleep(min(pause_s, RESTART_AT_MOST_AFTER_S))
 
     async def _serve(self) -> None:
-        """One process, from its start to its end."""
+        """Run one process to its end."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "dtd.observe.sinks.process"),
             stdin=asyncio.subprocess.PIPE,
@@ -192,7 +192,7 @@ PACKAGES: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def sinks_of(config: CoordinatorConfig) -> list[dict[str, Any]]:
-    """Return the settings of each sink that is switched on.
+    """Return the settings of each enabled sink.
 
     Raises:
         ConfigError: its package is not installed.
@@ -216,7 +216,7 @@ def sinks_of(config: CoordinatorConfig) -> list[dict[str, Any]]:
 
 
 class Trackers:
-    """All that a coordinator's figures go to; belongs to the event loop.
+    """All consumers of a coordinator's figures; used on the event loop only.
 
     Args:
         config: says which sinks are switched on.
@@ -241,7 +241,7 @@ class Trackers:
         self._followed: dict[str, Thinner] = {}
 
     def reported(self, job: Job | None, message: m.Progress | m.Evaluated) -> None:
-        """Figures of a job; those of the sender's active job are passed on.
+        """Pass on figures that a worker has reported.
 
         Args:
             job: the sender's active job, if there is one.
@@ -259,7 +259,7 @@ class Trackers:
             self._tell(figures)
 
     def ended(self, job: Job) -> None:
-        """A job has reached its last state."""
+        """Pass on the end of a job."""
         self._followed.pop(job.id, None)
         self._tell(_ended(job, self._wall()))
 
@@ -275,19 +275,19 @@ class Trackers:
                 tasks.create_task(feed.run())
 
     def close(self) -> None:
-        """Write waiting points to files; in the store's thread."""
+        """Write queued points to files; in the store's thread."""
         self._curves.close()
 
 
 @dataclass(slots=True)
 class Thinner:
-    """Lets a long job's points through ever less often, so that what is kept stays bounded."""
+    """Passes on ever fewer points of a long job, so that their number stays bounded."""
 
     count: int = 0
     last_s: float = 0.0
 
     def takes(self, figures: Figures) -> bool:
-        """Whether the figures are passed on; those of evaluations always are."""
+        """Whether figures are passed on; those of evaluations always are."""
         if not figures.regular:
             return True
         spacing_s = FIRST_SPACING_S * (2 ** (self.count // THINNED_EVERY) - 1)

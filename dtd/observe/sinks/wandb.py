@@ -93,11 +93,11 @@ class WandbSink:
         run.finish(exit_code=0 if entry.state == "done" else 1)
 
     def may_pass(self, error: Exception) -> bool:
-        """Whether a disk may have room later."""
+        """Whether a retry may succeed: the disk may have room later."""
         return isinstance(error, OSError)
 
     def close(self) -> None:
-        """Finish the files; the job's next ones belong to the same run."""
+        """Finish the files; later files of the job belong to the same run."""
         for run in self._runs.values():
             run.finish()
 

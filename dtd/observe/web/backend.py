@@ -28,7 +28,7 @@ BY_TOKEN: Final = "token"  # noqa: S105 - how somebody is known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebCaller:
-    """A person who has logged in, or wants to; its requests count like those of dtdctl.
+    """A person at a browser; requests are checked and counted like those of dtdctl.
 
     Attributes:
         identity: the person's; None before the login.

@@ -92,7 +92,7 @@ def is_address(text: str) -> bool:
 
 
 def foreign(request: web.Request, *, secured: bool, names: Collection[str]) -> str:
-    """Why a request does not come from the page itself; empty when it may."""
+    """Return the reason why a request cannot come from the page itself; empty if it can."""
     host = request.headers.get("Host", "")
     if not is_our_name(host, names):
         return "the page is not served under this name"
@@ -114,7 +114,7 @@ def answer_headers(path: str) -> dict[str, str]:
 
 
 def refused(status: int, message: str, remedy: str = "") -> web.Response:
-    """An error, for the page to show; the connection of a caller without a session ends."""
+    """An error for the page to show; the connection of a caller without a session is closed."""
     told = {"error": escaped(message), "remedy": escaped(remedy)}
     made = web.json_response(told, status=status)
     if status in (HTTP_LOGIN, HTTP_FOREIGN):
@@ -159,7 +159,7 @@ def quiet_log(note: Callable[[str, str], None]) -> None:
 
 
 class _Noting(logging.Handler):
-    """Hands a record on without its traceback."""
+    """Passes a log record on without its traceback."""
 
     def __init__(self, note: Callable[[str, str], None]) -> None:
         super().__init__(logging.ERROR)
@@ -221,7 +221,7 @@ def _of_list(values: list[Any] | tuple[Any, ...]) -> Iterator[str]:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether it may be large: a container that is long, or has containers in it."""
+    """Whether a value may be large: a long container, or one that has containers in it."""
     if not isinstance(value, dict | list | tuple):
         return False
     inner = value.values() if isinstance(value, dict) else value
@@ -274,7 +274,7 @@ class ServedFile:
     tag: str
 
     def answer(self, request: web.Request) -> web.Response:
-        """The file, or that the browser has it already."""
+        """Return the file, or "not modified"."""
         etag = f'"{self.tag}"'
         headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
         if request.headers.get("If-None-Match", "") == etag:

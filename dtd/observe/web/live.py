@@ -1,4 +1,4 @@
-"""Answers that several viewers ask for at once, and live data as server-sent events.
+"""Answers shared by all viewers, and live data as server-sent events.
 
 All who may log in may read these (`dtd.security.permissions.VIEWER_MAY`), so an answer does not
 depend on the caller: twenty pages that draw the same curves cost the store one query.  There is
@@ -80,14 +80,14 @@ class SharedAnswers:
             self._kept.popitem(last=False)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Cancel pending answers."""
         for kept in self._kept.values():
             kept.task.cancel()
         self._kept.clear()
 
 
 def _settle(kept: _Kept, task: asyncio.Task[bytes], until_s: float) -> None:
-    """A failure is told to those who wait for it, and not kept."""
+    """Keep an answer for a while, but no failure."""
     if not task.cancelled() and task.exception() is None:
         kept.until_s = until_s
 
@@ -140,7 +140,7 @@ class Live:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def watch(self, request: web.Request, session: Session) -> web.StreamResponse:
-        """Send a browser all news, until it goes or its session ends."""
+        """Send updates to a browser until it leaves or its session ends."""
         if len(self._watchers) >= MAX_WATCHERS:
             why = f"{MAX_WATCHERS} pages are watching already"
             return refused(HTTP_TOO_MANY, why, "close some, or reload later")
@@ -174,7 +174,7 @@ class Live:
         await response.write(b"event: ended\ndata: {}\n\n")
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop reading."""
         for task in self._tasks:
             task.cancel()
         self._tasks = ()
@@ -188,7 +188,7 @@ class Live:
             self._tasks = tuple(asyncio.create_task(self._forever(look)) for look in looks)
 
     async def _forever(self, look: Callable[[], Awaitable[None]]) -> None:
-        """Read again and again; a failed read, as of a disk, is tried again."""
+        """Read periodically; a failed read, as of a disk, is retried."""
         while True:
             try:
                 await look()
@@ -201,7 +201,7 @@ class Live:
         await self._put("figures", await self._backend.ask(self._house, m.GetFigures()))
 
     async def _incidents(self) -> None:
-        """Tell the newest incident's number; the page asks for the incident."""
+        """Send the newest incident's number; the page requests the incident."""
         newest = 0
         while True:
             found = await self._backend.ask(

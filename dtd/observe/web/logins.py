@@ -98,14 +98,14 @@ class Sessions:
         return made
 
     def find(self, cookie: str, key: str, now_s: float) -> Session | None:
-        """The session of these two secrets; None: there is none, or it has ended."""
+        """Return the session of these two secrets; None if there is none, or it has expired."""
         found = self._sessions.get(_sha256(cookie))
         if found is None or not hmac.compare_digest(found.key_sha256, _sha256(key)):
             return None
         return found if now_s < found.expires_s else None
 
     def has_cookie(self, cookie: str, now_s: float) -> bool:
-        """Whether there is a session of this cookie, for which no key was shown."""
+        """Whether this cookie belongs to a session; the key is not checked."""
         found = self._sessions.get(_sha256(cookie))
         return found is not None and now_s < found.expires_s
 
@@ -196,7 +196,7 @@ class Logins:
         self.cookie = f"{'__Host-' if secured else ''}dtd_session_{port}"
 
     async def restore(self) -> None:
-        """Go on with the sessions of the process before this one."""
+        """Restore the sessions of the previous process."""
         try:
             records = await asyncio.to_thread(read_records, self._backend.sessions_file)
             self._sessions.restore(records, self._backend.local_settings, self._clock())

@@ -150,7 +150,7 @@ async def report_of(look: Look, job: str) -> bytes:
 
 
 async def _pages(look: Look, key: str, make: Callable[[int], m.Message]) -> list[dict[str, Any]]:
-    """Answers in order, until one brings nothing new under `key`."""
+    """Yield pages until one has nothing new under `key`."""
     found: list[dict[str, Any]] = []
     after = 0
     while len(found) < MOST_PAGES:
@@ -272,12 +272,12 @@ class Routes:
         return _body(await encoded({**self._logins.shown(session), **self._backend.tells()}))
 
     async def _events(self, request: web.Request, session: Session) -> web.StreamResponse:
-        """Look up afresh for each: a browser just told of an incident must find it."""
+        """Answer without the cache: a browser that was just told of an incident must find it."""
         message = m.ReadEvents(after=number(request.query, "after", 0))
         return _body(await encoded(await self._backend.ask(caller(session, request), message)))
 
     async def _logs(self, request: web.Request, session: Session) -> web.StreamResponse:
-        """Lines of a job's output that contain a text, and where to go on."""
+        """Return lines of a job's output that contain a text, and the next cursor."""
         query = request.query
         after = number(query, "after", 0)
         text, worker = query.get("text", "").casefold(), query.get("worker", "")
@@ -297,7 +297,7 @@ class Routes:
         return _body(await encoded({"lines": found, "next": after, "at_end": at_end}))
 
     async def _report(self, request: web.Request, session: Session) -> web.StreamResponse:
-        """A file to keep: it is not shown within the page."""
+        """Send the report as a file to download."""
         job = _job(request)
         body = await self._shared.made(f"report {job}", lambda: report_of(self._shared.look, job))
         headers = {"Content-Disposition": "attachment"}
@@ -338,7 +338,7 @@ def _body(body: bytes) -> web.Response:
 
 
 async def _json(request: web.Request) -> Any:
-    """The request's body, None if it is no JSON; an encoding that the caller names is ignored."""
+    """Return the body as JSON, None if it is none; the charset that the caller names is ignored."""
     try:
         return read_json(await request.read(), max_bytes=MAX_BODY_BYTES)
     except ValueError:

@@ -296,7 +296,7 @@ class _Listener:
             self._drop(key)
 
     def proven(self, protocol: object) -> None:
-        """A session was shown on a connection."""
+        """Note that a request on this connection has shown a session."""
         for key, one in self._open.items():
             if one.inner is protocol and not one.is_proven:
                 one.is_proven = True
@@ -305,7 +305,7 @@ class _Listener:
                 return
 
     def turn_out(self, key: int, why: str) -> None:
-        """Close a connection that others need the room of."""
+        """Close a connection to make room for others."""
         one = self._open.get(key)
         if one is not None:
             self._note_refusal(one.host, why)
@@ -377,7 +377,7 @@ class _Listener:
         self._open.pop(key, None)
 
     async def _watch(self) -> None:
-        """Cut connections without a session in time, or that do not read their answers."""
+        """Drop connections that show no session in time, or do not read their answers."""
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -396,7 +396,7 @@ class _Listener:
 
 
 def _reset(transport: asyncio.Transport) -> None:
-    """Close at once; the kernel does not keep what the peer has not taken."""
+    """Close at once, and drop data that the peer has not read."""
     connected = transport.get_extra_info("socket")
     if connected is not None:
         with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -90,25 +89,6 @@ def test_the_default_name_is_always_a_valid_one(hostname: str, device: str, name
     assert config.name == name
     again = load_worker_config({"name": config.name}, {}, default_file=NOWHERE)
     assert again.name == name
-
-
-def test_state_goes_where_systemd_says_else_to_the_user_else_to_the_system(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def state_dirs(environ: dict[str, str]) -> tuple[str, str]:
-        coordinator = load_coordinator_config({}, environ, default_file=NOWHERE)
-        worker = load_worker_config({"name": "w"}, environ, default_file=NOWHERE)
-        return str(coordinator.state_dir), str(worker.state_dir)
-
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    home = {"HOME": "/home/u"}
-    assert state_dirs(home | {"STATE_DIRECTORY": "/a:/b"}) == ("/a", "/a")
-    user = "/home/u/.local/state/dtd"
-    assert state_dirs(home) == (f"{user}/coordinator", f"{user}/worker-w")
-    system = ("/var/lib/dtd/coordinator", "/var/lib/dtd/worker-w")
-    assert state_dirs({}) == system
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert state_dirs(home) == system
 
 
 def test_everything_wrong_is_reported_at_once_with_its_place(file: Path) -> None:

@@ -32,23 +32,6 @@ def test_codes_are_consecutive_and_fit_the_wire() -> None:
     assert sorted(ErrorCode) == list(range(1, len(ErrorCode) + 1))
 
 
-def test_tree_in_the_docstring_is_the_tree() -> None:
-    drawn = re.findall(
-        r"^    [│ ]*[├└]── (\w+) +\S.*?(?:exit (\d+))?$", errors.__doc__, re.MULTILINE
-    )
-    assert {name for name, _ in drawn} | {"DtdError"} == {cls.__name__ for cls in CLASSES}
-    for name, exit_code in drawn:
-        if exit_code:
-            assert getattr(errors, name).exit_code == int(exit_code)
-    nested, parent = [], ""
-    for indent, name in re.findall(r"^    (│   )?[├└]── (\w+)", errors.__doc__, re.MULTILINE):
-        nested += [(parent, name)] if indent else []
-        parent = parent if indent else name
-    assert len(nested) == len(re.findall(r"│   [├└]──", errors.__doc__)) > 1
-    for parent, child in nested:
-        assert getattr(errors, child).__bases__ == (getattr(errors, parent),)
-
-
 def test_exit_codes_are_those_promised_to_scripts() -> None:
     exits = {cls.__name__: cls.exit_code for cls in CLASSES if cls.exit_code != 1}
     assert exits == {

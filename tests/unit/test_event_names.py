@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 
 import pytest
 
@@ -52,27 +51,3 @@ def test_a_worker_can_report_what_its_code_reports_and_nothing_else() -> None:
 
 def test_quiet_incidents_exist() -> None:
     assert set(INCIDENTS) >= QUIET_INCIDENTS
-
-
-def test_levels_and_fields_are_read_from_the_code(tmp_path: Path) -> None:
-    (tmp_path / "dtd").mkdir()
-    (tmp_path / "dtd" / "module.py").write_text(
-        "log.warning('first', a=1, **more)\n"
-        "self._log.bind(b=2).exception('second')\n"
-        "structlog.get_logger(x=1).info('third')\n"
-        "cluster.incident('worker_lost', 'text', worker='w', silent_s=1)\n"
-        "cluster.incident(f'job_{state.value}', 'text')\n"
-        "self._reporter.warning('checkpoint_passed_over', 'text')\n"
-        "parser.error('no event')\n"
-        "log.info(name)\n"
-    )
-    found = [(use.name, use.kind, use.level, use.fields) for use in events.uses(tmp_path / "dtd")]
-    assert found[:3] == [
-        ("first", "event", "warning", ("a",)),
-        ("second", "event", "error", ()),
-        ("third", "event", "info", ()),
-    ]
-    assert ("worker_lost", "incident", "warning", ("silent_s",)) in found
-    assert ("checkpoint_passed_over", "incident", "warning", ()) in found
-    assert ("job_done", "incident", "info", ()) in found
-    assert not {"no event", "name"} & {name for name, *_ in found}

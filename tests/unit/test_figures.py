@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from dtd import figures
-from dtd.figures import curve, is_logarithmic, shares
+from dtd.figures import curve, shares
 
 
 @pytest.mark.parametrize(
@@ -74,20 +74,6 @@ def test_values_far_apart_are_drawn_logarithmically():
     points = [[step, 10.0**-step] for step in range(8)]
     assert curve(points, width=8, height=1) == ["█▇▆▅▄▃▂▁"]
     assert curve([*points[:7], [7, 0.0]], width=8, height=1) == ["█▂▁▁▁▁▁▁"]
-
-
-@pytest.mark.parametrize(
-    ("values", "logarithmic"),
-    [
-        ([], False),
-        ([1.0, 9.9], False),
-        ([1.0, 10.0], True),
-        ([0.0, 10.0], False),
-        ([-1.0, 10.0], False),
-    ],
-)
-def test_when_an_axis_is_logarithmic(values, logarithmic):
-    assert is_logarithmic(values) is logarithmic
 
 
 @pytest.mark.parametrize(

@@ -84,13 +84,6 @@ def file_of(content: bytes, seals: int) -> int:
     return descriptor
 
 
-def test_a_reader_sees_what_is_written_later(lent: OfferedMemory) -> None:
-    memory = borrowed(lent)
-    assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == WORDS
-    lent.view(HEAD_BYTES, len(WORDS))[:4] = b"GRAD"
-    assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == b"GRADients"
-
-
 def test_a_reader_cannot_write(lent: OfferedMemory) -> None:
     tried = run_borrower(lent, "memory.view(4096, 9)[:] = bytes(9)")
     assert tried.returncode == -signal.SIGSEGV

@@ -38,17 +38,9 @@ def test_a_setting_that_an_older_dtd_did_not_know_has_its_default() -> None:
 def test_a_spec_that_this_dtd_refuses_is_compared_as_it_is() -> None:
     odd = spec()
     odd["job"]["epochs"] = 0
-    assert differences(odd, spec()) == [Difference("job.epochs", 0, 2)]
-
-
-def test_what_differs_is_told_with_both_values() -> None:
-    found = differences(spec("task.width=8"), spec("job.steps=9", "optimizer.lr=0.5"))
-    assert list(map(str, found)) == [
-        "job.epochs 2 -> -",
-        "job.steps - -> 9",
-        "optimizer.lr 0.1 -> 0.5",
-        "task.width 8 -> -",
-    ]
+    (found,) = differences(odd, spec())
+    assert found == Difference("job.epochs", 0, 2)
+    assert str(found) == "job.epochs 0 -> 2"
 
 
 @pytest.mark.parametrize(
@@ -64,25 +56,12 @@ def test_what_differs_is_told_with_both_values() -> None:
         ("checkpoint.keep=9", False),
         ("task.width=8", False),
         ("strategy.name='diloco'", True),
+        ("strategy.name='sharded'", False),  # its parts make the same state
         ("strategy.codec='bfloat16'", False),
     ],
 )
 def test_what_a_whole_state_does_not_survive(override: str, hinders: bool) -> None:
     assert bool(obstacles(differences(spec(), spec(override)))) is hinders
-
-
-@pytest.mark.parametrize(
-    ("was", "now", "hinders"),
-    [
-        ("replicated", "sharded", False),
-        ("sharded", "replicated", False),
-        ("sharded", "diloco", True),
-        ("local_sgd", "sharded", True),
-    ],
-)
-def test_a_divided_state_has_the_same_content(was: str, now: str, hinders: bool) -> None:
-    found = [Difference("strategy.name", was, now), Difference("strategy.mirrors", 1, 2)]
-    assert bool(obstacles(found)) is hinders
 
 
 def test_the_settings_that_differ_among_jobs_of_one_task() -> None:

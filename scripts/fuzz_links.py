@@ -17,8 +17,7 @@ from dtd.net.link import Link
 from dtd.wire import fields
 from dtd.wire import messages as m
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, FrameDecoder, Hold, frame_bytes
-from dtd.wire.greeting import DataCredential, hello, welcome
-from dtd.wire.session import DATA_ROLES, Session, State
+from dtd.wire.session import DATA_ROLES, DataCredential, Session, State, hello, welcome
 from dtd.wire.tags import CHECKSUM, Tag
 
 # --- a fuzzer's bytes as hostile frames -----------------------------------------------------------

@@ -21,7 +21,7 @@ from dtd.errors import CheckpointError, UsageError
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient, file_digest
 from dtd.shown import one_line
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 
 Checkpoint = Mapping[str, Any]
 Say = Callable[[str], None]

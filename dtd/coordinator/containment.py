@@ -237,5 +237,42 @@ class GuardedCore:
                     self._perform(effect)
 
 
+class Driver:
+    """Runs the core on the running event loop: passes events in, and wakes it at its deadlines.
+
+    Args:
+        core: the core.
+        perform: does one effect; must not block.
+    """
+
+    def __init__(self, core: GuardedCore, perform: Callable[[Effect], None]) -> None:
+        self._core = core
+        self._perform = perform
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def now(self) -> float:
+        """The clock that the core sees, in seconds."""
+        return self._loop.time()
+
+    def handle(self, event: Event) -> None:
+        """Pass an event in and do the effects; keep the deadline even if the core raises."""
+        try:
+            for effect in self._core.handle(event, self.now):
+                self._perform(effect)
+        finally:
+            self.stop()
+            deadline_s = self._core.next_deadline(self.now)
+            if deadline_s is not None:
+                self._timer = self._loop.call_at(deadline_s, self.handle, Ticked())
+
+    def stop(self) -> None:
+        """Stop waking the core."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 def _often(times: deque[float], now: float) -> bool:
     return len(times) == times.maxlen and now - times[0] <= WITHIN_S

@@ -30,7 +30,6 @@ from dtd.cluster.events import (
     Outbox,
     SaveJob,
     Send,
-    Ticked,
     Undeliverable,
 )
 from dtd.cluster.pools import Pools
@@ -39,7 +38,7 @@ from dtd.cluster.state import ClusterState
 from dtd.cluster.status import Diagnostics, EndedJob, status_of
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit import AuditFile, AuditLog, Caller
-from dtd.coordinator.containment import Containment, GuardedCore
+from dtd.coordinator.containment import Containment, Driver, GuardedCore
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageTransfer
 from dtd.coordinator.store.database import StoreThread, Turn
@@ -48,7 +47,6 @@ from dtd.coordinator.throttles import Answers
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.diagnostics import Diagnostic
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused
-from dtd.net.driver import Driver
 from dtd.net.link import MAX_QUEUED_CONTROL_BYTES, Link
 from dtd.packages.archives import WEIGHTS as WEIGHTS_KIND
 from dtd.packages.archives import Archives
@@ -142,7 +140,7 @@ class Core:
         guarded = GuardedCore(
             self.membership, self.containment, perform=self.put, disconnect_all=self.links.fail_all
         )
-        self._driver: Driver[Event, Effect] = Driver(guarded, self.put, Ticked)
+        self._driver = Driver(guarded, self.put)
         self.diagnostics = Diagnostics()
         self.port = ControlPort(config, new_link, self.note)
         # Hashing gigabytes must not hold up what generations wait for in the store's thread.

@@ -31,7 +31,7 @@ from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
-from dtd.wire.greeting import welcome
+from dtd.wire.session import welcome
 
 log = structlog.get_logger()
 

@@ -29,7 +29,7 @@ from dtd.observe.profile.spans import NS
 from dtd.observe.profile.trace import MAX_JSON_BYTES, WorkerTrace, decoded, trace_events
 from dtd.shown import counted
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 
 SUFFIX: Final = ".trace.json.gz"
 LATE_S: Final = 90.0

@@ -30,7 +30,7 @@ from dtd.net.liveness import Lifeline, LinkHeartbeats
 from dtd.net.tls import tls_fault
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 
 CONNECT_PAUSE_S: Final = 0.02
 

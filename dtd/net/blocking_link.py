@@ -21,8 +21,7 @@ from dtd.address import Address, Endpoint, SocketPath
 from dtd.errors import ProtocolError
 from dtd.net.local_socket import call
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential, hello
-from dtd.wire.session import STAGING_BYTES, Received, Session, answer_of
+from dtd.wire.session import STAGING_BYTES, DataCredential, Received, Session, answer_of, hello
 
 _STAGING_BYTES: Final = 64 * 1024
 

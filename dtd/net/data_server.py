@@ -33,8 +33,7 @@ from dtd.net.server import Server
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import MAX_HEADER_BYTES, Hold
-from dtd.wire.greeting import welcome
-from dtd.wire.session import DATA_ROLES
+from dtd.wire.session import DATA_ROLES, welcome
 
 # --- what can be fetched ---------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from dtd.errors import CheckpointError, ErrorCode, HolderUnreachable, ProtocolEr
 from dtd.json_reader import read_json
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 RANGE_BYTES: Final = 1024 * 1024

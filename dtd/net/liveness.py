@@ -37,7 +37,7 @@ from dtd.net.link import Link
 from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 
 PIECE_BYTES: Final = 4096
 """This many bytes of an incomplete frame count as a sign of life; a heartbeat is far shorter."""

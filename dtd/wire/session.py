@@ -18,11 +18,12 @@ Usage: receive into `next_buffer()`, iterate over `received(count)`, send what `
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Self
 
+from dtd import __version__
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.shown import escaped
 from dtd.wire import messages as m
@@ -143,7 +144,7 @@ class Session:
         if secret:
             nonce = self._random_bytes(NONCE_BYTES)
             tag = FLAG_XXH3 if ends else FLAG_GCM
-            message = dataclasses.replace(message, nonce=nonce, tag=tag, ends=ends)
+            message = replace(message, nonce=nonce, tag=tag, ends=ends)
             self._secret = secret
             self._decoder.tag = UNDECIDED
         self._hello, self._hello_header = message, m.encode_header(message)
@@ -165,7 +166,7 @@ class Session:
             self.state = State.AWAIT_PROVE
             is_private = ends and ends == self._hello.ends
             tag = max(self._hello.tag, FLAG_XXH3 if is_private else FLAG_GCM)
-            message = dataclasses.replace(message, nonce=self._random_bytes(NONCE_BYTES), tag=tag)
+            message = replace(message, nonce=self._random_bytes(NONCE_BYTES), tag=tag)
             self._decoder.tag, self._tag = self._tags(secret, message)
         return frame_bytes(m.encode_header(message), b"", self._tag)
 
@@ -407,3 +408,83 @@ def _said(text: str) -> str:
 
 def _name(message: m.Message) -> str:
     return m.message_name(type(message))
+
+
+# --- the first messages, and the credential of a data connection --------------------------------
+
+
+def hello(
+    role: m.Role, name: str, *, max_payload_bytes: int = LARGEST_MAX_PAYLOAD_BYTES
+) -> m.Hello:
+    """The first message of the side that opens the connection.
+
+    Args:
+        role: purpose of the connection.
+        name: the caller's name.
+        max_payload_bytes: the largest payload that this side accepts.
+    """
+    return m.Hello(
+        role=role.value,
+        name=name,
+        protocol_min=PROTOCOL_VERSION,
+        protocol_max=PROTOCOL_VERSION,
+        version=__version__,
+        max_payload_bytes=max_payload_bytes,
+    )
+
+
+def welcome(name: str, *, max_payload_bytes: int = LARGEST_MAX_PAYLOAD_BYTES) -> m.Welcome:
+    """The answer of the side that accepts the connection.
+
+    Args:
+        name: the name of the answering process.
+        max_payload_bytes: the largest payload that this side accepts.
+    """
+    return m.Welcome(
+        protocol=PROTOCOL_VERSION,
+        version=__version__,
+        name=name,
+        max_payload_bytes=max_payload_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCredential:
+    """The credential of a data connection: a secret, and the fields of HELLO that identify it.
+
+    Attributes:
+        secret: a generation's secret, or a ticket's key.
+        generation: with the next two, the roster whose secret it is.
+        roster_id: that generation's roster.
+        rank: the opening side's rank in it.
+        scope: the resource that a ticket covers; empty for a generation's secret.
+        expires_s: when the ticket expires, on the monotonic clock of the worker that is called.
+    """
+
+    secret: bytes = field(repr=False)
+    generation: int = 0
+    roster_id: int = 0
+    rank: int = 0
+    scope: str = ""
+    expires_s: int = 0
+
+    @classmethod
+    def of(cls, assign: m.Assign) -> Self:
+        """The credential of a member of a generation."""
+        return cls(
+            secret=assign.secret,
+            generation=assign.generation,
+            roster_id=assign.roster_id,
+            rank=assign.rank,
+        )
+
+    def hello(self, role: m.Role, name: str) -> m.Hello:
+        """The HELLO that states this credential."""
+        return replace(
+            hello(role, name),
+            generation=self.generation,
+            roster_id=self.roster_id,
+            rank=self.rank,
+            scope=self.scope,
+            expires_s=self.expires_s,
+        )

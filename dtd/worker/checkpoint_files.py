@@ -40,7 +40,7 @@ from dtd.net.blocking_link import Connect
 from dtd.net.data_server import Resource, file_blob
 from dtd.net.fetch_client import FetchClient
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 from dtd.worker.control import Requests
 
 log = structlog.get_logger()

@@ -30,7 +30,7 @@ from dtd.security.identity import COORDINATOR
 from dtd.security.targets import Target
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
-from dtd.wire.greeting import hello
+from dtd.wire.session import hello
 
 log = structlog.get_logger()
 

@@ -23,7 +23,7 @@ from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.data_server import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_client import open_resource, unexpected
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 
 if TYPE_CHECKING:  # torch is not loaded before a job begins
     from dtd.exchange.collective import RingCollective

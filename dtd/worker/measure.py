@@ -42,7 +42,7 @@ from dtd.net.fetch_client import file_digest, open_resource
 from dtd.shown import cut
 from dtd.train.profile import MOST_STEPS, ProfileOrder, StepProfiler
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 from dtd.worker.training import Training
 
 log = structlog.get_logger()

@@ -45,7 +45,7 @@ from dtd.net.blocking_link import Connect
 from dtd.net.data_server import Resource, memory_blob
 from dtd.shown import cut, cut_trace, one_line
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 from dtd.worker.checkpoint_files import ask_for_parts, collect
 from dtd.worker.control import Requests
 from dtd.worker.fetch import fetch_state

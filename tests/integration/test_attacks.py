@@ -30,7 +30,7 @@ from dtd.security.credential import Credential, bare_client_context
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from dtd.wire.frames import MAGIC, PREFIX, PROTOCOL_VERSION, frame_bytes
-from dtd.wire.greeting import hello
+from dtd.wire.session import hello
 from dtd.wire.tags import FLAG_XXH3
 from tests.integration.beyond import Beyond
 

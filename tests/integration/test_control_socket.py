@@ -29,7 +29,7 @@ from dtd.places import SOCKET_NAME
 from dtd.security.authority import Authority
 from dtd.security.token import Token
 from dtd.wire import messages as m
-from dtd.wire.greeting import hello
+from dtd.wire.session import hello
 from scripts.cluster.processes import Child, stop_all
 
 pytestmark = [

@@ -19,7 +19,7 @@ from dtd.net.fetch_client import FetchClient, file_digest
 from dtd.net.local_socket import call
 from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 
 pytestmark = pytest.mark.integration
 

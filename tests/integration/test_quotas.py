@@ -21,7 +21,7 @@ from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
 from dtd.security.credential import Credential, bare_client_context
 from dtd.wire import messages as m
-from dtd.wire.greeting import hello
+from dtd.wire.session import hello
 from scripts.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.integration

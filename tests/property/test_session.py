@@ -15,8 +15,7 @@ from dtd.errors import DtdError, ProtocolError
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.link import Link
 from dtd.wire import messages as m
-from dtd.wire.greeting import hello, welcome
-from dtd.wire.session import DATA_ROLES, Session, State, answer_of
+from dtd.wire.session import DATA_ROLES, Session, State, answer_of, hello, welcome
 from scripts.fuzz_links import Wire, put
 from tests.property.test_wire import cut, hostile
 

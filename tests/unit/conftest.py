@@ -30,8 +30,7 @@ from dtd.wire.frames import (
     PROTOCOL_VERSION,
     frame_bytes,
 )
-from dtd.wire.greeting import welcome
-from dtd.wire.session import Session
+from dtd.wire.session import Session, welcome
 from dtd.wire.tags import CHECKSUM, TAG_BYTES, Tag
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from dtd.exchange.endpoint import RingEndpoint
 from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.wire import messages as m
-from dtd.wire.greeting import welcome
+from dtd.wire.session import welcome
 from tests.unit.exchange.generation import (
     GENERATION,
     PATIENCE_S,

@@ -11,7 +11,7 @@ import pytest
 from dtd.net import blocking_link
 from dtd.net.blocking_link import BlockingLink, connect_tcp
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 from tests.played_socket import PlayedSocket
 
 PATIENCE_S = 30.0

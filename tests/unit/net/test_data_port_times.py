@@ -17,8 +17,7 @@ from dtd.net.limits import PATIENCE_S as FIRST_BYTE_S
 from dtd.net.link import HANDSHAKE_TIMEOUT_S
 from dtd.security.credential import server_context
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
-from dtd.wire.session import Session
+from dtd.wire.session import DataCredential, Session
 
 CLOCK_S = 0.1
 """How far apart timers of one moment may go off."""

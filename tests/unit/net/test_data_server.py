@@ -25,8 +25,7 @@ from dtd.net.data_server import (
 )
 from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
-from dtd.wire.session import Session
+from dtd.wire.session import DataCredential, Session
 from dtd.wire.tags import FLAG_GCM
 
 PATIENCE_S = 60.0

@@ -11,7 +11,7 @@ from dtd.errors import CheckpointError
 from dtd.net import fetch_client
 from dtd.net.fetch_client import RANGE_BYTES, FetchClient
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 
 TICKET = DataCredential(secret=b"s" * 32, scope="any")
 RESOURCE = "checkpoint/digits-1/step-10"

@@ -14,8 +14,7 @@ from dtd.address import Address
 from dtd.exchange.schedule.neighbours import NEXT, PREVIOUS
 from dtd.net.liveness import PIECE_BYTES, Lifeline, LinkHeartbeats
 from dtd.wire import messages as m
-from dtd.wire.greeting import DataCredential, welcome
-from dtd.wire.session import Session
+from dtd.wire.session import DataCredential, Session, welcome
 
 INTERVAL_S = 0.25
 SILENCE_S = 1.5
@@ -187,7 +186,7 @@ def test_it_connects_and_greets_and_lets_go_of_what_it_held(server: socket.socke
 CHILD = """
 import socket, sys
 from dtd.address import Address
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 from dtd.net.liveness import Lifeline
 target = Address("127.0.0.1", int(sys.argv[1]))
 plain = socket.create_connection((target.host, target.port))

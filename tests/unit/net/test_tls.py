@@ -19,7 +19,7 @@ from dtd.net.server import Server
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context
 from dtd.wire import messages as m
-from dtd.wire.greeting import hello, welcome
+from dtd.wire.session import hello, welcome
 
 LOOPBACK = Address("127.0.0.1", 0)
 PATIENCE_S = 60.0

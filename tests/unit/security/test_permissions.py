@@ -9,7 +9,7 @@ import pytest
 
 from dtd.security.permissions import VIEWER_MAY, refusal
 from dtd.wire import messages as m
-from dtd.wire.greeting import hello
+from dtd.wire.session import hello
 
 
 @dataclass(frozen=True)

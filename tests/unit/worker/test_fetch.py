@@ -16,7 +16,7 @@ from dtd.net.blocking_link import connect_tcp
 from dtd.net.data_server import Blob, DataServer, Resource, memory_blob
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
-from dtd.wire.greeting import DataCredential
+from dtd.wire.session import DataCredential
 from dtd.worker.fetch import DONORS_AT_ONCE, RANGE_BYTES, fetch_state
 from tests.played_socket import PlayedSocket
 

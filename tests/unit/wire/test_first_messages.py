@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, LARGEST_MAX_PAYLOAD_BYTES
-from dtd.wire.greeting import DataCredential, hello, welcome
-from dtd.wire.session import Session, State
+from dtd.wire.session import DataCredential, Session, State, hello, welcome
 
 
 def test_two_sessions_agree_on_role_and_limits() -> None:

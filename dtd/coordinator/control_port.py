@@ -34,7 +34,7 @@ from dtd.net.tls import clock
 from dtd.security import identity
 from dtd.security.authority import DIRECTORY, Authority, open_authority
 from dtd.security.credential_book import REVOKED_REMEDY
-from dtd.security.local_users import look_up
+from dtd.security.identity import look_up
 from dtd.security.permissions import NO_CREDENTIAL_REMEDY, refusal
 from dtd.wire import messages as m
 

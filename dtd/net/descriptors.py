@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from dtd.net.local_socket import short_name
-from dtd.security.local_users import peer_uid
+from dtd.security.identity import peer_uid
 
 Found = TypeVar("Found")
 

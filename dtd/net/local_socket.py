@@ -17,7 +17,7 @@ from typing import Final
 
 from dtd.address import SocketPath
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
-from dtd.security.local_users import ROOT_UID, peer_uid
+from dtd.security.identity import ROOT_UID, peer_uid
 
 _PROBE_S: Final = 1.0
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH

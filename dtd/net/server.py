@@ -25,7 +25,7 @@ from dtd.net.link import Link
 from dtd.net.local_socket import bound_socket, remove_socket
 from dtd.net.tls import tls_fault
 from dtd.security import identity
-from dtd.security.local_users import LocalUsers, peer_groups, peer_uid
+from dtd.security.identity import LocalUsers, peer_groups, peer_uid
 from dtd.wire import messages as m
 
 MAX_CONNECTIONS = 1024

@@ -18,7 +18,7 @@ from dtd.address import SocketPath
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
 from dtd.net.link import attach
 from dtd.net.local_socket import bound_socket, call, check_listener, remove_socket
-from dtd.security.local_users import peer_uid
+from dtd.security.identity import peer_uid
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from dtd.security.local_users import LocalUsers, peer_groups, peer_uid
+from dtd.security.identity import LocalUsers, peer_groups, peer_uid
 
 NO_GROUPS: frozenset[int] = frozenset()
 

@@ -14,7 +14,7 @@ from dtd.address import SocketPath
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.net.server import Server
-from dtd.security.local_users import LocalUsers
+from dtd.security.identity import LocalUsers
 from dtd.security.targets import Target
 from dtd.wire import messages as m
 from dtd.worker.control import SILENT_TIMEOUTS, ControlConnection

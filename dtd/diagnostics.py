@@ -44,14 +44,17 @@ _SOCKET: Final = "unix:"
 # --- calling the coordinator -------------------------------------------------------------------
 
 
-def no_answer(where: str, within_s: float) -> Diagnostic:
-    """Nothing comes back: what is sent to the port is dropped, or the host is down."""
+def no_answer(where: str, within_s: float, *, is_there: bool = False) -> Diagnostic:
+    """Nothing comes back: what is sent to the port is dropped, or the host is down.
+
+    Unless the coordinator `is_there`: it has taken the connection.
+    """
     return Diagnostic(
         kind="no-answer",
         where=where,
         message=f"no answer within {within_s:g} s from the coordinator at {where}",
-        remedy="it may still be starting, or be stuck: read its log"
-        if where.startswith(_SOCKET)
+        remedy="it may still be starting, be busy or be stuck: read its log"
+        if is_there or where.startswith(_SOCKET)
         else "check that its host is up, and let TCP port"
         f" {where.rpartition(':')[2]} through its firewall",
     )
@@ -171,15 +174,18 @@ def no_tls(where: str, cause: str, times: str = "") -> Diagnostic:
     )
 
 
-def hung_up(where: str, times: str = "") -> Diagnostic:
-    """The coordinator closes the connection without a reason, as it does with unknown peers."""
-    if where.startswith(_SOCKET):
+def hung_up(where: str, times: str = "", *, is_there: bool = False) -> Diagnostic:
+    """The coordinator closes the connection without a reason, as it does with unknown peers.
+
+    Unless it `is_there`: it has welcomed this side.
+    """
+    if is_there or where.startswith(_SOCKET):
         return Diagnostic(
             kind="hung-up",
             where=where,
             message=f"the coordinator at {where} closed the connection without a reason: it is "
             "shutting down, or has too many connections",
-            remedy="read its log; the connection is retried",
+            remedy="read its log if it does not answer soon",
         )
     return Diagnostic(
         kind="credential-refused",

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgpack
 
 from dtd import diagnostics
 from dtd.address import Endpoint, SocketPath
+from dtd.diagnostics import Diagnostic
 from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.wire import messages as m
@@ -35,21 +36,38 @@ LOOK_UP_S: Final = 1.0
 """Longest single wait for bytes: Python handles a Ctrl-C that came just before it only after it."""
 
 
-_START: Final = (
-    "start one with: dtd-coordinator, or name another with --coordinator HOST:PORT or"
-    " DTD_COORDINATOR"
-)
-_FAILURES: Final[tuple[tuple[tuple[type[OSError], ...], str, str], ...]] = (
-    ((ConnectionRefusedError, FileNotFoundError), "nothing listens at {at}", _START),
-    ((socket.gaierror,), "{at} cannot be resolved: {why}", "check the host's name"),
-    (
-        (ConnectionError,),
-        "{at} closed the connection before it answered",
-        "it may be restarting: try again, and read the coordinator's log",
-    ),
-    ((OSError,), "{at} cannot be reached: {why}", _START),
-)
-"""Message and remedy of a failed connection; the first entry that fits counts."""
+def trouble_of(
+    error: OSError | ProtocolError, at: Endpoint, *, within_s: float, is_there: bool = False
+) -> Diagnostic:
+    """Why the coordinator cannot be worked with.
+
+    Args:
+        error: of calling it.
+        at: its address.
+        within_s: bound on its answer.
+        is_there: it has welcomed this side before.
+    """
+    where = str(at)
+    if isinstance(error, ProtocolError):
+        remedy = error.remedy or "check the address"
+        return diagnostics.not_followed(where, error.message, remedy)
+    if isinstance(at, SocketPath):
+        if isinstance(error, PermissionError):
+            return diagnostics.may_not_open(where, os.geteuid())
+    else:
+        from ssl import SSLError
+
+        from dtd.net.tls import tls_fault
+
+        if isinstance(error, SSLError):
+            return diagnostics.no_tls(where, tls_fault(error))
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return diagnostics.nobody_listens(where)
+    if isinstance(error, TimeoutError | BlockingIOError | ConnectionAbortedError):
+        return diagnostics.no_answer(where, within_s, is_there=is_there)
+    if isinstance(error, ConnectionError):
+        return diagnostics.hung_up(where, is_there=is_there)
+    return diagnostics.cannot_call(where, error.strerror or str(error))
 
 
 class ControlClient:
@@ -84,11 +102,9 @@ class ControlClient:
         self._credential = credential
         self._clean = clean
         self._timeout_s = timeout_s
-        self._has_tls = context is not None
         self.renew = False
-        # A socket of this host is there as long as the process is, however busy that may be.
-        self._is_there = isinstance(address, SocketPath)
-        assert self._has_tls or isinstance(address, SocketPath), "TCP requires TLS"
+        self._is_there = False
+        assert context is not None or isinstance(address, SocketPath), "TCP requires TLS"
         try:
             self._link = BlockingLink(
                 address,
@@ -98,7 +114,7 @@ class ControlClient:
                 connect=connect_tcp if context is None else _over_tls(context),
             )
         except (OSError, ProtocolError) as error:
-            raise self._unwelcome(error) or self._unreachable(error) from None
+            raise self._unreachable(error) from None
         self._is_there = True
 
     def __enter__(self) -> Self:
@@ -167,89 +183,23 @@ class ControlClient:
         """Close the connection."""
         self._link.close()
 
-    def _unwelcome(self, error: OSError | ProtocolError) -> CoordinatorUnreachable | None:
-        """The coordinator says nothing to callers whose certificate TLS rejects."""
-        closed = isinstance(error, ConnectionResetError | BrokenPipeError)
-        if self._credential is None or not closed:
-            return None
-        from dtd.net.tls import times_of
-
-        times = times_of(None, self._address, self._credential)
-        return CoordinatorUnreachable(
-            f"the coordinator's address {self._address} closed the connection before it answered:"
-            f" it may be restarting, or not accept this side's credential ({times})",
-            remedy=f"try again, {diagnostics.CLOCK_REMEDY}, and read the coordinator's log",
-        )
-
     def _unreachable(
         self, error: OSError | ProtocolError, waited_s: float | None = None
     ) -> CoordinatorUnreachable:
-        if self._has_tls and (failure := self._tls_failure(error)) is not None:
-            return failure
-        if isinstance(self._address, SocketPath):
-            here = _unreachable_here(error, self._address)
-            if here is not None:
-                return here
-        at = f"the coordinator's address {self._address}"
-        if isinstance(error, ProtocolError):
-            return CoordinatorUnreachable(
-                f"what answers at {at} is not a dtd coordinator: {error.message}",
-                remedy=error.remedy
-                or "check the address: --coordinator, DTD_COORDINATOR or the credential names it",
-            )
-        if isinstance(error, TimeoutError):
-            return self._no_answer(waited_s or self._timeout_s)
-        message, remedy = next(
-            (message, remedy) for kinds, message, remedy in _FAILURES if isinstance(error, kinds)
+        trouble = trouble_of(
+            error,
+            self._address,
+            within_s=self._timeout_s if waited_s is None else waited_s,
+            is_there=self._is_there,
         )
-        why = error.strerror or error
-        return CoordinatorUnreachable(message.format(at=at, why=why), remedy=remedy)
+        if self._credential is not None and trouble.kind in diagnostics.OF_TIME:
+            from dtd.net.tls import times_of
 
-    def _tls_failure(self, error: OSError | ProtocolError) -> CoordinatorUnreachable | None:
-        fault, times = self._tls_fault(error)
-        if not fault:
-            return None
-        join = "check the credential: `dtdctl join TOKEN` makes a new one"
-        return CoordinatorUnreachable(
-            f"no TLS connection to the coordinator's address {self._address}: {fault}"
-            f"{f' ({times})' if times else ''}",
-            remedy=f"{diagnostics.CLOCK_REMEDY}; if they agree, {join}" if times else join,
-        )
-
-    def _no_answer(self, waited_s: float) -> CoordinatorUnreachable:
-        if self._is_there:
-            return CoordinatorUnreachable(
-                f"the coordinator at {self._address} takes connections and has not answered within"
-                f" {waited_s:g} s: it is busy, or it hangs",
-                remedy="try again; if it stays so, read its log: journalctl -u dtd-coordinator",
-            )
-        return CoordinatorUnreachable(
-            f"no answer within {waited_s:g} s from the coordinator's address {self._address}",
-            remedy="check that the host is up and the port open; read the coordinator's log",
-        )
-
-    def _tls_fault(self, error: OSError | ProtocolError) -> tuple[str, str]:
-        """The TLS failure in words, and the times if it is about them; empty if there is none."""
-        from ssl import SSLError
-
-        from dtd.net.tls import times_of, tls_fault
-
-        if not isinstance(error, SSLError):
-            return "", ""
-        return tls_fault(error), times_of(error, self._address, self._credential)
-
-
-def _unreachable_here(
-    error: OSError | ProtocolError, at: SocketPath
-) -> CoordinatorUnreachable | None:
-    """The cause of a failed local connection, if it is specific to local sockets, else None."""
-    if isinstance(error, PermissionError):
-        diagnostic = diagnostics.may_not_open(str(at), os.geteuid())
-    elif isinstance(error, ProtocolError) and error.code is ErrorCode.REFUSED:
-        diagnostic = diagnostics.not_followed(str(at), error.message, error.remedy)
-    else:
-        return None
-    return CoordinatorUnreachable(diagnostic.message, remedy=diagnostic.remedy)
+            # To a caller whose certificate TLS rejects the coordinator says nothing.
+            seen = None if isinstance(error, ConnectionError) else error
+            trouble = replace(trouble, times=times_of(seen, self._address, self._credential))
+        remedy = trouble.remedy.replace("dtd-worker join", "dtdctl join")
+        return CoordinatorUnreachable(trouble.sentence, remedy=remedy)
 
 
 def _over_tls(context: ssl.SSLContext) -> Connect:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import queue
 import ssl
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from dtd.address import SocketPath
 from dtd.cluster.detector import Detector
 from dtd.diagnostics import REFUSED, Diagnostic
 from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.net.control_client import trouble_of
 from dtd.net.link import Link, attach
 from dtd.net.local_socket import call
 from dtd.net.tls import tls_fault
@@ -197,8 +197,10 @@ class ControlConnection:
         try:
             async with asyncio.timeout(CONNECT_S):
                 await loop.create_connection(self._new_link, address.host, address.port, **options)
+        except ConnectionResetError as error:
+            return _Trouble(diagnostics.no_tls(str(address), tls_fault(error)), error)
         except OSError as error:  # a time-out and TLS's errors are some, too
-            return _trouble_of(error, str(address))
+            return _Trouble(trouble_of(error, address, within_s=CONNECT_S), error)
         return None
 
     async def _connect_here(self, at: SocketPath) -> _Trouble | None:
@@ -206,10 +208,8 @@ class ControlConnection:
         loop = asyncio.get_running_loop()
         try:
             made = await loop.run_in_executor(None, call, at, CONNECT_S)
-        except OSError as error:
-            return _trouble_here(error, str(at))
-        except ProtocolError as error:
-            return _Trouble(diagnostics.not_followed(str(at), error.message, error.remedy))
+        except (OSError, ProtocolError) as error:
+            return _Trouble(trouble_of(error, at, within_s=CONNECT_S))
         await attach(made, self._new_link)
         return None
 
@@ -328,28 +328,6 @@ def _asked_for(message: m.Message) -> tuple[object, ...]:
         return message.digest, message.offset
     assert isinstance(message, m.GetParts | m.Parts)
     return message.job, message.step
-
-
-def _trouble_here(error: OSError, where: str) -> _Trouble:
-    """Why a connection on this host failed."""
-    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return _Trouble(diagnostics.nobody_listens(where))
-    if isinstance(error, PermissionError):
-        return _Trouble(diagnostics.may_not_open(where, os.geteuid()))
-    if isinstance(error, TimeoutError | BlockingIOError):
-        return _Trouble(diagnostics.no_answer(where, CONNECT_S))
-    return _Trouble(diagnostics.cannot_call(where, error.strerror or str(error)))
-
-
-def _trouble_of(error: OSError, where: str) -> _Trouble:
-    """Why a connection failed."""
-    if isinstance(error, ssl.SSLError | ConnectionResetError):
-        return _Trouble(diagnostics.no_tls(where, tls_fault(error)), error)
-    if isinstance(error, TimeoutError | ConnectionAbortedError):  # the latter: TLS took too long
-        return _Trouble(diagnostics.no_answer(where, CONNECT_S))
-    if isinstance(error, ConnectionRefusedError):
-        return _Trouble(diagnostics.nobody_listens(where))
-    return _Trouble(diagnostics.cannot_call(where, error.strerror or str(error)))
 
 
 def _trouble_of_end(error: DtdError | None, where: str) -> _Trouble:

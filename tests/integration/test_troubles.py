@@ -414,7 +414,7 @@ def test_the_own_certificate_is_named_to_a_dtdctl_that_a_coordinator_rejects(sec
             ControlClient(
                 secure.address, context=credential.client_context(), credential=credential
             ).request(m.GetStatus())
-        assert "not accept this side's credential" in caught.value.message
+        assert "not accept this host's credential" in caught.value.message
         assert f"(valid from {credential.issued:%Y-%m-%d %H:%M} to" in caught.value.message
         assert "synchronize both clocks" in caught.value.remedy
 

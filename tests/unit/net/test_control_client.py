@@ -29,9 +29,7 @@ def test_an_answer_that_takes_long_is_waited_for_as_long_as_is_asked(server, res
 
     server.script = script
     with ControlClient(server.control) as client:
-        with pytest.raises(
-            CoordinatorUnreachable, match=r"has not answered within 0\.02 s: it is busy"
-        ):
+        with pytest.raises(CoordinatorUnreachable, match=r"no answer within 0\.02 s"):
             client.request(m.Profile(job="a"), within_s=0.02)
         go.set()
     with ControlClient(server.control) as client:
@@ -52,8 +50,7 @@ def test_nobody_listens(free_socket):
     with pytest.raises(CoordinatorUnreachable, match="nothing listens") as caught:
         ControlClient(free_socket)
     assert str(free_socket) in caught.value.message
-    assert "start one with: dtd-coordinator" in caught.value.remedy
-    assert "DTD_COORDINATOR" in caught.value.remedy
+    assert "start the coordinator there" in caught.value.remedy
     assert caught.value.exit_code == 3
 
 
@@ -61,16 +58,14 @@ def test_no_answer_in_time(server):
     server.script = lambda _message: b""
     with ControlClient(server.control) as client:
         client._timeout_s = 0.02  # once it is connected, which takes its time
-        with pytest.raises(
-            CoordinatorUnreachable, match=r"has not answered within 0\.02 s: it is busy"
-        ):
+        with pytest.raises(CoordinatorUnreachable, match=r"no answer within 0\.02 s"):
             client.request(m.GetStatus())
 
 
 def test_the_coordinator_closes(server):
     with (
         ControlClient(server.control) as client,
-        pytest.raises(CoordinatorUnreachable, match="closed the connection before it answered"),
+        pytest.raises(CoordinatorUnreachable, match="closed the connection without a reason"),
     ):
         client.request(m.GetStatus())
 

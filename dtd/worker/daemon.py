@@ -95,7 +95,6 @@ class Worker:
         self._loop.set_exception_handler(self._on_exception)
         self.ending: asyncio.Future[member.Restart | member.Exit] = self._loop.create_future()
         self._bridge = Bridge(self._loop)
-        self._profiles = Profiles(config.state_dir, self._bridge.posting(self._send))
         self._data = DataServer(config.name, self._open_on_disk)
         self._lifeline = Lifeline()
         self._lifeline.start()
@@ -110,16 +109,10 @@ class Worker:
             self._renewal = CredentialRenewal(
                 credential, config.state_dir, send=self._control.send, renewed=self._use
             )
+        send = self._bridge.posting(self._control.send)
+        self._profiles = Profiles(config.state_dir, send)
+        self._metrics = self._new_metrics(credential)
         self._traffic = TrafficMeter()
-        only_members = config.metrics_for == "members"
-        self._metrics = WorkerMetrics(
-            config.name,
-            config.device,
-            config.metrics,
-            (lambda: members_only(self._serves_tls)) if only_members else None,
-        )
-        if credential is not None:
-            self._metrics.certificate_expires_s = credential.expires.timestamp()
         self._requests = Requests(send=self._control.send, post=self._bridge.post)
         self._packages = TaskPackages(config.state_dir / PACKAGES, self._requests)
         self._models = PinnedModels(
@@ -127,8 +120,7 @@ class Worker:
             worker=config.name,
             checkpoints=self._checkpoint_directories,
             connect=self._connect_to_workers,
-            send=self._control.send,
-            post=self._bridge.post,
+            send=send,
         )
         self._interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
         self._silence_s = DEFAULT_HEARTBEAT_TIMEOUT_S
@@ -138,17 +130,38 @@ class Worker:
         self._lines = JobLines(self._control.send)
         self._measuring: set[asyncio.Task[None]] = set()
         self._peers = PeerDiagnostics()
-        self._receivers: Mapping[type[m.Message], Callable[[Any, memoryview], None]] = {
+        self._receivers = self._message_table()
+        self._effects = self._effect_table()
+        self._core: member.Member
+
+    def _new_metrics(self, credential: Credential | None) -> WorkerMetrics:
+        config = self.config
+        only_members = config.metrics_for == "members"
+        made = WorkerMetrics(
+            config.name,
+            config.device,
+            config.metrics,
+            (lambda: members_only(self._serves_tls)) if only_members else None,
+        )
+        if credential is not None:
+            made.certificate_expires_s = credential.expires.timestamp()
+        return made
+
+    def _message_table(self) -> Mapping[type[m.Message], Callable[[Any, memoryview], None]]:
+        """By type of message; all others are for the member core."""
+        return {
             m.Package: lambda message, payload: self._requests.received(message, bytes(payload)),
             m.Parts: lambda message, _: self._requests.received(message),
             m.DropCheckpoint: lambda message, _: self._begin_drop(message),
             m.PinModel: lambda message, _: self._models.order(message),
             m.UnpinModel: lambda message, _: self._models.order(message),
-            m.Renewed: self._on_renewed,
+            m.Renewed: lambda message, _: self._on_renewed(message),
             m.Measure: lambda message, _: self._begin_measuring(message),
-            m.Registered: self._on_registered,
+            m.Registered: lambda message, _: self._on_registered(message),
         }
-        self._effects: Mapping[type[member.Effect], Callable[[Any], None]] = {
+
+    def _effect_table(self) -> Mapping[type[member.Effect], Callable[[Any], None]]:
+        return {
             member.Tell: self._on_tell,
             member.WarmUp: lambda effect: self._warm_up(effect.prepare),
             member.FormRing: lambda effect: self._form_ring(effect.assign),
@@ -162,7 +175,6 @@ class Worker:
             member.Restart: self._end,
             member.Exit: self._end,
         }
-        self._core: member.Member
 
     # --- life --------------------------------------------------------------------------------
 
@@ -258,7 +270,7 @@ class Worker:
         else:
             self._feed(member.FromCoordinator(message=message))
 
-    def _on_registered(self, message: m.Registered, _payload: memoryview) -> None:
+    def _on_registered(self, message: m.Registered) -> None:
         self._data.worker_secret = message.secret
         self._interval_s = message.heartbeat_interval_s
         self._silence_s = message.heartbeat_timeout_s
@@ -268,7 +280,7 @@ class Worker:
             log.warning("coordinator_refused", reason=message.refused)
         self._feed(member.FromCoordinator(message=message))
 
-    def _on_renewed(self, message: m.Renewed, _payload: memoryview) -> None:
+    def _on_renewed(self, message: m.Renewed) -> None:
         if self._renewal is not None:
             self._renewal.received(message)
 
@@ -293,7 +305,7 @@ class Worker:
     async def _measure(self, message: m.Measure) -> None:
         idle = self._core.state is MemberState.IDLE
         fetch = self._packages.fetch
-        self._send(await measure(message, self.config, fetch_package=fetch, idle=idle))
+        self._control.send(await measure(message, self.config, fetch_package=fetch, idle=idle))
 
     def _begin_drop(self, message: m.DropCheckpoint) -> None:
         """Delete it in a thread, and answer."""
@@ -305,21 +317,20 @@ class Worker:
         self._loop.run_in_executor(None, drop_checkpoint, message).add_done_callback(answer)
 
     def _feed(self, event: member.Event) -> None:
+        """Pass an event to the member core, and do what it decides."""
         if not self.ending.done():
             for effect in self._core.handle(event, self._loop.time()):
                 self._effects[type(effect)](effect)
 
-    def _tell(self, message: m.Message) -> None:
-        if isinstance(message, m.Register):
-            message = dataclasses.replace(message, clock_s=self._loop.time())
-        self._control.send(message)
-
     # --- effects -----------------------------------------------------------------------------
 
     def _on_tell(self, effect: member.Tell) -> None:
-        if isinstance(effect.message, m.Finished | m.Failed):
-            self._send_output(ended=True)  # who waits for the end finds all that was printed
-        self._tell(effect.message)
+        message = effect.message
+        if isinstance(message, m.Finished | m.Failed):
+            self._send_output(ended=True)  # a client that waits for the end finds all output
+        elif isinstance(message, m.Register):
+            message = dataclasses.replace(message, clock_s=self._loop.time())
+        self._control.send(message)
 
     def _raise(self, effect: member.Raise) -> None:
         log.warning("signal_raised", signal=effect.signal)
@@ -385,9 +396,6 @@ class Worker:
     def _on_probed(self, message: m.Probe, probed: m.Probed) -> None:
         self._peers.probed(message, probed)
         self._feed(member.ProbeAnswered(probed=probed))
-
-    def _send(self, message: m.Message) -> None:
-        self._control.send(message)
 
     def _open_on_disk(self, resource: str) -> Resource:
         """Open a resource that other workers fetch from files; in a thread."""

@@ -310,8 +310,7 @@ class PinnedModels:
         worker: this worker's name.
         checkpoints: tells the directories of this worker's checkpoints.
         connect: tells how to reach other workers, encrypted or not.
-        send: sends to the coordinator, on the event loop; lost while there is no connection.
-        post: runs a function on the event loop, from any thread.
+        send: sends to the coordinator, from any thread; lost while there is no connection.
     """
 
     def __init__(
@@ -322,14 +321,12 @@ class PinnedModels:
         checkpoints: Callable[[], Sequence[Path]],
         connect: Callable[[bool], Connect],
         send: Callable[[m.Message], None],
-        post: Callable[..., None],
     ) -> None:
         self._place = place
         self._worker = worker
         self._checkpoints = checkpoints
         self._connect = connect
         self._send = send
-        self._post = post
         self._orders: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -357,7 +354,7 @@ class PinnedModels:
             except OSError as error:
                 log.warning("model_not_deleted", error=str(error))
                 answer = m.ModelsHeld(versions=held(self._place))
-            self._post(self._send, answer)
+            self._send(answer)
 
     def _carried_out(self, message: m.Message) -> m.Message:
         if isinstance(message, m.PinModel):

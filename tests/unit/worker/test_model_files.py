@@ -175,7 +175,6 @@ def test_orders_are_carried_out_one_after_the_other(tmp_path, other, monkeypatch
         checkpoints=list,
         connect=lambda _encrypted: connect_tcp,
         send=said.put,
-        post=lambda function, *arguments: function(*arguments),
     )
     registered = m.Registered(heartbeat_interval_s=1.0, heartbeat_timeout_s=2.0)
     models.order(registered)

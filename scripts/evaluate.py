@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from scripts import markdown
+
 WARM_STEPS: Final = 5
 EXAMPLES: Final = Path("docs/examples")
 
@@ -82,16 +84,16 @@ def curves(options: argparse.Namespace) -> None:
     """The same job at several world sizes: is the curve the same?"""
     runs = {world: run(options.task, world, options.set) for world in options.worlds}
     reference = [step["loss"] for step in runs[options.worlds[0]].steps]
-    print("| workers | first loss | last loss | evaluation | largest difference | equal replicas |")
-    print("|---|---|---|---|---|---|")
+    head = ["workers", "first loss", "last loss", "evaluation", "largest difference"]
+    rows = []
     for world, one in runs.items():
         losses = [step["loss"] for step in one.steps]
         apart = max(abs(a - b) for a, b in zip(losses, reference, strict=True))
         summary = one.summary
-        print(
-            f"| {world} | {losses[0]:.4f} | {losses[-1]:.4f} | loss {summary['eval_loss']:.4f},"
-            f" accuracy {summary['eval_accuracy']:.4f} | {apart:.2g} | {_equal(summary)} |"
-        )
+        evaluation = f"loss {summary['eval_loss']:.4f}, accuracy {summary['eval_accuracy']:.4f}"
+        values = [f"{losses[0]:.4f}", f"{losses[-1]:.4f}", evaluation, f"{apart:.2g}"]
+        rows.append([str(world), *values, _equal(summary)])
+    print(markdown.table([*head, "equal replicas"], rows))
 
 
 def speedup(options: argparse.Namespace) -> None:
@@ -103,14 +105,14 @@ def speedup(options: argparse.Namespace) -> None:
         last[world] = run(options.task, world, options.set)
         rates[world].append(last[world].rows_per_s)
     base = statistics.median(rates[options.worlds[0]])
-    print("| workers | rows/s (median, range) | ratio | step | compute | comm | exposed |")
-    print("|---|---|---|---|---|---|---|")
+    head = ["workers", "rows/s (median, range)", "ratio", "step", "compute", "comm", "exposed"]
+    rows = []
     for world, values in rates.items():
+        median = statistics.median(values)
         times = [f"{last[world].median(k) * 1000:.1f} ms" for k in _TIMES]
-        print(
-            f"| {world} | {statistics.median(values):.1f} ({min(values):.1f} to"
-            f" {max(values):.1f}) | {statistics.median(values) / base:.2f} | {' | '.join(times)} |"
-        )
+        spread = f"{median:.1f} ({min(values):.1f} to {max(values):.1f})"
+        rows.append([str(world), spread, f"{median / base:.2f}", *times])
+    print(markdown.table(head, rows))
 
 
 _TIMES: Final = ("step_s", "compute_s", "comm_s", "exposed_s")

@@ -423,8 +423,9 @@ def mixed(
     harness: Harness, kinds: Sequence[str], count: int, *, quiet_s: float, until_s: float
 ) -> None:
     """Inject so many at random, by weights, spread over the run's time."""
+    fewest = min(FEWEST_FIT, len(harness.workers) - 1)
     while len(harness.injections) < count and time.time() < until_s:
-        harness.until(lambda: len(harness.fit()) > FEWEST_FIT, SETTLE_S)
+        harness.until(lambda: len(harness.fit()) > fewest, SETTLE_S)
         kind = _choose(harness, kinds)
         victim = harness.chance.choice(harness.fit() or harness.workers)
         await_moment(harness, victim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from scripts.cluster.disks import SmallDisks
 from scripts.cluster.namespaces import may_make
 from scripts.cluster.networked import NetworkedCluster
 from scripts.cluster.networks import Hosts, Loopback, Network, Proxied
-from scripts.cluster.processes import Load
+from scripts.cluster.processes import Child, stop_all
 
 # --- scenarios: each a run that docs/evaluation.md tells of ---------------------------------------
 
@@ -160,8 +161,12 @@ def cluster_for(
             directory=directory, workers=workers, network=network, disks=disks
         )
         stack.callback(cluster.stop)
-        load = Load(round(scenario.load * len(os.sched_getaffinity(0))))
-        stack.callback(load.stop)
+        busy = [sys.executable, "-c", "while True: pass"]
+        count = round(scenario.load * len(os.sched_getaffinity(0)))
+        load = [Child(f"load-{n}", busy, Path(os.devnull)) for n in range(count)]
+        stack.callback(stop_all, load, grace_s=0.0)
+        for child in load:
+            child.start()
         yield cluster
 
 

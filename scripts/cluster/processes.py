@@ -199,21 +199,3 @@ def ignore_stop_signals() -> None:
 def _exit(number: int, _frame: object) -> NoReturn:
     ignore_stop_signals()
     sys.exit(128 + number)
-
-
-# --- load beside the daemons ----------------------------------------------------------------------
-
-
-class Load:
-    """So many processes that compute without a purpose."""
-
-    def __init__(self, count: int) -> None:
-        self._children = [
-            Child(f"load-{index}", [sys.executable, "-c", "while True: pass"], Path("/dev/null"))
-            for index in range(count)
-        ]
-        for child in self._children:
-            child.start()
-
-    def stop(self) -> None:
-        stop_all(self._children, grace_s=0.0)

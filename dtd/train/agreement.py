@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -55,19 +54,6 @@ Gather = Callable[[bytes], list[bytes]]
 _MORE: Final = "(more entries)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """The first entry in which ranks differ.
-
-    Attributes:
-        entry: its name; empty if it was not found.
-        meaning: the entry and the probable cause, for a person; empty without an entry.
-    """
-
-    entry: str = ""
-    meaning: str = ""
-
-
 def first_difference(
     replica: Replica,
     gather: Gather,
@@ -75,8 +61,8 @@ def first_difference(
     *,
     rank: int = 0,
     disputed: Shared | None = None,
-) -> Difference:
-    """Search the states of all ranks; finds nothing if the ring breaks meanwhile.
+) -> tuple[str, str]:
+    """Search the states of all ranks for the first entry in which they differ.
 
     Args:
         replica: this rank's state.
@@ -85,18 +71,22 @@ def first_difference(
         rank: this one.
         disputed: shards of the state in which their holders differ, which are searched if the
             common part is equal; None if there are none.
+
+    Returns:
+        the entry's name, and the entry with its probable cause for a person; both are empty if
+        none was found, or if the ring broke meanwhile.
     """
     try:
         entry = _searched(_entries(replica, progress), None, gather)
         if entry or disputed is None:
-            return Difference(entry=entry, meaning=_meaning(replica, entry) if entry else "")
+            return entry, _meaning(replica, entry) if entry else ""
         held = rank in disputed.holders
         names = _shard_names(replica)
         entries = _shard_entries(replica, disputed.part, progress) if held else []
         entry = _searched(entries, disputed.holders, gather, list(names))
     except (RingBroken, ProtocolError):
-        return Difference()
-    return Difference(entry=entry, meaning=_meaning(replica, entry, names.get(entry, "")))
+        return "", ""
+    return entry, _meaning(replica, entry, names.get(entry, "")) if entry else ""
 
 
 def _searched(
@@ -368,7 +358,7 @@ def _diverged(
     """Drop pending digests, and describe which ranks differ, and in which entry first."""
     session.checkpoints.drop()
     step = session.replica.step
-    found = first_difference(
+    entry, meaning = first_difference(
         session.replica,
         ring.gather,
         session.reporter.progress,
@@ -376,12 +366,12 @@ def _diverged(
         disputed=disputed,
     )
     others = "the others" if result.majority else "others, and no state has a majority"
-    first = f"; what differs first is {found.meaning}" if found.entry else ""
+    first = f"; what differs first is {meaning}" if entry else ""
     return DivergenceError(
         f"after step {step}, in generation {ring.generation}, ranks {list(result.dissenters)}"
         f" hold another state than {others}{first}",
         dissenters=result.dissenters,
         majority=result.majority,
         step=step,
-        entry=found.entry,
+        entry=entry,
     )

@@ -287,16 +287,16 @@ class Replica:
         else:
             self.optimizer.step()
 
-    def set_learning_rates(self, spec: JobSpec, updates_total: int, *, ahead: int = 0) -> float:
-        """Prepare the next update; returns the rate of the first parameter group.
+    def set_learning_rates(self, spec: JobSpec, updates_total: int, *, ahead: int = 0) -> None:
+        """Set the rates of the next update, unless the task has a schedule of its own.
 
         Args:
             spec: the job.
             updates_total: of the whole job.
             ahead: updates that this rank alone has made since the last one that counts.
         """
-        groups = self.optimizer.param_groups
         if self.schedule is None:
+            groups = self.optimizer.param_groups
             for group, base_lr in zip(groups, self.base_lrs, strict=True):
                 rate = learning_rate(
                     spec.schedule,
@@ -305,7 +305,6 @@ class Replica:
                     updates_total=updates_total,
                 )
                 _set_rate(group, rate)
-        return float(groups[0]["lr"])
 
     def updated(self, steps: int = 1) -> None:
         """Count an update, or those of a round, and advance the task's schedule.

@@ -21,17 +21,17 @@ flat bucket.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 from typing import Final
 
 from dtd.engine.digests import Shared
 from dtd.engine.shards import Interval, ShardSet, united
-from dtd.errors import ShardsMissing, UnreadableWord
+from dtd.errors import ShardsMissing
 
 MOST_COMPARED: Final = 1024
-"""Most parts that are compared: false reports could divide what the ranks hold into many more."""
+"""Most parts that are compared: their hashes have to fit in one small gather."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,28 +177,6 @@ def plan_regroup(held: Sequence[ShardSet], wanted: Sequence[ShardSet]) -> Regrou
         for hops in sorted(given)
     )
     return RegroupPlan(windows=tuple(windows), shared=_shared(by_holders))
-
-
-def check_claims(shared: Sequence[Shared], bringers: Collection[int] | None) -> None:
-    """Check that only ranks that brought the state claim parts that others hold as well.
-
-    Otherwise a rank that has brought nothing could dispute any part.
-
-    Args:
-        shared: of the plan.
-        bringers: ranks that did not copy the state from another one; None for all.
-
-    Raises:
-        UnreadableWord: another rank claims some.
-    """
-    if bringers is None:
-        return
-    for one in shared:
-        for rank in one.holders:
-            if rank not in bringers:
-                raise UnreadableWord(
-                    rank, f"it claims {one.part} of a state that it has not brought"
-                )
 
 
 def _shared(by_holders: dict[tuple[int, ...], list[Interval]]) -> tuple[Shared, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from dtd.engine.digests import ShardDigests, compared
-from dtd.engine.regroup import RegroupWindow, check_claims, plan_regroup
+from dtd.engine.regroup import RegroupWindow, plan_regroup
 from dtd.engine.shards import Division, ShardSet
 from dtd.errors import RingBroken, ShardsMissing
 from tests.sim import shards
@@ -60,8 +60,6 @@ def gather(
         session.shell.surroundings.oracle.shards.hole(ring.assign, error.message)
         ring.end(error.message)
         raise RingBroken(error.message) from error
-    roster = ring.assign.roster
-    check_claims(plan.shared, {at for at, one in enumerate(roster) if one.holds})
     session.shell.surroundings.oracle.shards.compares(ring.assign, state)
     mine = (one.part for one in plan.shared if rank in one.holders)
     hashes = [shards.digest(state.atoms, part) for part in mine]

@@ -67,11 +67,6 @@ async def test_all_steps_of_a_message_are_remembered(box):
     assert await box.points() == [(5, 0.5), (6, 0.25), (7, 0.125)]
 
 
-async def test_evaluations_are_remembered(box):
-    box.recorder.evaluated("i", m.Evaluated(job="j-1", step=5, metrics={"f1": 0.5}))
-    assert await box.points("eval/f1") == [(5, 0.5)]
-
-
 async def test_workers_are_remembered_every_two_seconds(box):
     beat = m.Heartbeat(state="training", job="j-1", memory_bytes=7)
     for moved_s in (0.0, SYSTEM_EVERY_S / 2, SYSTEM_EVERY_S / 2):
@@ -79,13 +74,6 @@ async def test_workers_are_remembered_every_two_seconds(box):
         box.recorder.heartbeat("w", "i", beat, "v")
     assert len(await box.points("memory_bytes", workers=True)) == 2
     assert len(await box.points("round_trip_s", workers=True)) == 2
-
-
-async def test_the_oldest_worker_is_forgotten(box, monkeypatch):
-    monkeypatch.setattr(module, "MAX_WORKERS", 2)
-    for name in "abc":
-        box.recorder.heartbeat(name, "i", m.Heartbeat(state="training", job="j-1"), "")
-    assert set(box.recorder._beats) == {"b", "c"}
 
 
 async def test_no_more_waits_than_fits(box, monkeypatch):

@@ -7,9 +7,8 @@ import sqlite3
 
 import pytest
 
-from dtd.errors import HistoryDamaged, RequestRefused
+from dtd.errors import RequestRefused
 from dtd.observe import query
-from dtd.observe import store as database_module
 from dtd.observe.pyramid import FACTOR
 from dtd.observe.series import (
     MAX_TRACKS_OF_A_JOB,
@@ -78,11 +77,6 @@ def test_a_plot_of_many_steps_has_their_sums(box):
     assert sum(point[2] for point in found) == 5000
     assert sum(point[2] * point[4] for point in found) == pytest.approx(5000 * 5001 / 2)
     assert (min(point[3] for point in found), max(point[5] for point in found)) == (1, 5000)
-
-
-def test_a_range_of_steps(box):
-    box.steps(1, 101)
-    assert [point[0] for point in box.loss(from_step=90, to_step=93)] == [90, 91, 92, 93]
 
 
 def test_steps_that_were_trained_again_replace_those_that_were_lost(box):
@@ -283,13 +277,6 @@ def test_a_full_disk_loses_no_row_that_is_written_again(box):
     box.steps(3, 2000)
     (point,) = box.loss(points=1)
     assert point[2] == 1999
-
-
-def test_an_error_of_the_disk_is_no_damage():
-    with pytest.raises(sqlite3.OperationalError), database_module.damage_told():
-        raise sqlite3.OperationalError("disk I/O error")
-    with pytest.raises(HistoryDamaged), database_module.damage_told():
-        raise sqlite3.DatabaseError("malformed")
 
 
 def test_rows_that_were_given_up_are_still_in_every_plot(tmp_path):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
-import dtd.observe.metrics.coordinator as module
-from dtd.address import Address
 from dtd.cluster.detector import Detector
 from dtd.cluster.events import Disconnect, Incident
 from dtd.cluster.records import Job, Liveness, Run, Worker
@@ -35,16 +32,7 @@ def cluster() -> ClusterState:
     beat = m.Heartbeat(state="running", generation=3, step=12, step_s=0.1, rtt_s=0.001)
     for name, state in (("w-0", "running"), ("w-1", "running"), ("w-2", "lost")):
         made.workers[name] = Worker(
-            registration=registration(
-                name=name,
-                incarnation=1,
-                pid=1,
-                host="h",
-                device="cpu",
-                data_host="h",
-                data_port=1,
-                version="0",
-            ),
+            registration=registered(name, 1),
             state=WorkerState(state),
             liveness=Liveness(heartbeat=beat if state == "running" else None),
         )
@@ -86,16 +74,7 @@ def seen(figures: CoordinatorMetrics, cluster: ClusterState) -> dict[str, float]
 
 
 def registered(name: str, incarnation: int) -> m.Register:
-    return m.Register(
-        name=name,
-        incarnation=incarnation,
-        pid=1,
-        host="h",
-        device="cpu",
-        data_host="h",
-        data_port=1,
-        version="0",
-    )
+    return registration(name=name, incarnation=incarnation)
 
 
 def saved(step: int, generation: int = 1, job: str = "j-1", **more: Any) -> m.CheckpointSaved:
@@ -109,25 +88,6 @@ def saved(step: int, generation: int = 1, job: str = "j-1", **more: Any) -> m.Ch
         metrics={},
         kept=(),
         **more,
-    )
-
-
-def progress(step: int, job: str = "j-1") -> m.Progress:
-    return m.Progress(
-        job=job,
-        generation=1,
-        step=step,
-        epoch=0,
-        loss=0.5,
-        learning_rate=0.25,
-        grad_norm=1.5,
-        rows=64,
-        step_s=0.1,
-        compute_s=0.1,
-        comm_s=0.1,
-        exposed_s=0.1,
-        skipped=False,
-        skipped_steps=0,
     )
 
 
@@ -195,25 +155,3 @@ def test_incidents_and_evictions(cluster: ClusterState) -> None:
     samples = seen(figures, cluster)
     assert (samples["incidents_total worker_lost"], samples["incidents_total recovered"]) == (2, 1)
     assert samples["worker_evictions_total w-0"] == 1
-
-
-# --- the endpoint ----------------------------------------------------------------------------
-
-
-async def test_the_endpoint_shows_what_is_now(
-    cluster: ClusterState, scrape: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(module, "PUBLISH_EVERY_S", 0.0)
-    metrics = CoordinatorMetrics(Address("127.0.0.1", 0))
-    await metrics.start()
-    keeping = asyncio.create_task(metrics.keep(lambda: look(cluster)))
-    assert metrics._exposition is not None
-    assert cluster.job is not None
-    async with asyncio.timeout(30):
-        for cluster.job.step in (12, 13):
-            step: Any = None
-            while step != cluster.job.step:
-                seen = await asyncio.to_thread(scrape, metrics._exposition.address)
-                step = seen.get(("dtd_job_step", (("job", "j-1"),)))
-    keeping.cancel()
-    await metrics.close()

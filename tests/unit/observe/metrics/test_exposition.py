@@ -109,15 +109,6 @@ def test_a_caller_that_takes_all_places_makes_way(patient, scrape):
         assert answering() <= module.AT_ONCE
 
 
-def test_a_flood_is_refused_and_costs_no_threads(exposition):
-    for _ in range(300):
-        with call(exposition):
-            pass
-    assert answering() <= module.AT_ONCE
-    with call(exposition) as late:
-        assert late.recv(1) == b""
-
-
 def test_a_caller_that_trickles_is_given_up_as_well(monkeypatch):
     monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.3)
     made = Exposition(LOOPBACK)
@@ -139,9 +130,6 @@ def _ended(connection: socket.socket) -> bool:
         return connection.recv(1) == b""
     except ConnectionError:
         return True
-
-
-# --- for members ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -185,12 +173,6 @@ def test_a_member_reads_what_others_cannot(members, authority, tmp_path):
         plain.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             assert b"dtd_" not in plain.recv(65536)
-
-
-def test_a_caller_that_does_not_shake_hands_holds_up_nobody(members, authority, tmp_path):
-    context = viewer(tmp_path, authority)
-    with call(members):
-        assert "dtd_queued_jobs" in read_as(members, context)
 
 
 def test_without_a_cluster_there_are_no_members():

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from dtd.address import Address
 from dtd.observe.metrics.worker import (
     NO_GPU,
     GpuFigures,
-    WorkerMetrics,
     gpu_figures,
     next_in_ring,
     worker_samples,
@@ -79,6 +77,9 @@ def test_a_worker_that_is_idle_says_nothing_of_steps() -> None:
         *("worker_cpu_seconds_total", "worker_resident_memory_bytes"),
         *("worker_sent_bytes_total", "worker_received_bytes_total"),
     }
+    beat = m.Heartbeat(state="running", gpu_use=0.0, gpu_memory_bytes=7)
+    assert figures(beat)["worker_gpu_use_ratio"] == 0.0
+    assert figures(beat)["worker_gpu_memory_bytes"] == 7
 
 
 def test_memory_by_part() -> None:
@@ -95,20 +96,11 @@ def test_memory_by_part() -> None:
     assert found["dtd_worker_predicted_memory_bytes"] == {("w", "optimizer"): 10}
 
 
-def test_a_gpu() -> None:
-    beat = m.Heartbeat(state="running", gpu_use=0.0, gpu_memory_bytes=7)
-    assert figures(beat)["worker_gpu_use_ratio"] == 0.0
-    assert figures(beat)["worker_gpu_memory_bytes"] == 7
-
-
 @pytest.mark.parametrize(
     ("roster", "peer"), [("abc", "c"), ("bc", "c"), ("ab", "a"), ("b", ""), ("ac", ""), ("", "")]
 )
 def test_to_whom_b_sends(roster: str, peer: str) -> None:
     assert next_in_ring(list(roster), "b") == peer
-
-
-# --- GPUs without torch ----------------------------------------------------------------------
 
 
 class Cuda:
@@ -144,22 +136,3 @@ def test_a_gpu_that_is_not_in_use_is_not_touched(cuda: Cuda, monkeypatch: Any) -
     monkeypatch.delitem(sys.modules, "torch")
     assert gpu_figures("cuda:0") == NO_GPU
     assert "torch" not in sys.modules
-
-
-# --- the endpoint ----------------------------------------------------------------------------
-
-
-async def test_a_workers_own_endpoint(scrape: Any) -> None:
-    metrics = WorkerMetrics("w-0", "cpu", Address("127.0.0.1", 0))
-    await metrics.start()
-    roster = [
-        m.Member(name=name, incarnation=1, host="h", port=1, holds=True) for name in ("w-0", "w-1")
-    ]
-    metrics.certificate_expires_s = 2e9
-    metrics.publish(TRAINING, roster)
-    assert metrics._exposition is not None
-    seen = scrape(metrics._exposition.address)
-    await metrics.close()
-    assert seen["dtd_worker_step", (("worker", "w-0"),)] == 12
-    assert seen["dtd_link_round_trip_seconds", (("peer", "w-1"), ("worker", "w-0"))] == 0.001
-    assert seen["dtd_certificate_expiry_timestamp_seconds", ()] == 2e9

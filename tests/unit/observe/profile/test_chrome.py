@@ -80,11 +80,6 @@ def test_each_worker_is_a_process_with_its_threads():
     assert pulled["args"] == {"bucket": 2, "phase": "pull", "rank": 3}
 
 
-def test_nothing_was_recorded():
-    assert list(trace_events([])) == []
-    assert rows(list(trace_events([WorkerTrace(name="a", rank=0, spans=[])])), 1) == set()
-
-
 kinds = st.sampled_from([BUCKET, WORD, CHUNK])
 
 
@@ -108,9 +103,6 @@ def test_spans_of_a_ring_never_overlap_on_one_thread(drawn):
         found.sort()
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(found))
     assert sum(map(len, threads.values())) >= len(spans)
-
-
-# --- files ---------------------------------------------------------------------------------------
 
 
 def contents():

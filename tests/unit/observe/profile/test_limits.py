@@ -141,6 +141,3 @@ def test_any_spans_give_shares_of_the_step_whatever_the_clock(drawn, shift):
     for part in (found.data_s, found.compute_s, found.optimizer_s, found.exposed_s, found.busy_s):
         assert 0 <= part <= whole
     assert 0 <= found.hidden_s <= found.busy_s * (1 + 1e-9)
-
-
-parts = st.floats(0, 100)

@@ -17,7 +17,6 @@ from dtd.config import CoordinatorConfig, load_coordinator_config
 from dtd.errors import ConfigError
 from dtd.job import parse_job, to_mapping
 from dtd.observe.sinks import trackers as module
-from dtd.observe.sinks import trackers as trackers_module
 from dtd.observe.sinks.entries import Began, Ended, Figures, from_line
 from dtd.observe.sinks.trackers import (
     MAX_PIPE_BYTES,
@@ -28,6 +27,7 @@ from dtd.observe.sinks.trackers import (
     sinks_of,
 )
 from dtd.wire import messages as m
+from tests.unit.observe.reports import progress as report
 
 SPEC = """
 [job]
@@ -131,9 +131,6 @@ async def test_before_there_is_a_process_everything_is_dropped_but_the_job(monke
     assert from_line(third) == Began(job="j-2", identity="i", unix_s=1.0)
 
 
-# --- what is passed on -----------------------------------------------------------------------
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> CoordinatorConfig:
     return CoordinatorConfig(state_dir=tmp_path, socket=tmp_path / "s", mlflow="http://127.0.0.1:1")
@@ -153,22 +150,7 @@ def job(job_id: str = "digits-1") -> Job:
 
 
 def progress(step: int, job_id: str = "digits-1") -> m.Progress:
-    return m.Progress(
-        job=job_id,
-        generation=1,
-        step=step,
-        epoch=0,
-        loss=0.5,
-        learning_rate=0.1,
-        grad_norm=1.0,
-        rows=64,
-        step_s=0.5,
-        compute_s=0.1,
-        comm_s=0.1,
-        exposed_s=0.1,
-        skipped=False,
-        skipped_steps=0,
-    )
+    return report(job=job_id, step=step)
 
 
 def test_a_job_is_told_of_with_its_settings_but_no_secrets(config, told) -> None:
@@ -198,17 +180,8 @@ def test_a_job_is_told_of_with_its_settings_but_no_secrets(config, told) -> None
     assert (last.state, last.result) == ("done", {"steps": 2.0, "eval_f1": 0.75})
 
 
-def test_each_job_is_thinned_by_itself(config, told, monkeypatch) -> None:
-    monkeypatch.setattr(trackers_module, "THINNED_EVERY", 2)
-    trackers = Trackers(config, lambda action: None, Operators().incident, wall=lambda: 5.0)
-    for step in range(1, 9):
-        trackers.reported(job(), progress(step))
-        trackers.reported(job("digits-2"), progress(step, "digits-2"))
-    assert [entry.step for entry in told if isinstance(entry, Figures)] == [1, 1, 2, 2]
-
-
 def test_a_missing_package_is_named(config, monkeypatch) -> None:
-    monkeypatch.setattr(trackers_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="mlflow-skinny is not installed") as caught:
         sinks_of(config)
     assert "pip install mlflow-skinny" in caught.value.remedy

@@ -90,28 +90,6 @@ def test_an_entry_survives_its_line(entry: Entry) -> None:
     assert from_line(line) == entry
 
 
-def test_all_of_a_job_is_delivered_in_order() -> None:
-    sink = Scripted()
-    sink.go.clear()
-    said: list[dict[str, Any]] = []
-    delivery = Delivery(sink, said.append)
-    delivery.put(began())
-    assert sink.entered.wait(WAIT_S)  # the others wait together
-    for entry in (point(1), point(2), point(3), ended(), began("j-2"), point(1, "j-2")):
-        delivery.put(entry)
-    sink.go.set()
-    delivery.close(WAIT_S)
-    assert sink.seen == [
-        ("begin", "j-1"),
-        ("j-1", [1, 2, 3]),
-        ("end", "j-1", "done"),
-        ("begin", "j-2"),
-        ("j-2", [1]),
-        "closed",
-    ]
-    assert (said, delivery.dropped) == ([], 0)
-
-
 def test_jobs_beside_each_other_share_the_requests() -> None:
     """Their figures alternate; what waits of a job still goes at once, and in its order."""
     sink = Scripted()

@@ -22,7 +22,7 @@ which may raise RingBroken.  Nor does it see rows or losses: `Computation` proce
 
 There are two kinds of state.  *Shared* state is equal on all ranks; it is stored in the replica,
 covered by digests, saved in checkpoints and sent to joining workers (`dtd.train.state.tensors`).
-*Local* state is kept by the strategy and differs between ranks (`dtd.strategy.codec.local_state`).
+*Local* state is kept by the strategy and differs between ranks (`dtd.strategy.codec.api`).
 Whatever a strategy applies must be computed from results that are the same bytes on every rank.
 """
 
@@ -38,8 +38,7 @@ from torch import Tensor, nn
 
 from dtd.engine.digests import Shared
 from dtd.exchange.api import BucketMemory, Collective
-from dtd.strategy.codec.api import World
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import LocalState, World
 from dtd.strategy.scalars import StepScalars, Totals
 from dtd.strategy.sharded.state import ShardedState
 

@@ -29,8 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from dtd.errors import TaskError
 from dtd.exchange.api import BucketMemory
 from dtd.exchange.schedule.buckets import BucketPlan, ParameterShape
-from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import FlatLayout, LocalState, TensorPlace, World
 from dtd.strategy.wire_memory import RingMemory
 
 _WIDE = (torch.float32, torch.float64)

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from dtd.exchange.api import BucketMemory
 from dtd.strategy.buckets import Buckets, HostBuckets, StartBucket, WaitForBucket, norm_of
-from dtd.strategy.codec.api import Codec, Coder, FlatLayout, Wire, World
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import Codec, Coder, FlatLayout, LocalState, Wire, World
 from dtd.strategy.wire_memory import RingMemory, bucket_memory
 
 _CUDA: Any = torch.cuda  # its constructors have no annotations

@@ -25,8 +25,7 @@ from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats, Strategy
 from dtd.strategy.buckets import Gradients, layouts_of, parameter_shapes
-from dtd.strategy.codec.api import Codec, World
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import Codec, LocalState, World
 from dtd.strategy.coded_buckets import make_buckets
 from dtd.strategy.nested import copied
 from dtd.strategy.scalars import StepScalars, Totals

@@ -26,8 +26,7 @@ from dtd.engine.control_word import ControlWord, Flags
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.observe.profile.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.shown import counted
-from dtd.strategy.codec.api import World
-from dtd.strategy.codec.local_state import ResidualHandoff
+from dtd.strategy.codec.api import ResidualHandoff, World
 from dtd.train.agreement import agree, compare_moving, exchange, record_progress, timed_gather
 from dtd.train.evaluation import judge
 from dtd.train.malloc_tuning import mapped_blocks, return_freed_memory

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from dtd.exchange.schedule.chunks import Operation
-from dtd.strategy.codec.api import Wire
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import LocalState, Wire
 
 
 class Rounding:

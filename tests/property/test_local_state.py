@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import LocalState
 
 CPU = torch.device("cpu")
 STEP = st.tuples(st.sampled_from(["commit", "rollback", "unwritten"]), st.integers(0, 3))

@@ -12,7 +12,7 @@ from dtd.engine.agenda import after_commit, before_step
 from dtd.engine.control_word import Comparison, ControlWord, Flags, compare, decode_entry
 from dtd.engine.digests import ShardDigests, combined, search
 from dtd.errors import DivergenceError, RingBroken, TaskError
-from dtd.strategy.codec.local_state import ResidualHandoff
+from dtd.strategy.codec.api import ResidualHandoff
 from tests.sim import regroup, reports, shards
 from tests.sim.phases import Phase
 from tests.sim.replica import State

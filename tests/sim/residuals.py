@@ -1,7 +1,7 @@
 """The residuals of simulated ranks, and the oracle's rules for them.
 
 Every exchange adds a number derived from the rank's rows to its residual.  The residual is kept in
-the product's own `dtd.strategy.codec.local_state` and handed on by `ResidualHandoff`.  The
+the product's own `dtd.strategy.codec.api` and handed on by `ResidualHandoff`.  The
 rules:
 
 * a step, or a round of steps, is computed with the residual of the last commit, also when it is
@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from dtd.strategy.codec.local_state import LocalState, ResidualHandoff
+from dtd.strategy.codec.api import LocalState, ResidualHandoff
 from dtd.wire import messages as m
 from tests.sim import rows
 from tests.sim.lineage import require

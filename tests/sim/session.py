@@ -19,7 +19,7 @@ from dtd.engine.digests import DeferredDigest
 from dtd.engine.rounds import Rounds
 from dtd.engine.step_protocol import StateKey, StepProtocol
 from dtd.job.terms import terms_of
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import LocalState
 from dtd.wire import messages as m
 from tests.sim import reports, shards
 from tests.sim.data_port import DataPort

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtd.strategy.codec.local_state import ResidualHandoff
+from dtd.strategy.codec.api import ResidualHandoff
 from dtd.wire import messages as m
 from tests.sim import rows
 from tests.sim.cluster import Cluster

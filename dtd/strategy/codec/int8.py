@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from dtd.exchange.api import BucketMemory
-from dtd.strategy.codec.api import Coder, FlatLayout, Wire, World
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import Coder, FlatLayout, LocalState, Wire, World
 
 BLOCK: Final = 256
 """Number of elements that share a scale."""

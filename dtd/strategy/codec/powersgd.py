@@ -45,8 +45,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dtd.strategy.codec.api import Coder, FlatLayout, Wire, World
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import Coder, FlatLayout, LocalState, Wire, World
 
 Floats = npt.NDArray[np.float32]
 

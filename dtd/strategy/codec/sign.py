@@ -23,8 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from dtd.exchange.schedule.chunks import Operation
-from dtd.strategy.codec.api import Coder, FlatLayout, Wire, World
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import Coder, FlatLayout, LocalState, Wire, World
 from dtd.strategy.codec.sparse import travels_whole, whole_places
 
 Range = tuple[int, int]

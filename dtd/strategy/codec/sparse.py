@@ -39,8 +39,7 @@ from torch import Tensor
 
 from dtd.errors import ErrorCode, ProtocolError, TaskError
 from dtd.exchange.schedule.chunks import Operation
-from dtd.strategy.codec.api import Coder, FlatLayout, TensorPlace, Wire, World
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import Coder, FlatLayout, LocalState, TensorPlace, Wire, World
 
 _FEWEST_DIMENSIONS: Final = 2
 _FEWEST_ELEMENTS: Final = 1024

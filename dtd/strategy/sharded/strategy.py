@@ -32,8 +32,7 @@ from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.strategy.api import Applied, Computation, Part, StepStats, Strategy
 from dtd.strategy.buckets import norm_of, parameter_shapes
-from dtd.strategy.codec.api import Codec, World
-from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.codec.api import Codec, LocalState, World
 from dtd.strategy.scalars import StepScalars
 from dtd.strategy.sharded.gradients import (
     Passes,

@@ -11,8 +11,7 @@ import torch
 from dtd.errors import RingBroken
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.schedule.chunks import Operation
-from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
-from dtd.strategy.codec.local_state import ResidualHandoff
+from dtd.strategy.codec.api import FlatLayout, ResidualHandoff, TensorPlace, World
 from dtd.strategy.coded_buckets import CodedBuckets
 from tests.numerics.example_codecs import Gathering, Rounding
 

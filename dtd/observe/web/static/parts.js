@@ -6,7 +6,7 @@ import { NOTHING, clock, kind } from "./words.js";
 
 const GOOD = ["running", "done", "finished"];
 const WARN = ["waiting", "warming", "forming", "stopping", "saving", "queued", "pruning", "pruned", "chosen", "cancelling", "cancelled", "away", "frozen", "draining"];
-const BAD = ["failed", "lost", "suspect", "barred", "refused", "disconnected", "released"];
+const BAD = ["failed", "lost", "barred", "refused", "released"];
 
 export function tone(state) {
   if (GOOD.includes(state)) return "good";

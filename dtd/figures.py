@@ -46,9 +46,7 @@ def span(seconds: float | None) -> str:
     return f"{millis:.0f} ms" if millis >= _SHORT_MS or not millis else f"{millis:.1f} ms"
 
 
-def size(count_bytes: int) -> str:
-    """512 B, 1.5 KiB, 20.0 MiB."""
-    return shown_bytes(count_bytes)
+size = shown_bytes
 
 
 def number(value: float | None) -> str:

@@ -23,7 +23,7 @@ from dtd.ctl.settings import Settings
 from dtd.errors import UsageError
 from dtd.net.control_client import ControlClient
 from dtd.observe.report.document import document_of
-from dtd.observe.report.facts import Facts, facts_of
+from dtd.observe.report.facts import POINTS, Facts, facts_of
 from dtd.observe.report.render import to_html, to_markdown
 from dtd.observe.report.words import never_trained
 from dtd.wire import messages as m
@@ -36,8 +36,6 @@ COLUMNS: Final = (
 )
 _HEADINGS: Final = ("FIGURE", "OF", "STEPS", "POINTS", "FIRST", "MIN", "MEAN", "MAX", "LAST")
 _ROWS_AT_ONCE: Final = 50_000
-_REPORT_POINTS: Final = 500
-"""Points of each curve: more would not be seen."""
 _STDOUT: Final = Path("-")
 
 
@@ -192,6 +190,6 @@ def _facts(client: ControlClient, job: str, events: list[dict[str, Any]]) -> Fac
     details = client.request(m.ShowJob(job=job))
 
     def request(after: int) -> m.Message:
-        return m.GetMetrics(job=job, workers=True, points=_REPORT_POINTS, after=after)
+        return m.GetMetrics(job=job, workers=True, points=POINTS, after=after)
 
     return facts_of(details, list(pages(client.request, request, "series")), events)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from dtd.observe.series import EVALUATION, Kind
@@ -20,6 +20,9 @@ QUIET: Final = frozenset(
     }
 )
 """Events that no report needs to list one by one."""
+
+POINTS: Final = 500
+"""Points of each curve: more would not be seen."""
 
 PARTS: Final = ("data_s", "compute_s", "exposed_s", "optimizer_s")
 """Parts of a step's time; the rest is measured by none of them."""
@@ -49,7 +52,6 @@ class World:
         rows_per_s: of all together.
         step_s: mean time of a step.
         exposed_s: the part of it in which training waited for communication.
-        comm_s: the time in which anything was exchanged.
         efficiency: rate of each worker, as a share of that with the fewest workers.
     """
 
@@ -58,7 +60,6 @@ class World:
     rows_per_s: float
     step_s: float
     exposed_s: float | None
-    comm_s: float | None
     efficiency: float | None = None
 
 
@@ -117,7 +118,6 @@ class Facts:
     incidents: Sequence[Mapping[str, Any]] = ()
     stopped: str = ""
     dropped: int = 0
-    generations: Mapping[int, int] = field(default_factory=dict)
     without_numbers: Sequence[str] = ()
 
     @property
@@ -161,19 +161,17 @@ def facts_of(
         for one in series
         if one["kind"] == Kind.EVALUATIONS
     }
-    sizes = _world_sizes(mine, job)
     return Facts(
         job=job,
         curves=curves,
         evaluations={name: curve for name, curve in metrics_of.items() if curve},
         without_numbers=[name for name, curve in metrics_of.items() if not curve],
-        worlds=_worlds(curves, sizes),
+        worlds=_worlds(curves, _world_sizes(mine, job)),
         workers=_workers(series),
         links=_links(series),
         incidents=[event for event in mine if event["kind"] not in QUIET],
         stopped=metrics[0]["stopped"] if metrics else "",
         dropped=metrics[0]["dropped"] if metrics else 0,
-        generations=sizes,
     )
 
 
@@ -224,7 +222,6 @@ def _worlds(curves: Mapping[str, Curve], sizes: Mapping[int, int]) -> list[World
                 rows_per_s=rows / step_s,
                 step_s=step_s,
                 exposed_s=mean("exposed_s"),
-                comm_s=mean("comm_s"),
             )
         )
     return with_efficiency(found)

@@ -19,7 +19,7 @@ from dtd import figures
 from dtd.errors import RequestRefused
 from dtd.json_reader import read_json
 from dtd.observe.report.document import document_of
-from dtd.observe.report.facts import facts_of
+from dtd.observe.report.facts import POINTS, facts_of
 from dtd.observe.report.render import to_html
 from dtd.observe.web.backend import Backend
 from dtd.observe.web.http import HTTP_LOGIN, INDEX, JSON, ServedFile, encoded, in_pieces, refused
@@ -116,8 +116,6 @@ def _version(given: Mapping[str, Any]) -> int:
     return found
 
 
-POINTS: Final = 500
-"""Points of each curve: more would not be seen."""
 MOST_PAGES: Final = 400
 """Most pages of incidents or of curves; the rest is left out."""
 

@@ -64,7 +64,7 @@ def test_a_job_without_figures_has_no_facts(untrained: Facts) -> None:
     assert not untrained.has_trained
     assert (untrained.worlds, untrained.mean("step_s")) == ([], None)
     older = event("generation_running", generation=1)  # an earlier release told no number
-    assert facts_of(details(), [metrics()], [older]).generations == {2: 3}
+    assert [one.workers for one in facts_of(details(), [metrics()], [older]).worlds] == [3]
 
 
 def test_a_metric_that_never_was_a_number_is_named_and_drawn_nowhere() -> None:

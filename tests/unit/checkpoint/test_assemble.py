@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import tracemalloc
 from dataclasses import replace
@@ -16,7 +15,6 @@ import xxhash
 
 from dtd.checkpoint.assemble import MOST_TRIES, FoundPart, assemble, settled
 from dtd.checkpoint.format import (
-    PART_FORMAT,
     Manifest,
     encode_manifest,
     newest_complete,
@@ -35,7 +33,7 @@ from dtd.checkpoint.tensor_file import (
 )
 from dtd.errors import CheckpointError, PartsDiffer
 from dtd.train.restore import read_stored
-from tests.checkpoint_parts import Written, random_state, write_part, write_whole
+from tests.checkpoint_parts import Written, random_state, write_part
 from tests.shards import held_shards
 
 STATE = random_state(7)
@@ -252,15 +250,6 @@ def test_a_checkpoint_that_was_assembled_before_is_replaced(tmp_path: Path) -> N
     assemble(parts, tmp_path / "job")
     verify(path)
     assert [*(tmp_path / "job").iterdir()] == [path]
-
-
-def test_a_part_has_a_format_of_its_own(tmp_path: Path) -> None:
-    (part,) = parts_of(tmp_path, STATE, (0,))
-    whole = write_whole(tmp_path / "whole", STATE)
-    assert read_manifest(part.path).format == PART_FORMAT
-    assert read_manifest(part.path).shards == held_shards(0, 4, 1)
-    assert read_manifest(whole).shards.is_whole
-    assert "part" not in json.loads((whole / "manifest.json").read_text())
 
 
 def trying(*wrong: str, needed: int = 2, names: str = "abc") -> tuple[list[str], list[str]]:

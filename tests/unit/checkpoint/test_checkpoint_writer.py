@@ -125,12 +125,6 @@ def test_one_whose_metrics_cannot_be_added_is_saved_all_the_same(
     assert verify(published.path) == published.manifest
 
 
-def test_a_number_that_json_lacks_is_not_written(directory, save_checkpoints) -> None:
-    (failure,) = save_checkpoints(directory, 1, metrics={1: {"loss": float("nan")}})
-    assert isinstance(failure, Failure)
-    assert list_checkpoints(directory.parent, "job") == []
-
-
 def test_two_writers_of_one_state_both_count_it_as_saved(directory, make_draft) -> None:
     writers = [CheckpointWriter(directory, Rules(keep=3)) for _ in range(3)]
     for writer in writers:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from dtd.job import from_mapping
@@ -58,22 +56,3 @@ def test_what_falls_due() -> None:
     own = plan(train={"eval_every": 4}, checkpoint={"every_steps": 5})
     assert [step for step in range(7) if own.evaluation_due(step)] == [4, 6]
     assert [step for step in range(7) if own.checkpoint_due(step)] == [5, 6]
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 9])
-def test_no_micro_batch_is_too_small(accumulation, world_size) -> None:
-    job = {"name": "j", "task": "digits", "global_batch_size": 8, "epochs": 1}
-    own = replace(
-        plan(rows=28, job=job, train={"grad_accumulation": accumulation}), smallest_rows=2
-    )
-    own.check_slices()
-    used = []
-    for step in range(4):
-        shares = [own.share(step, rank=r, world_size=world_size) for r in range(world_size)]
-        requests = [request for share in shares for request in share.requests]
-        assert min(len(request.rows) for request in requests) >= 2
-        assert [share.counts for share in shares].count(True) == 1
-        assert next(share for share in shares if share.counts).rows == max(s.rows for s in shares)
-        used += [row for request in requests for row in request.rows]
-    assert sorted(used) == list(range(28))

@@ -19,8 +19,8 @@ from dtd.strategy.codec.narrow import bfloat16, float16
 from dtd.strategy.codec.powersgd import PowerSGD
 from dtd.strategy.codec.sign import Sign
 from dtd.strategy.codec.sparse import RandomK, TopK
-from dtd.strategy.diloco import Nesterov, StreamingDiloco
-from dtd.strategy.local_sgd import Average, Changes, LocalSgd, Outer, PostLocal
+from dtd.strategy.diloco import StreamingDiloco
+from dtd.strategy.local_sgd import Changes, LocalSgd, Nesterov, PostLocal
 from dtd.strategy.replicated import Replicated
 from dtd.strategy.scalars import StepScalars
 from dtd.strategy.sharded.gradients import Passes
@@ -56,7 +56,7 @@ CODECS: Final[Mapping[str, Callable[[JobSpec], Codec] | None]] = {
 
 STRATEGY_RISKS: Final[Mapping[str, str]] = {
     "replicated": Replicated.risk,
-    "local_sgd": Average.risk,
+    "local_sgd": LocalSgd.risk,
     "diloco": Nesterov.risk,
     "streaming_diloco": StreamingDiloco.risk,
     "sharded": Sharded.risk,
@@ -140,9 +140,9 @@ def _sharded(of: _Request) -> Sharded:
     )
 
 
-def _local_sgd(of: _Request, outer: Outer | None = None) -> LocalSgd:
+def _local_sgd(of: _Request, outer: Nesterov | None = None) -> LocalSgd:
     changes = Changes(of.part, of.device, of.codec, bucket_bytes=of.bucket_bytes)
-    return LocalSgd(of.part, of.scalars, outer=outer or Average(), changes=changes)
+    return LocalSgd(of.part, of.scalars, outer=outer, changes=changes)
 
 
 def _diloco(of: _Request) -> LocalSgd:

@@ -38,46 +38,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.strategy.api import Applied, Computation, LossSum, Part, StepStats
 from dtd.strategy.codec.api import Codec
-from dtd.strategy.local_sgd import Changes, LocalSteps
+from dtd.strategy.local_sgd import Changes, LocalSteps, Nesterov
 from dtd.strategy.scalars import StepScalars
-
-
-class Nesterov:
-    """The outer optimizer, with an outer learning rate and momentum."""
-
-    risk = (
-        "ranks' weights differ between exchanges, which an outer rate applies; begin with"
-        " replicated steps (local_start_step), check the loss"
-    )
-
-    def __init__(
-        self, named: Sequence[tuple[str, nn.Parameter]], *, lr: float, momentum: float
-    ) -> None:
-        self._lr, self._momentum = lr, momentum
-        self.leaves_mean = (lr, momentum) != (1.0, 0.0)
-        self.shared: Mapping[str, Tensor] = {
-            f"outer_momentum.{name}": torch.zeros_like(parameter, requires_grad=False)
-            for name, parameter in named
-        }
-
-    def update(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        velocities = list(self.shared.values())
-        torch._foreach_mul_(velocities, self._momentum)
-        torch._foreach_add_(velocities, list(means))
-        torch._foreach_add_(list(parameters), list(means), alpha=-self._lr)
-        torch._foreach_add_(list(parameters), velocities, alpha=-self._lr * self._momentum)
-
-    def look_ahead(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        """Apply the two equations in one, x - a ((1 + m) d + m^2 v)."""
-        velocities = list(self.shared.values())
-        lr, momentum = self._lr, self._momentum
-        torch._foreach_add_(list(parameters), list(means), alpha=-lr * (1.0 + momentum))
-        torch._foreach_add_(list(parameters), velocities, alpha=-lr * momentum**2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

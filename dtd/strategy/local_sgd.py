@@ -9,8 +9,8 @@ optimizer updates its own weights.  Then one exchange is made:
     the round's update  x <- x - d           which is the mean of all weights, sum_k w_k x_k
 
 This takes 1/H of the bytes of H synchronous steps.  Changes are exchanged rather than weights,
-because a codec loses digits of its input.  The `Outer` step applies d: here it is subtracted
-unchanged, in `dtd.strategy.diloco` it is passed to a second optimizer.
+because a codec loses digits of its input.  The outer step applies d: it is subtracted
+unchanged, or passed to a second optimizer (`Nesterov`).
 
 On each rank, gradients are clipped by their own norm.  The optimizer's state is local, as in the
 paper: it is rolled back when a round is redone or skipped, and starts empty in a process that
@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -45,38 +44,43 @@ from dtd.strategy.coded_buckets import make_buckets
 from dtd.strategy.scalars import StepScalars
 
 
-class Outer(Protocol):
-    """Turns a round's mean change into an update; a pure function of state and change.
+class Nesterov:
+    """The outer optimizer of DiLoCo (`dtd.strategy.diloco`): a round's mean change is its gradient.
 
     Attributes:
-        shared: tensors kept from round to round, equal on all ranks, by name.
+        shared: its momentum, equal on all ranks, by name.
         leaves_mean: whether the weights become others than the mean of the ranks' weights.
     """
 
-    shared: Mapping[str, Tensor]
-    leaves_mean: bool
+    risk = (
+        "ranks' weights differ between exchanges, which an outer rate applies; begin with"
+        " replicated steps (local_start_step), check the loss"
+    )
+
+    def __init__(
+        self, named: Sequence[tuple[str, nn.Parameter]], *, lr: float, momentum: float
+    ) -> None:
+        self._lr, self._momentum = lr, momentum
+        self.leaves_mean = (lr, momentum) != (1.0, 0.0)
+        self.shared: Mapping[str, Tensor] = {
+            f"outer_momentum.{name}": torch.zeros_like(parameter, requires_grad=False)
+            for name, parameter in named
+        }
 
     def update(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
         """Update the weights, which are those of the start of the round, by the mean changes."""
-        ...
+        velocities = list(self.shared.values())
+        torch._foreach_mul_(velocities, self._momentum)
+        torch._foreach_add_(velocities, list(means))
+        torch._foreach_add_(list(parameters), list(means), alpha=-self._lr)
+        torch._foreach_add_(list(parameters), velocities, alpha=-self._lr * self._momentum)
 
     def look_ahead(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        """Change the weights as `update` would, up to rounding, and nothing else."""
-        ...
-
-
-class Average:
-    """The weights become the mean of all ranks' weights."""
-
-    risk = "ranks' weights differ between exchanges; check the loss"
-    shared: Mapping[str, Tensor] = {}
-    leaves_mean = False
-
-    def update(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        torch._foreach_sub_(list(parameters), list(means))
-
-    def look_ahead(self, parameters: Sequence[nn.Parameter], means: Sequence[Tensor]) -> None:
-        self.update(parameters, means)
+        """Change the weights as `update` would, up to rounding: x - a ((1 + m) d + m^2 v)."""
+        velocities = list(self.shared.values())
+        lr, momentum = self._lr, self._momentum
+        torch._foreach_add_(list(parameters), list(means), alpha=-lr * (1.0 + momentum))
+        torch._foreach_add_(list(parameters), velocities, alpha=-lr * momentum**2)
 
 
 class Changes:
@@ -240,16 +244,27 @@ class LocalSteps(Strategy):
 
 
 class LocalSgd(LocalSteps):
-    """Rounds after which all ranks' changes are averaged, and applied by the outer step."""
+    """Rounds after which all ranks' changes are averaged, and applied by the outer step.
 
-    def __init__(self, part: Part, scalars: StepScalars, *, outer: Outer, changes: Changes) -> None:
+    Args:
+        part: the parameters of the one optimizer.
+        scalars: the last bucket of a round.
+        outer: applies the mean change; None subtracts it, so that weights become their mean.
+        changes: of these parameters.
+    """
+
+    risk = "ranks' weights differ between exchanges; check the loss"
+
+    def __init__(
+        self, part: Part, scalars: StepScalars, *, outer: Nesterov | None, changes: Changes
+    ) -> None:
         super().__init__(part, scalars, [changes])
         self._outer = outer
         self._late: tuple[Computation, LossSum] | None = None
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
-        return self._outer.shared
+        return {} if self._outer is None else self._outer.shared
 
     def begin(self, check: Callable[[], None], scale: float) -> None:
         self._late = None
@@ -258,7 +273,8 @@ class LocalSgd(LocalSteps):
     def compute(self, work: Computation, ring: Collective) -> None:
         """Take all local steps; afterwards, even on failure, the weights are restored."""
         self._restore_optimizer = work.remember_optimizer()
-        measures = self._outer.leaves_mean and work.keep_batches()
+        leaves_mean = self._outer is not None and self._outer.leaves_mean
+        measures = leaves_mean and work.keep_batches()
         self._changes.save()
         try:
             sums = self._take_steps(work)
@@ -286,7 +302,7 @@ class LocalSgd(LocalSteps):
 
         Nothing is done if the changes are not finite.
         """
-        if not math.isfinite(self._changes.buckets.norm()):
+        if self._outer is None or not math.isfinite(self._changes.buckets.norm()):
             return
         try:
             with torch.no_grad():
@@ -302,7 +318,10 @@ class LocalSgd(LocalSteps):
         if math.isfinite(norm):
             work.change_state(self._scalars)
             with torch.no_grad():
-                self._outer.update(self._parameters, self._changes.means)
+                if self._outer is None:
+                    torch._foreach_sub_(list(self._parameters), list(self._changes.means))
+                else:
+                    self._outer.update(self._parameters, self._changes.means)
         applied = Applied(name=self._name, loss=totals.loss, norm=norm)
         return StepStats(updates=[applied], finite=math.isfinite(norm), totals=totals)
 

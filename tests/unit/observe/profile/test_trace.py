@@ -1,4 +1,4 @@
-"""Traces, and the files of workers that they are merged from."""
+"""Traces, the files of workers that they are merged from, and the offsets of their clocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from dtd.observe.profile.spans import (
     WORD,
     Span,
 )
-from dtd.observe.profile.trace import Track, WorkerTrace, decoded, encoded, trace_events
+from dtd.observe.profile.trace import (
+    Reading,
+    Track,
+    WorkerTrace,
+    decoded,
+    encoded,
+    offset_of,
+    trace_events,
+)
 
 SPANS = [
     Span(STEP, 1000, 9000, 12),
@@ -145,3 +153,20 @@ def test_long_names_are_cut():
 def test_another_form_is_refused(key, value):
     with pytest.raises(ProfileError, match="the profile of a"):
         decoded({**contents(), key: value}, name="a", rank=0, offset_ns=0)
+
+
+lengths = st.floats(0, 10)
+
+
+@given(
+    ahead=st.floats(-1e6, 1e6),
+    trips=st.lists(st.tuples(st.floats(0, 1e6), lengths, lengths), min_size=1, max_size=10),
+)
+def test_the_true_offset_is_within_the_uncertainty(ahead, trips):
+    readings = [
+        Reading(sent, sent + there + back, sent + there + ahead) for sent, there, back in trips
+    ]
+    found = offset_of(readings)
+    assert abs(found.seconds - ahead) <= found.uncertainty_s + 1e-6
+    shortest = min(there + back for _, there, back in trips)
+    assert found.uncertainty_s == pytest.approx(shortest / 2, abs=1e-6)

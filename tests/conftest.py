@@ -1,4 +1,4 @@
-"""Fixtures for all tests.
+"""Fixtures for real data: looked for in $DTD_TEST_DATA, else in ../shared/data.
 
 Property tests have no deadline per example: a busy machine is not a failure.
 """
@@ -6,6 +6,8 @@ Property tests have no deadline per example: a busy machine is not a failure.
 from __future__ import annotations
 
 import json
+import os
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +22,15 @@ settings.load_profile("dtd")
 _GROUPS = ("token", "tag", "models", "sweep")
 """Commands of which the second word is part of the name."""
 _REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def data_directory() -> Path:
+    """Directory with the real data that tests use; skips where there is none."""
+    directory = Path(os.environ.get("DTD_TEST_DATA", _REPOSITORY.parent / "shared" / "data"))
+    if not directory.is_dir():
+        pytest.skip(f"no test data in {directory}; set DTD_TEST_DATA")
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +53,25 @@ def check_output() -> Callable[[Sequence[str], str], None]:
             Draft202012Validator(schema, registry=registry).validate(json.loads(line))
 
     return check
+
+
+@pytest.fixture(scope="session")
+def shakespeare(data_directory: Path) -> Path:
+    """A text of 1.1 MB."""
+    return _present(data_directory / "tinyshakespeare.txt")
+
+
+@pytest.fixture(scope="session")
+def cifar10_folder(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CIFAR-10 subset as an image folder: 10,000 images in train/, 2,000 in test/."""
+    archive = _present(data_directory / "cifar10-subset.tar")
+    target = tmp_path_factory.mktemp("cifar10")
+    with tarfile.open(archive) as tar:
+        tar.extractall(target, filter="data")
+    return target / "cifar10-subset"
+
+
+def _present(path: Path) -> Path:
+    if not path.is_file():
+        pytest.skip(f"test data {path} is missing; set DTD_TEST_DATA")
+    return path

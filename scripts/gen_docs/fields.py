@@ -98,6 +98,7 @@ Where the coordinator listens, `HOST:PORT` or `unix:/PATH`, several with commas 
 | `NO_COLOR` |  |  | Logs and views on a terminal have no colours. |
 | `DTD_VENV` |  | `.venv` | Where `scripts/test` and `scripts/quickstart` make their environment. |
 | `DTD_TORCH` |  |  | `cpu`: those scripts install torch without CUDA where the index has it. |
+| `DTD_TEST_DATA` |  |  | Directory of the real data that some tests read. |
 """
 
 

@@ -45,6 +45,15 @@ def test_lower_is_better_for_a_loss_and_the_newest_of_equals(directory, save_che
     )
 
 
+def test_which_way_a_metric_is_better_can_be_said(directory, save_checkpoints) -> None:
+    metrics = {step: {"error": value} for step, value in [(1, 0.5), (2, 0.1), (3, 0.9)]}
+    save_checkpoints(directory, 1, 2, 3, metrics=metrics)
+    paths = list_checkpoints(directory.parent, "job")
+    assert best_checkpoint(paths, "error", "min").name == checkpoint_name(1, 2)
+    assert best_checkpoint(paths, "error", "max").name == checkpoint_name(1, 3)
+    assert best_checkpoint(paths, "error").name == checkpoint_name(1, 3)
+
+
 def kept(directory: Path, rules: Rules, *, now_unix_s: float = 0.0) -> list[int]:
     """The steps that stay."""
     return [int(name[-9:]) for name in retain(directory, rules, now_unix_s=now_unix_s)]

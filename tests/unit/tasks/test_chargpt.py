@@ -50,6 +50,12 @@ def test_it_learns_the_text(text: Path) -> None:
     assert float(metrics["accuracy"][0]) >= 30
 
 
+def test_a_real_text_is_read(shakespeare: Path) -> None:
+    task = CharGpt(text=str(shakespeare), layers=1, heads=1, width=8, context=64)
+    inputs, _ = task.eval_dataset().fetch([5], epoch=0, seed=0)
+    assert task.build_model()(inputs).shape == (1, 64, 65)
+
+
 def test_a_missing_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"none\.txt cannot be read: No such file"):
         CharGpt(text=str(tmp_path / "none.txt"))

@@ -69,6 +69,30 @@ def test_the_published_archive_is_read(archive: Path) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+def test_missing_data_says_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="CIFAR10 is missing") as caught:
+        Cifar10(data=str(tmp_path)).train_dataset()
+    assert "[task] table" in caught.value.remedy
+
+
+def test_a_damaged_archive_is_refused(archive: Path) -> None:
+    (archive / "cifar-10-batches-py" / "data_batch_2").write_bytes(b"torn")
+    with pytest.raises(TaskError, match="missing or damaged"):
+        Cifar10(data=str(archive)).train_dataset()
+
+
+def test_the_real_images_are_read(cifar10_folder: Path) -> None:
+    task = Cifar10(data=str(cifar10_folder), augment=False, width=4)
+    test = task.eval_dataset()
+    assert len(test) == 2000
+    assert np.bincount(test.labels).tolist() == [200] * 10
+    inputs, labels = test.fetch(list(range(0, 2000, 50)), epoch=0, seed=0)
+    assert inputs.mean().abs() < 0.3
+    assert 0.7 < inputs.std() < 1.3
+    metrics = task.metrics(task.build_model().eval(), (inputs, labels))
+    assert metrics["loss"][1] == metrics["accuracy"][1] == 40
+
+
 def test_normalisation_undone_gives_the_stored_bytes() -> None:
     rows = made_up(augment=False)
     inputs, _ = rows.fetch([7], epoch=0, seed=0)
@@ -154,6 +178,18 @@ def test_rows_come_in_the_order_of_their_names(folder: Path) -> None:
     assert images.dtype == np.uint8
 
 
+def test_the_model_has_as_many_outputs_as_there_are_classes(folder: Path) -> None:
+    task = Cifar10(data=str(folder), width=2)
+    inputs, _ = task.train_dataset().fetch([0, 1, 2], epoch=0, seed=0)
+    assert task.build_model()(inputs).shape == (3, 2)
+
+
+def test_greyscale_and_palette_images_become_colour(folder: Path) -> None:
+    Image.new("L", (32, 32), 50).save(folder / "train" / "ant" / "2.png")
+    images, _ = load_image_folder(folder / "train", ["ant", "zebra"], 32)
+    assert images[2, 0, 0].tolist() == [50, 50, 50]
+
+
 def test_a_wrong_size_names_the_file(folder: Path) -> None:
     paint(folder / "train" / "ant" / "big.png", (0, 0, 0), size=64)
     with pytest.raises(TaskError, match=r"big\.png is 64x64, not 32x32"):
@@ -199,3 +235,10 @@ def test_it_is_the_published_network() -> None:
     convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
     assert len(convolutions) == 17 + 3  # 3 shortcuts change the shape
     assert not any(isinstance(m, torch.nn.MaxPool2d) for m in model.modules())
+
+
+def test_the_last_stage_sees_4x4_pixels() -> None:
+    model = ResNet18(classes=7, width=4).eval()
+    images = torch.zeros(2, 3, 32, 32)
+    assert model.stages(model.norm(model.stem(images))).shape == (2, 32, 4, 4)
+    assert model(images).shape == (2, 7)

@@ -75,7 +75,7 @@ def begin_again(arena, ranks, joiners=()) -> tuple[int, int]:
 
 
 @STAGES
-@pytest.mark.parametrize("call", [0, 2, 5, 9, 11, 14, 17, 21, 26, 31, 36, 41, 47])
+@pytest.mark.parametrize("call", [0, 5, 11, 17, 26, 36, 47])
 def test_no_step_is_lost_with_one_rank(arena, regression, call, stage) -> None:
     """Whatever it does when it dies; the others go on, with a joiner or without."""
     job = {"steps": 5}

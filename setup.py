@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: two folders of the repository are data of the package.
+"""Build steps that pyproject.toml cannot express: two folders become data of the package.
 
 systemd/ becomes dtd/units and docs/examples/ becomes dtd/examples in what is built; from a checkout
 both are used where they lie.

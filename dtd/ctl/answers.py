@@ -37,7 +37,7 @@ def pages(
 def items(
     request: Callable[[m.Message], Answer], make: Callable[[int], m.Message], key: str
 ) -> Iterator[Answer]:
-    """What the answers of `pages` bring."""
+    """Yield the items of all answers of `pages`."""
     for answer in pages(request, make, key):
         yield from answer[key]
 

@@ -60,7 +60,7 @@ def watch_status(settings: Settings) -> None:
 
 
 class Scene(NamedTuple):
-    """What is shown.
+    """The content of the screen.
 
     Attributes:
         status: the answer to GET_STATUS.

@@ -25,7 +25,7 @@ from scripts.chaosrun.judge import Injection
 from scripts.cluster.disks import rot
 from scripts.cluster.fault_proxy import BOTH, TO_CALLER, TO_TARGET, Direction
 from scripts.cluster.log_timeline import fell_due
-from scripts.cluster.networks import COORDINATOR
+from scripts.cluster.networks import COORDINATOR, CUTTABLE
 
 # --- worker processes: killed, stopped, hanging, leaving, joining ---------------------------------
 
@@ -208,7 +208,7 @@ def _cut(
     note: str = "",
 ) -> Injection | None:
     network = harness.cluster.network
-    if not network.can_cut:
+    if not isinstance(network, CUTTABLE):
         return None
     injection = harness.begin(kind, *victims, note=note)
     for sender, receiver in ways:

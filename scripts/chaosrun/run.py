@@ -19,7 +19,7 @@ from scripts.chaosrun.harness import Harness
 from scripts.cluster.disks import SmallDisks
 from scripts.cluster.namespaces import may_make
 from scripts.cluster.networked import NetworkedCluster
-from scripts.cluster.networks import Hosts, Loopback, Network, Proxied
+from scripts.cluster.networks import CUTTABLE, Hosts, Loopback, Network, Proxied
 from scripts.cluster.processes import Child, stop_all
 
 # --- scenarios: each a run that docs/evaluation.md tells of ---------------------------------------
@@ -174,7 +174,7 @@ def usable(kinds: Sequence[str], cluster: NetworkedCluster) -> tuple[list[str], 
     """Kinds of faults that this cluster offers, and the others with their missing features."""
     offers = {
         "": True,
-        "cut": cluster.network.can_cut,
+        "cut": isinstance(cluster.network, CUTTABLE),
         "proxies": bool(cluster.network.proxies),
         "disks": cluster.disks is not None,
     }

@@ -2,7 +2,7 @@
 
 `Loopback` is plain: nothing can be cut.  `Proxied` puts a `FaultProxy` before every data port and
 one between each worker and the coordinator's socket; it needs no privileges.  `Hosts` are kernel
-namespaces.  Code that cuts links asks first whether the network `can_cut`.
+namespaces.  Those of `CUTTABLE` can cut a link in one direction.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ class Loopback:
         proxies: one before the data port of each worker; may be empty.
     """
 
-    can_cut = False
-
     def __init__(self) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="dtd-net-")
         self.address = self._socket(COORDINATOR)
@@ -57,14 +55,6 @@ class Loopback:
         """Call a function where the coordinator can be reached."""
         return function()
 
-    def cut(self, sender: str, receiver: str) -> None:
-        """From now on nothing that one daemon sends arrives at the other one."""
-        raise NotImplementedError
-
-    def restore(self, sender: str, receiver: str) -> None:
-        """Undo `cut`."""
-        raise NotImplementedError
-
     def close(self) -> None:
         """Let go of everything."""
         self._home.cleanup()
@@ -75,8 +65,6 @@ class Loopback:
 
 class Proxied(Loopback):
     """One loopback interface with a proxy on every way from daemon to daemon."""
-
-    can_cut = True
 
     def __init__(self, workers: Sequence[str]) -> None:
         super().__init__()
@@ -97,10 +85,12 @@ class Proxied(Loopback):
         ]
 
     def cut(self, sender: str, receiver: str) -> None:
+        """From now on nothing that one daemon sends arrives at the other one."""
         for proxy, direction, caller in self._ways(sender, receiver):
             proxy.silence(direction, caller=caller)
 
     def restore(self, sender: str, receiver: str) -> None:
+        """Undo `cut`."""
         for proxy, direction, caller in self._ways(sender, receiver):
             proxy.unsilence(direction, caller=caller)
 
@@ -133,8 +123,6 @@ class Hosts:
         shape: of each link in each direction, as `tc qdisc` writes it.
         shapes: of the links of some workers, by name, instead.
     """
-
-    can_cut = True
 
     def __init__(
         self,
@@ -182,6 +170,7 @@ class Hosts:
 
 
 Network: TypeAlias = Loopback | Hosts
+CUTTABLE: Final = (Proxied, Hosts)
 
 
 def _host(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a task may not be: hooks that are not linear, single rows, tensors that share memory."""
+"""Tasks that are refused: hooks that are not linear, single rows, tensors that share memory."""
 
 from __future__ import annotations
 

@@ -52,7 +52,6 @@ def one_way(network, caller_space, target_space):
 def test_a_cut_between_namespaces_is_one_way_and_heals(proxied):
     with contextlib.closing(Hosts(NAMES, proxied=proxied)) as network:
         spaces = network.ethernet.spaces
-        assert network.can_cut
         assert sorted(network.proxies) == (NAMES if proxied else [])
         caller, target = one_way(network, spaces["worker-0"].inside, spaces["worker-1"].inside)
         with caller, target:
@@ -70,7 +69,6 @@ def test_a_cut_between_namespaces_is_one_way_and_heals(proxied):
 
 def test_proxies_cut_one_direction_of_the_control_connection():
     with contextlib.closing(Proxied(NAMES)) as network:
-        assert network.can_cut
         words = network.arguments("worker-0")
         via = SocketPath.parse(words[words.index("--coordinator") + 1])
         with bound_socket(network.address) as server:

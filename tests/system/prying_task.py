@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,8 @@ class Prying:
         self._lent = max(self._lent, len(files))
         notes = {**self._found, LENT: str(self._lent)}
         Path(os.environ["RUNTIME_DIRECTORY"], NOTES).write_text(json.dumps(notes), "utf-8")
-        return model(batch[0]).square().mean()
+        loss: Tensor = model(batch[0]).square().mean()
+        return loss
 
 
 def _attempts(
@@ -105,7 +106,7 @@ def _read(path: Path) -> object:
         return file.read(16)
 
 
-def _nothing() -> None:
+def _nothing() -> NoReturn:
     raise FileNotFoundError(2, "nothing is there")
 
 

@@ -27,6 +27,7 @@ MOST_STEPS: Final = 100
 WRITE_S: Final = 30.0
 """The end of a generation waits no longer for a file."""
 
+_CLOCK_READINGS: Final = 5
 _COMPRESSION: Final = 3
 _TEMPORARY: Final = ".tmp"
 _HIDDEN: Final = (
@@ -175,8 +176,7 @@ class StepProfiler:
                 "operations": left_out,
             }
             spans = [*marks.log.spans, *ring.log.spans]
-            ahead_ns = time.time_ns() - time.monotonic_ns()
-            contents = encoded(spans, tracks, ahead_ns=ahead_ns, dropped=dropped)
+            contents = encoded(spans, tracks, ahead_ns=_unix_ahead_ns(), dropped=dropped)
             _write_file(order.path, contents)
             said: Mapping[str, Any] = {"steps": marks.steps, "dropped": dropped, "note": note}
         except OSError as error:
@@ -209,14 +209,25 @@ class StepMarks:
         self._phase_ns = now_ns
 
     def loaded(self, begun_s: float) -> None:
-        """Rows have been waited for since then, by `time.perf_counter`."""
-        now_ns = time.monotonic_ns()
-        self.log.add(DATA, now_ns - int((time.perf_counter() - begun_s) * NS), now_ns)
+        """Rows have been waited for since then, by `time.perf_counter`: on Linux the same clock."""
+        self.log.add(DATA, int(begun_s * NS), time.monotonic_ns())
 
     def end_step(self, number: int) -> None:
         """The step is committed; it was this one."""
         self.log.add(STEP, self._step_ns, time.monotonic_ns(), number)
         self.steps += 1
+
+
+def _unix_ahead_ns() -> int:
+    """Time of the Unix clock, less that of the monotonic clock.
+
+    The reading that took the least time counts: the training thread may run between two clocks.
+    """
+    readings = []
+    for _ in range(_CLOCK_READINGS):
+        before_ns, unix_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append((after_ns - before_ns, unix_ns - (before_ns + after_ns) // 2))
+    return min(readings)[1]
 
 
 def _start_torch() -> tuple[Any, str]:

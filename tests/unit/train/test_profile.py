@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from dataclasses import replace
 from threading import Event
@@ -13,6 +14,7 @@ from dtd.observe.profile.spans import COMMIT, COMPUTE, DATA, STEP, WAIT
 from dtd.observe.profile.trace import decoded
 from dtd.train.profile import _PROFILER as PROFILER
 from dtd.train.profile import ProfileOrder, StepProfiler
+from dtd.train.profile import _unix_ahead_ns as unix_ahead_ns
 
 
 class Ring:
@@ -132,3 +134,23 @@ def test_what_the_profiler_takes_is_work_that_is_new_each_time(tmp_path):
         assert asked.done.wait(60)
         profiler._writer.join()
     assert len(begun) == len(set(begun)) == 4
+
+
+class Interrupted:
+    """Clocks, between whose readings the training thread may have the processor for 5 ms."""
+
+    def __init__(self):
+        self.now_ns = 0
+        self.pauses_ns = itertools.cycle([0, 0, 5_000_000, 0, 5_000_000, 0, 0, 0, 0])
+
+    def monotonic_ns(self):
+        self.now_ns += next(self.pauses_ns)
+        return self.now_ns
+
+    def time_ns(self):
+        return self.monotonic_ns() + 1_000_000_000
+
+
+def test_a_thread_that_waits_between_two_clocks_does_not_shift_the_spans(monkeypatch):
+    monkeypatch.setattr("dtd.train.profile.time", Interrupted())
+    assert unix_ahead_ns() == 1_000_000_000

@@ -115,14 +115,6 @@ class Membership:
         self._advance(now)
         return cluster.effects
 
-    def hears(self, name: str, message: m.Message) -> bool:
-        """Whether a registered worker's message counts, also for collectors of figures."""
-        return counts(self.cluster, name, message)
-
-    def awaits(self, name: str, message: m.Message) -> bool:
-        """Whether a worker answers a request; such answers are exempt from its share."""
-        return saving.awaits(self.cluster, name, message)
-
     def next_deadline(self, now: float) -> float | None:
         """Return when `handle(Ticked(), ...)` must be called if nothing else happens before."""
         cluster = self.cluster

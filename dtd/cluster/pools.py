@@ -38,7 +38,7 @@ from dtd.cluster.events import (
     Undeliverable,
     WorkerLost,
 )
-from dtd.cluster.machine import Membership, connected
+from dtd.cluster.machine import Membership, connected, counts
 from dtd.cluster.records import CoordinatorIdentity, Job, Worker
 from dtd.cluster.registration import NEVER_HEARD
 from dtd.cluster.roster import natural_key
@@ -282,11 +282,7 @@ class Pools:
 
     def hears(self, name: str, message: m.Message) -> bool:
         """Whether a registered worker's message counts, also for collectors of figures."""
-        return self._machine_of(name).hears(name, message)
-
-    def awaits(self, name: str, message: m.Message) -> bool:
-        """Whether a worker answers a request; such answers are exempt from its share."""
-        return self._machine_of(name).awaits(name, message)
+        return counts(self.cluster_of(name), name, message)
 
     def next_deadline(self, now: float) -> float | None:
         """Return when `handle(Ticked(), ...)` must be called if nothing else happens before."""

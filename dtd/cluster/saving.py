@@ -119,14 +119,6 @@ def failed(cluster: ClusterState, name: str, reason: str, now: float) -> None:
         cluster.saving.failed(name, reason, now)
 
 
-def awaits(cluster: ClusterState, name: str, message: m.Message) -> bool:
-    """Whether the message answers a pending SAVE; no other worker is asked before the answer."""
-    if cluster.saving is None or name not in cluster.saving.asked:
-        return False
-    failed_to = isinstance(message, m.Notice) and message.event == "checkpoint_failed"
-    return failed_to or isinstance(message, m.CheckpointSaved)
-
-
 def next_deadline(cluster: ClusterState, now: float) -> float | None:
     """Return when `advance` must be called if nothing else happens before."""
     orders = cluster.saving

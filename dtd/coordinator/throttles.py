@@ -18,7 +18,7 @@ from dtd.coordinator.containment import Containment
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.limits import CHECKPOINTS, FIGURES, LINES, NOTICES, Pacing, Quotas
+from dtd.net.limits import LINES, Pacing, Quotas
 from dtd.net.link import Link
 from dtd.security.identity import LOCAL
 from dtd.wire import messages as m
@@ -170,13 +170,6 @@ LINES_AT_ONCE: Final = 250
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Most bytes of lines that the disk has not taken yet."""
 
-KINDS: Final[dict[type[m.Message], str]] = {
-    m.Notice: NOTICES,
-    m.Progress: FIGURES,
-    m.Evaluated: FIGURES,
-    m.CheckpointSaved: CHECKPOINTS,
-}
-
 _OF_A_LINE: Final = 100
 """Bytes that a line takes besides its text, roughly."""
 
@@ -212,11 +205,13 @@ class ReportQuotas:
         self._timer: asyncio.TimerHandle | None = None
 
     def accepts(self, worker: str, message: m.Message) -> bool:
-        """Whether a report is within its worker's share; all that is no such report is."""
-        kind = KINDS.get(type(message))
-        if kind is None:
+        """Whether a message is no notice beyond its worker's quota.
+
+        One of a failed checkpoint counts always: it may answer SAVE.
+        """
+        if not isinstance(message, m.Notice) or message.event == "checkpoint_failed":
             return True
-        allowed = self._quotas.allows(worker, kind, self._clock())
+        allowed = self._quotas.allows_notice(worker, self._clock())
         if not allowed:
             self._watch()
         return allowed

@@ -274,8 +274,6 @@ def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 LINES: Final = "lines"
 NOTICES: Final = "notices"
-FIGURES: Final = "figures"
-CHECKPOINTS: Final = "checkpoints"
 
 BURST_S: Final = 4.0
 """Burst of lines, in seconds' worth: a worker that was away sends them at once."""
@@ -286,12 +284,6 @@ LINE_BYTES: Final = 4 * 4096
 MEAN_LINE_BYTES: Final = 1024
 NOTICES_PER_S: Final = 1.0
 NOTICES_BURST: Final = 32.0
-FIGURES_PER_S: Final = 50.0
-FIGURES_BURST: Final = 250.0
-CHECKPOINTS_PER_S: Final = 10.0
-"""Each is stored durably, which waits for the disk."""
-
-CHECKPOINTS_BURST: Final = 100.0
 MAX_REPORTERS: Final = 512
 TELL_EVERY_S: Final = 60.0
 """Seconds between events about a worker that continues to exceed its share."""
@@ -306,7 +298,7 @@ class _Reporter:
 
     lines: Allowance
     line_bytes: Allowance
-    others: dict[str, Allowance]
+    notices: Allowance
     unmarked: int = 0
     marked_s: float = float("-inf")
     untold: Counter[str] = field(default_factory=Counter)
@@ -340,11 +332,11 @@ class Quotas:
             self.drop(worker, LINES, left_out)
         return [line[:LINE_BYTES].decode("utf-8", "replace") for line in kept]
 
-    def allows(self, worker: str, kind: str, now: float) -> bool:
-        """Whether one more report of a kind other than `LINES` is accepted; else it is counted."""
-        if self._reporter(worker).others[kind].takes(1, now):
+    def allows_notice(self, worker: str, now: float) -> bool:
+        """Whether one more notice is accepted; else it is counted."""
+        if self._reporter(worker).notices.takes(1, now):
             return True
-        self.drop(worker, kind, 1)
+        self.drop(worker, NOTICES, 1)
         return False
 
     def drop(self, worker: str, kind: str, count: int) -> None:
@@ -395,17 +387,13 @@ class Quotas:
             known = _Reporter(
                 lines=Allowance(rate, rate * BURST_S),
                 line_bytes=Allowance(rate * MEAN_LINE_BYTES, rate * MEAN_LINE_BYTES * BURST_S),
-                others={
-                    NOTICES: Allowance(NOTICES_PER_S, NOTICES_BURST),
-                    FIGURES: Allowance(FIGURES_PER_S, FIGURES_BURST),
-                    CHECKPOINTS: Allowance(CHECKPOINTS_PER_S, CHECKPOINTS_BURST),
-                },
+                notices=Allowance(NOTICES_PER_S, NOTICES_BURST),
             )
             self._reporters[worker] = known
         self._reporters.move_to_end(worker)
         while len(self._reporters) > MAX_REPORTERS:
             name, _ = self._reporters.popitem(last=False)
-            for kind in (LINES, *known.others):
+            for kind in (LINES, NOTICES):
                 self.dropped.pop((name, kind), None)
         return known
 

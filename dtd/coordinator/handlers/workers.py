@@ -177,10 +177,9 @@ def on_report(
     if answer is not None:
         answer(coordinator, link, name, message)
         return
-    membership = coordinator.membership
-    if not (membership.awaits(name, message) or coordinator.reports.accepts(name, message)):
+    if not coordinator.reports.accepts(name, message):
         return
-    if membership.hears(name, message):
+    if coordinator.membership.hears(name, message):
         _keep(coordinator, name, message, payload)
     coordinator.handle(FromWorker(name=name, message=message))
 

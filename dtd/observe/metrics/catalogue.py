@@ -182,8 +182,7 @@ METRICS: Final = (
         "dtd_reports_dropped_total",
         "worker kind",
         COORDINATOR,
-        "Lines, notices, figures and checkpoints that were left out, because they exceeded the "
-        "worker's quota.",
+        "Lines and notices that were left out, because they exceeded the worker's quota.",
     ),
     # the cluster
     _metric("dtd_workers", "kind", COORDINATOR, "Known workers by state."),

@@ -226,9 +226,7 @@ def test_a_worker_that_has_written_another_state_is_not_waited_for(driver: Any) 
         metrics={},
         kept=(),
     )
-    assert driver.core.awaits("a", told)
     driver.say("a", told)
-    assert not driver.core.awaits("a", told)
     assert asked(driver, "b") == [(1, 10)]
     assert "what it has written is not what the ranks hold" in driver.core.explain()
     assert job.state is JobState.SAVING
@@ -263,14 +261,3 @@ def test_a_worker_that_has_died_meanwhile_is_not_put_out_for_its_memory(driver: 
         driver.say("b", m.CheckpointSaved(step=10, digest="y", kept=(), **written))
     assert driver.told("b", m.Release) == []
     assert job.state is JobState.SAVING
-
-
-def test_what_answers_save_is_awaited(driver: Any) -> None:
-    failed = m.Notice(job="j-1", event="checkpoint_failed", message=FULL)
-    assert not driver.core.awaits("a", failed)
-    finished_unsaved(driver, "a", "b")
-    assert driver.core.awaits("a", failed)
-    assert not driver.core.awaits("a", m.Notice(job="j-1", event="row_retried", message="again"))
-    assert not driver.core.awaits("b", failed)
-    cannot_write(driver, "a")
-    assert not driver.core.awaits("a", failed)

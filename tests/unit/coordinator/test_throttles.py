@@ -21,7 +21,7 @@ from dtd.coordinator.throttles import (
     drain,
 )
 from dtd.errors import ProtocolError, RequestRefused
-from dtd.net.limits import FIGURES_BURST, LINES, NOTICES_BURST, Pacing, Quotas
+from dtd.net.limits import LINES, NOTICES_BURST, Pacing, Quotas
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
@@ -283,14 +283,12 @@ async def test_what_was_left_out_last_is_marked_though_nothing_follows(world, mo
         await world.marked("... 11 lines dropped: more than 1000 a second")
 
 
-async def test_notices_and_figures_beyond_the_share_are_not_heeded(world):
+async def test_notices_beyond_the_share_are_dropped_and_an_answer_to_save_is_not(world):
     notice = m.Notice(job="digits-1", event="row_retried", message="again")
     heeded = [world.desk.accepts("w", notice) for _ in range(int(NOTICES_BURST) + 1)]
     assert heeded == [True] * int(NOTICES_BURST) + [False]
-    evaluated = m.Evaluated(job="digits-1", step=1, metrics={})
-    heeded = [world.desk.accepts("w", evaluated) for _ in range(int(FIGURES_BURST) + 1)]
-    assert heeded == [True] * int(FIGURES_BURST) + [False]
-    assert all(world.desk.accepts("w", m.Heartbeat(state="idle")) for _ in range(500))
+    answer = m.Notice(job="digits-1", event="checkpoint_failed", message="no space")
+    assert world.desk.accepts("w", answer)
     async with asyncio.timeout(10):
         _, message, _, _ = await world.told.get()
-    assert message.endswith(("1 figures and 1 notices were dropped", "1 notices were dropped"))
+    assert message.endswith("1 notices were dropped")

@@ -6,10 +6,7 @@ import pytest
 
 from dtd.net import limits as bounds
 from dtd.net.limits import (
-    CHECKPOINTS,
-    FIGURES,
     LINES,
-    NOTICES,
     Allowance,
     ConnectionLimiter,
     Connections,
@@ -160,25 +157,6 @@ def test_five_mebibytes_of_empty_lines_are_a_few_thousand_and_a_mark() -> None:
     assert not quotas.is_marked("w")
     assert len(quotas.lines("w", b"\n" * 5000, 1.0)) == 1000
     assert len(quotas.lines("other", b"\n" * 999, 1.0)) == 1000
-
-
-@pytest.mark.parametrize(
-    ("kind", "burst"),
-    [
-        (NOTICES, bounds.NOTICES_BURST),
-        (FIGURES, bounds.FIGURES_BURST),
-        (CHECKPOINTS, bounds.CHECKPOINTS_BURST),
-    ],
-)
-def test_notices_figures_and_checkpoints_have_rates_of_their_own(kind: str, burst: float) -> None:
-    quotas = Quotas(1)
-    heeded = [quotas.allows("w", kind, 0.0) for _ in range(int(burst) + 5)]
-    assert heeded.count(True) == burst
-    assert quotas.dropped == {("w", kind): 5}
-    assert not quotas.is_marked("w")
-    assert quotas.allows("w", kind, 1.0)
-    other = NOTICES if kind == FIGURES else FIGURES
-    assert quotas.allows("w", other, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,97 @@
       |                                        +--- frozen <-(trainer froze)--------------+
       +---- restart <-RELEASE-                 +--- finished <-(trainer finished)---------+
 
-Pure: events and a clock value in, effects out.  The shell (`dtd.worker.daemon`) owns the control
-connection, the data server and the training thread.  The connection may come and go at any time:
-what the coordinator must know is repeated after every REGISTERED.
+Pure: events in, effects out.  Both are messages where there is one: an event is a message of the
+coordinator, or a report of this process, and a message of the coordinator that is to be carried out
+is an effect.  The shell (`dtd.worker.daemon`) owns the control connection, the data server and the
+training thread.  The connection may come and go at any time: what the coordinator must know is
+repeated after every REGISTERED.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from dtd.cluster.transitions import MEMBER, MemberAction, MemberEvent, MemberState
 from dtd.errors import ImpossibleTransition
 from dtd.wire import messages as m
+
+# --- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlOpened:
+    """The coordinator answered HELLO."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverged:
+    """Most ranks hold another state than this one."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """The administrator stops this worker."""
+
+    reason: str
+
+
+Event = m.Message | ControlOpened | Diverged | StopAsked
+
+
+# --- effects ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Send a message to the coordinator; lost when the connection is down, and repeated."""
+
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakRing:
+    """End the current ring at once; the training thread will report that it froze."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAtBoundary:
+    """Raise the flag that ends the generation (or the job) after the current step."""
+
+    stop: bool
+    leave: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Restart in a clean interpreter."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """End the process normally."""
+
+    reason: str
+
+
+Order = m.Prepare | m.Assign | m.Save | m.Probe | m.Signal
+"""Messages of the coordinator that the shell carries out: warm up, form a ring, write the state,
+call another worker's data port, send this process a signal."""
+
+Effect = Tell | Order | BreakRing | EndAtBoundary | Restart | Exit
+
+_REPEATED: Final = m.Warmed | m.Running | m.Frozen | m.Finished | m.Failed
+"""Reports that follow REGISTERED: sent before, they would come without the WARMED that explains
+them."""
 
 
 class Member:
@@ -39,37 +118,40 @@ class Member:
         self._running: m.Running | None = None
         self._impossible = ""
         self._introducing = False
+        self._on_event = self._event_table()
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """Advance by one event; `now` is unused."""
-        del now
-        if isinstance(event, ControlOpened):
-            self._introducing = True
-            return [Tell(message=self._registration())]
-        if isinstance(event, FromCoordinator):
-            return self._on_message(event.message)
-        effects = self._on_own(event)
-        return [one for one in effects if not (self._introducing and _is_said_again(one))]
+    def _event_table(self) -> dict[type, Callable[[Any], list[Effect]]]:
+        return {
+            ControlOpened: self._on_opened,
+            m.Registered: self._on_registered,
+            m.Prepare: self._on_prepare,
+            m.Assign: self._on_assign,
+            m.Freeze: self._on_freeze,
+            m.Save: self._on_save,
+            m.Release: self._on_release,
+            m.Signal: lambda order: [order],
+            m.Probe: lambda order: [order],
+            m.Warmed: self._on_warmed,
+            m.Running: self._on_running,
+            m.Frozen: self._on_frozen,
+            m.Finished: self._on_finished,
+            m.Failed: self._on_failed,
+            m.Probed: lambda report: [Tell(message=report)],
+            Diverged: self._on_diverged,
+            StopAsked: self._on_stop_asked,
+        }
 
-    def _on_own(self, event: OwnEvent) -> list[Effect]:
-        """Handle an event of this process."""
-        if isinstance(event, TrainerWarm):
-            self._warmed = event.warmed
-            return self._reports(MemberEvent.WARM, event.warmed)
-        if isinstance(event, TrainerRunning):
-            return self._on_trainer_running(event)
-        if isinstance(event, TrainerFroze):
-            return self._on_trainer_froze(event)
-        if isinstance(event, TrainerFinished):
-            return self._reports(MemberEvent.FINISHED, event.finished)
-        if isinstance(event, TrainerFailed):
-            self._failed = event.failed
-            return [Tell(message=event.failed)]
-        if isinstance(event, TrainerDiverged):
-            return self._on_trainer_diverged(event)
-        if isinstance(event, ProbeAnswered):
-            return [Tell(message=event.probed)]
-        return self._on_stop_asked(event)
+    def handle(self, event: Event) -> list[Effect]:
+        """Advance by one event.
+
+        Raises:
+            ImpossibleTransition: a report of the training thread cannot follow its last one.
+        """
+        on_event = self._on_event.get(type(event))
+        effects = on_event(event) if on_event is not None else []
+        if self._introducing:
+            return [one for one in effects if not _is_repeated(one)]
+        return effects
 
     def explain(self) -> str:
         """Return what this worker waits for, in words; empty while it trains."""
@@ -131,24 +213,9 @@ class Member:
             held_step=generation.held_step,
         )
 
-    def _on_message(self, message: m.Message) -> list[Effect]:
-        if isinstance(message, m.Registered):
-            return self._on_registered(message)
-        if isinstance(message, m.Prepare):
-            return self._on_prepare(message)
-        if isinstance(message, m.Assign):
-            return self._on_assign(message)
-        if isinstance(message, m.Freeze):
-            return self._on_freeze(message)
-        if isinstance(message, m.Save):
-            return self._on_save(message)
-        if isinstance(message, m.Release):
-            return self._on_release(message)
-        if isinstance(message, m.Signal):
-            return [Raise(signal=message.signal)]
-        if isinstance(message, m.Probe):
-            return [ProbePeer(probe=message)]
-        return []
+    def _on_opened(self, _event: ControlOpened) -> list[Effect]:
+        self._introducing = True
+        return [Tell(message=self._registration())]
 
     def _on_registered(self, message: m.Registered) -> list[Effect]:
         """Repeat reports that an earlier connection may have lost, but not acknowledged ones."""
@@ -178,7 +245,7 @@ class Member:
         if self._move(MemberEvent.PREPARE) is MemberAction.START_AFRESH:
             return [Restart(reason=f"job {message.job} begins, this process served another")]
         self._prepare = message
-        return [WarmUp(prepare=message)]
+        return [message]
 
     def _on_assign(self, message: m.Assign) -> list[Effect]:
         known = self.assign
@@ -187,7 +254,7 @@ class Member:
         if self._move(MemberEvent.ASSIGN) is MemberAction.IGNORE:
             return []
         self.assign, self._failed = message, None
-        return [FormRing(assign=message)]
+        return [message]
 
     def _on_freeze(self, message: m.Freeze) -> list[Effect]:
         if self.assign is None or message.generation != self.assign.generation:
@@ -205,7 +272,7 @@ class Member:
             return []
         if self._move(MemberEvent.SAVE) is MemberAction.IGNORE:
             return []
-        return [SaveState(save=message)]
+        return [message]
 
     def _on_release(self, message: m.Release) -> list[Effect]:
         if self.stopping or message.state == "left":
@@ -214,37 +281,34 @@ class Member:
             return []
         return [Restart(reason=f"job {message.job} is {message.state}")]
 
-    # --- the trainer -----------------------------------------------------------------------
+    # --- this process ----------------------------------------------------------------------
 
-    def _on_trainer_running(self, event: TrainerRunning) -> list[Effect]:
-        if self.assign is None or event.generation != self.assign.generation:
+    def _on_warmed(self, report: m.Warmed) -> list[Effect]:
+        self._warmed = report
+        return self._reports(MemberEvent.WARM, report)
+
+    def _on_running(self, report: m.Running) -> list[Effect]:
+        if not self._is_present(report.generation):
             return []
         self._move(MemberEvent.RUNNING)
-        running = m.Running(job=self.assign.job, generation=event.generation, step=event.step)
-        self._running = running if self._introducing else None
-        return [Tell(message=running)]
+        self._running = report if self._introducing else None
+        return [Tell(message=report)]
 
-    def _on_trainer_froze(self, event: TrainerFroze) -> list[Effect]:
-        if self.assign is None or event.generation != self.assign.generation:
-            return []
-        frozen = m.Frozen(
-            job=self.assign.job,
-            generation=event.generation,
-            roster_id=self.assign.roster_id,
-            prepared_generation=event.prepared_generation,
-            prepared_step=event.prepared_step,
-            held=(event.held, *event.saved)[: m.MAX_HELD],
-            suspect=event.suspect,
-            evidence=event.evidence,
-            reason=event.reason,
-            diverged_step=event.diverged_step,
-            differs=event.differs,
+    def _on_frozen(self, report: m.Frozen) -> list[Effect]:
+        return (
+            self._reports(MemberEvent.FROZE, report) if self._is_present(report.generation) else []
         )
-        return self._reports(MemberEvent.FROZE, frozen)
 
-    def _on_trainer_diverged(self, event: TrainerDiverged) -> list[Effect]:
+    def _on_finished(self, report: m.Finished) -> list[Effect]:
+        return self._reports(MemberEvent.FINISHED, report)
+
+    def _on_failed(self, report: m.Failed) -> list[Effect]:
+        self._failed = report
+        return [Tell(message=report)]
+
+    def _on_diverged(self, event: Diverged) -> list[Effect]:
         """This replica is in the minority: discard the process's state."""
-        if self.assign is None or event.generation != self.assign.generation:
+        if self.assign is None or not self._is_present(event.generation):
             return []
         self._move(MemberEvent.DIVERGED)
         notice = m.Notice(job=self.assign.job, event="replicas_diverged", message=event.reason)
@@ -257,196 +321,10 @@ class Member:
         self.stopping = event.reason
         return [leave]
 
+    def _is_present(self, generation: int) -> bool:
+        """Whether this is the newest generation: the training thread may report of an older one."""
+        return self.assign is not None and generation == self.assign.generation
 
-def _is_said_again(effect: Effect) -> bool:
-    """It follows REGISTERED: said before, it would come without the WARMED that explains it."""
-    said_again = m.Warmed | m.Running | m.Frozen | m.Finished | m.Failed
-    return isinstance(effect, Tell) and isinstance(effect.message, said_again)
 
-
-# --- events ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlOpened:
-    """The coordinator answered HELLO."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromCoordinator:
-    """A message on the control connection."""
-
-    message: m.Message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerWarm:
-    """Model and data are ready."""
-
-    warmed: m.Warmed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerRunning:
-    """The state is agreed with all ranks, and the first step begins."""
-
-    generation: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerFroze:
-    """The trainer has left the generation with this state; the fields are those of FROZEN.
-
-    `saved`: in a sharded job, its parts of checkpoints on disk, the newest first.
-    """
-
-    generation: int
-    held: m.Held
-    prepared_generation: int
-    prepared_step: int
-    suspect: str
-    evidence: str
-    reason: str
-    diverged_step: int = 0
-    differs: str = ""
-    saved: tuple[m.Held, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerDiverged:
-    """Most ranks hold a different state."""
-
-    generation: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeAnswered:
-    """The result of a PROBE."""
-
-    probed: m.Probed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerFinished:
-    """The trainer has completed the last step, or the last one before a stop."""
-
-    finished: m.Finished
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerFailed:
-    """The job's own code, data or numbers failed."""
-
-    failed: m.Failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked:
-    """The administrator stops this worker."""
-
-    reason: str
-
-
-OwnEvent = (
-    TrainerWarm
-    | TrainerRunning
-    | TrainerFroze
-    | TrainerDiverged
-    | ProbeAnswered
-    | TrainerFinished
-    | TrainerFailed
-    | StopAsked
-)
-"""Events of the worker's own process."""
-
-Event = ControlOpened | FromCoordinator | OwnEvent
-
-
-# --- effects ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
-    """Send a message to the coordinator; lost when the connection is down, and repeated."""
-
-    message: m.Message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmUp:
-    """Start the training thread."""
-
-    prepare: m.Prepare
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormRing:
-    """Connect to the neighbours and let the trainer adopt the state and run."""
-
-    assign: m.Assign
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakRing:
-    """End the current ring at once; the trainer will report that it froze."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndAtBoundary:
-    """Raise the flag that ends the generation (or the job) after the current step."""
-
-    stop: bool
-    leave: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveState:
-    """Let the trainer write its state: no generation is running."""
-
-    save: m.Save
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbePeer:
-    """Try to open a connection to another worker's data port."""
-
-    probe: m.Probe
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raise:
-    """Send this process a signal: KILL, TERM or STOP."""
-
-    signal: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restart:
-    """Restart in a clean interpreter."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """End the process normally."""
-
-    reason: str
-
-
-Effect = (
-    Tell
-    | WarmUp
-    | FormRing
-    | BreakRing
-    | EndAtBoundary
-    | SaveState
-    | ProbePeer
-    | Raise
-    | Restart
-    | Exit
-)
+def _is_repeated(effect: Effect) -> bool:
+    return isinstance(effect, Tell) and isinstance(effect.message, _REPEATED)

@@ -163,15 +163,15 @@ class Worker:
     def _effect_table(self) -> Mapping[type[member.Effect], Callable[[Any], None]]:
         return {
             member.Tell: self._on_tell,
-            member.WarmUp: lambda effect: self._warm_up(effect.prepare),
-            member.FormRing: lambda effect: self._form_ring(effect.assign),
+            m.Prepare: self._warm_up,
+            m.Assign: self._form_ring,
+            m.Save: lambda save: self._job().save(save),
+            m.Probe: self._probe,
+            m.Signal: self._raise,
             member.BreakRing: lambda effect: self._job().break_ring(effect.reason),
             member.EndAtBoundary: lambda effect: self._job().end_at_boundary(
                 stop=effect.stop, leave=effect.leave
             ),
-            member.SaveState: lambda effect: self._job().save(effect.save),
-            member.ProbePeer: lambda effect: self._probe(effect.probe),
-            member.Raise: self._raise,
             member.Restart: self._end,
             member.Exit: self._end,
         }
@@ -268,7 +268,7 @@ class Worker:
         if receive is not None:
             receive(message, payload)
         else:
-            self._feed(member.FromCoordinator(message=message))
+            self._feed(message)
 
     def _on_registered(self, message: m.Registered) -> None:
         self._data.worker_secret = message.secret
@@ -278,7 +278,7 @@ class Worker:
         self._models.order(message)
         if message.refused:
             log.warning("coordinator_refused", reason=message.refused)
-        self._feed(member.FromCoordinator(message=message))
+        self._feed(message)
 
     def _on_renewed(self, message: m.Renewed) -> None:
         if self._renewal is not None:
@@ -319,7 +319,7 @@ class Worker:
     def _feed(self, event: member.Event) -> None:
         """Pass an event to the member core, and do what it decides."""
         if not self.ending.done():
-            for effect in self._core.handle(event, self._loop.time()):
+            for effect in self._core.handle(event):
                 self._effects[type(effect)](effect)
 
     # --- effects -----------------------------------------------------------------------------
@@ -332,10 +332,10 @@ class Worker:
             message = dataclasses.replace(message, clock_s=self._loop.time())
         self._control.send(message)
 
-    def _raise(self, effect: member.Raise) -> None:
-        log.warning("signal_raised", signal=effect.signal)
+    def _raise(self, order: m.Signal) -> None:
+        log.warning("signal_raised", signal=order.signal)
         self.drilled = True
-        os.kill(os.getpid(), getattr(signal, f"SIG{effect.signal}"))
+        os.kill(os.getpid(), getattr(signal, f"SIG{order.signal}"))
 
     def _job(self) -> Training:
         assert self._training is not None, "the core orders this of a job only"
@@ -354,8 +354,7 @@ class Worker:
             self._begin_training(prepare, spec)
         except (JobSpecError, OSError) as error:  # the former: it may be of a newer release
             log.error("training_failed", error=str(error))
-            failed = m.Failed(job=prepare.job, reason=cut(str(error)), traceback="")
-            self._feed(member.TrainerFailed(failed=failed))
+            self._feed(m.Failed(job=prepare.job, reason=cut(str(error)), traceback=""))
 
     def _begin_training(self, prepare: m.Prepare, spec: JobSpec) -> None:
         sys.argv = [spec.job.task]  # a script's arguments are its own, not the worker's
@@ -395,7 +394,7 @@ class Worker:
 
     def _on_probed(self, message: m.Probe, probed: m.Probed) -> None:
         self._peers.probed(message, probed)
-        self._feed(member.ProbeAnswered(probed=probed))
+        self._feed(probed)
 
     def _open_on_disk(self, resource: str) -> Resource:
         """Open a resource that other workers fetch from files; in a thread."""

@@ -223,4 +223,4 @@ class Training:
         """Nobody needs to fetch the state any more."""
         self._data.withdraw()
         agreed()
-        self._feed(member.TrainerRunning(generation=assign.generation, step=assign.held_step))
+        self._feed(m.Running(job=assign.job, generation=assign.generation, step=assign.held_step))

@@ -252,7 +252,7 @@ class TrainingThread(threading.Thread):
             committed_generation=self._committed[0],
             committed_step=self._committed[1],
         )
-        self._post(member.TrainerWarm(warmed=warmed))
+        self._post(warmed)
         return run
 
     def _complete_origin(self, run: JobSessionRunner) -> None:
@@ -403,9 +403,11 @@ class TrainingThread(threading.Thread):
         held = _told(run.held())
         prepared = run.prepared_key or (held.generation, held.step)
         self._post(
-            member.TrainerFroze(
+            m.Frozen(
+                job=assign.job,
                 generation=assign.generation,
-                held=held,
+                roster_id=assign.roster_id,
+                held=(held, *map(_told, run.saved()))[: m.MAX_HELD],
                 prepared_generation=prepared[0],
                 prepared_step=prepared[1],
                 suspect=suspect,
@@ -415,7 +417,6 @@ class TrainingThread(threading.Thread):
                 differs=one_line(diverged.entry, MAX_ENTRY_CHARACTERS)
                 if diverged is not None
                 else "",
-                saved=tuple(map(_told, run.saved())),
             )
         )
 
@@ -427,7 +428,7 @@ class TrainingThread(threading.Thread):
         """
         said = reaction(assign.rank, dissenters=error.dissenters, majority=error.majority)
         if said is Reaction.START_AFRESH:
-            self._post(member.TrainerDiverged(generation=assign.generation, reason=error.message))
+            self._post(member.Diverged(generation=assign.generation, reason=error.message))
             return
         if said is Reaction.FORGET:
             run.forget()
@@ -447,7 +448,7 @@ class TrainingThread(threading.Thread):
             stopped=outcome.kind == "stopped",
         )
         self._reporter.flush()
-        self._post(member.TrainerFinished(finished=finished))
+        self._post(finished)
 
     def _fail(self, error: BaseException, *, step: int) -> None:
         """The job's own code, data or numbers failed, or this host: the coordinator judges."""
@@ -462,7 +463,7 @@ class TrainingThread(threading.Thread):
             traceback=trace,
             step=step,
         )
-        self._post(member.TrainerFailed(failed=failed))
+        self._post(failed)
 
 
 def _told(held: HeldState) -> m.Held:

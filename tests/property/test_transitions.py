@@ -43,7 +43,7 @@ from dtd.wire import messages as m
 EVENTS = 1_500
 SEEDS = range(40)
 STEPS = 30
-_LEAVES = member.TrainerFroze | member.TrainerFinished
+_LEAVES = m.Frozen | m.Finished
 WARMED = m.Warmed(
     job="",
     dataset_rows=100,
@@ -89,7 +89,7 @@ class Process:
 
     def does(self, event: member.Event) -> str:
         """Handle an event; returns how the process ends, if it does."""
-        effects = self.core.handle(event, 0.0)
+        effects = self.core.handle(event)
         self.core.check_invariants()
         for effect in effects:
             if isinstance(effect, member.Tell):
@@ -103,22 +103,20 @@ class Process:
 
     def perform(self, effect: Any) -> None:
         rng = self.rng
-        if isinstance(effect, member.WarmUp):
-            self.job, self.identity = effect.prepare.job, effect.prepare.identity
+        if isinstance(effect, m.Prepare):
+            self.job, self.identity = effect.job, effect.identity
             odd = {} if rng.random() < 0.9 else {"dataset_rows": 99}
-            warmed = replace(WARMED, job=self.job, **odd)
-            self.thread.append(member.TrainerWarm(warmed=warmed))
-        elif isinstance(effect, member.FormRing):
-            assign = effect.assign
-            self.held = (assign.held_generation, assign.held_step)
-            running = member.TrainerRunning(generation=assign.generation, step=assign.held_step)
+            self.thread.append(replace(WARMED, job=self.job, **odd))
+        elif isinstance(effect, m.Assign):
+            self.held = (effect.held_generation, effect.held_step)
+            running = m.Running(job=self.job, generation=effect.generation, step=effect.held_step)
             self.thread.append(running if rng.random() < 0.9 else self.froze())
         elif isinstance(effect, member.BreakRing | member.EndAtBoundary):
             stop = isinstance(effect, member.EndAtBoundary) and effect.stop
             running = self.core.state is MemberState.RUNNING
             if not any(isinstance(one, _LEAVES) for one in self.thread):
                 self.thread.append(self.finished() if stop and running else self.froze())
-        elif isinstance(effect, member.SaveState):
+        elif isinstance(effect, m.Save):
             saved = self.saved() if rng.random() < 0.8 else self.notice()
             self.to_coordinator.append(saved)
 
@@ -139,10 +137,10 @@ class Process:
         elif kind < 0.7:
             self.thread.append(self.froze())
         elif kind < 0.75:
-            self.thread.append(member.TrainerDiverged(generation=generation, reason="alone"))
+            self.thread.append(member.Diverged(generation=generation, reason="alone"))
         elif kind < 0.8:
             failed = m.Failed(job=self.job, reason="no", traceback="", step=self.held[1])
-            self.thread += [member.TrainerFailed(failed=failed), self.froze()]
+            self.thread += [failed, self.froze()]
         elif kind < 0.9:
             self.to_coordinator.append(self.saved())
         else:
@@ -154,16 +152,19 @@ class Process:
         beat = m.Heartbeat(state=self.core.state.value, **values)
         self.to_coordinator.append(beat)
 
-    def froze(self) -> member.TrainerFroze:
+    def froze(self) -> m.Frozen:
         assign, rng = self.core.assign, self.rng
         assert assign is not None
         generation, step = self.held
         suspect = rng.choice(assign.roster).name if rng.random() < 0.5 else ""
         ahead = step + 1 if rng.random() < 0.3 and generation <= assign.generation else step
         where = "memory" if rng.random() < 0.9 else "none"
-        return member.TrainerFroze(
+        held = m.Held(job=self.job, generation=generation, step=step, digest="", where=where)
+        return m.Frozen(
+            job=self.job,
             generation=assign.generation,
-            held=m.Held(job=self.job, generation=generation, step=step, digest="", where=where),
+            roster_id=assign.roster_id,
+            held=(held,),
             prepared_generation=assign.generation if ahead > step else generation,
             prepared_step=ahead,
             suspect=suspect,
@@ -173,17 +174,15 @@ class Process:
             differs=rng.choice(["", "weight"]),
         )
 
-    def finished(self) -> member.TrainerFinished:
+    def finished(self) -> m.Finished:
         assert self.core.assign is not None
-        return member.TrainerFinished(
-            finished=m.Finished(
-                job=self.job,
-                generation=self.core.assign.generation,
-                step=self.held[1],
-                held_generation=self.held[0],
-                digest="x",
-                result={},
-            )
+        return m.Finished(
+            job=self.job,
+            generation=self.core.assign.generation,
+            step=self.held[1],
+            held_generation=self.held[0],
+            digest="x",
+            result={},
         )
 
     def saved(self) -> m.CheckpointSaved:
@@ -277,8 +276,7 @@ class Cluster:
 
     def read(self, worker: Process) -> None:
         if worker.from_coordinator:
-            message = worker.from_coordinator.popleft()
-            self.carry_out(worker, member.FromCoordinator(message=message))
+            self.carry_out(worker, worker.from_coordinator.popleft())
 
     def think(self, worker: Process) -> None:
         if worker.thread:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from dtd.cluster import member
 from dtd.engine.agenda import after_commit, before_step
 from dtd.engine.control_word import Comparison, ControlWord, Flags, compare, decode_entry
 from dtd.engine.digests import ShardDigests, combined, search
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.strategy.codec.api import ResidualHandoff
+from dtd.wire import messages as m
 from tests.sim import regroup, reports, shards
 from tests.sim.phases import Phase
 from tests.sim.replica import State
@@ -246,8 +246,9 @@ def _joined(session: JobSession, ring: RingEndpoint) -> None:
     assign = ring.assign
     session.shell.data_port.withdraw()
     session.shell.surroundings.oracle.joined(assign, session.shell.incarnation)
-    running = member.TrainerRunning(generation=assign.generation, step=assign.held_step)
-    session.shell.feed(running)
+    session.shell.feed(
+        m.Running(job=assign.job, generation=assign.generation, step=assign.held_step)
+    )
 
 
 def _evaluate(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, None]:

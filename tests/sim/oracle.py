@@ -163,9 +163,9 @@ class Oracle:
         require(not trains, "a member has left its generation and does not say so", name)
 
     def obeyed(
-        self, name: str, before: m.Assign | None, message: m.Message, effects: Sequence[object]
+        self, name: str, before: m.Assign | None, message: object, effects: Sequence[object]
     ) -> None:
-        """A member has received a message of the coordinator, when `before` was its assignment."""
+        """A member has handled an event when `before` was its assignment."""
         if before is None or not isinstance(message, m.Assign | m.Freeze):
             return
         if isinstance(message, m.Freeze) and message.generation == before.generation:

@@ -1,28 +1,25 @@
-"""A simulated worker's reports of its training, with the product's messages and events."""
+"""A simulated worker's reports of its training, with the product's messages."""
 
 from __future__ import annotations
 
 from dtd.checkpoint.format import checkpoint_name
-from dtd.cluster import member
 from dtd.wire import messages as m
 from tests.sim.replica import State
 
 
 def warmed(
     prepare: m.Prepare, held: m.Held, *, dataset: str, saved: tuple[m.Held, ...] = ()
-) -> member.TrainerWarm:
+) -> m.Warmed:
     """Model and data are ready."""
-    return member.TrainerWarm(
-        warmed=m.Warmed(
-            job=prepare.job,
-            dataset_rows=1000,
-            dataset_fingerprint=dataset,
-            plan_digest="plan",
-            numerics_fingerprint="numerics",
-            parameters=1,
-            steps_total=int(prepare.spec["model"]["steps"]),
-            held=(held, *saved)[: m.MAX_HELD],
-        )
+    return m.Warmed(
+        job=prepare.job,
+        dataset_rows=1000,
+        dataset_fingerprint=dataset,
+        plan_digest="plan",
+        numerics_fingerprint="numerics",
+        parameters=1,
+        steps_total=int(prepare.spec["model"]["steps"]),
+        held=(held, *saved)[: m.MAX_HELD],
     )
 
 
@@ -74,17 +71,15 @@ def not_saved(state: State, why: str) -> m.Notice:
     return m.Notice(job=state.job, event="checkpoint_failed", message=message)
 
 
-def finished(assign: m.Assign, state: State, *, stopped: bool) -> member.TrainerFinished:
+def finished(assign: m.Assign, state: State, *, stopped: bool) -> m.Finished:
     """The trainer has committed its last step, and all digests are equal."""
-    return member.TrainerFinished(
-        finished=m.Finished(
-            job=state.job,
-            generation=assign.generation,
-            held_generation=state.generation,
-            step=state.step,
-            digest=state.content,
-            result={"steps": state.step} if assign.rank == 0 else {},
-            part=state.held("memory").part,
-            stopped=stopped,
-        )
+    return m.Finished(
+        job=state.job,
+        generation=assign.generation,
+        held_generation=state.generation,
+        step=state.step,
+        digest=state.content,
+        result={"steps": state.step} if assign.rank == 0 else {},
+        part=state.held("memory").part,
+        stopped=stopped,
     )

@@ -109,7 +109,7 @@ class TrainingThread:
             self._shell.surroundings.oracle.causes.task_failed(
                 self._shell.name, ring.assign, step=failed.step
             )
-            self._shell.feed(member.TrainerFailed(failed=failed))
+            self._shell.feed(failed)
             self._froze(ring, "", "", "its training has failed")
             ring.end(error.message)
             return "failed"
@@ -135,10 +135,11 @@ class TrainingThread:
     ) -> None:
         generation, step = self.session.prepared_key()
         self._shell.feed(
-            member.TrainerFroze(
+            m.Frozen(
+                job=ring.assign.job,
                 generation=ring.assign.generation,
-                held=self.session.held(),
-                saved=self.session.saved(),
+                roster_id=ring.assign.roster_id,
+                held=(self.session.held(), *self.session.saved())[: m.MAX_HELD],
                 prepared_generation=generation,
                 prepared_step=step,
                 suspect=suspect,
@@ -160,7 +161,7 @@ class TrainingThread:
             self.session.forget()
             self._froze(ring, "", "diverged", error.message, diverged=error)
         elif answer is Reaction.START_AFRESH:
-            diverged = member.TrainerDiverged(generation=assign.generation, reason=error.message)
+            diverged = member.Diverged(generation=assign.generation, reason=error.message)
             self._shell.feed(diverged)
             require(not self._shell.alive, "one that differs from most goes on", self._shell.name)
         else:

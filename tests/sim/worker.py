@@ -122,7 +122,7 @@ class WorkerProcess:
             if isinstance(one, m.Assign | m.Freeze) and known and one.generation < known.generation
         ]
         if old and not self._paused:
-            self.feed(member.FromCoordinator(message=self.surroundings.rng.choice(old)))
+            self.feed(self.surroundings.rng.choice(old))
 
     def leave(self) -> None:
         """Shut down as on the administrator's request."""
@@ -156,7 +156,7 @@ class WorkerProcess:
 
     def _on_message(self, message: m.Message) -> None:
         if not isinstance(message, m.Welcome):
-            self.feed(member.FromCoordinator(message=message))
+            self.feed(message)
         elif self.reached(Phase.REGISTER, rank=-1, step=-1):
             self.feed(member.ControlOpened())
 
@@ -198,9 +198,8 @@ class WorkerProcess:
     def feed(self, event: member.Event) -> None:
         """Pass an event to the core and perform the resulting effects."""
         before = self.core.assign
-        effects = self.core.handle(event, self.surroundings.scheduler.now)
-        if isinstance(event, member.FromCoordinator):
-            self.surroundings.oracle.obeyed(self.name, before, event.message, effects)
+        effects = self.core.handle(event)
+        self.surroundings.oracle.obeyed(self.name, before, event, effects)
         self.surroundings.oracle.member(self.name, self.core)
         for effect in effects:
             if self.alive:
@@ -209,23 +208,23 @@ class WorkerProcess:
     def _perform(self, effect: member.Effect) -> None:
         if isinstance(effect, member.Tell):
             self.tell(effect.message)
-        elif isinstance(effect, member.WarmUp):
-            self.trainer = TrainingThread(self, effect.prepare)
+        elif isinstance(effect, m.Prepare):
+            self.trainer = TrainingThread(self, effect)
             delay_s = self.surroundings.draw(self.surroundings.pace.warm_up_s)
-            self.after(delay_s, lambda: self._on_warm(effect.prepare))
-        elif isinstance(effect, member.FormRing):
-            self._form_ring(effect.assign)
+            self.after(delay_s, lambda: self._on_warm(effect))
+        elif isinstance(effect, m.Assign):
+            self._form_ring(effect)
         elif isinstance(effect, member.BreakRing):
             assert self._ring is not None
             self._ring.end(effect.reason)
         elif isinstance(effect, member.EndAtBoundary):
             self._end_at_boundary(effect)
-        elif isinstance(effect, member.SaveState):
+        elif isinstance(effect, m.Save):
             assert self.trainer is not None
-            self.trainer.save(effect.save)
-        elif isinstance(effect, member.ProbePeer):
-            self._probe(effect.probe)
-        elif isinstance(effect, member.Raise):
+            self.trainer.save(effect)
+        elif isinstance(effect, m.Probe):
+            self._probe(effect)
+        elif isinstance(effect, m.Signal):
             self._raise(effect.signal)
         else:
             self._end(effect)
@@ -235,7 +234,7 @@ class WorkerProcess:
         if self.surroundings.scheduler.now < self._broken_until_s:
             failed = m.Failed(job=prepare.job, reason="there is no driver", traceback="")
             self.surroundings.oracle.causes.struck([self.name])
-            self.feed(member.TrainerFailed(failed=failed))
+            self.feed(failed)
             return
         session = self.trainer.session
         warmed = reports.warmed(
@@ -285,10 +284,7 @@ class WorkerProcess:
         self.surroundings.oracle.asked(self.name, before, session.flags)
 
     def _probe(self, asked: m.Probe) -> None:
-        def answer(probed: m.Probed) -> None:
-            self.feed(member.ProbeAnswered(probed=probed))
-
-        probe(self.surroundings, asked, by=self.name, after=self.after, answer=answer)
+        probe(self.surroundings, asked, by=self.name, after=self.after, answer=self.feed)
 
     def _raise(self, signal: str) -> None:
         if signal == "KILL":

@@ -58,11 +58,12 @@ def release(state: str = "done") -> m.Release:
     return m.Release(job="j", state=state, reason="because")
 
 
-def froze(generation: int = 4, step: int = 6, evidence: str = "reset") -> member.TrainerFroze:
-    held = m.Held(job="j", generation=generation, step=step, digest="", where="memory")
-    return member.TrainerFroze(
+def froze(generation: int = 4, step: int = 6, evidence: str = "reset") -> m.Frozen:
+    return m.Frozen(
+        job="j",
         generation=generation,
-        held=held,
+        roster_id=11,
+        held=(m.Held(job="j", generation=generation, step=step, digest="", where="memory"),),
         prepared_generation=generation,
         prepared_step=step + 1,
         suspect="v",
@@ -78,12 +79,9 @@ class Worker:
         self.core = Member(REGISTER)
 
     def does(self, event: member.Event) -> list[member.Effect]:
-        effects = self.core.handle(event, 0.0)
+        effects = self.core.handle(event)
         self.core.check_invariants()
         return effects
-
-    def hears(self, message: m.Message) -> list[member.Effect]:
-        return self.does(member.FromCoordinator(message=message))
 
     def tells(self, event: member.Event) -> list[m.Message]:
         return [e.message for e in self.does(event) if isinstance(e, member.Tell)]
@@ -91,10 +89,10 @@ class Worker:
     def become(self, state: MemberState) -> "Worker":
         """Go the usual way to a state."""
         way = [
-            (MemberState.WARMING, member.FromCoordinator(message=PREPARE)),
-            (MemberState.READY, member.TrainerWarm(warmed=WARMED)),
-            (MemberState.FORMING, member.FromCoordinator(message=assign())),
-            (MemberState.RUNNING, member.TrainerRunning(generation=4, step=5)),
+            (MemberState.WARMING, PREPARE),
+            (MemberState.READY, WARMED),
+            (MemberState.FORMING, assign()),
+            (MemberState.RUNNING, m.Running(job="j", generation=4, step=5)),
         ]
         for reached, event in way:
             if self.core.state is not state:
@@ -110,15 +108,15 @@ def worker() -> Worker:
 
 def test_the_usual_life(worker: Worker) -> None:
     assert worker.tells(member.ControlOpened()) == [REGISTER]
-    assert worker.hears(REGISTERED) == []
-    assert worker.hears(PREPARE) == [member.WarmUp(prepare=PREPARE)]
-    assert worker.tells(member.TrainerWarm(warmed=WARMED)) == [WARMED]
-    assert worker.hears(assign()) == [member.FormRing(assign=assign())]
-    running = member.TrainerRunning(generation=4, step=5)
-    assert worker.tells(running) == [m.Running(job="j", generation=4, step=5)]
-    assert worker.tells(member.TrainerFinished(finished=FINISHED)) == [FINISHED]
+    assert worker.does(REGISTERED) == []
+    assert worker.does(PREPARE) == [PREPARE]
+    assert worker.tells(WARMED) == [WARMED]
+    assert worker.does(assign()) == [assign()]
+    running = m.Running(job="j", generation=4, step=5)
+    assert worker.tells(running) == [running]
+    assert worker.tells(FINISHED) == [FINISHED]
     assert worker.core.state is MemberState.FINISHED
-    assert worker.hears(release()) == [member.Restart(reason="job j is done")]
+    assert worker.does(release()) == [member.Restart(reason="job j is done")]
 
 
 # --- coming back -----------------------------------------------------------------------------
@@ -136,13 +134,13 @@ def test_how_the_last_process_ended_is_said_until_it_is_heard() -> None:
     core = Member(replace(REGISTER, last_end="ended by SIGSEGV"))
 
     def says() -> m.Register:
-        (effect,) = core.handle(member.ControlOpened(), 0.0)
+        (effect,) = core.handle(member.ControlOpened())
         assert isinstance(effect, member.Tell)
         assert isinstance(effect.message, m.Register)
         return effect.message
 
     assert says().last_end == says().last_end == "ended by SIGSEGV"
-    core.handle(member.FromCoordinator(message=REGISTERED), 0.0)
+    core.handle(REGISTERED)
     assert says().last_end == ""
 
 
@@ -155,16 +153,16 @@ def test_member_that_trains_says_what_its_data_are_and_in_which_phase_it_is(
     assert isinstance(register, m.Register)
     assert register.phase == state.value
     assert (register.roster, register.held_generation, register.held_step) == (ROSTER, 3, 5)
-    assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED]
+    assert worker.tells(REGISTERED) == [WARMED]
 
 
 def test_what_happens_between_register_and_registered_is_said_after_it(worker: Worker) -> None:
     """Said at once it would come before WARMED, and count for nothing."""
     worker.become(MemberState.FORMING)
     worker.tells(member.ControlOpened())
-    assert worker.tells(member.TrainerRunning(generation=4, step=5)) == []
+    assert worker.tells(m.Running(job="j", generation=4, step=5)) == []
     running = m.Running(job="j", generation=4, step=5)
-    assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED, running]
+    assert worker.tells(REGISTERED) == [WARMED, running]
 
 
 def test_generation_that_ends_between_register_and_registered_is_told_after_it(
@@ -173,20 +171,20 @@ def test_generation_that_ends_between_register_and_registered_is_told_after_it(
     worker.become(MemberState.RUNNING)
     worker.tells(member.ControlOpened())
     assert worker.tells(froze()) == []
-    warmed, frozen = worker.tells(member.FromCoordinator(message=REGISTERED))
+    warmed, frozen = worker.tells(REGISTERED)
     assert (warmed, type(frozen)) == (WARMED, m.Frozen)
 
 
 def test_member_that_has_frozen_says_so_again(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     (report,) = worker.tells(froze())
-    assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED, report]
+    assert worker.tells(REGISTERED) == [WARMED, report]
 
 
 def test_failure_is_said_again_whatever_came_before(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
-    assert worker.tells(member.TrainerFailed(failed=FAILED)) == [FAILED]
-    assert FAILED in worker.tells(member.FromCoordinator(message=REGISTERED))
+    assert worker.tells(FAILED) == [FAILED]
+    assert FAILED in worker.tells(REGISTERED)
 
 
 # --- preparing and assigning -----------------------------------------------------------------
@@ -197,9 +195,9 @@ def test_preparing_for_the_same_job_again_has_it_say_again_that_it_is_ready(
 ) -> None:
     """A coordinator that has given it to this job only now has not listened before."""
     worker.become(MemberState.WARMING)
-    assert worker.hears(PREPARE) == []
+    assert worker.does(PREPARE) == []
     worker.become(MemberState.READY)
-    (told,) = worker.hears(PREPARE)
+    (told,) = worker.does(PREPARE)
     assert isinstance(told, member.Tell)
     assert isinstance(told.message, m.Warmed)
     assert worker.core.state is MemberState.READY
@@ -217,38 +215,15 @@ def test_it_is_assigned_only_when_it_is_free(
     worker: Worker, state: MemberState, generation: int
 ) -> None:
     worker.become(state)
-    assert worker.hears(assign(generation)) == []
+    assert worker.does(assign(generation)) == []
     assert worker.core.state is state
 
 
 # --- freezing --------------------------------------------------------------------------------
 
 
-def test_frozen_report_says_what_it_holds_and_whom_it_suspects(worker: Worker) -> None:
-    worker.become(MemberState.RUNNING)
-    (report,) = worker.tells(froze())
-    assert isinstance(report, m.Frozen)
-    assert (report.generation, report.roster_id) == (4, 11)
-    assert (report.held[0].generation, report.held[0].step) == (4, 6)
-    assert (report.prepared_generation, report.prepared_step) == (4, 7)
-    assert (report.suspect, report.evidence) == ("v", "reset")
-    assert (report.reason, report.held[0].where) == ("connection reset", "memory")
-
-
-def test_frozen_report_names_the_parts_on_disk_after_the_state_in_memory(worker: Worker) -> None:
-    worker.become(MemberState.RUNNING)
-    part = (0, 1, 1, 2)
-    saved = tuple(
-        m.Held(job="j", generation=3, step=step, digest="", where="checkpoint", part=part)
-        for step in range(20, 0, -1)
-    )
-    (report,) = worker.tells(replace(froze(), saved=saved))
-    assert [one.step for one in report.held] == [6, *range(20, 13, -1)]
-    assert {one.part for one in report.held[1:]} == {part}
-
-
-def diverged(generation: int) -> member.TrainerDiverged:
-    return member.TrainerDiverged(generation=generation, reason="others differ")
+def diverged(generation: int) -> member.Diverged:
+    return member.Diverged(generation=generation, reason="others differ")
 
 
 def test_replica_that_differs_says_so_and_starts_afresh(worker: Worker) -> None:
@@ -265,30 +240,28 @@ def test_replica_that_differs_says_so_and_starts_afresh(worker: Worker) -> None:
 
 def test_probe_is_made_and_answered_in_any_state(worker: Worker) -> None:
     probe = m.Probe(name="v", host="h", port=2)
-    assert worker.hears(probe) == [member.ProbePeer(probe=probe)]
+    assert worker.does(probe) == [probe]
     probed = m.Probed(name="v", reachable=False, reason="no route")
-    assert worker.tells(member.ProbeAnswered(probed=probed)) == [probed]
+    assert worker.tells(probed) == [probed]
 
 
 def test_worker_that_stops_leaves_at_the_boundary(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     worker.does(member.StopAsked(reason="stop"))
-    effects = worker.hears(freeze(at_boundary=True))
+    effects = worker.does(freeze(at_boundary=True))
     assert effects == [member.EndAtBoundary(stop=False, leave=True)]
 
 
 def test_finished_worker_repeats_its_report(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
-    worker.does(member.TrainerFinished(finished=FINISHED))
-    assert worker.tells(member.FromCoordinator(message=freeze())) == [FINISHED]
+    worker.does(FINISHED)
+    assert worker.tells(freeze()) == [FINISHED]
     (register,) = worker.tells(member.ControlOpened())
     assert isinstance(register, m.Register)
     assert register.phase == "finished"
 
 
-@pytest.mark.parametrize(
-    "event", [froze(3), member.TrainerRunning(generation=3, step=5), diverged(3)]
-)
+@pytest.mark.parametrize("event", [froze(3), m.Running(job="j", generation=3, step=5), diverged(3)])
 def test_news_of_an_old_generation_is_ignored(worker: Worker, event: Any) -> None:
     worker.become(MemberState.RUNNING)
     assert worker.does(event) == []
@@ -299,39 +272,39 @@ def test_news_of_an_old_generation_is_ignored(worker: Worker, event: Any) -> Non
 
 
 def test_idle_worker_has_nothing_to_be_released_from(worker: Worker) -> None:
-    assert worker.hears(release()) == []
+    assert worker.does(release()) == []
 
 
 def test_worker_that_stops_exits_when_it_is_released(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     worker.does(member.StopAsked(reason="stop"))
-    assert worker.hears(release()) == [member.Exit(reason="because")]
+    assert worker.does(release()) == [member.Exit(reason="because")]
 
 
 def test_a_worker_that_is_refused_says_so_while_it_is_idle() -> None:
     core = Member(REGISTER)
     refused = m.Registered(heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0, refused="too old")
-    core.handle(member.FromCoordinator(message=refused), 0.0)
+    core.handle(refused)
     assert core.explain() == "is refused: too old"
-    core.handle(member.FromCoordinator(message=REGISTERED), 0.0)
+    core.handle(REGISTERED)
     assert core.explain() == "waits for a job"
 
 
 @pytest.mark.parametrize("state", list(MemberState)[:5])
 def test_nothing_is_saved_beside_training(worker: Worker, state: MemberState) -> None:
     worker.become(state)
-    assert worker.hears(m.Save(job="j", generation=4, step=6)) == []
+    assert worker.does(m.Save(job="j", generation=4, step=6)) == []
 
 
 def test_another_jobs_state_is_not_saved(worker: Worker) -> None:
     worker.become(MemberState.RUNNING).does(froze())
-    assert worker.hears(m.Save(job="other", generation=4, step=6)) == []
+    assert worker.does(m.Save(job="other", generation=4, step=6)) == []
 
 
 def test_failure_and_what_is_held_then_are_both_said_again(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     failed = m.Failed(job="j", reason="boom", traceback="")
-    worker.does(member.TrainerFailed(failed=failed))
+    worker.does(failed)
     (frozen,) = worker.tells(froze(evidence=""))
-    told = worker.hears(m.Registered(heartbeat_interval_s=0.25, heartbeat_timeout_s=1.5))
+    told = worker.does(m.Registered(heartbeat_interval_s=0.25, heartbeat_timeout_s=1.5))
     assert [effect.message for effect in told][-2:] == [failed, frozen]

@@ -132,7 +132,7 @@ def test_a_member_is_not_sound_after_what_is_impossible() -> None:
     core = member.Member(register)
     finished = m.Finished(job="j", generation=1, step=1, held_generation=1, digest="", result={})
     with pytest.raises(ImpossibleTransition, match="a member that is idle cannot have"):
-        core.handle(member.TrainerFinished(finished=finished), 0.0)
+        core.handle(finished)
     assert core.state is MemberState.IDLE
     with pytest.raises(AssertionError, match="a member that is idle"):
         core.check_invariants()

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from dtd import job
-from dtd.cluster import member
 from dtd.cluster.progress import ProgressWatch
 from dtd.engine.shards import WHOLE
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError, UnreadableWord
@@ -140,7 +139,7 @@ def train(journal, *ends, saves=(), heard=lambda event: None):
     """Let one generation after another end so, on this thread; the last end is the trainer's."""
 
     def post(event):
-        journal.append((type(event).__name__, getattr(event, "generation", None)))
+        journal.append((type(event), getattr(event, "generation", None)))
         heard(event)
 
     class WarmThread(TrainingThread):
@@ -160,35 +159,32 @@ def test_a_worker_that_has_no_credential_takes_no_part_in_an_encrypted_job(journ
     """Its neighbours would talk to it as to all, or it to them, for everybody to read."""
     made(TrainingThread, journal, journal.append, encryption="tls").run()
     (event,) = journal
-    assert event.failed.reason.startswith("the job is encrypted, and this worker has no credential")
-    assert "dtd-worker join TOKEN" in event.failed.reason
-
-
-FROZE, FAILED = member.TrainerFroze.__name__, member.TrainerFailed.__name__
+    assert event.reason.startswith("the job is encrypted, and this worker has no credential")
+    assert "dtd-worker join TOKEN" in event.reason
 
 
 def test_a_worker_that_is_in_no_strict_sandbox_runs_no_code_that_asks_for_it(journal):
     made(TrainingThread, journal, journal.append, sandbox="strict").run()
     (event,) = journal
-    assert 'sandbox = "strict", and this worker has no such sandbox' in event.failed.reason
+    assert 'sandbox = "strict", and this worker has no such sandbox' in event.reason
 
 
 @pytest.mark.parametrize("error", [ValueError("the task's"), TaskError("ours"), SystemExit(1)])
 def test_a_failure_is_reported_and_then_the_neighbours_are_let_go(journal, error):
     train(journal, error)
-    assert journal == [(FAILED, None), (FROZE, 1), ("given up", 1)]
+    assert journal == [(m.Failed, None), (m.Frozen, 1), ("given up", 1)]
 
 
 def test_a_worker_that_has_failed_trains_in_the_next_generation_that_it_is_given(journal):
     train(journal, ValueError("a joiner's presence"), RingBroken("a neighbour has died"))
-    assert journal == [(FAILED, None), (FROZE, 1), ("given up", 1), (FROZE, 2)]
+    assert journal == [(m.Failed, None), (m.Frozen, 1), ("given up", 1), (m.Frozen, 2)]
 
 
 def test_a_word_that_cannot_be_read_breaks_the_ring_and_names_who_has_said_it(journal):
     told = []
     unreadable = UnreadableWord(1, "word of 3 bytes")
     train(journal, unreadable, TaskError("the end of the test"), heard=told.append)
-    assert journal[:2] == [("given up", 1), (FROZE, 1)]
+    assert journal[:2] == [("given up", 1), (m.Frozen, 1)]
     froze = told[0]
     assert (froze.suspect, froze.evidence) == ("worker-1", "corrupt")
     assert froze.reason == "rank 1: word of 3 bytes"
@@ -204,7 +200,7 @@ def test_a_copy_that_was_damaged_after_it_was_offered_is_offered_no_more(journal
     damaged = CheckpointError("it does not match its hash")
     damaged.holds = (7, 7)  # what is left
     train(journal, damaged, TaskError("the end of the test"))
-    assert journal[:2] == [("given up", 1), (FROZE, 1)]
+    assert journal[:2] == [("given up", 1), (m.Frozen, 1)]
 
 
 @pytest.mark.parametrize(("dissenters", "majority"), [((2,), True), ((0, 1, 2), False)])
@@ -213,5 +209,5 @@ def test_a_worker_that_sees_replicas_differ_lets_the_others_see_it_too(
 ):
     differ = DivergenceError("replicas differ", dissenters=dissenters, majority=majority)
     train(journal, differ, TaskError("the end of the test"))
-    assert journal[0] == (FROZE, 1)
+    assert journal[0] == (m.Frozen, 1)
     assert ("given up", 1) not in journal

@@ -121,19 +121,24 @@ class Daemons:
         """Its answer to WAIT_JOB."""
         return self.ask(m.WaitJob(job=job))
 
-    def await_event(self, kind: str, containing: str = "") -> dict[str, Any]:
-        """The next event of this kind after the last one that was awaited."""
+    def await_event(self, kind: str, containing: str = "", *, job: str = "") -> dict[str, Any]:
+        """The next event of this kind, about this job, after the last one that was awaited."""
         while True:
             page = self.ask(m.ReadEvents(after=self._seen, follow=True))
             for event in page["events"]:
                 self._seen = event["seq"]
-                if event["kind"] == kind and containing in event["message"]:
+                told = event["kind"] == kind and containing in event["message"]
+                if told and job in ("", event["job"]):
                     return dict(event)
 
     def events(self, kind: str, job: str) -> list[dict[str, Any]]:
         """All events of this kind about this job."""
         found = self.ask(m.ReadEvents())["events"]
         return [event for event in found if (event["kind"], event["job"]) == (kind, job)]
+
+    def step(self, job: str) -> int:
+        """The job's committed steps, whatever its state is."""
+        return int(self.ask(m.ShowJob(job=job))["step"])
 
     def until(self, job: str, condition: Callable[[], bool]) -> None:
         """Look again and again while the job has not ended, and once after its end."""
@@ -171,8 +176,9 @@ class Daemons:
 
     def start_again(self) -> None:
         """Whatever has died is started again, with the same state."""
-        self.cluster.tend()  # plans
-        self.cluster.tend()  # starts
+        for name, child in self.cluster.children.items():
+            if child.exit_code() is not None:
+                self.cluster.start(name)
         coordinator = self.child("coordinator")
         while True:
             try:

@@ -18,19 +18,26 @@ pytestmark = pytest.mark.integration
 
 PATIENCE_S = 500.0
 COMMAND = [sys.executable, "-m", "scripts.chaos"]
+LOSSES = {
+    "every job is done",
+    "replicas are equal, at every step and at the end",
+    "every row of every epoch exactly once",
+    "no committed step is lost",
+}
 SMALL = ["--set", "task.parameters=20000", "--set", "task.compute_ms=30.0"]
 
 
 def test_a_mix_of_faults_costs_nothing(tmp_path):
-    """With this seed it is a damaged bit, a hang that does not take long, and a crash.
+    """A damaged bit, a hang that does not take long, and a crash.
 
-    The codec keeps on each worker what it has not sent.
+    The codec keeps on each worker what it has not sent.  How long anything takes is not judged
+    here.
     """
     done = subprocess.run(
         [
             *COMMAND,
-            *("--workers", "3", "--faults", "3", "--minutes", "1", "--seed", "1643", "--json"),
-            *("--kinds", "kill,gil,flip", "--network", "proxied", "--load", "0"),
+            *("--scenario", "hang", "--workers", "3", "--faults", "3", "--json"),
+            *("--kinds", "flip,gil,kill", "--network", "proxied"),
             *("--codec", "powersgd", "--set", "strategy.rank=2"),
             *("--state-dir", str(tmp_path / "run"), *SMALL),
         ],
@@ -42,8 +49,9 @@ def test_a_mix_of_faults_costs_nothing(tmp_path):
     )
     assert done.stdout, done.stderr
     seen = json.loads(done.stdout)
-    assert [one for one in seen["checks"] if one["failures"]] == [], done.stderr
-    assert done.returncode == 0
+    failures = {one["name"]: one["failures"] for one in seen["checks"]}
+    assert failures.keys() > LOSSES
+    assert [failures[name] for name in LOSSES if failures[name]] == [], done.stderr
     assert [one["injection"]["kind"] for one in seen["outcomes"]] == ["flip", "gil", "kill"]
     assert sum(one["steps_lost"] for one in seen["outcomes"]) == 0
 

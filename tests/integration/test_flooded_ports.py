@@ -131,14 +131,14 @@ def test_a_ring_forms_anew_and_trains_though_the_ports_are_flooded(start_daemons
     daemons = start_daemons(WORKERS)
     gates = daemons.hold(5, 40)
     job = daemons.submit("elastic.min_workers=2", "job.epochs=12", gates=gates)
-    first = daemons.await_event("generation_running")
+    first = daemons.await_event("generation_running", job=job)
     floods = [make_flood(data_port(daemons, name)) for name in SURVIVORS]
     for flood in floods:
         assert flood.filled.wait(PATIENCE_S)
     daemons.ask(m.KillWorker(name=KILLED, signal="KILL"))
-    daemons.await_event("worker_lost")
+    daemons.await_event("worker_lost", KILLED)
     gates.open(0)
-    second = daemons.await_event("generation_running")
+    second = daemons.await_event("generation_running", job=job)
     assert second["generation"] == first["generation"] + 1  # it formed at the first try
 
     before = [flood.turned_away for flood in floods]

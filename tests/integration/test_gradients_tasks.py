@@ -27,11 +27,6 @@ def submit(daemons: Daemons, kind: str, *settings: str, gates: Gates | None = No
     )
 
 
-def await_running(daemons: Daemons, job: str) -> None:
-    while daemons.await_event("generation_running")["job"] != job:
-        pass
-
-
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -65,11 +60,11 @@ def test_a_joiner_takes_over_what_an_odd_optimizer_keeps(daemons: Daemons) -> No
     daemons.await_idle()
     gates = daemons.hold(5, 20)
     job = submit(daemons, "nested", "elastic.min_workers=1", gates=gates)
-    await_running(daemons, job)
+    daemons.await_event("generation_running", job=job)
     daemons.ask(m.KillWorker(name="worker-1", signal="KILL"))
-    daemons.await_event("worker_lost")
+    daemons.await_event("worker_lost", "worker-1")
     gates.open(0)
-    await_running(daemons, job)
+    daemons.await_event("generation_running", job=job)
     daemons.child("worker-1").wait(PATIENCE_S)
     daemons.start_again()
     daemons.await_event("generation_ending", "worker-1 joins")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,12 +54,12 @@ def test_a_job_is_done_when_its_last_state_is_saved(
 ) -> None:
     disk = blocked(tmp_path)
     job = daemons.submit(f'checkpoint.directory="{disk}"')
-    daemons.await_event("job_saving", job)
+    daemons.await_event("job_saving", job=job)
 
     status = daemons.ask(m.GetStatus())
     assert (status["job"]["id"], status["job"]["state"]) == (job, "saving")
     assert status["job"]["step"] == status["job"]["total_steps"]
-    daemons.await_event("checkpoint_failed", "worker-1")
+    daemons.await_event("checkpoint_failed", "worker-1", job=job)
     code, text = ctl("status")
     assert code == 4
     assert "saving" in text
@@ -79,7 +78,7 @@ def test_a_job_that_cannot_be_saved_can_be_cancelled(
     daemons: Daemons, ctl: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     job = daemons.submit(f'checkpoint.directory="{blocked(tmp_path)}"')
-    daemons.await_event("job_saving", job)
+    daemons.await_event("job_saving", job=job)
     assert ctl("cancel", job)[0] == 0
     assert daemons.wait(job)["state"] == "cancelled"
     assert daemons.events("state_discarded", job)
@@ -98,14 +97,13 @@ def test_cancel_while_waiting_keeps_what_the_survivor_holds(daemons: Daemons) ->
     daemons.await_idle()
     gates = daemons.hold(12)
     job = daemons.submit("elastic.min_workers=2", "checkpoint.every_steps=1000", gates=gates)
-    daemons.await_event("generation_running")
-    daemons.until(job, lambda: _step(daemons) >= 11)
+    daemons.until(job, lambda: daemons.step(job) >= 11)
     victim = daemons.child("worker-1")
     victim.signal_group(signal.SIGKILL)
     victim.wait(30.0)
     daemons.await_event("worker_lost", "worker-1")
     gates.open(0)
-    daemons.await_event("job_waiting", "1 of at least 2")
+    daemons.await_event("job_waiting", "1 of at least 2", job=job)
     daemons.ask(m.CancelJob(job=job))
     assert daemons.wait(job)["state"] == "cancelled"
     (step,) = kept_steps(daemons, job)
@@ -114,37 +112,28 @@ def test_cancel_while_waiting_keeps_what_the_survivor_holds(daemons: Daemons) ->
     daemons.await_event("worker_registered", "worker-1")
 
 
-def _step(daemons: Daemons) -> int:
-    job: dict[str, Any] | None = daemons.ask(m.GetStatus())["job"]
-    return int(job["step"]) if job is not None else 0
-
-
 def test_what_a_fall_back_leaves_behind_is_kept_and_listed(
     daemons: Daemons, ctl: Callable[..., tuple[int, str]]
 ) -> None:
     """The only holder returns when the job has begun again without it, and writes for it."""
     daemons.await_idle()
-    holds = range(12, 20)
-    gates = daemons.hold(*holds)
+    gates = daemons.hold(12, 20)
     job = daemons.submit("checkpoint.every_steps=10", "checkpoint.keep=1", gates=gates)
-    for index, loss in enumerate(holds):
-        daemons.until(job, lambda before=loss - 1: _step(daemons) >= before)
-        if kept_steps(daemons, job):
-            break
-        gates.open(index)
-    assert kept_steps(daemons, job) == {10}
+    written = f"worker-*/checkpoints/{job}.*/g*-s000000010/manifest.json"
+    daemons.until(job, lambda: any(daemons.directory.glob(written)))
+    gates.open(0)  # it is told of with the first step after it is written
+    daemons.until(job, lambda: kept_steps(daemons, job) == {10})
 
     for name in ("worker-0", "worker-1"):
         daemons.child(name).signal_group(signal.SIGKILL)
         daemons.child(name).wait(30.0)
     daemons.start_worker("worker-1")
-    daemons.await_event("job_waiting", "waiting for worker-0")
+    daemons.await_event("job_waiting", "waiting for worker-0", job=job)
     assert ctl("resume", job)[0] == 0
-    daemons.await_event("branch_left", "step 10 stays with worker-0")
+    daemons.await_event("branch_left", "step 10 stays with worker-0", job=job)
     daemons.start_worker("worker-0")
-    daemons.await_event("generation_ending", "worker-0 joins")
-    for index in range(len(holds)):
-        gates.open(index)
+    daemons.await_event("generation_ending", "worker-0 joins", job=job)
+    gates.open(1)
     assert daemons.wait(job)["state"] == "done"
     listed = daemons.ask(m.ListCheckpoints(job=job))["checkpoints"]
     mine = {one["step"]: one["left_behind"] for one in listed if one["worker"] == "worker-0"}

@@ -43,7 +43,7 @@ def begin(daemons: Daemons, task: str, *overrides: str, rows: int) -> tuple[str,
     gates = daemons.hold(HOLD)
     text = JOB.format(task=task, steps=60, rows=rows)
     job = daemons.submit(*overrides, text=text, gates=gates)
-    daemons.await_event("generation_running")
+    daemons.await_event("generation_running", job=job)
     return job, gates
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dtd.wire import messages as m
 from tests.integration.conftest import Command
 
 pytestmark = pytest.mark.integration
@@ -125,7 +124,7 @@ def test_weights_of_a_file_are_shipped(daemons, dtdctl, done, tmp_path):
 def test_a_cancelled_job_is_resumed(daemons, dtdctl):
     gates = daemons.hold(20)
     job = daemons.submit(gates=gates)
-    daemons.until(job, lambda: daemons.ask(m.GetStatus())["job"]["step"] >= 10)
+    daemons.until(job, lambda: daemons.step(job) >= 10)
     exit_code, _out, err = dtdctl("cancel", job)
     assert exit_code == 0, err
     gates.open(0)
@@ -150,7 +149,7 @@ def test_a_job_waits_for_what_it_is_to_start_from(daemons, dtdctl, done):
     assert exit_code == 0, err
     job = out.strip()
     waits = f"waiting for workers that have the checkpoint of step {STEPS} of {done}"
-    daemons.await_event("job_waiting", waits)
+    daemons.await_event("job_waiting", waits, job=job)
     exit_code, out, _err = dtdctl("status")
     assert exit_code == 4
     assert "`dtdctl resume" in " ".join(out.split())
@@ -163,6 +162,7 @@ def test_a_job_waits_for_what_it_is_to_start_from(daemons, dtdctl, done):
 
 
 def test_checkpoints_and_jobs_are_deleted_from_disks(daemons, dtdctl, done):
+    daemons.await_idle()  # a worker begins afresh after a job, and would delete later
     directories = {
         one["step"]: Path(one["directory"]) for one in shown(dtdctl, done)["checkpoints"]
     }

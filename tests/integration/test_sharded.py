@@ -78,8 +78,10 @@ class Pair:
         self.job = daemons.submit(*overrides, gates=gates)
         daemons.until(self.job, lambda: _saved_by_all(daemons, 20))
         pids = daemons.pids()
-        for name in ("worker-1", "worker-2"):  # at once: a moment later the parts have moved
-            os.kill(pids[name], signal.SIGKILL)
+        # Both stand still first: a moment after the first death its parts would have moved.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for name in ("worker-1", "worker-2"):
+                os.kill(pids[name], number)
         gates.open(0)
         for name in ("worker-1", "worker-2"):
             daemons.child(name).wait(PATIENCE_S)

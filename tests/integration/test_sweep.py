@@ -106,13 +106,12 @@ def test_a_worse_trial_is_cancelled_in_its_first_evaluation(swept):
     gates = daemons.hold(STEPS_OF_AN_EPOCH + 4)  # the evaluation computes losses, too
     base = {"job": SCORED, "task": gates.task, "elastic": {"settle_s": 0}}
     name = daemons.ask(m.BeginSweep(spec={**PRUNED, "base": base}))["sweep"]
-    for _trial in range(2):
-        daemons.await_event("generation_running")
 
     def shown():
         return daemons.ask(m.ShowSweep(sweep=name))
 
     worse = shown()["trials"][1]["job"]
+    daemons.await_event("generation_running", job=worse)
     daemons.until(worse, lambda: shown()["trials"][1]["state"] in ("pruning", "pruned"))
     gates.open(0)
     ended = daemons.ask(m.WaitJob(job=worse))

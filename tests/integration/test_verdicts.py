@@ -39,7 +39,7 @@ def test_an_optimizer_of_the_tasks_own_fails_the_job_and_is_named(daemons, recor
 
 
 def test_replicas_that_differ_twice_at_one_point_fail_the_job(daemons, record_property):
-    job = submit(daemons, "Assigning")
+    job = submit(daemons, "Assigning", "elastic.min_workers=3")
     answer = daemons.wait(job)
     assert answer["state"] == "failed"
     assert "replicas differ again after step 5, again in model.0.weight" in answer["reason"]
@@ -52,7 +52,8 @@ def test_replicas_that_differ_twice_at_one_point_fail_the_job(daemons, record_pr
 def test_a_hook_changes_the_model_that_is_trained_when_training_begins_again(daemons):
     digests = []
     for at in (4, 0):
-        settings = ("checkpoint.every_steps=1000", "elastic.max_workers=2", f"task.at={at}")
+        two = ("elastic.min_workers=2", "elastic.max_workers=2")
+        settings = ("checkpoint.every_steps=1000", *two, f"task.at={at}")
         job = submit(daemons, "DivergingOnce", *settings)
         answer = daemons.wait(job)
         assert (answer["state"], answer["reason"]) == ("done", "")
@@ -83,7 +84,7 @@ def test_one_bad_host_is_set_aside_and_the_job_is_done_by_the_others(
     daemons, record_property, at, why
 ):
     job = submit(daemons, "BadHost", *bad_host(daemons, at, at=at))
-    told = daemons.await_event("worker_set_aside", containing=why)
+    told = daemons.await_event("worker_set_aside", why, job=job)
     answer = daemons.wait(job)
     assert (answer["state"], answer["reason"]) == ("done", "")
     digests = answer["result"]["replica_digests"]

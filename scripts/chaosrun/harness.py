@@ -27,7 +27,7 @@ from scripts.cluster.networks import COORDINATOR
 TURN_S: Final = 0.004
 SAMPLE_EVERY_S: Final = 2.0
 SETTLED_COMMITS: Final = 3
-TAKES_EFFECT_S: Final = 20.0
+TAKES_EFFECT_S: Final = 60.0
 START_S: Final = 60.0
 ASK_AGAIN_S: Final = 2.0
 

@@ -78,7 +78,7 @@ class Daemon:
         coordinator.models.start()
         await coordinator.sweeps.take_up()
         bound = await coordinator.port.listen()
-        await coordinator.metrics.start()
+        await asyncio.to_thread(coordinator.metrics.exposition.start)
         await coordinator.web.start()
         coordinator.address = str(bound or SocketPath(str(config.socket)))
         address_file = config.state_dir / "address"
@@ -118,7 +118,7 @@ class Daemon:
         coordinator.reports.close()
         await coordinator.web.close()
         coordinator.port.close(m.Goodbye(reason="the coordinator is stopping"))
-        await coordinator.metrics.close()
+        await asyncio.to_thread(coordinator.metrics.exposition.close)
         await coordinator.weights_thread.close(lambda: None)
         await coordinator.history.close()
         await coordinator.history_thread.close(lambda: None)

@@ -283,6 +283,11 @@ class Link(asyncio.BufferedProtocol):
             self._transport.close()
             self._watch_rest()
 
+    def leave(self, farewell: m.Goodbye) -> None:
+        """Send GOODBYE, and close."""
+        self.send(farewell)
+        self.close()
+
     def abort(self) -> None:
         """Close at once and drop queued data."""
         if not self.closing:

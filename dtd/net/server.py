@@ -15,17 +15,16 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from dtd import diagnostics
 from dtd.address import ANY_IPV4, ANY_IPV6, Address, SocketPath
 from dtd.errors import ConfigError
 from dtd.net.limits import PATIENCE_S, ConnectionLimiter, Connections
-from dtd.net.link import Link
 from dtd.net.local_socket import bound_socket, remove_socket
 from dtd.net.tls import tls_fault
 from dtd.security import identity
-from dtd.security.identity import LocalUsers, peer_groups, peer_uid
+from dtd.security.identity import Identity, LocalUsers, peer_groups, peer_uid
 from dtd.wire import messages as m
 
 MAX_CONNECTIONS = 1024
@@ -35,31 +34,47 @@ OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 TLS_SHUTDOWN_S: Final = 5.0
 
 
-class Listening(Protocol):
-    """A listener of this process, which closes connections for the sake of others."""
+class Connection(Protocol):
+    """The protocol object of an accepted connection: a `dtd.net.link.Link`, or a browser's.
 
-    def turn_out(self, key: int, why: str) -> None:
-        """Close a connection, and log the reason on this host."""
+    Attributes:
+        identity: set as far as the kernel reports one, before the connection is made.
+        on_lost: to be called when the connection is gone.
+        closing: it is closed, or being closed.
+    """
+
+    identity: Identity | None
+    on_lost: Callable[[], object]
+    closing: bool
+
+    def leave(self, farewell: m.Goodbye) -> None:
+        """Close it in good order."""
+        ...
+
+    def abort(self) -> None:
+        """Close it at once."""
         ...
 
 
-# A listener and its key for a connection, by which connections are counted.
-Place = tuple[Listening, int]
+ConnectionT = TypeVar("ConnectionT", bound=Connection)
+
+# A server and its key for a connection, by which connections are counted.
+Place = tuple["Server[Any]", int]
 
 # Called with (address, reason) for each connection that ended before its first message.
 Refused = Callable[[str, str], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Caller:
+class _Caller(Generic[ConnectionT]):
     key: int
     host: str
     socket: socket.socket
-    link: Link
+    link: ConnectionT
     opening: asyncio.Task[None] | None = None
 
 
-class Server:
+class Server(Generic[ConnectionT]):
     """One listening address.
 
     Args:
@@ -71,7 +86,7 @@ class Server:
 
     def __init__(
         self,
-        new_link: Callable[[], Link],
+        new_link: Callable[[], ConnectionT],
         *,
         connection_limiter: ConnectionLimiter | None = None,
         connections: Connections[Place] | None = None,
@@ -83,7 +98,7 @@ class Server:
         self._refused = refused
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        self._callers: dict[int, _Caller] = {}
+        self._callers: dict[int, _Caller[ConnectionT]] = {}
         self._keys = itertools.count()
         self._context: ssl.SSLContext | None = None
         self._plain_too = False
@@ -156,14 +171,13 @@ class Server:
             if caller.opening is not None and not caller.opening.done():
                 self._drop(caller.key)
             elif not caller.link.closing:
-                caller.link.send(farewell)
-                caller.link.close()
+                caller.link.leave(farewell)
 
-    def links(self) -> tuple[Link, ...]:
+    def links(self) -> tuple[ConnectionT, ...]:
         """All open connections."""
         return tuple(one.link for one in self._callers.values() if not one.link.closing)
 
-    def proven(self, link: Link) -> None:
+    def proven(self, link: object) -> None:
         """The peer of a link has authenticated; the limiter's bounds no longer apply."""
         for key, caller in self._callers.items():
             if caller.link is link and self._connection_limiter is not None:
@@ -219,7 +233,7 @@ class Server:
         caller = self._callers[key] = _Caller(key, host, accepted, link)
         caller.opening = asyncio.create_task(self._open(caller))
 
-    def _look_at(self, accepted: socket.socket) -> tuple[str, identity.Identity | None]:
+    def _look_at(self, accepted: socket.socket) -> tuple[str, Identity | None]:
         """The caller's address, and its identity as far as the kernel reports one.
 
         Raises:
@@ -231,7 +245,7 @@ class Server:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return str(accepted.getpeername()[0]), None
 
-    def _ask_connection_limiter(self, key: int, host: str, who: identity.Identity | None) -> str:
+    def _ask_connection_limiter(self, key: int, host: str, who: Identity | None) -> str:
         """Why the caller is not admitted; empty when it is."""
         if self._connection_limiter is None:
             return ""
@@ -243,11 +257,12 @@ class Server:
         self._watch_time()
         return verdict.refusal
 
-    async def _open(self, caller: _Caller) -> None:
+    async def _open(self, caller: _Caller[ConnectionT]) -> None:
         loop = asyncio.get_running_loop()
         try:
             options = await self._tls_options(caller.socket)
-            await loop.connect_accepted_socket(lambda: caller.link, caller.socket, **options)
+            made = cast("asyncio.BaseProtocol", caller.link)
+            await loop.connect_accepted_socket(lambda: made, caller.socket, **options)
         except (OSError, asyncio.CancelledError) as error:
             caller.socket.close()
             if self._gone(caller.key):

@@ -185,7 +185,7 @@ class Worker:
             self.config, bound, last_end=self._last_end, instance=self._instance
         )
         self._core = member.Member(register)
-        await self._metrics.start()
+        await asyncio.to_thread(self._metrics.exposition.start)
         log.info("worker_started", worker=self.config.name, data_port=bound.port, pid=os.getpid())
 
     async def run(self) -> member.Restart | member.Exit:
@@ -206,7 +206,7 @@ class Worker:
         self._send_output(ended=True)
         await self._control.leave(ending.reason)
         self._data.close()
-        await self._metrics.close()
+        await asyncio.to_thread(self._metrics.exposition.close)
         log.info("worker_ends", reason=ending.reason, how=type(ending).__name__.lower())
         return ending
 

@@ -45,10 +45,10 @@ class CoordinatorMetrics:
     """The counts of one coordinator, and the endpoint that shows them with the figures of now.
 
     Args:
-        address: where to listen; None for no endpoint.
-        context: as of `Exposition`.
+        address, context: of the endpoint, see `Exposition`.
 
     Attributes:
+        exposition: the endpoint.
         certificate_expires_s: Unix time; None without a certificate.
         store_errors: calls to the store that have failed.
         reports_dropped: number of workers' reports left out, by (worker, kind).
@@ -65,16 +65,7 @@ class CoordinatorMetrics:
         self._checkpoints: Counter[str] = Counter()
         self._progress: dict[str, m.Progress] = {}
         self._newest: dict[str, tuple[m.CheckpointSaved, float]] = {}
-        self._exposition = None if address is None else Exposition(address, context)
-
-    async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the address cannot be listened on.
-        """
-        if self._exposition is not None:
-            await asyncio.to_thread(self._exposition.start)
+        self.exposition = Exposition(address, context)
 
     async def keep(
         self, look: Callable[[], tuple[Sequence[ClusterState], Mapping[str, Any]]]
@@ -84,14 +75,9 @@ class CoordinatorMetrics:
         Args:
             look: returns the states of the core and the status object.
         """
-        while self._exposition is not None:
-            self._exposition.publish(self.samples(*look()))
+        while self.exposition.address is not None:
+            self.exposition.publish(self.samples(*look()))
             await asyncio.sleep(PUBLISH_EVERY_S)
-
-    async def close(self) -> None:
-        """Close the port."""
-        if self._exposition is not None:
-            await asyncio.to_thread(self._exposition.close)
 
     # --- what is counted ---------------------------------------------------------------------
 

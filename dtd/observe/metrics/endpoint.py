@@ -64,7 +64,7 @@ class Exposition(Collector):
     """The metrics of one daemon; one registry for each daemon.
 
     Args:
-        address: where to listen; port 0 takes a free one.
+        address: where to listen; port 0 takes a free one; None: nowhere.
         context: gives the TLS, with the certificates that callers must show; None: plain HTTP for
             all callers.
 
@@ -72,7 +72,7 @@ class Exposition(Collector):
         address: where it listens, once it does.
     """
 
-    def __init__(self, address: Address, context: Context | None = None) -> None:
+    def __init__(self, address: Address | None, context: Context | None = None) -> None:
         self.address = address
         self._context = context
         self._samples: tuple[Sample, ...] = ()
@@ -83,29 +83,32 @@ class Exposition(Collector):
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Listen and answer.
+        """Listen and answer; blocking.
 
         Raises:
             ConfigError: the address cannot be listened on, or there is nothing to prove this side
                 with.
         """
+        address = self.address
+        if address is None:
+            return
         if self._context is not None:
             self._context()
         try:
-            self._server = _Server(self.address, self._context)
+            self._server = _Server(address, self._context)
         except OSError as error:
             raise ConfigError(
-                f"metrics: cannot listen on {self.address}: {error.strerror or error}",
+                f"metrics: cannot listen on {address}: {error.strerror or error}",
                 remedy="choose another address with --metrics",
             ) from error
         self._server.set_app(make_wsgi_app(self._registry))
-        self.address = Address(self.address.host, self._server.server_port)
+        self.address = address = Address(address.host, self._server.server_port)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True
         )
         self._thread.start()
-        log.info("metrics_listening", host=self.address.host, port=self.address.port)
-        if not self.address.is_loopback and self._context is None:
+        log.info("metrics_listening", host=address.host, port=address.port)
+        if not address.is_loopback and self._context is None:
             log.warning("metrics_open", message="anyone who can connect can read all metrics")
 
     def publish(self, samples: Iterable[Sample]) -> None:
@@ -113,7 +116,7 @@ class Exposition(Collector):
         self._samples = tuple(samples)
 
     def close(self) -> None:
-        """End the thread and close the port."""
+        """End the thread and close the port; blocking."""
         if self._server is not None and self._thread is not None:
             self._server.shutdown()
             self._thread.join(REQUEST_TIMEOUT_S + 1.0)

@@ -1,4 +1,4 @@
-"""Metrics of a worker's process, and its endpoint; figures of its GPU come from torch.
+"""Metrics of a worker's process; figures of its GPU come from torch.
 
 torch is never imported here: a process that has not imported it holds nothing of a GPU.  Asking the
 driver can take milliseconds, so this does not belong on the event loop.
@@ -61,16 +61,16 @@ GPU_EVERY_S: Final = 2.0
 
 
 class WorkerMetrics:
-    """The measurements of a worker's process, and its endpoint.
+    """The measurements of a worker's process.
 
     Args:
         worker: its name.
         device: "cpu" or "cuda:N".
-        address: where to listen; None for no endpoint.
-        context: as of `Exposition`.
+        address, context: of the endpoint, see `Exposition`.
 
     Attributes:
         certificate_expires_s: Unix time; None without a certificate.
+        exposition: the endpoint.
     """
 
     def __init__(
@@ -80,16 +80,7 @@ class WorkerMetrics:
         self._worker = worker
         self._device = device
         self._gpu = NO_GPU
-        self._exposition = None if address is None else Exposition(address, context)
-
-    async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the address cannot be listened on.
-        """
-        if self._exposition is not None:
-            await asyncio.to_thread(self._exposition.start)
+        self.exposition = Exposition(address, context)
 
     async def keep(self) -> None:
         """Read the GPU's figures periodically until cancelled; returns at once without a GPU."""
@@ -112,19 +103,14 @@ class WorkerMetrics:
             beat: it.
             roster: of the ring that the worker is in; empty when it is in none.
         """
-        if self._exposition is None:
+        if self.exposition.address is None:
             return
         peer = next_in_ring([one.name for one in roster], self._worker)
         samples = [*worker_samples(self._worker, peer, beat)]
         if self.certificate_expires_s is not None:
             expires_s = self.certificate_expires_s
             samples.append(Sample("dtd_certificate_expiry_timestamp_seconds", (), expires_s))
-        self._exposition.publish(samples)
-
-    async def close(self) -> None:
-        """Close the port."""
-        if self._exposition is not None:
-            await asyncio.to_thread(self._exposition.close)
+        self.exposition.publish(samples)
 
 
 def next_in_ring(roster: Sequence[str], name: str) -> str:

@@ -2,29 +2,27 @@
 
 Beyond loopback it speaks TLS with the coordinator's certificate, and nothing else.  Until a session
 is shown on a connection, it is bounded as any unknown caller's is (`dtd.net.limits`): in number,
-rate and time.  One on which nothing is read for a while is cut.
+rate and time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import itertools
 import socket
 import ssl
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import structlog
 from aiohttp import web
 
 from dtd.address import Address
 from dtd.errors import ConfigError, DtdError
-from dtd.net.limits import ConnectionLimiter, Connections
+from dtd.net.limits import ConnectionLimiter
 from dtd.net.link import UNREAD_S
-from dtd.net.server import ACCEPT_PAUSE_S, BACKLOG, Place, listening_sockets
+from dtd.net.server import Server
 from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import (
     HTTP_FAILED,
@@ -40,6 +38,7 @@ from dtd.observe.web.live import Live, SharedAnswers
 from dtd.observe.web.logins import Logins, Offer
 from dtd.observe.web.routes import MAX_BODY_BYTES, Routes
 from dtd.security.identity import LOCAL, Identity
+from dtd.wire import messages as m
 
 log = structlog.get_logger()
 
@@ -54,8 +53,6 @@ LOGIN_WITHIN_S: Final = 10.0
 SEND_BUFFER_BYTES: Final = 256 * 1024
 """Size of the kernel's buffer for one connection."""
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
-LOOK_EVERY_S: Final = 1.0
-SHUTDOWN_S: Final = 2.0
 
 
 HOUSE: Final = WebCaller(identity=Identity(role=LOCAL, name="the web page", where=""), host="-")
@@ -81,7 +78,7 @@ class WebServer:
         self._logins = Logins(backend)
         self._live = Live(backend, HOUSE, self._logins.is_open)
         self._shared = SharedAnswers(lambda message: backend.ask(HOUSE, message))
-        self._listener: _Listener | None = None
+        self._server: Server[_Connection] | None = None
         self._runner: web.AppRunner | None = None
         self._names: frozenset[str] = frozenset()
         self._renewing: asyncio.Task[None] | None = None
@@ -122,16 +119,19 @@ class WebServer:
         )
         await self._runner.setup()
         assert self._runner.server is not None
-        self._listener = _Listener(
-            self._runner.server, self._backend.refused, self._backend.connections
-        )
-        if secured:
-            await self._read_certificate()
-            self._renewing = asyncio.create_task(self._keep_certificate())
+        context = await self._read_certificate() if secured else None
         await self._logins.restore()
-        self.address = await self._listener.bind(self.address)
+        self._server = self._new_server(self._runner.server)
+        try:
+            self.address = await self._server.bind(self.address)
+        except ConfigError as error:
+            raise ConfigError(
+                f"web: {error.message}", remedy="choose another address with --web"
+            ) from error
         self._logins.use_address(self.address.port, secured=secured)
-        self._listener.serve()
+        self._server.serve(context=context)
+        if secured:
+            self._renewing = asyncio.create_task(self._keep_certificate())
         log.info("web_listening", url=self.url)
 
     async def close(self) -> None:
@@ -140,8 +140,8 @@ class WebServer:
             self._renewing.cancel()
         self._live.close()
         self._shared.close()
-        if self._listener is not None:
-            self._listener.close()
+        if self._server is not None:
+            self._server.close(m.Goodbye())
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -149,8 +149,17 @@ class WebServer:
         """Return a code that is good for one login."""
         return self._logins.offer(who)
 
-    async def _read_certificate(self) -> None:
-        assert self._listener is not None
+    def _new_server(self, handle: Callable[[], asyncio.Protocol]) -> Server[_Connection]:
+        return Server(
+            lambda: _Connection(handle()),
+            connection_limiter=ConnectionLimiter(
+                patience_s=LOGIN_WITHIN_S, per_address=64, in_all=256, only_failures=True
+            ),
+            connections=self._backend.connections,
+            refused=self._backend.refused,
+        )
+
+    async def _read_certificate(self) -> ssl.SSLContext:
         context = await asyncio.get_running_loop().run_in_executor(None, self._backend.tls)
         if context is None:
             raise ConfigError(
@@ -159,26 +168,28 @@ class WebServer:
                 remedy="start it with --listen HOST:PORT, too, or serve the page on 127.0.0.1 and"
                 " reach it through ssh -L",
             )
-        self._listener.context = context
+        return context
 
     async def _keep_certificate(self) -> None:
         while True:
             await asyncio.sleep(CERTIFICATE_EVERY_S)
             try:
-                await self._read_certificate()
+                context = await self._read_certificate()
             except DtdError as error:  # the one that is served counts for a while yet
                 log.warning("web_certificate_not_read", reason=error.message)
+            else:
+                assert self._server is not None
+                self._server.use(context)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse requests that do not come from the page, and answer errors in words."""
-        assert self._listener is not None
         why = foreign(request, secured=self._logins.secured, names=self._names)
         if why:
             self._backend.refused(request.remote or "?", why)
             return refused(HTTP_FOREIGN, why, "open the page by the address that `dtdctl web` says")
-        if self._logins.knows(request):
-            self._listener.proven(request.protocol)
+        if self._server is not None and request.transport and self._logins.knows(request):
+            self._server.proven(request.transport.get_protocol())
         try:
             return await handler(request)
         except web.HTTPException as error:
@@ -202,203 +213,60 @@ async def _with_headers(request: web.Request, response: web.StreamResponse) -> N
 
 
 class _Connection(asyncio.Protocol):
-    """aiohttp's protocol of one connection, and what the listener knows of it."""
+    """aiohttp's protocol of one connection, which is cut when nothing is read of it for a while."""
 
-    def __init__(self, listener: _Listener, key: int, host: str, inner: asyncio.Protocol) -> None:
-        self._listener, self._key = listener, key
-        self.host = host
-        self.inner = inner
-        self.transport: asyncio.Transport | None = None
-        self.is_proven = False
-        self.unread_since_s: float | None = None
+    def __init__(self, inner: asyncio.Protocol) -> None:
+        self.identity: Identity | None = None
+        self.on_lost: Callable[[], object] = lambda: None
+        self.closing = False
+        self._inner = inner
+        self._transport: asyncio.Transport | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        self.inner.connection_made(transport)
-        if not self._listener.has(self._key):  # it was cut during the handshake
-            self.transport.abort()
+        self._transport = cast("asyncio.Transport", transport)
+        self._set_option(socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._inner.connection_made(transport)
+        if self.closing:  # it was cut during the handshake
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._listener.gone(self._key)
-        self.inner.connection_lost(exc)
+        self.closing = True
+        self._is_read()
+        self.on_lost()
+        self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self.inner.data_received(data)
+        self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self.inner.eof_received()
+        return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        self.unread_since_s = asyncio.get_running_loop().time()
-        self.inner.pause_writing()
+        self._unread = asyncio.get_running_loop().call_later(UNREAD_S, self.abort)
+        self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        self.unread_since_s = None
-        self.inner.resume_writing()
+        self._is_read()
+        self._inner.resume_writing()
 
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
-class _Listener:
-    """The page's listening address.
+    def leave(self, _farewell: m.Goodbye) -> None:
+        """Browsers are not told why."""
+        self.abort()
 
-    Args:
-        make_protocol: makes the protocol object of a connection.
-        note_refusal: told the address and the reason of each connection that is turned away.
-        connections: bounds the connections of all listeners of this process.
-    """
+    def abort(self) -> None:
+        """Close at once, and drop data that the peer has not read."""
+        self.closing = True
+        if self._transport is not None:
+            self._set_option(socket.SO_LINGER, _NO_LINGER)
+            self._transport.abort()
 
-    def __init__(
-        self,
-        make_protocol: Callable[[], asyncio.Protocol],
-        note_refusal: Callable[[str, str], None],
-        connections: Connections[Place],
-    ) -> None:
-        self._make_protocol = make_protocol
-        self._note_refusal = note_refusal
-        self._connections = connections
-        self._limiter = ConnectionLimiter(
-            patience_s=LOGIN_WITHIN_S, per_address=64, in_all=256, only_failures=True
-        )
-        self._sockets: list[socket.socket] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._open: dict[int, _Connection] = {}
-        self._keys = itertools.count()
-        self.context: ssl.SSLContext | None = None
-
-    async def bind(self, address: Address) -> Address:
-        """Bind without accepting yet; returns the bound address.
-
-        Raises:
-            ConfigError: the address cannot be bound.
-        """
-        try:
-            self._sockets = await listening_sockets(address)
-        except ConfigError as error:
-            raise ConfigError(
-                f"web: {error.message}", remedy="choose another address with --web"
-            ) from error
-        host, port = self._sockets[0].getsockname()[:2]
-        return Address(host, port)
-
-    def serve(self) -> None:
-        """Accept connections."""
-        for listener in self._sockets:
-            listener.listen(BACKLOG)
-            self._begin(self._accept(listener))
-        self._begin(self._watch())
-
-    def close(self) -> None:
-        """Stop listening, and cut all connections."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        for listener in self._sockets:
-            listener.close()
-        for key in tuple(self._open):
-            self._drop(key)
-
-    def proven(self, protocol: object) -> None:
-        """Note that a request on this connection has shown a session."""
-        for key, one in self._open.items():
-            if one.inner is protocol and not one.is_proven:
-                one.is_proven = True
-                self._limiter.proven(key)
-                self._connections.proven((self, key))
-                return
-
-    def turn_out(self, key: int, why: str) -> None:
-        """Close a connection to make room for others."""
-        one = self._open.get(key)
-        if one is not None:
-            self._note_refusal(one.host, why)
-            self._drop(key)
-
-    def _begin(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _peer = await loop.sock_accept(listener)
-            except OSError as error:
-                if error.errno in (errno.EINVAL, errno.EBADF):
-                    return
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
-            self._admit(accepted)
-            await asyncio.sleep(0)
-
-    def _admit(self, accepted: socket.socket) -> None:
-        key = next(self._keys)
-        try:
-            host = str(accepted.getpeername()[0])
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        except OSError:  # it is gone already
-            accepted.close()
-            return
-        refusal = self._connections.opened((self, key)) or self._ask_limiter(key, host)
-        if refusal:
-            accepted.close()
-            self._connections.gone((self, key))
-            self._note_refusal(host, refusal)
-            return
-        connection = self._open[key] = _Connection(self, key, host, self._make_protocol())
-        self._begin(self._connect(key, connection, accepted))
-
-    def _ask_limiter(self, key: int, host: str) -> str:
-        verdict = self._limiter.arrived(key, host, asyncio.get_running_loop().time())
-        for other in verdict.dropped:
-            self._drop(other)
-        return verdict.refusal
-
-    async def _connect(self, key: int, connection: _Connection, accepted: socket.socket) -> None:
-        times = {"ssl_handshake_timeout": LOGIN_WITHIN_S, "ssl_shutdown_timeout": SHUTDOWN_S}
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection,
-                accepted,
-                ssl=self.context,
-                **(times if self.context is not None else {}),
-            )
-        except (OSError, asyncio.CancelledError):
-            accepted.close()
-            self.gone(key)
-
-    def has(self, key: int) -> bool:
-        """Whether a connection counts yet."""
-        return key in self._open
-
-    def gone(self, key: int) -> None:
-        """A connection has ended."""
-        self._limiter.gone(key, asyncio.get_running_loop().time())
-        self._connections.gone((self, key))
-        self._open.pop(key, None)
-
-    async def _watch(self) -> None:
-        """Drop connections that show no session in time, or do not read their answers."""
-        clock = asyncio.get_running_loop().time
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            for key in (*self._limiter.overdue(clock()), *self._unread(clock())):
-                self._drop(key)
-
-    def _unread(self, now_s: float) -> list[int]:
-        since = {key: one.unread_since_s for key, one in self._open.items()}
-        return [key for key, at_s in since.items() if at_s is not None and now_s >= at_s + UNREAD_S]
-
-    def _drop(self, key: int) -> None:
-        one = self._open.get(key)
-        self.gone(key)
-        if one is not None and one.transport is not None:
-            _reset(one.transport)
-
-
-def _reset(transport: asyncio.Transport) -> None:
-    """Close at once, and drop data that the peer has not read."""
-    connected = transport.get_extra_info("socket")
-    if connected is not None:
+    def _set_option(self, option: int, value: int | bytes) -> None:
+        assert self._transport is not None
         with contextlib.suppress(OSError):
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-    transport.abort()
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, value)

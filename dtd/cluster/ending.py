@@ -174,7 +174,7 @@ def member_finished(cluster: ClusterState, job: Job, worker: Worker, message: m.
     checkpoints.left(job, worker, message)
     job.fenced = True
     if message.result and worker.rank == 0:
-        job.result = figures.result(message.result)
+        job.result = figures.finite(message.result)
 
 
 STOP_FORGOTTEN = "stopped at a request that was lost with the coordinator's store"

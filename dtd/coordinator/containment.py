@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 import structlog
@@ -159,13 +159,13 @@ MAX_BEGINNINGS: Final = 3
 """So often within that time; then the active job is given up."""
 
 
-class GuardedCore:
-    """Membership, with a guard against its internal errors.
+class Driver:
+    """Runs the core on the running event loop, and guards it against its own errors.
 
     Args:
         membership: the core.
         containment: told of errors that no message has caused.
-        perform: does an effect.
+        perform: does one effect; must not block.
         disconnect_all: ends all workers' connections.
     """
 
@@ -183,14 +183,37 @@ class GuardedCore:
         self._disconnect_all = disconnect_all
         self._ticks_failed: deque[float] = deque(maxlen=MAX_TICKS_FAILED)
         self._beginnings: deque[float] = deque(maxlen=MAX_BEGINNINGS)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
 
-    def handle(self, event: Event, now: float) -> Sequence[Effect]:
-        """Advance by one event.
+    @property
+    def now(self) -> float:
+        """The clock that the core sees, in seconds."""
+        return self._loop.time()
+
+    def handle(self, event: Event) -> None:
+        """Pass an event in and do the effects; keep the deadline even if the core raises.
 
         Raises:
             RequestRefused: an operator's request cannot be met; nothing has changed.
             Exception: the core has failed; by then all that it had decided is done.
         """
+        try:
+            for effect in self._decided_on(event, self.now):
+                self._perform(effect)
+        finally:
+            self.stop()
+            deadline_s = self._membership.next_deadline(self.now)
+            if deadline_s is not None:
+                self._timer = self._loop.call_at(deadline_s, self.handle, Ticked())
+
+    def stop(self) -> None:
+        """Stop waking the core."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _decided_on(self, event: Event, now: float) -> list[Effect]:
         try:
             return self._membership.handle(event, now)
         except RequestRefused:
@@ -205,10 +228,6 @@ class GuardedCore:
                 raise
             self._containment.failed(error, "keeping time")
             return []
-
-    def next_deadline(self, now: float) -> float | None:
-        """Return when the core must be woken if nothing else happens before."""
-        return self._membership.next_deadline(now)
 
     def _do_what_was_decided(self) -> None:
         for effect in self._membership.take_decided():
@@ -235,43 +254,6 @@ class GuardedCore:
                 again = job_from_body(job_body(job))
                 for effect in self._membership.handle(Submitted(job=again), now):
                     self._perform(effect)
-
-
-class Driver:
-    """Runs the core on the running event loop: passes events in, and wakes it at its deadlines.
-
-    Args:
-        core: the core.
-        perform: does one effect; must not block.
-    """
-
-    def __init__(self, core: GuardedCore, perform: Callable[[Effect], None]) -> None:
-        self._core = core
-        self._perform = perform
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def now(self) -> float:
-        """The clock that the core sees, in seconds."""
-        return self._loop.time()
-
-    def handle(self, event: Event) -> None:
-        """Pass an event in and do the effects; keep the deadline even if the core raises."""
-        try:
-            for effect in self._core.handle(event, self.now):
-                self._perform(effect)
-        finally:
-            self.stop()
-            deadline_s = self._core.next_deadline(self.now)
-            if deadline_s is not None:
-                self._timer = self._loop.call_at(deadline_s, self.handle, Ticked())
-
-    def stop(self) -> None:
-        """Stop waking the core."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 def _often(times: deque[float], now: float) -> bool:

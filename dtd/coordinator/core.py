@@ -38,7 +38,7 @@ from dtd.cluster.state import ClusterState
 from dtd.cluster.status import Diagnostics, EndedJob, status_of
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit import AuditFile, AuditLog, Caller
-from dtd.coordinator.containment import Containment, Driver, GuardedCore
+from dtd.coordinator.containment import Containment, Driver
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageTransfer
 from dtd.coordinator.store.database import StoreThread, Turn
@@ -137,10 +137,9 @@ class Core:
             open_data_key(config.state_dir / DIRECTORY), lambda: self._driver.now
         )
         self.membership = _membership(config, store)
-        guarded = GuardedCore(
+        self._driver = Driver(
             self.membership, self.containment, perform=self.put, disconnect_all=self.links.fail_all
         )
-        self._driver = Driver(guarded, self.put)
         self.diagnostics = Diagnostics()
         self.port = ControlPort(config, new_link, self.note)
         # Hashing gigabytes must not hold up what generations wait for in the store's thread.

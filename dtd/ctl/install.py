@@ -31,7 +31,7 @@ _HIDDEN: Final = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S1
 """Directories that ProtectHome= and PrivateTmp= hide from a service."""
 
 _RUNNING: Final = Path("/run/systemd/system")
-_PATIENCE_S: Final = 120.0
+_COMMAND_WITHIN_S: Final = 120.0
 NEWEST_SYSTEMD: Final = 1 << 30
 _OWN_DIRECTORIES: Final = ("dtd", "dtd-coordinator.service.d", "dtd-worker@.service.d")
 SOURCE_BIN: Final = "/opt/dtd/bin/"
@@ -363,10 +363,10 @@ def _run(command: Sequence[str]) -> str:
     """
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+            command, capture_output=True, text=True, check=False, timeout=_COMMAND_WITHIN_S
         )
     except subprocess.TimeoutExpired:
-        raise DtdError(f"{' '.join(command)} did not end within {_PATIENCE_S:g} s") from None
+        raise DtdError(f"{' '.join(command)} did not end within {_COMMAND_WITHIN_S:g} s") from None
     if done.returncode != 0:
         why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise DtdError(

@@ -62,7 +62,7 @@ class SharedMemory:
     """
 
     def __init__(self, generation: int, *, links: SharingLinks, fd_dir: Path | None) -> None:
-        self._links = links
+        self.links = links
         self._fd_dir = fd_dir
         self._generation = generation
         self._homes: list[BufferLocation | None] = []
@@ -86,7 +86,7 @@ class SharedMemory:
         homes = [bucket.home for bucket in buckets]
         if homes != self._homes:
             memory = next((home.memory for home in homes if home is not None), None)
-            if memory is None or len(homes) > MAX_LENT or not self._links.is_next_on_this_host():
+            if memory is None or len(homes) > MAX_LENT or not self.links.is_next_on_this_host():
                 return NOTHING_SHARED
             self._send_offer(memory, homes)
         if self._own is None or not self._is_mapped:
@@ -101,7 +101,7 @@ class SharedMemory:
         self._offers += 1
         self._is_mapped = self._is_requested = False
         self._offered = frozenset(index for index, offset in enumerate(offsets) if offset)
-        self._links.tell_next(
+        self.links.tell_next(
             ShmOffer(
                 generation=self._generation,
                 number=self._offers,
@@ -166,7 +166,7 @@ class SharedMemory:
             log.info("memory_not_mapped", reason=str(error))
             return
         path, number = self._mailbox.path, message.number
-        self._links.tell_previous(
+        self.links.tell_previous(
             ShmRequest(generation=self._generation, number=number, socket=path)
         )
 
@@ -175,7 +175,7 @@ class SharedMemory:
         assert self._offer_here is not None, "a mailbox without a SHM_OFFER"
         self._theirs, self._mailbox = memory, None
         number = self._offer_here.number
-        self._links.tell_previous(ShmMapped(generation=self._generation, number=number))
+        self.links.tell_previous(ShmMapped(generation=self._generation, number=number))
 
     def read(self, bucket: int, start_byte: int, stop_byte: int) -> memoryview:
         """Return bytes of the previous rank's bucket; call `check_unchanged` after reading them.
@@ -203,14 +203,6 @@ class SharedMemory:
             raise ProtocolError(
                 ErrorCode.RECALLED, f"the previous rank has recalled memory {version}"
             )
-
-    def release(self, released: ShmReleased) -> None:
-        """The shared part of a bucket has been read completely."""
-        self._links.tell_previous(released)
-
-    def unreadable(self, error: ProtocolError) -> None:
-        """The previous rank's memory cannot be read: end the ring."""
-        self._links.unreadable(error)
 
     def close(self) -> None:
         """Unmap the previous rank's memory; idempotent."""

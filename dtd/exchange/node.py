@@ -270,7 +270,7 @@ class Node:
                 self._actions[type(effect)](effect)
         except ProtocolError as error:  # shared memory cannot be read, but has been counted
             assert self._shared is not None
-            self._shared.unreadable(error)
+            self._shared.links.unreadable(error)
 
     def _send_chunk(self, effect: SendChunk) -> None:
         payload = self._elements(effect.chunk.bucket, effect.start, effect.stop)
@@ -288,7 +288,7 @@ class Node:
 
     def _send_released(self, effect: SendReleased) -> None:
         assert self._shared is not None
-        self._shared.release(effect.released)
+        self._shared.links.tell_previous(effect.released)
 
     def _reduce(self, effect: Reduce) -> None:
         received = self._filled[effect.slot]

@@ -29,7 +29,7 @@ from dtd.security.identity import peer_uid
 
 Found = TypeVar("Found")
 
-PATIENCE_S: Final = 5.0
+POST_WITHIN_S: Final = 5.0
 """A sender posts immediately after connecting; this bounds one that does not."""
 
 _DESCRIPTOR: Final = struct.Struct("i")
@@ -117,7 +117,7 @@ class FdMailbox(Generic[Found]):
                 self._loop.call_soon_threadsafe(self._deliver, found)
 
     def _taken(self, caller: socket.socket) -> Found | None:
-        caller.settimeout(PATIENCE_S)
+        caller.settimeout(POST_WITHIN_S)
         # Not `recv_fds`: it loses the flag, and a program started meanwhile would inherit the file.
         _, ancillary, _, _ = caller.recvmsg(
             1, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
@@ -150,7 +150,7 @@ def post(path: str, descriptor: int) -> None:
     if not (path.startswith("/") and _NAME.fullmatch(path.rpartition("/")[2])):
         raise OSError(f"{path[:100]!r} is not a mailbox")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
-        sender.settimeout(PATIENCE_S)
+        sender.settimeout(POST_WITHIN_S)
         with short_name(_checked(path)) as name:
             sender.connect(name)
         uid = peer_uid(sender)

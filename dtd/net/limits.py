@@ -98,7 +98,7 @@ PER_ADDRESS: Final = 16
 IN_ALL: Final = 128
 RATE_PER_S: Final = 20.0
 BURST: Final = 64.0
-PATIENCE_S: Final = 5.0
+AUTHENTICATE_WITHIN_S: Final = 5.0
 MAX_ADDRESSES: Final = 4096
 MAX_KNOWN: Final = 1024
 """Most addresses that are remembered as authenticated; the oldest are forgotten."""
@@ -146,7 +146,7 @@ class ConnectionLimiter:
 
     per_address: int = PER_ADDRESS
     in_all: int = IN_ALL
-    patience_s: float = PATIENCE_S
+    patience_s: float = AUTHENTICATE_WITHIN_S
     only_failures: bool = False
     _unproven: OrderedDict[int, _Caller] = field(default_factory=OrderedDict)
     _allowances: OrderedDict[str, Allowance] = field(default_factory=OrderedDict)

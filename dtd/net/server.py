@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 from dtd import diagnostics
 from dtd.address import ANY_IPV4, ANY_IPV6, Address, SocketPath
 from dtd.errors import ConfigError
-from dtd.net.limits import PATIENCE_S, ConnectionLimiter, Connections
+from dtd.net.limits import AUTHENTICATE_WITHIN_S, ConnectionLimiter, Connections
 from dtd.net.local_socket import bound_socket, remove_socket
 from dtd.net.tls import tls_fault
 from dtd.security import identity
@@ -275,11 +275,11 @@ class Server(Generic[ConnectionT]):
     async def _tls_options(self, accepted: socket.socket) -> dict[str, Any]:
         if self._context is None:
             return {}
-        if self._plain_too and not await begins_tls(accepted, patience_s=PATIENCE_S):
+        if self._plain_too and not await begins_tls(accepted, patience_s=AUTHENTICATE_WITHIN_S):
             return {}
         return {
             "ssl": self._context,
-            "ssl_handshake_timeout": PATIENCE_S,
+            "ssl_handshake_timeout": AUTHENTICATE_WITHIN_S,
             "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
         }
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from dtd.config import Sandbox
 from dtd.errors import ConfigError
 
-PATIENCE_S: Final = 60.0
+DRIVER_ANSWERS_WITHIN_S: Final = 60.0
 CPU: Final = "cpu"
 _NO_DEVICE: Final = 100
 """CUDA_ERROR_NO_DEVICE; CUDA_VISIBLE_DEVICES counts."""
@@ -79,11 +79,11 @@ def ask_driver() -> Driver | None:
     command = [sys.executable, "-P", "-c", _ASK]
     try:
         answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command, capture_output=True, text=True, timeout=DRIVER_ANSWERS_WITHIN_S, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"the CUDA driver does not answer within {PATIENCE_S:g} s",
+            f"the CUDA driver does not answer within {DRIVER_ANSWERS_WITHIN_S:g} s",
             remedy="check whether `nvidia-smi` does; the host may have to be restarted",
         ) from error
     numbers = re.findall(r"\d+", answer.stdout)

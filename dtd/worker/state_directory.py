@@ -31,7 +31,7 @@ INSTANCE_NAME: Final = "instance"
 HANDED_OVER: Final = "DTD_STATE_LOCK_FD"
 """Environment of a process that replaces itself: the descriptor of the lock."""
 
-PATIENCE_S: Final = 2.0
+LOCKED_WITHIN_S: Final = 2.0
 """A process that was killed a moment ago may still be on its way out."""
 PAUSE_S: Final = 0.05
 INSTANCE_CHARACTERS: Final = 16
@@ -104,7 +104,7 @@ def _opened(file: Path, handed_over: str) -> int:
 
 def _take(descriptor: int, path: Path, sleep: Callable[[float], None]) -> bool:
     """Lock the directory; returns whether its file system has locks."""
-    for _ in range(round(PATIENCE_S / PAUSE_S)):
+    for _ in range(round(LOCKED_WITHIN_S / PAUSE_S)):
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):

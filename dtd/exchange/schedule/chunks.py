@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from dtd.errors import LocalProtocolError
@@ -78,9 +77,6 @@ class BucketShape:
             for all ranks.
         bounds: of a half: where its segments begin, and where the last one ends, N + 1 ascending
             element indices; empty for segments of equal size.
-
-    Raises:
-        LocalProtocolError: the operation has no such parameter, or its value is impossible.
     """
 
     elements: int
@@ -89,27 +85,6 @@ class BucketShape:
     copies: int = 0
     hops: int | None = None
     bounds: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse combinations that no operation has."""
-        if not self.operation.is_half and (self.copies or self.bounds):
-            raise self._impossible("travels to all ranks, in segments of equal size")
-        if self.hops is not None and self.operation is not Operation.ALL_GATHER:
-            raise self._impossible("does not stop early; only an all-gather does")
-        if self.copies < 0 or (self.hops is not None and self.hops < 0):
-            raise self._impossible("has less than no hops")
-        if self.bounds and (
-            self.bounds[0] != 0
-            or self.bounds[-1] != self.elements
-            or any(start > stop for start, stop in pairwise(self.bounds))
-        ):
-            raise self._impossible("has segments that do not cover it one after another")
-
-    def _impossible(self, why: str) -> LocalProtocolError:
-        return LocalProtocolError(
-            f"a bucket of {self.elements} elements with the operation {self.operation.value},"
-            f" copies {self.copies}, hops {self.hops} and bounds {self.bounds} {why}"
-        )
 
     @property
     def size_bytes(self) -> int:

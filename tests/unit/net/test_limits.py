@@ -104,7 +104,7 @@ def test_a_peer_that_says_nothing_is_dropped_in_time() -> None:
     door = ConnectionLimiter()
     door.arrived(1, "10.0.0.1", 10.0)
     door.arrived(2, "10.0.0.2", 12.0)
-    assert door.next_deadline() == 10.0 + bounds.PATIENCE_S
+    assert door.next_deadline() == 10.0 + bounds.AUTHENTICATE_WITHIN_S
     assert door.overdue(14.9) == ()
     assert door.overdue(15.0) == (1,)
     assert door.next_deadline() == 17.0

@@ -41,7 +41,7 @@ def test_what_is_not_there_is_refused(name: str, driver: Driver | None, why: str
 
 def test_the_driver_is_asked_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_checks, "_ASK", "import signal; signal.pause()")
-    monkeypatch.setattr(host_checks, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(host_checks, "DRIVER_ANSWERS_WITHIN_S", 0.05)
     with pytest.raises(ConfigError, match="does not answer"):
         ask_driver()
 

@@ -110,28 +110,6 @@ def test_two_halves_with_equal_copies_take_the_hops_of_a_sum(world_size: int, co
     assert [*scatter, *gather] == list(half(Operation.SUM).window(world_size))
 
 
-@pytest.mark.parametrize(
-    ("operation", "parameters", "why"),
-    [
-        (Operation.SUM, {"copies": 1}, "to all ranks"),
-        (Operation.MAXIMUM, {"copies": 2}, "to all ranks"),
-        (Operation.SUM, {"bounds": (0, 1, 3)}, "in segments of equal size"),
-        (Operation.SUM, {"hops": 1}, "does not stop early"),
-        (Operation.REDUCE_SCATTER, {"hops": 1}, "only an all-gather does"),
-        (Operation.REDUCE_SCATTER, {"copies": -1}, "less than no hops"),
-        (Operation.ALL_GATHER, {"hops": -1}, "less than no hops"),
-        (Operation.ALL_GATHER, {"bounds": (1, 2, 3)}, "do not cover it"),
-        (Operation.ALL_GATHER, {"bounds": (0, 1, 2)}, "do not cover it"),
-        (Operation.ALL_GATHER, {"bounds": (0, 2, 1, 3)}, "do not cover it"),
-    ],
-)
-def test_parameters_that_no_operation_has(
-    operation: Operation, parameters: dict[str, object], why: str
-) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
-        half(operation, elements=3, **parameters)
-
-
 def test_segments_of_unequal_size() -> None:
     shape = half(Operation.ALL_GATHER, elements=9, bounds=(0, 0, 7, 9))
     segments = cut(shape, world_size=3, chunk_bytes=16)

@@ -18,7 +18,6 @@ from dtd.coordinator.store.store import Store
 from dtd.coordinator.sweeps import Sweeps
 from dtd.coordinator.throttles import ReportQuotas
 from dtd.coordinator.web_page import WebPage
-from dtd.net.limits import Quotas
 from dtd.net.link import Link
 from dtd.observe.metrics.coordinator import CoordinatorMetrics
 from dtd.observe.metrics.endpoint import members_only
@@ -61,7 +60,7 @@ class Coordinator(Core):
             config, functools.partial(self.store_thread.later, turn=Turn.PATIENT), self.incident
         )
         self.reports = ReportQuotas(
-            Quotas(config.output_lines_per_s), store, self.store_thread, self.incident
+            config.output_lines_per_s, store, self.store_thread, self.incident
         )
         self.models = ModelRegistry(self)
         self.sweeps = Sweeps(self, self.models)

@@ -134,7 +134,7 @@ class Daemon:
         coordinator = self.coordinator
         figures = coordinator.metrics
         figures.store_errors = coordinator.store_thread.failures
-        figures.reports_dropped = coordinator.reports.dropped()
+        figures.reports_dropped = coordinator.reports.dropped
         figures.certificate_expires_s = coordinator.renewals.own_expires_s or None
         clusters = coordinator.membership.clusters()
         return clusters, coordinator.status(clusters, explain="")

@@ -1,7 +1,6 @@
 """Rates of workers' messages and reports, bounds on unanswered questions, output of jobs.
 
-What a worker reports beyond its quota (`dtd.net.limits`) is left out, and said: in the output, as
-an event, as a figure.
+What a worker reports beyond its quota is dropped; the output, an event and a figure say so.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Final, NamedTuple
 
@@ -18,7 +17,7 @@ from dtd.coordinator.containment import Containment
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.limits import LINES, Pacing, Quotas
+from dtd.net.limits import Allowance, Pacing
 from dtd.net.link import Link
 from dtd.security.identity import LOCAL
 from dtd.wire import messages as m
@@ -161,8 +160,23 @@ async def drain(link: Link) -> None:
             return
 
 
-# --- quotas of reports: lines are written in the store's last turn, a few at a time --------------
+# --- reports of workers: lines and notices within a quota, lines written a few at a time ---------
 
+
+LINES: Final = "lines"
+NOTICES: Final = "notices"
+BURST_S: Final = 4.0
+"""Burst of lines, in seconds' worth: a worker that was away sends them at once."""
+
+LINE_BYTES: Final = 4 * 4096
+"""Longest line; the rest is cut off, as by workers."""
+
+MEAN_LINE_BYTES: Final = 1024
+NOTICES_PER_S: Final = 1.0
+NOTICES_BURST: Final = 32.0
+MAX_REPORTERS: Final = 512
+TELL_EVERY_S: Final = 60.0
+"""Seconds between events about a worker that continues to exceed its quota."""
 
 LINES_AT_ONCE: Final = 250
 """Most lines of one transaction: urgent calls wait for at most one, a few milliseconds."""
@@ -182,26 +196,43 @@ class _Batch(NamedTuple):
     size_bytes: int
 
 
+class _Reporter:
+    """One worker's allowances, and its dropped reports since the last event."""
+
+    def __init__(self, lines_per_s: float) -> None:
+        bytes_per_s = lines_per_s * MEAN_LINE_BYTES
+        self.lines = Allowance(lines_per_s, lines_per_s * BURST_S)
+        self.line_bytes = Allowance(bytes_per_s, bytes_per_s * BURST_S)
+        self.notices = Allowance(NOTICES_PER_S, NOTICES_BURST)
+        self.untold: Counter[str] = Counter()
+        self.told_s = float("-inf")
+
+
 class ReportQuotas:
-    """Drops reports beyond a worker's quota, and stores output; belongs to the event loop."""
+    """Drops reports beyond a worker's quota, and stores output; belongs to the event loop.
+
+    Attributes:
+        dropped: number of dropped reports, by (worker, kind).
+    """
 
     def __init__(
         self,
-        quotas: Quotas,
+        lines_per_s: float,
         store: Store,
         thread: StoreThread,
         incident: Callable[..., None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._quotas = quotas
+        self.dropped: Counter[tuple[str, str]] = Counter()
+        self._lines_per_s = lines_per_s
         self._store = store
         self._thread = thread
-        self.incident = incident
+        self._incident = incident
         self._clock = clock
+        self._reporters: OrderedDict[str, _Reporter] = OrderedDict()
         self._waiting: deque[_Batch] = deque()
         self._put_bytes = 0
         self._written_bytes = 0  # counted by the store's thread alone
-        self._outputs: dict[str, tuple[str, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def accepts(self, worker: str, message: m.Message) -> bool:
@@ -211,34 +242,47 @@ class ReportQuotas:
         """
         if not isinstance(message, m.Notice) or message.event == "checkpoint_failed":
             return True
-        allowed = self._quotas.allows_notice(worker, self._clock())
+        allowed = self._reporter(worker).notices.takes(1, self._clock())
         if not allowed:
-            self._watch()
+            self._drop(worker, NOTICES, 1)
         return allowed
 
     def output(self, worker: str, message: m.JobOutput, payload: bytes) -> None:
         """Have the lines of a JOB_OUTPUT written, as many as the worker may have."""
-        lines = self._quotas.lines(worker, payload, self._clock())
+        reporter, now = self._reporter(worker), self._clock()
+        room = max(0, int(reporter.lines.left(now)))
+        kept = first_lines(payload, room, max(0, int(reporter.line_bytes.left(now))))
+        reporter.lines.spend(len(kept), now)
+        reporter.line_bytes.spend(sum(map(_counted, kept)), now)
+        lines = [line[:LINE_BYTES].decode("utf-8", "replace") for line in kept]
+        left_out = payload.count(b"\n") + 1 - len(kept)
+        if left_out:
+            self._drop(worker, LINES, left_out)
+            limit = f"more than {self._lines_per_s:g} a second"
+            lines.append(f"... {left_out} lines dropped: {limit}")
         for begin in range(0, len(lines), LINES_AT_ONCE):
             self._put(message.job, message.rank, worker, lines[begin : begin + LINES_AT_ONCE])
-        if self._quotas.is_marked(worker):
-            self._outputs[worker] = message.job, message.rank
-            self._mark(worker)
-        self._watch()
-
-    def dropped(self) -> Counter[tuple[str, str]]:
-        """Return the number of reports that were left out, by (worker, kind)."""
-        return self._quotas.dropped
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Report nothing more."""
         if self._timer is not None:
             self._timer.cancel()
+
+    def _reporter(self, worker: str) -> _Reporter:
+        known = self._reporters.pop(worker, None) or _Reporter(self._lines_per_s)
+        self._reporters[worker] = known
+        while len(self._reporters) > MAX_REPORTERS:
+            name, _ = self._reporters.popitem(last=False)
+            for kind in (LINES, NOTICES):
+                self.dropped.pop((name, kind), None)
+        return known
+
+    # --- writing -------------------------------------------------------------------------------
 
     def _put(self, job: str, rank: int, worker: str, lines: list[str]) -> None:
         size_bytes = sum(map(len, lines)) + _OF_A_LINE * len(lines)
         if self._put_bytes - self._written_bytes + size_bytes > MAX_WAITING_BYTES:
-            self._quotas.drop(worker, LINES, len(lines))
+            self._drop(worker, LINES, len(lines))
             return
         self._put_bytes += size_bytes
         self._waiting.append(_Batch(job, rank, worker, lines, size_bytes))
@@ -250,30 +294,45 @@ class ReportQuotas:
         self._written_bytes += batch.size_bytes
         self._store.add_lines(batch.job, batch.rank, batch.worker, batch.lines)
 
-    # --- what was left out ---------------------------------------------------------------------
+    # --- what was dropped ----------------------------------------------------------------------
 
-    def _mark(self, worker: str) -> None:
-        """Say in the output that lines are missing here."""
-        line = self._quotas.mark(worker, self._clock())
-        if line:
-            job, rank = self._outputs[worker]
-            self._put(job, rank, worker, [line])
+    def _drop(self, worker: str, kind: str, count: int) -> None:
+        self.dropped[worker, kind] += count
+        reporter = self._reporter(worker)
+        reporter.untold[kind] += count
+        if self._timer is None:
+            pause_s = max(0.0, reporter.told_s + TELL_EVERY_S - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._tell)
 
-    def _watch(self) -> None:
-        now = self._clock()
-        moment = self._quotas.look_again_at(now)
-        if moment is not None and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(moment - now, self._look)
+    def _tell(self) -> None:
+        self._timer, now = None, self._clock()
+        for worker, reporter in self._reporters.items():
+            if reporter.untold and now - reporter.told_s >= TELL_EVERY_S:
+                counts, reporter.untold, reporter.told_s = reporter.untold, Counter(), now
+                what = " and ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+                why = f"{worker} reports more than its quota: {what} were dropped"
+                self._incident("share_exceeded", why, worker=worker, **counts)
+        waits = [one.told_s for one in self._reporters.values() if one.untold]
+        if waits:
+            pause_s = min(waits) + TELL_EVERY_S - now
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._tell)
 
-    def _look(self) -> None:
-        self._timer = None
-        for worker in tuple(self._outputs):
-            self._mark(worker)
-            if not self._quotas.is_marked(worker):
-                del self._outputs[worker]
-        for worker, counts in self._quotas.to_tell(self._clock()):
-            what = " and ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-            why = f"{worker} reports more than its quota: {what} were dropped"
-            self.incident("share_exceeded", why, worker=worker, **counts)
-        self._watch()
+
+def first_lines(payload: bytes, most_lines: int, most_bytes: int) -> list[bytes]:
+    """The first lines, up to a number; the last of them is the one that exceeds `most_bytes`.
+
+    The rest is not split into lines, whatever its size.
+    """
+    if not most_lines or most_bytes <= 0:
+        return []
+    kept: list[bytes] = []
+    for line in payload.split(b"\n", most_lines)[:most_lines]:
+        kept.append(line)
+        most_bytes -= _counted(line)
+        if most_bytes <= 0:
+            break
+    return kept
+
+
+def _counted(line: bytes) -> int:
+    return min(len(line), LINE_BYTES)

@@ -5,8 +5,8 @@ this host's address.  So the Host header must be an address or a name of this co
 must be requested by the page itself; and every request for data shows two secrets, one of which no
 other page can read (`dtd.observe.web.logins`).
 
-Answers are made and sent piece by piece, so that the event loop runs in between and a browser that
-reads nothing holds a piece in memory and not the file.  (`dtd.observe.web.server` cuts it.)
+Large answers are sent piece by piece, so that a browser that reads nothing holds a piece in memory
+and not the file.  (`dtd.observe.web.server` cuts it.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from typing import Any, Final
@@ -171,65 +171,14 @@ class _Noting(logging.Handler):
         self._note("?", f"a request could not be read: {kind}"[:_MAX_LOG_CHARACTERS])
 
 
-ROWS_AT_ONCE: Final = 24
-AT_ONCE_S: Final = 0.002
-"""Most seconds that the event loop is kept at a time."""
-
-
 async def encoded(value: Any) -> bytes:
-    """A decoded answer as JSON; the event loop runs in between."""
-    clock = asyncio.get_running_loop().time
-    parts: list[str] = []
-    began_s = clock()
-    for part in pieces(value):
-        parts.append(part)
-        if clock() - began_s > AT_ONCE_S:
-            await asyncio.sleep(0)
-            began_s = clock()
-    return "".join(parts).encode()
+    """An answer as JSON; a large one takes a while, in a thread."""
+    return await asyncio.to_thread(_dumped, value)
 
 
-def pieces(value: Any) -> Iterator[str]:
-    """The parts of the JSON text, in order; each takes a fraction of a millisecond to make."""
-    if isinstance(value, dict):
-        opening = "{"
-        for key, one in value.items():
-            yield f"{opening}{json.dumps(escaped(str(key)))}:"
-            yield from pieces(one)
-            opening = ","
-        yield "{}" if opening == "{" else "}"
-    elif isinstance(value, list | tuple):
-        yield from _of_list(value)
-    else:
-        yield _dumped(value)
-
-
-def _of_list(values: list[Any] | tuple[Any, ...]) -> Iterator[str]:
-    if any(_is_deep(one) for one in values):
-        opening = "["
-        for one in values:
-            yield opening
-            yield from pieces(one)
-            opening = ","
-        yield "]"
-        return
-    yield "["
-    for begin in range(0, len(values), ROWS_AT_ONCE):
-        comma = "," if begin else ""
-        yield comma + _dumped(list(values[begin : begin + ROWS_AT_ONCE]))[1:-1]
-    yield "]"
-
-
-def _is_deep(value: Any) -> bool:
-    """Whether a value may be large: a long container, or one that has containers in it."""
-    if not isinstance(value, dict | list | tuple):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return len(value) > ROWS_AT_ONCE or any(isinstance(one, dict | list | tuple) for one in inner)
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(_safe(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+def _dumped(value: Any) -> bytes:
+    safe = _safe(value)
+    return json.dumps(safe, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _safe(value: Any) -> Any:

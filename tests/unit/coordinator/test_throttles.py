@@ -11,8 +11,10 @@ import pytest
 import dtd.coordinator.throttles as module
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.throttles import (
+    LINES,
     LINES_AT_ONCE,
     MESSAGES_AT_ONCE,
+    NOTICES_BURST,
     REGISTERED_AT_ONCE,
     Answers,
     Pace,
@@ -21,7 +23,7 @@ from dtd.coordinator.throttles import (
     drain,
 )
 from dtd.errors import ProtocolError, RequestRefused
-from dtd.net.limits import LINES, NOTICES_BURST, Pacing, Quotas
+from dtd.net.limits import Pacing
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
@@ -201,11 +203,9 @@ class Thread:
 
     def __init__(self):
         self.calls = []
-        self.called = asyncio.Event()
 
     def later(self, function, *, turn):
         self.calls.append((turn, function))
-        self.called.set()
 
     def run(self):
         while self.calls:
@@ -225,9 +225,8 @@ class World:
         self.now = 100.0
         self.told = asyncio.Queue()
         self.thread, self.store = Thread(), Store()
-        self.quotas = Quotas(lines_per_s)
         self.desk = ReportQuotas(
-            self.quotas, self.store, self.thread, self.incident, lambda: self.now
+            lines_per_s, self.store, self.thread, self.incident, lambda: self.now
         )
 
     def incident(self, kind, message, *, worker="", **details):
@@ -235,11 +234,6 @@ class World:
 
     def output(self, payload, worker="w"):
         self.desk.output(worker, m.JobOutput(job="digits-1", rank=3), payload)
-
-    async def marked(self, line):
-        while line not in self.written():
-            self.thread.called.clear()
-            await self.thread.called.wait()
 
     def written(self):
         self.thread.run()
@@ -259,7 +253,7 @@ async def test_lines_are_written_in_the_last_turn_a_few_at_a_time(world):
     assert world.written() == [str(number) for number in range(2 * LINES_AT_ONCE + 1)]
     assert [len(batch[3]) for batch in world.store.batches] == [LINES_AT_ONCE, LINES_AT_ONCE, 1]
     assert world.store.batches[0][:3] == ("digits-1", 3, "w")
-    assert not world.desk.dropped()
+    assert not world.desk.dropped
 
 
 async def test_lines_beyond_the_share_leave_one_line_and_one_event(world):
@@ -271,16 +265,7 @@ async def test_lines_beyond_the_share_leave_one_line_and_one_event(world):
         kind, message, worker, details = await world.told.get()
     assert (kind, worker, details) == ("share_exceeded", "w", {LINES: 6001})
     assert message == "w reports more than its quota: 6001 lines were dropped"
-    assert world.desk.dropped() == {("w", LINES): 6001}
-
-
-async def test_what_was_left_out_last_is_marked_though_nothing_follows(world, monkeypatch):
-    monkeypatch.setattr("dtd.net.limits.MARK_EVERY_S", 0.01)
-    world.output(b"\n" * 10_000)
-    world.output(b"\n" * 10)
-    world.now += 0.02
-    async with asyncio.timeout(10):
-        await world.marked("... 11 lines dropped: more than 1000 a second")
+    assert world.desk.dropped == {("w", LINES): 6001}
 
 
 async def test_notices_beyond_the_share_are_dropped_and_an_answer_to_save_is_not(world):

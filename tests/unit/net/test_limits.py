@@ -1,4 +1,4 @@
-"""Limits: rates, unauthenticated connections, reports of workers."""
+"""Limits: rates, and unauthenticated connections."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import pytest
 
 from dtd.net import limits as bounds
 from dtd.net.limits import (
-    LINES,
     Allowance,
     ConnectionLimiter,
     Connections,
     Pacing,
-    Quotas,
     Verdict,
     connections_for,
     origin_of,
@@ -144,19 +142,6 @@ def test_where_somebody_is_known_others_are_let_in_before_strangers() -> None:
     assert not door.arrived(1001, "10.0.0.1", 0.0).refusal
     assert door.arrived(1002, "10.0.0.1", 0.0).dropped != (1001,)
     assert door.arrived(1003, "10.0.0.1", 0.0) == Verdict(dropped=(1001,))
-
-
-def test_five_mebibytes_of_empty_lines_are_a_few_thousand_and_a_mark() -> None:
-    quotas = Quotas(1000)
-    kept = [len(quotas.lines("w", b"\n" * 2**20, 0.0)) for _ in range(5)]
-    assert kept == [4000, 0, 0, 0, 0]
-    dropped = 5 * (2**20 + 1) - 4000
-    assert quotas.dropped == {("w", LINES): dropped}
-    assert quotas.is_marked("w")
-    assert quotas.mark("w", 0.0) == f"... {dropped} lines dropped: more than 1000 a second"
-    assert not quotas.is_marked("w")
-    assert len(quotas.lines("w", b"\n" * 5000, 1.0)) == 1000
-    assert len(quotas.lines("other", b"\n" * 999, 1.0)) == 1000
 
 
 @pytest.mark.parametrize(

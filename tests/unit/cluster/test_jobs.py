@@ -12,8 +12,6 @@ from dtd.cluster.events import (
     DeleteRequested,
     KillRequested,
     Submitted,
-    Ticked,
-    Undeliverable,
 )
 from dtd.cluster.machine import MAX_FRUITLESS_GENERATIONS
 from dtd.cluster.state import ClusterState
@@ -61,14 +59,6 @@ def test_queued_job_is_dropped_by_cancel(driver: Any) -> None:
     assert list(driver.cluster.queue) == [second]
 
 
-def test_unknown_job_cannot_be_cancelled(driver: Any) -> None:
-    with pytest.raises(RequestRefused, match="neither running nor queued"):
-        cancel(driver)
-    driver.submit()
-    with pytest.raises(RequestRefused, match="k-1"):
-        cancel(driver, "k-1")
-
-
 def test_running_job_is_stopped_at_its_next_step_boundary(driver: Any) -> None:
     job = driver.submit()
     number = driver.run_generation("a", "b")
@@ -104,13 +94,6 @@ def test_progress_gives_the_figures_of_the_newest_step(driver: Any) -> None:
     assert (job.step, job.step_s, job.samples_per_s) == (4, 0.5, 64.0)  # not measured
     driver.say("a", progress(number - 1, 9))
     assert job.step == 4
-
-
-def test_evaluation_is_kept(driver: Any) -> None:
-    job = driver.submit()
-    driver.run_generation("a")
-    driver.say("a", m.Evaluated(job="j-1", step=3, metrics={"accuracy": 1}))
-    assert job.metrics == {"accuracy": 1.0}
 
 
 def test_result_has_the_digests_of_all_who_finished(driver: Any) -> None:
@@ -192,26 +175,6 @@ def test_what_a_job_may_still_start_from_is_not_deleted(
         delete(driver, "j-1", step)
 
 
-@pytest.mark.parametrize("step_s", [float("nan"), float("inf"), -1.0, 0.0])
-def test_a_duration_that_is_none_does_not_count(driver: Any, step_s: float) -> None:
-    job = driver.submit()
-    number = driver.run_generation("a")
-    figures: dict[str, Any] = dict.fromkeys(("learning_rate", "grad_norm", "compute_s"), 0.0)
-    figures |= {"comm_s": 0.0, "exposed_s": 0.0, "rows": 4, "epoch": 0, "loss": float("nan")}
-    for took_s in (0.5, step_s):
-        said = m.Progress(
-            job="j-1",
-            generation=number,
-            step=3,
-            step_s=took_s,
-            skipped=False,
-            skipped_steps=0,
-            **figures,
-        )
-        driver.say("a", said)
-    assert (job.step_s, job.samples_per_s, job.step) == (0.5, 8.0, 3)
-
-
 # --- memory lost after an error of the membership's own, and jobs that no worker can be sent -----
 
 
@@ -236,48 +199,6 @@ def test_a_job_that_is_given_up_has_failed_and_the_next_one_is_left(driver: Any)
     assert "internal_error" in job.reason
 
 
-def test_without_a_job_there_is_nothing_to_give_up(driver: Any) -> None:
-    assert driver.core.begin_again(given_up=True) == []
-
-
-@pytest.mark.parametrize("runs", [False, True])
-def test_a_job_that_nobody_can_be_told_of_fails_and_says_why(driver: Any, runs: bool) -> None:
-    job = driver.submit()
-    if runs:
-        driver.run_generation("b")
-    driver.handle(Undeliverable(job="j-0", reason="another job's"))
-    assert job.verdict == ""
-    driver.handle(Undeliverable(job="j-1", reason="header of 70000 bytes > 65536"))
-    driver.handle(Undeliverable(job="j-1", reason="again"))
-    if runs:
-        assert driver.cluster.run.phase is GenerationState.ENDING
-        driver.froze("b", generation=driver.cluster.run.generation, step=0)
-    assert (job.state, job.reason) == (JobState.FAILED, "header of 70000 bytes > 65536")
-
-
-def test_without_a_job_it_says_how_to_submit_one(driver: Any) -> None:
-    assert "dtdctl submit" in driver.core.explain()
-
-
-def test_deadlines_are_never_in_the_past(driver: Any) -> None:
-    driver.submit(settle_s=2.0)
-    driver.warm_up("a")
-    assert driver.core.next_deadline(driver.now) == 0.25
-    for moment in (0.25, 1.9, 2.0, 2.1, 60.0):
-        deadline = driver.core.next_deadline(moment)
-        assert deadline is not None
-        assert deadline > moment
-
-
-def test_silence_of_our_own_blames_nobody(driver: Any) -> None:
-    driver.submit()
-    driver.run_generation("a", "b")
-    driver.silence(1.0, "a", "b")
-    driver.now = 500.0
-    driver.handle(Ticked())
-    assert driver.disconnected == []
-
-
 # --- operators -------------------------------------------------------------------------------
 
 
@@ -286,16 +207,6 @@ def test_signal_is_sent_and_remembered(driver: Any) -> None:
     driver.handle(KillRequested(name="a", signal="STOP"))
     assert driver.told("a", m.Signal) == [m.Signal(signal="STOP")]
     assert "SIGSTOP sent to a (pid 1)" in driver.incidents[-1].message
-
-
-def test_unknown_worker_is_refused_with_those_that_are_here(driver: Any) -> None:
-    with pytest.raises(RequestRefused, match="connected: none"):
-        driver.handle(KillRequested(name="b", signal="KILL"))
-    driver.register("a")
-    driver.register("b")
-    driver.lost("b")
-    with pytest.raises(RequestRefused, match="connected: a"):
-        driver.handle(KillRequested(name="b", signal="KILL"))
 
 
 # --- jobs, one after another -----------------------------------------------------------------

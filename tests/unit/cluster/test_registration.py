@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtd.cluster import registration
-from dtd.cluster.events import ResumeRequested, Submitted
+from dtd.cluster.events import Submitted
 from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.wire import messages as m
 
@@ -141,13 +141,6 @@ def test_a_worker_that_is_refused_gets_no_job_and_stays_refused_after_it(version
     assert versioned.state("stranger") == "refused"
 
 
-def test_the_same_worker_is_taken_once_it_is_upgraded(versioned):
-    register(versioned, "0.1.0")
-    versioned.lost("a")
-    register(versioned, "0.2.1")
-    assert versioned.state("a") == "idle"
-
-
 def test_a_generation_that_outlives_an_upgrade_goes_on(make_desk):
     """The coordinator alone was upgraded: its workers end the job, and are asked after it."""
     old = make_desk()
@@ -160,25 +153,6 @@ def test_a_generation_that_outlives_an_upgrade_goes_on(make_desk):
     register(versioned, "0.1.0", "a", **more)
     assert versioned.told("a", m.Freeze)
     assert versioned.state("a") == "warming"
-
-
-def test_a_worker_that_was_set_aside_and_comes_with_another_release_gets_no_work(versioned):
-    """Neither when its pause is over, nor from the next job."""
-    versioned.submit()
-    register(versioned, "0.2.1", "a")
-    versioned.warmed("a")
-    versioned.all_run("a")
-    register(versioned, "0.2.1", "b")
-    versioned.say("b", m.Failed(job="j-1", reason="no versioned", traceback=""))
-    assert "b" in versioned.cluster.set_aside
-    versioned.lost("b")
-    prepared = len(versioned.told("b", m.Prepare))
-    register(versioned, "0.1.0", "b")
-    versioned.tick(versioned.now + 15.0)
-    assert len(versioned.told("b", m.Prepare)) == prepared
-    versioned.finished("a", generation=versioned.cluster.run.generation)
-    assert [job.state.value for job in versioned.ended] == ["done"]
-    assert versioned.state("b") == "refused"
 
 
 # --- workers that come with a job of the same id of another coordinator's store ------------------
@@ -213,15 +187,3 @@ def test_what_a_stray_says_of_the_job_does_not_count(driver: Any) -> None:
     assert (driver.cluster.job.checkpoint_step, driver.cluster.job.step) == (0, 0)
     assert driver.state("a") == "released"
     assert not driver.ended
-
-
-def test_namesake_is_no_member_that_comes_back(driver: Any) -> None:
-    submit(driver)
-    driver.warm_up("a")
-    driver.handle(ResumeRequested(job="j-1"))  # nobody has what it is to start from
-    driver.all_run("a")
-    driver.lost("a", farewell=False)
-    driver.back("a", identity=THEIRS)
-    assert driver.told("a", m.Release)[-1].state == "unknown"
-    driver.register("a", job="j-1", generation=1, identity=OURS)
-    assert driver.told("a", m.Freeze)

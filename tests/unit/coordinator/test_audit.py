@@ -16,11 +16,8 @@ from structlog.testing import capture_logs
 from dtd.coordinator import audit, requests
 from dtd.coordinator.audit import (
     CHANGING,
-    MOST_CHARACTERS,
-    MOST_ENTRIES,
     AuditFile,
     Entry,
-    about,
     audited,
 )
 from dtd.coordinator.main import run_backup, run_restore
@@ -208,23 +205,6 @@ def test_no_secret_is_entered(kind: type[Any]) -> None:
     secret = {field.name for field in dataclasses.fields(kind) if not field.repr}
     assert not secret & set(declared.about)
     assert not [n for n, k, *_ in fields.layout(kind) if n in declared.about and k[0] in "om"]
-
-
-def submit(**spec: Any) -> m.SubmitJob:
-    return m.SubmitJob(spec=spec, package="ab" * 32)
-
-
-def entered(message: m.Message) -> dict[str, Any]:
-    declared = audited(message, 1)
-    assert declared is not None
-    return about(message, declared)
-
-
-def test_what_is_long_or_hostile_is_one_short_line() -> None:
-    said = entered(submit(job={"name": "x\n\x1b[2J" * 99, "task": ["a\u202e"] * 999}))
-    assert said["name"].isprintable()
-    assert len(said["name"]) == MOST_CHARACTERS
-    assert said["task"] == [*["a\\u202e"] * MOST_ENTRIES, f"and {999 - MOST_ENTRIES} more"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import sys
 
 import pytest
 
@@ -11,12 +10,9 @@ import dtd.coordinator.main as main_module
 from dtd.cluster.detector import Detector
 from dtd.cluster.records import Job, Run, Worker
 from dtd.cluster.state import ClusterState
-from dtd.cluster.transitions import JobState, WorkerState
-from dtd.coordinator.main import status_line
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.wire import messages as m
 from dtd.wire.frames import MAX_HEADER_BYTES
-from scripts.cluster.processes import Child, stop_all
 from tests.registrations import registration
 
 # --- the coordinator's process: who may speak, what survives a restart, and its end --------------
@@ -155,29 +151,3 @@ def cluster(*states):
             state=state,
         )
     return made
-
-
-def test_nothing_to_do():
-    assert status_line(cluster()) == "no job, 0 workers"
-
-
-def test_a_job_and_a_queue():
-    made = cluster(
-        WorkerState.RUNNING, WorkerState.DISCONNECTED, WorkerState.LOST, WorkerState.RELEASED
-    )
-    made.job = job(1, state=JobState.RUNNING, step=12, total_steps=60)
-    made.queue.append(job(2))
-    assert status_line(made) == "job digits-1 running at step 12 of 60, 2 workers, 1 job queued"
-
-
-def test_the_soft_limit_of_open_files_becomes_the_hard_one(tmp_path):
-    asking = (
-        "import resource; from dtd.coordinator.main import raise_file_limit;"
-        " raise_file_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], end='')"
-    )
-    command = ["/usr/bin/prlimit", "--nofile=256:512", sys.executable, "-c", asking]
-    child = Child("asking", command, tmp_path / "log")
-    child.start()
-    assert child.wait(30) == 0
-    stop_all([child])
-    assert (tmp_path / "log").read_text() == "512"

@@ -15,7 +15,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
-from dtd.errors import ConfigError, RequestRefused
+from dtd.errors import ConfigError
 from dtd.observe.web.backend import SESSIONS_FILE
 from dtd.places import SOCKET_NAME
 from dtd.security.token import Token
@@ -180,16 +180,6 @@ def test_wrong_codes_are_answered_at_a_bounded_rate(
     assert statuses[0] == 401
     assert statuses[-1] == 429
     assert browser.log_in(served.ask(m.OpenWeb())["code"])[0] == 200
-
-
-def test_without_an_address_there_is_no_page(daemon: Daemon) -> None:
-    with pytest.raises(RequestRefused, match="serves no web page"):
-        daemon.ask(m.OpenWeb())
-
-
-def test_beyond_this_host_there_is_no_plain_http(loop_thread: Any, state_dir: Path) -> None:
-    with pytest.raises(Exception, match="served over TLS"):
-        WebDaemon(loop_thread, state_dir, web=Address("0.0.0.0", 0), listen=None)
 
 
 @pytest.mark.parametrize("package", ["aiohttp", "plotly"])

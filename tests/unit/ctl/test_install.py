@@ -189,14 +189,6 @@ def test_systemd_is_told(host, capsys):
     ]
 
 
-@pytest.mark.parametrize("command", ["install", "uninstall"])
-def test_only_root_may(host, root, capsys, monkeypatch, command):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert run([command]) == 2
-    assert f"sudo dtdctl {command}" in capsys.readouterr().err
-    assert (host, root.exists()) == ([], False)
-
-
 def test_an_environment_that_services_cannot_see(host, root, capsys, monkeypatch):
     monkeypatch.setattr(install_module, "hidden_place", lambda _daemons: "/home/me/venv/bin")
     assert run(["install"]) == 2

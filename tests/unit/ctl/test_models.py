@@ -83,18 +83,6 @@ def served(server, result):
     return known, content
 
 
-def test_a_list(dtdctl, server, result, check_output):
-    nothing = {"files": [], "holders": [], "connected": [], "aliases": []}
-    pending = {**VERSION, "state": "pending", "number": 1, **nothing}
-    server.script = lambda _message: result({"models": [VERSION, pending]})
-    lines = [line.split() for line in dtdctl("models", "list")[1].splitlines()]
-    assert lines[0][:5] == ["MODEL", "VERSION", "ALIASES", "STATE", "COPIES"]
-    assert lines[1][:7] == ["own", "2", "production", "ready", "1/2", "6.8", "KiB"]
-    assert lines[1][7:] == ["own-1", "20", "accuracy=0.9375"]
-    assert lines[2][1:6] == ["1", "-", "pending", "0/2", "-"]
-    check_output(("models", "list"), dtdctl("models", "list", "-o", "json")[1])
-
-
 def test_everything_about_one(dtdctl, served, server, check_output):
     known, _content = served
     known |= {"copying": ["w-2"], "failed": {"w-3": "no room"}}

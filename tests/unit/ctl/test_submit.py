@@ -314,10 +314,3 @@ def test_what_workers_have_is_not_shipped(own, capsys):
     assert capsys.readouterr().err == ""
     assert packed_task("pytest:Task", own) is None
     assert "pytest is installed here and not shipped" in capsys.readouterr().err
-
-
-def test_a_task_that_is_nowhere_is_refused_with_the_places(own):
-    with pytest.raises(
-        TaskError, match=r"no package or module shop_nowhere was found beside .*job\.toml"
-    ):
-        packed_task("shop_nowhere.a:Task", own)

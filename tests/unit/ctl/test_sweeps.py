@@ -122,14 +122,3 @@ def test_everything_about_one(dtdctl, server, result, check_output):
     ]
     assert server.received == [m.ShowSweep(sweep="sweep-1")]
     check_output(("sweep", "status"), dtdctl("sweep", "status", "sweep-1", "-o", "json")[1])
-
-
-def test_a_list(dtdctl, server, result, check_output):
-    both = [{**ROW, "id": "sweep-2", "state": "failed", "reason": "why"}, ROW]
-    server.script = lambda _message: result({"sweeps": both})
-    assert rows(dtdctl("sweep", "list")[1]) == [
-        "SWEEP JOB STATE METHOD METRIC TRIALS NOTE",
-        "sweep-2 tiny failed tpe accuracy 2/3 why",
-        "sweep-1 tiny running tpe accuracy 2/3",
-    ]
-    check_output(("sweep", "list"), dtdctl("sweep", "list", "-o", "json")[1])

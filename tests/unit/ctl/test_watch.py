@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from dtd.ctl.settings import make_settings
-from dtd.ctl.watch import Scene, Watcher, change_lines, eta_s, standing, view, what_matters
+from dtd.ctl.watch import Scene, Watcher, change_lines, view
 from dtd.errors import CoordinatorUnreachable
 from dtd.wire import messages as m
 
@@ -38,17 +38,6 @@ def watcher(server, result, status):
     made.close()
 
 
-def test_events_are_fresh_once(watcher):
-    scene = watcher.look()
-    assert scene.loss == [[1, 2.0]]
-    assert watcher.fresh == [EVENT]
-    lines = list(change_lines(scene, watcher.fresh, changed=True))
-    assert len(lines) == 2
-    assert all(line.isprintable() for line in lines)
-    assert lines[0].endswith("recovered: on it goes")
-    assert (watcher.look().events, watcher.fresh) == ((EVENT,), [])
-
-
 def test_a_coordinator_that_goes_away_leaves_the_last_picture(watcher, server, status):
     script, server.script = server.script, lambda _message: None
     with pytest.raises(CoordinatorUnreachable):
@@ -61,25 +50,6 @@ def test_a_coordinator_that_goes_away_leaves_the_last_picture(watcher, server, s
     assert scene.status == status
     [line] = list(change_lines(scene, watcher.fresh, changed=True))
     assert scene.note in line
-
-
-def test_what_is_worth_a_line(status):
-    before = what_matters(status, "")
-    status["job"]["step"] += 1
-    status["workers"][0]["samples_per_s"] = 1.0
-    assert what_matters(status, "") == before
-    assert what_matters(status, "away") != before
-    status["workers"][0]["state"] = "lost"
-    assert what_matters(status, "") != before
-
-
-def test_the_status_in_one_line(status):
-    status["troubles"] = [{"message": "a token is old"}]
-    assert standing(status) == (
-        "digits-1 running  generation 2  step 120/600 (20%)  epoch 3  loss 0.1235  2,345/s"
-        "  workers: 2 running  eval accuracy=0.95  a token is old"
-    )
-    assert standing({**status, "job": None}) == "no job; workers: 2 running"
 
 
 # --- the screen --------------------------------------------------------------------------------
@@ -162,17 +132,6 @@ def test_without_colour_there_are_no_control_codes_and_the_same_characters(scene
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == bare
 
 
-def test_without_a_job_workers_say_why(scene, status):
-    status.update(job=None, explain="no job: submit one")
-    status["workers"][0]["reason"] = "waits for a job"
-    text = drawn(Scene(status, {"workers": [], "links": []}, [], []))
-    assert "no job: submit one" in text
-    assert "waits for a job" in text
-    assert "LOSS" not in text
-    status["workers"] = []
-    assert "no worker is registered" in drawn(Scene(status, {}, [], []))
-
-
 def test_troubles_and_a_coordinator_that_is_away(scene, status):
     status["troubles"] = [
         {"since_s": 1.0, "where": "10.0.0.2", "message": "its token is old", "remedy": "make one"}
@@ -180,13 +139,6 @@ def test_troubles_and_a_coordinator_that_is_away(scene, status):
     text = drawn(scene._replace(note="nothing listens at 127.0.0.1:7117"))
     assert "10.0.0.2: its token is old\n  try: make one\n" in re.sub(" +\n", "\n", text)
     assert text.splitlines()[1].startswith("nothing listens")
-
-
-def test_the_time_that_is_left(status):
-    status["workers"][0]["step_s"] = 0.5
-    assert eta_s(status) == 240
-    status["job"]["total_steps"] = 0
-    assert eta_s(status) is None
 
 
 def test_nothing_that_others_wrote_makes_a_line_of_its_own(scene):

@@ -10,10 +10,9 @@ import pytest
 
 import dtd.net.data_server as data_server_module
 from dtd.address import Address
-from dtd.errors import CheckpointError, ErrorCode, ProtocolError, RequestRefused
+from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net import limits as connection_limiter
 from dtd.net.data_server import (
-    INFO_BLOBS,
     MAX_FETCH_BYTES,
     MAX_UNPROVEN,
     Blob,
@@ -21,7 +20,6 @@ from dtd.net.data_server import (
     Resource,
     file_blob,
     memory_blob,
-    zeros,
 )
 from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
@@ -450,21 +448,4 @@ async def test_answers_come_in_the_order_of_the_questions(port, dial):
     assert [(await peer.next())[1] for _ in range(4)] == [b"\0", b"\1", b"\2", b"\3"]
 
 
-async def test_a_long_list_of_blobs_comes_in_pages(port, dial):
-    blobs = [memory_blob(str(i), memoryview(b"x")) for i in range(2 * INFO_BLOBS + 1)]
-    port.server.offer("state/1", Resource(manifest=b"the manifest", blobs=blobs))
-    peer, infos, manifest = await opened(port, dial, "state/1")
-    assert [name for name, _ in infos] == [blob.name for blob in blobs]
-    assert manifest == b"the manifest"
-    assert await fetched(peer, 2 * INFO_BLOBS, 0, 1) == b"x"
-
-
 # --- the resource that links are measured with ---------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name", ["measure/", "measure/0", "measure/-1", "measure/1e3", "measure/٣"]
-)
-def test_a_size_that_makes_no_sense_is_refused(name):
-    with pytest.raises(RequestRefused):
-        zeros(name)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from dtd.net import descriptors
 from dtd.net.descriptors import FdMailbox, post
 from dtd.net.local_socket import short_name
 
@@ -125,16 +124,6 @@ async def test_nothing_stays_open(fd_dir, file, empty, open_files):
     assert await box.next() == WORDS
     put_aside()
     assert open_files() <= before
-
-
-async def test_a_mailbox_takes_a_few_messages_only(box, file):
-    for _ in range(descriptors._MAX_SENDERS - 1):
-        send(box.mailbox.path)
-    post(box.mailbox.path, file)
-    assert await box.next() == WORDS
-    assert taken_down(box.mailbox.path)
-    with pytest.raises(FileNotFoundError):
-        send(box.mailbox.path)
 
 
 async def test_a_peer_that_connects_and_says_nothing_holds_nobody_up(box, file):

@@ -55,13 +55,6 @@ def test_a_long_path_is_reached(tmp_path: Path, open_files: Any, length: int) ->
     assert open_files() <= before
 
 
-def test_a_name_that_no_socket_can_have_is_named(tmp_path: Path) -> None:
-    at = SocketPath(str(tmp_path / ("s" * 200)))
-    with pytest.raises(ConfigError, match="the name is too long for a socket") as caught:
-        bound_socket(at)
-    assert str(at) in caught.value.message
-
-
 def test_a_socket_that_the_dead_have_left_is_replaced(at: SocketPath) -> None:
     for _ in range(2):
         with bound_socket(at) as listening:
@@ -90,19 +83,6 @@ def test_a_peer_that_lives_is_not_replaced(at: SocketPath, monkeypatch: pytest.M
         for one in (*waiting, call_later):
             one.close()
     assert Path(at.path).is_socket()
-
-
-def test_what_is_no_socket_is_not_touched(at: SocketPath) -> None:
-    Path(at.path).write_text("precious")
-    with pytest.raises(ConfigError, match=r"control\.sock is not a socket"):
-        bound_socket(at)
-    assert Path(at.path).read_text() == "precious"
-
-
-def test_a_directory_that_is_not_there_is_named(at: SocketPath) -> None:
-    there = SocketPath(str(Path(at.path).parent / "no" / "control.sock"))
-    with pytest.raises(ConfigError, match="cannot be bound: No such file or directory"):
-        bound_socket(there)
 
 
 @pytest.fixture

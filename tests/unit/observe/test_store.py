@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
 
 import pytest
@@ -11,7 +10,6 @@ from dtd.errors import RequestRefused
 from dtd.observe import query
 from dtd.observe.pyramid import FACTOR
 from dtd.observe.series import (
-    MAX_TRACKS_OF_A_JOB,
     evaluation_entry,
     link_entry,
     step_entry,
@@ -101,11 +99,6 @@ def test_a_step_committed_at_a_take_over_has_no_times(box):
     assert found["rows_per_s"][2:] == [0, None, None, None]
 
 
-def test_values_that_are_not_finite_are_null(box):
-    box.write(step_entry("j-1", row(1, loss=math.nan), 1.0))
-    assert box.loss() == [[1, 1, 0, None, None, None]]
-
-
 def test_evaluations_get_columns_as_the_task_names_them(box):
     for step, metrics in ((10, {"loss": 1.0}), (20, {"f1": 0.5, "loss": 0.5}), (20, {"f1": 0.7})):
         box.write(evaluation_entry(m.Evaluated(job="j-1", step=step, metrics=metrics)))
@@ -155,15 +148,6 @@ def test_unknown_figures_are_refused_with_the_nearest_name(box):
     assert caught.value.remedy == "add --workers"
 
 
-def test_a_job_that_never_trained_has_no_series(box):
-    assert box.ask(names=("loss",)) == {"job": "j-1", "steps": 0, "series": [], "next": 0}
-
-
-def test_workers_may_have_figures_before_the_first_step(box):
-    box.write(worker_entry("w", beat(), None, 0.0, 1000.0))
-    assert box.ask(names=("loss", "rows_per_s"))["series"] == []
-
-
 def test_an_answer_goes_on_in_the_next_one(box):
     box.steps(1, 3)
     whole = [one["name"] for one in box.ask(points=10)["series"]]
@@ -191,15 +175,6 @@ def test_a_deleted_job_leaves_nothing(box):
     assert len(box.loss(job="j-2")) == 10
     box.steps(1, 3)
     assert len(box.loss()) == 2
-
-
-def test_a_job_has_so_many_tracks(box):
-    entries = [
-        worker_entry(f"w{number}", beat(), None, 0.0, 1.0)
-        for number in range(MAX_TRACKS_OF_A_JOB + 5)
-    ]
-    box.write(*entries)
-    assert box.store.read("SELECT count(*) FROM tracks")[0][0] == MAX_TRACKS_OF_A_JOB
 
 
 # --- room --------------------------------------------------------------------------------------

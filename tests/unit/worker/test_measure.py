@@ -86,14 +86,6 @@ async def test_a_step_is_measured_in_another_process(config, probe_process):
     assert (asked["spec"], asked["worlds"], asked["place"]) == ({"a": 1}, [1, 2], "")
 
 
-async def test_a_shipped_package_is_fetched_first(config, probe_process, tmp_path):
-    probe_process("print(json.dumps({'place': json.load(sys.stdin)['place']}))")
-    message = question("step", package="ab")
-    measured = await answer(message, config, fetch_package=lambda digest: tmp_path / digest)
-    assert measured.figures == {"place": str(tmp_path / "ab")}
-    assert (await answer(message, config)).reason == "no package ab"
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [

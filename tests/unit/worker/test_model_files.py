@@ -110,16 +110,6 @@ def test_its_own_checkpoint_of_all_shards_gets_the_shapes_of_tensors(tmp_path):
     assert {one.name for one in kept.iterdir()} == {RECORD, "model.safetensors"}
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, checkpoints, other):
-    directory, source, path = checkpoints
-    weights = path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    (file,) = pin(tmp_path / "models", source, other[0], checkpoints=[directory])
-    assert file == m.ModelFile(
-        name="model.safetensors", size_bytes=len(WEIGHTS), sha256=sha256(WEIGHTS)
-    )
-
-
 def test_what_was_not_registered_is_not_kept(tmp_path, other):
     source, content = other
     expected = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256=sha256(b"other")),)

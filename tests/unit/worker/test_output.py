@@ -13,10 +13,8 @@ import textwrap
 import pytest
 
 from dtd.wire import messages as m
-from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES
 from dtd.worker import output as job_lines
 from dtd.worker.output import (
-    MAX_UNLOGGED_LINES,
     MAX_WAITING_LINES,
     SLICE_S,
     JobLines,
@@ -201,16 +199,6 @@ def test_lines_go_out_together_and_once(lines, log, sent):
     assert log.lines == ["one", "zwei é \ud800"]
 
 
-@pytest.mark.parametrize("letter", ["x", "\u2713"])
-def test_more_than_a_frame_holds_is_sent_in_several_of_whole_lines(lines, log, sent, letter):
-    texts = [f"{number:04}" + letter * 4092 for number in range(1000)]
-    lines.tell("digits-1", 0, texts)
-    payloads = [payload for _, payload in sent]
-    assert max(map(len, payloads)) <= DEFAULT_MAX_PAYLOAD_BYTES
-    assert [line for one in payloads for line in one.decode().split("\n")] == texts
-    assert log.lines == texts
-
-
 async def test_all_is_sent_at_once_and_logged_in_slices(lines, log, sent):
     log.cost_s = SLICE_S / 8
     texts = numbers(0, MAX_WAITING_LINES)
@@ -220,16 +208,6 @@ async def test_all_is_sent_at_once_and_logged_in_slices(lines, log, sent):
     in_a_turn = [after - before for before, after in zip([0, *turns], turns, strict=False)]
     assert max(in_a_turn) == 8
     assert log.lines == texts
-
-
-async def test_of_what_is_to_be_logged_the_newest_are_kept(lines, log):
-    log.cost_s = SLICE_S
-    batches = MAX_UNLOGGED_LINES // MAX_WAITING_LINES + 2
-    for batch in range(batches):
-        lines.tell("digits-1", 0, numbers(batch * MAX_WAITING_LINES, MAX_WAITING_LINES))
-    await logged(log, 1 + MAX_UNLOGGED_LINES)
-    newest = numbers(2 * MAX_WAITING_LINES, MAX_UNLOGGED_LINES)
-    assert log.lines == ["0", *newest]
 
 
 def test_nothing_is_lost_when_the_process_ends(lines, log):

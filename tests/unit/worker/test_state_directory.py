@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import dtd.worker.state_directory as module
 from dtd.worker.state_directory import HANDED_OVER, INSTANCE_NAME, StateDirectory
 
 OPEN = """
@@ -83,19 +82,6 @@ def test_a_descriptor_that_is_not_the_locks_is_not_taken(tmp_path: Path, said: s
     assert environ == {}
     assert os.fstat(made._lock).st_ino == (tmp_path / "lock").stat().st_ino
     made.close()
-
-
-def test_two_directories_and_two_hosts_are_different_instances(tmp_path, monkeypatch) -> None:
-    one, other = StateDirectory(tmp_path / "a", {}), StateDirectory(tmp_path / "b", {})
-    (tmp_path / "machine-id").write_text("another host\n")
-    monkeypatch.setattr(module, "MACHINE_ID", tmp_path / "machine-id")
-    elsewhere = StateDirectory(tmp_path / "a", {})
-    monkeypatch.setattr(module, "MACHINE_ID", tmp_path / "none")
-    nowhere = StateDirectory(tmp_path / "a", {})
-    instances = [made.instance for made in (one, other, elsewhere, nowhere)]
-    assert len(set(instances)) == 4
-    for made in (one, other, elsewhere, nowhere):
-        made.close()
 
 
 def test_a_damaged_id_is_drawn_anew(tmp_path: Path) -> None:

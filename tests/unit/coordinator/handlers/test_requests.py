@@ -8,7 +8,6 @@ import pytest
 
 from dtd.coordinator.requests import CTL_REQUESTS
 from dtd.coordinator.store.database import Turn
-from dtd.coordinator.store.tables import PAGE_ROWS
 from dtd.wire import messages as m
 from dtd.wire.step_rows import StepRow, pack_step_rows
 from tests.unit.coordinator.asking import await_state, refused, submit
@@ -87,27 +86,6 @@ def test_what_a_job_printed(daemon, play, spec):
     assert answer["next"] == answer["lines"][-1]["seq"]
     rest = daemon.ask(m.ReadLogs(job=job, after=answer["lines"][0]["seq"]))
     assert len(rest["lines"]) == 2
-
-
-def test_what_a_job_printed_is_all_there_for_who_asks_later(daemon, play, spec):
-    """Lines are written after everything else, so whoever reads them waits for that."""
-    worker = play(daemon)
-    job = submit(daemon, spec)
-    worker.hear(m.Prepare)
-    gate = threading.Event()
-    daemon.coordinator.store_thread.later(gate.wait)
-    try:
-        worker.say(m.JobOutput(job=job, rank=0), b"\n".join([b"line"] * 2000))
-        worker.say(m.Heartbeat(state="warming"))
-        worker.hear(m.HeartbeatAck)
-        with daemon.connect() as client, daemon.connect() as other:
-            client.ask(m.ReadLogs(job=job, after=1))
-            other.ask(m.ShowJob(job=job))
-            gate.set()
-            answer, shown = client.answer(), other.answer()
-    finally:
-        gate.set()
-    assert (len(answer["lines"]), shown["lines"]) == (PAGE_ROWS, 2000)
 
 
 def test_a_caller_that_follows_events_is_answered_when_there_is_one(daemon, play):

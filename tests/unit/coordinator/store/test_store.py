@@ -100,13 +100,6 @@ def test_events_are_read_from_a_cursor_on(store, monkeypatch):
     }
 
 
-def test_old_events_make_room(store, monkeypatch):
-    monkeypatch.setattr(store_module, "MAX_EVENTS", 5)
-    for number in range(12):
-        store.add_incident(Incident(kind="k", message=f"{number}"))
-    assert [event["message"] for event in store.events(0)] == ["7", "8", "9", "10", "11"]
-
-
 def test_lines_are_read_per_job_from_a_cursor_on(store, monkeypatch):
     monkeypatch.setattr(store_module, "PAGE_ROWS", 2)
     store.add_lines("digits-1", 0, "worker-0", ["a", "b"])
@@ -192,10 +185,3 @@ def test_every_field_survives_json():
     for field in fields(Job):
         assert getattr(again, field.name) == getattr(whole, field.name), field.name
     assert isinstance(again.state, JobState)
-
-
-def test_what_is_not_finite_is_null():
-    diverged = Job(id="digits-1", spec=SPEC, loss=float("nan"), metrics={"loss": float("inf")})
-    text = json.dumps(job_body(diverged), allow_nan=False)
-    again = job_from_body(json.loads(text))
-    assert (again.loss, again.metrics) == (None, {"loss": None})

@@ -64,17 +64,6 @@ def test_a_label_is_one_short_line_of_what_can_be_shown(exposition, scrape):
     assert len(shown) == module.MAX_LABEL_CHARACTERS
 
 
-def test_ipv6(scrape):
-    made = Exposition(Address("::1", 0))
-    try:
-        made.start()
-    except ConfigError:
-        pytest.skip("no IPv6 here")
-    made.publish([Sample("dtd_queued_jobs", (), 3)])
-    assert scrape(made.address)["dtd_queued_jobs", ()] == 3
-    made.close()
-
-
 def test_a_port_that_is_taken_is_named(exposition):
     with pytest.raises(ConfigError, match=f"metrics: cannot listen on {exposition.address}"):
         Exposition(exposition.address).start()

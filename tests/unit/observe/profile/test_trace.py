@@ -129,14 +129,6 @@ def test_a_file_brings_back_what_was_recorded_on_another_clock():
     assert contents()["dropped"] == {"spans": 1}
 
 
-def test_long_names_are_cut():
-    track = Track(name="t" * 999, rows=[("n" * 999, 0, 1)])
-    (found,) = decoded(
-        encoded([], [track], ahead_ns=0, dropped={}), name="a", rank=0, offset_ns=0
-    ).tracks
-    assert (len(found.name), len(found.rows[0][0])) == (200, 200)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -6,7 +6,7 @@ import pytest
 
 from dtd.observe.report.document import document_of
 from dtd.observe.report.facts import Facts, facts_of
-from tests.unit.observe.report.conftest import EVENTS, STEPS, details, event, metrics, series
+from tests.unit.observe.report.conftest import EVENTS, details, event, metrics, series
 
 
 def test_rates_are_told_apart_by_the_number_of_workers(facts: Facts) -> None:
@@ -34,15 +34,6 @@ def test_a_stretch_of_steps_of_two_generations_belongs_to_neither() -> None:
     answer = shifted | {"series": [merged(one) for one in shifted["series"][:12]]}
     two, three = facts_of(details(), [answer], EVENTS).worlds
     assert (two.steps, three.steps) == (50, 40)
-
-
-def test_parameter_servers_are_no_workers() -> None:
-    (only,) = facts_of(details(result={"servers": 1}), [metrics()], []).worlds
-    assert only.workers == 2
-    served = {"world_size": 5, "servers": 2}
-    began = event("generation_running", generation=2, details=served)
-    (only,) = facts_of(details(), [metrics()], [began]).worlds
-    assert only.workers == 3
 
 
 def test_incidents_are_the_jobs_own_without_the_usual(facts: Facts) -> None:
@@ -78,8 +69,3 @@ def test_a_metric_that_never_was_a_number_is_named_and_drawn_nowhere() -> None:
     assert list(found.evaluations) == ["accuracy"]
     document = document_of(found, None, made="now")
     assert "score was not a finite number in any evaluation." in str(document)
-
-
-def test_the_last_loss_is_that_of_the_last_step() -> None:
-    assert facts_of(details(result={}), [metrics()], []).last_loss == 2.0 / STEPS
-    assert facts_of(details(result={"train_loss": 0.5}), [metrics()], []).last_loss == 0.5

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dtd.observe.report.charts import Bar, Line, bar_chart, line_chart
+from dtd.observe.report.charts import Line, line_chart
 from dtd.observe.report.document import document_of
 from dtd.observe.report.facts import facts_of
 from dtd.observe.report.render import to_html, to_markdown
@@ -122,12 +122,6 @@ def test_markdown_has_tables_and_curves(facts, alone) -> None:
     assert all(line.endswith("|") for line in rows)
 
 
-def test_an_odd_backtick_opens_no_code() -> None:
-    job = details(note="a ` b <i>")
-    text = to_markdown(document_of(facts_of(job, [metrics()], EVENTS), None, made="today"))
-    assert r"a \` b \<i\>" in text
-
-
 def test_what_is_not_stored_is_said() -> None:
     answer = metrics() | {"stopped": "the disk is full", "dropped": 12}
     text = to_markdown(document_of(facts_of(details(), [answer], EVENTS), None, made="today"))
@@ -162,21 +156,3 @@ def test_any_values_make_a_chart(lines) -> None:
     assert "inf" not in numbers
     assert root.attrib["aria-label"] == HOSTILE
     assert "outside" not in svg
-
-
-def test_nothing_makes_no_chart() -> None:
-    assert line_chart([], title="t") == ""
-    assert line_chart([line(float("nan"))], title="t") == ""
-    assert bar_chart([], title="t", parts=(), unit="s") == ""
-    assert bar_chart([Bar(name="b", parts=[(0.0, 0)])], title="t", parts=("p",), unit="s") == ""
-
-
-def test_bars_are_as_long_as_their_parts() -> None:
-    bars = [Bar(name="a", parts=[(1.0, 0), (3.0, 1)]), Bar(name="b", parts=[(2.0, 0)])]
-    svg = bar_chart(bars, title="t", parts=("first", "second"), unit="ms")
-    root = ET.fromstring(svg)
-    rects = [one for one in root if one.tag.endswith("rect")]
-    widths = [float(one.attrib["width"]) for one in rects[:3]]
-    assert widths[1] == pytest.approx(3 * widths[0], abs=0.5)
-    assert widths[2] == pytest.approx(2 * widths[0], abs=0.5)
-    assert len({one.attrib["class"] for one in rects}) == 2

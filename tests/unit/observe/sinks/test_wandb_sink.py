@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from dtd.observe.sinks import wandb as module
 from dtd.observe.sinks.entries import Began, Ended, Figures, curves_of, wandb_run_id
 from dtd.observe.sinks.wandb import WandbSink, make
 
@@ -171,19 +170,6 @@ def test_a_coordinator_that_starts_again_continues_the_run(sink, state_dir, monk
     assert newest.history[-1]["_step"] == 2
     made = {one.name for one in (state_dir / "wandb").iterdir()} - known
     assert made or newest.files == 1
-
-
-def test_the_oldest_runs_make_room(sink, state_dir, monkeypatch) -> None:
-    monkeypatch.setattr(module, "MAX_RUNS", 2)
-    old = [state_dir / "wandb" / f"offline-run-2000010{day}_000000-x-1" for day in (1, 2, 3)]
-    for one in old:
-        one.mkdir(parents=True)
-    sink.begin(began("j-5"))
-    sink.end(ended("j-5", "done"))
-    finished(state_dir, "j-5")
-    last, new = sorted((state_dir / "wandb").glob("offline-run-*"))
-    assert last == old[-1]
-    assert new.name.endswith(wandb_run_id("j-5", "abc"))
 
 
 def test_the_curves_of_a_job_are_its_own(tmp_path) -> None:

@@ -24,7 +24,7 @@ from dtd import diagnostics
 from dtd.cluster import member
 from dtd.cluster.transitions import MemberState
 from dtd.config import WorkerConfig
-from dtd.errors import CheckpointError, JobSpecError
+from dtd.errors import CheckpointError, ConfigError, JobSpecError
 from dtd.exchange.collective import Bridge
 from dtd.job import JobSpec, from_mapping
 from dtd.net.blocking_link import Connect, connect_tcp
@@ -50,6 +50,7 @@ from dtd.worker.models import MODELS, PREFIX, PinnedModels
 from dtd.worker.output import JobLines, OutputPipe
 from dtd.worker.packages import PACKAGES, TaskPackages
 from dtd.worker.training import Training
+from dtd.worker.training_thread import Facilities
 
 log = structlog.get_logger()
 
@@ -94,10 +95,6 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self.ending: asyncio.Future[member.Restart | member.Exit] = self._loop.create_future()
-        self._bridge = Bridge(self._loop)
-        self._data = DataServer(config.name, self._open_on_disk)
-        self._lifeline = Lifeline()
-        self._lifeline.start()
         self._control = ControlConnection(
             coordinators,
             name=config.name,
@@ -109,12 +106,9 @@ class Worker:
             self._renewal = CredentialRenewal(
                 credential, config.state_dir, send=self._control.send, renewed=self._use
             )
-        send = self._bridge.posting(self._control.send)
+        self._parts = self._new_parts()
+        send = self._parts.bridge.posting(self._control.send)
         self._profiles = Profiles(config.state_dir, send)
-        self._metrics = self._new_metrics(credential)
-        self._traffic = TrafficMeter()
-        self._requests = Requests(send=self._control.send, post=self._bridge.post)
-        self._packages = TaskPackages(config.state_dir / PACKAGES, self._requests)
         self._models = PinnedModels(
             config.state_dir / MODELS,
             worker=config.name,
@@ -122,6 +116,8 @@ class Worker:
             connect=self._connect_to_workers,
             send=send,
         )
+        self._metrics = self._new_metrics(credential)
+        self._traffic = TrafficMeter()
         self._interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
         self._silence_s = DEFAULT_HEARTBEAT_TIMEOUT_S
         self._training: Training | None = None
@@ -133,6 +129,21 @@ class Worker:
         self._receivers = self._message_table()
         self._effects = self._effect_table()
         self._core: member.Member
+
+    def _new_parts(self) -> Facilities:
+        bridge, lifeline = Bridge(self._loop), Lifeline()
+        lifeline.start()
+        requests = Requests(send=self._control.send, post=bridge.post)
+        return Facilities(
+            config=self.config,
+            bridge=bridge,
+            data=DataServer(self.config.name, self._open_on_disk),
+            lifeline=lifeline,
+            packages=TaskPackages(self.config.state_dir / PACKAGES, requests),
+            requests=requests,
+            tell=self._control.send,
+            feed=self._feed,
+        )
 
     def _new_metrics(self, credential: Credential | None) -> WorkerMetrics:
         config = self.config
@@ -149,9 +160,10 @@ class Worker:
 
     def _message_table(self) -> Mapping[type[m.Message], Callable[[Any, memoryview], None]]:
         """By type of message; all others are for the member core."""
+        answered = self._parts.requests.received
         return {
-            m.Package: lambda message, payload: self._requests.received(message, bytes(payload)),
-            m.Parts: lambda message, _: self._requests.received(message),
+            m.Package: lambda message, payload: answered(message, bytes(payload)),
+            m.Parts: lambda message, _: answered(message),
             m.DropCheckpoint: lambda message, _: self._begin_drop(message),
             m.PinModel: lambda message, _: self._models.order(message),
             m.UnpinModel: lambda message, _: self._models.order(message),
@@ -180,7 +192,7 @@ class Worker:
 
     async def start(self) -> None:
         """Open the data port: from now on others can call."""
-        bound = await self._data.listen(self.config.listen, context=self._serves_tls)
+        bound = await self._parts.data.listen(self.config.listen, context=self._serves_tls)
         register = registration(
             self.config, bound, last_end=self._last_end, instance=self._instance
         )
@@ -190,7 +202,7 @@ class Worker:
 
     async def run(self) -> member.Restart | member.Exit:
         """Serve until it is time to restart or exit."""
-        self._packages.remove_abandoned()
+        self._parts.packages.remove_abandoned()
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(self._control.keep()),
@@ -205,7 +217,7 @@ class Worker:
             await asyncio.to_thread(self._output.read_all)
         self._send_output(ended=True)
         await self._control.leave(ending.reason)
-        self._data.close()
+        self._parts.data.close()
         await asyncio.to_thread(self._metrics.exposition.close)
         log.info("worker_ends", reason=ending.reason, how=type(ending).__name__.lower())
         return ending
@@ -271,10 +283,10 @@ class Worker:
             self._feed(message)
 
     def _on_registered(self, message: m.Registered) -> None:
-        self._data.worker_secret = message.secret
+        self._parts.data.worker_secret = message.secret
         self._interval_s = message.heartbeat_interval_s
         self._silence_s = message.heartbeat_timeout_s
-        self._requests.ask_again()
+        self._parts.requests.ask_again()
         self._models.order(message)
         if message.refused:
             log.warning("coordinator_refused", reason=message.refused)
@@ -287,7 +299,7 @@ class Worker:
     def _use(self, credential: Credential) -> None:
         """Connections that are made from now on show this credential."""
         self._calls_tls, self._serves_tls = credential.client_context(), credential.server_context()
-        self._data.use(self._serves_tls)
+        self._parts.data.use(self._serves_tls)
         self._control.use(coordinator_targets(self.config, credential, os.environ))
         if self._training is not None:
             self._training.use(self._calls_tls)
@@ -304,7 +316,7 @@ class Worker:
 
     async def _measure(self, message: m.Measure) -> None:
         idle = self._core.state is MemberState.IDLE
-        fetch = self._packages.fetch
+        fetch = self._parts.packages.fetch
         self._control.send(await measure(message, self.config, fetch_package=fetch, idle=idle))
 
     def _begin_drop(self, message: m.DropCheckpoint) -> None:
@@ -352,7 +364,7 @@ class Worker:
         try:
             spec = from_mapping(prepare.spec, source=f"job {prepare.job}")
             self._begin_training(prepare, spec)
-        except (JobSpecError, OSError) as error:  # the former: it may be of a newer release
+        except (ConfigError, JobSpecError, OSError) as error:
             log.error("training_failed", error=str(error))
             self._feed(m.Failed(job=prepare.job, reason=cut(str(error)), traceback=""))
 
@@ -362,17 +374,10 @@ class Worker:
         self._training = Training(
             prepare,
             spec,
-            self.config,
+            self._parts,
             silence_s=self._silence_s,
-            bridge=self._bridge,
             output=self._output,
-            data=self._data,
-            lifeline=self._lifeline,
             context=self._calls_tls,
-            tell=self._control.send,
-            feed=self._feed,
-            packages=self._packages,
-            requests=self._requests,
         )
 
     def _form_ring(self, assign: m.Assign) -> None:
@@ -388,7 +393,7 @@ class Worker:
 
         def call() -> None:
             probed = probe(message, by=self.config.name, timeout_s=self._silence_s)
-            self._bridge.post(self._on_probed, message, probed)
+            self._parts.bridge.post(self._on_probed, message, probed)
 
         threading.Thread(target=call, name="probe", daemon=True).start()
 

@@ -1,7 +1,15 @@
 """The job of this process: its training thread, and the ring of each of its generations.
 
-A process takes part in one job.  The thread is handed each generation's ring; all else here belongs
-to the event loop.
+A process takes part in one job.  Two threads share it, and this is how they reach each other:
+
+    event loop -> training thread   a queue of orders: the ring of the next generation, SAVE;
+                                    two fields that it reads once a step: flags, a profile's order
+    training thread -> event loop   calls that `Bridge` posts: reports to the member core, messages
+                                    to the coordinator, buckets of the ring, offers, questions
+    what the thread waits for       answers of the ring and of `Requests`, which wake it
+
+The event loop never waits for the training thread.  What it reads of it (figures, marks of
+progress) is written by the thread alone, a field at a time.
 """
 
 from __future__ import annotations
@@ -17,22 +25,20 @@ import structlog
 from dtd.cluster import member
 from dtd.cluster.progress import LOOK_AFTER_S, ProgressWatch
 from dtd.config import WorkerConfig
-from dtd.exchange.collective import Bridge, RingCollective
+from dtd.errors import ConfigError
+from dtd.exchange.collective import RingCollective
 from dtd.job import JobSpec
 from dtd.net.blocking_link import Connect, connect_tcp
-from dtd.net.data_server import DataServer
-from dtd.net.liveness import Lifeline
 from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
 from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
-from dtd.worker.control import Requests
 from dtd.worker.evidence import glance, look_closely, where_stalled
+from dtd.worker.host_checks import refuse_if_laxer
 from dtd.worker.output import OutputPipe, flush_output
-from dtd.worker.packages import TaskPackages
 from dtd.worker.reporter import FILE, CommittedStep, JobReporter, progress_message
 from dtd.worker.state_directory import fd_directory
-from dtd.worker.training_thread import TrainingThread
+from dtd.worker.training_thread import Facilities, TrainingThread
 
 log = structlog.get_logger()
 
@@ -40,39 +46,41 @@ log = structlog.get_logger()
 class Training:
     """The job of this process, as the event loop sees it; starts the training thread at once.
 
+    Args:
+        prepare: the job.
+        spec: its specification.
+        worker: the parts of the worker that it uses.
+        silence_s: after which a donor that sends nothing is given up.
+        output: the job's output.
+        context: this worker's TLS for calling others; None without a credential.
+
     Attributes:
         job: its id.
         checkpoint_directory: as the job names it; empty: the worker's own.
         ring: the newest generation's; None before the first.
         profiler: profiles steps when it is asked to.
+
+    Raises:
+        ConfigError: the job requires a credential or a sandbox that this worker lacks.
     """
 
     def __init__(
         self,
         prepare: m.Prepare,
         spec: JobSpec,
-        config: WorkerConfig,
+        worker: Facilities,
         *,
         silence_s: float,
-        bridge: Bridge,
         output: OutputPipe,
-        data: DataServer,
-        lifeline: Lifeline,
         context: ssl.SSLContext | None,
-        tell: Callable[[m.Message], None],
-        feed: Callable[[member.Event], None],
-        packages: TaskPackages,
-        requests: Requests,
     ) -> None:
+        _check_fit(worker.config, spec, context)
         self.job = prepare.job
         self.checkpoint_directory = spec.checkpoint.directory
         self.ring: RingCollective | None = None
-        self._bridge = bridge
-        self._data = data
-        self._lifeline = lifeline
+        self._worker = worker
         self._context = context if spec.sync.encryption == "tls" else None
-        self._fd_dir = fd_directory(config.state_dir, os.environ)
-        self._feed = feed
+        self._fd_dir = fd_directory(worker.config.state_dir, os.environ)
         self._output = output
         self._chunk_bytes = spec.sync.chunk_kib * 1024
         self._watch = ProgressWatch(
@@ -80,42 +88,41 @@ class Training:
             least_stall_limit_s=spec.elastic.stall_timeout_s,
             busy_limit_s=spec.elastic.busy_timeout_s,
         )
-        record = CommittedStep(config.state_dir / FILE, f"{prepare.job} {prepare.identity}")
-        self._reporter = JobReporter(
-            prepare.job,
-            bridge.posting(tell),
-            bridge.posting(lambda progress, steps: tell(progress_message(progress, steps))),
-            self._watch,
-            record,
-            on_gpu=config.device != "cpu",
-        )
-        profiler = StepProfiler(
+        record = CommittedStep(worker.config.state_dir / FILE, f"{prepare.job} {prepare.identity}")
+        self._reporter = self._new_reporter(record)
+        self.profiler = StepProfiler(
             sees_torch=spec.sync.transport == "ring", begins=self._reporter.begins
         )
         self._thread = TrainingThread(
             prepare,
             spec,
-            config=config,
+            worker,
             silence_s=silence_s,
-            can_encrypt=context is not None,
             reporter=self._reporter,
             committed=record.before,
             watch=self._watch,
             post=self._report,
-            offer=bridge.posting(data.offer),
-            packages=packages,
-            requests=requests,
             connect=self._connect_data,
-            profiler=profiler,
+            profiler=self.profiler,
         )
-        self.profiler = profiler
         self._thread.start()
+
+    def _new_reporter(self, record: CommittedStep) -> JobReporter:
+        tell, posting = self._worker.tell, self._worker.bridge.posting
+        return JobReporter(
+            self.job,
+            posting(tell),
+            posting(lambda progress, steps: tell(progress_message(progress, steps))),
+            self._watch,
+            record,
+            on_gpu=self._worker.config.device != "cpu",
+        )
 
     def _report(self, event: member.Event) -> None:
         """Hand over an event of the training thread, after the job's earlier output."""
         flush_output()
         self._output.read_all()
-        self._bridge.post(self._feed, event)
+        self._worker.bridge.post(self._worker.feed, event)
 
     def _connect_data(self) -> Connect:
         """Return the function that connects to other workers: encrypted if the job is."""
@@ -163,16 +170,16 @@ class Training:
         log.info("generation_assigned", roster=[member_.name for member_ in assign.roster])
         if self.ring is not None:
             self.ring.endpoint.end(f"generation {assign.generation} follows")
-        self._data.withdraw()
+        self._worker.data.withdraw()
         self.ring = RingCollective(
-            self._bridge,
+            self._worker.bridge,
             assign,
-            self._data,
+            self._worker.data,
             chunk_bytes=self._chunk_bytes,
             beat_interval_s=beat_interval_s,
             silence_s=silence_s,
-            agreed=self._bridge.posting(self._on_agreed, assign, agreed),
-            lifeline=self._lifeline,
+            agreed=self._worker.bridge.posting(self._on_agreed, assign, agreed),
+            lifeline=self._worker.lifeline,
             context=self._context,
             fd_dir=self._fd_dir,
         )
@@ -221,6 +228,22 @@ class Training:
 
     def _on_agreed(self, assign: m.Assign, agreed: Callable[[], None]) -> None:
         """Nobody needs to fetch the state any more."""
-        self._data.withdraw()
+        self._worker.data.withdraw()
         agreed()
-        self._feed(m.Running(job=assign.job, generation=assign.generation, step=assign.held_step))
+        self._worker.feed(
+            m.Running(job=assign.job, generation=assign.generation, step=assign.held_step)
+        )
+
+
+def _check_fit(config: WorkerConfig, spec: JobSpec, context: ssl.SSLContext | None) -> None:
+    """Check that this worker may run the job at all.
+
+    Raises:
+        ConfigError: it lacks the credential or the sandbox that the job requires.
+    """
+    if spec.sync.encryption == "tls" and context is None:
+        raise ConfigError(
+            "the job is encrypted, and this worker has no credential for that",
+            remedy="join this host as well: `dtdctl token create`, `dtd-worker join TOKEN`",
+        )
+    refuse_if_laxer(config.sandbox, spec.job.sandbox)

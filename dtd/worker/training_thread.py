@@ -2,8 +2,8 @@
 
 It connects `dtd.train` (state, loop) with the data plane: it loads the state from which a
 generation starts, runs the loop on the ring, and reports how the generation ended.  torch is
-imported here and not before, so an idle worker has not paid for it.  It talks to the event loop
-through the bridge only.
+imported here and not before, so an idle worker has not paid for it.  `dtd.worker.training` says how
+it and the event loop reach each other.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -32,32 +34,31 @@ from dtd.engine.shards import ShardSet
 from dtd.engine.step_protocol import Reaction, reaction
 from dtd.errors import (
     CheckpointError,
-    ConfigError,
     DivergenceError,
     DtdError,
     RingBroken,
     UnreadableWord,
 )
+from dtd.exchange.collective import Bridge, RingCollective
 from dtd.exchange.schedule.neighbours import CORRUPT
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
 from dtd.net.blocking_link import Connect
-from dtd.net.data_server import Resource, memory_blob
+from dtd.net.data_server import DataServer, Resource, memory_blob
+from dtd.net.liveness import Lifeline
 from dtd.shown import cut, cut_trace, one_line
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 from dtd.worker.checkpoint_files import ask_for_parts, collect
 from dtd.worker.control import Requests
 from dtd.worker.fetch import fetch_state
-from dtd.worker.host_checks import refuse_if_laxer
 from dtd.worker.packages import TaskPackages, look_first_in, task_digest
 from dtd.worker.reporter import JobReporter
 
 if TYPE_CHECKING:
     from dtd.exchange.api import Collective
-    from dtd.exchange.collective import RingCollective
     from dtd.train.profile import StepProfiler
-    from dtd.train.record import HeldState, Outcome
+    from dtd.train.record import HeldState, Outcome, WarmupReport
     from dtd.train.run import JobSessionRunner
 
 log = structlog.get_logger()
@@ -84,7 +85,30 @@ def leave_out_what_is_there() -> None:
 
 MAX_ENTRY_CHARACTERS: Final = 255
 
-Post = Callable[[member.Event], None]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facilities:
+    """The parts of a worker that its job uses.
+
+    Attributes:
+        config: the worker's settings.
+        bridge: posts calls onto the event loop, from any thread.
+        data: the data port, on the event loop.
+        lifeline: holds connections that end with the process.
+        packages: has packages and weights on this worker's disk.
+        requests: asks the coordinator, from the training thread.
+        tell: sends to the coordinator, on the event loop; lost while there is no connection.
+        feed: hands an event to the member core, on the event loop.
+    """
+
+    config: WorkerConfig
+    bridge: Bridge
+    data: DataServer
+    lifeline: Lifeline
+    packages: TaskPackages
+    requests: Requests
+    tell: Callable[[m.Message], None]
+    feed: Callable[[member.Event], None]
 
 
 def state_resource(generation: int) -> str:
@@ -98,16 +122,12 @@ class TrainingThread(threading.Thread):
     Args:
         prepare: the job.
         spec: its specification.
-        config: this worker's settings.
+        worker: the parts of the worker that it uses.
         silence_s: after which a donor that sends nothing is given up.
-        can_encrypt: this worker has a credential to encrypt with.
         reporter: told of steps, evaluations and checkpoints.
         committed: (generation, step) of the last commit by an earlier process of this worker.
         watch: watches the thread's progress.
-        post: hands an event to the member core, from any thread.
-        offer: lets other workers fetch a resource, from any thread.
-        packages: has a job's package and weights on this worker's disk.
-        requests: asks the coordinator, from this thread.
+        post: hands an event to the member core, after the job's earlier output.
         connect: returns the function that connects to other workers' data ports.
         profiler: profiles steps when it is asked to.
     """
@@ -116,33 +136,28 @@ class TrainingThread(threading.Thread):
         self,
         prepare: m.Prepare,
         spec: JobSpec,
+        worker: Facilities,
         *,
-        config: WorkerConfig,
         silence_s: float,
-        can_encrypt: bool,
         reporter: JobReporter,
         committed: tuple[int, int] = (0, 0),
         watch: ProgressWatch,
-        post: Post,
-        offer: Callable[[str, Resource], None],
-        packages: TaskPackages,
-        requests: Requests,
+        post: Callable[[member.Event], None],
         connect: Callable[[], Connect],
         profiler: StepProfiler | None = None,
     ) -> None:
         super().__init__(name="trainer", daemon=True)
         self._prepare = prepare
         self._spec = spec
-        self._config = config
+        self._config = worker.config
+        self._packages = worker.packages
+        self._requests = worker.requests
+        self._offer = worker.bridge.posting(worker.data.offer)
         self._silence_s = silence_s
-        self._can_encrypt = can_encrypt
         self._reporter = reporter
         self._committed = committed
         self._watch = watch
         self._post = post
-        self._offer = offer
-        self._packages = packages
-        self._requests = requests
         self._connect = connect
         self._profiler = profiler
         self._orders: queue.SimpleQueue[RingCollective | m.Save] = queue.SimpleQueue()
@@ -194,22 +209,16 @@ class TrainingThread(threading.Thread):
             self._reporter.warning("checkpoint_failed", str(error))
 
     def _warm_up(self) -> JobSessionRunner:
-        prepare, spec = self._prepare, self._spec
-        if spec.sync.encryption == "tls" and not self._can_encrypt:
-            raise ConfigError(
-                "the job is encrypted, and this worker has no credential for that",
-                remedy="join this host as well: `dtdctl token create`, `dtd-worker join TOKEN`",
-            )
-        refuse_if_laxer(self._config.sandbox, spec.job.sandbox)
         with made_to_last():
             from dtd.train.fingerprints import environment
             from dtd.train.record import InitFrom
             from dtd.train.run import JobSessionRunner
-        if spec.sync.transport != "ring":
+        if self._spec.sync.transport != "ring":
             from dtd.exchange.group_backends import check_backend
 
-            check_backend(spec.sync.transport, self._config.device)
-        place = self._packages.fetch(prepare.package) if prepare.package else None
+            check_backend(self._spec.sync.transport, self._config.device)
+        prepare, packages = self._prepare, self._packages
+        place = packages.fetch(prepare.package) if prepare.package else None
         look_first_in(place)
         parent = None
         if prepare.from_job:
@@ -220,11 +229,11 @@ class TrainingThread(threading.Thread):
                 identity=prepare.from_identity,
             )
         run = JobSessionRunner(
-            spec=spec,
+            spec=self._spec,
             job_id=prepare.job,
             identity=prepare.identity,
             init_from=parent,
-            weights=self._packages.fetch_weights(prepare.weights) if prepare.weights else None,
+            weights=packages.fetch_weights(prepare.weights) if prepare.weights else None,
             strict=prepare.strict,
             device=self._config.device,
             threads=self._config.threads,
@@ -238,8 +247,18 @@ class TrainingThread(threading.Thread):
         self._complete_origin(run)
         leave_out_what_is_there()  # in no ring yet: nobody waits for it
         self._watch.mark(time.monotonic())  # reading checkpoints may take as long again
-        warmed = m.Warmed(
-            job=prepare.job,
+        self._post(self._warmed(run, report, place, told(environment(self._config.device))))
+        return run
+
+    def _warmed(
+        self,
+        run: JobSessionRunner,
+        report: WarmupReport,
+        place: Path | None,
+        environment: tuple[str, ...],
+    ) -> m.Warmed:
+        return m.Warmed(
+            job=self._prepare.job,
             dataset_rows=report.dataset_rows,
             dataset_fingerprint=report.dataset_fingerprint,
             plan_digest=report.plan_digest,
@@ -247,13 +266,11 @@ class TrainingThread(threading.Thread):
             parameters=report.parameters,
             steps_total=report.steps_total,
             held=(_told(run.held()), *map(_told, run.saved()))[: m.MAX_HELD],
-            task_digest=task_digest(spec.job.task, place),
-            environment=told(environment(self._config.device)),
+            task_digest=task_digest(self._spec.job.task, place),
+            environment=environment,
             committed_generation=self._committed[0],
             committed_step=self._committed[1],
         )
-        self._post(warmed)
-        return run
 
     def _complete_origin(self, run: JobSessionRunner) -> None:
         """Assemble the checkpoint that the job starts from, if workers have it in parts.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -105,22 +104,19 @@ def journal():
     return []
 
 
-def made(kind, journal, post, encryption="none", sandbox="normal"):
-    table = {"name": "j", "task": "digits", "epochs": 1, "global_batch_size": 4}
-    document = {"job": {**table, "sandbox": sandbox}, "sync": {"encryption": encryption}}
+def made(kind, journal, post):
+    document = {"job": {"name": "j", "task": "digits", "epochs": 1, "global_batch_size": 4}}
     return kind(
         m.Prepare(job="job-1", spec=document, from_job="", from_step=0, from_mode=""),
         job.from_mapping(document, source="test"),
-        config=SimpleNamespace(
-            name="w-0",
-            device="cpu",
-            role="worker",
-            threads=1,
-            sandbox="normal",
-            state_dir=Path("unused"),
+        SimpleNamespace(
+            config=SimpleNamespace(device="cpu", role="worker"),
+            bridge=SimpleNamespace(posting=lambda function: function),
+            data=SimpleNamespace(offer=lambda name, resource: None),
+            packages=None,
+            requests=None,
         ),
         silence_s=1.0,
-        can_encrypt=False,
         reporter=SimpleNamespace(
             begin_generation=lambda assign: None,
             begins=lambda kind: None,
@@ -128,9 +124,6 @@ def made(kind, journal, post, encryption="none", sandbox="normal"):
         ),
         watch=ProgressWatch(first_stall_limit_s=120, least_stall_limit_s=5, busy_limit_s=1800),
         post=post,
-        offer=lambda name, resource: None,
-        packages=SimpleNamespace(fetch=Path, fetch_weights=Path),
-        requests=SimpleNamespace(),
         connect=lambda: connect_tcp,
     )
 
@@ -153,20 +146,6 @@ def train(journal, *ends, saves=(), heard=lambda event: None):
         trainer.save(m.Save(job="job-1", generation=generation, step=step))
     with pytest.raises(SystemExit):
         trainer.run()
-
-
-def test_a_worker_that_has_no_credential_takes_no_part_in_an_encrypted_job(journal):
-    """Its neighbours would talk to it as to all, or it to them, for everybody to read."""
-    made(TrainingThread, journal, journal.append, encryption="tls").run()
-    (event,) = journal
-    assert event.reason.startswith("the job is encrypted, and this worker has no credential")
-    assert "dtd-worker join TOKEN" in event.reason
-
-
-def test_a_worker_that_is_in_no_strict_sandbox_runs_no_code_that_asks_for_it(journal):
-    made(TrainingThread, journal, journal.append, sandbox="strict").run()
-    (event,) = journal
-    assert 'sandbox = "strict", and this worker has no such sandbox' in event.reason
 
 
 @pytest.mark.parametrize("error", [ValueError("the task's"), TaskError("ours"), SystemExit(1)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dtd.address import Address
@@ -25,7 +27,7 @@ async def worker(tmp_path):
         m.Registered(heartbeat_interval_s=0.25, heartbeat_timeout_s=1.5), memoryview(b"")
     )
     yield made, sent
-    made._data.close()
+    made._parts.data.close()
 
 
 async def test_an_error_of_the_system_at_its_beginning(worker, monkeypatch):
@@ -39,13 +41,24 @@ async def test_an_error_of_the_system_at_its_beginning(worker, monkeypatch):
     assert (failed.job, failed.reason) == ("job-1", "[Errno 24] Too many open files")
 
 
-async def test_a_specification_of_a_newer_release(worker):
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"elastic": {"newer": 1}}, r"\[elastic\] newer: unknown key"),  # of a newer release
+        ({"sync": {"encryption": "tls"}}, "(?s)no credential for that.*dtd-worker join TOKEN"),
+        (
+            {"job": {**DOCUMENT["job"], "sandbox": "strict"}},
+            'sandbox = "strict", and this worker has no such sandbox',
+        ),
+    ],
+)
+async def test_a_job_that_this_worker_cannot_or_may_not_run(worker, monkeypatch, more, why):
+    monkeypatch.setattr(daemon, "OutputPipe", lambda: None)
     made, sent = worker
-    document = DOCUMENT | {"elastic": {"newer": 1}}
-    made._on_message(m.Prepare(job="job-1", spec=document), memoryview(b""))
+    made._on_message(m.Prepare(job="job-1", spec=DOCUMENT | more), memoryview(b""))
     (failed,) = [one for one in sent if isinstance(one, m.Failed)]
     assert (failed.job, failed.step) == ("job-1", 0)
-    assert "[elastic] newer: unknown key" in failed.reason
+    assert re.search(why, failed.reason)
 
 
 async def test_no_handler_s_error_looks_like_a_lost_connection(worker, monkeypatch):

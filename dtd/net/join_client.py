@@ -34,7 +34,7 @@ from dtd.security.credential import (
     parse_addresses,
     write_credential,
 )
-from dtd.security.identity import COORDINATOR, WORKER, worker_names
+from dtd.security.identity import COORDINATOR, WORKER, Facts, worker_names
 from dtd.security.private_files import make_private_directory, read_private, write_private
 from dtd.security.token import Token
 from dtd.shown import shown
@@ -79,20 +79,30 @@ def join(
         workers=",".join(workers),
     )
     enrolled = _called(address, lambda: _ask(address, context, COORDINATOR, request, m.Enrolled))
+    _write_enrolled(path, request, enrolled, key, authority_pem)
+    forget_pending_key(path)
+    return Credential.load(path)
+
+
+def _write_enrolled(
+    path: Path,
+    request: m.Enrol,
+    enrolled: m.Enrolled,
+    key: ec.EllipticCurvePrivateKey,
+    authority_pem: str,
+) -> None:
     certificate_pem = enrolled.certificate_pem.encode()
     write_credential(
         path,
-        role=token.role,
-        name=name,
-        workers=workers,
+        role=request.role,
+        name=request.name,
+        workers=tuple(name for name in request.workers.split(",") if name),
         coordinators=parse_addresses(enrolled.coordinators),
         key_pem=certificates.key_pem(key),
         certificate_pem=certificate_pem,
         facts=certificates.facts_of(certificate_pem),
         authority_pem=authority_pem.encode(),
     )
-    forget_pending_key(path)
-    return Credential.load(path)
 
 
 def _authority(token: Token) -> tuple[Address, str]:
@@ -237,19 +247,7 @@ def write_renewed(
             be written.
     """
     pem = answer.certificate_pem.encode()
-    try:
-        certificate = x509.load_pem_x509_certificate(pem)
-        facts = certificates.facts_of(pem)
-    except ValueError:
-        raise ConfigError("the answer is not a certificate") from None
-    if certificate.public_key() != key.public_key():
-        raise ConfigError("the answer is not a certificate for the key of this host")
-    if facts.expires <= now:
-        raise ConfigError(
-            f"the new certificate ends on {facts.expires:%Y-%m-%d %H:%M} UTC, and this host's clock"
-            f" shows {now:%Y-%m-%d %H:%M}",
-            remedy=CLOCK_REMEDY,
-        )
+    facts = _facts_of_renewed(pem, key, now)
     made = dataclasses.replace(
         credential, key_path=path, serial=facts.serial, issued=facts.issued, expires=facts.expires
     )
@@ -268,3 +266,20 @@ def write_renewed(
         authority_pem=made.authority_pem.encode(),
     )
     return made
+
+
+def _facts_of_renewed(pem: bytes, key: ec.EllipticCurvePrivateKey, now: dt.datetime) -> Facts:
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        facts = certificates.facts_of(pem)
+    except ValueError:
+        raise ConfigError("the answer is not a certificate") from None
+    if certificate.public_key() != key.public_key():
+        raise ConfigError("the answer is not a certificate for the key of this host")
+    if facts.expires <= now:
+        raise ConfigError(
+            f"the new certificate ends on {facts.expires:%Y-%m-%d %H:%M} UTC, and this host's clock"
+            f" shows {now:%Y-%m-%d %H:%M}",
+            remedy=CLOCK_REMEDY,
+        )
+    return facts

@@ -96,8 +96,14 @@ def lasting() -> None:
 CHANGES = {"restorable": restorable, "lasting": lasting}
 
 
-class Sets(Line):
-    """Numbers labels as a set of strings orders them, here and in a loader process."""
+class Planting(Line):
+    """Leaves a module of the standard library's name in its working directory.
+
+    It numbers labels as a set of strings orders them, here and in a loader process.
+    """
+
+    def __init__(self) -> None:
+        Path(PLANTED).write_text("raise SystemExit('imported what a job has written')")
 
     def train_dataset(self) -> Any:
         return FruitRows()
@@ -118,13 +124,6 @@ class FruitRows(torch.utils.data.Dataset[Any]):
     @staticmethod
     def order() -> list[int]:
         return [FRUIT.index(name) for name in set(FRUIT)]
-
-
-class Planting(Line):
-    """Leaves a module of the standard library's name in its working directory."""
-
-    def __init__(self) -> None:
-        Path(PLANTED).write_text("raise SystemExit('imported what a job has written')")
 
 
 class Forking(Line):

@@ -16,13 +16,13 @@ import pytest
 
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
-from scripts.cluster.cluster import REPOSITORY, Cluster
+from scripts.cluster.cluster import LOOK_EVERY_S, REPOSITORY, Cluster
 from scripts.cluster.processes import Child
 from tests.integration.process_task import PLANTED
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unprepared")]
 
-NAMES = ("worker-0", "worker-1")
+NAME = "worker-0"
 START_AGAIN = 75
 JOB = """
 [job]
@@ -36,32 +36,31 @@ settle_s = 0.0
 
 
 class Homes(Cluster):
-    """Workers that run in directories of their own, and are started again when they ask for it."""
+    """A worker in a directory of its own, started again when it asks for it."""
 
-    def __init__(self, directory: Path, names: Sequence[str], wrapper: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, wrapper: Sequence[str]) -> None:
         path = os.pathsep.join((str(REPOSITORY), str(Path(__file__).parent)))
         super().__init__(directory, environment={"PYTHONPATH": path})
         self._wrapper = wrapper
-        self.names = names
 
     def add(self, name: str, command: Sequence[str], *_environment: object) -> Child:
         home = self.directory / f"home-{name}"
         home.mkdir()
-        wrapper = self._wrapper if name in self.names else ()
+        wrapper = self._wrapper if name == NAME else ()
         return super().add(name, ["/usr/bin/env", f"--chdir={home}", *wrapper, *command])
 
     def restart_after_s(self, child: Child, exit_code: int, lived_s: float) -> float:
         return 0.0 if exit_code == START_AGAIN else super().restart_after_s(child, 0, lived_s)
 
     def submit(self, task: str = "State", *overrides: str, **arguments: str) -> str:
-        given = [f"job.task=process_task:{task}", f"elastic.min_workers={len(self.names)}"]
-        job = parse_job(JOB, source="test", overrides=[*given, *overrides])
+        given = f"job.task=process_task:{task}"
+        job = parse_job(JOB, source="test", overrides=[given, *overrides])
         spec = to_mapping(job)
         spec["task"] |= arguments
         return str(self.ask(m.SubmitJob(spec=spec))["job"])
 
     def run(self, task: str = "State", *overrides: str, **arguments: str) -> str:
-        """A job that trains to its end on all workers; its id."""
+        """A job that trains to its end; its id."""
         job = self.submit(task, *overrides, **arguments)
         answer = self.ask(m.WaitJob(job=job))
         assert answer["state"] == "done", answer
@@ -78,16 +77,15 @@ class Homes(Cluster):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Homes]]:
-    """Starts workers; a wrapper runs their commands."""
+    """Starts a worker; a wrapper runs its command."""
     made = []
 
-    def begin(*wrapper: str, names: Sequence[str] = NAMES[:1]) -> Homes:
-        cluster = Homes(tmp_path_factory.mktemp("homes"), names, wrapper)
+    def begin(*wrapper: str) -> Homes:
+        cluster = Homes(tmp_path_factory.mktemp("homes"), wrapper)
         made.append(cluster)
         cluster.start_coordinator()
-        for name in names:
-            cluster.start_worker(name, "--log-format", "json")
-        cluster.await_registered(names)
+        cluster.start_worker(NAME, "--log-format", "json")
+        cluster.await_registered([NAME])
         return cluster
 
     yield begin
@@ -97,37 +95,26 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ho
 
 @pytest.fixture(scope="module")
 def homes(start: Callable[..., Homes]) -> Homes:
-    return start(names=NAMES)
+    """One worker, whose log cannot be written."""
+    return start("/bin/sh", "-c", '"$0" "$@" >/dev/full 2>&1')
 
 
 def test_the_next_job_finds_what_the_service_began_with(homes: Homes) -> None:
     pids = homes.pids()
     first = homes.states(homes.run(change="restorable"))
-    second = homes.states(homes.run())
-    assert first.keys() == second.keys() == set(NAMES)
-    for name in NAMES:
-        assert first[name]["directory"] == str(homes.directory / f"home-{name}")
-        assert second[name] == first[name]
+    assert first[NAME]["directory"] == str(homes.directory / f"home-{NAME}")
+    assert homes.states(homes.run()) == first
     assert homes.pids() == pids
 
 
-@pytest.fixture(scope="module")
-def one(start: Callable[..., Homes]) -> Homes:
-    """One worker, whose log cannot be written."""
-    return start("/bin/sh", "-c", '"$0" "$@" >/dev/full 2>&1')
-
-
-def test_loader_processes_import_nothing_from_where_a_job_runs(one: Homes) -> None:
-    for _ in range(2):
-        one.run("Planting", "train.loader_workers=1")
-        assert (one.directory / f"home-{NAMES[0]}" / PLANTED).exists()
-
-
-def test_processes_of_a_job_are_ended_without_ending_the_worker(one: Homes) -> None:
-    pids = one.pids()
-    one.run("Forking")
-    one.run("Sets", "train.loader_workers=1")
-    assert one.pids() == pids
+def test_processes_of_a_job_import_nothing_from_where_it_runs_and_end_without_the_worker(
+    homes: Homes,
+) -> None:
+    pids = homes.pids()
+    homes.run("Forking")
+    homes.run("Planting", "train.loader_workers=1")
+    assert (homes.directory / f"home-{NAME}" / PLANTED).exists()
+    assert homes.pids() == pids
 
 
 def test_a_process_that_cannot_be_restored_is_replaced_by_its_supervisor(
@@ -142,11 +129,12 @@ def test_a_process_that_cannot_be_restored_is_replaced_by_its_supervisor(
     job = homes.submit()
     while homes.ask(m.ShowJob(job=job))["state"] != "done":
         homes.tend()
+        homes.children[NAME].wait(LOOK_EVERY_S)
     assert homes.states(job) == first
-    assert homes.restarts == {NAMES[0]: 1}
+    assert homes.restarts == {NAME: 1}
     assert pids.keys() == homes.pids().keys()
     assert set(pids.values()).isdisjoint(homes.pids().values())
-    log = homes.log_path(NAMES[0]).read_text()
+    log = homes.log_path(NAME).read_text()
     assert '"process_not_restored"' in log
     assert "RLIMIT_NOFILE" in log
 
@@ -154,6 +142,11 @@ def test_a_process_that_cannot_be_restored_is_replaced_by_its_supervisor(
 def test_a_log_that_nobody_reads_ends_no_worker(start: Callable[..., Homes]) -> None:
     homes = start("/bin/sh", "-c", '"$0" "$@" 2>&1 | true')
     pids = homes.pids()
-    for _ in range(2):
-        homes.run()
+    homes.run()
+
+    def registered() -> int:
+        found = homes.ask(m.ReadEvents())["events"]
+        return sum(event["kind"] == "worker_registered" for event in found)
+
+    homes.until(lambda: registered() == 2, "has not come back")
     assert homes.pids() == pids

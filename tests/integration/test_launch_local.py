@@ -20,13 +20,14 @@ import pytest
 from dtd.ctl.settings import read_endpoint
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
+from scripts.cluster.cluster import REPOSITORY
+from tests.integration.conftest import Gates
 
 pytestmark = pytest.mark.integration
 
-SHORT = ("--task", "digits", "--num_workers", "2", "--epochs", "1", "--batch_size", "256")
-# Of digits in batches of 64, 23 steps each: still in the middle when it is interrupted.
-EPOCHS = 20
-MORE = ("--epochs", str(EPOCHS), "--batch_size", "64")
+EPOCHS = 2
+STEPS = 16
+GATED = ("--task", "gated_task:Gated", "--epochs", str(EPOCHS), "--batch_size", "128")
 TIMEOUT_S = 250
 LOOK_AGAIN_S = 0.05
 
@@ -48,6 +49,7 @@ class Launched:
                 **os.environ,
                 "TMPDIR": str(self.temporary),
                 "XDG_STATE_HOME": str(directory / "home"),
+                "PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(Path(__file__).parent))),
             },
         )
 
@@ -99,6 +101,25 @@ def launch(tmp_path):
         one.process.communicate()
 
 
+@pytest.fixture
+def gates(tmp_path):
+    """Makes gates of the task, which are open afterwards."""
+    made = []
+
+    def make(*holds):
+        made.append(Gates(tmp_path / "gates", [*holds]))
+        return made[0]
+
+    yield make
+    for one in made:
+        one.open_all()
+
+
+def stops(gates):
+    """Options with which workers stop at gates."""
+    return [f"--set=task.{key}={json.dumps(value)}" for key, value in gates.task.items()]
+
+
 def pids_of(status):
     return [worker["pid"] for worker in status["workers"]]
 
@@ -117,14 +138,13 @@ def all_end(pidfds):
     return not waiting
 
 
-def test_a_job_that_fails_exits_4_with_the_reason_in_one_sentence(launch, tmp_path):
-    missing = tmp_path / "no-data"
-    words = ("--task", "mnist", "--set", f"task.data='{missing}'", "--num_workers", "1", "--json")
-    exit_code, out, err = launch(*words).end()
+def test_a_job_that_fails_exits_4_with_the_reason_in_one_sentence(launch):
+    words = ("--num_workers", "1", "--set", "task.fails_at=2", "--json")
+    exit_code, out, err = launch(*GATED, *words).end()
     assert exit_code == 4
     assert json.loads(out)["state"] == "failed"
     reason = json.loads(err.splitlines()[-1])["error"]
-    assert str(missing) in reason
+    assert "row 17 is odd" in reason
     assert "\n" not in reason
     assert "Traceback" not in reason
 
@@ -132,7 +152,7 @@ def test_a_job_that_fails_exits_4_with_the_reason_in_one_sentence(launch, tmp_pa
 def test_a_daemon_that_cannot_start_shows_its_log(launch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        launched = launch(*SHORT, "--listen", f"127.0.0.1:{port}")
+        launched = launch(*GATED, "--listen", f"127.0.0.1:{port}")
         exit_code, out, err = launched.end()
     assert (exit_code, out) == (1, "")
     assert "while it was starting; its log ends with" in err
@@ -140,28 +160,32 @@ def test_a_daemon_that_cannot_start_shows_its_log(launch):
     assert list(launched.temporary.iterdir()) == []
 
 
-def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch):
+def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch, gates):
     """The worker first; then the coordinator, at the same address and with the same state.
 
     That is to be discarded, and is gone.
     """
-    both = ("--set", "elastic.min_workers=2")  # or the job might end before the worker is back
-    launched = launch(*SHORT[:-4], *MORE, "--json", "--discard", *both)
+    holds = (6, STEPS - 2)
+    stand = gates(*holds)
+    both = ("--num_workers", "2", "--set", "elastic.min_workers=2")
+    launched = launch(*GATED, *both, *stops(stand), "--json", "--discard")
     with launched.client() as client:
-        before = launched.await_step(client, 5)
+        before = launched.await_step(client, holds[0] - 1)
         pids = {worker["name"]: worker["pid"] for worker in before["workers"]}
         watched = os.pidfd_open(pids["worker-1"])
         client.request(m.KillWorker(name="worker-1", signal="KILL"))
         assert all_end([watched])
-        launched.await_step(client, 20)
+        stand.open(0)
+        launched.await_step(client, holds[1] - 2)
     coordinator = launched.child("dtd.coordinator.main")
     os.kill(coordinator, signal.SIGKILL)
+    stand.open(1)
     exit_code, out, err = launched.end()
     assert exit_code == 0, err
     summary = json.loads(out)
     assert out.count("\n") == 1
     assert (summary["state"], summary["world_size"], summary["epochs"]) == ("done", 2, EPOCHS)
-    assert summary["steps"] == EPOCHS * 23
+    assert summary["steps"] == STEPS
     assert len(summary["replica_digests"]) == 2
     assert len(set(summary["replica_digests"].values())) == 1
     assert (summary["restarts"], summary["restarts_of"]) == (1, {"worker-1": 1, "coordinator": 1})
@@ -175,7 +199,7 @@ def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch):
 
 
 def test_nothing_outlives_it_when_it_is_killed(launch):
-    launched = launch(*SHORT)
+    launched = launch(*GATED)
     with launched.client() as client:
         status = client.request(m.GetStatus())
     watched = [os.pidfd_open(pid) for pid in pids_of(status)]
@@ -184,29 +208,32 @@ def test_nothing_outlives_it_when_it_is_killed(launch):
     assert all_end(watched)
 
 
-def test_what_was_interrupted_goes_on_in_its_directory(launch):
+def test_what_was_interrupted_goes_on_in_its_directory(launch, gates):
     """Until it is done; then the summary names the directory and the weights in it.
 
     Its page is served again afterwards.
     """
-    launched = launch(*SHORT[:-4], *MORE)
+    stand = gates(STEPS - 4)
+    job = (*GATED, "--num_workers", "1", *stops(stand))
+    launched = launch(*job)
     with launched.client() as client:
-        status = launched.await_step(client, 50)
+        status = launched.await_step(client, STEPS - 5)
     watched = [os.pidfd_open(pid) for pid in pids_of(status)]
     launched.process.send_signal(signal.SIGINT)
     exit_code, out, err = launched.end()
+    stand.open(0)
     assert all_end(watched)
     assert (exit_code, out) == (128 + signal.SIGINT, "")
     assert "Traceback" not in err
     assert list(launched.temporary.iterdir()) == []
     (directory,) = launched.runs.iterdir()
     assert f"the same command with --state-dir {directory} goes on with it" in err
-    again = launch(*SHORT[:-4], *MORE, "--json", "--state-dir", str(directory))
+    again = launch(*job, "--json", "--state-dir", str(directory))
     exit_code, out, err = again.end()
     assert exit_code == 0, err
     assert "goes on with local-1" in err
     summary = json.loads(out)
-    assert (summary["job"], summary["state"], summary["steps"]) == ("local-1", "done", EPOCHS * 23)
+    assert (summary["job"], summary["state"], summary["steps"]) == ("local-1", "done", STEPS)
     assert (summary["rows_missing"], summary["directory"]) == (0, str(directory))
     assert Path(summary["weights"]).is_file()
     assert Path(summary["weights"]).is_relative_to(directory)

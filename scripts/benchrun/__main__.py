@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--sizes", type=_numbers, metavar="BYTES,...", help="default: 4 KiB..256 MiB")
     one.add_argument("--dtypes", type=_names, metavar="float32,bfloat16")
+    one.add_argument(
+        "--sides", type=_sides, metavar="NAME;...", help=f"of {'; '.join(allreduce.SIDES)}"
+    )
     for kind, comparison in steps.COMPARISONS.items():
         one = _command(commands, kind, steps.run, comparison.what)
         usual = ", ".join(comparison.workloads)

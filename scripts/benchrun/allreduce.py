@@ -94,6 +94,7 @@ def run(options: argparse.Namespace) -> None:
         print(problem, file=sys.stderr)
         sides = {name: side for name, side in sides.items() if side.place is OneHost}
     about = machine()
+    sides = {name: side for name, side in sides.items() if name in (options.sides or SIDES)}
     for world in worlds:
         with contextlib.ExitStack() as stack:
             stand = {name: stack.enter_context(_join(side, world)) for name, side in sides.items()}

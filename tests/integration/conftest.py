@@ -27,8 +27,8 @@ PATIENCE_S = 100.0
 LOOK_AGAIN_S = 0.05
 
 SILENT_S = 6.0
-"""How long workers of `Daemons` may be silent: a machine that is busy for some seconds has lost
-nobody, and whoever was killed is missed by this.  The usual limit holds in test_faults."""
+"""How long workers may be silent: a machine that is busy for some seconds has lost nobody, and
+whoever was stopped is missed by this."""
 
 LONGEST_FIRST = (
     *("test_launch_local", "test_renewal", "test_examples", "test_troubles", "test_chaos"),
@@ -224,6 +224,7 @@ def prepared() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "launch", servers.launch)
         patch.setattr(subprocess, "run", servers.run)
+        patch.setenv("DTD_HEARTBEAT_TIMEOUT_S", str(SILENT_S))
         try:
             yield
         finally:
@@ -253,7 +254,6 @@ def start_daemons(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        patch.setenv("DTD_HEARTBEAT_TIMEOUT_S", str(SILENT_S))
         try:
             yield start
         finally:

@@ -27,6 +27,9 @@ name = "short"
 task = "synthetic"
 steps = 2
 global_batch_size = 8
+[task]
+parameters = 20000
+compute_ms = 30.0
 [elastic]
 settle_s = 0.0
 """

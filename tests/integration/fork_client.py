@@ -34,9 +34,7 @@ _ADOPTING: Final = threading.Lock()
 
 # Two, since a coordinator and dtdctl do not have torch in memory.
 _LIGHT: Final = ("dtd.coordinator.main", "dtd.ctl.main", "dtd.ctl.submit", "dtd.ctl.models")
-_HEAVY: Final = ("dtd.worker.main", "dtd.train.run", "torch.distributed.fsdp")
-"""The last one is most of the compiler, which torch's optimizers import; a worker with all of it
-would be given more time for its first steps."""
+_HEAVY: Final = ("dtd.worker.main", "dtd.train.run", "torch.distributed.fsdp", fork_server.COMPILER)
 
 _UNDERSTOOD: Final = {"capture_output", "text", "check", "stdin", "timeout", "env", "cwd"}
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_")

@@ -24,6 +24,8 @@ import ctypes
 import functools
 import gc
 import importlib
+import importlib.abc
+import importlib.machinery
 import json
 import os
 import runpy
@@ -33,12 +35,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
 WORKER = "dtd.worker"
 BEGIN = b"b"
 STREAMS = 3
+COMPILER = "torch._dynamo"
+"""Torch imports it late: 1.2 s where a task has an optimizer of its own, or compiles."""
 
 # Lets a process begin, and ends as that one does; given are its id, and a descriptor to tell it by.
 WAIT = f"""
@@ -58,6 +63,23 @@ os._exit(code)
 MAX_REQUEST_BYTES = 1 << 20
 
 
+class Kept(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives a module that was imported before to whoever imports it; until then there is none."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._module = name, sys.modules.pop(name)
+
+    def find_spec(self, name: str, *_others: object) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, self) if name == self._name else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        spec.submodule_search_locations = [*self._module.__path__]
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has been executed."""
+
+
 def main() -> None:
     """Import, then fork for each request until whoever asks is gone."""
     asker = socket.socket(fileno=int(sys.argv[1]))
@@ -65,6 +87,8 @@ def main() -> None:
         importlib.import_module(name)
         if name.endswith(".main"):
             del sys.modules[name]  # `runpy` imports it anew, as __main__
+    if COMPILER in sys.modules:  # a worker that has it is given more time for its first steps
+        sys.meta_path.insert(0, Kept(COMPILER))
     # A forked thread keeps the number of threads that its torch has here; a fresh daemon's event
     # loop takes that of its job, which is 1 unless it says otherwise.
     if torch := sys.modules.get("torch"):

@@ -101,19 +101,23 @@ def test_what_has_ended_is_listed_and_is_not_cancelled(swept):
 
 
 def test_a_worse_trial_is_cancelled_in_its_first_evaluation(swept):
-    """It stops at a gate in its second epoch; until there, the better one has ended."""
+    """It is evaluated when the better one has ended, and stops at a gate in its second epoch."""
     daemons = swept.daemons
-    gates = daemons.hold(STEPS_OF_AN_EPOCH + 4)  # the evaluation computes losses, too
+    gates = daemons.hold(4, STEPS_OF_AN_EPOCH + 4)  # the evaluation computes losses, too
     base = {"job": SCORED, "task": gates.task, "elastic": {"settle_s": 0}}
     name = daemons.ask(m.BeginSweep(spec={**PRUNED, "base": base}))["sweep"]
+    for _trial in range(2):  # those of the other sweep were before its end, which was awaited
+        daemons.await_event("generation_running")
 
     def shown():
         return daemons.ask(m.ShowSweep(sweep=name))
 
-    worse = shown()["trials"][1]["job"]
-    daemons.await_event("generation_running", job=worse)
-    daemons.until(worse, lambda: shown()["trials"][1]["state"] in ("pruning", "pruned"))
+    better, worse = (trial["job"] for trial in shown()["trials"][:2])
+    assert daemons.wait(better)["state"] == "done"
+    daemons.until(worse, lambda: shown()["trials"][0]["state"] == "done")
     gates.open(0)
+    daemons.until(worse, lambda: shown()["trials"][1]["state"] in ("pruning", "pruned"))
+    gates.open(1)
     ended = daemons.ask(m.WaitJob(job=worse))
     assert ended["state"] == "cancelled"
     reason = "pruned by sweep-2: score 0.25 at step 8 is worse than that of other trials"

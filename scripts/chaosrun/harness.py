@@ -28,7 +28,7 @@ TURN_S: Final = 0.004
 SAMPLE_EVERY_S: Final = 2.0
 SETTLED_COMMITS: Final = 3
 TAKES_EFFECT_S: Final = 60.0
-START_S: Final = 60.0
+START_S: Final = 120.0
 ASK_AGAIN_S: Final = 2.0
 
 

@@ -33,8 +33,8 @@ from scripts.cluster.networks import COORDINATOR, HOST, free_port
 from scripts.cluster.processes import GRACE_S, Child, exit_words, proc_bytes, stop_all
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
-START_S: Final = 60.0
-ANSWER_S: Final = 60.0
+START_S: Final = 120.0
+ANSWER_S: Final = 120.0
 LOOK_EVERY_S: Final = 0.05
 TOKEN_LIFE_S: Final = 3600
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what these clusters are for

@@ -21,7 +21,7 @@ class Stalling:
     Args:
         hangs_at: number of losses computed by this process before it waits for what nobody does.
         computes_at: number of losses computed before it computes something long.
-        pause_s: how long both take.
+        pause_s: how long it waits; it computes for two thirds of that.
     """
 
     def __init__(self, *, hangs_at: int, computes_at: int, pause_s: float) -> None:
@@ -44,7 +44,7 @@ class Stalling:
         if self._losses == self._hangs_at:
             self._held.acquire(timeout=self._pause_s)  # a call of C: the frame on top is this one
         if self._losses == self._computes_at:
-            until_s = time.monotonic() + self._pause_s
+            until_s = time.monotonic() + self._pause_s * 2 / 3
             while time.monotonic() < until_s:
                 torch.randn(64, 64).sum()
         return classification_loss(model, batch)

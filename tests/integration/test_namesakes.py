@@ -24,6 +24,7 @@ global_batch_size = 128
 every_steps = 6
 keep = 1
 [elastic]
+min_workers = 2
 settle_s = 0.0
 """
 

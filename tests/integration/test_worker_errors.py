@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.conftest import GATED_JOB, Daemons
+from tests.integration.conftest import GATED_JOB, PATIENCE_S, Daemons
 
 pytestmark = pytest.mark.integration
 
@@ -18,7 +18,7 @@ def daemons(start_daemons: Callable[[int], Daemons]) -> Daemons:
 
 
 def job_of(task: str) -> str:
-    return GATED_JOB.replace("gated_task:Gated", f"wordy_task:{task}").replace("100.0", "10.0")
+    return GATED_JOB.replace("gated_task:Gated", f"wordy_task:{task}")
 
 
 def test_a_reason_of_any_length_ends_a_job(daemons: Daemons) -> None:
@@ -37,7 +37,7 @@ def test_an_error_in_a_callback_ends_the_worker_and_is_told(daemons: Daemons) ->
     assert "def broken" not in answer["reason"]
     assert "in broken" in answer["result"]["traceback"]
     worker = daemons.child("worker-0")
-    assert worker.wait(60.0) == 1
+    assert worker.wait(PATIENCE_S) == 1
     log = (daemons.cluster.directory / "worker-0.log").read_text()
     assert "worker_failed" in log
     daemons.start_worker("worker-0")

@@ -130,7 +130,9 @@ class Cluster:
         """Units on all hosts, the coordinator on the first one, and all credentials."""
         first = self.coordinator
         first.run("dtdctl", "install", "--coordinator")
-        first.write("/etc/dtd/coordinator.toml", f'listen = "0.0.0.0:{_PORT}"\n')
+        # A machine that boots hosts beside this leaves a worker without a processor for a while.
+        settings = f'listen = "0.0.0.0:{_PORT}"\nheartbeat_timeout_s = 6.0\n'
+        first.write("/etc/dtd/coordinator.toml", settings)
         first.run("systemctl", "enable", "--now", COORDINATOR)
         self._say("the coordinator has started")
         for host in self.hosts:

@@ -6,6 +6,7 @@ and compares all records of what happened.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dtd.errors import DtdError
 from dtd.event_names import INCIDENTS
 from scripts.markdown import table
 from tests.system.cluster import COORDINATOR, WORKER, Cluster
@@ -201,7 +203,7 @@ FAULTS: Final = {
 # --- a whole run ----------------------------------------------------------------------------------
 
 STEPS: Final = 2000
-PAUSE_MS: Final = 200.0
+PAUSE_MS: Final = 300.0
 _FINISH_S: Final = 300.0
 _LOOKED_BACK_S: Final = 0.001
 _COSTS: Final = ("detected_after_s", "recovered_after_s", "steps_redone", "steps_lost")
@@ -250,6 +252,10 @@ def inflict(cluster: Cluster, fault: Fault, host: Host) -> tuple[list[str], list
     cluster.await_changed(host, fault.unit, before)
     cluster.await_whole(after_step=step)
     whole_s = time.time() - began_s
+    cluster.until(
+        lambda: cluster.job in show(host, fault.unit).status,
+        f"systemctl status of {fault.unit} does not name {cluster.job}",
+    )
     reported = cluster.events(after=seen)
     # A later recovery is another worker's return.
     recoveries = [event for event in reported if event["kind"] == "recovered"]
@@ -292,10 +298,31 @@ def _disagreements(
         f"no report says that the process {fault.last_end}, but {crashes}": not fault.last_end
         or any(re.search(fault.last_end, text) for text in crashes),
         "steps were begun again": not fault.in_band or redone == 0,
-        f"systemctl status says {now.status!r}, not {cluster.job}": cluster.job in now.status,
         "steps are lost": status["job"]["steps_lost"] == 0,
     }
     return [text for text, holds in statements.items() if not holds]
+
+
+Incidents = Counter[tuple[str, str]]
+
+
+def _incidents(cluster: Cluster) -> tuple[Incidents, Incidents]:
+    """Those that dtdctl reports and those in the journal, once both have the last ones."""
+    reported, written = Incidents(), Incidents()
+
+    def agree() -> bool:
+        nonlocal reported, written
+        reported = Counter((event["kind"], str(event["message"])) for event in cluster.events())
+        written = Counter(
+            (line.event, str(line.fields.get("message")))
+            for line in journal(cluster.coordinator, COORDINATOR)
+            if line.event in INCIDENTS
+        )
+        return reported == written
+
+    with contextlib.suppress(DtdError):
+        cluster.until(agree, "dtdctl events and the journal differ")
+    return reported, written
 
 
 def _audit(cluster: Cluster, job: dict[str, Any]) -> list[str]:
@@ -307,12 +334,7 @@ def _audit(cluster: Cluster, job: dict[str, Any]) -> list[str]:
             if entry.event == "step_committed":
                 step, loss = int(entry.fields["step"]), float(entry.fields["loss"])
                 losses.setdefault(step, set()).add(loss)
-    reported = Counter((event["kind"], str(event["message"])) for event in cluster.events())
-    written = Counter(
-        (line.event, str(line.fields.get("message")))
-        for line in journal(cluster.coordinator, COORDINATOR)
-        if line.event in INCIDENTS
-    )
+    reported, written = _incidents(cluster)
     statements = {
         f"job {job['id']} is {job['state']}: {job['reason']}": job["state"] == "done",
         "some steps were committed by no worker": set(losses) >= {*range(1, STEPS + 1)},

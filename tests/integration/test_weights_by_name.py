@@ -69,6 +69,7 @@ def test_a_state_of_other_parameters_is_refused_by_name(daemons, parent):
 
 
 def test_a_worker_with_another_order_is_refused_in_the_warm_up(daemons, tmp_path):
+    daemons.await_idle()  # or one of them might do the job before the other has come back
     words = (f"task.mark='{tmp_path / 'mark'}'", "elastic.min_workers=1")
     job = daemons.submit(*words, text=JOB)
     assert daemons.wait(job)["state"] == "done"

@@ -3,13 +3,16 @@ has decided."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sqlite3
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from dtd.coordinator.store.database import NEWEST_NAME
+from dtd.coordinator.store.database import FILE_NAME, NEWEST_NAME
 from dtd.net.local_socket import call
 from tests.integration.conftest import LOOK_AGAIN_S, PATIENCE_S, Daemons
 
@@ -22,10 +25,21 @@ def daemons(start_daemons: Callable[[int], Daemons]) -> Daemons:
     return start_daemons(2)
 
 
+def knows(path: Path, job: str) -> bool:
+    """Whether the main file alone has a job, as if its log had been lost."""
+    alone = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(alone, uri=True)) as database:
+            return bool(database.execute("SELECT 1 FROM jobs WHERE id = ?", (job,)).fetchall())
+    except sqlite3.DatabaseError:  # it is being written
+        return False
+
+
 def test_workers_train_on_until_the_operator_has_decided(daemons: Daemons) -> None:
     gates = daemons.hold(12)
     job = daemons.submit(gates=gates)
     daemons.until(job, lambda: daemons.step(job) >= 11)
+    daemons.until(job, lambda: knows(daemons.cluster.directory / FILE_NAME, job))
     before = daemons.pids()
     coordinator = daemons.child("coordinator")
     coordinator.signal_group(signal.SIGKILL)

@@ -34,7 +34,7 @@ import structlog
 
 from dtd.durable import make_directory
 from dtd.errors import ConfigError, StoreDamaged
-from dtd.shown import counted
+from dtd.shown import counted, one_line
 
 log = structlog.get_logger()
 
@@ -122,10 +122,14 @@ class Database:
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.row_factory = sqlite3.Row
         self._newest = -1
+        remedy = "stop nothing: workers keep training. Restore a backup into an empty directory"
         try:
             self._newest = os.open(state_dir / NEWEST_NAME, os.O_RDWR | os.O_CREAT, 0o600)
             self._check_version(path)
             damage = self._damage()
+            if not damage and (missing := self._missing()):
+                damage = f"its last {missing} transactions are missing, as if its log had been cut"
+                remedy += f"; to go on with what is left instead, remove {state_dir / NEWEST_NAME}"
         except sqlite3.OperationalError as error:
             self.close()
             raise ConfigError(f"{path} cannot be read: {error}") from error
@@ -136,11 +140,7 @@ class Database:
             raise
         if damage:
             self.close()
-            raise StoreDamaged(
-                f"{path} is damaged: {damage}",
-                remedy="stop nothing: workers keep training. Restore a backup into an empty"
-                f" directory; to go on with what is left instead, remove {state_dir / NEWEST_NAME}",
-            )
+            raise StoreDamaged(f"{path} is damaged: {damage}", remedy=remedy)
 
     def _check_version(self, path: Path) -> None:
         version = self._open_schema()
@@ -151,21 +151,19 @@ class Database:
             )
 
     def _damage(self) -> str:
-        """Return the damage of the file or its log; empty if there is none."""
+        """Return the damage of the pages or the jobs; empty if there is none."""
         found = str(self.read("PRAGMA quick_check(1)")[0][0])
         if found != "ok":
-            return found
+            return one_line(found)
         ((bad,),) = self.read("SELECT COUNT(*) FROM jobs WHERE NOT json_valid(body)")
-        if bad:
-            return f"{counted(bad, 'job')} cannot be read"
+        return f"{counted(bad, 'job')} cannot be read" if bad else ""
+
+    def _missing(self) -> int:
+        """Return how many of the newest synced transactions are missing."""
         ((number,),) = self.read("SELECT number FROM commits")
         known = os.pread(self._newest, _NUMBER.size, 0)
         newest = _NUMBER.unpack(known)[0] if len(known) == _NUMBER.size else 0
-        if newest > number:
-            return (
-                f"its last {newest - number} transactions are missing, as if its log had been cut"
-            )
-        return ""
+        return max(0, int(newest) - int(number))
 
     def _open_schema(self) -> int:
         """Return the file's schema, that of a new file included."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 
 import pytest
 
-from dtd.coordinator.store.database import SCHEMA_VERSION
+from dtd.coordinator.store.database import FILE_NAME, NEWEST_NAME, PAGE_BYTES, SCHEMA_VERSION
 from dtd.coordinator.store.store import Store
-from dtd.errors import ConfigError
+from dtd.errors import ConfigError, StoreDamaged
 
 
 def test_a_new_directory_is_its_owners_alone(state_dir, store):
     assert state_dir.stat().st_mode & 0o777 == 0o700
     assert (store.jobs(), store.events(0), store.next_job_number()) == ([], [], 1)
     assert store.last_generation() == 0
-
-
-def pragma(store, name):
-    return store._database.read(f"PRAGMA {name}")[0][0]
 
 
 def test_a_second_coordinator_is_refused_until_the_first_has_gone(state_dir, store):
@@ -48,3 +45,50 @@ def test_a_damaged_file_is_refused_in_words(state_dir):
     (state_dir / "coordinator.sqlite3").write_bytes(b"this is no database" * 100)
     with pytest.raises(ConfigError, match=r"coordinator\.sqlite3 .*file is not a database"):
         Store(state_dir)
+
+
+LOG = f"{FILE_NAME}-wal"
+JOBS = 20
+
+
+@pytest.fixture
+def crashed(state_dir, store, tmp_path):
+    """Return the files of a store whose process died when half of the jobs were in the log only."""
+    for number in range(1, JOBS + 1):
+        store.save_job(number, {"id": f"j-{number}", "state": "queued", "spec": "x" * PAGE_BYTES})
+        if number == JOBS // 2:
+            store.fold()
+    return shutil.copytree(state_dir, tmp_path / "crashed")
+
+
+def test_after_a_crash_nothing_is_missing(crashed):
+    reopened = Store(crashed)
+    assert reopened.next_job_number() == JOBS + 1
+    reopened.close()
+
+
+@pytest.mark.parametrize("left_bytes", [0, 5 * PAGE_BYTES])
+def test_what_a_lost_or_cut_log_held_is_missed_and_what_was_folded_is_kept(crashed, left_bytes):
+    with (crashed / LOG).open("r+b") as log:
+        log.truncate(left_bytes)
+    with pytest.raises(StoreDamaged, match=r"its last \d+ transactions are missing") as caught:
+        Store(crashed)
+    assert f"remove {crashed / NEWEST_NAME}" in caught.value.remedy
+    (crashed / NEWEST_NAME).unlink()
+    reopened = Store(crashed)
+    assert JOBS // 2 < reopened.next_job_number() <= JOBS
+    reopened.close()
+
+
+def test_damaged_pages_are_named_in_a_line_and_no_transaction_is_blamed(crashed):
+    Store(crashed).close()  # all pages are in the file
+    path = crashed / FILE_NAME
+    pages = bytearray(path.read_bytes())
+    for begin in range(8 * PAGE_BYTES, len(pages), 3 * PAGE_BYTES):
+        pages[begin : begin + 512] = bytes(range(256)) * 2
+    path.write_bytes(pages)
+    with pytest.raises(StoreDamaged, match="is damaged: ") as caught:
+        Store(crashed)
+    assert "\n" not in caught.value.message
+    assert "Restore a backup" in caught.value.remedy
+    assert NEWEST_NAME not in caught.value.remedy

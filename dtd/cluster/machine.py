@@ -5,8 +5,9 @@
                                                     +--- frozen <-FROZEN---------------+-> finished
 
 A generation is *forming* until every member runs, *running* until a member is lost, freezes or has
-to be added, and *ending* until every living member has frozen.  Pure: events and a clock value in,
-effects out.  The coordinator never sees a gradient or a parameter.
+to be added, and *ending* until every living member has frozen.  Pure: `handle` takes an event
+and a clock value, and adds effects to the state's.  The coordinator never sees a gradient or a
+parameter.
 
 This file dispatches; changes of the cluster's state are in `registration`, `admission`, `forming`,
 `ending`, `suspicion`, `isolation`, `saving` and `jobs`.
@@ -37,7 +38,6 @@ from dtd.cluster.events import (
     CancelRequested,
     DeleteRequested,
     DrainRequested,
-    Effect,
     Event,
     FromWorker,
     JobSaved,
@@ -72,8 +72,14 @@ TRAINING = frozenset({WorkerState.FORMING, WorkerState.RUNNING, WorkerState.DISC
 STOPPING = "stopping at the next step boundary; a second `dtdctl cancel` does not wait for that"
 
 
-class Membership:
-    """The whole control plane of one cluster.
+def new_cluster(
+    *,
+    heartbeat_interval_s: float = 0.25,
+    heartbeat_timeout_s: float = 1.5,
+    last_generation: int = 0,
+    identity: CoordinatorIdentity | None = None,
+) -> ClusterState:
+    """Return a cluster without workers and jobs.
 
     Args:
         heartbeat_interval_s: how often workers are told to send heartbeats.
@@ -81,235 +87,229 @@ class Membership:
         last_generation: the highest number ever announced; new ones exceed it.
         identity: this coordinator's version and host.
     """
+    return ClusterState(
+        heartbeat_interval_s=heartbeat_interval_s,
+        heartbeat_timeout_s=heartbeat_timeout_s,
+        detector=Detector(timeout_s=heartbeat_timeout_s, tick_s=heartbeat_interval_s),
+        run=Run(highest=last_generation),
+        identity=identity or CoordinatorIdentity(),
+    )
 
-    def __init__(
-        self,
-        *,
-        heartbeat_interval_s: float = 0.25,
-        heartbeat_timeout_s: float = 1.5,
-        last_generation: int = 0,
-        identity: CoordinatorIdentity | None = None,
-    ) -> None:
-        self.cluster = ClusterState(
-            heartbeat_interval_s=heartbeat_interval_s,
-            heartbeat_timeout_s=heartbeat_timeout_s,
-            detector=Detector(timeout_s=heartbeat_timeout_s, tick_s=heartbeat_interval_s),
-            run=Run(highest=last_generation),
-            identity=identity or CoordinatorIdentity(),
-        )
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """Advance by one event.
+def handle(cluster: ClusterState, event: Event, now: float) -> None:
+    """Advance by one event; what is decided is added to the cluster's effects.
 
-        Raises:
-            RequestRefused: an operator's request cannot be met; nothing has changed.
-        """
-        cluster = self.cluster
-        cluster.effects, cluster.now = [], now
-        cluster.slept(cluster.detector.awake(now))
-        on_event = _EVENTS.get(type(event))
-        if on_event is not None:
-            on_event(cluster, event, now)
-        suspicion.evict_silent(cluster, now)
-        suspicion.probe(cluster, now)
-        self._advance(now)
-        return cluster.effects
+    Raises:
+        RequestRefused: an operator's request cannot be met; nothing has changed.
+    """
+    cluster.now = now
+    cluster.slept(cluster.detector.awake(now))
+    on_event = _EVENTS.get(type(event))
+    if on_event is not None:
+        on_event(cluster, event, now)
+    suspicion.evict_silent(cluster, now)
+    suspicion.probe(cluster, now)
+    _advance(cluster, now)
 
-    def next_deadline(self, now: float) -> float | None:
-        """Return when `handle(Ticked(), ...)` must be called if nothing else happens before."""
-        cluster = self.cluster
-        waits = (
-            cluster.detector.next_deadline(now),
-            cluster.waiting.settle_by,
-            waiting.resume_by(cluster),
-            cluster.ending.freeze_by,
-            cluster.waiting.form_at,
-            cluster.ending.stop_by,
-            cluster.run.decision.again_at if cluster.run.decision is not None else None,
-            cluster.links.next_deadline(),
-            forming.admission_deadline(cluster),
-            saving.next_deadline(cluster, now),
-            isolation.next_deadline(cluster),
-        )
-        return min(
-            (moment for moment in waits if moment is not None and moment > now), default=None
-        )
 
-    def begin_again(self, *, given_up: bool) -> list[Job]:
-        """Forget everything that a new process would not know, after an error in this machine.
+def next_deadline(cluster: ClusterState, now: float) -> float | None:
+    """Return when `handle` must be called with `Ticked` if nothing else happens before."""
+    waits = (
+        cluster.detector.next_deadline(now),
+        cluster.waiting.settle_by,
+        waiting.resume_by(cluster),
+        cluster.ending.freeze_by,
+        cluster.waiting.form_at,
+        cluster.ending.stop_by,
+        cluster.run.decision.again_at if cluster.run.decision is not None else None,
+        cluster.links.next_deadline(),
+        forming.admission_deadline(cluster),
+        saving.next_deadline(cluster, now),
+        isolation.next_deadline(cluster),
+    )
+    return min((moment for moment in waits if moment is not None and moment > now), default=None)
 
-        Args:
-            given_up: whether to give up the active job, with which the error recurs.
 
-        Returns:
-            The jobs that have not ended, in their order, to be submitted again.
-        """
-        cluster = self.cluster
-        known = [*([cluster.job] if cluster.job is not None else []), *cluster.queue]
-        jobs_left = [job for job in known if job.state not in ENDED]
-        cluster.forget_all()
-        cluster.incident("core_begun_again", "the coordinator restarts after an internal error")
-        if given_up and jobs_left:
-            jobs.end_for_error(cluster, jobs_left.pop(0))
-        return jobs_left
+def begin_again(cluster: ClusterState, *, given_up: bool) -> list[Job]:
+    """Forget everything that a new process would not know, after an error in these rules.
 
-    def check_invariants(self) -> None:
-        """Raise AssertionError when it is inconsistent."""
-        self.cluster.check_invariants()
+    Args:
+        cluster: the state.
+        given_up: whether to give up the active job, with which the error recurs.
 
-    # --- what has become possible ------------------------------------------------------------
+    Returns:
+        The jobs that have not ended, in their order, to be submitted again.
+    """
+    known = [*([cluster.job] if cluster.job is not None else []), *cluster.queue]
+    jobs_left = [job for job in known if job.state not in ENDED]
+    cluster.forget_all()
+    cluster.incident("core_begun_again", "the coordinator restarts after an internal error")
+    if given_up and jobs_left:
+        jobs.end_for_error(cluster, jobs_left.pop(0))
+    return jobs_left
 
-    def _advance(self, now: float) -> None:
-        cluster = self.cluster
-        if jobs.may_start(cluster):
-            jobs.activate(cluster, cluster.queue.popleft(), now)
-        admission.release_leavers(cluster)
-        if cluster.job is not None:
-            isolation.try_again(cluster, cluster.job, now)
-        if cluster.job is not None:
-            suspicion.give_up_returning(cluster, cluster.job, now)
-            admission.give_up_warming(cluster, cluster.job, now)
-            jobs.break_off_late(cluster, cluster.job, now)
-        if cluster.job is not None and cluster.run.phase is GenerationState.RUNNING:
-            self._advance_running(cluster.job, now)
-        if cluster.job is not None and cluster.run.phase is GenerationState.ENDING:
-            self._advance_ending(cluster.job, now)
-        if cluster.job is not None and cluster.run.phase is GenerationState.NONE:
-            self._advance_waiting(cluster.job, now)
-        if jobs.may_start(cluster):
-            self._advance(now)
 
-    def _advance_running(self, job: Job, now: float) -> None:
-        if all(member.state is WorkerState.FINISHED for member in self.cluster.members()):
-            self._finish(job, now)
-        else:
-            forming.admit_ready(self.cluster, job, now)
+# --- what has become possible ------------------------------------------------------------
 
-    def _finish(self, job: Job, now: float) -> None:
-        if ending.was_stopped(self.cluster, job):
-            job.reason = job.reason or ending.STOP_FORGOTTEN
-            saving.begin(self.cluster, job, self._verdict(job), now)
-        else:
-            saving.begin(self.cluster, job, JobState.DONE, now)
 
-    def _verdict(self, job: Job) -> JobState:
-        return JobState(job.verdict) if job.verdict else JobState.CANCELLED
+def _advance(cluster: ClusterState, now: float) -> None:
+    if jobs.may_start(cluster):
+        jobs.activate(cluster, cluster.queue.popleft(), now)
+    admission.release_leavers(cluster)
+    if cluster.job is not None:
+        isolation.try_again(cluster, cluster.job, now)
+    if cluster.job is not None:
+        suspicion.give_up_returning(cluster, cluster.job, now)
+        admission.give_up_warming(cluster, cluster.job, now)
+        jobs.break_off_late(cluster, cluster.job, now)
+    if cluster.job is not None and cluster.run.phase is GenerationState.RUNNING:
+        _advance_running(cluster, cluster.job, now)
+    if cluster.job is not None and cluster.run.phase is GenerationState.ENDING:
+        _advance_ending(cluster, cluster.job, now)
+    if cluster.job is not None and cluster.run.phase is GenerationState.NONE:
+        _advance_waiting(cluster, cluster.job, now)
+    if jobs.may_start(cluster):
+        _advance(cluster, now)
 
-    def _advance_ending(self, job: Job, now: float) -> None:
-        cluster = self.cluster
-        if cluster.ending.freeze_by is not None and now >= cluster.ending.freeze_by:
-            suspicion.give_up_late(cluster, job, now)
-        if any(cluster.workers[n].state is not WorkerState.FINISHED for n in cluster.not_frozen()):
-            return
-        if ending.is_complete(cluster):
-            self._finish(job, now)
-            return
-        self._close(job, now)
 
-    def _close(self, job: Job, now: float) -> None:
-        ending.close(self.cluster, job, now)
-        hopeless = digests.settle(self.cluster, job)
-        for worker in self.cluster.available():
-            why = digests.why_distrusted(self.cluster, job, worker)
-            if why:
-                admission.expel(self.cluster, worker, why, now)
-        if hopeless and not job.verdict:
-            jobs.give_up(self.cluster, job, hopeless)
-        admission.release_leavers(self.cluster)
+def _advance_running(cluster: ClusterState, job: Job, now: float) -> None:
+    if all(member.state is WorkerState.FINISHED for member in cluster.members()):
+        _finish(cluster, job, now)
+    else:
+        forming.admit_ready(cluster, job, now)
 
-    def _advance_waiting(self, job: Job, now: float) -> None:
-        """Form a generation once there is nothing left to wait for."""
-        cluster = self.cluster
-        if job.state is JobState.SAVING:
-            saving.advance(cluster, job, now)
-            return
-        if job.state is JobState.STOPPING:
-            self._end_waiting(job, now)
-            return
-        if cluster.run.decision is not None:
-            forming.save_again(cluster, job, now)
-            return
-        admission.compare(cluster, job)
-        cluster.waiting.reason = waiting.awaited(cluster, job, now)
-        if cluster.waiting.reason:
-            self._let_wait(job)
-            return
-        if waiting.restart_partial(cluster, job, now):
-            return
-        forming.count_prepared(cluster, job)
-        why = self._hopeless(job)
+
+def _finish(cluster: ClusterState, job: Job, now: float) -> None:
+    if ending.was_stopped(cluster, job):
+        job.reason = job.reason or ending.STOP_FORGOTTEN
+        saving.begin(cluster, job, _verdict(job), now)
+    else:
+        saving.begin(cluster, job, JobState.DONE, now)
+
+
+def _verdict(job: Job) -> JobState:
+    return JobState(job.verdict) if job.verdict else JobState.CANCELLED
+
+
+def _advance_ending(cluster: ClusterState, job: Job, now: float) -> None:
+    if cluster.ending.freeze_by is not None and now >= cluster.ending.freeze_by:
+        suspicion.give_up_late(cluster, job, now)
+    if any(cluster.workers[n].state is not WorkerState.FINISHED for n in cluster.not_frozen()):
+        return
+    if ending.is_complete(cluster):
+        _finish(cluster, job, now)
+        return
+    _close(cluster, job, now)
+
+
+def _close(cluster: ClusterState, job: Job, now: float) -> None:
+    ending.close(cluster, job, now)
+    hopeless = digests.settle(cluster, job)
+    for worker in cluster.available():
+        why = digests.why_distrusted(cluster, job, worker)
         if why:
-            jobs.give_up(cluster, job, why)
-            saving.begin(cluster, job, JobState.FAILED, now)
-            return
-        forming.decide(cluster, job)
+            admission.expel(cluster, worker, why, now)
+    if hopeless and not job.verdict:
+        jobs.give_up(cluster, job, hopeless)
+    admission.release_leavers(cluster)
 
-    def _let_wait(self, job: Job) -> None:
-        """Wait without forming a generation; report it once."""
-        before = job.state
-        warms_up = bool(self.cluster.warming_since)
-        self.cluster.move_job(job, JobEvent.WARMS_UP if warms_up else JobEvent.WAITS)
-        if job.state is not before:
-            kind = f"job_{job.state.value}"
-            self.cluster.incident(kind, f"job {job.id} waits: {self.explain()}")
 
-    def _end_waiting(self, job: Job, now: float) -> None:
-        """End the wait for members that may come back to a new coordinator with their state."""
-        if job.in_doubt:
-            admission.end_doubt(self.cluster, job)
-        never_heard = [name for name in job.roster if name not in self.cluster.workers]
-        patience_s = registration.ADOPTION_PATIENCE * self.cluster.heartbeat_timeout_s
-        hopes_s = patience_s if never_heard else 0.0
-        saving.begin(self.cluster, job, self._verdict(job), now, hopes_s=hopes_s)
+def _advance_waiting(cluster: ClusterState, job: Job, now: float) -> None:
+    """Form a generation once there is nothing left to wait for."""
+    if job.state is JobState.SAVING:
+        saving.advance(cluster, job, now)
+        return
+    if job.state is JobState.STOPPING:
+        _end_waiting(cluster, job, now)
+        return
+    if cluster.run.decision is not None:
+        forming.save_again(cluster, job, now)
+        return
+    admission.compare(cluster, job)
+    cluster.waiting.reason = waiting.awaited(cluster, job, now)
+    if cluster.waiting.reason:
+        _let_wait(cluster, job)
+        return
+    if waiting.restart_partial(cluster, job, now):
+        return
+    forming.count_prepared(cluster, job)
+    why = _hopeless(cluster)
+    if why:
+        jobs.give_up(cluster, job, why)
+        saving.begin(cluster, job, JobState.FAILED, now)
+        return
+    forming.decide(cluster, job)
 
-    def _hopeless(self, job: Job) -> str:
-        """Why continuing is pointless; empty when it is not."""
-        past = self.cluster.setbacks
-        if past.crash_generations >= MAX_DEADLY_GENERATIONS:
-            ends = {name: past.last_ends.get(name, "") for name in past.crashed_workers}
-            dead = ", ".join(f"{name} ({end})" if end else name for name, end in ends.items())
-            return (
-                f"step {past.crash_step + 1} kills worker after worker: {dead} died or hung in it"
-            )
-        if past.no_progress_generations >= MAX_FRUITLESS_GENERATIONS:
-            return f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
+
+def _let_wait(cluster: ClusterState, job: Job) -> None:
+    """Wait without forming a generation; report it once."""
+    before = job.state
+    warms_up = bool(cluster.warming_since)
+    cluster.move_job(job, JobEvent.WARMS_UP if warms_up else JobEvent.WAITS)
+    if job.state is not before:
+        kind = f"job_{job.state.value}"
+        cluster.incident(kind, f"job {job.id} waits: {explain(cluster)}")
+
+
+def _end_waiting(cluster: ClusterState, job: Job, now: float) -> None:
+    """End the wait for members that may come back to a new coordinator with their state."""
+    if job.in_doubt:
+        admission.end_doubt(cluster, job)
+    never_heard = [name for name in job.roster if name not in cluster.workers]
+    patience_s = registration.ADOPTION_PATIENCE * cluster.heartbeat_timeout_s
+    hopes_s = patience_s if never_heard else 0.0
+    saving.begin(cluster, job, _verdict(job), now, hopes_s=hopes_s)
+
+
+def _hopeless(cluster: ClusterState) -> str:
+    """Why continuing is pointless; empty when it is not."""
+    past = cluster.setbacks
+    if past.crash_generations >= MAX_DEADLY_GENERATIONS:
+        ends = {name: past.last_ends.get(name, "") for name in past.crashed_workers}
+        dead = ", ".join(f"{name} ({end})" if end else name for name, end in ends.items())
+        return f"step {past.crash_step + 1} kills worker after worker: {dead} died or hung in it"
+    if past.no_progress_generations >= MAX_FRUITLESS_GENERATIONS:
+        return f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
+    return ""
+
+
+# --- explaining ------------------------------------------------------------------------
+
+
+def explain(cluster: ClusterState) -> str:
+    """Why the job does not advance right now; empty when it does."""
+    job = cluster.job
+    if job is None:
+        return "no job: submit one with `dtdctl submit JOB.toml`"
+    if job.state is JobState.SAVING:
+        return saving.explain(cluster, job)
+    if cluster.run.phase is GenerationState.RUNNING:
+        stops = job.state is JobState.STOPPING
+        return suspicion.explain(cluster) or _why_unfinished(cluster) or STOPPING * stops
+    kept = suspicion.explain(cluster)
+    if kept:
+        return kept
+    if cluster.run.phase is GenerationState.FORMING:
+        late = [w.name for w in cluster.members() if w.state in TRAINING]
+        return f"forming generation {cluster.run.generation}: waiting for {', '.join(late)}"
+    if cluster.run.phase is GenerationState.ENDING:
+        late = [w.name for w in cluster.members() if w.state in TRAINING]
+        return f"ending generation {cluster.run.generation}: waiting for {', '.join(late)}"
+    return waiting.explain(cluster, job)
+
+
+def _why_unfinished(cluster: ClusterState) -> str:
+    """Return the members that a finishing job waits for, in words; empty for any other."""
+    members, job = cluster.members(), cluster.job
+    done = ", ".join(w.name for w in members if w.state is WorkerState.FINISHED)
+    if not done and not (job is not None and 0 < job.total_steps <= job.step):
         return ""
-
-    # --- explaining ------------------------------------------------------------------------
-
-    def explain(self) -> str:
-        """Why the job does not advance right now; empty when it does."""
-        cluster, job = self.cluster, self.cluster.job
-        if job is None:
-            return "no job: submit one with `dtdctl submit JOB.toml`"
-        if job.state is JobState.SAVING:
-            return saving.explain(cluster, job)
-        if cluster.run.phase is GenerationState.RUNNING:
-            stops = job.state is JobState.STOPPING
-            return suspicion.explain(cluster) or self._why_unfinished() or STOPPING * stops
-        kept = suspicion.explain(cluster)
-        if kept:
-            return kept
-        if cluster.run.phase is GenerationState.FORMING:
-            late = [w.name for w in cluster.members() if w.state in TRAINING]
-            return f"forming generation {cluster.run.generation}: waiting for {', '.join(late)}"
-        if cluster.run.phase is GenerationState.ENDING:
-            late = [w.name for w in cluster.members() if w.state in TRAINING]
-            return f"ending generation {cluster.run.generation}: waiting for {', '.join(late)}"
-        return waiting.explain(cluster, job)
-
-    def _why_unfinished(self) -> str:
-        """Return the members that a finishing job waits for, in words; empty for any other."""
-        members, job = self.cluster.members(), self.cluster.job
-        done = ", ".join(w.name for w in members if w.state is WorkerState.FINISHED)
-        if not done and not (job is not None and 0 < job.total_steps <= job.step):
-            return ""
-        late = ", ".join(w.name for w in members if w.state in TRAINING)
-        if not done:
-            remedy = f"`dtdctl kill-worker {late.partition(',')[0]}` gives it up"
-            return f"all steps are committed; waiting for {late} to finish: {remedy}"
-        says = f"{done} say{'s' if ',' not in done else ''}"
-        return f"waiting for {late} to finish as {says}; `dtdctl kill-worker` gives one up"
+    late = ", ".join(w.name for w in members if w.state in TRAINING)
+    if not done:
+        remedy = f"`dtdctl kill-worker {late.partition(',')[0]}` gives it up"
+        return f"all steps are committed; waiting for {late} to finish: {remedy}"
+    says = f"{done} say{'s' if ',' not in done else ''}"
+    return f"waiting for {late} to finish as {says}; `dtdctl kill-worker` gives one up"
 
 
 # --- events ------------------------------------------------------------------------------------

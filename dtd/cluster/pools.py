@@ -1,18 +1,18 @@
-"""Several jobs at once: the home machine, and one more for each job on workers of its own.
+"""Several jobs at once: the home cluster, and one more for each job on workers of its own.
 
-    an event -> the machine that it concerns -> all others look at the clock -> workers are given
+    an event -> the cluster that it concerns -> all others look at the clock -> workers are given
 
-Each machine is a whole `Membership` with one job, and all its rules hold within it; none knows of
-the others.  This file passes events on, moves idle workers, and keeps the numbers of generations
-apart.  A worker moves only while it has no job: its record goes from one machine to the other, its
-connection stays.  The rules:
+Each cluster is a whole `ClusterState` with one job, and all rules of `dtd.cluster.machine` hold
+within it; none knows of the others.  This file passes events on, moves idle workers, and keeps the
+numbers of generations apart.  A worker moves only while it has no job: its record goes from one
+cluster to the other, its connection stays.  The rules:
 
 * a worker that has left a pool by itself, or has just come, goes to the first job that lacks one;
 * jobs begin in the order of the queue; the first one waits until as many workers idle as it takes,
   or no other job is active, and nothing overtakes it;
 * no worker is taken from a job that can use it; what a job has beyond its number is released.
 
-Without jobs that name `elastic.workers` there is the home machine alone.  Pure: events and a clock
+Without jobs that name `elastic.workers` there is the home cluster alone.  Pure: events and a clock
 value in, effects out.
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dtd.cluster import admission, jobs, waiting
+from dtd.cluster import admission, jobs, machine, waiting
 from dtd.cluster.events import (
     CancelRequested,
     DeleteRequested,
@@ -38,7 +38,7 @@ from dtd.cluster.events import (
     Undeliverable,
     WorkerLost,
 )
-from dtd.cluster.machine import Membership, connected, counts
+from dtd.cluster.machine import connected, counts, new_cluster
 from dtd.cluster.records import CoordinatorIdentity, Job, Worker
 from dtd.cluster.registration import NEVER_HEARD
 from dtd.cluster.roster import natural_key
@@ -59,7 +59,7 @@ class Pools:
         identity: this coordinator's version and host.
 
     Attributes:
-        home: the machine with the queue, all workers without a job, and the job that takes all.
+        home: has the queue, all workers without a job, and the job that takes all.
     """
 
     def __init__(
@@ -70,14 +70,13 @@ class Pools:
         last_generation: int = 0,
         identity: CoordinatorIdentity | None = None,
     ) -> None:
-        self.home = Membership(
+        self.home = new_cluster(
             heartbeat_interval_s=heartbeat_interval_s,
             heartbeat_timeout_s=heartbeat_timeout_s,
             last_generation=last_generation,
             identity=identity,
         )
-        self._pools: list[Membership] = []
-        self._decided: list[Effect] = []
+        self._pools: list[ClusterState] = []
         self._at_work = self.home
 
     # --- events ----------------------------------------------------------------------------
@@ -88,60 +87,57 @@ class Pools:
         Raises:
             RequestRefused: an operator's request cannot be met; nothing has changed.
         """
-        self._decided = []
+        self.home.effects.clear()
         receiver = self._receiver(event, now)
-        self._keep_numbers_apart()
         if receiver is None:
             assert isinstance(event, Submitted), "every other event has a receiver"
             self._open(event.job, now)
         else:
             self._pass(receiver, event, now)
-        for machine in self.machines():
-            if machine is not receiver:
-                self._pass(machine, Ticked(), now)
+        for cluster in self.all_clusters():
+            if cluster is not receiver:
+                self._pass(cluster, Ticked(), now)
         self._allot(now)
         return self.take_decided()
 
     def take_decided(self) -> list[Effect]:
         """The effects of the current event, once; after an error, those decided before it."""
-        decided = [*self._decided, *self._at_work.cluster.effects]
-        self._decided, self._at_work.cluster.effects = [], []
+        decided = [*self.home.effects]
+        self.home.effects.clear()
         return decided
 
-    def _pass(self, machine: Membership, event: Event, now: float) -> None:
+    def _pass(self, cluster: ClusterState, event: Event, now: float) -> None:
         self._keep_numbers_apart()
-        self._at_work = machine
-        self._decided += machine.handle(event, now)
-        machine.cluster.effects = []
+        self._at_work = cluster
+        machine.handle(cluster, event, now)
 
-    def _receiver(self, event: Event, now: float) -> Membership | None:
-        """The machine that an event concerns; None for a job that resumes in a new pool."""
+    def _receiver(self, event: Event, now: float) -> ClusterState | None:
+        """The cluster that an event concerns; None for a job that resumes in a new pool."""
         if isinstance(event, FromWorker) and isinstance(event.message, m.Register):
             return self._place(event.message, now)
         if isinstance(event, FromWorker | WorkerLost | Revoked):
-            return self._machine_of(event.name)
+            return self.cluster_of(event.name)
         if isinstance(event, DrainRequested | KillRequested):
             connected(self.workers().values(), event.name)
-            return self._machine_of(event.name)
+            return self.cluster_of(event.name)
         if isinstance(event, JobSaved | Undeliverable | CancelRequested | ResumeRequested):
-            return self._machine_with(event.job)
+            return self.cluster_with(event.job)
         if isinstance(event, DeleteRequested):
-            for machine in self._pools:
-                jobs.check_unused(machine.cluster, event.job, event.step)
+            for pool in self._pools:
+                jobs.check_unused(pool, event.job, event.step)
         if isinstance(event, Submitted) and self._resumes(event.job):
             return None
         return self.home
 
     def _resumes(self, job: Job) -> bool:
-        room = len(self._pools) < MOST_POOLS and self.home.cluster.job is None
+        room = len(self._pools) < MOST_POOLS and self.home.job is None
         return room and resumes_in_pool(job)
 
-    def _place(self, message: m.Register, now: float) -> Membership:
-        """The machine in which a worker registers; others that have it, or expect it, lose it."""
-        found = place_of(message, [one.cluster for one in self._pools])
-        place = next((one for one in self._pools if one.cluster is found), self.home)
-        for before in self.machines():
-            known = before.cluster.workers.get(message.name)
+    def _place(self, message: m.Register, now: float) -> ClusterState:
+        """The cluster in which a worker registers; others that have it, or expect it, lose it."""
+        place = place_of(message, self._pools) or self.home
+        for before in self.all_clusters():
+            known = before.workers.get(message.name)
             if before is place or known is None:
                 continue
             if known.state not in GONE:
@@ -149,21 +145,20 @@ class Pools:
                     name=message.name, incarnation=known.incarnation, reason=AGAIN, farewell=True
                 )
                 self._pass(before, gone, now)
-            if message.name not in before.cluster.run.roster:
-                before.cluster.workers.pop(message.name, None)
-            place.cluster.workers.setdefault(message.name, known)
+            if message.name not in before.run.roster:
+                before.workers.pop(message.name, None)
+            place.workers.setdefault(message.name, known)
         return place
 
-    # --- places of workers -------------------------------------------------------------------
+    # --- places of workers and jobs ----------------------------------------------------------
 
-    def machines(self) -> list[Membership]:
-        """All machines: the home one, then those of pools in the order in which they began."""
+    def all_clusters(self) -> list[ClusterState]:
+        """The home cluster, then those of pools in the order in which they began."""
         return [self.home, *self._pools]
 
     def clusters(self) -> list[ClusterState]:
-        """Return the states of all machines, those with an active job first."""
-        all_of_them = [machine.cluster for machine in self.machines()]
-        return sorted(all_of_them, key=lambda cluster: cluster.job is None)
+        """Return all clusters, those with an active job first."""
+        return sorted(self.all_clusters(), key=lambda cluster: cluster.job is None)
 
     @property
     def cluster(self) -> ClusterState:
@@ -175,29 +170,23 @@ class Pools:
         return [one.job for one in self.clusters() if one.job is not None]
 
     def cluster_of(self, name: str) -> ClusterState:
-        """The cluster to which a worker belongs; that at home for an unknown one."""
-        return self._machine_of(name).cluster
+        """The cluster to which a worker belongs; that at home for an unknown one.
+
+        A worker that has moved is gone where it was before.
+        """
+        known = [one for one in self.all_clusters() if name in one.workers]
+        there = (one for one in known if one.workers[name].state not in GONE)
+        return next(there, known[-1] if known else self.home)
 
     def cluster_with(self, job: str) -> ClusterState:
         """The cluster in which a job is active; that at home for any other."""
-        return self._machine_with(job).cluster
+        pools = (one for one in self._pools if one.job is not None and one.job.id == job)
+        return next(pools, self.home)
 
     def workers(self) -> dict[str, Worker]:
         """Every known worker by name."""
-        names = dict.fromkeys(name for one in self.machines() for name in one.cluster.workers)
+        names = dict.fromkeys(name for one in self.all_clusters() for name in one.workers)
         return {name: self.cluster_of(name).workers[name] for name in names}
-
-    def _machine_of(self, name: str) -> Membership:
-        """A worker that has moved is gone where it was before."""
-        known = [one for one in self.machines() if name in one.cluster.workers]
-        there = (one for one in known if one.cluster.workers[name].state not in GONE)
-        return next(there, known[-1] if known else self.home)
-
-    def _machine_with(self, job_id: str) -> Membership:
-        for machine in self._pools:
-            if machine.cluster.job is not None and machine.cluster.job.id == job_id:
-                return machine
-        return self.home
 
     # --- giving workers to jobs ----------------------------------------------------------------
 
@@ -205,80 +194,65 @@ class Pools:
         """Close pools whose job has ended, begin jobs and give them workers, until all is done."""
         while self._close_ended(now) or self._begin_next(now) or self._give_one(now):
             pass
-        for machine in self._pools:
-            for worker in surplus(machine.cluster):
-                self._change(machine, now)
-                admission.release(machine.cluster, worker, "evicted", SURPLUS)
-                self._changed(machine)
+        for pool in self._pools:
+            for worker in surplus(pool):
+                self._at_work, pool.now = pool, now
+                admission.release(pool, worker, "evicted", SURPLUS)
 
     def _close_ended(self, now: float) -> bool:
-        ended = next((one for one in self._pools if one.cluster.job is None), None)
+        ended = next((one for one in self._pools if one.job is None), None)
         if ended is None:
             return False
         self._pools.remove(ended)
         self._keep_numbers_apart(ended)
-        for worker in list(ended.cluster.workers.values()):
+        for worker in list(ended.workers.values()):
             elsewhere = self.cluster_of(worker.name).workers.get(worker.name)
             if elsewhere is None or elsewhere.state in GONE:
-                _move(worker, ended.cluster, self.home.cluster, now)
+                _move(worker, ended, self.home, now)
         self._pass(self.home, Ticked(), now)
         return True
 
     def _begin_next(self, now: float) -> bool:
-        home = self.home.cluster
-        pools = [one.cluster for one in self._pools]
-        if not home.queue or not may_begin(home.queue[0], home, pools):
+        home = self.home
+        if not home.queue or not may_begin(home.queue[0], home, self._pools):
             return False
         self._open(home.queue.popleft(), now)
         return True
 
     def _give_one(self, now: float) -> bool:
-        home = self.home.cluster
-        for machine in self._pools:
-            pool, job = machine.cluster, machine.cluster.job
-            worker = next_for(pool, home, now)
-            if worker is not None and job is not None:
-                _move(worker, home, pool, now)
-                self._change(machine, now)
-                admission.prepare(pool, worker, job)
-                self._changed(machine)
+        for pool in self._pools:
+            worker = next_for(pool, self.home, now)
+            if worker is not None and pool.job is not None:
+                _move(worker, self.home, pool, now)
+                self._at_work, pool.now = pool, now
+                admission.prepare(pool, worker, pool.job)
                 return True
         return False
 
     def _open(self, job: Job, now: float) -> None:
         """Begin a job, or resume it, on a pool without workers."""
-        home = self.home.cluster
-        machine = Membership(
-            heartbeat_interval_s=home.heartbeat_interval_s,
-            heartbeat_timeout_s=home.heartbeat_timeout_s,
+        pool = new_cluster(
+            heartbeat_interval_s=self.home.heartbeat_interval_s,
+            heartbeat_timeout_s=self.home.heartbeat_timeout_s,
             last_generation=job.generation,
-            identity=home.identity,
+            identity=self.home.identity,
         )
-        self._pools.append(machine)
+        pool.effects = self.home.effects
+        self._pools.append(pool)
         self._keep_numbers_apart()
-        self._change(machine, now)
-        jobs.activate(machine.cluster, job, now)
-        self._changed(machine)
-        self._pass(machine, Ticked(), now)
+        self._at_work, pool.now = pool, now
+        jobs.activate(pool, job, now)
+        self._pass(pool, Ticked(), now)
 
-    def _change(self, machine: Membership, now: float) -> None:
-        """Begin to change a machine's cluster from here, as at an event of its own."""
-        self._at_work = machine
-        machine.cluster.effects, machine.cluster.now = [], now
-
-    def _changed(self, machine: Membership) -> None:
-        self._decided += machine.cluster.effects
-        machine.cluster.effects = []
-
-    def _keep_numbers_apart(self, *ended: Membership) -> None:
-        """Tell each machine the highest number of a generation; and home that others run."""
-        runs = [one.cluster.run for one in (*self.machines(), *ended)]
+    def _keep_numbers_apart(self, *ended: ClusterState) -> None:
+        """Tell each cluster the highest number of a generation; and home that others run."""
+        runs = [one.run for one in (*self.all_clusters(), *ended)]
         highest = max(max(run.generation, run.highest) for run in runs)
-        for machine in self.machines():
-            machine.cluster.run.highest = highest
-        self.home.cluster.shared = bool(self._pools)
+        for cluster in self.all_clusters():
+            cluster.run.highest = highest
+        self.home.shared = bool(self._pools)
 
-    # --- like a machine ------------------------------------------------------------------------
+    # --- the other functions of a machine, for all clusters ---------------------------------------
 
     def hears(self, name: str, message: m.Message) -> bool:
         """Whether a registered worker's message counts, also for collectors of figures."""
@@ -286,12 +260,12 @@ class Pools:
 
     def next_deadline(self, now: float) -> float | None:
         """Return when `handle(Ticked(), ...)` must be called if nothing else happens before."""
-        waits = [machine.next_deadline(now) for machine in self.machines()]
-        waits += [tried_again_at(one.cluster, self.home.cluster, now) for one in self._pools]
+        waits = [machine.next_deadline(one, now) for one in self.all_clusters()]
+        waits += [tried_again_at(pool, self.home, now) for pool in self._pools]
         return min((at for at in waits if at is not None), default=None)
 
     def begin_again(self, *, given_up: bool) -> list[Job]:
-        """Forget everything that a new process would not know, after an error in a machine.
+        """Forget everything that a new process would not know, after an error in a cluster.
 
         Args:
             given_up: whether to give up the active job with which the error recurs.
@@ -299,47 +273,43 @@ class Pools:
         Returns:
             The jobs that have not ended, in their order, to be submitted again.
         """
-        first = [self._at_work] if self._at_work in self._pools else []
-        order = [*first, *(one for one in self._pools if one not in first)]
-        active: list[Job] = [one.cluster.job for one in order if one.cluster.job is not None]
+        first = [one for one in self._pools if one is self._at_work]
+        order = [*first, *(one for one in self._pools if one is not self._at_work)]
+        active: list[Job] = [one.job for one in order if one.job is not None]
         self._keep_numbers_apart()
         self._pools, self._at_work = [], self.home
-        home = self.home.cluster
-        home.queue.extendleft(reversed([job for job in active if job.state not in ENDED]))
-        return self.home.begin_again(given_up=given_up)
+        self.home.queue.extendleft(reversed([job for job in active if job.state not in ENDED]))
+        return machine.begin_again(self.home, given_up=given_up)
 
     def check_invariants(self) -> None:
         """Raise AssertionError when it is inconsistent."""
         living: list[str] = []
-        for machine in self.machines():
-            machine.check_invariants()
-            workers = machine.cluster.workers  # the store may name a worker in two jobs
-            living += (n for n in machine.cluster.living() if workers[n].incarnation != NEVER_HEARD)
+        for cluster in self.all_clusters():
+            cluster.check_invariants()
+            workers = cluster.workers  # the store may name a worker in two jobs
+            living += (n for n in cluster.living() if workers[n].incarnation != NEVER_HEARD)
         assert len(set(living)) == len(living), "a worker belongs to two jobs"
-        assert not (self._pools and self.home.cluster.job), "a job takes all workers, and not all"
+        assert not (self._pools and self.home.job), "a job takes all workers, and not all"
         active = [job.id for job in self.active()]
         assert len(set(active)) == len(active), "a job is active twice"
 
-    # --- explaining ------------------------------------------------------------------------
-
     def explain(self) -> str:
         """Why the first active job does not advance right now; empty when it does."""
-        first = self._pools[0] if self._pools else self.home
-        return first.explain()
+        return machine.explain(self._pools[0] if self._pools else self.home)
 
     def explanations(self) -> dict[str, str]:
         """Why each active job does not advance right now, by its id."""
-        machines = (one for one in self.machines() if one.cluster.job is not None)
-        return {one.cluster.job.id: one.explain() for one in machines if one.cluster.job}
+        return {
+            one.job.id: machine.explain(one) for one in self.all_clusters() if one.job is not None
+        }
 
     def explain_queue(self) -> str:
         """Why the first job of the queue has not begun; empty when none is queued."""
-        pools = [one.cluster for one in self._pools]
-        return why_not_begun(self.home.cluster, pools)
+        return why_not_begun(self.home, self._pools)
 
 
 def _move(worker: Worker, source: ClusterState, to: ClusterState, now: float) -> None:
-    """Move a worker's record; from now on the other machine watches it."""
+    """Move a worker's record; from now on the other cluster watches it."""
     del source.workers[worker.name]
     source.detector.forget(worker.name)
     to.workers[worker.name] = worker

@@ -84,7 +84,7 @@ class ClusterState:
         straggler: which worker slows the others down.
         now: time of the current event, on the coordinator's clock.
         impossible: a requested transition that no table has; empty if there was none.
-        effects: effects of the current event.
+        effects: those of the current event; the clusters of several jobs add to one list.
     """
 
     heartbeat_interval_s: float
@@ -328,6 +328,7 @@ class ClusterState:
             run=Run(highest=max(self.run.generation, self.run.highest)),
             identity=self.identity,
             now=self.now,
+            effects=self.effects,
         )
         for field_ in fields(ClusterState):
             setattr(self, field_.name, getattr(fresh, field_.name))

@@ -34,7 +34,7 @@ from dtd.cluster.events import (
     Undeliverable,
     WorkerLost,
 )
-from dtd.cluster.machine import Membership
+from dtd.cluster.pools import Pools
 from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.transitions import MemberState
 from dtd.errors import RequestRefused
@@ -212,9 +212,9 @@ class Cluster:
         self.core = self.coordinator()
         self.workers = [Process(f"w-{n}", self.rng) for n in range(self.rng.randrange(1, 5))]
 
-    def coordinator(self) -> Membership:
+    def coordinator(self) -> Pools:
         here = CoordinatorIdentity(version="0.1.0", host="c")
-        return Membership(last_generation=self.generation, identity=here)
+        return Pools(last_generation=self.generation, identity=here)
 
     def handle(self, event: Event) -> None:
         todo: deque[Event] = deque([event])

@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from dtd.cluster import branches
 from dtd.cluster.links import pair_of
-from dtd.cluster.machine import Membership
 from dtd.cluster.records import Decision, Job
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
@@ -113,15 +112,14 @@ class Beliefs:
 
     # --- decisions of the coordinator --------------------------------------------------------
 
-    def check(self, core: Membership, now: float, connected: Collection[str]) -> None:
+    def check(self, cluster: ClusterState, now: float, connected: Collection[str]) -> None:
         """The coordinator has handled an event.
 
         Args:
-            core: its machine.
+            cluster: of one job, or of those without one.
             now: the time.
             connected: workers with a connection.
         """
-        cluster = core.cluster
         for name, worker in cluster.workers.items():
             absent = worker.state in CONNECTED and name not in connected
             require(not absent, "a worker counts as connected that is not", name, worker.state)

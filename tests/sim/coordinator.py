@@ -153,8 +153,8 @@ class CoordinatorProcess:
             elif isinstance(effect, Incident):
                 self.surroundings.oracle.foresees(effect)
         self.membership.check_invariants()
-        for machine in self.membership.machines():
-            self.surroundings.oracle.membership(machine, now, self._ports)
+        for cluster in self.membership.all_clusters():
+            self.surroundings.oracle.membership(cluster, now, self._ports)
         if self._timer is not None:
             self._timer.cancel()
         deadline = self.membership.next_deadline(now)

@@ -140,7 +140,7 @@ class Machines:
         if self.coordinator is None:
             return False
         pools = self.coordinator.membership
-        known = [*pools.active(), *pools.home.cluster.queue]
+        known = [*pools.active(), *pools.home.queue]
         return any(one.id == job for one in known)
 
     def waits_in_vain(self, job: str) -> bool:

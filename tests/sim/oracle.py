@@ -34,8 +34,8 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from dtd.cluster import machine
 from dtd.cluster.events import Incident
-from dtd.cluster.machine import Membership
 from dtd.cluster.member import Member, Tell
 from dtd.cluster.pools import SURPLUS
 from dtd.cluster.records import Job
@@ -155,7 +155,11 @@ class Oracle:
         in_ring = core.state in (MemberState.FORMING, MemberState.RUNNING)
         self._trains[name] = core.assign.generation if in_ring and core.assign is not None else 0
         silent = core.state is MemberState.RUNNING
-        require(silent != bool(core.explain()), "a member waits and does not say for what", name)
+        require(
+            silent != bool(core.explain()),
+            "a member waits and does not say for what",
+            name,
+        )
 
     def idles(self, name: str, core: Member) -> None:
         """A member's training thread has nothing to do."""
@@ -298,13 +302,12 @@ class Oracle:
         stands = state in ENDING or state in ENDED or store.refused(job)
         require(stands, "a cancel is answered before it is written down", job, state)
 
-    def membership(self, core: Membership, now: float, connected: Collection[str]) -> None:
+    def membership(self, cluster: ClusterState, now: float, connected: Collection[str]) -> None:
         """The coordinator, to which these are `connected`, has handled an event."""
         self.checks += 1
-        core.check_invariants()
+        cluster.check_invariants()
         self._connected = set(connected)
-        self.beliefs.check(core, now, connected)
-        cluster = core.cluster
+        self.beliefs.check(cluster, now, connected)
         if cluster.job is not None and self._forms(cluster, cluster.job):
             job = cluster.job
             start = job.start_generation, job.start_step
@@ -325,13 +328,13 @@ class Oracle:
             )
         waits = cluster.job is not None and cluster.run.phase is not GenerationState.RUNNING
         require(
-            bool(core.explain()) or not waits,
+            bool(machine.explain(cluster)) or not waits,
             "the job waits and the coordinator does not say for what",
             cluster.run.phase,
         )
         if self.checks % EXPLAIN_EVERY == 0:
-            self._joiners(core, now)
-        deadline = core.next_deadline(now)
+            self._joiners(cluster, now)
+        deadline = machine.next_deadline(cluster, now)
         require(deadline is None or deadline > now, "a deadline that has passed is asked for again")
         watched = cluster.job is None or not cluster.members() or deadline is not None
         require(watched, "a generation has members and nobody looks at the clock")
@@ -371,9 +374,9 @@ class Oracle:
         self._trains.pop(name, None)
         self._dead.add(name)
 
-    def _joiners(self, core: Membership, now: float) -> None:
+    def _joiners(self, cluster: ClusterState, now: float) -> None:
         """Check that ready workers join the running generation if there is room and links work."""
-        cluster, waiting = core.cluster, {}
+        waiting = {}
         job = cluster.job
         runs = cluster.run.phase is GenerationState.RUNNING
         if job is None:

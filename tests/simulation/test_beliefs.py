@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dtd.cluster.links import pair_of
-from dtd.cluster.machine import Membership
+from dtd.cluster.pools import Pools
 from dtd.cluster.records import Decision, Job, Worker
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
@@ -33,7 +33,7 @@ class Scene:
         self.beliefs = Beliefs(
             remembered=lambda job: self.memories, trains=self.trains, resumed=self.resumed
         )
-        self.core = Membership(heartbeat_interval_s=1.0, heartbeat_timeout_s=3.0)
+        self.core = Pools(heartbeat_interval_s=1.0, heartbeat_timeout_s=3.0)
         self.job = Job(id="j", spec=SPEC, state=JobState.RUNNING, generation=1, roster=RING)
         self.job.announced, self.job.fenced = True, False
         cluster = self.core.cluster
@@ -77,7 +77,7 @@ class Scene:
         )
 
     def check(self) -> None:
-        self.beliefs.check(self.core, self.now, self.connected)
+        self.beliefs.check(self.core.cluster, self.now, self.connected)
 
 
 @pytest.fixture

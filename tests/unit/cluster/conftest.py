@@ -20,7 +20,7 @@ from dtd.cluster.events import (
     Ticked,
     WorkerLost,
 )
-from dtd.cluster.machine import Membership
+from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job
 from dtd.exchange.schedule.chunks import Segments
 from dtd.wire import messages as m
@@ -35,7 +35,7 @@ class Driver:
     """A membership core, a clock that the test moves, and everything the core has answered."""
 
     def __init__(self, **arguments: Any) -> None:
-        self.core = Membership(**arguments)
+        self.core = Pools(**arguments)
         self.cluster = self.core.cluster
         self.now = 0.0
         self.sent: list[Send] = []

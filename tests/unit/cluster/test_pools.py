@@ -174,11 +174,11 @@ def test_a_lost_worker_is_replaced_by_an_idle_one_and_idles_when_it_returns(two:
 
 
 def test_what_a_job_has_beyond_its_number_is_released(two: Cluster) -> None:
-    home, machine = two.pools.home.cluster, two.pools.machines()[2]
-    assert machine.cluster.job is not None
+    home, machine = two.pools.home, two.pools.all_clusters()[2]
+    assert machine.job is not None
     worker = home.workers["w5"]
-    pools._move(worker, home, machine.cluster, two.now)
-    admission.prepare(machine.cluster, worker, machine.cluster.job)
+    pools._move(worker, home, machine, two.now)
+    admission.prepare(machine, worker, machine.job)
     two.warmed("w5")
     released = [one.name for one in two.sent if isinstance(one.message, m.Release)]
     assert released == ["w5"]
@@ -190,7 +190,7 @@ def test_what_a_job_has_beyond_its_number_is_released(two: Cluster) -> None:
 def test_a_job_begins_when_enough_workers_idle_and_none_overtakes(two: Cluster) -> None:
     two.submit(3, workers=2)
     two.submit(4, workers=1)
-    assert [job.id for job in two.pools.home.cluster.queue] == ["j-3", "j-4"]
+    assert [job.id for job in two.pools.home.queue] == ["j-3", "j-4"]
     assert two.pools.explain_queue() == "j-3 takes 2 workers; 1 idle; before it: j-1, j-2"
     two.register("w6", "w7")
     assert two.places()["w5"] == two.places()["w6"] == "j-3"
@@ -298,12 +298,12 @@ def test_one_that_may_hold_the_newest_state_goes_to_its_job(cluster: Cluster) ->
 
 def test_all_begins_again_with_the_job_at_fault_first(two: Cluster) -> None:
     two.submit(3, workers=2)
-    two.pools._at_work = two.pools.machines()[2]
+    two.pools._at_work = two.pools.all_clusters()[2]
     left = two.pools.begin_again(given_up=True)
     assert [job.id for job in left] == ["j-1", "j-3"]
     assert [one.job.id for one in two.pools.take_decided() if isinstance(one, JobEnded)] == ["j-2"]
     assert two.pools.workers() == {}
-    assert two.pools.home.cluster.run.highest == 2
+    assert two.pools.home.run.highest == 2
 
 
 def test_a_worker_that_works_for_another_job_meanwhile_stays_there_when_the_first_ends() -> None:
@@ -318,13 +318,13 @@ def test_a_worker_that_works_for_another_job_meanwhile_stays_there_when_the_firs
     cluster.submit(2, workers=1)
     assert cluster.places() == {"w1": "j-2", "w2": "j-1"}
     cluster.runs("w2")
-    cluster.pools.machines()[1].cluster.workers["w1"] = stale = Worker(
+    cluster.pools.all_clusters()[1].workers["w1"] = stale = Worker(
         registration=registration(name="w1", incarnation=1), state=WorkerState.LOST
     )
     assert cluster.pools.workers()["w1"] is not stale
     cluster.ends("w2")
     assert cluster.places() == {"w1": "j-2"}
-    assert cluster.pools.cluster_with("j-1") is cluster.pools.home.cluster
+    assert cluster.pools.cluster_with("j-1") is cluster.pools.home
 
 
 def test_a_job_whose_origin_no_worker_has_gets_one_more_at_a_time(cluster: Cluster) -> None:

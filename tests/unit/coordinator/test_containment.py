@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import structlog
 
+from dtd.cluster import machine
 from dtd.cluster.events import (
     FromWorker,
     Incident,
@@ -15,7 +16,6 @@ from dtd.cluster.events import (
     Submitted,
     Ticked,
 )
-from dtd.cluster.machine import Membership
 from dtd.cluster.pools import Pools
 from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.transitions import JobState
@@ -135,7 +135,7 @@ class Desk:
 
     def __init__(self):
         self.core = Pools(identity=CoordinatorIdentity(), last_generation=7)
-        self.cluster = self.core.home.cluster
+        self.cluster = self.core.home
         self.done, self.ended, self.told = [], [], []
         containment = Containment(lambda: 0.0, self.incident)
         self.driver = PlayedDriver(
@@ -155,7 +155,7 @@ class Desk:
             monkeypatch.undo()
             raise KeyError("a defect")
 
-        monkeypatch.setattr(self.core.home, "_advance", fail)
+        monkeypatch.setattr(machine, "_advance", fail)
 
 
 @pytest.fixture
@@ -222,14 +222,14 @@ def test_a_job_with_which_it_fails_for_ever_has_failed(desk, monkeypatch):
     """Whatever of the job it is: state and clock cannot go on with it."""
     desk.handle(Submitted(job=job()))
     desk.handle(Submitted(job=job(2)))
-    cursed = Membership._advance
+    cursed = machine._advance
 
-    def fail(core, now):
-        if core.cluster.job is not None and core.cluster.job.id == "j-1":
+    def fail(cluster, now):
+        if cluster.job is not None and cluster.job.id == "j-1":
             raise KeyError("a defect")
-        cursed(core, now)
+        cursed(cluster, now)
 
-    monkeypatch.setattr(Membership, "_advance", fail)
+    monkeypatch.setattr(machine, "_advance", fail)
     for _ in range(MAX_TICKS_FAILED * (MAX_BEGINNINGS + 1)):
         desk.cluster.job = desk.cluster.job or job()
         desk.driver.now += 0.25

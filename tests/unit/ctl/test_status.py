@@ -8,7 +8,7 @@ import re
 import pytest
 
 from dtd.cluster.events import FromWorker, Submitted
-from dtd.cluster.machine import Membership
+from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job
 from dtd.cluster.status import status_of
 from dtd.ctl import status as command
@@ -19,7 +19,7 @@ INDENT = " " * 13
 
 
 def test_what_the_coordinator_makes_fits_the_schema(check_output):
-    membership = Membership(heartbeat_interval_s=1.0, heartbeat_timeout_s=5.0, last_generation=0)
+    membership = Pools(heartbeat_interval_s=1.0, heartbeat_timeout_s=5.0, last_generation=0)
     here = {"host": "localhost", "device": "cpu", "data_host": "127.0.0.1", "version": "0.1.0"}
     register = m.Register(name="worker-0", incarnation=1, pid=7, data_port=1, **here)
     job = parse_job(

@@ -1,7 +1,7 @@
 """Membership: which workers train together, on what, in which generation, from which state.
 
-    pools       several jobs at once: a machine each, and the allocation of workers to them
-    machine     the coordinator's side: passes events to the rules below, explains what it waits for
+    pools       several jobs at once: a cluster state each, and the allocation of workers to them
+    machine     the coordinator's side: an event and the state go to the rules below
     member      a worker's side, with its events and effects
     transitions the states, and four tables of the transitions between them
     state       what the coordinator knows, in small records (`records`)

@@ -187,7 +187,6 @@ class Replicated(Strategy):
     def compute(self, work: Computation, ring: Collective) -> None:
         """Compute all updates in sequence; all but the last are applied tentatively."""
         for number, update in enumerate(self._active):
-            self._train_only(update)
             sums = update.backward(work, number, ring)
             present = update.gradients.present
             if update is self._active[-1]:
@@ -201,13 +200,6 @@ class Replicated(Strategy):
                 totals = update.scalars.totals()
                 applied = self._apply(work, update, totals, totals.present, tentative=True)
                 self._applied.append(applied)
-
-    def _train_only(self, update: Update | None) -> None:
-        """Restrict backward to the parameters of one update; None removes the restriction."""
-        if len(self._updates) > 1:
-            for one in self._updates:
-                for parameter in one.parameters:
-                    parameter.requires_grad_(update is None or one is update)
 
     def _among_all(self, update: Update, present: Sequence[bool]) -> list[bool]:
         """Expand the flags of one update's parameters to all trained parameters."""
@@ -239,7 +231,6 @@ class Replicated(Strategy):
 
     def release(self) -> None:
         self._applied, self._undos = [], []
-        self._train_only(None)
         for update in self._updates:
             update.gradients.release()
 

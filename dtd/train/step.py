@@ -60,6 +60,7 @@ def contribute(session: JobSession, ring: Collective, record: StepRecord) -> Non
         TaskError: the task's `loss` does not return a loss.
     """
     session.begin(ring)
+    getattr(session.task, "begin_step", _nothing)()
     session.used = UsedRows()
     shares = [
         session.plan.share(step, rank=ring.rank, world_size=ring.world_size - session.servers)
@@ -104,6 +105,7 @@ class Computation:
     ) -> LossSum:
         # The first pass loads the batches, further passes reuse them.
         session, share = self._session, self._rows
+        only = _parameters_of(session.replica.part(update)) if update else None
         loss_sum, weight = 0.0, 0.0
         for part, request in enumerate(share.requests):
             if number == 0:
@@ -121,7 +123,7 @@ class Computation:
                 last()
             self._check()  # forward may have taken long, and backward takes longer
             part_of_batch = (len(request.rows) if is_mean else 1) / share.global_rows
-            _backward(loss, part_of_batch * session.replica.scaler.scale)
+            _backward(loss, part_of_batch * session.replica.scaler.scale, only)
             passed()
             loss_sum += float(loss.detach()) * (len(request.rows) if is_mean else 1.0)
             weight += rows_weight
@@ -375,6 +377,15 @@ def _understand(returned: Any, rows: int) -> tuple[Tensor, float, bool]:
     return loss, float(pair[1]), not isinstance(returned, tuple)
 
 
-def _backward(loss: Tensor, factor: float) -> None:
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _backward(loss: Tensor, factor: float, only: Sequence[Tensor] | None) -> None:
+    """Accumulate gradients; with several optimizers only those of the one that is updated."""
     scaled: Any = loss if factor == 1.0 else loss * factor
-    scaled.backward()
+    scaled.backward(inputs=only)
+
+
+def _nothing() -> None:
+    """Do nothing: a task need not know when a step begins."""

@@ -4,4 +4,21 @@ Importing this package never imports torch.  `docs/how-a-step-flows.md` follows 
 the folders below.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dtd.own_loop.run import Run, join
+
 __version__ = "0.1.0"
+__all__ = ["Run", "__version__", "join"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `join` and `Run`, and with them torch, when they are used."""
+    if name not in ("Run", "join"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dtd.own_loop import run
+
+    return getattr(run, name)

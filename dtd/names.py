@@ -19,6 +19,8 @@ _IDENTIFIER: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _DOTTED: Final = rf"{_IDENTIFIER}(\.{_IDENTIFIER})*"
 REFERENCE: Final = rf"{_DOTTED}:{_DOTTED}"
 """A task that is imported: "package.module:attribute"."""
+SCRIPT: Final = ":__main__"
+"""End of a reference to a script, "train:__main__", which runs its own loop (`dtd.join`)."""
 DIGEST: Final = r"[0-9a-f]{64}"
 """Packages and files of weights: a sha256."""
 METRIC_CHARACTERS: Final = 100

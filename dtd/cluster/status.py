@@ -23,6 +23,7 @@ from dtd.cluster.suspicion import why_late
 from dtd.cluster.transitions import GONE, GenerationState, WorkerState
 from dtd.diagnostics import Diagnostic
 from dtd.doctor.memory import memory_of
+from dtd.names import SCRIPT
 from dtd.wire import messages as m
 
 STATUS_SCHEMA: Final = 1
@@ -96,7 +97,7 @@ def status_of(
 
 
 def _job(cluster: ClusterState, job: Job) -> dict[str, Any]:
-    rows = job.terms.global_batch_size
+    rows = 0 if job.terms.task.endswith(SCRIPT) else job.terms.global_batch_size
     running = cluster.running_beats()
     slowest_s = max((beat.step_s for beat in running.values()), default=0.0)
     return {
@@ -113,7 +114,7 @@ def _job(cluster: ClusterState, job: Job) -> dict[str, Any]:
         "epoch": job.epoch,
         "epochs": job.terms.epochs,
         "loss": job.loss,
-        "samples_per_s": rows / slowest_s if slowest_s > 0 else job.samples_per_s,
+        "samples_per_s": rows / slowest_s if rows and slowest_s > 0 else job.samples_per_s,
         "steps_lost": job.steps_lost,
         "skipped_steps": job.skipped_steps,
         "straggler": cluster.straggler.named(running),

@@ -110,6 +110,19 @@ COMMANDS: Final = (
         switch("--no-ship", "Use the task's code installed on the workers."),
     ),
     command(
+        "run",
+        "submit:run_script",
+        "Ship a script that calls dtd.join, with what it imports from its folder, and run it on the"
+        " workers as a job.\n\nExample: dtdctl run --workers 4 -- python train.py --lr 0.1",
+        argument("words", "[python] SCRIPT.py", "The script, and its arguments.", nargs="+"),
+        option(
+            "--workers", "N", "At most so many.", type=number(int, least=1, most=1024), default=64
+        ),
+        option("--name", "NAME", "Of the job; default: the script's.", default=""),
+        _OVERRIDES,
+        switch("--wait", "Wait until the job has ended.", dest="wait_for_end"),
+    ),
+    command(
         "wait",
         "jobs:wait",
         "Wait until a job has ended; exit 4 if it failed or was cancelled.",

@@ -1,4 +1,4 @@
-"""The commands that submit jobs: validate, submit, extend, resume.
+"""The commands that submit jobs: validate, submit, run, extend, resume.
 
 A job comes from a file, or repeats or continues an earlier one with the settings and the package
 that the coordinator has recorded of it, so that neither its file nor its code has to be at hand.
@@ -23,8 +23,9 @@ from dtd.ctl.answers import Answer, ask, ask_and_show, parse_job_at_step, show
 from dtd.ctl.jobs import wait
 from dtd.ctl.settings import Settings
 from dtd.errors import RequestRefused, TaskError, UsageError
-from dtd.job import load_job, overridden, to_mapping
+from dtd.job import JobSpec, load_job, overridden, to_mapping
 from dtd.job.differences import shown_value
+from dtd.names import SCRIPT, name_of
 from dtd.net.control_client import ControlClient
 from dtd.packages.archive import Archive, pack
 from dtd.packages.archives import ENDING, WeightsFile, read_weights_file
@@ -44,6 +45,7 @@ RESUME: Final = "resume"
 WEIGHTS: Final = "weights"
 _ENDED: Final = frozenset({"done", "failed", "cancelled"})
 _MOST_DIFFERENCES: Final = 20
+_MOST_STEPS: Final = 10**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,10 @@ def submit(
         answer = _submit_like(settings, like, overrides, origin, ships=not no_ship)
     else:
         answer = _submit_file(settings, path, overrides, origin, ships=not no_ship)
+    return _submitted(settings, answer, wait_for_end=wait_for_end)
+
+
+def _submitted(settings: Settings, answer: Answer, *, wait_for_end: bool) -> int:
     if wait_for_end:
         output.say(f"job {answer['job']} is submitted")
         return wait(settings, answer["job"])
@@ -124,10 +130,53 @@ def submit(
     return 0
 
 
+def run_script(
+    settings: Settings,
+    words: Sequence[str],
+    *,
+    workers: int,
+    name: str,
+    overrides: Sequence[str],
+    wait_for_end: bool,
+) -> int:
+    """Queue a job that runs a script with its own loop, and print its id.
+
+    Raises:
+        UsageError: the words name no script that can be shipped.
+    """
+    script, *arguments = words[1:] if words[0].startswith("python") and words[1:] else words
+    path = Path(script)
+    if path.suffix != ".py" or not path.stem.isidentifier() or not path.is_file():
+        raise UsageError(
+            f"{script} is no Python script that can be shipped",
+            remedy="name a file such as train.py, with letters, digits and underscores in its name",
+        )
+    given = {
+        "job": {
+            "name": name or name_of(path.stem),
+            "task": f"{path.stem}{SCRIPT}",
+            # In place of the numbers that the script gives to run.batches():
+            "global_batch_size": 1,
+            "steps": _MOST_STEPS,
+        },
+        "task": {"args": arguments},
+        "elastic": {"max_workers": workers},
+    }
+    spec = overridden(given, overrides, source=script)
+    answer = _submit(settings, spec, path, Origin(), ships=True)
+    return _submitted(settings, answer, wait_for_end=wait_for_end)
+
+
 def _submit_file(
     settings: Settings, path: Path, overrides: Sequence[str], origin: Origin, *, ships: bool
 ) -> Answer:
-    spec = load_job(path, overrides)
+    return _submit(settings, load_job(path, overrides), path, origin, ships=ships)
+
+
+def _submit(
+    settings: Settings, spec: JobSpec, path: Path, origin: Origin, *, ships: bool
+) -> Answer:
+    """Submit a job with its task's package, which is looked for beside this file first."""
     archive = packed_task(spec.job.task, path) if ships else None
     weights = read_weights_file(origin.file) if origin.file is not None else None
     with settings.connect() as client:

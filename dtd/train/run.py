@@ -12,7 +12,7 @@ called from the training thread.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ from dtd.train.session import JobSession, build_session, updates_of_step
 from dtd.train.state.load import IncomingImage, export_image
 from dtd.train.state.tensors import named_tensors
 from dtd.train.step import check_skips
-from dtd.train.task import load_task
+from dtd.train.task import Task, load_task
 from dtd.train.task_checks import try_evaluation
 
 _STATE_FACTOR = 16
@@ -72,6 +72,10 @@ _OWN_GENERATOR = (
 _RANK_0 = frozenset({0})
 
 
+def _named_task(spec: JobSpec) -> tuple[Task, JobSpec]:
+    return load_task(spec.job.task, spec.task), spec
+
+
 class JobSessionRunner:
     """Takes one job's session through its generations.
 
@@ -89,6 +93,7 @@ class JobSessionRunner:
         strict: weights loaded without the rest of a state must match the model completely.
         serves: this worker is a parameter server.
         profiler: profiles steps when it is asked to.
+        load: returns the job's task, and the job with what only the task's code knows of it.
     """
 
     def __init__(
@@ -107,7 +112,9 @@ class JobSessionRunner:
         strict: bool = True,
         serves: bool = False,
         profiler: StepProfiler | None = None,
+        load: Callable[[JobSpec], tuple[Task, JobSpec]] = _named_task,
     ) -> None:
+        self._load_task = load
         self._profiler = profiler or StepProfiler()
         self._spec = spec
         self._serves = serves
@@ -141,7 +148,7 @@ class JobSessionRunner:
         """
         torch.set_num_threads(self._threads)
         seed_generators(self._spec.job.seed, self._device)
-        task = load_task(self._spec.job.task, self._spec.task)
+        task, self._spec = self._load_task(self._spec)
         with mapped_blocks():  # a model that is divided does not stay whole
             session = self._built = build_session(
                 spec=self._spec,

@@ -350,7 +350,7 @@ def _build_strategy(
         buffer_words=rehearsal.buffers.words,
     )
     if spec.strategy.name in SHARDED:
-        _check_divisible(replica, spec, device)
+        _check_divisible(rehearsal, spec, device)
     metadata(replica)  # refuses what no state can hold
     strategy = build_strategy(
         spec, parts_of(replica), device, scalars, model=replica.model, passes=plan.most_parts
@@ -367,7 +367,14 @@ def _build_strategy(
     return strategy, scalars
 
 
-def _check_divisible(replica: Replica, spec: JobSpec, device: torch.device) -> None:
+def _check_divisible(rehearsal: Rehearsal, spec: JobSpec, device: torch.device) -> None:
+    replica = rehearsal.replica
+    if not rehearsal.can_run:
+        raise TaskError(
+            'strategy.name = "sharded" gives each rank parts of the gradients, and a loop of one\'s'
+            " own may look at whole ones between backward() and optimizer.step()",
+            remedy='use name = "replicated", or write the loop as a task (docs/tasks.md)',
+        )
     check_shardable(replica.optimizer, device)
     check_memory(replica.model, [parameter for _, parameter in replica.trained])
     if spec.strategy.stage == max(SHARDED_STAGES):

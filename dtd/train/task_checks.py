@@ -68,6 +68,11 @@ class Rehearsal:
     spec: JobSpec
     device: torch.device
 
+    @property
+    def can_run(self) -> bool:
+        """Whether there are any: a loop of its own runs forward for its own batches only."""
+        return getattr(self.task, "can_rehearse", True)
+
     def run(self, sample: Sample, structure: Structure, *, backward: bool, number: int = 0) -> None:
         """Compute the loss of a sample, or each optimizer's, and, if wanted, its gradients.
 
@@ -81,6 +86,8 @@ class Rehearsal:
             TaskError: the loss changes the model's structure.
             Exception: whatever the task raises.
         """
+        if not self.can_run:
+            return
         task: Any = self.task
         replica, key = self.replica, draw_key(self.spec.job.seed, NO_STEP, number)
         batch = sample()

@@ -26,6 +26,7 @@ import dtd
 from dtd.cluster.progress import Evidence
 from dtd.exchange.endpoint import RingEndpoint
 from dtd.net.link import NO_TRAFFIC, Traffic
+from dtd.own_loop.turns import turn_of
 from dtd.shown import escaped
 from dtd.wire import messages as m
 
@@ -125,7 +126,7 @@ _STANDARD: Final = Path(sysconfig.get_path("stdlib"))
 
 
 def where_stalled(thread_ident: int | None, stalled_s: float) -> str:
-    """The line that a stalled thread executes: the innermost of the user's own, if there is one.
+    """The line that a stalled thread, or the loop it waits for, executes: the user's innermost.
 
     Args:
         thread_ident: None when there is no thread.
@@ -135,7 +136,7 @@ def where_stalled(thread_ident: int | None, stalled_s: float) -> str:
         Like `task.py:4 in loss`, at most 200 characters; empty while the stall is short, and when
         the thread is over.
     """
-    frame = sys._current_frames().get(thread_ident or 0)  # noqa: SLF001 - its documented name
+    frame = sys._current_frames().get(turn_of(thread_ident or 0))  # noqa: SLF001 - its documented name
     if frame is None or stalled_s <= TELLING_S:
         return ""
     innermost = frame

@@ -210,6 +210,7 @@ class TrainingThread(threading.Thread):
 
     def _warm_up(self) -> JobSessionRunner:
         with made_to_last():
+            from dtd.own_loop.script import load_job_code
             from dtd.train.fingerprints import environment
             from dtd.train.record import InitFrom
             from dtd.train.run import JobSessionRunner
@@ -242,6 +243,7 @@ class TrainingThread(threading.Thread):
             requests=self._reporter,
             serves=self._config.role == "server",
             profiler=self._profiler,
+            load=load_job_code,
         )
         report = run.prepare()
         self._complete_origin(run)

@@ -1,0 +1,8 @@
+"""A user's own training loop as a job: `dtd.join` meets the engine at four points of it.
+
+turns    two threads, of which one runs at a time
+task     the loop as a task of the engine: the points at which the two meet
+run      `dtd.join` and `Run`, in the user's thread
+alone    trains a loop in its own process, without a coordinator
+script   runs a script as the job of a worker
+"""

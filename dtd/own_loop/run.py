@@ -1,0 +1,347 @@
+"""`dtd.join`: the user's side of a run, in the user's thread.
+
+    with dtd.join(model, optimizer) as run:
+        for batch in run.batches(dataset, global_batch_size=256, epochs=10):
+            loss_fn(model, batch).backward()
+            optimizer.step()
+
+While a run is open, three functions are not torch's own for the thread that has joined:
+`torch.autograd.backward` (which `Tensor.backward` calls) hands the loss of an open batch to the
+training thread, `step` of each optimizer waits for its turn, and `step` of a schedule that was
+passed in is refused, because the run steps it.  They are restored when the run is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from dtd.errors import TaskError
+from dtd.names import name_of
+from dtd.own_loop.alone import Alone
+from dtd.own_loop.task import END, Host, Loop, LoopTask
+from dtd.own_loop.turns import Point, Turns, place_in_user_code
+from dtd.train.model_setup import autocast
+from dtd.train.record import Moment
+from dtd.train.task import Collate, MapDataset
+
+_BACKWARD: Final = torch.autograd.backward
+_AT_START: Final = Moment(rank=0, world_size=1, step=0, epoch=0, metrics={})
+
+
+_offered: list[Host] = []
+_runs: dict[int, Run] = {}
+"""Open runs by the thread that has joined."""
+
+
+def offer(host: Host) -> None:
+    """Have the next `join` of this process trained by this host."""
+    _offered.append(host)
+
+
+def join(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
+    schedule: LRScheduler | None = None,
+    *,
+    name: str = "",
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
+    """Begin a run: the loop that follows is trained alone, or on a cluster (`dtdctl run`).
+
+    Args:
+        model: all of its parameters that require gradients are trained.
+        optimizer: over these; or several by name, which share them out and step in this order.
+        schedule: of the only optimizer; the run steps it after every update.
+        name: of the job, which names its checkpoints; default: the script's.
+        seed: determines the order of rows, and what the loop draws from torch, numpy and random;
+            None: the job's, which is 0 unless it is set.
+        settings: of a job file, such as {"checkpoint.every_steps": 500}.
+
+    Raises:
+        TaskError: another run is open, or the optimizers are not of this model.
+    """
+    if threading.get_ident() in _runs:
+        raise TaskError("another run is open", remedy="close it: `with dtd.join(...) as run:`")
+    several = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+    given = dict(settings or {}) | ({} if seed is None else {"job.seed": seed})
+    host = _offered.pop() if _offered else Alone(name or _script_name())
+    return Run(model, several, schedule, given, host)
+
+
+def _script_name() -> str:
+    return name_of(Path(sys.argv[0]).stem) or "notebook"
+
+
+class Run:
+    """A user's loop as a part of a job.
+
+    Args:
+        model: the model, initialised alike on every rank.
+        optimizers: by name, over the model's trained parameters.
+        schedule: of the only optimizer; stepped by the run after every update.
+        settings: of the job file, as "table.key".
+        host: trains it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        schedule: LRScheduler | None,
+        settings: Mapping[str, Any],
+        host: Host,
+    ) -> None:
+        self._model, self._optimizers, self._schedule = model, optimizers, schedule
+        self._settings = dict(settings)
+        self._host = host
+        self._turns = Turns()
+        self._task: LoopTask | None = None
+        self._registered: dict[str, Any] = {}
+        self._evaluation: Any = None
+        self._thread = threading.get_ident()
+        self._open = self._complete = False
+        self._restore = contextlib.ExitStack()
+        self._intercept()
+
+    # --- before the first batch --------------------------------------------------------------
+
+    def register(self, name: str, value: Any) -> None:
+        """Make an object's state a part of the job's: checkpoints have it, a joiner gets it.
+
+        Args:
+            name: an identifier.
+            value: has state_dict(), with tensors and JSON values, and load_state_dict(state).
+
+        Raises:
+            TaskError: it lacks a method, or the run has begun.
+        """
+        lacks = [one for one in ("state_dict", "load_state_dict") if not hasattr(value, one)]
+        if lacks:
+            raise TaskError(f"{name} has no {lacks[0]}()", remedy="register objects that have both")
+        self._before_batches("register()")
+        self._registered[name] = value
+
+    def evaluate(
+        self, rows: MapDataset, metrics: Callable[[nn.Module, Any], Mapping[str, Any]]
+    ) -> None:
+        """Evaluate rows every `train.eval_every`, shared out to all ranks, and at the end.
+
+        Args:
+            rows: by number.
+            metrics: `metrics(model, batch)` returns means over the batch's rows, by name.
+
+        Raises:
+            TaskError: the run has begun.
+        """
+        self._before_batches("evaluate()")
+        self._evaluation = rows, metrics
+
+    def _before_batches(self, method: str) -> None:
+        if self._task is not None:
+            raise TaskError(
+                f"run.{method} is called after the first batch ({place_in_user_code()})",
+                remedy="call it before run.batches()",
+            )
+
+    # --- batches -----------------------------------------------------------------------------
+
+    def batches(
+        self,
+        rows: MapDataset,
+        *,
+        global_batch_size: int,
+        epochs: int | None = None,
+        steps: int | None = None,
+        collate_fn: Collate | None = None,
+        accumulate: int = 1,
+    ) -> Iterator[Any]:
+        """Yield this rank's rows of each global batch, on the model's device, until the job ends.
+
+        Rows are shuffled by epoch with the job's seed.  A batch whose step was discarded, because a
+        worker was lost, comes again.
+
+        Args:
+            rows: a dataset of numbered rows, the same on every rank.
+            global_batch_size: rows of a step over all ranks.
+            epochs: passes over the rows.
+            steps: updates, instead of epochs.
+            collate_fn: makes a batch of a list of rows; None: torch's default.
+            accumulate: parts in which a rank's rows of a step come, each with its own backward();
+                `optimizer.step()` counts after the last one.
+
+        Raises:
+            TaskError: the loop cannot be trained.
+        """
+        self._before_batches("batches()")
+        loop = Loop(
+            model=self._model,
+            optimizers=self._optimizers,
+            schedule=self._schedule,
+            rows=rows,
+            collate=collate_fn,
+            evaluation=self._evaluation,
+            registered=self._registered,
+            settings={
+                **self._settings,
+                "job.global_batch_size": global_batch_size,
+                "job.epochs": epochs,
+                "job.steps": steps,
+                "train.grad_accumulation": accumulate,
+            },
+        )
+        self._task = self._host.begin(loop, self._turns)
+        return self._yield_batches()
+
+    def _yield_batches(self) -> Iterator[Any]:
+        precision = self._settings.get("train.precision", "float32")
+        device = next(self._model.parameters()).device
+        while (batch := self._turns.arrive(Point.NEXT)) is not END:
+            self._open = True
+            with autocast(precision, device):
+                yield batch
+            self._open = False
+        self._complete = True
+
+    def stop(self, reason: str = "the loop has said so") -> None:
+        """End the job after this step, on every rank, with a checkpoint."""
+        if self._task is not None:
+            self._task.stop = reason
+
+    # --- where the run is --------------------------------------------------------------------
+
+    @property
+    def _moment(self) -> Moment:
+        moment = self._task.moment if self._task is not None else None
+        return moment or _AT_START
+
+    @property
+    def rank(self) -> int:
+        """Of this process in the present generation."""
+        return self._moment.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks in the present generation."""
+        return self._moment.world_size
+
+    @property
+    def step_number(self) -> int:
+        """Committed steps."""
+        return self._moment.step
+
+    @property
+    def epoch(self) -> int:
+        """Of the last committed row."""
+        return self._moment.epoch
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the last committed step over all ranks."""
+        return self._moment.metrics.get("loss", float("nan"))
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process prints and logs for all."""
+        return self.rank == 0
+
+    # --- torch's methods ---------------------------------------------------------------------
+
+    def _intercept(self) -> None:
+        """Put this run's `backward` and `step` in place of torch's."""
+        torch.autograd.backward = _backward
+        _runs[self._thread] = self
+        for name, optimizer in self._optimizers.items():
+            self._replace_step(optimizer, functools.partial(self._step, name, optimizer.step))
+        if self._schedule is not None:
+            schedule = self._schedule
+            self._replace_step(schedule, functools.partial(self._scheduled, schedule.step))
+
+    def _replace_step(self, owner: Any, step: Callable[..., Any]) -> None:
+        """Replace a method of one object until the run is closed; it keeps its signature."""
+        replaced = functools.update_wrapper(step, owner.step)
+        kept = vars(owner).get("step")
+        owner.step = replaced
+        if kept is None:
+            self._restore.callback(delattr, owner, "step")
+        else:
+            self._restore.callback(setattr, owner, "step", kept)
+
+    def backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
+        """Hand the loss of the open batch to the training thread; without one it is torch's."""
+        if not self._open:
+            _BACKWARD(loss, *args, **kwargs)
+            return
+        if not isinstance(loss, Tensor) or any(args) or any(kwargs.values()):
+            raise TaskError(
+                f"backward() has several losses or arguments ({place_in_user_code()})",
+                remedy="call loss.backward() of one loss: the sum of all that counts in this step",
+            )
+        self._turns.arrive(Point.BACKWARD, loss)
+
+    def _step(self, name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """An optimizer's step: by the user's thread it waits, by the training thread it is made."""
+        if threading.get_ident() != self._thread:
+            assert self._task is not None
+            return self._task.update(name, functools.partial(step, *args, **kwargs))
+        if self._task is None or not self._open:
+            raise TaskError(
+                f"optimizer.step() is called outside of the loop over run.batches()"
+                f" ({place_in_user_code()})",
+                remedy="take the rows from run.batches(): it gives each rank its own, each once",
+            )
+        return self._turns.arrive(Point.STEP, name)
+
+    def _scheduled(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return step(*args, **kwargs)
+        raise TaskError(
+            f"the schedule's step() is called ({place_in_user_code()}), and the run steps it after"
+            " every update",
+            remedy="leave the call out, or do not pass the schedule to dtd.join()",
+        )
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the run, once; torch's functions are as before."""
+        if _runs.get(self._thread) is not self:
+            return
+        self._open = False
+        self._restore.close()
+        del _runs[self._thread]
+        if not _runs:
+            torch.autograd.backward = _BACKWARD
+        try:
+            if self._task is not None and not self._complete:
+                self._turns.arrive(Point.LEFT, error)
+        finally:
+            self._host.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(error)
+
+
+def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    """`torch.autograd.backward` while there is a run."""
+    run = _runs.get(threading.get_ident())
+    (_BACKWARD if run is None else run.backward)(tensors, *args, **kwargs)

@@ -1,0 +1,43 @@
+"""A script with its own loop.
+
+Arguments: a fault; a gate, and the step before which to wait for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import dtd
+
+FAULT, GATE, HOLD = [*sys.argv[1:], "", "", ""][:3]
+
+
+def main() -> None:
+    """Learn on which side of a plane a point lies."""
+    points = torch.randn(256, 8, generator=torch.Generator().manual_seed(1))
+    rows = torch.utils.data.TensorDataset(points, (points.sum(1) > 0).long())
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if FAULT == "alone":
+        return
+    with dtd.join(model, optimizer) as run:
+        for x, y in run.batches(rows, global_batch_size=32, epochs=4):
+            if GATE and run.step_number == int(HOLD):
+                with Path(GATE).open() as gate:
+                    fcntl.flock(gate, fcntl.LOCK_SH)
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            if FAULT == "no-step" and run.step_number == 3:
+                continue
+            optimizer.step()
+    print(f"after {run.step_number} steps the loss is {run.loss:.3f}, {run.world_size} ranks")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A script with its own loop as a job: shipped, trained, recovered, and told what it does wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtd.wire import messages as m
+from tests.integration.conftest import PATIENCE_S, Command, Daemons
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = str(Path(__file__).with_name("loop_script.py"))
+STEPS = 32
+HOLD = 10
+
+
+@pytest.fixture(scope="module")
+def daemons(start_daemons: Callable[[int], Daemons]) -> Daemons:
+    """A coordinator and three workers."""
+    return start_daemons(3)
+
+
+def run(dtdctl: Command, *arguments: str) -> str:
+    """Submit the script; returns its job."""
+    exit_code, out, err = dtdctl(
+        *("run", "--workers", "3", "--set", "elastic.min_workers=2"),
+        *("--set", "elastic.settle_s=1", "--", "python", SCRIPT, *arguments),
+    )
+    assert exit_code == 0, err
+    return out.strip()
+
+
+def test_a_loop_loses_a_worker_and_goes_on(daemons: Daemons, dtdctl: Command) -> None:
+    gates = daemons.hold(HOLD)
+    job = run(dtdctl, "", f"{gates.task['gates']}/0", str(HOLD))
+    daemons.await_event("generation_running")
+
+    def stands() -> bool:
+        workers = daemons.ask(m.GetStatus())["workers"]
+        return len(workers) == 3 and {one["step"] for one in workers} == {HOLD}
+
+    daemons.until(job, stands)
+    daemons.ask(m.KillWorker(name="worker-1", signal="KILL"))
+    daemons.await_event("worker_lost")
+    gates.open(0)
+    daemons.child("worker-1").wait(PATIENCE_S)
+    daemons.start_again()
+    answer = daemons.wait(job)
+    assert answer["state"] == "done", answer
+    result = answer["result"]
+    assert result["steps"] == STEPS
+    assert (result["rows_missing"], result["rows_repeated"]) == (0, 0)
+    assert len(set(result["replica_digests"].values())) == 1
+    assert daemons.ask(m.GetStatus())["last_job"]["steps_lost"] == 0
+    exit_code, out, _ = dtdctl("logs", job)
+    assert exit_code == 0
+    assert f"after {STEPS} steps the loss is 0." in out
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (
+            "no-step",
+            " asks for its next batch, and has not called optimizer.step() (loop_script.py:",
+        ),
+        ("alone", "loop_script.py has ended, and has not taken a batch from run.batches()"),
+    ],
+)
+def test_what_a_loop_does_wrong_fails_the_job(
+    daemons: Daemons, dtdctl: Command, fault: str, reason: str
+) -> None:
+    daemons.await_idle()
+    answer = daemons.wait(run(dtdctl, fault))
+    assert answer["state"] == "failed"
+    assert reason in answer["reason"]
+
+
+def test_what_is_no_script_is_refused(dtdctl: Command) -> None:
+    exit_code, _, err = dtdctl("run", "python", "no-script.py")
+    assert exit_code == 2
+    assert "is no Python script that can be shipped" in err
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples" / "loops").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_trains(daemons: Daemons, dtdctl: Command, example: Path) -> None:
+    daemons.await_idle()
+    exit_code, out, err = dtdctl(
+        "run", "--set", "elastic.min_workers=2", "--", "python", str(example)
+    )
+    assert exit_code == 0, err
+    answer = daemons.wait(out.strip())
+    assert answer["state"] == "done", answer
+    assert "step " in dtdctl("logs", out.strip())[1]

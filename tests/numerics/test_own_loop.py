@@ -1,0 +1,388 @@
+"""A user's own loop: the same steps as a task, whatever breaks, and what a loop may do wrong."""
+
+from __future__ import annotations
+
+import copy
+import queue
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.errors import TaskError
+from dtd.own_loop.run import Run, join
+from dtd.own_loop.task import LoopLeft, LoopTask
+from dtd.own_loop.turns import Turns
+from tests.numerics.cuts import Cut
+
+pytestmark = pytest.mark.numerics
+
+SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+LENGTH, BATCH, STEPS = 48, 8, 9
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+class Loops:
+    """Loops of several ranks in this process, each on a thread of its own."""
+
+    def __init__(self, arena, task, body=None, *, optimizers=None, **tables) -> None:
+        self.arena, self.task = arena, task
+        self.body = body or self.plain
+        self.optimizers = optimizers or (lambda model: {"": sgd(model)})
+        self.spec = arena.spec(job={"steps": STEPS}, **tables)
+        self.batches: list[list[torch.Tensor]] = []
+        self.errors: list[BaseException | None] = []
+        self.threads: list[threading.Thread] = []
+        self.turns: list[Turns] = []
+
+    def plain(self, run, model, optimizer, batches) -> None:
+        for batch in run.batches(self.task.rows, global_batch_size=BATCH, steps=STEPS):
+            batches.append(batch[0])
+            self.task.loss(model, batch).backward()
+            optimizer[""].step()
+
+    def start(self, count: int):
+        torch.manual_seed(self.spec.job.seed)
+        first = self.task.build_model()
+        ranks = [self._start(index, copy.deepcopy(first)) for index in range(count)]
+        for rank in ranks:
+            rank.run.adopt_local(0, 0)
+        return ranks
+
+    def _start(self, index: int, model):
+        begun: queue.SimpleQueue[LoopTask] = queue.SimpleQueue()
+        taken = self.turns
+
+        class Host:
+            def begin(self, loop, turns):
+                task = LoopTask(loop, turns, ended=lambda: None)
+                begun.put(task)
+                taken.append(turns)
+                return task
+
+            def close(self) -> None:
+                pass
+
+        self.batches.append([])
+        self.errors.append(None)
+
+        def use() -> None:
+            optimizers = self.optimizers(model)
+            try:
+                with Run(model, optimizers, None, {}, Host()) as run:
+                    self.body(run, model, optimizers, self.batches[index])
+            except BaseException as error:  # noqa: BLE001
+                self.errors[index] = error
+
+        thread = threading.Thread(target=use, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+        return self.arena.start(begun.get(timeout=60), self.spec, name=f"loop{index}")
+
+    def end(self) -> None:
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        for error in self.errors:
+            if error is not None:
+                raise error
+
+
+def equal(one, other) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+TABLES = (
+    {},
+    {"strategy": {"name": "local_sgd", "inner_steps": 3}},
+    {"train": {"grad_accumulation": 2}},
+)
+
+
+@pytest.mark.parametrize("tables", TABLES, ids=["replicated", "local_sgd", "accumulation"])
+def test_a_loop_trains_as_the_task_does(arena, regression, tables) -> None:
+    class Optimized(regression):
+        def build_optimizer(self, parameters):
+            return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    task = Optimized(LENGTH)
+    as_task = arena.train(task, arena.spec(job={"steps": STEPS}, **tables), 3, job_id="task")
+    loops = Loops(arena, task, **tables)
+    ranks = arena.generation(loops.start(3))
+    loops.end()
+    for rank, other in zip(ranks, as_task, strict=True):
+        assert rank.error is None
+        assert equal(rank, other)
+    taken = torch.cat([x for batches in loops.batches for x in batches])
+    assert len(taken.unique(dim=0)) == LENGTH
+    assert len(taken) == STEPS * BATCH
+
+
+def test_a_sharded_state_is_refused(arena, regression) -> None:
+    loops = Loops(arena, regression(LENGTH), strategy={"name": "sharded", "stage": 2})
+    with pytest.raises(TaskError, match="may look at whole ones"):
+        loops.start(1)
+    loops.turns[0].fail(LoopLeft("its job is refused"))
+    with pytest.raises(LoopLeft):
+        loops.end()
+
+
+class MeetAndCut(Cut):
+    """Breaks when both ranks are there."""
+
+    def __init__(self, inner, step, *, method, both) -> None:
+        super().__init__(inner, step, method=method)
+        self._both = both
+
+    def __getattr__(self, name):
+        value = super().__getattr__(name)
+        if getattr(value, "__name__", "") == "cut":
+            self._both.wait(60)
+        return value
+
+
+@pytest.mark.parametrize(
+    ("method", "step"), [("start", 0), ("start", 4), ("wait", 0), ("wait", 4), ("gather", 4)]
+)
+def test_a_broken_ring_brings_the_same_rows_again(arena, regression, method, step) -> None:
+    task = regression(LENGTH)
+    whole = Loops(arena, task)
+    expected = arena.generation(whole.start(2))
+    whole.end()
+
+    loops = Loops(arena, task)
+    ranks = loops.start(2)
+    both = threading.Barrier(2)
+    arena.generation(ranks, wrap=lambda _, inner: MeetAndCut(inner, step, method=method, both=both))
+    for rank in ranks:
+        rank.run.adopt_local(*(rank.run.prepared_key or (1 if step else 0, step)))
+    redone = ranks[0].run.committed_step == step
+    assert redone == (method != "gather")
+    arena.generation(ranks, generation=2)
+    loops.end()
+    for rank, other, given in zip(ranks, expected, loops.batches, strict=True):
+        assert equal(rank, other)
+        assert len(given) == STEPS + redone
+        assert torch.equal(given[step + redone], given[step])
+        assert not rank.recorder.steps[-1].rows_missing
+
+
+def test_what_the_loop_does_to_the_averages_counts(arena, regression) -> None:
+    task = regression(LENGTH)
+    norms: list[float] = []
+
+    def clipping(run, model, optimizer, batches) -> None:
+        for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            task.loss(model, batch).backward()
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
+            optimizer[""].step()
+
+    loops = Loops(arena, task, clipping)
+    ranks = arena.generation(loops.start(2))
+    loops.end()
+    clipped = {"optimizer": SGD, "train": {"clip_norm": 0.05}}
+    by_job = arena.train(task, arena.spec(job={"steps": STEPS}, **clipped), 2, job_id="task")
+    assert min(norms) > 0.05
+    assert sorted(norms) == pytest.approx(
+        sorted([r.grad_norm for r in by_job[0].recorder.steps] * 2)
+    )
+    for ours, theirs in zip(ranks[0].parameters(), by_job[0].parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-6)
+
+
+def test_several_optimizers_step_in_turn(arena, regression) -> None:
+    """A generator and its judge, as in docs/tasks.md."""
+    task = regression(LENGTH)
+
+    def alternating(run, model, optimizer, batches) -> None:
+        for x, y in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            (model[2](model[1](model[0](x).detach())) - y).pow(2).mean().backward()
+            optimizer["last"].step()
+            (model(x) - y).pow(2).mean().backward()
+            optimizer["first"].step()
+
+    def parts(model):
+        return {"last": sgd(model[2]), "first": sgd(model[0])}
+
+    loops = Loops(arena, task, alternating, optimizers=parts)
+    ranks = arena.generation(loops.start(2))
+    loops.end()
+
+    class Alternating(regression):
+        def build_optimizers(self, named):
+            by_layer = {"2": [], "0": []}
+            for name, parameter in named:
+                by_layer[name[0]].append(parameter)
+            return {
+                "last": torch.optim.SGD(by_layer["2"], lr=0.1, momentum=0.9),
+                "first": torch.optim.SGD(by_layer["0"], lr=0.1, momentum=0.9),
+            }
+
+        def loss(self, model, batch, update):
+            x, y = batch
+            out = model(x) if update == "first" else model[2](model[1](model[0](x).detach()))
+            return (out - y).pow(2).mean()
+
+    by_task = arena.train(Alternating(LENGTH), arena.spec(job={"steps": STEPS}), 2, job_id="task")
+    assert equal(ranks[0], by_task[0])
+    assert equal(ranks[1], ranks[0])
+
+
+class Counter:
+    """Counts what is committed."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state) -> None:
+        self.value = state["value"]
+
+
+def test_what_is_registered_is_a_part_of_the_state(arena, regression) -> None:
+    task, counters = regression(LENGTH), [Counter(), Counter()]
+    free = list(counters)
+
+    def counting(run, model, optimizer, batches) -> None:
+        counter = free.pop()
+        run.register("counter", counter)
+        for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            task.loss(model, batch).backward()
+            optimizer[""].step()
+            counter.value = run.step_number
+
+    loops = Loops(arena, task, counting)
+    ranks = loops.start(2)
+    both = threading.Barrier(2)
+    arena.generation(ranks, wrap=lambda _, inner: MeetAndCut(inner, 4, method="wait", both=both))
+    assert [counter.value for counter in counters] == [4, 4]
+    for rank in ranks:
+        rank.run.adopt_local(1, 4)
+    arena.generation(ranks, generation=2)
+    loops.end()
+    assert [counter.value for counter in counters] == [STEPS, STEPS]
+    assert ranks[0].digest == ranks[1].digest
+
+
+WRONG = {
+    "no backward": (lambda loss, step: None, "has not called backward"),
+    "no step": (lambda loss, step: loss.backward(), "has not called optimizer.step"),
+    "a step first": (lambda loss, step: step(), "has not called backward"),
+    "two backward": (lambda loss, step: [loss.backward(), loss.backward()], "and has not called"),
+    "two steps": (lambda loss, step: [loss.backward(), step(), step()], "second time for one"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_loop_does_wrong_is_told_with_its_line(arena, regression, name) -> None:
+    task, (wrong, message) = regression(LENGTH), WRONG[name]
+
+    def loop(run, model, optimizer, batches) -> None:
+        for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            wrong(task.loss(model, batch), optimizer[""].step)
+
+    loops = Loops(arena, task, loop)
+    (rank,) = arena.generation(loops.start(1))
+    assert isinstance(rank.error, TaskError)
+    assert message in rank.error.message
+    assert "test_own_loop.py:" in rank.error.message
+    with pytest.raises(TaskError, match=message):
+        loops.end()
+
+
+def test_a_loop_that_is_left_or_raises_ends_the_job(arena, regression) -> None:
+    task = regression(LENGTH)
+
+    def leaving(run, model, optimizer, batches) -> None:
+        for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            task.loss(model, batch).backward()
+            optimizer[""].step()
+            if run.step_number == 3:
+                break
+
+    def raising(run, model, optimizer, batches) -> None:
+        for _ in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            raise ZeroDivisionError
+
+    left = Loops(arena, task, leaving)
+    (rank,) = arena.generation(left.start(1))
+    left.end()
+    assert isinstance(rank.error, LoopLeft)
+    assert "after step 3" in rank.error.message
+    raised = Loops(arena, task, raising)
+    (rank,) = arena.generation(raised.start(1))
+    assert isinstance(rank.error, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        raised.end()
+
+
+def test_a_reason_to_stop_ends_all_ranks_with_the_next_step(arena, regression) -> None:
+    task = regression(LENGTH)
+
+    def stopping(run, model, optimizer, batches) -> None:
+        for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            task.loss(model, batch).backward()
+            optimizer[""].step()
+            if run.step_number == 3 and run.rank == 1:
+                run.stop("enough")
+
+    loops = Loops(arena, task, stopping)
+    ranks = arena.generation(loops.start(2))
+    loops.end()
+    assert [rank.outcome.step for rank in ranks] == [4, 4]
+
+
+def test_alone_it_is_plain_torch_and_goes_on_where_it_was_left(
+    tmp_path, monkeypatch, regression
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task, given = regression(LENGTH), []
+
+    def train(until: int) -> nn.Module:
+        torch.manual_seed(0)
+        model = task.build_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with join(model, optimizer, name="alone") as run:
+            for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+                given.append(batch)
+                task.loss(model, batch).backward()
+                optimizer.step()
+                if run.step_number == until:
+                    break
+        return model
+
+    train(until=5)
+    ours = train(until=STEPS + 1)
+    assert len(given) == STEPS
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for batch in given:
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    assert equal(ours, model)
+
+
+def test_steps_outside_of_the_batches_are_refused(regression) -> None:
+    model = regression().build_model()
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    with join(model, optimizer, schedule):
+        with pytest.raises(TaskError, match="another run is open"):
+            join(model, optimizer)
+        with pytest.raises(TaskError, match=r"outside of the loop.*test_own_loop"):
+            optimizer.step()
+        with pytest.raises(TaskError, match="the run steps it"):
+            schedule.step()
+    optimizer.step()
+    schedule.step()

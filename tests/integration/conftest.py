@@ -82,13 +82,18 @@ class Daemons:
     """A coordinator, some workers, and questions to them."""
 
     def __init__(
-        self, directory: Path, workers: int, servers: int = 0, web: Address | None = None
+        self,
+        directory: Path,
+        workers: int,
+        servers: int = 0,
+        web: Address | None = None,
+        device: str = "cpu",
     ) -> None:
         self.directory = directory
         self.cluster = LocalCluster(
             directory=directory,
             workers=workers,
-            device="cpu",
+            device=device,
             say=lambda _text: None,
             servers=servers,
             web=web,
@@ -246,8 +251,10 @@ def start_daemons(
     """Starts clusters of so many workers; none of their processes outlives the module's tests."""
     started: list[Daemons] = []
 
-    def start(workers: int, servers: int = 0, web: Address | None = None) -> Daemons:
-        made = Daemons(tmp_path_factory.mktemp("cluster"), workers, servers, web)
+    def start(
+        workers: int, servers: int = 0, web: Address | None = None, device: str = "cpu"
+    ) -> Daemons:
+        made = Daemons(tmp_path_factory.mktemp("cluster"), workers, servers, web, device)
         started.append(made)
         made.cluster.start_all()
         return made

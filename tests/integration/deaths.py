@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 
-def run_with_deaths(start_daemons, directory, names, *, workers, job, servers=0):
+def run_with_deaths(start_daemons, directory, names, *, workers, job, servers=0, device="cpu"):
     """Run a job to its end; returns the daemons, its id and what became of it.
 
     Args:
@@ -14,14 +14,15 @@ def run_with_deaths(start_daemons, directory, names, *, workers, job, servers=0)
         names: "PHASE-STEP" of each death.
         workers: how many.
         servers: how many parameter servers besides.
+        device: of all workers.
         job: its text.
     """
     for name in names:
         (directory / name).touch()
-    daemons = start_daemons(workers, servers)
+    daemons = start_daemons(workers, servers, device=device)
     number = daemons.submit(f"task.deaths={str(directory)!r}", text=job)
     answer = daemons.wait(number)
-    assert list(directory.iterdir()) == []
+    assert list(directory.iterdir()) == [], answer
     return daemons, number, answer
 
 

@@ -31,10 +31,12 @@ class Dying:
         deaths: directory of the files.
         transport: of the job; steps are those of its ring, which counts a few more than the job
             where a sharded state is handed on.
+        width: of the model; narrow tensors are not compressed.
     """
 
-    def __init__(self, *, deaths: str, transport: str = "gloo") -> None:
+    def __init__(self, *, deaths: str, transport: str = "gloo", width: int = 32) -> None:
         self._deaths = Path(deaths)
+        self._width = width
         self._collective: Any = RingCollective if transport == "ring" else ProcessGroupCollective
         self._step = 0
         self._serves = False
@@ -44,7 +46,9 @@ class Dying:
         register_optimizer_step_pre_hook(self._on_update)
 
     def build_model(self) -> nn.Module:
-        model = nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, 2))
+        model = nn.Sequential(
+            nn.Linear(FEATURES, self._width), nn.ReLU(), nn.Linear(self._width, 2)
+        )
         # The first layer's gradient comes last: others are on their way by then.
         model[0].bias.register_hook(lambda _: self._may_die("backward"))
         return model

@@ -1,6 +1,7 @@
 """Runs stories and random plans, one after another, until a rule is broken.
 
-`scripts/mutate` uses it to judge a copy of the tree with a planted fault.  Only broken rules count
+`scripts/mutate` uses it to judge a copy of the tree with a planted fault.  A plan is named by its
+seed and what kind of jobs it has: "7", "7 sharded", "7 sharded beside".  Only broken rules count
 for stories; a story whose text changed is reported separately.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from tests.sim import many, story
 
 STORIES = Path(__file__).parent.parent / "simulation" / "stories"
+KINDS = ("", " sharded", " sharded beside")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class Verdict:
 
     Attributes:
         rule: the first broken rule, as the oracle names it; empty if none was broken.
-        by: the story or the seed that broke it.
+        by: the story or the plan that broke it.
         told_otherwise: a story that kept the rules but whose text changed.
         plans: number of plans that were run.
         seconds: processor time in seconds.
@@ -38,11 +40,11 @@ class Verdict:
 
 
 def judge(seeds: Iterable[int], *, first: str, most_s: float) -> Verdict:
-    """Run stories and seeds in turn.
+    """Run stories and the plans of seeds in turn.
 
     Args:
         seeds: seeds of random plans.
-        first: a story or a seed to begin with; empty for none.
+        first: a story or a plan to begin with; empty for none.
         most_s: limit of processor time in seconds.
     """
     begun_s, plans, told_otherwise = time.process_time(), 0, ""
@@ -51,8 +53,10 @@ def judge(seeds: Iterable[int], *, first: str, most_s: float) -> Verdict:
         if seconds > most_s:
             break
         plans += 1
-        if by.isdigit():
-            rule = many.play(int(by)).failure
+        seed, *kinds = by.split()
+        if seed.isdigit():
+            played = many.play(int(seed), sharded="sharded" in kinds, beside="beside" in kinds)
+            rule = played.failure
         else:
             rule, otherwise = _tell(by)
             told_otherwise = told_otherwise or (by if otherwise else "")
@@ -73,7 +77,7 @@ def _in_turn(seeds: Iterable[int], first: str) -> Iterator[str]:
         if one is not None:
             yield one
         if seed is not None:
-            yield str(seed)
+            yield from (f"{seed}{kind}" for kind in KINDS)
 
 
 def _tell(name: str) -> tuple[str, bool]:

@@ -129,7 +129,7 @@ def _sentences(judged: Judged) -> Iterator[tuple[str, str]]:
 
 
 def _judge_all(pool: Executor, blocks: Sequence[int], limit_s: float) -> tuple[Judged, Failed]:
-    """Train the jobs of some blocks, as many as there is time for; print each kind of failure."""
+    """Train the jobs of some blocks, as many as there is time for; print each failure."""
     begun_s = time.monotonic()
     judged: Judged = []
     failed: Failed = {}
@@ -137,7 +137,8 @@ def _judge_all(pool: Executor, blocks: Sequence[int], limit_s: float) -> tuple[J
         seconds = time.monotonic() - begun_s
         for recipe, verdict in done:
             judged.append((recipe, verdict))
-            if verdict.kind == "fails" and failed.setdefault(_kind_of(verdict), recipe) is recipe:
+            if verdict.kind == "fails":
+                failed.setdefault(_kind_of(verdict), recipe)
                 text = f"job {len(judged)}, {seconds:.0f} s: {verdict.why}\n  {recipe}"
                 print(text, flush=True)
         if seconds > limit_s:

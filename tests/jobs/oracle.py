@@ -71,6 +71,7 @@ def train(
         rows = sum(len(one.rows) for one in slices)
         buffers, loss = _Buffers(model, slices), 0.0
         for number, (name, optimizer) in enumerate(parts.items()):
+            _train_only(optimizer, parts.values())
             model.zero_grad()
             optimizer.zero_grad()
             total, weight = 0.0, 0.0
@@ -147,6 +148,13 @@ def _optimizers(task: Task, recipe: Recipe, model: nn.Module) -> dict[str, torch
 
 def _of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _train_only(optimizer: torch.optim.Optimizer, among: Iterable[torch.optim.Optimizer]) -> None:
+    """During one update the parameters of the others require no gradients."""
+    for one in among:
+        for parameter in _of(one):
+            parameter.requires_grad = one is optimizer
 
 
 def _divide_gradients(parameters: list[Tensor], weight: float) -> None:

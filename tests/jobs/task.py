@@ -395,7 +395,10 @@ class Task:
     def _initialise(self, model: Any) -> None:
         draw = {
             "numpy": lambda shape: torch.from_numpy(np.random.randn(*shape)),
-            "random": lambda shape: torch.full(shape, random.random(), dtype=torch.float64),
+            "random": lambda shape: torch.tensor(
+                [[random.random() for _ in range(shape[1])] for _ in range(shape[0])],
+                dtype=torch.float64,
+            ),
         }.get(self.recipe["weights_by"])
         if draw is not None:
             with torch.no_grad():

@@ -273,6 +273,7 @@ def _step(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, N
             raise TaskError(f"there are too few rows beside {unwelcome}")
         if step + 1 < steps.stop:
             yield session.busy("compute_s")
+            _check(ring)
     _keep_back(session, ring)
     order = list(range(len(session.buckets)))
     session.shell.surroundings.rng.shuffle(order)

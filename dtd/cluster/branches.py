@@ -59,12 +59,15 @@ def left(known: Sequence[Branch], start: Key, generation: int) -> tuple[Branch, 
     """The branches left behind when `generation` begins with the state `start`.
 
     If that state is on a branch that was left, the job takes it up again: neither the state nor
-    what its own generation committed before it is left behind any more.
+    what its own generation committed before it is left behind any more.  Where that branch began is
+    not known, but not before the first one did: what earlier generations committed since is left.
     """
     new = Branch(*start, before=generation)
+    if is_left(start, known):
+        known = [known[0]._replace(before=generation)]
     older = (one for one in known if (one.generation, one.step) < start)
     cut = (one._replace(before=min(one.before, start[0])) for one in older)
-    kept = [*(one for one in cut if one.generation < one.before), new]
+    kept = [*(one for one in cut if one.generation <= one.before), new]
     while len(kept) > MAX_BRANCHES:
         first, second = kept[:2]
         kept[:2] = [Branch(first.generation, first.step, second.before)]

@@ -155,7 +155,7 @@ def test_each_link_has_its_figures(standing):
 
 
 def test_a_workers_own_endpoint_says_the_same(standing):
-    moving = ("cpu", "memory", "stalled", "age", "round_trip", "received")  # beats go on
+    moving = ("cpu", "memory", "stalled", "age", "round_trip", "received", "gpu")  # beats go on
     for name, seen in standing.workers.items():
         for (metric, labels), value in seen.items():
             assert labels[0] == name

@@ -45,6 +45,25 @@ def test_a_state_that_is_taken_up_again_is_not_left_any_more() -> None:
     assert is_left((2, 200), branches)  # rather too much is kept than too little
 
 
+def test_going_back_and_forth_leaves_the_first_branch_again() -> None:
+    branches = left((), (0, 0), 2)  # generation 2 begins afresh
+    branches = left(branches, (1, 50), 4)  # whoever has the first branch is back
+    assert not is_left((1, 50), branches)
+    branches = left(branches, (2, 50), 6)
+    assert is_left((1, 50), branches)
+    assert is_left((4, 51), branches)
+    assert not is_left((2, 40), branches)
+
+
+def test_the_first_branch_is_known_when_its_own_generation_is_taken_up_again() -> None:
+    branches = left((), (1, 100), 2)
+    branches = left(branches, (1, 150), 3)
+    branches = left(branches, (2, 130), 5)
+    assert is_left((1, 150), branches)
+    assert not is_left((1, 100), branches)
+    assert not is_left((2, 120), branches)
+
+
 def test_very_many_are_told_as_fewer_that_cover_the_same() -> None:
     branches: tuple[Branch, ...] = ()
     keys = []

@@ -113,12 +113,13 @@ def test_the_process_after_a_job_imports_nothing_from_where_that_ran(
 # --- clocks --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def proxied(tmp_path: Path) -> Iterator[NetworkedCluster]:
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkedCluster]:
     """Three workers with a proxy on each way; the clock of the first is two hours ahead."""
     network = Proxied(THREE)
-    cluster = NetworkedCluster(tmp_path, workers=THREE, network=network)
-    clock = MovedClock(tmp_path)
+    directory = tmp_path_factory.mktemp("proxied")
+    cluster = NetworkedCluster(directory, workers=THREE, network=network)
+    clock = MovedClock(directory)
     clock.jumps(2 / 24)
     cluster.add(THREE[0], cluster.children[THREE[0]].command, clock.environment)
     try:
@@ -127,6 +128,15 @@ def proxied(tmp_path: Path) -> Iterator[NetworkedCluster]:
     finally:
         cluster.stop()
         network.close()
+
+
+@pytest.mark.parametrize("what", ["latency", "bandwidth"])
+def test_links_to_and_from_a_worker_whose_clock_is_ahead_are_measured(
+    proxied: NetworkedCluster, what: str
+) -> None:
+    for worker, peer in (THREE[:2], THREE[1::-1]):
+        figures = proxied.ask(m.Examine(what=what, worker=worker, peer=peer, spec={}))
+        assert figures["rtt_s"] > 0
 
 
 def test_a_worker_whose_clock_is_ahead_comes_back_after_a_link_fault(
@@ -149,12 +159,3 @@ def test_a_worker_whose_clock_is_ahead_comes_back_after_a_link_fault(
     for way in ways:
         network.restore(*way)
     proxied.until(lambda: running() == 3, "does not train again")
-
-
-@pytest.mark.parametrize("what", ["latency", "bandwidth"])
-def test_links_to_and_from_a_worker_whose_clock_is_ahead_are_measured(
-    proxied: NetworkedCluster, what: str
-) -> None:
-    for worker, peer in (THREE[:2], THREE[1::-1]):
-        figures = proxied.ask(m.Examine(what=what, worker=worker, peer=peer, spec={}))
-        assert figures["rtt_s"] > 0

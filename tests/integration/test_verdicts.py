@@ -27,6 +27,8 @@ def daemons(start_daemons):
 
 
 def submit(daemons, task, *overrides, **request):
+    """Submit a job that all three may begin."""
+    daemons.await_idle()
     return daemons.submit(*overrides, text=SPOILT_JOB.format(task=task), **request)
 
 
@@ -91,7 +93,6 @@ def test_one_bad_host_is_set_aside_and_the_job_is_done_by_the_others(
     assert len(set(digests.values())) == 1
     assert "Traceback" in told["details"]["traceback"]
     record_property("seen", f"done; {told['message']}")
-    daemons.await_idle()
 
 
 def test_what_fails_on_two_hosts_fails_the_job(daemons):

@@ -32,7 +32,7 @@ whoever was stopped is missed by this."""
 
 LONGEST_FIRST = (
     *("test_launch_local", "test_renewal", "test_examples", "test_troubles", "test_chaos"),
-    *("test_stalls", "test_faults", "test_bench", "test_operating"),
+    *("test_stalls", "test_faults", "test_bench", "test_job_process", "test_operating"),
 )
 """Files: the last one to begin ought not to be one that takes a minute."""
 

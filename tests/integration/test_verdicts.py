@@ -65,7 +65,7 @@ def test_a_hook_changes_the_model_that_is_trained_when_training_begins_again(dae
 
 
 def test_a_killed_loader_process_is_replaced(daemons):
-    job = submit(daemons, "KilledLoader", "train.loader_workers=1", "elastic.max_workers=1")
+    job = submit(daemons, "KilledLoader", "train.loader_workers=1", "elastic.workers=1")
     answer = daemons.wait(job)
     assert (answer["state"], answer["reason"]) == ("done", "")
     assert len(daemons.events("loader_restarted", job)) == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import select
+import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
 from dtd.errors import ConfigError
+from dtd.observe.web import server
 from dtd.observe.web.backend import SESSIONS_FILE
 from dtd.places import SOCKET_NAME
 from dtd.security.token import Token
@@ -221,6 +225,37 @@ def test_a_body_is_json_in_utf8_whatever_its_sender_calls_it(
     assert "no valid code" in json.loads(answer.read())["error"]
     connection.close()
     assert "internal_error" not in {one["kind"] for one in served.ask(m.ReadEvents())["events"]}
+
+
+def test_a_browser_that_reads_nothing_is_cut(
+    served: WebDaemon, open_browser: Callable[[], Browser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "UNREAD_S", 0.05)
+    browser = open_browser()
+    browser.log_in(served.ask(m.OpenWeb())["code"])
+    headers = f"Host: {browser.host}\r\nCookie: {browser.cookie}\r\n"
+    with socket.socket() as unread:
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.connect(("127.0.0.1", int(browser.host.rpartition(":")[2])))
+        unread.sendall(f"GET /static/charts.js HTTP/1.1\r\n{headers}\r\n".encode())
+        poll = select.poll()
+        poll.register(unread, 0)  # tells of its end only
+        assert poll.poll(1000 * PATIENCE_S)
+
+
+def test_what_is_no_http_is_logged_in_a_few_lines_without_a_traceback(
+    open_browser: Callable[[], Browser], capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = ("127.0.0.1", int(open_browser().host.rpartition(":")[2]))
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(50):
+            for wrong in (b"GET / HTTP/9.9", b"\0\xff", b"POST / HTTP/1.1\r\nContent-Length: zz"):
+                with socket.create_connection(address, PATIENCE_S) as caller:
+                    caller.sendall(wrong + b"\r\n\r\n")
+                    while caller.recv(4096):
+                        pass
+    assert 0 < len(lines) < 20
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_sessions_outlive_the_coordinator_but_not_what_they_were_given_for(

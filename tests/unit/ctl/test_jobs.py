@@ -63,6 +63,16 @@ def test_a_wait_tells_how_far_the_job_is(dtdctl, server, result, status, monkeyp
     assert line in err.splitlines()
 
 
+def test_a_wait_shows_a_bar_on_a_terminal(dtdctl, server, result, status, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("dtd.ctl.output.wants_colour", lambda _stream: True)
+    monkeypatch.setattr("dtd.ctl.jobs.BAR_EVERY_S", 0.02)
+    server.script = lambda message: result(status) if isinstance(message, m.GetStatus) else b""
+    exit_code, out, err = dtdctl("wait", "digits-1", "--timeout", "0.2")
+    assert (exit_code, out) == (1, "")
+    assert "120/600" in err
+
+
 def test_wait_outlives_a_restart_of_the_coordinator(dtdctl, server, result, monkeypatch):
     monkeypatch.setattr("dtd.ctl.answers.RECONNECT_EVERY_S", 0.0)
     answers = iter([None, None, result(DONE)])

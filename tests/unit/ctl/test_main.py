@@ -91,7 +91,7 @@ def test_a_line_that_fails(free_socket, monkeypatch, capsys, line, exit_code, to
         ("", 2, "  fetch "),
         ("models", 2, "  models register "),
         ("kill-worker --help", 0, "--signal"),
-        ("checkpoints --help", 0, "usage: dtdctl checkpoints [-h] [JOB]\n"),
+        ("checkpoints --help", 0, "THERE: whether connected workers have all of it"),
     ],
 )
 def test_help(line, exit_code, told):

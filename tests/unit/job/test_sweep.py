@@ -120,6 +120,12 @@ def test_sizes_are_bounded_before_anything_is_compared() -> None:
     assert "[space]" in problems({"task": deep})
 
 
+@pytest.mark.parametrize("step", [5e-324, 1e-12])
+def test_a_step_that_gives_too_many_values_is_refused(step: float) -> None:
+    space = {"optimizer.lr": {"low": 0.0, "high": 1.0, "step": step}}
+    assert "step gives more than 1000000000 values" in problems(space, method="grid")
+
+
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(JobSpecError) as caught:
         read_sweep({"sweep": {"metrik": "x", "trials": 0}, "spac": {}, "base": {}}, source="S")

@@ -58,8 +58,9 @@ def test_no_answer_in_time(server):
     server.script = lambda _message: b""
     with ControlClient(server.control) as client:
         client._timeout_s = 0.02  # once it is connected, which takes its time
-        with pytest.raises(CoordinatorUnreachable, match=r"no answer within 0\.02 s"):
+        with pytest.raises(CoordinatorUnreachable, match=r"no answer within 0\.02 s") as caught:
             client.request(m.GetStatus())
+    assert caught.value.remedy == "it may still be starting, be busy or be stuck: read its log"
 
 
 def test_the_coordinator_closes(server):

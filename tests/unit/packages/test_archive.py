@@ -13,7 +13,7 @@ from dtd.errors import TaskError
 from dtd.packages import archive as packing
 from dtd.packages import archive as unpacking
 from dtd.packages.archive import install, installed, pack, unpack
-from dtd.packages.limits import MAX_KEPT
+from dtd.packages.limits import MAX_DEPTH, MAX_FOLDERS, MAX_KEPT
 
 FILES = {"__init__.py": "", "b/c.py": "x = 1\n", "a.txt": "data"}
 
@@ -137,6 +137,15 @@ def test_no_limit_is_passed(limit: str, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(unpacking, limit, 1)
     with pytest.raises(TaskError, match="not created by dtd"):
         unpack(archive(("a", b"1"), ("b", b"2")), tmp_path / "place")
+
+
+def test_few_files_do_not_make_many_directories(tmp_path: Path) -> None:
+    deep = [("/".join([str(number)] * MAX_DEPTH), b"") for number in range(MAX_FOLDERS // 20)]
+    with pytest.raises(TaskError, match=f"it has over {MAX_FOLDERS} directories"):
+        unpack(archive(*deep), tmp_path / "place")
+    with pytest.raises(TaskError, match=f"is over {MAX_DEPTH} levels deep"):
+        unpack(archive(("/".join("x" * (MAX_DEPTH + 1)), b"")), tmp_path / "place")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_headers_that_announce_headers_have_an_end(tmp_path: Path) -> None:

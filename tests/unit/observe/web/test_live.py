@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from dtd.errors import RequestRefused
 from dtd.observe.web import live
 from dtd.observe.web.backend import WebCaller
+from dtd.observe.web.http import in_pieces
 from dtd.observe.web.live import Live, SharedAnswers
 from dtd.observe.web.logins import Session
 from dtd.security.identity import Identity
@@ -22,6 +23,7 @@ from dtd.wire import messages as m
 WHO = Identity(role="viewer", name="eve", where="token")
 SESSION: Session = Session(id="s", holder=WHO, key_sha256="", expires_s=1e9)
 LARGE = "x" * 400_000
+MIB = 1024 * 1024
 
 
 class Changing:
@@ -78,6 +80,29 @@ async def test_only_so_many_pages_watch(served: Served, monkeypatch: pytest.Monk
     async with ClientSession() as session, session.get(url), session.get(url) as second:
         assert second.status == 429
         assert (await second.json())["error"] == "1 pages are watching already"
+
+
+async def test_a_large_answer_that_nobody_reads_waits_outside_the_connection() -> None:
+    held_bytes: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        sent = in_pieces(request, web.Response(body=bytes(64 * MIB)))
+        try:
+            await asyncio.wait_for(sent, 0.1)
+            held_bytes.set_exception(AssertionError("all of it is sent"))
+        except TimeoutError:
+            held_bytes.set_result(request.transport.get_write_buffer_size())
+        request.transport.abort()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    async with TestServer(app) as served:
+        _, writer = await asyncio.open_connection(served.host, served.port, limit=1)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await held_bytes < MIB
+        writer.transport.abort()
 
 
 class Asked:

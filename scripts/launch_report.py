@@ -93,7 +93,8 @@ class BarDisplay:
             )
 
     def say(self, text: str) -> None:
-        self._progress.console.print(escaped(text), markup=False, highlight=False)
+        console = self._progress.console
+        console.print(escaped(text), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

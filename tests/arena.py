@@ -143,10 +143,12 @@ class Arena:
     Attributes:
         ring: makes the ring of a generation.
         turn: what a rank's thread holds while it trains.
+        chunk_bytes: so small that a bucket goes round in several; more for a model of some size.
     """
 
     ring: Callable[..., InProcessRing] = InProcessRing
     turn: AbstractContextManager[Any] = contextlib.nullcontext()
+    chunk_bytes = 256
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -206,7 +208,7 @@ class Arena:
             len(ranks),
             generation=generation,
             first_step=ranks[0].run.committed_step,
-            chunk_bytes=256,
+            chunk_bytes=self.chunk_bytes,
             timeout_s=20.0,
             servers=servers,
         )

@@ -152,6 +152,7 @@ SGD = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
 
 @pytest.fixture
 def spec(arena):
+    arena.chunk_bytes = 4096
     return arena.spec(
         job={"steps": 9},
         optimizer=SGD,

@@ -145,10 +145,10 @@ def test_the_task_says_which_updates_a_step_makes(arena, regression) -> None:
     assert heard[1] == ["critic_loss", "grad_norm", "loss", "lr"]
 
 
-CUTS = [(method, call) for method in ("start", "wait") for call in range(7)]
-
-
-@pytest.mark.parametrize(("method", "call"), [*CUTS, ("gather", 0)])
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [("start", 0), ("start", 3), ("start", 6), ("wait", 1), ("wait", 4), ("gather", 0)],
+)
 def test_a_step_that_breaks_between_its_updates_is_redone_exactly(
     arena, regression, method, call
 ) -> None:

@@ -53,9 +53,8 @@ class Sums:
         return ((model(batch["values"]) - batch["sums"]) ** 2).mean()
 
 
-@pytest.mark.parametrize("loader_workers", [0, 1])
-def test_the_tasks_own_collate_makes_batches(arena, loader_workers) -> None:
-    train = {"grad_accumulation": 2, "loader_workers": loader_workers, "eval_every": 4}
+def test_the_tasks_own_collate_makes_batches(arena) -> None:
+    train = {"grad_accumulation": 2, "eval_every": 4}
     two = arena.train(Sums(), arena.spec(train=train), 2)
     one = arena.train(Sums(), arena.spec(), 1)
     for mine, theirs in zip(two[0].parameters(), one[0].parameters(), strict=True):

@@ -31,6 +31,7 @@ STRATEGIES = {
 
 @pytest.fixture(params=STRATEGIES)
 def spec(request, arena, monkeypatch):
+    arena.chunk_bytes = 4096
     monkeypatch.setitem(CODECS, "bfloat16", Rounding)
     strategy = STRATEGIES[request.param]
     return arena.spec(

@@ -23,7 +23,23 @@ STRATEGIES = {
 WORLD = 2
 EPS = 1e-3
 """Which float16 can hold: the default is 0 there, and 0 / 0 not a number."""
-EVERY = pytest.mark.parametrize("strategy", EVERYWHERE)
+
+
+def combined(names):
+    """Each with replicated training, with stage 3, and with one of the other stages."""
+    return pytest.mark.parametrize(
+        ("name", "strategy"),
+        [
+            (name, one)
+            for at, name in enumerate(names)
+            for one in (EVERYWHERE[0], STAGES[at % 2], STAGES[2])
+        ],
+    )
+
+
+def ends(strategies):
+    """Two of the strategies that refuse the same for the same reason."""
+    return sorted({strategies[0], strategies[-1]})
 
 
 def task_of(regression, build, **methods):
@@ -76,21 +92,24 @@ def compare(ranks, expected: nn.Module, tolerance: float) -> None:
 # --- models ------------------------------------------------------------------------------------
 
 
-@EVERY
-@pytest.mark.parametrize("name", TRAINS)
+@combined(TRAINS)
 def test_it_trains_as_in_plain_torch(arena, regression, plain_torch, name, strategy) -> None:
+    arena.chunk_bytes = 4096
     build, spec = TRAINS[name], spec_of(arena, strategy)
     expected = plain_torch(task_of(regression, build), spec, adam)
     tolerance = getattr(build, "tolerance", 1e-9)
     compare(arena.train(task_of(regression, build), spec, WORLD), expected, tolerance)
 
 
-@EVERY
-@pytest.mark.parametrize("name", ["Words", "TiedWords"])
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [("Words", "replicated"), ("Words", "stage 1"), ("TiedWords", "stage 2"), ("Words", "stage 3")],
+)
 def test_pieces_of_a_batch_share_the_memory_of_large_buckets(
     arena, regression, plain_torch, name, strategy
 ) -> None:
     """Whole epochs, so the last batch has fewer pieces, in another order of exchanges."""
+    arena.chunk_bytes = 4096
     task, options = task_of(regression, TRAINS[name]), STRATEGIES[strategy]
     optimizer = {"name": "adam", "lr": 0.01, "eps": EPS}
 
@@ -105,7 +124,7 @@ def refusing(table):
     return [
         pytest.param(build, strategy, message, remedy, id=f"{build.__name__}-{strategy}")
         for build, (strategies, message, remedy) in table.items()
-        for strategy in strategies
+        for strategy in ends(strategies)
     ]
 
 
@@ -159,8 +178,7 @@ def builds(optimizer):
     return {"build_optimizer": lambda self, parameters: optimizer(list(parameters))}
 
 
-@EVERY
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@combined(OPTIMIZERS)
 def test_it_updates_as_in_plain_torch(arena, regression, plain_torch, name, strategy) -> None:
     methods = builds(OPTIMIZERS[name])
     spec = spec_of(arena, strategy)
@@ -221,7 +239,7 @@ def test_an_optimizer_is_refused_before_training(
     arena, regression, optimizer, strategies, message, remedy
 ) -> None:
     task = task_of(regression, Base, **builds(optimizer))
-    for strategy in strategies:
+    for strategy in ends(strategies):
         with pytest.raises(TaskError, match=message) as caught:
             arena.start(task, spec_of(arena, strategy))
         assert remedy in caught.value.remedy
@@ -287,8 +305,10 @@ def hooked_task(regression, kind: str):
 
 @pytest.mark.parametrize(
     ("kind", "strategy"),
-    [(kind, one) for kind in ("shrink", "clamp") for one in EVERYWHERE]
-    + [(kind, "replicated") for kind in ("clip", "freeze")],
+    [
+        *(("shrink", "replicated"), ("shrink", "stage 2"), ("clamp", "stage 1")),
+        *(("clamp", "stage 3"), ("clip", "replicated"), ("freeze", "replicated")),
+    ],
 )
 def test_a_hook_of_the_step_does_what_it_does_in_plain_torch(
     arena, regression, plain_torch, kind, strategy
@@ -304,16 +324,16 @@ def test_a_hook_of_the_step_does_what_it_does_in_plain_torch(
     compare(ranks, expected, 1e-9)
 
 
-@pytest.mark.parametrize("strategy", STAGES)
-@pytest.mark.parametrize("kind", ["clip", "freeze"])
+@pytest.mark.parametrize(("kind", "strategy"), [("clip", "stage 1"), ("freeze", "stage 3")])
 def test_a_hook_that_may_need_whole_parameters_is_refused(arena, regression, kind, strategy):
     with pytest.raises(TaskError, match=rf"a hook of its step, Hooked\.{kind},") as caught:
         arena.start(hooked_task(regression, kind), spec_of(arena, strategy))
     assert "elementwise = True" in caught.value.remedy
 
 
-@pytest.mark.parametrize("strategy", STAGES)
-@pytest.mark.parametrize("moment", ["on_start", "loss"])
+@pytest.mark.parametrize(
+    ("moment", "strategy"), [("on_start", "stage 2"), ("loss", "stage 1"), ("loss", "stage 3")]
+)
 def test_a_hook_that_is_added_later_ends_the_job_before_it_runs(
     arena, regression, moment, strategy
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 from dtd.engine.control_word import Flags
 from dtd.engine.shards import NOTHING, WHOLE, united
 from dtd.engine.step_protocol import FRESH
-from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
+from dtd.errors import CheckpointError, DivergenceError, RingBroken
 from tests.numerics.sharded_training import (
     ADAM,
     STAGES,
@@ -20,6 +20,9 @@ from tests.numerics.sharded_training import (
 )
 
 pytestmark = pytest.mark.numerics
+
+ENDS = pytest.mark.parametrize("stage", [1, 3])
+"""Parameters that every rank has, and those that are divided; stage 2 divides gradients."""
 
 
 class Dies:
@@ -74,8 +77,13 @@ def begin_again(arena, ranks, joiners=()) -> tuple[int, int]:
     return key
 
 
-@STAGES
-@pytest.mark.parametrize("call", [0, 5, 11, 17, 26, 36, 47])
+@pytest.mark.parametrize(
+    ("stage", "call"),
+    [
+        *((1, 0), (1, 11), (1, 26), (1, 47), (2, 5), (2, 17), (2, 36)),
+        *((3, 0), (3, 5), (3, 11), (3, 17), (3, 26), (3, 36), (3, 47)),
+    ],
+)
 def test_no_step_is_lost_with_one_rank(arena, regression, call, stage) -> None:
     """Whatever it does when it dies; the others go on, with a joiner or without."""
     job = {"steps": 5}
@@ -232,7 +240,7 @@ def test_old_parameters_are_kept_until_all_have_agreed(arena, regression, stage)
             assert torch.equal(now, then)
 
 
-@STAGES
+@ENDS
 @pytest.mark.parametrize(
     ("kind", "entry", "meaning"),
     [
@@ -259,7 +267,7 @@ def test_a_damaged_shard_is_found_before_it_moves(
     assert not agreed
 
 
-@STAGES
+@ENDS
 def test_of_three_holders_the_damaged_one_differs(arena, regression, stage) -> None:
     ranks = after_three_steps(arena, regression, stage, mirrors=2)
     joiner = arena.start(regression(), ranks[0].run._session.spec, name="w4")
@@ -272,7 +280,7 @@ def test_of_three_holders_the_damaged_one_differs(arena, regression, stage) -> N
         assert (rank.error.dissenters, rank.error.majority) == ((1,), True)
 
 
-@STAGES
+@ENDS
 def test_a_damaged_shard_that_stays_is_found_at_the_agreement(arena, regression, stage) -> None:
     ranks = after_three_steps(arena, regression, stage)
     damage(ranks[1])
@@ -284,7 +292,7 @@ def test_a_damaged_shard_that_stays_is_found_at_the_agreement(arena, regression,
     assert not agreed, "what differs is no agreement"
 
 
-@STAGES
+@ENDS
 def test_a_joiner_without_shards_does_not_pass_for_a_holder(arena, regression, stage) -> None:
     """Its generation ends before it has any: then it has the state on its disk or not at all."""
     job = {"steps": 4}
@@ -301,7 +309,7 @@ def test_a_joiner_without_shards_does_not_pass_for_a_holder(arena, regression, s
     assert joiner.run._session.engine.live is None
 
 
-@STAGES
+@ENDS
 def test_a_fresh_state_without_shards_is_built_again(arena, regression, stage) -> None:
     spec = sharded(arena, stage=stage, mirrors=1, optimizer=ADAM)
     donor, joiner = (arena.start(regression(), spec, name=f"w{i}") for i in range(2))
@@ -376,12 +384,3 @@ def test_a_mirror_that_differs_is_found(arena, regression) -> None:
     arena.generation(ranks)
     assert "hold another state" in str(ranks[0].error)
     assert len(ranks[0].error.dissenters) >= 2
-
-
-def test_an_optimizer_that_looks_at_whole_parameters_is_refused(arena, regression) -> None:
-    class Task(regression):
-        def build_optimizer(self, parameters):
-            return torch.optim.Adafactor(parameters)
-
-    with pytest.raises(TaskError, match="Adafactor may need all of it"):
-        arena.start(Task(), sharded(arena, mirrors=1))

@@ -238,8 +238,7 @@ def losses(ranks) -> Tensor:
     return torch.tensor([record.loss for record in ranks[0].recorder.steps])
 
 
-@pytest.mark.parametrize("codec", ["bfloat16", "float16"])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(("codec", "world_size"), [("bfloat16", 3), ("float16", 2)])
 def test_replicas_are_equal_and_learn_what_float32_learns(arena, task, world_size, codec) -> None:
     job = {"steps": 60}
     plain = arena.train(task, arena.spec(job=job, optimizer=SGD), world_size, job_id="plain")

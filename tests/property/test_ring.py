@@ -567,7 +567,7 @@ def test_more_small_buckets_than_may_go_round_whole() -> None:
 
 
 @pytest.mark.parametrize("lending", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_one_scratch_slot_is_enough(world_size: int, seed: int, lending: float) -> None:
     steps = [[120, 0, 5, 64], [33, 7]]
@@ -575,14 +575,11 @@ def test_one_scratch_slot_is_enough(world_size: int, seed: int, lending: float) 
     run_network(world_size, steps, chunk_elements=3, slots=1, lending=lending, random=random)
 
 
-@pytest.mark.parametrize("lending", [0.0, 1.0])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "lending"), [(0, 0.0), (1, 1.0)])
 def test_a_large_bucket_with_many_chunks_in_flight(seed: int, lending: float) -> None:
     random = Random(seed)
     run_network(5, [[20_003]], chunk_elements=64, slots=4, lending=lending, random=random)
 
 
-@pytest.mark.parametrize("lending", [0.0, 1.0])
-def test_the_largest_world(lending: float) -> None:
-    random = Random(1)
-    run_network(64, [[64 * 3 + 5, 10]], chunk_elements=2, slots=8, lending=lending, random=random)
+def test_the_largest_world() -> None:
+    run_network(64, [[64 * 3 + 5, 10]], chunk_elements=2, slots=8, lending=0.5, random=Random(1))

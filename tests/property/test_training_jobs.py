@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from tests.jobs.recipe import Recipe, made, recipes
 from tests.jobs.verdict import judge
 
-BLOCKS = 4
+BLOCKS = 2
 JOBS = 20
 
 
@@ -32,8 +32,20 @@ def test_jobs_agree_with_plain_torch_or_are_refused(block: int) -> None:
     train()
 
 
-@pytest.mark.parametrize("strategy", ["replicated", "stage 1", "stage 2", "stage 3"])
-@pytest.mark.parametrize("event", ["cut start", "cut wait", "cut gather", "yield", "stop"])
+@pytest.mark.parametrize(
+    ("strategy", "event"),
+    [
+        ("replicated", "cut gather"),
+        ("replicated", "stop"),
+        ("stage 1", "cut start"),
+        ("stage 1", "yield"),
+        ("stage 2", "cut wait"),
+        ("stage 2", "stop"),
+        ("stage 3", "cut wait"),
+        ("stage 3", "cut gather"),
+        ("stage 3", "stop"),
+    ],
+)
 def test_a_plain_job_agrees_whatever_interrupts_it(strategy: str, event: str) -> None:
     recipe = made(3, ("linear", "dropout"), [(2, event, 1)], strategy=strategy, mirrors="1")
     assert judge(recipe).kind == "agrees"

@@ -8,8 +8,8 @@ import pytest
 
 from tests.sim import many, plans
 
-SEEDS = 80
-SEEDS_BESIDE = 20
+SEEDS = 60
+SEEDS_BESIDE = 10
 """Plans of several jobs; `python -m tests.sim --beside SEED` tells one."""
 SEEDS_AT_A_TIME = 10
 

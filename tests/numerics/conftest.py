@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from dtd.engine.sampler import Position, advance
-from dtd.errors import RingBroken
 from dtd.job import JobSpec
 from dtd.train import saver as checkpoints
 from dtd.train.data.sampling import batch_rows
@@ -75,9 +74,3 @@ def plain_torch() -> Callable[..., nn.Module]:
         return model
 
     return train
-
-
-@pytest.fixture
-def ring_broken() -> type[RingBroken]:
-    """The exception of a collective whose generation is over."""
-    return RingBroken

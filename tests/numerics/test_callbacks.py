@@ -246,14 +246,6 @@ def test_own_state_that_loss_changes_is_refused(arena, regression) -> None:
         raise rank.error
 
 
-def test_what_a_callback_raises_comes_out_as_it_is(arena, regression) -> None:
-    rank = arena.start(
-        changing(regression, "on_step", lambda self, model: 1 // 0), arena.spec(**SPEC)
-    )
-    arena.generation([rank])
-    assert isinstance(rank.error, ZeroDivisionError)
-
-
 class Scripted:
     """Evaluates to what a list says."""
 
@@ -311,37 +303,6 @@ def test_a_job_that_ended_early_stays_so_and_another_goes_on_from_it(arena, regr
     other.run.adopt_local(1, 9)
     arena.generation([other], generation=3)
     assert other.outcome.step > 9
-
-
-def stops_at(**train) -> dict:
-    return {**STOP, "job": {"steps": 40}, "train": {**STOP["train"], **train}}
-
-
-def test_a_job_from_the_state_of_another_goes_on_waiting(arena, regression) -> None:
-    """The best evaluation is at step 10, and the job ends three evaluations and a step later."""
-
-    class Task(regression):
-        def eval_dataset(self):
-            return self.rows
-
-        def on_step(self, at):
-            self.at = at.step
-
-        def metrics(self, model, batch):
-            error = max(10 - getattr(self, "at", first), 0)
-            return {"error": (error * len(batch[0]), len(batch[0]))}
-
-    first, settings = 0, stops_at()
-    assert arena.train(Task, arena.spec(**settings), 1)[0].outcome.step == 17
-    first, short = 12, arena.spec(**{**settings, "job": {"steps": 12}})
-    arena.train(Task, short, 1, job_id="short")
-    parent = InitFrom(job_id="short", step=12, mode="resume")
-    for goal, end in (("min", 17), ("max", 19)):
-        spec = arena.spec(**stops_at(early_stop_mode=goal))
-        rank = arena.start(Task, spec, name="w0", job_id=f"long-{goal}", init_from=parent)
-        rank.run.adopt_local(1, 12)
-        arena.generation([rank], generation=2)
-        assert rank.outcome.step == end
 
 
 def test_a_callback_ends_the_job_on_every_worker(arena, regression) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from dtd.engine.control_word import Flags
 from dtd.engine.rounds import Rounds
 from dtd.engine.sampler import Position, advance, slice_bounds
-from dtd.errors import CheckpointError, RingBroken, TaskError
+from dtd.errors import CheckpointError, RingBroken
 from dtd.train.data.sampling import batch_rows
 from dtd.train.record import InitFrom
 from tests.numerics.cuts import a_row_of_the_second_step, poisonous, ranks_of
@@ -258,19 +258,6 @@ def test_statistics_are_those_of_the_weights_after_the_outer_step(arena, regress
     assert len({rank.outcome.digest for rank in ranks}) == 1
 
 
-@pytest.mark.parametrize("codec", ["none", "bfloat16"])
-def test_statistics_do_not_change_what_is_learned(arena, regression, codec, monkeypatch) -> None:
-    class Task(WithBatchNorm, regression):
-        pass
-
-    spec = arena.spec(job={"steps": 10}, optimizer=SGD, strategy={**DILOCO, "codec": codec})
-    with_them = arena.train(Task(48), spec, 2)
-    monkeypatch.setattr("dtd.train.step.layers_with_statistics", lambda model: [])
-    without = arena.train(Task(48), spec, 2, job_id="without")
-    assert distance(with_them[0].parameters(), without[0].parameters()) == 0.0
-    assert with_them[0].outcome.digest != without[0].outcome.digest
-
-
 # --- what dtd promises ---------------------------------------------------------------------------
 
 
@@ -310,27 +297,6 @@ def test_survivors_commit_a_prepared_round(arena, regression) -> None:
     assert {rank.outcome.digest for rank in ranks} == {whole}
 
 
-def test_memory_holds_the_committed_state_while_a_round_is_prepared(arena, regression) -> None:
-    seen = []
-
-    class Looks:
-        def __init__(self, inner) -> None:
-            self._inner = inner
-
-        def __getattr__(self, name):
-            if name in ("open_step", "gather") and len(seen) < 4:
-                seen.append((name, ranks[0].digest, ranks[0].run.prepared_key))
-            return getattr(self._inner, name)
-
-    spec = arena.spec(job={"steps": 4}, optimizer=SGD, strategy=LOCAL)
-    ranks = ranks_of(arena, regression(), spec, 1)
-    arena.generation(ranks, wrap=lambda _, inner: Looks(inner))
-    opened, agreed, prepared, _ = seen
-    assert [name for name, _, _ in (opened, agreed, prepared)] == ["open_step", "gather", "gather"]
-    assert prepared[2] == (1, 4)
-    assert opened[1] == agreed[1] == prepared[1] != ranks[0].outcome.digest
-
-
 def test_a_joiner_begins_with_no_inner_state_and_the_shared_outer_momentum(
     arena, regression
 ) -> None:
@@ -363,23 +329,6 @@ def test_a_change_that_is_not_finite_is_skipped_by_all(arena, regression) -> Non
     fresh = arena.train(task, spec, 2, job_id="f")
     torch.manual_seed(3)
     assert distance(fresh[0].parameters(), task.build_model().parameters()) == 0.0
-
-
-def test_statistics_of_weights_that_are_not_finite_are_not_measured(arena, regression) -> None:
-    """All losses of the first round are NaN, so the fresh statistics stay."""
-    forwards = []
-
-    class Task(WithBatchNorm, regression):
-        def loss(self, model, batch):
-            forwards.append(bool(torch.isfinite(model[0].weight).all()))
-            return super().loss(model, batch) * float("nan")
-
-    spec = arena.spec(job={"steps": 4}, optimizer=SGD, strategy=DILOCO)
-    (rank,) = arena.train(Task(48), spec, 1)
-    assert [record.skipped for record in rank.recorder.steps] == [True]
-    assert forwards == [True, False, False, False], "the local steps and no others"
-    assert torch.equal(rank.model[1].running_mean, torch.zeros(8).double())
-    assert torch.equal(rank.model[1].running_var, torch.ones(8).double())
 
 
 def test_what_falls_due_in_a_round_happens_at_its_end(arena, regression) -> None:
@@ -432,22 +381,6 @@ def test_a_state_of_another_strategy_is_refused(arena, regression) -> None:
     with pytest.raises(CheckpointError, match='"replicated", and this one has "diloco"') as caught:
         rank.run.adopt_local(1, 4)
     assert "weights only" in caught.value.remedy
-
-
-def test_several_optimizers_are_refused(arena, regression) -> None:
-    class Task(regression):
-        def build_optimizers(self, named):
-            first, *rest = [parameter for _, parameter in named]
-            return {
-                "one": torch.optim.SGD([first], lr=0.1),
-                "two": torch.optim.SGD(rest, lr=0.1),
-            }
-
-        def loss(self, model, batch, name):
-            return super().loss(model, batch)
-
-    with pytest.raises(TaskError, match=r"\[strategy\] name: local_sgd takes one optimizer"):
-        arena.start(Task(), arena.spec(strategy=LOCAL))
 
 
 def test_averages_and_a_schedule_of_the_task_count_local_steps(arena, regression) -> None:

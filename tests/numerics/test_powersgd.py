@@ -32,7 +32,6 @@ GLOO = Path(__file__).with_name("gloo_powersgd.py")
 RANK, STEPS, WORLD = 3, 4, 2
 SHAPES = [(24, 5, 3, 3), (7,), (40, 32)]
 MATRICES = {0: (24, 45), 2: (40, 32)}
-ELEMENTS = sum(torch.Size(shape).numel() for shape in SHAPES)
 
 
 def layout() -> FlatLayout:
@@ -215,17 +214,6 @@ def test_a_cut_in_any_phase_loses_no_step_and_leaves_no_trace(arena, task, spec,
     }
     assert len(found) == 1
     assert (found == digests(arena.train(task, spec, 2, job_id="whole"))) is not warm
-
-
-def test_a_rank_that_has_copied_the_state_stays_equal_to_the_others(arena, task, spec) -> None:
-    ranks = ranks_of(arena, task, spec, 2)
-    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, STEP))
-    for rank in ranks:
-        rank.run.adopt_local(1, STEP)
-    ranks.append(arena.start(task, spec, name="joiner"))
-    arena.copy_state(ranks[0], ranks[2])
-    arena.generation(ranks, generation=2)
-    assert len(digests(ranks)) == 1
 
 
 def test_a_rank_that_leaves_hands_on_what_it_has_not_sent(arena, task, spec) -> None:

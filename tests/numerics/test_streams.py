@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import threading
 
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from dtd.engine.sampler import slice_bounds
 from dtd.errors import RingBroken, TaskError
 from dtd.train.data.rows import kept_random_state, load_rows
 from dtd.train.data.stream import StreamRows
@@ -166,42 +164,6 @@ LOCAL = {
     "diloco": {"name": "diloco", "inner_steps": 2},
     "streaming_diloco": {"name": "streaming_diloco", "inner_steps": 4, "fragments": 2},
 }
-
-
-def averaged_after(rounds, world_size: int, spec):
-    """Plain torch: a replica a rank takes the steps of a round, then their mean by rows."""
-    torch.manual_seed(spec.job.seed)
-    model = nn.Linear(1, 1).double()
-    for steps in rounds:
-        sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
-        for rank in range(world_size):
-            start, stop = slice_bounds(8, world_size, rank)
-            replica = copy.deepcopy(model)
-            update = torch.optim.SGD(replica.parameters(), lr=0.1)
-            for step in steps:
-                rows = range(8 * step + start, 8 * step + stop)
-                batch = torch.tensor([[row % 30 / 50.0] for row in rows], dtype=torch.float64)
-                update.zero_grad()
-                ((replica(batch) - 3 * batch) ** 2).mean().backward()
-                update.step()
-            for total, parameter in zip(sums, replica.parameters(), strict=True):
-                total += parameter.detach() * (stop - start) / 8
-        torch.nn.utils.vector_to_parameters(
-            torch.cat([total.flatten() for total in sums]), model.parameters()
-        )
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_local_steps_use_the_rows_of_a_stream_in_turn(arena, kind) -> None:
-    """Rounds of two steps and a last one of one, over the end of the stream's 30 rows."""
-    spec = arena.spec(strategy=LOCAL["local_sgd"])
-    ranks = arena.train(task_of(KINDS[kind], 30), spec, 3)
-    wanted = averaged_after([(0, 1), (2, 3), (4, 5), (6, 7), (8,)], 3, spec)
-    for mine, theirs in zip(ranks[0].parameters(), wanted, strict=True):
-        torch.testing.assert_close(mine, theirs)
-    outcome = ranks[0].outcome
-    assert (outcome.rows_missing, outcome.rows_repeated) == (0, 0)
 
 
 @pytest.mark.parametrize(

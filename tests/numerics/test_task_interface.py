@@ -111,23 +111,6 @@ def test_lazy_parameters_get_their_shapes_before_training(arena, regression) -> 
     assert fresh[0].digest == before  # lazy once more
 
 
-def test_what_stays_lazy_is_named(arena, regression) -> None:
-    class Unused(regression):
-        def build_model(self):
-            model = Lazy().double()
-            model.spare = nn.LazyLinear(2)
-            return model
-
-    class Failing(Unused):
-        def loss(self, model, batch):
-            raise ZeroDivisionError("mine")
-
-    with pytest.raises(TaskError, match=r"parameter spare\.weight is still lazy"):
-        arena.start(Unused(), arena.spec())
-    with pytest.raises(TaskError, match=r"body\.0\.weight is lazy.*ZeroDivisionError: mine"):
-        arena.start(Failing(), arena.spec())
-
-
 def test_sparse_gradients_are_those_of_plain_torch(arena, regression, plain_torch) -> None:
     class Embedded(regression):
         sparse = True
@@ -222,21 +205,6 @@ def test_a_loss_that_runs_backward_itself_is_refused(arena, regression, strategy
 
     with pytest.raises(TaskError, match=r"loss\(\) of the task calls backward\(\) itself: 2.bias"):
         arena.train(Early(), arena.spec(strategy=strategy), 1)
-
-
-def test_gradients_within_a_loss_are_computed_by_autograd_grad(
-    arena, regression, plain_torch
-) -> None:
-    class Penalised(regression):
-        def loss(self, model, batch):
-            x = batch[0].clone().requires_grad_()
-            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-            return super().loss(model, batch) + slope.square().mean()
-
-    sgd = partial(torch.optim.SGD, lr=0.1)
-    spec = arena.spec(optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.0})
-    two = arena.train(Penalised(), spec, 2)
-    close(two[0], plain_torch(Penalised(), spec, sgd))
 
 
 @pytest.mark.parametrize("evaluates", [False, True])

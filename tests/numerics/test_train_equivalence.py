@@ -153,15 +153,6 @@ def test_batch_norm_buffers_are_averaged_by_rows(arena, regression, world_size) 
     assert len({rank.outcome.digest for rank in ranks}) == 1
 
 
-def test_batch_norm_of_one_rank_is_plain_torch(arena, regression, plain_torch) -> None:
-    task, spec = normed(regression), arena.spec()
-    (rank,) = arena.train(task, spec, 1)
-    expected = plain_torch(task, spec, lambda p: torch.optim.SGD(p, lr=0.1))
-    assert distance(rank.parameters(), expected.parameters()) == 0.0
-    assert distance([rank.model.norm.running_var], [expected.norm.running_var]) < TOLERANCE
-    assert int(rank.model.norm.num_batches_tracked) == 9
-
-
 class Keeping(nn.Module):
     """A linear layer that keeps what no float64 holds, and maxima that begin at -inf."""
 
@@ -290,43 +281,6 @@ def test_activation_checkpointing_changes_nothing(arena, regression, world_size)
         for flag in (False, True)
     ]
     assert digests[0] == digests[1]
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
-def test_a_model_with_recomputed_blocks_is_scripted_in_callbacks(arena, regression) -> None:
-    passes: list[str] = []
-
-    class Block(nn.Sequential):
-        @torch.jit.unused
-        def note(self):
-            passes.append("forward")
-
-        def forward(self, x):
-            if not torch.jit.is_scripting():
-                self.note()
-            return torch.tanh(self[0](x))
-
-    class Task(regression):
-        def build_model(self):
-            self.model = nn.Sequential(Block(nn.Linear(6, 8)), nn.Linear(8, 3)).double()
-            return self.model
-
-        def scripted(self, at):
-            x = self.rows.x[:4]
-            assert torch.equal(torch.jit.script(self.model)(x), self.model(x))
-            passes.append(f"step {at.step}")
-
-        on_start = on_step = on_end = scripted
-
-    spec = arena.spec(job={"steps": 2}, train={"activation_checkpointing": True})
-    arena.train(Task(), spec, 1)
-    once, twice = ["forward"], ["forward"] * 2
-    assert passes == [
-        *(*once, "step 0"),
-        *(*twice, *once, "step 1"),
-        *(*twice, *once, "step 2"),
-        *(*once, "step 2"),
-    ]
 
 
 def test_evaluation_does_not_depend_on_the_number_of_ranks(arena, regression) -> None:

@@ -65,23 +65,6 @@ def test_a_misspelled_metric_is_found_in_warm_up(arena, regression) -> None:
     arena.start(task, arena.spec(train=TRIED, checkpoint={"best_metric": "accuracy"}))
 
 
-def test_a_buffer_that_an_evaluation_adds_is_found_in_warm_up(arena, regression) -> None:
-    def measure(model, batch):
-        model[1].register_buffer("mask", torch.ones(2))
-        return {"accuracy": (1.0, 2)}
-
-    with pytest.raises(TaskError, match=r"in the evaluation .*: the buffer 1\.mask was not there"):
-        arena.start(evaluated(regression, measure), arena.spec(train=TRIED))
-
-
-def test_it_can_be_turned_off(arena, regression) -> None:
-    def measure(*_):
-        raise Fails
-
-    spec = arena.spec(checkpoint={"best_metric": "nothing"})
-    arena.start(evaluated(regression, measure), spec)
-
-
 def test_trying_leaves_no_trace(arena, regression) -> None:
     batches = []
 

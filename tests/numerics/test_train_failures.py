@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import threading
-
 import pytest
 import torch
 from torch import nn
 
 from dtd.checkpoint.format import list_checkpoints
-from dtd.checkpoint.writer import CheckpointWriter
-from dtd.engine.control_word import Flags
 from dtd.errors import RingBroken, TaskError
-from dtd.train import saver as checkpoints
 
 pytestmark = pytest.mark.numerics
 
@@ -114,46 +108,6 @@ def test_a_break_during_evaluation_leaves_the_model_in_training_mode(arena, regr
     assert rank.model.training
 
 
-def test_every_step_record_adds_up(arena, regression) -> None:
-    ranks = arena.train(regression(), arena.spec(), 2, ask=lambda step: Flags())
-    for record in ranks[0].recorder.steps:
-        parts = record.data_s + record.compute_s + record.optimizer_s
-        assert 0.0 < parts <= record.step_s
-        assert 0.0 <= record.exposed_s <= record.step_s
-
-
-@pytest.fixture
-def full_disk():
-    """No file may become larger than this many bytes: full_disk(bytes); undone at the end."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(size_bytes: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_no_space_left_stops_nothing_and_spoils_nothing(arena, regression, full_disk) -> None:
-    spec = arena.spec(job={"steps": 12}, checkpoint={"every_steps": 2})
-    whole = arena.train(regression(), spec, 1, job_id="whole")[0].outcome.digest
-    rank = arena.start(regression(), spec, ask=lambda step: Flags(stop=step == 3))
-    arena.generation([rank])
-    rank.recorder.ask = lambda step: Flags()
-    full_disk(700)
-    arena.generation([rank], generation=2)
-    full_disk(resource.RLIM_INFINITY)
-    assert rank.outcome.digest == whole
-    ((event, message),) = rank.recorder.warnings  # and not one for every checkpoint
-    assert event == "checkpoint_failed"
-    assert "g000002-s000000006 was not saved: OSError" in message
-    rank.run.close()
-    names = [path.name for path in (arena.directory / "w/checkpoints/job").iterdir()]
-    assert sorted(names) == ["g000001-s000000002", "g000001-s000000004"]
-    again = arena.start(regression(), spec)
-    assert (again.run.held().generation, again.run.held().step) == (1, 4)
-
-
 @pytest.mark.parametrize("shared", [True, False], ids=["one-directory", "own-directories"])
 def test_several_ranks_write_each_checkpoint(arena, regression, shared) -> None:
     where = {"directory": str(arena.directory / "shared")} if shared else {}
@@ -179,29 +133,3 @@ def test_several_ranks_write_each_checkpoint(arena, regression, shared) -> None:
     if not shared:
         ranks[1].run.forget()
         assert ranks[1].run.held().where == "none"
-
-
-def test_a_disk_that_hangs_does_not_flood(arena, regression, monkeypatch) -> None:
-    spec = arena.spec(job={"steps": 12}, checkpoint={"every_steps": 2})
-    rank = arena.start(regression(), spec)
-    release = threading.Event()
-    publish = CheckpointWriter._publish
-
-    def hanging(*arguments):
-        release.wait()
-        return publish(*arguments)
-
-    monkeypatch.setattr(CheckpointWriter, "_publish", hanging)
-    monkeypatch.setattr(checkpoints, "_PATIENCE_S", 0.0)
-    steps = rank.recorder.step_committed
-
-    def stepped(record) -> None:
-        steps(record)
-        if record.step == 12:
-            release.set()  # the last one is waited for
-
-    rank.recorder.step_committed = stepped
-    arena.generation([rank])
-    assert rank.outcome.kind == "finished"
-    assert [event for event, _ in rank.recorder.warnings] == ["checkpoint_left_out"]
-    assert [record.step for record in rank.recorder.checkpoints] == [2, 12]

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dtd.errors import RingBroken, TaskError
+from dtd.errors import TaskError
 from tests.numerics.cuts import Cut, ranks_of
-from tests.numerics.sharded_training import assert_same_weights
 
 pytestmark = pytest.mark.numerics
 
@@ -155,23 +154,6 @@ def test_nested_state_and_any_learning_rate_are_plain_torchs(
     assert len({one.outcome.digest for one in ranks}) == 1
 
 
-def test_a_learning_rate_as_a_tensor_is_torchs_adam(arena, regression, plain_torch) -> None:
-    def adam(parameters):
-        return torch.optim.Adam(list(parameters), lr=torch.tensor(0.05))
-
-    class Task(regression):
-        def build_optimizer(self, parameters):
-            return adam(parameters)
-
-    spec = arena.spec(job={"steps": 7})
-    (rank,) = arena.train(Task, spec, 1)
-    expected = plain_torch(Task(), spec, adam)
-    assert all(map(torch.equal, rank.parameters(), expected.parameters()))
-    joiner = arena.start(Task, spec, name="joiner")
-    arena.copy_state(rank, joiner)
-    assert joiner.digest == rank.digest
-
-
 @pytest.mark.parametrize("rate", ["tensor", "numpy"])
 @pytest.mark.parametrize("schedule", [False, True])
 def test_nested_state_is_saved_sent_and_redone(arena, regression, rate, schedule) -> None:
@@ -201,27 +183,6 @@ def test_nested_state_is_saved_sent_and_redone(arena, regression, rate, schedule
     assert {rank.outcome.digest for rank in resumed} == {whole}
 
 
-@pytest.mark.parametrize("rate", ["tensor", "numpy"])
-def test_a_tentative_update_of_nested_state_is_undone(arena, regression, rate) -> None:
-    class Pair(regression):
-        def build_optimizers(self, named):
-            first, *others = [parameter for _, parameter in named]
-            return {"one": Nested([first], RATES[rate]()), "two": Nested(others, 0.1)}
-
-        def loss(self, model, batch, update):
-            return super().loss(model, batch)
-
-    spec = arena.spec(job={"steps": 7})
-    whole = arena.train(Pair, spec, 2, job_id="whole")[0].outcome.digest
-    ranks = ranks_of(arena, Pair, spec, 2)
-    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, 4, method="gather"))
-    assert all(isinstance(rank.error, RingBroken) for rank in ranks)
-    for rank in ranks:
-        rank.run.adopt_local(1, 4)
-    arena.generation(ranks, generation=2)
-    assert {rank.outcome.digest for rank in ranks} == {whole}
-
-
 def test_a_round_of_local_steps_with_nested_state_is_redone(arena, regression) -> None:
     class Task(nested(regression, "tensor")):
         def build_schedule(self, optimizer, total_steps):
@@ -235,21 +196,6 @@ def test_a_round_of_local_steps_with_nested_state_is_redone(arena, regression) -
         rank.run.adopt_local(1, 3)
     arena.generation(ranks, generation=2)
     assert {rank.outcome.digest for rank in ranks} == {whole}
-
-
-@STAGES
-def test_numbers_in_dicts_and_a_rate_as_a_tensor_are_sharded(arena, regression, stage) -> None:
-    task = nested(regression, "tensor", tensors=False)
-    spec = arena.spec(job={"steps": 7}, checkpoint={"every_steps": 4})
-    (whole,) = arena.train(task, spec, 1, job_id="whole")
-    spec = arena.spec(
-        job={"steps": 7},
-        strategy={"name": "sharded", "stage": stage},
-        checkpoint={"every_steps": 4},
-    )
-    ranks = arena.train(task, spec, 2)
-    assert_same_weights(ranks, whole)
-    assert len({rank.outcome.digest for rank in ranks}) == 1
 
 
 @STAGES

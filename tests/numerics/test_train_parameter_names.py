@@ -105,17 +105,6 @@ def test_parts_of_a_state_go_on_with_parameters_in_another_order(arena, layers) 
             torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
-def test_a_joiner_takes_over_each_parameters_own_entries(arena, layers) -> None:
-    spec = arena.spec(job={"steps": 5})
-    (donor,) = arena.train(layers(), spec, 1)
-    joiner = arena.start(layers("bcao"), spec, name="joiner")
-    arena.copy_state(donor, joiner)
-    given, taken = donor.replica, joiner.replica
-    for (name, one), (_, other) in zip(given.trained, taken.trained, strict=True):
-        for key, value in given.optimizer.state[one].items():
-            assert torch.equal(value, taken.optimizer.state[other][key]), (name, key)
-
-
 def test_workers_with_parameters_in_another_order_do_not_train_together(arena, layers) -> None:
     tasks = (layers(), layers(), layers("baco"), layers("ab", "co"))
     plans = [arena.start(task, arena.spec()).run.prepare().plan_digest for task in tasks]
@@ -160,13 +149,3 @@ def test_what_does_not_match_is_refused_by_name(arena, layers, before, now, word
         resumed(arena, task(*now), arena.spec(job={"steps": 8}))
     assert words in caught.value.message
     assert "--weights-from" in caught.value.remedy
-
-
-def test_another_part_is_frozen_without_an_optimizer_of_the_task(arena, layers) -> None:
-    class Task(layers):
-        build_optimizer = None
-
-    spec = arena.spec(job={"steps": 5}, optimizer={"name": "adam", "lr": 0.01})
-    arena.train(Task(frozen="a"), spec, 1, job_id="parent")
-    with pytest.raises(CheckpointError, match=r"a\.weight is only in this job's"):
-        resumed(arena, Task(frozen="b"), spec)

@@ -89,26 +89,6 @@ def test_a_state_keeps_its_key_until_a_step_is_committed(arena, regression) -> N
     assert key(rank) == (9, 8)
 
 
-def test_the_donors_key_comes_with_its_state(arena, regression) -> None:
-    donor, joiner = (arena.start(regression(), arena.spec(), name=name) for name in "ab")
-    assert joiner.run.held().where == "none"
-    arena.generation(
-        [donor], generation=3, wrap=lambda _, inner: Cut(inner, method="gather", step=2)
-    )
-    donor.run.adopt_local(3, 2)
-    arena.copy_state(donor, joiner)
-    assert key(joiner) == key(donor) == (3, 2)
-    assert joiner.digest == donor.digest
-
-
-def test_two_donors_offer_the_same_bytes(arena, regression) -> None:
-    ranks = same_state(arena, regression(), arena.spec(optimizer=SGD), 3)
-    arena.generation(ranks)
-    images = [rank.run.export_state() for rank in ranks]
-    assert len({image.manifest for image in images}) == 1
-    assert len({b"".join(image.blobs) for image in images}) == 1
-
-
 def test_the_prepared_step_is_known_by_the_generation_that_prepared_it(arena, regression) -> None:
     (rank,) = same_state(arena, regression(), arena.spec(), 1)
     arena.generation([rank], generation=2, wrap=lambda _, inner: Cut(inner, method="start", step=3))
@@ -211,41 +191,6 @@ def test_rows_of_a_step_committed_at_a_take_over_are_checked(arena, regression) 
     assert [event for event, _ in rank.recorder.warnings] == ["rows_not_as_planned"]
 
 
-def test_a_step_that_somebody_has_not_prepared_is_redone(arena, regression) -> None:
-    task, spec = Stateful.of(regression), arena.spec(job={"steps": 9}, optimizer=SGD)
-    undisturbed = whole_job(arena, task, spec, 2)
-    ranks = same_state(arena, task, spec, 2)
-    cuts = ["wait", "gather"]
-    arena.generation(ranks, wrap=lambda i, inner: Cut(inner, method=cuts[i], step=5))
-    assert [rank.run.committed_step for rank in ranks] == [5, 5]
-    assert ranks[0].run.prepared_key is None
-    for rank in ranks:
-        rank.run.adopt_local(1, 5)
-    assert len({rank.digest for rank in ranks}) == 1
-    arena.generation(ranks, generation=2)
-    assert {rank.outcome.digest for rank in ranks} == {undisturbed}
-
-
-def test_nothing_is_computed_for_a_ring_that_is_broken(arena, regression) -> None:
-    calls: list[int] = []
-
-    class Counting(regression):
-        def loss(self, model, batch):
-            calls.append(len(batch[0]))
-            return super().loss(model, batch)
-
-    class Broken(Cut):
-        def check(self):
-            if self._inner.nodes[0].machine.step == 2:
-                raise RingBroken("cut by the test")
-
-    (rank,) = same_state(arena, Counting(), arena.spec(train={"grad_accumulation": 2}), 1)
-    arena.generation([rank], wrap=lambda _, inner: Broken(inner, method="", step=2))
-    assert isinstance(rank.error, RingBroken)
-    assert calls == [4, 4, 4, 4]
-    assert rank.run.committed_step == 2
-
-
 def flip(rank) -> None:
     with torch.no_grad():
         rank.model[0].weight[0, 0] += 1e-9
@@ -341,25 +286,6 @@ def test_one_skip_too_many_is_found_at_a_take_over(arena, regression) -> None:
     assert rank.run.committed_step == 3
 
 
-def test_a_state_with_one_skip_too_many_is_saved(arena, regression) -> None:
-    spec = arena.spec(job={"steps": 9}, train={"max_skipped_steps": 3})
-    (rank,) = same_state(arena, poisonous(Stateful.of(regression), rows=range(48)), spec, 1)
-    arena.generation([rank], wrap=lambda _, inner: Cut(inner, method="gather", step=2))
-    rank.run.save(1, 3)
-    assert [one.step for one in rank.recorder.checkpoints] == [3]
-
-
-def test_every_part_of_a_step_is_progress(arena, regression) -> None:
-    class Task(regression):
-        def eval_dataset(self):
-            return self.rows
-
-    spec = arena.spec(train={"grad_accumulation": 2, "eval_every": 3, "eval_batch_size": 10})
-    (rank,) = arena.train(Task(), spec, 1)
-    micro_batches, steps, eval_batches = 18, 9, 15
-    assert rank.recorder.marks >= 2 * micro_batches + steps + eval_batches
-
-
 def saved(arena, name: str) -> list[str]:
     return [path.name for path in list_checkpoints(arena.directory / name / "checkpoints", "job")]
 
@@ -380,16 +306,6 @@ def test_a_checkpoint_that_fell_due_as_the_ring_broke_is_written_afterwards(
     assert saved(arena, "w1") == ["g000002-s000000009", "g000002-s000000008", "g000001-s000000004"]
     told = {tuple(key) for key, _ in ranks[1].recorder.agreements}
     assert told == {(1, 4), (2, 8), (2, 9)}
-
-
-def test_what_was_loaded_is_not_saved_again(arena, regression) -> None:
-    spec = arena.spec(job={"steps": 9}, checkpoint={"every_steps": 4})
-    (rank,) = same_state(arena, regression(), spec, 1)
-    arena.generation([rank], wrap=lambda _, inner: Cut(inner, method="start", step=6))
-    rank.run.forget()
-    rank.run.adopt_local(1, 4)
-    arena.generation([rank], generation=2)
-    assert [record.step for record in rank.recorder.checkpoints] == [4, 8, 9]
 
 
 # --- what is held is saved when the job is to end ------------------------------------------------
@@ -424,12 +340,6 @@ def test_a_prepared_step_is_committed_when_it_is_to_be_saved(arena, regression) 
         6,
         rank.digest,
     )
-
-
-def test_what_is_not_held_is_refused(arena, regression) -> None:
-    rank = broken_after(arena, regression, 5)
-    with pytest.raises(CheckpointError, match="step 7 is not in this worker's memory"):
-        rank.run.save(1, 7)
 
 
 def test_a_disk_that_does_not_take_it_is_told_each_time(arena, regression, tmp_path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -236,18 +235,6 @@ def test_a_checkpoint_of_other_data_is_refused(arena, regression) -> None:
         other.run.adopt_local(held.generation, held.step)
 
 
-def test_going_back_to_a_fresh_state(arena, regression) -> None:
-    rank = arena.start(regression(), arena.spec(optimizer=SGD))
-    fresh = rank.run.export_state().manifest
-    arena.generation([rank])
-    first = rank.outcome.digest
-    rank.run.forget()
-    rank.run.adopt_local(0, 0)
-    assert rank.run.export_state().manifest == fresh
-    arena.generation([rank], generation=2)
-    assert rank.outcome.digest == first
-
-
 def test_a_state_past_the_jobs_end_is_refused_in_words(arena, regression) -> None:
     arena.train(regression(), arena.spec(job={"steps": 12}), 1, job_id="longer")
     origin = InitFrom(job_id="longer", step=None, mode="resume")
@@ -257,14 +244,6 @@ def test_a_state_past_the_jobs_end_is_refused_in_words(arena, regression) -> Non
     with pytest.raises(CheckpointError, match="has 12 steps, and this job ends after 4") as caught:
         late.run.adopt_local(held.generation, held.step)
     assert "job.steps" in caught.value.remedy
-
-
-def test_a_state_past_the_end_finishes_at_once(arena, regression) -> None:
-    rank = arena.start(regression(), arena.spec(job={"steps": 4}))
-    rank.run.adopt_local(0, 0)
-    rank.replica.step = rank.replica.updates = 6
-    arena.generation([rank])
-    assert (rank.outcome.kind, rank.outcome.step) == ("finished", 6)
 
 
 def test_loader_processes_are_up_before_a_worker_is_ready(arena) -> None:
@@ -304,19 +283,3 @@ def test_a_checkpoint_that_is_damaged_between_offer_and_load_is_offered_no_more(
     second.run.adopt_local(1, 4)
     arena.generation([second], generation=2)
     assert second.outcome.step == 9
-
-
-def test_a_restore_reads_each_file_once(arena, regression) -> None:
-    spec = arena.spec(job={"steps": 9}, checkpoint={"every_steps": 4})
-    first = arena.start(regression(), spec, ask=lambda step: Flags(stop=step == 7))
-    arena.generation([first])
-    first.run.close()
-    second = arena.start(regression(), spec)
-    opened: list[str] = []
-    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-    held = second.run.held()
-    assert not [path for path in opened if path.endswith(".safetensors")]
-    second.run.adopt_local(held.generation, held.step)
-    read = sorted(Path(path).name for path in opened if path.endswith(".safetensors"))
-    opened.clear()
-    assert read == ["model.safetensors", "optimizer.safetensors"]

@@ -17,7 +17,6 @@ from tests.numerics.cuts import Cut
 pytestmark = pytest.mark.numerics
 
 STEPS = 14
-IGNORED = "settings_ignored"
 
 SCHEDULES = {
     "step": lambda o, _n: ls.StepLR(o, step_size=3, gamma=0.5),
@@ -105,14 +104,6 @@ def test_it_goes_on_from_a_checkpoint(arena, regression, name) -> None:
     assert second.outcome.digest == whole.outcome.digest
 
 
-def test_three_ranks_hold_the_same_schedule(arena, regression) -> None:
-    spec = arena.spec(job={"steps": STEPS})
-    ranks = arena.train(scheduled(regression, SCHEDULES["restarts"]), spec, 3)
-    assert len({rank.outcome.digest for rank in ranks}) == 1
-    ranks[1].replica.schedule.step()
-    assert ranks[1].digest != ranks[0].digest
-
-
 def test_a_skipped_step_does_not_move_it_on(arena, regression) -> None:
     class Task(regression):
         def build_schedule(self, optimizer, total_steps):
@@ -131,28 +122,6 @@ def test_a_skipped_step_does_not_move_it_on(arena, regression) -> None:
     for record in records:
         assert record.lr == pytest.approx(rate)
         rate *= 1.0 if record.skipped else 0.5
-
-
-def test_groups_keep_their_rates_under_the_jobs_schedule(arena, regression) -> None:
-    class Task(regression):
-        def build_optimizer(self, params):
-            return groups(params)
-
-    spec = arena.spec(job={"steps": 3}, schedule={"name": "step", "step_every": 2, "gamma": 0.5})
-    (rank,) = arena.train(Task(), spec, 1)
-    assert [group["lr"] for group in rank.replica.optimizer.param_groups] == [0.01, 0.05]
-
-
-def test_what_the_job_file_says_in_vain_is_said_once(arena, regression) -> None:
-    task = scheduled(regression, SCHEDULES["step"])
-    spec = arena.spec(optimizer={"lr": 0.7, "momentum": 0.5}, schedule={"warmup_steps": 2})
-    ranks = arena.train(task, spec, 2)
-    told = [text for rank in ranks for event, text in rank.recorder.warnings if event == IGNORED]
-    assert len(told) == 1
-    assert "[optimizer] lr = 0.7, momentum = 0.5: the task's build_optimizer() counts" in told[0]
-    assert "[schedule] warmup_steps = 2: the task's build_schedule() counts" in told[0]
-    quiet = arena.train(task, arena.spec(), 1, job_id="quiet")
-    assert IGNORED not in dict(quiet[0].recorder.warnings)
 
 
 def test_schedules_that_cannot_be_stepped_are_refused() -> None:

@@ -51,14 +51,6 @@ def test_results_are_those_of_replicated_training(
         assert rank.replica.held_part == held_shards(index, world_size, mirrors)
 
 
-def test_a_rank_has_optimizer_state_for_its_part_only(arena, regression) -> None:
-    got = arena.train(regression(), sharded(arena, mirrors=0, optimizer=ADAM), 4)
-    elements = sum(parameter.numel() for parameter in got[0].model.parameters())
-    sizes = [rank.replica.shards.size_bytes for rank in got]
-    assert sum(sizes) == 2 * 8 * elements
-    assert max(sizes) < 0.35 * sum(sizes)
-
-
 class TiedAndFrozen(nn.Module):
     """A tied weight that the parent uses directly, a frozen layer, an unused one, a scalar."""
 

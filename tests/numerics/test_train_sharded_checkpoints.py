@@ -200,22 +200,6 @@ def test_a_checkpoint_lost_with_its_generation_is_written_by_the_next(arena, reg
     assert united(one.shards for one in manifests).is_whole
 
 
-def test_ranks_that_hold_other_shards_than_before_write_these(arena, regression) -> None:
-    """Otherwise shards of a member that was replaced would have a copy less than they should."""
-    task, spec = regression(), sharded(arena)
-    ranks = started(arena, task, spec, 3)
-    ranks += started(arena, task, spec, 1, first=3, ask=lambda step: Flags(leave=step == 2))
-    trained(arena, ranks)
-    for after, order in ((1, (0, 1, 2, 3)), (2, (3, 2, 1, 0))):
-        for rank, index in enumerate(order):
-            (found,) = parts(arena, 3, (index,))
-            assert read_manifest(found.path).shards == held_shards(rank, 4, 1)
-        if after == 1:
-            for one in ranks:
-                one.run.adopt_local(1, 3)
-            trained(arena, ranks[::-1], generation=2)
-
-
 def test_parts_are_saved_when_no_generation_is_left(arena, regression) -> None:
     task, spec = regression(), sharded(arena)
     ranks = started(arena, task, spec, 3, ask=lambda step: Flags(yield_=step == 3))
@@ -261,12 +245,3 @@ def test_another_job_starts_from_what_was_assembled(arena, regression, mode, nam
     if mode == "resume":
         expected = arena.start(task, arena.spec(job={"steps": 10}, optimizer=ADAM), job_id="whole")
         assert_same_weights([first, other], trained(arena, [expected])[0])
-
-
-def test_a_part_is_no_state_of_a_job_that_is_not_sharded(arena, regression) -> None:
-    task = regression()
-    trained(arena, started(arena, task, sharded(arena), 2))
-    rank = arena.start(task, arena.spec(optimizer=ADAM), name="w0")
-    held = rank.run.held()
-    with pytest.raises(CheckpointError, match="a part of a sharded one"):
-        rank.run.adopt_local(held.generation, held.step)

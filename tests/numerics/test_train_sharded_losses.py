@@ -10,7 +10,7 @@ import torch
 from dtd.engine.control_word import Flags
 from dtd.engine.shards import NOTHING, WHOLE, united
 from dtd.engine.step_protocol import FRESH
-from dtd.errors import CheckpointError, DivergenceError, RingBroken
+from dtd.errors import DivergenceError, RingBroken
 from tests.numerics.sharded_training import (
     ADAM,
     STAGES,
@@ -290,35 +290,6 @@ def test_a_damaged_shard_that_stays_is_found_at_the_agreement(arena, regression,
         assert isinstance(rank.error, DivergenceError), rank.error
         assert rank.error.entry == "model.0.weight"
     assert not agreed, "what differs is no agreement"
-
-
-@ENDS
-def test_a_joiner_without_shards_does_not_pass_for_a_holder(arena, regression, stage) -> None:
-    """Its generation ends before it has any: then it has the state on its disk or not at all."""
-    job = {"steps": 4}
-    spec = sharded(arena, stage=stage, mirrors=1, job=job, optimizer=ADAM)
-    ranks = arena.train(regression(), spec, 2)
-    key = ranks[0].run.held()
-    joiner = arena.start(regression(), spec, name="w2")
-    arena.copy_state(ranks[0], joiner)
-    assert joiner.run.held().where == "none"
-    with pytest.raises(CheckpointError):
-        joiner.run.save(key.generation, key.step)
-    with pytest.raises(CheckpointError):
-        joiner.run.adopt_local(key.generation, key.step)
-    assert joiner.run._session.engine.live is None
-
-
-@ENDS
-def test_a_fresh_state_without_shards_is_built_again(arena, regression, stage) -> None:
-    spec = sharded(arena, stage=stage, mirrors=1, optimizer=ADAM)
-    donor, joiner = (arena.start(regression(), spec, name=f"w{i}") for i in range(2))
-    arena.copy_state(donor, joiner)
-    assert joiner.replica.held_part == NOTHING
-    joiner.run.adopt_local(*FRESH)
-    assert joiner.replica.held_part == WHOLE
-    arena.generation([joiner])
-    assert_no_error([joiner])
 
 
 def test_two_neighbours_at_once_are_one_too_many_for_one_mirror(arena, regression) -> None:

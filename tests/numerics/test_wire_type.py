@@ -170,23 +170,6 @@ def test_what_is_odd_reaches_every_rank_alike(world_size, chunk_bytes) -> None:
     assert str(got[33].item()) == "-0.0"
 
 
-def test_other_types_travel_as_they_are() -> None:
-    dtypes = [torch.float64, torch.bfloat16, torch.float16]
-    buckets = [contributions(3, 1000, torch.float64) for _ in dtypes]
-    typed = [[t.to(dtype) for t in b] for b, dtype in zip(buckets, dtypes, strict=True)]
-    narrow, _ = ring_sums(typed, chunk_bytes=SEGMENTED)
-    plain, _ = ring_sums(typed, chunk_bytes=SEGMENTED, wire_dtype="")
-    assert all(map(same_bytes, narrow[0], plain[0]))
-
-
-@pytest.mark.parametrize("chunk_bytes", [SEGMENTED, WHOLE])
-def test_half_of_the_bytes_travel(chunk_bytes) -> None:
-    buckets = [contributions(3, 4098)]
-    _, narrow_bytes = ring_sums(buckets, chunk_bytes=chunk_bytes)
-    _, plain_bytes = ring_sums(buckets, chunk_bytes=chunk_bytes, wire_dtype="")
-    assert 2 * narrow_bytes == plain_bytes
-
-
 # --- training --------------------------------------------------------------------------------
 
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9}

@@ -12,12 +12,6 @@ seeds = st.integers(0, 2**64 - 1)
 epochs = st.integers(0, 10_000)
 
 
-@given(seed=seeds, epoch=epochs, length=st.integers(1, 700))
-def test_the_order_of_an_epoch_is_a_bijection(seed: int, epoch: int, length: int) -> None:
-    rows = [permuted_row(seed, epoch, place, length) for place in range(length)]
-    assert sorted(rows) == list(range(length))
-
-
 @given(seed=seeds, length=st.integers(1, 2**48), place=st.integers(0))
 def test_a_row_of_any_dataset_is_inside_it(seed: int, length: int, place: int) -> None:
     assert 0 <= permuted_row(seed, 0, place % length, length) < length

@@ -11,24 +11,6 @@ from tests.sim.oracle import Broken
 from tests.sim.phases import FORWARD
 
 
-def test_a_plan_reads_like_a_sentence() -> None:
-    cluster = (
-        Cluster(3, workers=3)
-        .submit(steps=40, buckets=(8, 8), checkpoint_every=5)
-        .crash("worker-1", at_s=3.5)
-        .restart("worker-1", at_s=4.0)
-        .hold("worker-1", "worker-2", at_s=5.0, until_s=5.5)
-        .partition_oneway("worker-2", "worker-3", at_s=6.0, until_s=6.2)
-        .pause("worker-3", at_s=6.5, until_s=7.0)
-        .reset("worker-1", "worker-2", at_s=7.5)
-        .bounce("coordinator", at_s=8.0)
-        .run()
-    )
-    assert cluster.succeeded()
-    assert cluster.lost_steps() == 0
-    assert set(cluster.workers_state().values()) == {"idle"}
-
-
 def test_innocent_workers_of_a_bounced_coordinator_do_not_notice() -> None:
     cluster = Cluster(5, workers=4).submit(steps=60, settle_s=2.0)
     for at_s in (4.0, 5.5, 7.0):
@@ -67,16 +49,6 @@ def test_job_that_is_left_without_enough_workers_rightly_waits_if_it_says_so() -
     assert cluster.rightly_waits()
 
 
-def test_job_that_is_left_without_a_server_rightly_waits_if_it_says_so() -> None:
-    cluster = Cluster(1, workers=2)
-    cluster.serve(["worker-2"])
-    cluster.submit(steps=50, strategy={"name": "sharded", "mirrors": 0, "owners": "servers"})
-    cluster.crash("worker-2", at_s=1.0)
-    with pytest.raises(NothingEnds, match="no parameter server is ready"):
-        cluster.run(patience_s=30.0)
-    assert cluster.rightly_waits()
-
-
 @pytest.mark.parametrize("least", [1, 2])
 def test_job_that_does_not_say_what_it_lacks_does_not_rightly_wait(least: int) -> None:
     """One worker would do in the first case; in the second the coordinator says nothing."""
@@ -87,12 +59,6 @@ def test_job_that_does_not_say_what_it_lacks_does_not_rightly_wait(least: int) -
     if least == 1:
         cluster.machines.start("worker-1")
     assert not cluster.rightly_waits()
-
-
-def test_cluster_without_its_coordinator_is_no_success() -> None:
-    cluster = Cluster(1, workers=1).submit(steps=50).crash("coordinator", at_s=2.0)
-    with pytest.raises(Broken, match="it is away"):
-        cluster.run(patience_s=30.0)
 
 
 def test_link_that_always_breaks_costs_a_worker_and_not_the_job() -> None:

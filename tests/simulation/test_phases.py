@@ -39,13 +39,6 @@ def a_cluster(seed: int = 1) -> Cluster:
     )
 
 
-def test_a_plan_reads_like_a_sentence() -> None:
-    cluster = a_cluster().crash(rank=3).at(step=7, phase=ALL_GATHER).run()
-    assert any("* crash worker-4 (worker-4 at all_gather)" in line for line in cluster.story)
-    assert sorted(cluster.workers_state()) == ["worker-1", "worker-2", "worker-3"]
-    assert [cluster.succeeded(), cluster.lost_steps()] == [True, 0]
-
-
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("phase", IN_A_STEP)
 def test_crash_in_a_step(phase: Phase, rank: int) -> None:

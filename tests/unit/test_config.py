@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,15 +32,6 @@ def worker_problems(
     with pytest.raises(ConfigError) as caught:
         load_worker_config(flags, environ or {}, default_file=file)
     return [line.strip() for line in str(caught.value).splitlines()[1:]]
-
-
-def test_users_of_this_host_are_named(file: Path) -> None:
-    file.write_text('local_workers = []\nlocal_viewers = ["eve", "@staff"]\n')
-    environ = {"STATE_DIRECTORY": "/s", "DTD_LOCAL_OPERATORS": "ann, 1000,dom\\\\bob@corp"}
-    config = load_coordinator_config({}, environ, default_file=file)
-    assert config.local_workers == ()
-    assert config.local_viewers == ("eve", "@staff")
-    assert config.local_operators == ("ann", "1000", "dom\\\\bob@corp")
 
 
 @pytest.mark.parametrize("value", ['"a,,b"', '["@"]', "[1]", '["a b"]', "1"])
@@ -74,23 +64,6 @@ def test_text_becomes_numbers_paths_and_addresses(file: Path) -> None:
     assert load_worker_config({}, {}, default_file=file).coordinator == worker.coordinator
 
 
-@pytest.mark.parametrize(
-    ("hostname", "device", "name"),
-    [
-        ("node-3.example", "cuda:12", "node-3.example-cuda12"),
-        ("_odd name", "cpu", "odd-name-cpu"),
-        ("...", "cpu", "worker-cpu"),
-        ("n" * 200, "cuda:0", "n" * 48 + "-cuda0"),
-    ],
-)
-def test_the_default_name_is_always_a_valid_one(hostname: str, device: str, name: str) -> None:
-    environ = {"DTD_DEVICE": device}
-    config = load_worker_config({}, environ, default_file=NOWHERE, hostname=hostname)
-    assert config.name == name
-    again = load_worker_config({"name": config.name}, {}, default_file=NOWHERE)
-    assert again.name == name
-
-
 def test_everything_wrong_is_reported_at_once_with_its_place(file: Path) -> None:
     file.write_text(
         '# settings\nname = "a b"\nthread = 3\n[zzz]\nx = 1\n',
@@ -117,23 +90,6 @@ def test_everything_wrong_is_reported_at_once_with_its_place(file: Path) -> None
         'DTD_LOG_FORMAT: must be one of "auto", "json", "console", not "jsn"; did you mean "json"?',
         'advertise: must end in a port from 0 to 65535, not "x", and is not a host name alone',
     ]
-
-
-def test_a_worker_is_not_suspected_before_it_could_report() -> None:
-    flags: dict[str, object] = {"heartbeat_interval_s": "4"}
-    assert coordinator_problems(flags) == [
-        "heartbeat_timeout_s: must be at least twice heartbeat_interval_s = 4.0, not 1.5"
-    ]
-    flags["heartbeat_timeout_s"] = "nan"
-    (problem,) = coordinator_problems(flags)
-    assert problem.startswith("--heartbeat-timeout-s: must be a number, above 0")
-
-
-@pytest.mark.parametrize("named", [{"config": NOWHERE}, {"config": str(NOWHERE)}])
-def test_a_named_file_must_exist(named: dict[str, Any]) -> None:
-    expected = [f"{NOWHERE}: cannot be read: No such file or directory"]
-    assert coordinator_problems(named) == expected
-    assert coordinator_problems({}, {"DTD_CONFIG": str(NOWHERE)}) == expected
 
 
 def test_a_file_that_is_no_toml_is_reported_beside_the_rest(file: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import dtd.durable as durable
 from dtd.durable import make_directory
 
 
@@ -28,13 +27,3 @@ def test_what_another_process_makes_at_the_same_moment_is_taken(
     monkeypatch.setattr(Path, "stat", made_after_the_first_look)
     make_directory(wanted)
     assert wanted.is_dir()
-
-
-def test_its_parents_are_on_the_disk_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[Path] = []
-    monkeypatch.setattr(durable, "sync_directory", synced.append)
-    make_directory(tmp_path / "one" / "two", mode=0o700)
-    assert synced[:2] == [tmp_path, tmp_path / "one"]
-    assert (tmp_path / "one" / "two").stat().st_mode & 0o777 == 0o700

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from datetime import datetime
-
 import pytest
 
 from dtd import figures
-from dtd.figures import curve, shares
+from dtd.figures import shares
 
 
 @pytest.mark.parametrize(
@@ -46,34 +43,7 @@ def test_numbers(show, value, text):
     assert show(value) == text
 
 
-def test_moment():
-    text = figures.moment(1_700_000_000)
-    assert datetime.strptime(text, "%Y-%m-%d %H:%M:%S").astimezone().timestamp() == 1_700_000_000
-    assert figures.moment(None) == "-"
-
-
 # --- curves of characters ------------------------------------------------------------------------
-
-
-def test_a_curve_that_falls():
-    assert curve([[step, 8 - step] for step in range(8)], width=8, height=1) == ["█▇▆▅▄▃▂▁"]
-
-
-def test_what_falls_into_one_column_is_averaged_and_gaps_repeat():
-    points = [[0, 0.0], [1, 2.0], [9, 1.0], [10, 8.0]]
-    assert curve(points, width=5, height=1) == ["▁▁▁▁█"]
-
-
-def test_values_that_are_no_numbers_are_left_out():
-    assert curve([[0, math.nan], [1, 1.0], [2, 2.0]], width=2, height=1) == ["▁█"]
-    assert curve([[0, math.inf]], width=2, height=2) == ["  ", "  "]
-    assert curve([[5, 1.0]], width=2, height=1) == ["▁▁"]
-
-
-def test_values_far_apart_are_drawn_logarithmically():
-    points = [[step, 10.0**-step] for step in range(8)]
-    assert curve(points, width=8, height=1) == ["█▇▆▅▄▃▂▁"]
-    assert curve([*points[:7], [7, 0.0]], width=8, height=1) == ["█▂▁▁▁▁▁▁"]
 
 
 @pytest.mark.parametrize(

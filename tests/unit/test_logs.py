@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -71,27 +70,6 @@ def test_a_line_is_one_json_object_with_what_was_bound(stream: io.StringIO) -> N
     assert stream.getvalue().startswith('{"ts": ')
 
 
-def test_values_that_json_lacks_are_written_as_text(stream: io.StringIO) -> None:
-    cycle: list[object] = []
-    cycle.append(cycle)
-    get_logger().info(
-        "odd",
-        loss=float("nan"),
-        norm=float("-inf"),
-        thing=b"x",
-        cycle=cycle,
-        keys={(1,): 2},
-        lone="\ud800",
-        none=None,
-        rate=0.5,
-    )
-    (first,) = lines(stream)
-    assert (first["loss"], first["norm"], first["rate"]) == ("nan", "-inf", 0.5)
-    assert (first["thing"], first["cycle"], first["keys"]) == ("b'x'", "[[...]]", "{(1,): 2}")
-    assert (first["lone"], first["none"]) == ("\ud800", None)
-    assert "NaN" not in stream.getvalue()
-
-
 def test_an_exception_is_one_line_with_its_traceback(stream: io.StringIO) -> None:
     try:
         raise RuntimeError("boom\nover two lines")
@@ -101,19 +79,6 @@ def test_an_exception_is_one_line_with_its_traceback(stream: io.StringIO) -> Non
     assert line["level"] == "error"
     assert line["exception"].startswith("Traceback (most recent call last):\n")
     assert line["exception"].endswith("RuntimeError: boom\nover two lines")
-
-
-def test_the_standard_librarys_records_have_the_same_form(stream: io.StringIO) -> None:
-    logging.getLogger("asyncio").error("task %s failed", "t")
-    logging.getLogger("noisy").info("left out")
-    (line,) = lines(stream)
-    del line["ts"]
-    assert line == {
-        "level": "error",
-        "event": "library_log",
-        "message": "task t failed",
-        "logger": "asyncio",
-    }
 
 
 HOSTILE = "gone\x1b[2J\x9b2J\u202e\u2028\r\n2026-01-01 [error] forged level=error worker=w-9"
@@ -183,28 +148,6 @@ def test_a_stream_that_fails_does_not_fail_its_caller() -> None:
     closed.close()
     get_logger().info("unheard")
     logging.getLogger("library").error("unheard")
-
-
-# --- the journal -----------------------------------------------------------------------------
-
-
-def prefixed_line(tmp_path, monkeypatch, *, of_journal: bool, form: Any = "auto") -> str:
-    path = tmp_path / "journal"
-    with path.open("w") as stream:
-        status = os.fstat(stream.fileno())
-        inode = status.st_ino if of_journal else status.st_ino + 1
-        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{inode}")
-        configure_logging(form, stream)
-        get_logger().warning("slow", text="two\nlines")
-        logging.getLogger("library").error("bad")
-    return path.read_text()
-
-
-def test_the_journal_gets_a_priority_before_each_line(tmp_path, monkeypatch) -> None:
-    first, second = prefixed_line(tmp_path, monkeypatch, of_journal=True).splitlines()
-    assert first.startswith('<4>{"ts": ')
-    assert json.loads(first.removeprefix("<4>"))["text"] == "two\nlines"
-    assert json.loads(second.removeprefix("<3>"))["event"] == "library_log"
 
 
 # --- secrets ---------------------------------------------------------------------------------

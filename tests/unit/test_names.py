@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dtd.config import WorkerConfig
 from dtd.job.tables import JobTable
-from dtd.names import MOST_CHARACTERS, NAME, is_name, name_of
+from dtd.names import NAME, is_name
 from dtd.rules import fields_of
 
 
@@ -25,13 +23,6 @@ def test_a_name(text: str) -> None:
 )
 def test_no_name(text: str) -> None:
     assert not is_name(text)
-
-
-@given(st.text())
-def test_a_name_can_be_made_of_anything(text: str) -> None:
-    made = name_of(text)
-    assert len(made) <= MOST_CHARACTERS
-    assert not made or is_name(made)
 
 
 @pytest.mark.parametrize("settings", [JobTable, WorkerConfig])

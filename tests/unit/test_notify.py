@@ -60,12 +60,6 @@ def test_life_in_its_words(manager):
     assert heard == ["READY=1", "STATUS=waits for a job", "WATCHDOG=1", "STOPPING=1"]
 
 
-def test_a_status_cannot_say_more_than_a_status(manager):
-    notifier = Notifier.from_environment(environment(manager))
-    notifier.status("job a\u2028MAINPID=1\x1b[2J\x9b2J\u202e\x00WATCHDOG=trigger")
-    assert manager.hear() == "STATUS=job a MAINPID=1\\x1b[2J\\x9b2J\\u202e\\x00WATCHDOG=trigger"
-
-
 async def test_the_loop_feeds_the_watchdog_and_tells_the_status(manager):
     notifier = Notifier.from_environment(
         environment(manager, WATCHDOG_USEC="20000", WATCHDOG_PID=str(os.getpid()))

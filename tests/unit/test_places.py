@@ -8,7 +8,7 @@ import pytest
 
 import dtd.places as places
 from dtd.errors import ConfigError
-from dtd.places import find_sockets, require_linux, socket_place, state_directory
+from dtd.places import require_linux, socket_place, state_directory
 
 
 @pytest.fixture(autouse=True)
@@ -16,16 +16,6 @@ def person(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Not root, and /run is elsewhere."""
     monkeypatch.setattr(places.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(places, "_RUNTIME", tmp_path / "run")
-
-
-def found(environ: dict[str, str]) -> list[str]:
-    return [one.path for one in find_sockets(environ)]
-
-
-def put(socket: Path) -> str:
-    socket.parent.mkdir(parents=True)
-    socket.touch()
-    return str(socket)
 
 
 def test_state_is_kept_where_systemd_says_or_below_the_home() -> None:
@@ -39,31 +29,7 @@ def test_the_socket_lies_in_the_runtime_directory_else_beside_the_state() -> Non
     assert socket_place(Path("/s"), {}) == Path("/s/control.sock")
 
 
-def test_all_that_are_there_are_found_the_own_ones_first(tmp_path: Path) -> None:
-    environ = {"XDG_RUNTIME_DIR": str(tmp_path / "user"), "HOME": str(tmp_path / "home")}
-    system = put(tmp_path / "run/dtd/coordinator/control.sock")
-    assert found(environ) == [system]
-    by_hand = put(tmp_path / "home/.local/state/dtd/coordinator/control.sock")
-    service = put(tmp_path / "user/dtd/coordinator/control.sock")
-    assert found(environ) == [service, by_hand, system]
-
-
-def test_where_there_is_none_the_likely_one_is_named(tmp_path: Path) -> None:
-    home, user = str(tmp_path / "home"), str(tmp_path / "user")
-    by_hand = f"{home}/.local/state/dtd/coordinator/control.sock"
-    assert found({"HOME": home}) == [by_hand]
-    assert found({"HOME": home, "XDG_RUNTIME_DIR": user}) == [by_hand]
-    service = {"HOME": home, "STATE_DIRECTORY": "/s"}
-    assert found(service) == [f"{tmp_path}/run/dtd/coordinator/control.sock"]
-    own_service = {**service, "XDG_RUNTIME_DIR": user}
-    assert found(own_service) == [f"{user}/dtd/coordinator/control.sock"]
-
-
 # --- where dtd runs ------------------------------------------------------------------------------
-
-
-def test_linux_is_accepted() -> None:
-    require_linux("linux")
 
 
 def test_anything_else_is_refused_in_one_sentence() -> None:

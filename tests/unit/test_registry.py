@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from dtd.errors import RequestRefused, UsageError
+from dtd.errors import UsageError
 from dtd.job import parse_job, to_mapping
-from dtd.registry import card, check_alias, check_name, parse_reference, plain, resolved
-
-ALIASES = {"production": 2}
+from dtd.registry import card, parse_reference, plain
 
 
 @pytest.mark.parametrize(
@@ -29,26 +27,6 @@ def test_references(text: str, read: tuple[str, str]) -> None:
 def test_what_is_no_reference(text: str) -> None:
     with pytest.raises(UsageError, match="names no model"):
         parse_reference(text)
-
-
-def test_which_version_is_meant() -> None:
-    assert resolved("digits", "", [3, 1, 2], ALIASES) == 3
-    assert resolved("digits", "1", [3, 1, 2], ALIASES) == 1
-    assert resolved("digits", "production", [3, 1, 2], ALIASES) == 2
-    with pytest.raises(RequestRefused, match="no version 4") as said:
-        resolved("digits", "4", [3, 1, 2], ALIASES)
-    assert said.value.remedy == "its versions: 1, 2, 3"
-    with pytest.raises(RequestRefused, match='did you mean "production"'):
-        resolved("digits", "prodution", [3, 1, 2], ALIASES)
-
-
-def test_new_names() -> None:
-    check_name("digits-2.1", "a model")
-    check_alias("production")
-    with pytest.raises(RequestRefused, match="is not a name of a model"):
-        check_name("a/b", "a model")
-    with pytest.raises(RequestRefused, match="taken for the number"):
-        check_alias("7")
 
 
 # --- cards ---------------------------------------------------------------------------------------

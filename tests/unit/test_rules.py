@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
 
-from dtd.rules import Rule, did_you_mean, fault, fields_of, rule
+from dtd.rules import Rule, fault
 
 ANY = Rule(meaning="")
 
@@ -76,25 +74,3 @@ def test_bounds_are_kept_exactly(limits: dict[str, Any], inside: int, outside: i
     for kind in (int, float):
         assert fault(kind, checked, inside) == ""
         assert checked.bounds in fault(kind, checked, outside)
-
-
-def test_only_a_near_word_is_suggested() -> None:
-    assert did_you_mean("momentun", ["momentum", "lr"]) == '; did you mean "momentum"?'
-    assert did_you_mean("zzz", ["momentum", "lr"]) == ""
-    assert did_you_mean("adamW", ["sgd", "adam", "adamw"]) == '; did you mean "adamw"?'
-    assert did_you_mean("TLS", ["none", "tls"]) == '; did you mean "tls"?'
-    assert did_you_mean("best", ["BEST"]) == '; did you mean "BEST"?'
-
-
-def test_fields_carry_their_rule_and_default() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Table:
-        needed: int = field(metadata=rule("What.", minimum=1))
-        given: str = field(default="x", metadata=rule("Which."))
-        plain: int = 0
-
-    needed, given = fields_of(Table).values()
-    assert (needed.name, needed.hint, needed.rule.minimum) == ("needed", int, 1)
-    assert needed.required
-    assert needed.default is dataclasses.MISSING
-    assert (given.default, given.required, given.rule.meaning) == ("x", False, "Which.")

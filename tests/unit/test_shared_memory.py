@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from dtd.shared_memory import (
     NONCE_BYTES,
     MappedMemory,
     OfferedMemory,
-    barrier_available,
     map_memory,
 )
 
@@ -38,15 +36,6 @@ import ctypes, fcntl, mmap, os, sys
 from dtd.shared_memory import map_memory
 descriptor, nonce, memory_bytes = int(sys.argv[1]), bytes.fromhex(sys.argv[2]), int(sys.argv[3])
 memory = map_memory(descriptor, nonce=nonce, size_bytes=memory_bytes)
-"""
-
-OWNER = """
-import socket, sys
-from dtd.shared_memory import OfferedMemory
-memory = OfferedMemory(9)
-memory.view(4096, 9)[:] = b"gradients"
-with socket.socket(fileno=int(sys.argv[1])) as end:
-    socket.send_fds(end, [memory.nonce], [memory.descriptor])
 """
 
 
@@ -126,31 +115,6 @@ def test_another_process_reads_and_sees_a_recall(lent: OfferedMemory) -> None:
         assert reader.wait() == 0
 
 
-def test_what_a_dead_process_has_lent_can_still_be_read() -> None:
-    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with own, other:
-        owner = [sys.executable, "-c", OWNER, str(other.fileno())]
-        subprocess.run(owner, pass_fds=[other.fileno()], check=True)
-        nonce, (descriptor,), _, _ = socket.recv_fds(own, NONCE_BYTES, 1)
-    try:
-        memory = map_memory(descriptor, nonce=nonce, size_bytes=HEAD_BYTES + len(WORDS))
-    finally:
-        os.close(descriptor)
-    assert memory is not None
-    assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == WORDS
-
-
-def test_a_reader_stays_when_the_owner_closes_and_the_owner_when_the_reader_does(
-    lent: OfferedMemory,
-) -> None:
-    memory, own = borrowed(lent), lent.view(HEAD_BYTES, len(WORDS))
-    lent.close()
-    lent.close()
-    assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == WORDS
-    memory.close()
-    assert bytes(own) == WORDS
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -184,28 +148,6 @@ def test_a_file_that_can_change_otherwise_is_not_borrowed(seals: int) -> None:
     nonce = content[:NONCE_BYTES]
     assert map_memory(descriptor, nonce=nonce, size_bytes=len(content)) is None
     os.close(descriptor)
-
-
-def test_nobody_can_change_its_size(lent: OfferedMemory) -> None:
-    for size_bytes in (0, lent.size_bytes + 1):
-        with pytest.raises(PermissionError):
-            os.ftruncate(lent.descriptor, size_bytes)
-
-
-def test_without_barriers_nothing_is_shared_or_mapped(
-    lent: OfferedMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dtd.shared_memory._membarrier", lambda command: 0)
-    barrier_available.cache_clear()
-    try:
-        memory = OfferedMemory(100)
-        assert not memory.shareable
-        memory.revoke()
-        memory.close()
-        named = {"nonce": lent.nonce, "size_bytes": lent.size_bytes}
-        assert map_memory(lent.descriptor, **named) is None
-    finally:
-        barrier_available.cache_clear()
 
 
 def test_the_number_is_raised_before_the_barrier_and_nothing_is_written_after_it(

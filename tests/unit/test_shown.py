@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 
 from dtd.shown import (
     SENTENCE_CHARACTERS,
-    TRACE_CHARACTERS,
     cut,
-    cut_trace,
     escaped,
-    escaped_value,
     indented,
     json_safe,
     one_line,
@@ -76,38 +73,9 @@ def test_no_text_whatever_gets_through_any_way_of_showing_it(text: str) -> None:
     assert json.loads(as_json) == [text, {text: text}]
 
 
-@given(ANY_TEXT)
-def test_a_quoted_text_is_one_value(text: str) -> None:
-    made = quoted(text)
-    if made.startswith('"'):
-        assert json.loads(made) == text
-    else:
-        assert made == text
-        assert not set(made) & set(" \"'=")
-
-
-@given(ANY_TEXT)
-def test_only_the_first_line_can_begin_as_one_of_ours(text: str) -> None:
-    assert not [line for line in indented(text).split("\n")[1:] if line and line[0] != " "]
-
-
-def test_all_texts_of_an_answer_are_escaped() -> None:
-    answer = {"a\x1b[1m": ["\x1b[31mx", {"y": "\x07z"}, 3, None, 0.5]}
-    assert escaped_value(answer) == {"a": ["x", {"y": "\\x07z"}, 3, None, 0.5]}
-
-
 def test_a_text_is_cut_to_what_a_message_can_carry() -> None:
     assert cut("short") == "short"
     assert cut("x" * 10**6) == "x" * SENTENCE_CHARACTERS
     half = cut("\udcff" * 10**6)
     assert len(half) == SENTENCE_CHARACTERS
     assert half.encode().startswith(b"\\udcff")
-
-
-def test_of_a_traceback_the_end_is_kept() -> None:
-    try:
-        raise ValueError("m" * 10**5 + "end")
-    except ValueError as error:
-        trace = cut_trace(error)
-    assert len(trace) == TRACE_CHARACTERS
-    assert trace.endswith("end\n")

@@ -48,21 +48,3 @@ def test_every_program_says_there_how_it_is_used(module):
     done = run("-m", module, "--help", **NOT_UNICODE["ascii"])
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"sage: " in done.stdout
-
-
-def test_the_own_streams_outlive_their_descriptors():
-    program = (
-        "import os, sys; from dtd.streams import fit_streams, hand_over_streams, own_streams\n"
-        "fit_streams()\n"
-        "out, error = own_streams()\n"
-        "os.write(1, b'a library\\n')\n"
-        "os.dup2(os.open(os.devnull, os.O_WRONLY), 1); os.dup2(1, 2)\n"
-        "print('a job'); print('a job', file=sys.stderr)\n"
-        "print('log', '\\u2713', file=out); print('last words', file=error)\n"
-        "sys.stdout.flush()\n"
-        "hand_over_streams(out, error)\n"
-        "os.execv('/bin/sh', ['sh', '-c', 'echo next; echo its error >&2'])\n"
-    )
-    done = run("-c", program, PYTHONIOENCODING="ascii")
-    assert done.stdout == b"log \\u2713\nnext\n"
-    assert done.stderr == b"a library\nlast words\nits error\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from dtd.cluster.transitions import JobState
 from dtd.job.sweep import SweepSpec, SweepTable, read_sweep
 from dtd.sweeps import (
-    MAX_POINTS,
     OPEN,
     Advisor,
     Begin,
@@ -21,9 +19,7 @@ from dtd.sweeps import (
     Submit,
     Trial,
     TrialState,
-    best,
     ended,
-    evaluated,
     next_action,
     to_cancel,
 )
@@ -38,14 +34,6 @@ def trial(number: int, state: TrialState = TrialState.RUNNING, **more: Any) -> T
 
 def action(*trials: Trial, count: int = 4, cancelled: bool = False) -> object:
     return next_action(trials, TABLE, count=count, cancelled=cancelled)
-
-
-def test_trials_begin_as_long_as_there_is_room() -> None:
-    assert action() == Begin(0)
-    assert action(trial(0)) == Begin(1)
-    assert action(trial(0), trial(1)) is None
-    assert action(trial(0), trial(1, TrialState.DONE, value=0.5)) == Begin(2)
-    assert action(trial(0), trial(1, TrialState.DONE, value=0.5), count=2) is None
 
 
 def test_failures_in_a_row_end_it_and_the_others_are_cancelled() -> None:
@@ -63,18 +51,6 @@ def test_failures_in_a_row_end_it_and_the_others_are_cancelled() -> None:
     others = [failed[0], between, replace(failed[1], number=2)]
     assert action(*others) == Begin(3)
     assert to_cancel([*others, trial(3)], TABLE, cancelled=False) == []
-
-
-def test_evaluations_are_kept_once_each() -> None:
-    first = evaluated(trial(0), 10, {"accuracy": 0.5}, "accuracy")
-    assert first is not None
-    assert first.points == ((10, 0.5),)
-    assert evaluated(first, 10, {"accuracy": 0.6}, "accuracy") is None
-    assert evaluated(first, 20, {"loss": 0.6}, "accuracy") is None
-    assert evaluated(first, 20, {"accuracy": math.nan}, "accuracy") is None
-    assert evaluated(trial(0, TrialState.PRUNING), 20, {"accuracy": 1}, "accuracy") is None
-    full = trial(0, points=tuple((step, 0.0) for step in range(MAX_POINTS)))
-    assert evaluated(full, MAX_POINTS, {"accuracy": 1}, "accuracy") is None
 
 
 @pytest.mark.parametrize(
@@ -97,13 +73,6 @@ def test_how_a_trial_ends(
 ) -> None:
     made = ended(trial(0, before, points=((3, 0.5),)), state, "why", metrics, "accuracy")
     assert (made.state, made.value) == (after, value)
-
-
-def test_the_best_one_is_the_first_of_equals() -> None:
-    done = [trial(n, TrialState.DONE, value=value) for n, value in enumerate((0.1, 0.3, 0.3))]
-    assert best(done, "maximize") is done[1]
-    assert best(done, "minimize") is done[0]
-    assert best([trial(0)], "minimize") is None
 
 
 @given(
@@ -181,27 +150,3 @@ def test_it_goes_on_after_a_restart_as_it_would_have(method: str) -> None:
     found = one.importance()
     assert set(found) == set(space or SPACE)
     assert sum(found.values()) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("pruner", ["median", "asha", "none"])
-def test_what_does_worse_is_pruned(pruner: str) -> None:
-    advisor = Advisor(spec(pruner=pruner), [])
-    good = [advisor.choose(number) for number in range(6)]
-    for number in range(6):
-        assert not any(advisor.reported(number, at, 0.9 + 0.01 * number) for at in (1, 2, 4))
-        advisor.ended(Trial(number=number, params=good[number], state=TrialState.DONE, value=0.9))
-    advisor.choose(6)
-    assert any(advisor.reported(6, at, 0.1) for at in (1, 2, 3, 4)) == (pruner != "none")
-    advisor.ended(Trial(number=6, params={}, state=TrialState.PRUNED))
-    assert not advisor.reported(6, 5, 0.1)
-    advisor.ended(Trial(number=6, params={}, state=TrialState.PRUNED))
-
-
-def test_ranges_of_integers_stay_integers() -> None:
-    space = {
-        "job.epochs": {"low": 1, "high": 9, "step": 2},
-        "job.global_batch_size": {"low": 8, "high": 64, "log": True},
-    }
-    chosen = [Advisor(spec(space), []).choose(number) for number in range(9)]
-    assert {one["job.epochs"] for one in chosen} <= {1, 3, 5, 7, 9}
-    assert all(isinstance(one["job.global_batch_size"], int) for one in chosen)

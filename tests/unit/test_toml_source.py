@@ -60,23 +60,6 @@ def test_every_key_has_the_line_on_which_its_statement_begins() -> None:
     }
 
 
-def test_a_document_too_deep_for_the_stack_loses_lines_but_raises_nothing() -> None:
-    depth = next(
-        depth for depth in range(100, 2000) if not _parses("a = " + "[" * depth + "]" * depth)
-    )
-    for nested in range(depth - 20, depth + 20):
-        text = f"first = 1\na = {'[' * nested}{']' * nested}\n"
-        assert key_lines(text)[("first",)] == 1
-
-
-def _parses(text: str) -> bool:
-    try:
-        tomllib.loads(text)
-    except RecursionError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -91,14 +74,6 @@ def test_text_that_is_no_toml_is_described_in_one_line(text: str, expected: str)
         tomllib.loads(text)
     assert content_fault(caught.value).startswith(expected)
     assert "\n" not in content_fault(caught.value)
-
-
-def test_bytes_that_are_no_text_are_described_by_line(tmp_path: Path) -> None:
-    file = tmp_path / "x.toml"
-    file.write_bytes(b"a = 1\nb = '\xff'")
-    with pytest.raises(UnicodeDecodeError) as caught:
-        read_text(file, limit_bytes=100)
-    assert content_fault(caught.value) == "line 2: not UTF-8 text (byte 11)"
 
 
 def test_a_file_may_be_as_large_as_the_limit_and_begin_with_a_byte_order_mark(

@@ -14,7 +14,7 @@ import pytest
 from dtd.ctl.install import Parts, is_ours, sealed, service_files, shipped
 from dtd.errors import ConfigError, UsageError
 from dtd.net.server import MAX_CONNECTIONS
-from dtd.worker.main import STOP_PATIENCE_S, what_it_is
+from dtd.worker.main import STOP_PATIENCE_S
 
 UNITS = shipped("units")
 SERVICES = ("dtd-coordinator.service", "dtd-worker@.service")
@@ -107,14 +107,6 @@ def test_a_worker_may_finish_its_step(name):
     assert "KillMode=mixed\n" in unit
 
 
-@pytest.mark.parametrize("name", [name for name in EVERYWHERE if "worker" in name])
-def test_instances_in_the_text_name_devices(name):
-    instances = re.findall(r"dtd-worker@([a-z0-9-]+)\b(?!\.)", (UNITS / name).read_text())
-    named = [what_it_is(instance) for instance in instances]
-    assert {one["device"] for one in named} == {"cpu", "cuda:0"}
-    assert "user/" in name or {"role": "server", "device": "cpu"} in named
-
-
 def setting(name, key):
     (value,) = re.findall(rf"^{key}=(.*)$", (UNITS / name).read_text(), re.MULTILINE)
     return value
@@ -126,45 +118,6 @@ def test_what_a_service_may_use_is_bounded(name):
     assert int(setting(name, "LimitNOFILE")) >= 2 * MAX_CONNECTIONS
     assert int(setting(name, "TasksMax")) >= 128
     assert re.fullmatch(r"[0-9]+G|[0-9]{2}%", setting(name, "MemoryMax"))
-
-
-@pytest.mark.parametrize("name", SERVICES)
-@pytest.mark.parametrize("key", ["LimitNOFILE", "TasksMax", "MemoryMax"])
-def test_a_user_has_the_same_bounds(name, key):
-    assert setting(f"user/{name}", key) == setting(name, key)
-
-
-def test_a_worker_sees_its_own_of_what_workers_keep():
-    """As the unit's directories are named, so the rest of them is hidden."""
-    unit = "dtd-worker@.service"
-    hidden = {place.split(":")[0] for place in setting(unit, "TemporaryFileSystem").split()}
-    shown = setting(unit, "BindPaths").split()
-    for key, place in [("StateDirectory", "%S"), ("CacheDirectory", "%C")]:
-        assert f"{place}/dtd" in hidden
-        assert {f"{place}/{one}" for one in setting(unit, key).split()} <= set(shown)
-
-
-def test_a_workers_own_state_comes_before_what_it_shares():
-    """systemd sorts the directories, and the first of STATE_DIRECTORY is the worker's."""
-    own, shared = setting("dtd-worker@.service", "StateDirectory").split()
-    assert own < shared == "dtd/workers"
-
-
-def test_newer_keys_stand_in_drop_ins_only():
-    for name in EVERYWHERE:
-        assert "RestartSteps" not in (UNITS / name).read_text()
-    old, new = (
-        {path.name for path in service_files(both, daemons=Path("/x"), systemd_version=version)}
-        for both in [Parts(coordinator=True, worker=True)]
-        for version in (253, 254)
-    )
-    assert new - old == {"50-systemd-254.conf"}
-
-
-def test_a_path_that_a_unit_cannot_name():
-    parts = Parts(coordinator=True, worker=True)
-    with pytest.raises(UsageError, match="cannot name the directory"):
-        service_files(parts, daemons=Path("/opt/my env/%h"), systemd_version=0)
 
 
 @pytest.mark.parametrize("text", ["", "a\n", "a\nb"])

@@ -10,12 +10,6 @@ from dtd.coordinator.store.tables import (
 from dtd.errors import RequestRefused
 
 
-def test_tags_are_added_and_removed() -> None:
-    assert tagged(("b",), add=("c", "a", "a"), remove=()) == ("a", "b", "c")
-    assert tagged(("a", "b"), add=("a",), remove=("b",)) == ("a",)
-    assert tagged(("a",), add=("a",), remove=("a",)) == ("a",)
-
-
 def test_an_unknown_tag_is_named_with_the_nearest() -> None:
     with pytest.raises(
         RequestRefused, match=r'no tag "basline"; did you mean "baseline"\?'

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import errno
-import sqlite3
-import threading
 import time
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from dtd.coordinator import audit, requests
+from dtd.coordinator import audit
 from dtd.coordinator.audit import (
     CHANGING,
     AuditFile,
     Entry,
-    audited,
 )
-from dtd.coordinator.main import run_backup, run_restore
 from dtd.errors import RequestRefused
 from dtd.security.permissions import VIEWER_MAY
 from dtd.wire import fields
@@ -60,14 +55,6 @@ def test_a_job_from_its_submission_to_its_end(daemon, spec):
     assert first["who"].startswith("uid ")
 
 
-def test_what_was_refused_says_why(daemon):
-    with pytest.raises(RequestRefused):
-        daemon.ask(m.CancelJob(job="digits-9"))
-    (refused,) = entries(daemon)
-    assert (refused["outcome"], refused["about"]) == ("refused", {"job": "digits-9"})
-    assert "digits-9" in refused["reason"]
-
-
 def test_what_must_be_entered_is_not_done_when_it_cannot_be(daemon, spec, monkeypatch):
     job = daemon.ask(m.SubmitJob(spec=spec))["job"]
     full_disk(daemon, monkeypatch)
@@ -78,13 +65,6 @@ def test_what_must_be_entered_is_not_done_when_it_cannot_be(daemon, spec, monkey
     assert [one["id"] for one in daemon.ask(m.ListJobs())["jobs"]] == [job]
 
 
-def test_what_gives_with_its_answer_is_not_answered_when_it_cannot_be_entered(daemon, monkeypatch):
-    full_disk(daemon, monkeypatch)
-    with pytest.raises(RequestRefused, match="audit log, which cannot be written"):
-        daemon.ask(m.ListCheckpoints(tickets=True))
-    assert daemon.ask(m.ListCheckpoints()) == {"checkpoints": []}
-
-
 def test_what_takes_away_is_done_on_a_full_disk_and_the_journal_says_so(daemon, spec, monkeypatch):
     job = daemon.ask(m.SubmitJob(spec=spec))["job"]
     full_disk(daemon, monkeypatch)
@@ -93,47 +73,6 @@ def test_what_takes_away_is_done_on_a_full_disk_and_the_journal_says_so(daemon, 
     (line,) = [line for line in logs if line["event"] == "audit_not_written"]
     assert (line["what"], line["outcome"], line["about"]) == ("CANCEL_JOB", "done", {"job": job})
     assert "disk is full" in line["error"]
-
-
-def test_a_caller_that_hangs_up_before_the_answer_is_entered_as_well(daemon, monkeypatch):
-    begun, gone = threading.Event(), threading.Event()
-
-    async def hang(*_request: Any) -> dict[str, Any]:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            gone.set()
-        return {}
-
-    monkeypatch.setitem(requests.HANDLERS, m.RevokeCredential, hang)
-    with daemon.connect() as client:
-        client.ask(m.RevokeCredential(name="w-0"))
-        assert begun.wait(30)
-    assert gone.wait(30)
-    while not (found := entries(daemon)):
-        pass
-    assert (found[0]["outcome"], found[0]["about"]) == ("cut", {"name": "w-0"})
-
-
-def test_what_failed_is_entered_as_failed(daemon, monkeypatch):
-    async def fail(*_request: Any) -> dict[str, Any]:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setitem(requests.HANDLERS, m.RevokeToken, fail)
-    with pytest.raises(RequestRefused, match="store failed"):
-        daemon.ask(m.RevokeToken(id="ab"))
-    (failed,) = entries(daemon)
-    assert (failed["outcome"], failed["reason"]) == ("failed", "disk I/O error")
-
-
-def test_a_restore_is_entered(daemon, spec, state_dir, tmp_path):
-    backup, restored = tmp_path / "b.tar", tmp_path / "restored"
-    daemon.ask(m.SubmitJob(spec=spec))
-    run_backup([str(backup), "--state-dir", str(state_dir)])
-    run_restore([str(backup), "--state-dir", str(restored)])
-    found = AuditFile(restored).page(0)["entries"]
-    assert [one["what"] for one in found] == ["SUBMIT_JOB", "SUBMIT_JOB", "RESTORE"]
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -205,22 +144,3 @@ def test_no_secret_is_entered(kind: type[Any]) -> None:
     secret = {field.name for field in dataclasses.fields(kind) if not field.repr}
     assert not secret & set(declared.about)
     assert not [n for n, k, *_ in fields.layout(kind) if n in declared.about and k[0] in "om"]
-
-
-@pytest.mark.parametrize(
-    ("message", "payload_bytes", "enters"),
-    [
-        (m.PutPackage(digest="d", size=9, offset=0), 0, False),
-        (m.PutPackage(digest="d", size=9, offset=0), 4, True),
-        (m.PutPackage(digest="d", size=9, offset=4), 5, False),
-        (m.ListCheckpoints(job="j"), 0, False),
-        (m.ListCheckpoints(job="j", tickets=True), 0, True),
-        (m.Examine(what="host", spec={}), 0, False),
-        (m.Examine(what="step", spec={}), 0, True),
-        (m.Examine(what="bandwidth", spec={}, force=True), 0, True),
-    ],
-)
-def test_some_calls_change_something_only_when(
-    message: m.Message, payload_bytes: int, enters: bool
-) -> None:
-    assert (audited(message, payload_bytes) is not None) == enters

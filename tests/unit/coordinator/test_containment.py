@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 import structlog
 
@@ -12,7 +10,6 @@ from dtd.cluster.events import (
     FromWorker,
     Incident,
     JobEnded,
-    Send,
     Submitted,
     Ticked,
 )
@@ -21,7 +18,6 @@ from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.transitions import JobState
 from dtd.coordinator.containment import MAX_BEGINNINGS, MAX_TICKS_FAILED, Containment, Driver
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused
-from dtd.net.link import Link
 from dtd.wire import messages as m
 
 # --- errors of the coordinator's own: told once, at the cost of one connection, and nothing else
@@ -79,40 +75,6 @@ def test_what_others_did_wrong_is_no_error_of_ours(containment, teller, answer):
     with pytest.raises(type(answer)), containment.around("X", PlayedLink()):
         raise answer
     assert (teller.told, containment.errors) == ([], 0)
-
-
-def test_the_same_error_again_and_again_is_counted_and_not_told(containment, teller):
-    for _ in range(100):
-        with containment.around("X"):
-            raise ValueError("again")
-    assert (len(teller.told), containment.errors) == (1, 100)
-
-
-async def test_what_must_not_end_begins_again(containment, teller, monkeypatch):
-    monkeypatch.setattr("dtd.coordinator.containment.AGAIN_AFTER_S", 0.0)
-    begun = []
-
-    async def run():
-        begun.append(1)
-        if len(begun) < 3:
-            raise ValueError("no")
-
-    await containment.forever("X", run)
-    assert (len(begun), containment.errors) == (3, 2)
-
-
-async def test_what_nobody_waits_for_is_told_and_ends_its_connection(containment, teller):
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(containment.stray)
-    loop.call_soon(lambda: 1 / 0)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert "ZeroDivisionError" in teller.told[0][1]
-    link = Link(None)
-    containment.stray(loop, {"message": "m", "exception": ValueError("no"), "protocol": link})
-    assert link.closing
-    containment.stray(loop, {"message": "no error, just words"})
-    assert containment.errors == 2
 
 
 # --- a core that fails: what it had decided is done, and it goes on, or begins again -------------
@@ -179,25 +141,6 @@ def register(name):
             version="",
         ),
     )
-
-
-def test_what_was_decided_before_it_failed_is_done(desk, monkeypatch):
-    desk.breaks(monkeypatch)
-    with pytest.raises(KeyError):
-        desk.handle(register("a"))
-    assert "a" in desk.cluster.workers
-    assert [type(one.message) for one in desk.done if isinstance(one, Send)] == [m.Registered]
-    assert desk.ended == []
-
-
-def test_a_clock_that_fails_is_told_and_goes_on(desk, monkeypatch):
-    desk.handle(register("a"))
-    desk.breaks(monkeypatch)
-    desk.handle(Ticked())
-    assert "keeping time failed" in desk.told[0]
-    desk.handle(Submitted(job=job()))
-    assert desk.cluster.job.id == "j-1"
-    assert desk.ended == []
 
 
 def test_books_that_do_not_balance_are_begun_again_from_their_jobs(desk, monkeypatch):

@@ -18,11 +18,6 @@ from dtd.security.identity import WORKER, Identity
 from dtd.wire import messages as m
 
 
-def test_what_is_set_counts_with_the_port_it_listens_on() -> None:
-    found = advertised("head.example, 10.0.0.2:8000,[fd00::1]:9", Address("0.0.0.0", 7117))
-    assert list(map(str, found)) == ["head.example:7117", "10.0.0.2:8000", "[fd00::1]:9"]
-
-
 @pytest.mark.parametrize("listen", ["0.0.0.0", "::"])
 def test_else_it_is_the_address_from_which_this_host_calls(
     listen: str, monkeypatch: pytest.MonkeyPatch

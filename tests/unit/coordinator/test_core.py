@@ -13,7 +13,6 @@ from dtd.cluster.events import (
     Disconnect,
     Incident,
     JobEnded,
-    JobSaved,
     SaveJob,
     Send,
     Undeliverable,
@@ -122,32 +121,6 @@ async def test_what_follows_a_job_waits_until_it_is_written_as_it_was(desk):
     assert desk.store.written == [(1, 3)]
     assert assigned(desk, desk.link) == [3]
     assert desk.link.told[-1] == FREEZE
-
-
-async def test_what_announces_a_generation_is_told_to_be_written_or_not(desk):
-    desk.store.may_write.set()
-    announcing = SaveJob(job=Job(id="digits-1", spec=SPEC), announces=4)
-    desk.core.put(announcing)
-    desk.core.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
-    await desk.core.settled()
-    assert desk.told == [JobSaved(job="digits-1", generation=4)]
-    desk.store.failure = "database or disk is full"
-    desk.core.put(announcing)
-    desk.core.put(announcing)
-    await desk.core.settled()
-    failed = JobSaved(job="digits-1", generation=4, failure="database or disk is full")
-    assert desk.told[1:] == [failed, failed]
-
-
-async def test_a_message_goes_to_the_connection_that_the_worker_had(desk):
-    desk.core.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
-    desk.core.put(Send(name="worker-0", message=ASSIGN))
-    newer = PlayedLink()
-    desk.core.links.register(newer, registering(2))
-    desk.store.may_write.set()
-    await desk.core.settled()
-    assert newer.told == []
-    assert assigned(desk, desk.link) == [3]
 
 
 async def test_a_job_overtakes_the_incidents_before_it(desk):

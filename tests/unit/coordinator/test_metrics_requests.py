@@ -40,23 +40,6 @@ def ask(daemon, **request):
     return daemon.ask(m.GetMetrics(job=worker_job(daemon), **request))
 
 
-def losses(daemon):
-    return [
-        (point[0], point[4])
-        for one in ask(daemon)["series"]
-        if one["name"] == "loss"
-        for point in one["points"]
-    ]
-
-
-def test_reported_steps_are_remembered(daemon, train):
-    honest, assign, _job = train
-    rows = [row(step, assign.generation, loss=0.5) for step in (1, 2, 3)]
-    honest.say(with_rows(assign, 3, *rows))
-    heard(daemon, honest)
-    assert losses(daemon) == [(1, 0.5), (2, 0.5), (3, 0.5)]
-
-
 def test_a_full_disk_is_in_status_and_training_goes_on(daemon, train, monkeypatch):
     def full(*_arguments):
         raise sqlite3.OperationalError("database or disk is full")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtd.coordinator.models import Copies
-from dtd.engine.shards import WHOLE, ShardSet
+from dtd.engine.shards import WHOLE
 
 
 def cluster(*workers: str, hosts: dict[str, str] | None = None) -> Copies:
@@ -42,34 +42,6 @@ def test_the_first_copy_comes_alone_and_then_the_others() -> None:
     told = copies.explain("v")
     assert (told["copies"], told["holders"], told["copying"]) == (3, ["b", "c"], ["a"])
     assert copies.held_by("c") == ("v",)
-
-
-def test_nothing_can_be_made_of_nothing() -> None:
-    copies = cluster("a", "b")
-    halves = {"a": ShardSet.segments({0}, 2), "c": ShardSet.segments({1}, 2)}
-    copies.add("v", copies=1, origin=halves)
-    assert ordered(copies) == []
-    copies.arrived("c", "c", ())
-    assert len(ordered(copies)) == 1
-
-
-def test_copies_are_on_different_hosts_if_there_are_enough() -> None:
-    copies = cluster("a", "b", "c", hosts={"a": "one", "b": "one", "c": "two"})
-    kept(copies, 2)
-    assert copies.holders("v") == ("a", "c")
-    copies = cluster("a", "b", hosts={"a": "one", "b": "one"})
-    kept(copies, 2)
-    assert copies.holders("v") == ("a", "b")
-
-
-def test_a_worker_makes_one_copy_at_a_time() -> None:
-    copies = cluster("a")
-    want(copies, "v", count=1)
-    want(copies, "w", count=1)
-    assert [order.version for order in copies.decide()] == ["v"]
-    assert copies.decide() == []
-    assert copies.made("v", "a")
-    assert [order.version for order in copies.decide()] == ["w"]
 
 
 def test_a_disconnected_worker_keeps_its_copy_until_an_operator_asks_for_others() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dtd.coordinator.store.backup import back_up, restore
-from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 from tests.unit.coordinator.asking import refused
 from tests.unit.coordinator.conftest import Daemon
 
 FILES = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256="ab" * 32),)
-OTHERS = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256="cd" * 32),)
 
 
 @pytest.fixture
@@ -98,102 +96,6 @@ def test_what_cannot_be_registered(daemon, worker, job):
     words, _ = refused(daemon, m.RegisterModel(name="digits", job=job, card="x" * 16001))
     assert "16000 characters" in words
     assert daemon.ask(m.ListModels())["models"] == []
-
-
-def test_the_next_copy_must_be_the_same(daemon, play, worker, job):
-    version = kept(daemon, worker, job, copies=2)
-    other = play(daemon, "worker-1", pid=99)
-    other.say(m.ModelsHeld())
-    order = other.hear(m.PinModel)
-    assert order.files == FILES
-    assert order.sources[0].resource == f"model/{version['id']}"
-    other.say(m.ModelPinned(version=order.version, files=OTHERS))
-    third = play(daemon, "worker-2", pid=100)
-    third.say(m.ModelsHeld())
-    assert third.hear(m.PinModel).version == version["id"]
-    version = shown(daemon)
-    assert version["failed"] == {"worker-1": "it has other files"}
-    assert version["files"][0]["sha256"] == "ab" * 32
-    third.say(m.ModelPinned(version=order.version, reason="no room"))
-    while shown(daemon)["failed"].get("worker-2") != "no room":
-        pass
-
-
-def test_a_missing_copy_is_made_when_an_operator_asks(daemon, play, worker, job):
-    version = kept(daemon, worker, job, copies=2)
-    other = play(daemon, "worker-1", pid=99)
-    other.say(m.ModelsHeld())
-    other.say(m.ModelPinned(version=other.hear(m.PinModel).version, files=FILES))
-    await_model(daemon, lambda version: len(version["connected"]) == 2)
-    third = play(daemon, "worker-2", pid=100)
-    third.say(m.ModelsHeld())
-    other.close()
-    await_model(daemon, lambda version: version["connected"] == ["worker-0"])
-    known = shown(daemon)
-    assert (known["holders"], known["copying"]) == (["worker-0", "worker-1"], [])
-    assert "no version 2" in refused(daemon, m.CopyModel(name="digits", version=2))[0]
-    (answer,) = daemon.ask(m.CopyModel(name="digits"))["models"]
-    assert answer["holders"] == ["worker-0"]
-    order = third.hear(m.PinModel)
-    assert (order.version, order.files) == (version["id"], FILES)
-    third.say(m.ModelPinned(version=order.version, files=FILES))
-    await_model(daemon, lambda version: version["connected"] == ["worker-0", "worker-2"])
-    for one in (worker, third):
-        one.close()
-    await_model(daemon, lambda version: not version["connected"])
-    words, remedy = refused(daemon, m.CopyModel(name="digits"))
-    assert words == "no connected worker keeps a copy of digits@1"
-    assert remedy.endswith("dtdctl models show digits@1")
-    assert shown(daemon)["holders"] == ["worker-0", "worker-2"]
-
-
-def test_aliases(daemon, worker, job):
-    kept(daemon, worker, job)
-    register(daemon, job)
-    daemon.ask(m.AliasModel(name="digits", alias="production", version=1))
-    both = daemon.ask(m.AliasModel(name="digits", alias="next", version=2))["models"]
-    assert [(one["number"], one["aliases"]) for one in both] == [(2, ["next"]), (1, ["production"])]
-    daemon.ask(m.AliasModel(name="digits", alias="production", version=2))
-    (one,) = daemon.ask(m.ListModels(name="digits", version="production"))["models"]
-    assert one["number"] == 2
-    daemon.ask(m.AliasModel(name="digits", alias="next", version=0))
-    assert "no alias" in refused(daemon, m.AliasModel(name="digits", alias="next", version=0))[0]
-    assert "no version 3" in refused(daemon, m.AliasModel(name="digits", alias="a", version=3))[0]
-    words, _ = refused(daemon, m.AliasModel(name="digits", alias="1", version=1))
-    assert "taken for the number" in words
-    words, _ = refused(daemon, m.ListModels(name="digitz"))
-    assert words == "model 'digitz' does not exist; did you mean \"digits\"?"
-    assert "did you mean" in refused(daemon, m.ListModels(name="digits", version="producton"))[0]
-
-
-def test_a_version_with_an_alias_is_not_deleted(daemon, worker, job):
-    kept(daemon, worker, job)
-    daemon.ask(m.AliasModel(name="digits", alias="production", version=1))
-    for request in (m.DeleteModel(name="digits", version=1), m.DeleteModel(name="digits")):
-        words, remedy = refused(daemon, request)
-        assert words == "digits@production stands for version 1"
-        assert remedy.endswith("dtdctl models alias digits@production 0")
-    register(daemon, job)
-    daemon.ask(m.AliasModel(name="digits", alias="production", version=2))
-    daemon.ask(m.DeleteModel(name="digits", version=1))
-    assert [one["number"] for one in daemon.ask(m.ListModels(name="digits"))["models"]] == [2]
-
-
-def test_an_alias_and_a_deletion_at_once(daemon, worker, job):
-    """Whoever is later is refused: no alias stands for a version that is gone."""
-    kept(daemon, worker, job)
-    models = daemon.coordinator.store.models
-    daemon.run(daemon.coordinator.in_store(models.delete, "digits", [1]))
-    with pytest.raises(RequestRefused, match="has no version 1 any more"):
-        daemon.run(daemon.coordinator.in_store(models.alias, "digits", "production", 1))
-
-
-def test_a_card_is_edited_and_the_record_stays(daemon, worker, job):
-    before = kept(daemon, worker, job)
-    daemon.ask(m.DescribeModel(name="digits", version=1, card="Better."))
-    after = shown(daemon)
-    assert (after["card"], after["record"]) == ("Better.", before["record"])
-    assert "no version 2" in refused(daemon, m.DescribeModel(name="digits", version=2, card=""))[0]
 
 
 def test_a_job_whose_checkpoint_is_being_copied_is_not_deleted(daemon, worker, job):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,13 +14,11 @@ from dtd import sweeps as advisor_module
 from dtd.cluster.events import CancelRequested, Event
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import ENDED, JobState
-from dtd.coordinator import sweeps as module
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.handlers import jobs
 from dtd.coordinator.store.store import Store, job_body
 from dtd.coordinator.sweeps import Sweeps
 from dtd.errors import RequestRefused
-from dtd.sweeps import Advisor, TrialState
 from dtd.wire import messages as m
 
 pytest.importorskip("optuna")
@@ -234,56 +231,6 @@ async def test_it_goes_on_after_restarts_and_submits_nothing_twice(cluster: Clus
     assert cluster.started.empty()
 
 
-async def test_a_submission_without_an_answer_is_found_again(cluster: Cluster) -> None:
-    await cluster.begin(trials=1)
-    cluster.answers.clear()
-    job = await cluster.started.get()
-    await cluster.stop()
-    assert await cluster.states() == ["chosen"]
-    cluster.answers.set()
-    await cluster.again()
-    cluster.end(job)
-    assert f"job {job.id}" in await cluster.hear_end()
-    assert len(cluster.jobs) == 1
-
-
-async def test_what_was_being_pruned_is_cancelled_by_the_next_process(cluster: Cluster) -> None:
-    await cluster.begin(trials=6, pruner="median")
-    for _ in range(5):
-        job = await cluster.started.get()
-        cluster.evaluate(job, 1, 0.9)
-        cluster.end(job, value=0.9)
-    worse = await cluster.started.get()
-    await cluster.stop()
-    known = {"job": worse.id, "reason": "worse", "points": ((1, 0.1),)}
-    trial = cluster.store.sweeps.trials(1)[-1]
-    pruning = dataclasses.replace(trial, state=TrialState.PRUNING, **known)
-    cluster.store.sweeps.write_trial(1, pruning)
-    await cluster.again()
-    assert await cluster.cancelled.get() is worse
-    await cluster.hear_end()
-    assert (await cluster.states())[-1] == "pruned"
-
-
-async def test_a_sweep_that_this_release_refuses_is_told_and_ends(cluster: Cluster) -> None:
-    spec = {
-        "sweep": {
-            "metric": "accuracy",
-            "method": "grid",
-            "direction": "maximize",
-            "pruner": "none",
-        },
-        "space": {"optimizer.gone": {"choices": [1, 2]}},
-        "base": {"job": {**BASE["job"]}},
-    }
-    number = cluster.store.sweeps.begin(spec, "")
-    await cluster.again()
-    assert "sweep-1 is failed: this release does not accept it: " in await cluster.hear_end()
-    (row,) = (await cluster.sweeps.listing())["sweeps"]
-    assert (row["id"], row["state"], row["planned"]) == (f"sweep-{number}", "failed", 2)
-    assert (await cluster.sweeps.show("sweep-1"))["trials"] == []
-
-
 # --- operators -----------------------------------------------------------------------------------
 
 
@@ -298,22 +245,6 @@ async def test_an_operator_cancels_it_with_its_jobs(cluster: Cluster) -> None:
     (row,) = (await cluster.sweeps.listing())["sweeps"]
     assert (row["state"], row["reason"]) == ("cancelled", "by the operator")
     assert await cluster.states() == ["cancelled", "cancelled"]
-
-
-async def test_while_the_queue_is_full_it_waits_and_loses_no_news(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "RETRY_S", 0.0)
-    await cluster.begin(trials=3, parallel=2)
-    first = await cluster.started.get()
-    second = await cluster.started.get()
-    cluster.refusals = [RequestRefused("100 jobs are queued already") for _ in range(50)]
-    cluster.end(first)
-    cluster.end(second, value=0.75)
-    cluster.end(await cluster.started.get(), value=0.25)
-    assert "best: trial 1" in await cluster.hear_end()
-    assert cluster.refusals == []
-    assert await cluster.states() == ["done"] * 3
 
 
 async def test_without_optuna_nothing_begins(
@@ -336,18 +267,3 @@ async def test_without_optuna_nothing_begins(
         await cluster.again()
         assert "sweep-1 is failed: the coordinator has no Optuna" in await cluster.hear_end()
     assert job.state is JobState.RUNNING
-
-
-async def test_an_internal_error_ends_the_sweep_and_is_told(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: Advisor, number: int) -> dict[str, Any]:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(Advisor, "choose", broken)
-    name = await cluster.begin()
-    kind, message = await cluster.told.get()
-    assert (kind, "running sweep-1 failed" in message) == ("internal_error", True)
-    assert "sweep-1 is failed: an internal error" in await cluster.hear_end()
-    with pytest.raises(RequestRefused, match="it is failed"):
-        await cluster.sweeps.cancel(name)

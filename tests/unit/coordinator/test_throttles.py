@@ -8,22 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-import dtd.coordinator.throttles as module
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.throttles import (
-    LINES,
-    LINES_AT_ONCE,
-    MESSAGES_AT_ONCE,
     NOTICES_BURST,
     REGISTERED_AT_ONCE,
     Answers,
     Pace,
     ReportQuotas,
-    acquire,
-    drain,
 )
 from dtd.errors import ProtocolError, RequestRefused
-from dtd.net.limits import Pacing
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
@@ -52,14 +45,6 @@ def heard(pace, link, payload_bytes=0):
         if isinstance(pace.place(link, m.Heartbeat(state="idle"), payload_bytes), Hold):
             return count - 1
     return None
-
-
-async def test_a_flood_of_messages_waits_and_goes_on():
-    pace, link = Pace(), Link()
-    assert heard(pace, link) == MESSAGES_AT_ONCE + 1
-    async with asyncio.timeout(10):
-        await link.resumed.wait()
-    assert said(pace, link) is None
 
 
 async def test_workers_of_one_credential_share_a_rate_and_others_have_theirs():
@@ -109,25 +94,6 @@ class Reader:
 
     def abort(self):
         self.aborted = True
-
-
-async def test_a_caller_that_waits_goes_on_in_the_end():
-    pacing = Pacing(rate_per_s=1000.0, burst=1.0)
-    async with asyncio.timeout(10):
-        for _ in range(20):
-            await acquire(pacing, "ann")
-
-
-async def test_a_connection_that_takes_nothing_is_cut_and_a_slow_one_is_not(monkeypatch):
-    monkeypatch.setattr(module, "UNREAD_S", 0.01)
-    link = Reader()
-    link.queued = 3
-    sizes = iter([3, 2, 2, 2])  # a byte was taken in the first while
-    link.queued_bytes = lambda: next(sizes)
-    async with asyncio.timeout(10):
-        await drain(link)
-    assert link.aborted
-    assert len(link.drains) == 2
 
 
 class Asker(Reader):
@@ -245,27 +211,6 @@ async def world():
     made = World()
     yield made
     made.desk.close()
-
-
-async def test_lines_are_written_in_the_last_turn_a_few_at_a_time(world):
-    world.output(b"\n".join(b"%d" % number for number in range(2 * LINES_AT_ONCE + 1)))
-    assert {turn for turn, _ in world.thread.calls} == {module.Turn.PATIENT}
-    assert world.written() == [str(number) for number in range(2 * LINES_AT_ONCE + 1)]
-    assert [len(batch[3]) for batch in world.store.batches] == [LINES_AT_ONCE, LINES_AT_ONCE, 1]
-    assert world.store.batches[0][:3] == ("digits-1", 3, "w")
-    assert not world.desk.dropped
-
-
-async def test_lines_beyond_the_share_leave_one_line_and_one_event(world):
-    world.output(b"\n" * 10_000)
-    written = world.written()
-    assert len(written) == 4001
-    assert written[-1] == "... 6001 lines dropped: more than 1000 a second"
-    async with asyncio.timeout(10):
-        kind, message, worker, details = await world.told.get()
-    assert (kind, worker, details) == ("share_exceeded", "w", {LINES: 6001})
-    assert message == "w reports more than its quota: 6001 lines were dropped"
-    assert world.desk.dropped == {("w", LINES): 6001}
 
 
 async def test_notices_beyond_the_share_are_dropped_and_an_answer_to_save_is_not(world):

@@ -8,7 +8,6 @@ import json
 import select
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import structlog
 
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
-from dtd.errors import ConfigError
 from dtd.observe.web import server
 from dtd.observe.web.backend import SESSIONS_FILE
 from dtd.places import SOCKET_NAME
@@ -174,28 +172,6 @@ def test_a_viewer_reads_with_a_token_until_it_is_revoked(
     assert ("viewer", f"token-{token.id}", "127.0.0.1 (web)", "done") in audited(served, "OPEN_WEB")
     served.ask(m.RevokeToken(id=token.id))
     assert browser.ask("GET", "/api/jobs")[0] == 401
-
-
-def test_wrong_codes_are_answered_at_a_bounded_rate(
-    served: WebDaemon, open_browser: Callable[[], Browser]
-) -> None:
-    browser = open_browser()
-    statuses = [browser.log_in(f"wrong-{place}")[0] for place in range(40)]
-    assert statuses[0] == 401
-    assert statuses[-1] == 429
-    assert browser.log_in(served.ask(m.OpenWeb())["code"])[0] == 200
-
-
-@pytest.mark.parametrize("package", ["aiohttp", "plotly"])
-def test_a_package_that_is_missing_is_named(
-    loop_thread: Any, state_dir: Path, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("dtd.observe.web.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=f"web: the page needs the package {package}") as error:
-        WebDaemon(loop_thread, state_dir)
-    assert "pip install aiohttp plotly" in error.value.remedy
 
 
 def token_of(served: WebDaemon, role: str) -> str:

@@ -50,14 +50,6 @@ def test_a_member_learns_the_secret_of_its_generation(secrets: WorkerLinks) -> N
     assert "secret" not in repr(filled)
 
 
-def test_a_worker_learns_its_own_secret(secrets: WorkerLinks) -> None:
-    registered = m.Registered(heartbeat_interval_s=1, heartbeat_timeout_s=2)
-    for name, incarnation in INCARNATIONS.items():
-        filled = secrets.filled(registered, name)
-        assert isinstance(filled, m.Registered)
-        assert filled.secret == worker_secret(DATA_KEY, name, incarnation)
-
-
 @pytest.mark.parametrize(
     "message",
     [
@@ -74,10 +66,3 @@ def test_a_caller_that_tries_a_link_gets_a_ticket_for_nothing_else(
     assert filled.ticket_expires_s == expires_s
     own = worker_secret(DATA_KEY, "worker-1", 8)
     assert filled.ticket_key == ticket_key(own, PROBE_SCOPE, expires_s)
-
-
-@pytest.mark.parametrize(
-    "message", [m.HeartbeatAck(), m.Measure(number=1, what="host", spec={})], ids=["ack", "own"]
-)
-def test_all_else_leaves_as_it_is(secrets: WorkerLinks, message: m.Message) -> None:
-    assert secrets.filled(message, "worker-0") is message

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import ssl
-from dataclasses import replace
 
 import pytest
-import torch
 import xxhash
 
 from dtd.address import Address
@@ -115,52 +112,6 @@ def test_what_cannot_be_had(known, step, metric, why):
     assert caught.value.remedy
 
 
-def test_an_older_whole_one_is_better_than_an_incomplete_one():
-    older = [part(rank, step=30) for rank in range(WORKERS)]
-    known = [part(0), part(1), *older]
-    assert holders_of(known, job="digits-1", step=0, best_metric="") == older
-    assert reachable([part(rank, alive=rank != 1) for rank in range(WORKERS)])
-
-
-# --- the list ----------------------------------------------------------------------------------
-
-
-def test_checkpoints_are_listed(dtdctl, server, result):
-    server.script = lambda _message: result({"checkpoints": KNOWN[:4]})
-    exit_code, out, err = dtdctl("checkpoints", "digits-1")
-    lines = out.splitlines()
-    assert (exit_code, err) == (0, "")
-    assert lines[0].split()[:3] == ["JOB", "GENERATION", "STEP"]
-    assert "6.8 KiB  worker-0  yes    yes       accuracy=0.95 loss=0.4" in lines[1]
-    assert "worker-2  no" in lines[4]
-    assert server.received == [m.ListCheckpoints(job="digits-1")]
-    assert json.loads(dtdctl("checkpoints", "-o", "json")[1])["checkpoints"] == KNOWN[:4]
-
-
-def test_what_the_job_has_left_behind_and_the_way_back(dtdctl, server, result):
-    left = [checkpoint(step=step, left_behind=True) for step in (400, 300)]
-    answer = {"checkpoints": [checkpoint(generation=3, step=40, left_behind=False), *left]}
-    server.script = lambda _message: result(answer)
-    _exit_code, out, err = dtdctl("checkpoints", "digits-1")
-    assert ["left" in line for line in out.splitlines()] == [False, False, True, True]
-    assert "dtdctl cancel digits-1" in err
-    assert "--resume-from digits-1@400" in err
-
-
-@pytest.mark.parametrize(
-    ("away", "there"), [([], "yes"), ([1], "yes"), ([1, 2], "no"), (None, "incomplete")]
-)
-def test_a_sharded_checkpoint_is_listed_as_one(dtdctl, server, result, away, there):
-    ranks = range(WORKERS) if away is not None else [0, 1]
-    parts = [part(rank, alive=rank not in (away or ())) for rank in ranks]
-    server.script = lambda _message: result({"checkpoints": [*parts, *KNOWN[:2]]})
-    lines = dtdctl("checkpoints", "digits-1")[1].splitlines()
-    assert len(lines) == 4
-    names = ",".join(one["worker"] for one in parts)
-    words = ["digits-1", "3", "40", f"{len(parts)}.0", "KiB", names, there]
-    assert lines[1].split()[:7] == words
-
-
 # --- fetching a whole checkpoint ---------------------------------------------------------------
 
 
@@ -235,18 +186,6 @@ def test_what_a_worker_offers_instead_is_not_taken(dtdctl, cluster, offers, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_averages_come_along_and_are_what_is_loaded(dtdctl, cluster, files, tmp_path):
-    files["ema.safetensors"] = b"averages"
-    exit_code, out, err = dtdctl("fetch", "digits-1", str(tmp_path), "-o", "json")
-    shown, averages = json.loads(out), tmp_path / "ema.safetensors"
-    assert exit_code == 0
-    assert averages.read_bytes() == b"averages"
-    assert shown["averages"] == str(averages)
-    loads = f"load_weights(model, '{tmp_path / 'model.safetensors'}', '{averages}')"
-    assert shown["load"][-1] == loads
-    assert "all ranks agreed" in err
-
-
 def test_what_workers_encrypt_is_fetched_encrypted(dtdctl, cluster, spec, tmp_path, monkeypatch):
     called = []
 
@@ -268,39 +207,6 @@ def test_what_workers_encrypt_is_fetched_encrypted(dtdctl, cluster, spec, tmp_pa
     authority.enrol(own, "operator", "ann", coordinators=(Address("127.0.0.1", 1),))
     assert dtdctl("fetch", "digits-1", str(tmp_path / "weights"))[0] == 0
     assert called == [(ssl.SSLContext, "worker")]
-
-
-@pytest.mark.parametrize("gone", [True, False])
-def test_fetch_waits_for_a_worker_that_starts_afresh(
-    dtdctl, cluster, server, result, tmp_path, gone
-):
-    """It is away, or it is listed as there at an address where it is no more."""
-    serving, asked = server.script, []
-    before = cluster[0] if gone else checkpoint(alive=False)
-
-    def script(message):
-        if isinstance(message, m.ListCheckpoints) and len(asked) < 2:
-            asked.append(message)
-            return result({"checkpoints": [before], "spec": {}})
-        return serving(message)
-
-    server.script = script
-    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path))
-    assert (exit_code, len(asked)) == (0, 2)
-    told = "cannot be fetched" if gone else "waiting for worker-0: a worker restarts after a job"
-    assert err.count(told) == 1
-
-
-def test_fetch_fails_when_all_holders_do(dtdctl, server, result, cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "HOLDERS_BACK_S", 0.0)
-    newer = checkpoint(step=30, verified=False, confirmation="unconfirmed", alive=False)
-    answer = {"checkpoints": [newer, cluster[0]], "spec": {}}
-    server.script = lambda _message: result(answer)
-    exit_code, out, err = dtdctl("fetch", "digits-1", str(tmp_path))
-    assert (exit_code, out) == (1, "")
-    assert "step 30 is newer and not confirmed: dtdctl fetch digits-1@30" in err
-    assert "error: checkpoint/digits-1/step-20" in err
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- fetching a sharded one --------------------------------------------------------------------
@@ -370,42 +276,3 @@ def test_fetch_merges_parts(fetched, dtdctl, tmp_path):
     assert "merged from the parts of worker-0, worker-2" in fetched()
     (tmp_path / "new" / "model.safetensors").write_bytes(b"others")
     assert dtdctl("fetch", "digits-1", str(tmp_path / "new"))[0] == 2
-
-
-def test_fetch_does_without_a_damaged_part(fetched, parted):
-    (parted[2] / "model.safetensors").write_bytes(b"damaged")
-    err = fetched()
-    assert "worker-2: model.safetensors of checkpoint/w2" in err
-    assert "merged from the parts of worker-0, worker-1, worker-3" in err
-
-
-def test_fetch_merges_parts_without_a_digest(fetched, parted, state, uncompared, tmp_path):
-    uncompared |= {0, 2}
-    for rank in uncompared:
-        shutil.rmtree(parted[rank])
-        place = tmp_path / "disks" / f"w{rank}"
-        write_part(place, state, rank, world_size=WORKERS, mirrors=1, digest="")
-    shutil.rmtree(parted[1])
-    others = random_state(6)
-    write_part(tmp_path / "disks" / "w1", others, 1, world_size=WORKERS, mirrors=1, digest="cd")
-    err = fetched()
-    assert "worker-1: its checkpoint of step 40 has the digest cd" in err
-    merged = "merged from the parts of worker-3, worker-0, worker-2"
-    assert f"{merged}; saved without a digest: those of worker-0, worker-2" in err
-    assert "step 40 is not confirmed" not in err  # two workers hold all of it with a digest
-
-
-def test_fetch_leaves_out_one_of_two_parts_that_differ(fetched, parted, state, tmp_path):
-    other = replace(state, tensors={**state.tensors, "model.0.seen": torch.tensor(-1)})
-    shutil.rmtree(parted[2])
-    write_part(tmp_path / "disks" / "w2", other, 2, world_size=WORKERS, mirrors=1)
-    merged = "merged from the parts of worker-0, worker-1, worker-3"
-    assert f"{merged}, which differ from those of worker-2" in fetched()
-
-
-def test_a_part_that_is_not_what_was_reported_is_not_taken(fetched, parted, state, tmp_path):
-    shutil.rmtree(parted[0].parent)
-    write_part(tmp_path / "disks" / "w0", state, 2, world_size=WORKERS, mirrors=1)
-    err = fetched()
-    assert "has 1/2 to 1 of the shards, and was reported as 0 to 1/2" in err
-    assert "merged from the parts of worker-1, worker-3" in err

@@ -74,24 +74,6 @@ def cluster(server, result, status, monkeypatch):
     return answers
 
 
-def asked(server, what):
-    return [
-        (message.peer, message.worker)
-        for message in server.received
-        if isinstance(message, m.Examine) and message.what == what
-    ]
-
-
-def test_a_healthy_cluster(dtdctl, server, cluster):
-    exit_code, out, err = dtdctl("doctor")
-    assert (exit_code, err) == (0, "")
-    assert {line[:4] for line in out.splitlines()[:7]} == {"ok  "}
-    assert "FROM      TO        ROUND TRIP  BANDWIDTH" in out
-    both = [("worker-0", "worker-1"), ("worker-1", "worker-0")]
-    assert asked(server, "bandwidth") == both
-    assert sorted(asked(server, "host")) == [("", ""), ("", "worker-0"), ("", "worker-1")]
-
-
 def test_a_job_is_forecast_and_strategies_are_compared(dtdctl, server, cluster, job, check_output):
     exit_code, out, _ = dtdctl("doctor", job, "-o", "json")
     report = json.loads(out)
@@ -114,16 +96,6 @@ def test_a_job_is_forecast_and_strategies_are_compared(dtdctl, server, cluster, 
     assert "      try: compare the loss of short runs first; under [strategy] write" in out
 
 
-def test_a_running_job_is_not_disturbed(dtdctl, server, cluster, status):
-    status["job"] = {"id": "digits-1", "state": "running"}
-    exit_code, out, _ = dtdctl("doctor")
-    assert exit_code == 0
-    assert "job digits-1 is running, so bandwidths were not measured" in out
-    assert (len(asked(server, "bandwidth")), len(asked(server, "latency"))) == (0, 2)
-    dtdctl("doctor", "--force")
-    assert len(asked(server, "bandwidth")) == 2
-
-
 @pytest.mark.parametrize(
     ("what", "error", "told"),
     [
@@ -144,20 +116,3 @@ def test_what_cannot_be_measured_fails(dtdctl, cluster, job, what, error, told):
     exit_code, out, _ = dtdctl("doctor", job)
     assert exit_code == 4
     assert told in out
-
-
-def test_no_worker_and_no_idle_worker(dtdctl, server, cluster, status, job):
-    status["workers"] = []
-    exit_code, out, _ = dtdctl("doctor", job)
-    assert exit_code == 0
-    assert "warn  no worker is connected" in out
-    assert "warn  no worker is idle" in out
-
-
-def test_nobody_answers(dtdctl, free_socket, monkeypatch):
-    monkeypatch.setenv("DTD_COORDINATOR", str(free_socket))
-    exit_code, out, _ = dtdctl("doctor", "-o", "json")
-    [finding] = json.loads(out)["checks"]
-    assert exit_code == 3
-    assert (finding["check"], finding["state"]) == ("coordinator", "fail")
-    assert finding["remedy"]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from dtd.ctl import output
-from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 HOSTILE = "x\x1b[2J\x1b]0;t\x07\x9b2J\u202e\u2066\u2028\x85\r\n\x00forged: line"
@@ -86,11 +85,6 @@ def test_a_refusal_is_no_more_than_a_refusal(dtdctl, server, form):
     assert not unsafe(err)
     begins = [line.partition(" ")[0] for line in err.splitlines() if line[:1] != " "]
     assert begins in (["error:", "try:"], ["error:"]) or form == "json"
-
-
-def test_an_error_with_several_lines_stays_readable(capsys):
-    output.say_error(RequestRefused("job.toml: 2 problems\n  one\n  two"), as_json=False)
-    assert capsys.readouterr().err == "error: job.toml: 2 problems\n  one\n  two\n"
 
 
 def test_nothing_is_printed_but_by_the_one_file_that_escapes():

@@ -69,16 +69,6 @@ def test_all_files_are_written_once(dtdctl, root, daemons):
     assert {path: path.stat().st_ino for path in root.rglob("*")} == before
 
 
-def test_an_older_file_of_ours_is_replaced(dtdctl, root, daemons, monkeypatch):
-    dtdctl("install")
-    moved = daemons.with_name("moved")
-    daemons.rename(moved)
-    service = root / UNITS / "dtd-coordinator.service"
-    monkeypatch.setattr("sys.argv", [str(moved / "dtdctl")])
-    assert f"wrote {service}" in dtdctl("install")[0]
-    assert f"ExecStart={moved}/dtd-coordinator" in service.read_text()
-
-
 def test_what_somebody_has_changed_is_kept(dtdctl, root):
     dtdctl("install")
     settings, service = root / "etc/dtd/worker.toml", root / UNITS / "dtd-worker@.service"
@@ -95,26 +85,6 @@ def test_what_somebody_has_changed_is_kept(dtdctl, root):
     assert files(root) == set()
 
 
-@pytest.mark.parametrize(
-    ("part", "has", "lacks"),
-    [
-        ("--coordinator", "dtd-coordinator.service", "dtd-worker@.service"),
-        ("--worker", "dtd-worker@.service", "dtd-coordinator.service"),
-    ],
-)
-def test_one_part(dtdctl, root, part, has, lacks):
-    dtdctl("install", part)
-    assert (root / UNITS / has).is_file()
-    assert not (root / UNITS / lacks).exists()
-    dtdctl("install")
-    dtdctl("uninstall", part)
-    assert "usr/local/lib/sysusers.d/dtd.conf" in files(root)
-    assert f"{UNITS}/{has}" not in files(root)
-    dtdctl("uninstall")
-    assert files(root) == set()
-    assert not (root / "etc/dtd").exists()
-
-
 def test_state_stays_unless_it_is_purged(dtdctl, root):
     dtdctl("install")
     ours = [root / f"var/lib/dtd/{name}/x" for name in ("worker-cpu", "workers", "coordinator")]
@@ -127,30 +97,6 @@ def test_state_stays_unless_it_is_purged(dtdctl, root):
     assert all(path.is_file() for path in (*ours, credential))
     dtdctl("uninstall", "--purge")
     assert files(root) == {"var/lib/dtd/other"}
-
-
-def test_a_dry_run_writes_nothing(dtdctl, root):
-    lines, _ = dtdctl("install", "--dry-run")
-    assert all(line.startswith("would write ") for line in lines)
-    assert not root.exists()
-    dtdctl("install")
-    before = files(root)
-    lines, _ = dtdctl("uninstall", "--dry-run", "--purge")
-    assert all(line.startswith("would remove ") for line in lines)
-    assert files(root) == before
-
-
-def test_for_one_user(dtdctl, root, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    home = root / (tmp_path / "config").relative_to("/")
-    _, err = dtdctl("install", "--user")
-    assert (home / "systemd/user/dtd-worker@.service").is_file()
-    assert (home / "dtd/worker.toml").is_file()
-    assert not (root / "usr").exists()
-    assert "systemctl --user enable" in err
-    assert "loginctl enable-linger" in err
-    dtdctl("uninstall", "--user", "--purge")
-    assert files(root) == set()
 
 
 # --- this host -------------------------------------------------------------------------------
@@ -187,12 +133,3 @@ def test_systemd_is_told(host, capsys):
         "systemctl disable --now dtd-coordinator.service",
         "systemctl daemon-reload",
     ]
-
-
-def test_an_environment_that_services_cannot_see(host, root, capsys, monkeypatch):
-    monkeypatch.setattr(install_module, "hidden_place", lambda _daemons: "/home/me/venv/bin")
-    assert run(["install"]) == 2
-    assert "/home/me/venv/bin is hidden from system services" in capsys.readouterr().err
-    assert not root.exists()
-    assert run(["install", "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("warning: /home/me/venv/bin")

@@ -10,14 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from dtd import __version__
-from dtd.ctl.command_line import read_arguments
 from dtd.ctl.commands import COMMANDS
-from dtd.ctl.main import completions, run
+from dtd.ctl.main import run
 from dtd.wire import messages as m
 
 DTDCTL = (sys.executable, "-m", "dtd.ctl.main")
@@ -100,14 +98,6 @@ def test_help(line, exit_code, told):
     assert told in out
 
 
-def test_completion():
-    words = {"COMP_WORDS": "dtdctl ch", "COMP_CWORD": "1", "_DTDCTL_COMPLETE": "complete_bash"}
-    assert dtdctl(**words) == (0, "checkpoints\n", "")
-    assert completions(["dtdctl", "models", "f"], 2) == ["fetch"]
-    assert completions(["dtdctl", "mod"], 1) == ["models"]
-    assert completions(["dtdctl", "fetch", "a-1", "--"], 3) == ["--best", "--help", "--mode"]
-
-
 def test_every_command_has_a_function_for_its_arguments():
     for command in COMMANDS:
         module, _, name = command.function.partition(":")
@@ -118,13 +108,6 @@ def test_every_command_has_a_function_for_its_arguments():
             for one in command.arguments
         }
         assert read == set(parameters), command.name
-
-
-def test_optional_arguments_may_follow_options():
-    fetch = next(command for command in COMMANDS if command.name == "fetch")
-    values = read_arguments(fetch, ["a-1", "--best", "loss", "there"])
-    assert (values["text"], values["best_metric"]) == ("a-1", "loss")
-    assert values["directory"] == Path("there")
 
 
 @pytest.mark.parametrize(
@@ -149,21 +132,6 @@ def test_ctrl_c_is_quiet(server, line, asked, told):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err.splitlines()) == (130, "", told)
-
-
-def test_a_reader_that_leaves_is_told_no_traceback(server, result):
-    line = {"seq": 1, "rank": 0, "worker": "w", "text": "x" * 1000, "time_s": 1.0}
-
-    def script(message):
-        return result({"lines": [line] * 500, "next": message.after + 1})
-
-    server.script = script
-    process = start("logs", "digits-1", address=server.control)
-    process.stdout.readline()
-    process.stdout.close()
-    err = process.stderr.read()
-    process.stderr.close()
-    assert (process.wait(timeout=30), err) == (1, "")
 
 
 def test_watch_prints_each_change_when_nobody_looks(server, result, status):

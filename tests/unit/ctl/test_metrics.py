@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from dtd.ctl import metrics as module
-from dtd.ctl.settings import take_settings
 from dtd.errors import UsageError
 from dtd.wire import messages as m
 from tests.unit.observe.report.conftest import EVENTS, details, metrics
@@ -53,18 +51,6 @@ def test_a_line_for_each_figure(dtdctl, served, server):
     ]
     first = server.received[0]
     assert (first.names, first.workers, first.points) == (("loss", "round_trip_s"), True, 1000)
-
-
-def test_json_and_csv_have_all_points(dtdctl, served, check_output):
-    out = dtdctl("metrics", "j-1", "-o", "json")[1]
-    check_output(["metrics"], out)
-    assert json.loads(out)["series"] == [LOSS, LINK]
-    assert dtdctl("metrics", "j-1", "-o", "csv")[1].splitlines() == [
-        "job,name,kind,source,to,begin,end,count,min,mean,max",
-        "j-1,loss,steps,,,1,1,1,2.0,2.0,2.0",
-        "j-1,loss,steps,,,2,9,3,0.5,1.0,1.5",
-        "j-1,round_trip_s,link,a,b,1000,1007,0,,,",
-    ]
 
 
 def test_parquet_needs_its_library(dtdctl, served, server, monkeypatch):
@@ -112,15 +98,6 @@ def test_a_report_beside_the_caller(dtdctl, jobs):
     assert "Nothing to compare with: idle-3" in page
     code, _out, err = dtdctl("report", "idle-3")
     assert (code, err) == (0, "idle-3 never trained a step; it is failed.\n")
-
-
-@pytest.mark.parametrize("option", [("-o", "there.md"), ("-othere.md",), ("--output=there.md",)])
-def test_markdown_where_it_is_wanted(dtdctl, jobs, option):
-    assert dtdctl("report", "digits-1", "--format", "md", *option)[:2] == (0, "there.md\n")
-    text = Path("there.md").read_text()
-    assert text.startswith("# digits-1")
-    assert dtdctl("report", "digits-1", "--format", "md", "-o", "-")[1].startswith("# digits-1")
-    assert take_settings(["show", "report", "-o", "json"])[0] == {"output": "json"}
 
 
 @pytest.mark.parametrize(

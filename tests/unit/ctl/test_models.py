@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 
 import pytest
@@ -151,75 +150,3 @@ def test_registered_and_exported(dtdctl, served, server, tmp_path, check_output)
     _code, out, err = dtdctl("models", "register", "own-1@20", "own", "-o", "json")
     assert "1 of 2 copies are there by now" in err
     check_output(("models", "register"), out)
-
-
-def test_a_version_without_a_copy(dtdctl, served, server, monkeypatch):
-    monkeypatch.setattr("dtd.ctl.models.LOOK_AGAIN_S", 0.01)
-    known, _content = served
-    known |= {"state": "pending", "failed": {"w-3": "no room"}}
-    code, _out, err = dtdctl("models", "register", "own-1", "own", "--timeout", "0")
-    assert code == 1
-    assert "own@2 is registered, and has no copy after 0 s; w-3: no room" in err
-    asked, looks = server.script, []
-
-    def becomes_ready(message):
-        looks.append(message)
-        if len(looks) == 2:
-            known["state"] = "ready"
-        return asked(message)
-
-    server.script = becomes_ready
-    assert dtdctl("models", "register", "own-1", "own")[0] == 0
-    assert looks[1] == m.ListModels(name="own", version="2")
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ("register own-1@3 own --best loss", "name two checkpoints"),
-        ("register own-1 own --card none", "cannot be read"),
-        ("alias own 2", "names no alias"),
-        ("show own@", "NAME@ALIAS"),
-    ],
-)
-def test_options_that_contradict_one_another(dtdctl, words, why):
-    code, _out, err = dtdctl("models", *words.split())
-    assert (code, why in err) == (2, True)
-
-
-def test_aliases_cards_and_copies(dtdctl, served, server, monkeypatch, check_output):
-    known, _content = served
-    assert dtdctl("models", "alias", "own@next", "2")[2] == "own@next stands for version 2\n"
-    assert dtdctl("models", "alias", "own@next", "0")[2] == "own@next is removed\n"
-    assert server.received[-1] == m.AliasModel(name="own", alias="next", version=0)
-    monkeypatch.setattr("sys.stdin", io.StringIO("New."))
-    assert dtdctl("models", "card", "own@next", "-")[0] == 0
-    assert server.received[-1] == m.DescribeModel(name="own", version=2, card="New.")
-    dtdctl("models", "copy", "own@production")
-    assert server.received[-1] == m.CopyModel(name="own", version=2)
-    known["copying"] = ["w-2"]
-    words = "own@2: 1 of 2 copies are on connected workers; being made on w-2\n"
-    assert dtdctl("models", "copy", "own") == (0, "", words)
-    assert server.received[-1] == m.CopyModel(name="own", version=0)
-    check_output(("models", "copy"), dtdctl("models", "copy", "own", "-o", "json")[1])
-
-
-def test_deletion_is_confirmed(dtdctl, served, server, monkeypatch):
-    known, _content = served
-    code, _out, err = dtdctl("models", "delete", "own", "--yes")
-    assert code == 1
-    assert "own@production stands for version 2" in err
-    assert "dtdctl models alias own@production 0" in err
-    known["aliases"] = []
-    stdin = io.StringIO("n\n")
-    stdin.isatty = lambda: True
-    monkeypatch.setattr("sys.stdin", stdin)
-    code, _out, err = dtdctl("models", "delete", "own@2")
-    assert code == 1
-    assert err.startswith("this deletes version 2 of own: 13.7 KiB on workers\n")
-    assert not any(isinstance(one, m.DeleteModel) for one in server.received)
-    assert dtdctl("models", "delete", "own@2", "--yes")[0] == 0
-    assert server.received[-1] == m.DeleteModel(name="own", version=2)
-    told = "own@2 is deleted; w-1 will delete it when connected\n"
-    assert dtdctl("models", "delete", "own", "--yes") == (0, "", told)
-    assert server.received[-1] == m.DeleteModel(name="own", version=0)

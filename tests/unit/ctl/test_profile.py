@@ -8,8 +8,7 @@ import json
 import pytest
 
 from dtd.ctl import profile
-from dtd.errors import HolderUnreachable, ProfileError
-from dtd.observe.profile.limits import median_times
+from dtd.errors import ProfileError
 from dtd.observe.profile.spans import BUCKET, COMMIT, COMPUTE, STEP, WAIT, Span
 from dtd.observe.profile.trace import WorkerTrace
 
@@ -98,43 +97,6 @@ def test_what_limits_is_said_and_the_trace_is_written(asked, tmp_path, capsys):
         events = json.load(file)["traceEvents"]
     assert "step 4" in {one["name"] for one in events}
     assert [path.name for path in tmp_path.iterdir()] == ["t.json.gz"]
-
-
-def test_a_caller_that_restarts_is_asked_again_with_a_new_ticket(asked, tmp_path, capsys):
-    asked["answers"] = [answer(worker()), answer(worker())]
-    asked["fetched"] = {"w0": [HolderUnreachable("away"), SPANS]}
-    run(tmp_path / "t.json", capsys)
-    assert [one.file for one in asked["requests"]] == ["", "j-1-9"]
-    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-
-
-def test_a_caller_that_stays_away_or_sends_rubbish_is_named(asked, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(profile, "HOLDERS_BACK_S", 0.0)
-    asked["answers"] = [answer(worker(), worker("w1", 1), worker("w2", 2))]
-    asked["fetched"] = {
-        "w0": [HolderUnreachable("it is away")],
-        "w1": [ProfileError("the profile of w1 is damaged")],
-        "w2": [[]],
-    }
-    out, err = run(tmp_path / "t.json", capsys)
-    assert "without w0: it is away" in err
-    assert "without w1: the profile of w1 is damaged" in err
-    assert "no step was recorded as a whole" in out
-
-
-def test_nothing_could_be_fetched(asked, tmp_path):
-    asked["answers"] = [answer(worker())]
-    asked["fetched"] = {"w0": [ProfileError("damaged")]}
-    with pytest.raises(ProfileError, match="no worker's profile could be fetched"):
-        profile.profile_job(Settings(), "j-1", tmp_path / "t.json", steps=1, limit_s=1.0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_server_does_limits_nothing_by_itself():
-    times = median_times({"w0": SPANS, "server-0": [Span(STEP, 0, 10 * MS, 4)]})
-    report = profile._report(answer(worker(), worker("server-0", 1, serves=True)), "p", times, {})
-    assert [one["serves"] for one in report["workers"]] == [False, True]
-    assert (report["limit"], report["slowest"]) == ("compute", "")
 
 
 @pytest.mark.parametrize("content", [b"", b"rubbish", gzip.compress(b"{", mtime=0)])

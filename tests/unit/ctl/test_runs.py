@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from dtd.ctl.runs import job_lines
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
 
@@ -92,18 +89,6 @@ def test_a_job_that_is_done(dtdctl, server, result):
     assert json.loads(dtdctl("show", "digits-1", "-o", "json")[1]) == JOB
 
 
-def test_a_job_that_began_with_another_and_failed():
-    failed = {"state": "failed", "reason": "worker-0: ValueError: no", "package": "a" * 64}
-    origin = {"from_job": "digits-0", "from_step": 12, "from_mode": "weights"}
-    trace = "\n".join(f"line {number}" for number in range(60))
-    lines = job_lines({**JOB, **failed, **origin, "result": {"traceback": trace}})
-    assert lines[1] == "             worker-0: ValueError: no"
-    assert "begins with  only the weights of digits-0 at step 12" in lines
-    assert "task         digits  package aaaaaaaaaaaa" in lines
-    assert lines[-41:-39] == ["traceback", "  line 20"]
-    assert lines[-1] == "  line 59"
-
-
 COMPARISON = {
     "jobs": [
         {**JOB, "tags": [], "note": ""},
@@ -158,19 +143,3 @@ def test_a_comparison(dtdctl, server, result):
     assert lines[17] == ["loss", "1", "to", "4,", "step", "0", "to", "20"]
     assert (lines[18][0], lines[18][1][0], lines[18][1][-1]) == ("digits-1", "█", "▁")
     assert lines[19:] == [["digits-2"]]
-
-
-@pytest.mark.parametrize(
-    ("words", "asked", "told"),
-    [
-        ("tag add digits-1 a b", {"add": ("a", "b")}, "tags of digits-1: a b\n"),
-        ("tag remove digits-1 c", {"remove": ("c",)}, "tags of digits-1: a b\n"),
-        ("note digits-1 x", {"note": "x", "sets_note": True}, "note of digits-1: none\n"),
-    ],
-)
-def test_tags_and_notes(dtdctl, server, result, check_output, words, asked, told):
-    answer = {"job": "digits-1", "tags": ["a", "b"], "note": ""}
-    server.script = lambda _message: result(answer)
-    assert dtdctl(*words.split()) == (0, "", told)
-    assert server.received == [m.AnnotateJob(job="digits-1", **asked)]
-    check_output(words.split(), dtdctl(*words.split(), "-o", "json")[1])

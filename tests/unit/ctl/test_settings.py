@@ -29,13 +29,6 @@ def test_common_options_may_stand_anywhere(line, values, rest):
     assert take_settings(line.split()) == (values, rest)
 
 
-@pytest.mark.parametrize("line", ["status -o", "status --coordinator", "status --output="])
-def test_an_option_without_its_value(line):
-    with pytest.raises(UsageError, match="needs a value") as caught:
-        take_settings(line.split())
-    assert caught.value.remedy
-
-
 def test_precedence_flag_environment_default(monkeypatch):
     monkeypatch.delenv("DTD_COORDINATOR", raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")

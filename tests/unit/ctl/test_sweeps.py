@@ -17,30 +17,6 @@ trials = 3
 "optimizer.lr" = { low = 0.001, high = 1.0, log = true }
 "job.epochs" = { choices = [1, 2] }
 """
-ROW = {
-    "id": "sweep-1",
-    "job": "tiny",
-    "state": "running",
-    "reason": "",
-    "method": "tpe",
-    "metric": "accuracy",
-    "direction": "maximize",
-    "pruner": "none",
-    "begun": 2,
-    "planned": 3,
-    "began_s": 100.0,
-    "ended_s": None,
-}
-TRIAL = {
-    "number": 0,
-    "state": "done",
-    "job": "tiny-s1-t0-4",
-    "params": {"optimizer.lr": 0.12345678, "job.epochs": 2},
-    "value": 0.5,
-    "evaluations": 2,
-    "reason": "",
-}
-FAILED = {"number": 1, "state": "failed", "value": None, "job": "", "reason": "no task\nTraceback"}
 
 
 @pytest.fixture
@@ -49,10 +25,6 @@ def file(tmp_path):
     path = tmp_path / "lr.toml"
     path.write_text(SWEEP)
     return path
-
-
-def rows(out):
-    return [" ".join(line.split()) for line in out.splitlines()]
 
 
 @pytest.mark.parametrize("words", [("sweep",), ("sweep", "begin")])
@@ -102,23 +74,3 @@ def test_a_mistake_is_named_before_anything_is_sent(dtdctl, server, file, before
     code, out, err = dtdctl("sweep", str(file))
     assert (code, out, server.received) == (2, "", [])
     assert said in err
-
-
-def test_everything_about_one(dtdctl, server, result, check_output):
-    space = {"optimizer.lr": {"low": 0.001, "high": 1.0}, "job.epochs": {"choices": [1, 2]}}
-    about = {"importance": {"job.epochs": 0.25, "optimizer.lr": 0.75}, "best": TRIAL}
-    shown = {**ROW, "space": space, "trials": [TRIAL, {**TRIAL, **FAILED}], **about}
-    server.script = lambda _message: result(shown)
-    assert rows(dtdctl("sweep", "status", "sweep-1")[1]) == [
-        "sweep-1 running tpe over tiny trials 2/3 maximize accuracy",
-        "best trial 0 tiny-s1-t0-4 accuracy 0.5",
-        "optimizer.lr = 0.12345678",
-        "job.epochs = 2",
-        "importance optimizer.lr 75 % job.epochs 25 %",
-        "",
-        "TRIAL STATE JOB ACCURACY optimizer.lr job.epochs NOTE",
-        "0 done tiny-s1-t0-4 0.5 0.123457 2",
-        "1 failed - 0.123457 2 no task",
-    ]
-    assert server.received == [m.ShowSweep(sweep="sweep-1")]
-    check_output(("sweep", "status"), dtdctl("sweep", "status", "sweep-1", "-o", "json")[1])

@@ -3,53 +3,14 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
 
 import pytest
 from rich.console import Console
 
-from dtd.ctl.settings import make_settings
-from dtd.ctl.watch import Scene, Watcher, change_lines, view
-from dtd.errors import CoordinatorUnreachable
-from dtd.wire import messages as m
+from dtd.ctl.watch import Scene, view
 
 HEIGHT = 40
-EVENT = {"time_s": 1.0, "kind": "recovered", "message": "on it goes", "seq": 7}
-
-
-@pytest.fixture
-def watcher(server, result, status):
-    points = [[1, 1, 1, 2.0, 2.0, 2.0], [2, 2, 0, None, None, None]]
-    answers = {
-        m.GetStatus: status,
-        m.GetFigures: {"job": "digits-1", "workers": [], "links": []},
-        m.GetMetrics: {"series": [{"name": "loss", "points": points}]},
-    }
-
-    def script(message):
-        if isinstance(message, m.ReadEvents):
-            return result({"events": [EVENT] if message.after < 7 else [], "next": 7})
-        return result(answers[type(message)])
-
-    server.script = script
-    made = Watcher(make_settings({"coordinator": str(server.control)}))
-    yield made
-    made.close()
-
-
-def test_a_coordinator_that_goes_away_leaves_the_last_picture(watcher, server, status):
-    script, server.script = server.script, lambda _message: None
-    with pytest.raises(CoordinatorUnreachable):
-        watcher.look()
-    server.script = script
-    watcher.look()
-    server.script = lambda _message: None
-    scene = watcher.look()
-    assert "training goes on without it" in scene.note
-    assert scene.status == status
-    [line] = list(change_lines(scene, watcher.fresh, changed=True))
-    assert scene.note in line
 
 
 # --- the screen --------------------------------------------------------------------------------
@@ -116,29 +77,12 @@ def test_events_are_in_sight_on_a_small_screen(scene, status, workers):
     assert shown == workers or any(f"and {workers - shown} more" in line for line in lines)
 
 
-def test_a_loss_that_falls_by_orders_of_magnitude_has_a_logarithmic_axis(scene):
-    scene.loss[:] = [[step, 10 ** (2 - step / 50)] for step in range(200)]
-    text = drawn(scene)
-    assert "LOSS (logarithmic)" in text
-    lengths = [len(line[9:].rstrip()) for line in text.splitlines()[6:12]]
-    assert all(b - a >= 8 for a, b in itertools.pairwise(lengths)), lengths
-
-
 def test_without_colour_there_are_no_control_codes_and_the_same_characters(scene):
     bare = drawn(scene, force_terminal=True, no_color=True, color_system=None)
     painted = drawn(scene, force_terminal=True, color_system="standard")
     assert "\x1b" not in bare
     assert "\x1b[" in painted
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == bare
-
-
-def test_troubles_and_a_coordinator_that_is_away(scene, status):
-    status["troubles"] = [
-        {"since_s": 1.0, "where": "10.0.0.2", "message": "its token is old", "remedy": "make one"}
-    ]
-    text = drawn(scene._replace(note="nothing listens at 127.0.0.1:7117"))
-    assert "10.0.0.2: its token is old\n  try: make one\n" in re.sub(" +\n", "\n", text)
-    assert text.splitlines()[1].startswith("nothing listens")
 
 
 def test_nothing_that_others_wrote_makes_a_line_of_its_own(scene):

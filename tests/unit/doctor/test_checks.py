@@ -37,15 +37,6 @@ def only(found):
     return finding
 
 
-def test_the_coordinator_s_version():
-    same = only(checks.check_coordinator(coordinator(), address="h:1", own_version="1.0"))
-    assert (same.state, same.message) == ("ok", "the coordinator at h:1 answers, dtd 1.0")
-    other = only(checks.check_coordinator(coordinator(), address="h:1", own_version="2.0"))
-    assert other.state == "warn"
-    assert "this dtdctl is 2.0" in other.message
-    assert other.remedy
-
-
 def test_workers_versions():
     hosts = {"a": host(), "b": host(version="0.9")}
     odd = only(checks.check_versions(coordinator(), hosts))
@@ -71,24 +62,6 @@ def test_disks(free, state):
     assert found.state == state
     assert found.message.startswith("a has")
     assert states(checks.check_disks(coordinator(), {"a": host()})) == ["ok"]
-
-
-def test_timeouts_against_round_trips():
-    links = [link("a", "b", rtt_s=0.1)]
-    tight = only(checks.check_timeouts(coordinator(), {"a": host()}, links))
-    assert tight.state == "warn"
-    assert "2.5 or more" in tight.remedy
-    assert states(checks.check_timeouts(coordinator(), {}, [])) == ["ok"]
-
-
-def test_ports():
-    broken = {"from": "a", "to": "b", "reason": "Connection refused", "remedy": ""}
-    found = only(checks.check_ports([broken], 1))
-    assert (found.state, found.message) == ("fail", "b cannot fetch from a: Connection refused")
-    assert "--advertise" in found.remedy
-    assert only(checks.check_ports([{**broken, "remedy": "do it"}], 1)).remedy == "do it"
-    assert states(checks.check_ports([], 2)) == ["ok"]
-    assert states(checks.check_ports([], 0)) == []
 
 
 def test_a_slow_link_is_named():

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import uvloop
 
-from dtd.shared_memory import OfferedMemory
 from tests.unit.exchange.generation import Collectives, Ranks
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -21,21 +18,6 @@ def pytest_asyncio_loop_factories(
 ) -> dict[str, LoopFactory]:
     """The loop on which a test runs."""
     return {"uvloop": uvloop.new_event_loop}
-
-
-@pytest.fixture
-def mapped() -> Callable[[OfferedMemory], int]:
-    """A function: how often lent memory is mapped into this process.
-
-    Only what is asked for counts: other tests' memory goes whenever it is collected.
-    """
-
-    def count(memory: OfferedMemory) -> int:
-        inode = str(os.fstat(memory.descriptor).st_ino)
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        return sum("memfd:dtd-buckets" in line and line.split()[4] == inode for line in lines)
-
-    return count
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from dtd.errors import RingBroken
 from dtd.exchange.api import all_reduce
-from dtd.exchange.collective import RingCollective
 from tests.unit.exchange.generation import PATIENCE_S, memory_of
 
 
@@ -68,51 +66,6 @@ def test_a_worker_that_blocks_hears_that_the_ring_has_ended(collectives, where):
     with pytest.raises(RingBroken, match="a new generation will be formed") as caught:
         waiting.result(PATIENCE_S)
     assert (caught.value.suspect, caught.value.evidence) == ("", "")
-
-
-def test_it_says_since_when_the_training_thread_waits(collectives):
-    ring = collectives(2)
-    first, second = ring.collectives
-    assert first.waiting_since is None
-    begun_s = time.monotonic()
-    waiting = ring.pool.submit(RingCollective.wait_up, first)
-    while first.waiting_since is None:
-        threading.Event().wait(0)
-    assert begun_s <= first.waiting_since <= time.monotonic()
-    ring.connect()
-    waiting.result(PATIENCE_S)
-    second.wait_up()
-    assert first.waiting_since is None
-
-
-def test_any_thread_may_start_what_depends_on_a_result_when_that_is_here(collectives):
-    """The training thread waits for the second bucket before anybody has handed it over."""
-
-    def work(collective):
-        collective.wait_up()
-        first = np.full(50, 1 + collective.rank, dtype=np.int64)
-        second = np.zeros(5, dtype=np.int64)
-        ready = threading.Event()
-
-        def follow():
-            assert ready.wait(PATIENCE_S)
-            second[:] = first[0]
-            collective.start(1)
-
-        helper = threading.Thread(target=follow)
-        helper.start()
-        for step in range(2):
-            collective.open_step(step, [memory_of(first), memory_of(second)] if step == 0 else [])
-            if step == 0:
-                collective.start(0, ready.set)
-                collective.wait(1)
-                helper.join()
-            collective.gather(b"")
-        return second[0]
-
-    ring = collectives(3)
-    ring.connect()
-    assert ring.all(work) == [3 * (1 + 2 + 3)] * 3
 
 
 def test_a_training_thread_that_gives_up_does_not_let_its_neighbours_wait(collectives):

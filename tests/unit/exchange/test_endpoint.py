@@ -9,11 +9,9 @@ import itertools
 import numpy as np
 import pytest
 
-import dtd.exchange.endpoint as endpoint_module
 import dtd.net.data_server as data_server_module
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.exchange.api import BufferLocation
-from dtd.exchange.schedule.chunks import Operation
 from dtd.shared_memory import HEAD_BYTES, OfferedMemory
 from dtd.wire import messages as m
 from tests.unit.exchange.generation import GENERATION, PATIENCE_S, hello_of, memory_of
@@ -29,40 +27,6 @@ async def test_buckets_larger_than_what_the_kernel_buffers(ranks):
     )
     for array in arrays:
         assert (array == 2 * np.arange(3_000_000, dtype=np.int32) + 1).all()
-
-
-async def test_a_dead_neighbour_is_the_suspect(ranks):
-    ring = ranks(2)
-    await ring.listen()
-    await ring.come_up()
-    ring.nodes[1].endpoint.end("it dies")
-    (suspect, evidence, reason), own = [await node.loss() for node in ring.nodes]
-    assert (suspect, evidence) == ("worker-1", "reset")
-    assert "lost" in reason
-    assert own == ("", "", "it dies")
-
-
-async def test_a_neighbour_that_listens_late_is_called_again(ranks, monkeypatch, free_address):
-    refused, sleep = asyncio.Event(), asyncio.sleep
-
-    async def pause(_pause_s):
-        refused.set()
-        await sleep(0)
-
-    monkeypatch.setattr(endpoint_module.asyncio, "sleep", pause)
-    ring = ranks(2)
-    await ring.listen({1: free_address})
-    ring.nodes[0].endpoint.connect()
-    async with asyncio.timeout(PATIENCE_S):
-        await refused.wait()
-    await ring.nodes[1].server.listen(free_address)
-    ring.nodes[1].endpoint.connect()
-    await ring.are_up()
-    arrays = [np.ones(10), np.ones(10)]
-    await asyncio.gather(
-        *(node.step(0, [memory_of(arrays[rank])], b"") for rank, node in enumerate(ring.nodes))
-    )
-    assert (arrays[0] == 2).all()
 
 
 async def test_a_neighbour_that_breaks_the_protocol_breaks_the_ring(ranks, dial):
@@ -219,16 +183,6 @@ async def lifeline_to(ring, dial, rank, **changed):
     return await dial(ring.address(0), m.Role.LIFELINE, **(hello_of(rank) | changed))
 
 
-async def test_a_lifeline_that_is_cut_means_that_the_process_has_ended(ranks, dial):
-    ring = ranks(3)
-    await ring.listen()
-    await ring.come_up()
-    peer = await lifeline_to(ring, dial, 1)
-    await peer.welcomed()
-    peer.link.abort()
-    assert await ring.nodes[0].loss() == ("worker-1", "ended", "its process has ended")
-
-
 async def test_a_lifeline_of_somebody_else_is_refused(ranks, dial):
     ring = ranks(4)
     await ring.listen()
@@ -256,63 +210,3 @@ async def test_a_peer_that_is_pushed_out_while_it_waits_calls_again(ranks, dial,
     second.endpoint.connect()
     await ring.are_up()
     assert not first.broken.done()
-
-
-# --- star ----------------------------------------------------------------------------------------
-
-
-async def test_what_is_queued_for_a_slow_rank_is_bounded_and_delays_no_other(ranks):
-    """With TLS it is a copy of a server's whole part of the model, for each rank."""
-    star = ranks(2, 1)
-    await star.listen(chunk_bytes=1 << 20)
-    await star.come_up()
-    slow, quick, server = star.nodes
-    given = np.arange(12_000_000, dtype=np.int64)
-    taken = [np.zeros(12_000_000, dtype=np.int64) for _ in range(2)]
-    server.star.node.open_step(0, [memory_of(given, Operation.ALL_GATHER)])
-    quick.star.node.open_step(0, [memory_of(taken[1], Operation.ALL_GATHER)])
-    server.star.node.start(0)
-    quick.star.node.start(0)
-    assert await quick.done() == 0
-    assert slow.buckets.empty()
-    assert server.buckets.empty()
-    left = server.star._links[0].queued_bytes()
-    assert 0 < left <= endpoint_module.QUEUED_BYTES + 2 * (1 << 20)
-    slow.star.node.open_step(0, [memory_of(taken[0], Operation.ALL_GATHER)])
-    slow.star.node.start(0)
-    assert await slow.done() == await server.done() == 0
-    assert (given == taken).all()
-
-
-async def test_a_server_that_listens_late_is_called_again(ranks, monkeypatch, free_address):
-    refused, sleep = asyncio.Event(), asyncio.sleep
-
-    async def pause(_pause_s):
-        refused.set()
-        await sleep(0)
-
-    monkeypatch.setattr(endpoint_module.asyncio, "sleep", pause)
-    star = ranks(3, 2)
-    await star.listen({4: free_address})
-    for node in star.nodes[:4]:
-        node.endpoint.connect()
-    async with asyncio.timeout(PATIENCE_S):
-        await refused.wait()
-    assert not any(node.up.is_set() for node in star.nodes)
-    await star.nodes[4].server.listen(free_address)
-    star.nodes[4].endpoint.connect()
-    await star.are_up()
-
-
-async def test_a_lost_link_of_the_star_ends_the_generation(ranks):
-    star = ranks(3, 2)
-    await star.listen()
-    await star.come_up()
-    star.nodes[1].star._links[4].abort()
-    suspect, evidence, reason = await star.nodes[1].loss()
-    assert (suspect, evidence) == ("worker-4", "reset")
-    assert "closed by this side" in reason
-    suspect, evidence, _ = await star.nodes[4].loss()
-    assert (suspect, evidence) == ("worker-1", "reset")
-    for node in star.nodes:
-        await node.loss()

@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-import dtd.exchange.memory_offers as offers_module
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.exchange.api import BucketMemory, BufferLocation
 from dtd.exchange.memory_offers import NOTHING_SHARED, SharedMemory
@@ -120,36 +119,6 @@ async def test_what_is_offered_is_lent_from_the_next_step_on(sides, lender):
     other.offers.check_unchanged(2)
 
 
-async def test_only_what_lies_in_the_memory_is_lent(sides, lender):
-    one, other = sides
-    elsewhere = Lender(b"elsewhere")
-    buckets = [
-        bucket(memoryview(bytearray(4))),
-        lender.buckets[1],
-        elsewhere.buckets[0],
-        lender.buckets[0],
-    ]
-    await agree(sides, buckets)
-    assert one.offers.offer(buckets) == (1, {1, 3})
-    assert bytes(other.offers.read(1, 0, 4)) == b"more"
-    for index in (0, 2, 4, 65535):
-        error = refused(other.offers.read, index, 0, 0)
-        assert error.code == ErrorCode.UNEXPECTED_CHUNK
-        assert f"bucket {index} is not shared" in error.message
-    elsewhere.memory.close()
-
-
-async def test_where_there_can_be_no_mailbox_everything_is_sent(sides, lender, monkeypatch):
-    def refuse(directory, look, received):
-        raise OSError("no such family of sockets")
-
-    monkeypatch.setattr(offers_module, "FdMailbox", refuse)
-    one, other = sides
-    assert one.offers.offer(lender.buckets) == NOTHING_SHARED
-    assert other.said == []
-    assert one.offers.offer(lender.buckets) == NOTHING_SHARED
-
-
 @pytest.mark.parametrize("generation", [GENERATION - 1, GENERATION + 1])
 async def test_other_generations_are_refused(lender, generation, fd_dir):
     side = Side(fd_dir)
@@ -186,42 +155,3 @@ async def test_a_wrong_file_is_passed_over(lender, open_files, fd_dir):
     strange.memory.close()
     os.close(reading)
     os.close(writing)
-
-
-# --- reading -------------------------------------------------------------------------------------
-
-
-async def test_what_was_recalled_has_not_been_read(sides, lender):
-    one, other = sides
-    await agree(sides, lender.buckets)
-    loan, _ = one.offers.offer(lender.buckets)
-    other.offers.read(0, 0, 9)
-    lender.memory.revoke()
-    error = refused(other.offers.check_unchanged, loan)
-    assert error.code == ErrorCode.RECALLED
-    assert "the previous rank has recalled memory 1" in error.message
-
-
-async def test_closing_leaves_nothing_behind(sides, lender, mapped):
-    before = mapped(lender.memory)
-    await agree(sides, lender.buckets)
-    assert mapped(lender.memory) == before + 1
-    other = sides[1]
-    other.offers.close()
-    other.offers.close()
-    assert refused(other.offers.read, 0, 0, 1).code == ErrorCode.UNEXPECTED_CHUNK
-    put_aside()
-    assert mapped(lender.memory) == before
-
-
-async def test_a_peer_that_waits_for_a_file_can_close(lender, open_files, fd_dir):
-    before = open_files()
-    one, other = Side(fd_dir), Side(fd_dir)
-    one.offers.offer(lender.buckets)
-    other.offers.received(one.said[0])
-    other.offers.close()
-    put_aside()
-    assert open_files() <= before
-    assert list(fd_dir.iterdir()) == []
-    with pytest.raises(FileNotFoundError):
-        post(other.said[0].socket, lender.memory.descriptor)

@@ -6,20 +6,16 @@ Ranks are threads of this process; the ring is the one in memory, the group a re
 from __future__ import annotations
 
 import functools
-import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
 
 from dtd.errors import ConfigError, RingBroken
 from dtd.exchange.api import BucketMemory
-from dtd.exchange.group_backends import GlooGroup, check_backend, group_of
+from dtd.exchange.group_backends import check_backend, group_of
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.process_group import ProcessGroupCollective
-from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.codec.powersgd import PowerSGD
 from dtd.strategy.coded_buckets import CodedBuckets
@@ -27,7 +23,6 @@ from dtd.strategy.wire_memory import bucket_memory, tensor_bytes
 from tests.numerics.example_codecs import Gathering
 
 PATIENCE_S = 30.0
-PROMPT_S = 20.0
 """A minute would be a time-out of Gloo's, half an hour its default."""
 
 SIZES = (1, 3, 10_007, 70_000)
@@ -155,84 +150,6 @@ def test_all_ranks_end_with_the_same_bytes(ranks, world_size):
         assert (timing.sent_bytes > 4 * sum(SIZES) / 2) == (world_size > 1)
 
 
-def test_a_reduce_scatter_that_is_a_sum_travels_by_the_group(ranks):
-    def work(collective):
-        flats = [torch.full((9,), float(collective.rank + 1)) for _ in range(3)]
-        kinds = [
-            {"operation": Operation.REDUCE_SCATTER, "copies": 2},
-            {"operation": Operation.REDUCE_SCATTER, "copies": 1},
-            {"operation": Operation.ALL_GATHER, "copies": 2},
-        ]
-        memories = [
-            replace(bucket_memory(flat), **kind) for flat, kind in zip(flats, kinds, strict=True)
-        ]
-        collective.open_step(0, memories)
-        for bucket in range(3):
-            collective.start(bucket)
-        for bucket in range(3):
-            collective.wait(bucket)
-        return flats[0].tolist(), flats[2].tolist(), sorted(collective._on_ring)
-
-    for rank, (summed, gathered, on_ring) in enumerate(ranks(3).all(work)):
-        assert summed == [6.0] * 9
-        assert gathered == [rank + 1.0] * 9
-        assert on_ring == [1, 2]
-
-
-def test_a_blocked_rank_is_released_when_the_ring_breaks_and_its_bucket_is_left_alone(ranks):
-    made, ready = ranks(3), threading.Barrier(3)
-    kept = contributions(0)[2]
-
-    def work(collective):
-        flats = contributions(collective.rank)
-        summed(collective, flats)
-        again = contributions(collective.rank)
-        collective.open_step(1, list(map(bucket_memory, again)))
-        if collective.rank == 2:
-            ready.wait(PATIENCE_S)
-            return None  # it computes for ever, as far as the others can tell
-        for bucket in range(len(again)):
-            collective.start(bucket)
-        ready.wait(PATIENCE_S)
-        with pytest.raises(RingBroken, match="rank 2 is lost"):
-            collective.wait(2)
-        return time.monotonic(), again[2]
-
-    hung = made.collectives[2]
-    ends, hung._end = hung._end, lambda: None
-    futures = made.start(work)
-    futures[2].result(PATIENCE_S)
-    begun_s = time.monotonic()
-    made.ring.break_ring("rank 2 is lost")
-    for future in futures[:2]:
-        released_s, _ = future.result(PATIENCE_S)
-        assert released_s - begun_s < PROMPT_S
-    for one in made.collectives[:2]:
-        one._finisher.join(PROMPT_S)
-        assert not one._finisher.is_alive()
-    assert torch.equal(futures[0].result()[1], kept)
-    assert hung._finisher.is_alive()
-    ends()
-    # The same memory in the next generation, and a group of its own.
-    after = ranks(2).all(lambda one: summed(one, contributions(one.rank))[0])
-    assert tensor_bytes(after[0][2]) == tensor_bytes(after[1][2])
-
-
-def test_a_ring_that_breaks_while_a_group_is_made_ends_that(ranks):
-    made = ranks(2)
-
-    def work(collective):
-        if collective.rank == 1:
-            return
-        with pytest.raises(RingBroken, match="rank 1 is lost"):
-            summed(collective, contributions(0))
-
-    first, second = made.start(work)
-    second.result(PATIENCE_S)
-    made.ring.break_ring("rank 1 is lost")
-    first.result(PROMPT_S)
-
-
 def test_a_group_that_fails_ends_a_ring_that_stands(ranks, monkeypatch):
     monkeypatch.setattr("dtd.exchange.process_group.RING_GRACE_S", 0.01)
     made = ranks(2)
@@ -252,35 +169,6 @@ def test_a_group_that_fails_ends_a_ring_that_stands(ranks, monkeypatch):
 
     made.all(work)
     assert "process group has failed" in made.ring.broken
-
-
-def test_one_rank_that_cannot_join_a_group_ends_it_for_all(ranks):
-    made = ranks(2)
-
-    class Unlucky(GlooGroup):
-        def make(self, places):
-            raise RuntimeError("no more open files")
-
-    made.collectives[1]._new_group = lambda: Unlucky(
-        rank=1, world_size=2, host="127.0.0.1", connect_timeout_s=1.0
-    )
-
-    def work(collective):
-        with pytest.raises(RingBroken, match="rank 1: RuntimeError: no more open files"):
-            summed(collective, contributions(collective.rank))
-
-    made.all(work)
-
-
-def test_an_address_of_another_host_is_no_place_to_listen():
-    with pytest.raises(ConfigError, match=r"cannot listen at .* 192\.0\.2\.1"):
-        GlooGroup(rank=0, world_size=2, host="192.0.2.1", connect_timeout_s=1.0)
-
-
-def test_nccl_is_for_gpus():
-    with pytest.raises(ConfigError, match="trains on a CPU"):
-        check_backend("nccl", "cpu")
-    check_backend("gloo", "cpu")
 
 
 def test_a_backend_that_torch_lacks_is_named(monkeypatch):

@@ -166,48 +166,6 @@ async def test_a_frame_that_is_held_does_not_count_as_silence(scene):
     assert not scene.broken.done()
 
 
-async def test_a_neighbour_that_does_not_listen_is_unreachable(scene, free_address):
-    await scene.begin(next_at=free_address)
-    suspect, evidence, reason = await scene.report()
-    assert (suspect, evidence) == ("worker-1", "unreachable")
-    assert "refused" in reason.lower()
-
-
-async def test_a_previous_rank_that_never_comes_is_unreachable(scene):
-    await scene.begin()
-    async with asyncio.timeout(PATIENCE_S):
-        await scene.next.beats.get()
-    scene.beat(scene.next.link)
-    suspect, evidence, reason = await scene.report()
-    assert (suspect, evidence) == ("worker-1", "unreachable")
-    assert reason.startswith("worker-1 has not connected within")
-
-
-async def test_a_damaged_frame_is_corrupt(scene):
-    await scene.come_up()
-    scene.endpoint.node.open_step(0, ())
-    word = m.SmallGather(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
-    frame = bytearray(m.message_bytes(word, b"some word"))
-    frame[-20] ^= 0x10
-    scene.previous.link._transport.write(bytes(frame))
-    suspect, evidence, reason = await scene.report()
-    assert (suspect, evidence) == ("worker-1", "corrupt")
-    assert "damaged in transit" in reason
-
-
-async def test_a_frame_that_never_ends_is_corrupt(scene):
-    """A flipped bit in a length: what follows is taken for the rest of the frame."""
-    await scene.come_up()
-    scene.beat(scene.next.link)
-    frame = bytearray(m.message_bytes(m.LinkHeartbeat(generation=GENERATION)))
-    frame[10] |= 0x20  # the header now has 8 KiB more
-    scene.previous.link._transport.write(bytes(frame))
-    scene.beat(scene.previous.link)
-    suspect, evidence, reason = await scene.report()
-    assert (suspect, evidence) == ("worker-1", "corrupt")
-    assert "no whole frame from worker-1" in reason
-
-
 async def test_a_next_rank_of_a_newer_generation_is_no_damage(scene):
     scene.next.welcomes = False
     await scene.begin()

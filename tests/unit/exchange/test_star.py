@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from dtd.engine.shards import Division
-from dtd.errors import RingBroken
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.schedule.chunks import Operation
-from dtd.observe.profile.spans import BUCKET, STAR_BUCKET, STAR_CHUNK, WAIT, RingSpans, SpanLog
 from tests.unit.exchange.generation import PATIENCE_S, memory_of
 
 SIZES = (0, 1, 7, 1_001)
@@ -94,21 +92,6 @@ def test_the_same_collectives(collectives, trainers, servers, mirrors):
         assert made.explain(rank).endswith("waits for nothing")
 
 
-def test_a_profile_shows_the_star_and_the_waits_for_it(collectives):
-    made = collectives(3, 1)
-    made.come_up()
-    waits, spans = SpanLog(), RingSpans()
-    made.collective(0).record(waits, spans)
-    check_training(made, Division(world_size=3, mirrors=0, servers=1), 2)
-    kinds = [span.kind for span in spans.log.spans]
-    assert kinds.count(STAR_BUCKET) == 3 * 2 * len(SIZES)
-    assert kinds.count(BUCKET) == 3, "the sum of the losses"
-    pulled = [span.detail for span in spans.log.spans if span.kind == STAR_CHUNK]
-    assert {source for _, _, source in pulled} == {2}, "a trainer hears the server alone"
-    assert {span.kind for span in waits.spans} == {WAIT}
-    assert len(waits.spans) >= 3 * 2 * len(SIZES)
-
-
 def check_training(ring, division, trainers):
     world = division.world_size
 
@@ -126,41 +109,3 @@ def check_training(ring, division, trainers):
             assert timing.busy_s > 0
             if rank < trainers:
                 assert size_bytes <= timing.sent_bytes <= size_bytes + 8 * 2 * world
-
-
-def test_buckets_can_be_added_to_a_step():
-    ring = InProcessRing(3, timeout_s=PATIENCE_S, servers=1)
-
-    def work(collective):
-        arrays = [np.full(2, collective.rank, dtype=np.int64) for _ in range(3)]
-        collective.open_step(0, [memory_of(arrays[0])], 2)
-        collective.start(0)
-        collective.wait(0)
-        collective.add([memory_of(arrays[1], Operation.ALL_GATHER), memory_of(arrays[2])])
-        finished = []
-        collective.start(1, lambda: finished.append(1))
-        collective.start(2, lambda: finished.append(2))
-        collective.wait(1)
-        collective.wait(2)
-        collective.gather(b"")
-        assert sorted(finished) == [1, 2]
-        return [array.tolist() for array in arrays]
-
-    assert on_every_rank(ring, 3, work) == [[[3, 3], [2, 2], [3, 3]]] * 3
-
-
-def test_the_end_of_the_ring_is_the_end_of_the_star():
-    ring = InProcessRing(2, timeout_s=PATIENCE_S, servers=1)
-    star = ring.collective(0)
-    told = []
-    star.on_broken(lambda: told.append(True))
-    array = np.zeros(1)
-    star.open_step(0, [memory_of(array, Operation.ALL_GATHER)])
-    star.start(0)
-    with star.waiting():
-        star.give_up("enough")
-    assert told == [True]
-    for call in (star.check, lambda: star.wait(0), lambda: star.gather(b"")):
-        with pytest.raises(RingBroken, match="enough"):
-            call()
-    assert (star.rank, star.world_size, star.generation) == (0, 2, 1)

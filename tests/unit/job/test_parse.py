@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgpack
 import pytest
 
 from dtd.errors import JobSpecError
-from dtd.job import BUILT_IN_TASKS, MAX_JOB_BYTES, from_mapping, load_job, parse_job, to_mapping
+from dtd.job import MAX_JOB_BYTES, from_mapping, load_job, parse_job, to_mapping
 
 ROOT = Path(__file__).resolve().parents[3]
 MINIMAL = """\
@@ -24,11 +23,6 @@ def problems_of(text: str, *overrides: str) -> tuple[str, ...]:
     with pytest.raises(JobSpecError) as caught:
         parse_job(text, source="job.toml", overrides=overrides)
     return caught.value.problems
-
-
-def test_an_integer_where_a_number_is_meant_becomes_one() -> None:
-    lr = parse_job(MINIMAL + "[optimizer]\nlr = 1", source="job.toml").optimizer.lr
-    assert (type(lr), lr) == (float, 1.0)
 
 
 def test_everything_wrong_is_reported_at_once_in_file_order() -> None:
@@ -193,12 +187,6 @@ def test_tasks_that_cannot_be_named(task: str) -> None:
     assert problem.startswith('line 3: [job] task: must be "digits"')
 
 
-def test_the_built_in_tasks_are_those_that_exist() -> None:
-    from dtd.tasks import BUILT_IN
-
-    assert set(BUILT_IN_TASKS) == set(BUILT_IN)
-
-
 @pytest.mark.parametrize(
     ("argument", "problem"),
     [
@@ -236,35 +224,6 @@ def test_an_override_is_read_as_toml_else_as_text(
     table, key = path
     mapping = to_mapping(parse_job(MINIMAL, source="job.toml", overrides=[override]))
     assert mapping[table][key] == value
-
-
-def test_the_last_override_counts_also_between_steps_and_epochs() -> None:
-    def length(*overrides: str) -> tuple[int | None, int | None]:
-        job = parse_job(MINIMAL, source="job.toml", overrides=overrides).job
-        return job.epochs, job.steps
-
-    assert length("job.epochs=7", "job.epochs=8") == (8, None)
-    assert length("job.steps=7") == (None, 7)
-    assert length("job.steps=7", "job.epochs=1") == (1, None)
-    assert length("job.epochs=1", "job.steps=7") == (None, 7)
-
-
-def test_wrong_overrides_stand_beside_the_files_problems() -> None:
-    text = MINIMAL + "[train]\nthread = 1\n"
-    assert problems_of(text, "lr=1", "job.x", "job.name.x=1", "train.clip_norm=inf") == (
-        '--set "lr=1": must read table.key=value',
-        '--set "job.x": must read table.key=value',
-        '--set "job.name.x=1": job.name is not a table',
-        'line 7: [train] thread: unknown key; did you mean "threads"?',
-        "--set: [train] clip_norm: must be a number, at least 0, not inf",
-    )
-
-
-def test_a_spec_survives_the_wire() -> None:
-    text = MINIMAL + "[task]\na = [1, {b = 2.5}]\n[optimizer]\nlr = 1\n"
-    spec = parse_job(text, source="job.toml")
-    mapping = msgpack.unpackb(msgpack.packb(to_mapping(spec)))
-    assert from_mapping(mapping, source="submit") == spec
 
 
 @pytest.mark.parametrize(

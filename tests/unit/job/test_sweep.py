@@ -28,13 +28,6 @@ def problems(*arguments: Any, **more: Any) -> str:
     return "\n".join(caught.value.problems)
 
 
-def test_a_trial_is_the_job_with_other_settings() -> None:
-    spec = read(workers_per_trial=2, base={**BASE, "elastic": {"min_workers": 3}})
-    made = spec.job_of("d-t1", {"optimizer.lr": 0.25, "task.width": 8})
-    assert (made.job.name, made.optimizer.lr, made.task) == ("d-t1", 0.25, {"width": 8})
-    assert (made.elastic.workers, made.elastic.min_workers) == (2, 2)
-
-
 def test_a_grid_has_every_combination_once() -> None:
     space = {
         "optimizer.lr": {"choices": [0.1, 0.2]},
@@ -49,13 +42,6 @@ def test_a_grid_has_every_combination_once() -> None:
     assert found[-1] == (0.2, 3, 1.5)
     assert read(space, method="grid", trials=5).trials == 5
     assert read(trials=7).trials == 7
-
-
-def test_what_is_written_down_reads_the_same() -> None:
-    spec = read({"optimizer.lr": RANGE, "job.epochs": {"low": 1, "high": 9, "step": 2}})
-    assert read_sweep(spec.to_mapping(), source="store") == spec
-    choices = read({"optimizer.lr": {"choices": [0.1, 0.2]}})
-    assert read_sweep(choices.to_mapping(), source="store") == choices
 
 
 def test_what_was_valid_once_is_read_although_it_is_not_any_more() -> None:
@@ -136,9 +122,3 @@ def test_all_problems_are_told_at_once() -> None:
         read_sweep(3, source="S")
     with pytest.raises(JobSpecError, match="must be a table"):
         read_sweep({"sweep": 3}, source="S")
-
-
-def test_workers_of_a_trial_must_fit_the_job() -> None:
-    assert "workers_per_trial" in problems(
-        base={**BASE, "elastic": {"max_workers": 2}}, workers_per_trial=4
-    )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dtd import job
-from dtd.job import StrategyTable, parse_job, to_mapping
-from dtd.job.terms import JobTerms, folder_of, identity_of, spec_hash, terms_of
+from dtd.job import parse_job, to_mapping
+from dtd.job.terms import folder_of, identity_of, spec_hash, terms_of
 
 FULL: dict[str, dict[str, Any]] = {
     "job": {"name": "j", "task": "digits", "epochs": 3, "global_batch_size": 64},
@@ -24,40 +24,12 @@ FULL: dict[str, dict[str, Any]] = {
 }
 
 
-def test_terms_are_those_of_the_specification() -> None:
-    spec = job.from_mapping(FULL, source="test")
-    terms = terms_of(job.to_mapping(spec))
-    assert terms == terms_of(FULL)
-    for table in ("job", "elastic", "checkpoint"):
-        for setting, value in FULL[table].items():
-            assert getattr(terms, setting) == value
-    assert terms.longest_limit_s == 9.0
-
-
 def test_what_is_missing_has_the_default_of_the_job_file() -> None:
     """A specification of an earlier release, whose tables had fewer settings."""
     least = {"job": {"name": "j", "task": "digits", "steps": 5, "global_batch_size": 64}}
     whole = job.to_mapping(job.from_mapping(least, source="test"))
     assert terms_of(least) == terms_of(whole)
     assert terms_of(least).epochs is None
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"elastic": 3, "job": []},
-        {"elastic": {"min_workers": "2", "settle_s": None, "max_workers": True}},
-        {"elastic": {"of a later release": 1}},
-    ],
-)
-def test_nothing_that_a_store_may_hold_is_refused(spec: dict[str, Any]) -> None:
-    assert terms_of(spec) == JobTerms()
-
-
-def test_of_the_strategy_counts_what_would_be_valid_here() -> None:
-    later = {"name": "diloco", "inner_steps": 0, "outer_lr": "x", "inner_steps_max": 9, "new": 1}
-    assert terms_of({"strategy": later}).strategy == StrategyTable(name="diloco", inner_steps_max=9)
-    assert terms_of({"strategy": {"name": "of a later release"}}).strategy == StrategyTable()
 
 
 # --- identity ------------------------------------------------------------------------------------

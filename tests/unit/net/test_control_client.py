@@ -12,14 +12,6 @@ from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
 
 
-def test_a_request_is_answered(server, result):
-    server.script = lambda _message: result({"jobs": [1, {"a": None}]})
-    with ControlClient(server.control) as client:
-        assert client.request(m.ListJobs()) == {"jobs": [1, {"a": None}]}
-        assert client.request(m.WaitJob(job="digits-1")) == {"jobs": [1, {"a": None}]}
-    assert server.received == [m.ListJobs(), m.WaitJob(job="digits-1")]
-
-
 def test_an_answer_that_takes_long_is_waited_for_as_long_as_is_asked(server, result):
     go = threading.Event()
 
@@ -46,14 +38,6 @@ def test_a_refusal_carries_its_remedy(server, refusal):
     assert caught.value.exit_code == 1
 
 
-def test_nobody_listens(free_socket):
-    with pytest.raises(CoordinatorUnreachable, match="nothing listens") as caught:
-        ControlClient(free_socket)
-    assert str(free_socket) in caught.value.message
-    assert "start the coordinator there" in caught.value.remedy
-    assert caught.value.exit_code == 3
-
-
 def test_no_answer_in_time(server):
     server.script = lambda _message: b""
     with ControlClient(server.control) as client:
@@ -61,14 +45,6 @@ def test_no_answer_in_time(server):
         with pytest.raises(CoordinatorUnreachable, match=r"no answer within 0\.02 s") as caught:
             client.request(m.GetStatus())
     assert caught.value.remedy == "it may still be starting, be busy or be stuck: read its log"
-
-
-def test_the_coordinator_closes(server):
-    with (
-        ControlClient(server.control) as client,
-        pytest.raises(CoordinatorUnreachable, match="closed the connection without a reason"),
-    ):
-        client.request(m.GetStatus())
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 
 import pytest
 
-import dtd.net.data_server as data_server_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net import limits as connection_limiter
 from dtd.net.data_server import (
     MAX_FETCH_BYTES,
     MAX_UNPROVEN,
-    Blob,
     DataServer,
     Resource,
     file_blob,
@@ -147,18 +144,6 @@ async def proxy(behind):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_an_early_ring_waits_for_its_generation(port, dial):
-    port.server.expect_ring(assign(2), Acceptor())
-    early = await dial(port.address, m.Role.RING, **ring(3))
-    # A second link is served after the first one's HELLO has been read.
-    await (await dial(port.address, m.Role.FETCH)).welcomed()
-    assert not early.opened.is_set()
-    acceptor = Acceptor()
-    port.server.expect_ring(assign(3), acceptor)
-    await early.welcomed()
-    await acceptor.taken()
-
-
 async def test_a_stale_ring_is_fenced(port, dial):
     port.server.expect_ring(assign(3), Acceptor())
     error = await turned_away(await dial(port.address, m.Role.RING, **ring(2)))
@@ -176,21 +161,6 @@ async def test_a_ring_of_another_roster_or_rank_is_refused(port, dial, other, co
     port.server.expect_ring(assign(3), Acceptor())
     error = await turned_away(await dial(port.address, m.Role.RING, **other))
     assert error.code == code
-
-
-async def test_the_oldest_of_too_many_early_callers_is_sent_away(port, dial, monkeypatch):
-    monkeypatch.setattr(data_server_module, "MAX_EARLY", 2)
-    waiting = [await dial(port.address, m.Role.RING, **ring(5, rank=rank)) for rank in (0, 2, 1)]
-    error = await turned_away(waiting[0])
-    assert error.code == ErrorCode.REFUSED
-    # One that has gone makes room.
-    waiting[1].link.close()
-    await waiting[1].end()
-    await (await dial(port.address, m.Role.FETCH)).welcomed()
-    acceptor = Acceptor()
-    port.server.expect_ring(assign(5), acceptor)
-    await waiting[2].welcomed()
-    await acceptor.taken()
 
 
 # --- keys ------------------------------------------------------------------------------------
@@ -255,11 +225,6 @@ async def test_a_ticket_opens_what_it_names_until_it_expires(port, dial):
 
 
 # --- floods ----------------------------------------------------------------------------------
-
-
-async def test_a_ticket_opens_no_ring(port, dial):
-    peer = await dial(port.address, m.Role.RING, scope="state/1")
-    assert (await turned_away(peer)).code == ErrorCode.REFUSED
 
 
 class Flood:
@@ -354,14 +319,6 @@ def state(content=b"0123456789"):
     return Resource(manifest=b"{}", blobs=blobs)
 
 
-async def test_what_is_withdrawn_is_no_longer_to_be_had(port, dial):
-    port.server.offer("state/1", state())
-    peer, _, _ = await opened(port, dial, "state/1")
-    port.server.withdraw()
-    error = await turned_away(peer)
-    assert (error.code, "no longer offered" in error.message) == (ErrorCode.REFUSED, True)
-
-
 async def test_nothing_of_a_withdrawn_state_leaves_any_more(port, dial):
     """Queued bytes lie in memory that changes with the next step."""
     port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES)))
@@ -379,20 +336,6 @@ async def test_nothing_of_a_withdrawn_state_leaves_any_more(port, dial):
     assert (await turned_away(peer)).code == ErrorCode.TRUNCATED
 
 
-async def test_a_peer_that_waits_hears_that_we_are_still_here(port, dial, monkeypatch):
-    monkeypatch.setattr(data_server_module, "STILL_WAITING_S", 0.01)
-    peer = await dial(port.address, m.Role.FETCH)
-    await peer.welcomed()
-    peer.link.send(m.FetchOpen(resource="state/1"))
-    assert await peer.next() == (m.FetchInfo(blobs=(), more=True), b"")
-    assert await peer.next() == (m.FetchInfo(blobs=(), more=True), b"")
-    port.server.offer("state/1", state())
-    info, manifest = await peer.next()
-    while info.more:
-        info, manifest = await peer.next()
-    assert ([blob.name for blob in info.blobs], manifest) == (["0", "1"], b"{}")
-
-
 async def test_a_peer_that_asks_and_does_not_read_is_refused_in_the_end(port, dial):
     """A caller's queue is bounded by the requests that it may send ahead."""
     port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES)))
@@ -407,15 +350,6 @@ async def test_a_peer_that_asks_and_does_not_read_is_refused_in_the_end(port, di
     assert link._error.code == ErrorCode.REFUSED
 
 
-async def test_a_checkpoint_that_is_not_here_is_refused(port, dial):
-    peer = await dial(port.address, m.Role.FETCH, scope="checkpoint/other")
-    await peer.welcomed()
-    peer.link.send(m.FetchOpen(resource="checkpoint/other"))
-    error = await turned_away(peer)
-    assert (error.code, error.message) == (ErrorCode.REFUSED, "checkpoint/other is not here")
-    assert error.remedy == "ask another worker"
-
-
 @pytest.mark.parametrize(
     ("blob", "offset", "length"),
     [(2, 0, 1), (0, 0, 0), (0, 0, 11), (0, 10, 1), (0, 2**63 - 1, 1), (0, 0, MAX_FETCH_BYTES + 1)],
@@ -427,25 +361,3 @@ async def test_ranges_that_cannot_be_had_are_refused(port, dial, blob, offset, l
     error = await turned_away(peer)
     assert error.code == ErrorCode.BAD_FIELD
     assert error.message.startswith("FETCH_RANGE")
-
-
-async def test_answers_come_in_the_order_of_the_questions(port, dial):
-    first_may_go = threading.Event()
-
-    def read(offset, length):
-        if offset == 0:
-            assert first_may_go.wait(10)
-        return bytes([offset])
-
-    blob = Blob(name="0", size_bytes=4, read=read)
-    port.server.offer("state/1", Resource(manifest=b"", blobs=[blob]))
-    peer, _, _ = await opened(port, dial, "state/1")
-    for offset in range(4):
-        peer.link.send(m.FetchRange(blob=0, offset=offset, length=1))
-    for _ in range(3):  # time enough for the others to be answered, if they were
-        await (await dial(port.address, m.Role.FETCH)).welcomed()
-    first_may_go.set()
-    assert [(await peer.next())[1] for _ in range(4)] == [b"\0", b"\1", b"\2", b"\3"]
-
-
-# --- the resource that links are measured with ---------------------------------------------------

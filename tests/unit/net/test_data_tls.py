@@ -17,7 +17,6 @@ from dtd.security import identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
 from dtd.wire import messages as m
-from dtd.wire.tags import FLAG_XXH3
 
 PATIENCE_S = 60.0
 SECRET = b"s" * 32
@@ -120,19 +119,6 @@ def port_of(node):
     return Address(own.host, own.port)
 
 
-async def test_a_ring_over_tls_comes_up_with_its_lifeline(ring):
-    for node in ring:
-        assert node.endpoint._out.is_encrypted
-        assert node.endpoint._in.is_encrypted
-        assert (
-            node.endpoint._out.session.tag.flag == FLAG_XXH3
-        )  # TLS proves more than a checksum anyhow
-        [star_link] = node.endpoint.star._links.values()
-        assert star_link.is_encrypted
-    link = await asyncio.wait_for(ring[1].lifelines.get(), PATIENCE_S)
-    assert link.is_encrypted
-
-
 @pytest.mark.parametrize("role", [m.Role.RING, m.Role.FETCH, m.Role.LIFELINE, m.Role.STAR])
 async def test_an_encrypted_job_is_not_served_in_the_clear(ring, dial, role):
     peer = await dial(port_of(ring[0]), role, generation=4, roster_id=9, rank=1)
@@ -151,11 +137,3 @@ async def test_the_first_byte_tells_what_a_caller_speaks(first, is_tls):
         theirs.send(first)
         assert await asking is is_tls
         assert ours.recv(100) == first
-
-
-async def test_a_peer_that_says_nothing_is_not_waited_for():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.settimeout(0)
-        with pytest.raises(TimeoutError):
-            await begins_tls(ours, patience_s=0.01)

@@ -79,14 +79,6 @@ def put_aside():
 
 
 @pytest.fixture
-async def box(fd_dir):
-    made = Box(fd_dir)
-    yield made
-    made.close()
-    put_aside()
-
-
-@pytest.fixture
 def file():
     descriptor = os.memfd_create("test")
     os.write(descriptor, WORDS)
@@ -110,12 +102,6 @@ def send(path, *, files=(), octets=b"\0"):
         sender.sendmsg([octets], ancillary)
 
 
-def taken_down(path):
-    """Whether a mailbox's socket is gone; it is taken down in a thread."""
-    put_aside()
-    return not Path(path).exists()
-
-
 async def test_nothing_stays_open(fd_dir, file, empty, open_files):
     before = open_files()
     box = Box(fd_dir)
@@ -124,35 +110,6 @@ async def test_nothing_stays_open(fd_dir, file, empty, open_files):
     assert await box.next() == WORDS
     put_aside()
     assert open_files() <= before
-
-
-async def test_a_peer_that_connects_and_says_nothing_holds_nobody_up(box, file):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-        with short_name(box.mailbox.path) as name:
-            silent.connect(name)
-        post(box.mailbox.path, file)
-        assert await box.next() == WORDS
-
-
-async def test_a_mailbox_that_is_closed_is_gone(fd_dir, file, open_files):
-    before = open_files()
-    box = Box(fd_dir)
-    box.close()
-    box.close()
-    assert taken_down(box.mailbox.path)
-    assert open_files() <= before
-    with pytest.raises(FileNotFoundError):
-        post(box.mailbox.path, file)
-    assert open_files() <= before
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["", "dtd-" + "0" * 32, "/run/systemd/notify", "/" + "x" * 5000, "/tmp/box-" + "g" * 32],
-)
-def test_a_name_that_is_no_mailbox_gets_nothing(file, path):
-    with pytest.raises(OSError, match="is not a mailbox"):
-        post(path, file)
 
 
 # --- users of the same host ----------------------------------------------------------------------

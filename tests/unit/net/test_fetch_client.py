@@ -8,7 +8,6 @@ import pytest
 import xxhash
 
 from dtd.errors import CheckpointError
-from dtd.net import fetch_client
 from dtd.net.fetch_client import RANGE_BYTES, FetchClient
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
@@ -78,23 +77,3 @@ def test_a_damaged_file_gets_no_name(server, offer, tmp_path):
     with pytest.raises(CheckpointError, match="does not match the hash in its manifest"):
         fetch(server, tmp_path / "here")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_another_range_than_asked_for(server, offer, tmp_path):
-    offer()
-    honest = server.script
-    server.script = lambda message: (
-        honest(message)
-        if isinstance(message, m.FetchOpen)
-        else m.message_bytes(m.FetchData(blob=0, offset=5), b"x" * message.length)
-    )
-    with pytest.raises(CheckpointError, match="answered with another range"):
-        fetch(server, tmp_path / "here")
-
-
-def test_a_holder_that_never_ends_its_manifest_is_left(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch_client, "MAX_MANIFEST_BYTES", 10)
-    page = m.message_bytes(m.FetchInfo(blobs=(), more=True), b"{" * 6)
-    server.script = lambda _message: page * 2
-    with pytest.raises(CheckpointError, match="over 10 bytes of manifest"):
-        fetch(server, tmp_path / NAME)

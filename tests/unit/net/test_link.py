@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from dtd.wire.frames import (
     LARGEST_MAX_PAYLOAD_BYTES,
     Hold,
 )
-from dtd.wire.session import Session, State
+from dtd.wire.session import Session
 
 PATIENCE_S = 60.0
 STAGING_BYTES = 512
@@ -264,36 +263,6 @@ async def test_a_large_payload_is_received_in_the_memory_that_the_handler_named(
     assert accepted.__dict__["received_into"][id(memory)] >= len(content) - STAGING_BYTES
 
 
-async def test_drained_is_a_future_until_the_kernel_has_taken_everything(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    held = asyncio.Event()
-
-    def hold(message: m.Message, payload_bytes: int) -> Hold:
-        held.set()
-        return HOLD
-
-    acceptor.place = hold
-    accepted, opened = await network.pair(acceptor, opener)
-    assert opened.drained() is None
-    assert opened.queued_bytes() == 0
-    for number in range(8):
-        opened.send(chunk(number), bytes(8 * MIB))
-    first, second = opened.drained(), opened.drained()
-    assert first is not None
-    assert second is not None
-    async with asyncio.timeout(PATIENCE_S):
-        await held.wait()
-        assert opened.queued_bytes() > MIB
-        assert not first.done()
-        acceptor.place = no_memory
-        accepted.resume()
-        await asyncio.gather(first, second)
-    assert opened.queued_bytes() == 0
-    assert opened.drained() is None
-    await acceptor.messages(8)
-
-
 # --- holding ---------------------------------------------------------------------------------
 
 
@@ -349,55 +318,10 @@ async def test_a_message_out_of_place_ends_that_link_only(
     assert not other_opened.closing
 
 
-async def test_goodbye_is_an_orderly_end_on_both_sides(
-    network: Network, acceptor: Handler, opener: Handler
-) -> None:
-    accepted, opened = await network.pair(acceptor, opener)
-    opened.send(chunk(), bytes(MIB))
-    opened.send(m.Goodbye(reason="done"))
-    opened.close()
-    assert await acceptor.end() is None
-    assert await opener.end() is None
-    assert acceptor.received[0][0] == chunk()  # what was queued before went out
-    assert accepted.session.state is State.CLOSED
-    assert opened.session.state is State.CLOSED
-
-
-async def test_a_peer_that_reads_nothing_does_not_keep_a_closed_link_open(
-    acceptor: Handler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a Unix socket no kernel gives such a peer up."""
-    monkeypatch.setattr(link_module, "UNREAD_S", 0.05)
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with theirs:
-        link = Link(acceptor, accepts=frozenset({m.Role.RING}), staging_bytes=STAGING_BYTES)
-        await link_module.attach(ours, lambda: link)
-        link.send(chunk(), bytes(MIB))
-        link.close()
-        assert link.queued_bytes() > 0
-        assert await acceptor.end() is None
-
-
 # --- names of connections that no third party can reach ------------------------------------------
 
 
 HERE = ("127.0.0.1", 40000)
-THERE = ("127.0.0.1", 7117)
-
-
-def test_both_ends_of_a_loopback_connection_call_it_the_same():
-    ends = private_ends(HERE, THERE, opened=True, encrypted=False)
-    assert len(ends) == 16
-    assert private_ends(THERE, HERE, opened=False, encrypted=False) == ends
-    mapped = ("::ffff:127.0.0.1", 7117, 0, 0), ("::ffff:127.0.0.1", 40000, 0, 0)
-    assert private_ends(*mapped, opened=False, encrypted=False) == ends
-    others = [
-        private_ends(THERE, HERE, opened=True, encrypted=False),
-        private_ends(("127.0.0.1", 40001), THERE, opened=True, encrypted=False),  # of a proxy
-        private_ends(("::1", 40000, 0, 0), ("::1", 7117, 0, 0), opened=True, encrypted=False),
-    ]
-    assert len({ends, *others}) == 4
-    assert b"" not in others
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.exchange.schedule.neighbours import NEXT, PREVIOUS
-from dtd.net.liveness import PIECE_BYTES, Lifeline, LinkHeartbeats
+from dtd.net.liveness import PIECE_BYTES, LinkHeartbeats
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential, Session, welcome
 
@@ -92,42 +92,6 @@ def test_a_long_chunk_on_a_slow_link_is_a_sign_of_life():
     assert watched.silent == []
 
 
-def test_bytes_that_complete_nothing_are_none():
-    """A damaged length makes the receiver wait for a frame that beats would fill up slowly."""
-    watched = Watched()
-
-    def receive():
-        watched.links[NEXT].hear_beat()
-        watched.links[PREVIOUS].received_bytes += BEAT_BYTES
-
-    watched.pass_by(10.0, each=receive)
-    [(neighbour, now)] = watched.silent
-    assert neighbour == PREVIOUS
-    assert watched.pulse.trickles(PREVIOUS, now)
-
-
-def test_while_reading_is_paused_nobody_is_silent():
-    watched = Watched()
-    watched.links[PREVIOUS].held = True
-    watched.pass_by(10.0, each=watched.links[NEXT].hear_beat)
-    assert watched.silent == []
-    watched.links[PREVIOUS].held = False
-    watched.pass_by(1.0, each=watched.links[NEXT].hear_beat)
-    assert watched.silent == []
-    watched.pass_by(1.0, each=watched.links[NEXT].hear_beat)
-    assert [neighbour for neighbour, _ in watched.silent] == [PREVIOUS]
-
-
-def test_the_time_that_this_side_stood_still_is_given_back():
-    watched = Watched()
-    watched.pass_by(0.5, each=lambda: [link.hear_beat() for link in watched.links.values()])
-    watched.now += 60.0
-    watched.pulse.look(watched.now)
-    assert watched.silent == []
-    watched.pass_by(3.0, each=watched.links[NEXT].hear_beat)
-    assert [neighbour for neighbour, _ in watched.silent] == [PREVIOUS]
-
-
 PATIENCE_S = 60.0
 SECRET = b"s" * 32
 
@@ -167,20 +131,6 @@ def received(link: socket.socket, session: Session) -> list[m.Message]:
         assert data
         arrived = [message for message, _payload in session.feed(data)]
     return arrived
-
-
-def test_it_connects_and_greets_and_lets_go_of_what_it_held(server: socket.socket) -> None:
-    lifeline = Lifeline()
-    lifeline.start()
-    lifeline.hold([address_of(server)], name="w", entry=entry(1), timeout_s=PATIENCE_S)
-    first, greeting = greeted(server)
-    assert greeting == 1
-    lifeline.hold([address_of(server)], name="w", entry=entry(2), timeout_s=PATIENCE_S)
-    second, greeting = greeted(server)
-    assert greeting == 2
-    assert first.recv(1) == b""
-    lifeline.hold([], name="w", entry=entry(3), timeout_s=PATIENCE_S)
-    assert second.recv(1) == b""
 
 
 CHILD = """

@@ -13,26 +13,15 @@ from typing import Any
 import pytest
 import uvloop
 
-import dtd.net.local_socket as local_socket
 from dtd.address import SocketPath
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
 from dtd.net.link import attach
 from dtd.net.local_socket import bound_socket, call, check_listener, remove_socket
-from dtd.security.identity import peer_uid
 
 
 @pytest.fixture
 def at(tmp_path: Path) -> SocketPath:
     return SocketPath(str(tmp_path / "control.sock"))
-
-
-def test_a_peer_that_calls_reaches_who_listens(at: SocketPath) -> None:
-    with bound_socket(at) as listening:
-        listening.listen()
-        with call(at, 5.0) as calling, listening.accept()[0] as accepted:
-            assert peer_uid(accepted) == peer_uid(calling) == os.geteuid()
-            calling.sendall(b"hello")
-            assert accepted.recv(5) == b"hello"
 
 
 @pytest.mark.parametrize("length", [107, 108, 200, 3000])
@@ -53,36 +42,6 @@ def test_a_long_path_is_reached(tmp_path: Path, open_files: Any, length: int) ->
     remove_socket(at)
     assert not Path(at.path).exists()
     assert open_files() <= before
-
-
-def test_a_socket_that_the_dead_have_left_is_replaced(at: SocketPath) -> None:
-    for _ in range(2):
-        with bound_socket(at) as listening:
-            listening.listen()
-            call(at, 5.0).close()
-    with pytest.raises(ConnectionRefusedError):
-        call(at, 5.0)
-
-
-def test_a_peer_that_lives_is_not_replaced(at: SocketPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_socket, "_PROBE_S", 0.05)
-    with bound_socket(at) as listening:
-        listening.listen(0)
-        waiting = []
-        for _ in range(3):  # until its queue is full
-            with pytest.raises(ConfigError, match="another process listens") as caught:
-                bound_socket(at)
-            waiting.append(socket.socket(socket.AF_UNIX))
-            waiting[-1].settimeout(0)
-            try:
-                waiting[-1].connect(at.path)
-            except BlockingIOError:
-                break
-        assert "--socket" in caught.value.remedy
-        call_later = socket.socket(socket.AF_UNIX)
-        for one in (*waiting, call_later):
-            one.close()
-    assert Path(at.path).is_socket()
 
 
 @pytest.fixture

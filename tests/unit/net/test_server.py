@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 
 import pytest
 
-import dtd.net.server as server_module
 from dtd.address import Address
 from dtd.errors import ConfigError
 from dtd.net.limits import Connections
@@ -79,17 +76,3 @@ async def test_when_no_more_files_can_be_opened_the_newest_stranger_makes_way(we
     assert not first.link.closing
     third = await dial(bound, m.Role.CTL, secret=b"")
     await third.welcomed()
-
-
-async def test_the_wildcard_is_that_of_ipv4_where_there_is_no_other(welcoming, dial, monkeypatch):
-    def bound_here(family, where):
-        if family == socket.AF_INET6:
-            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
-        return bind(family, where)
-
-    bind = server_module._bound
-    monkeypatch.setattr(server_module, "_bound", bound_here)
-    bound = await welcoming.server.listen(Address("::", 0))
-    assert bound.host == "0.0.0.0"
-    peer = await dial(Address("127.0.0.1", bound.port), m.Role.CTL, secret=b"")
-    await peer.welcomed()

@@ -193,16 +193,6 @@ async def test_a_worker_that_poses_as_the_coordinator_is_noticed(authority: Auth
     posing.server.close(m.Goodbye())
 
 
-async def test_an_operators_certificate_cannot_serve(authority: Authority) -> None:
-    operator = credential_of(authority, "operator")
-    posing = Listening(authority)
-    address = await posing.server.bind(LOOPBACK)
-    posing.server.serve(context=operator.server_context())
-    with pytest.raises(ssl.SSLCertVerificationError):
-        await Calling().call(address, credential_of(authority, "worker").client_context())
-    posing.server.close(m.Goodbye())
-
-
 @pytest.mark.parametrize("says", [b"", b"\x16\x03\x01"])
 async def test_a_peer_that_dawdles_is_dropped_in_time(authority: Authority, says: bytes) -> None:
     made = Listening(authority, ConnectionLimiter(patience_s=0.1))

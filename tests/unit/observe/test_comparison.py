@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from dtd.errors import RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.observe.comparison import Run, compare, differences
 
@@ -54,10 +51,6 @@ def points(*means: float | None) -> list[list[Any]]:
 def run(series: dict[str, list[list[Any]]], *overrides: str, **changed: Any) -> Run:
     listed = [{"name": name, "kind": "x", "points": of} for name, of in series.items()]
     return Run(details=details(*overrides, **changed), series=listed)
-
-
-def test_what_is_alike_is_no_difference() -> None:
-    assert list(differences([details(), details(id="digits-2", name="other")])) == []
 
 
 def test_each_kind_of_difference() -> None:
@@ -127,12 +120,3 @@ def test_a_job_says_which_values_are_better() -> None:
     ]
     assert compare(runs, ())["figures"][0]["lower_is_better"] is True
     assert compare(runs[:1], ())["figures"][0]["lower_is_better"] is False
-
-
-def test_names_that_are_asked_for() -> None:
-    runs = [run({"loss": points(1.0)}), run({"rows_per_s": points(8.0)})]
-    told = compare(runs, ("rows_per_s", "loss", "loss"))
-    assert [one["name"] for one in told["figures"]] == ["rows_per_s", "loss"]
-    with pytest.raises(RequestRefused, match=r'"los" is a figure of none .* mean "loss"\?') as said:
-        compare(runs, ("los",))
-    assert said.value.remedy == "list them: dtdctl metrics digits-1"

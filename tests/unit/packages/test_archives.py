@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import RequestRefused, TaskError, UsageError
-from dtd.packages import archives as weights
-from dtd.packages.archives import PACKAGE, WEIGHTS, Archives, read_weights_file, verify_file
+from dtd.packages.archives import PACKAGE, WEIGHTS, Archives, read_weights_file
 
 CONTENT = bytes(range(256)) * 4
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -44,13 +43,6 @@ def test_an_upload_goes_on_where_it_has_ended(archives: Archives, tmp_path: Path
     assert archives.piece(DIGEST, 10_000) == (len(CONTENT), b"")
 
 
-def test_wrong_bytes_are_forgotten_and_may_be_sent_again(archives: Archives) -> None:
-    with pytest.raises(TaskError, match="damaged"):
-        put(archives, 0, CONTENT[::-1])
-    assert not archives.has(DIGEST)
-    assert put(archives, 0, CONTENT) == len(CONTENT)
-
-
 @pytest.mark.parametrize("digest", ["../../etc/passwd", "x", "A" * 64])
 def test_a_digest_names_no_other_file(archives: Archives, digest: str) -> None:
     for call in (
@@ -60,12 +52,6 @@ def test_a_digest_names_no_other_file(archives: Archives, digest: str) -> None:
     ):
         with pytest.raises(TaskError, match="sha256"):
             call(digest)
-
-
-def test_a_disk_that_fails_is_the_coordinators(tmp_path: Path) -> None:
-    (tmp_path / "packages").write_text("a file where a directory should be")
-    with pytest.raises(RequestRefused, match="coordinator's host"):
-        put(Archives(tmp_path / "packages"), 0, CONTENT)
 
 
 @pytest.mark.parametrize("bound", [{"max_kept": 4}, {"max_kept_bytes": 4 * 2}])
@@ -98,15 +84,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_is_known_by_its_hash(file: Path) -> None:
-    read = read_weights_file(file)
-    assert (read.path, read.size_bytes) == (file, len(content()))
-    assert read.digest == hashlib.sha256(content()).hexdigest()
-    verify_file(file, read.digest)
-    with pytest.raises(TaskError, match="damaged"):
-        verify_file(file, "0" * 64)
-
-
 @pytest.mark.parametrize(
     "wrong", [b"", b"short", b"PK\x03\x04" + bytes(60), (3).to_bytes(8, "little") + b"[1]", DEEP]
 )
@@ -115,15 +92,6 @@ def test_what_is_no_safetensors_file(file: Path, wrong: bytes) -> None:
     with pytest.raises(UsageError, match="is not a safetensors file") as caught:
         read_weights_file(file)
     assert "save_file" in caught.value.remedy
-
-
-def test_what_cannot_be_sent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_weights_file(file.with_name("missing"))
-    monkeypatch.setattr(weights, "MAX_WEIGHTS_BYTES", 10)
-    with pytest.raises(UsageError, match="more than 10") as caught:
-        read_weights_file(file)
-    assert "build_model()" in caught.value.remedy
 
 
 def test_the_coordinator_keeps_a_few_and_verifies_them(tmp_path: Path) -> None:

@@ -58,17 +58,6 @@ def test_a_user_without_a_home_is_told_where_a_run_can_be_kept(monkeypatch):
         assert directory.is_dir()
 
 
-def test_a_directory_that_is_given_is_kept(tmp_path):
-    with run_directory(tmp_path / "a" / "b", discard=False, name="x") as directory:
-        assert directory == tmp_path / "a" / "b"
-    assert directory.is_dir()
-    with (
-        pytest.raises(UsageError, match="--discard stands beside --state-dir"),
-        run_directory(tmp_path, discard=True, name="x"),
-    ):
-        pass
-
-
 def test_the_newest_weights_of_the_job(tmp_path):
     assert newest_weights(tmp_path, SPEC, "a-1") is None
     checkpoint(tmp_path / "worker-0" / "checkpoints", "a-1", "g000001-s000000020")

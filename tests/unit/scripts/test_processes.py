@@ -37,19 +37,6 @@ def ends(pidfd):
         os.close(pidfd)
 
 
-def test_its_end_and_its_log(child):
-    one = child("import sys; print('first'); print('last', file=sys.stderr); sys.exit(7)")
-    assert not one.started
-    assert one.exit_code() is None
-    assert one.log_tail() == []
-    one.start()
-    assert one.wait(30) == one.exit_code() == 7
-    assert sorted(one.log_tail()) == ["first", "last"]
-    one.start()
-    one.wait(30)
-    assert len(one.log_tail()) == 4
-
-
 def test_stop_ends_those_that_listen_those_that_do_not_and_those_that_are_stopped(child, tmp_path):
     ready = tmp_path / "ready"
     os.mkfifo(ready)
@@ -74,25 +61,6 @@ def test_stop_ends_those_that_listen_those_that_do_not_and_those_that_are_stoppe
     assert [one.exit_code() for one in (listens, deaf, stopped)] == [-15, -9, -15]
 
 
-def test_stop_ends_what_a_child_started(child, tmp_path):
-    ready = tmp_path / "ready"
-    os.mkfifo(ready)
-    one = child(
-        "import os, signal\n"
-        "if os.fork() == 0:\n"
-        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"    fifo = os.open({str(ready)!r}, os.O_WRONLY)\n"
-        "    os.write(fifo, str(os.getpid()).encode())\n"
-        "    os.close(fifo)\n"
-        "while True: signal.pause()\n"
-    )
-    one.start()
-    grandchild = int(ready.read_text())
-    watch = os.pidfd_open(grandchild)
-    stop_all([one], grace_s=0.2)
-    assert ends(watch)
-
-
 def test_children_die_with_a_launcher_that_is_killed(tmp_path):
     program = (
         "import signal, sys; from pathlib import Path\n"
@@ -106,10 +74,3 @@ def test_children_die_with_a_launcher_that_is_killed(tmp_path):
         watch = os.pidfd_open(int(launcher.stdout.readline()))
         launcher.kill()
     assert ends(watch)
-
-
-def test_a_child_whose_parent_has_gone_already_does_not_start(tmp_path):
-    marker = tmp_path / "started"
-    wrapper = [sys.executable, "-m", "scripts.cluster.die_with_parent", "1"]
-    subprocess.run([*wrapper, "/usr/bin/touch", str(marker)], timeout=30, check=True)
-    assert not marker.exists()

@@ -13,7 +13,7 @@ from dtd.address import Address
 from dtd.errors import ConfigError, RequestRefused
 from dtd.security import admission, certificates
 from dtd.security.admission import Admitted
-from dtd.security.authority import Authority, Enrolment, open_authority, open_data_key
+from dtd.security.authority import Authority, Enrolment, open_authority
 from dtd.security.identity import Identity
 from dtd.security.token import Token
 
@@ -56,19 +56,6 @@ def uris_of(pem: bytes) -> list[str]:
     return names.value.get_values_for_type(x509.UniformResourceIdentifier)
 
 
-def test_every_file_is_its_owners_alone(authority: Authority) -> None:
-    authority.equip(HERE)
-    authority.server_context()
-    open_data_key(authority.directory)
-    assert authority.directory.stat().st_mode & 0o777 == 0o700
-    modes = {path.name: path.stat().st_mode & 0o777 for path in authority.directory.iterdir()}
-    assert set(modes) == {
-        *("ca.key", "ca.pem", "server.pem", "data.key", "tokens.json"),
-        *("issued.json", "operator.credential", "worker.token"),
-    }
-    assert set(modes.values()) == {0o600}
-
-
 def test_a_certificate_says_role_and_name_and_lives_30_days(authority: Authority) -> None:
     pem = admit(authority, workers=("host7", "host7-cpu")).certificate_pem
     made = x509.load_pem_x509_certificate(pem)
@@ -95,58 +82,6 @@ def test_nobody_joins_as_the_coordinator_or_under_an_odd_name(
     with pytest.raises(RequestRefused, match="joining is not possible as"):
         admit(authority, role, name)
     assert authority.tokens.listed(now_s=0.0)[0]["used"] == []
-
-
-def test_nobody_is_given_names_of_others_or_too_many(authority: Authority) -> None:
-    with pytest.raises(RequestRefused, match="host7 cannot be given the name 'host8-cpu'"):
-        admit(authority, workers=("host7", "host8-cpu"))
-    with pytest.raises(RequestRefused, match="asks for 65 names"):
-        admit(authority, workers=tuple(f"host7-{number}" for number in range(65)))
-    with pytest.raises(RequestRefused, match="a viewer cannot register workers"):
-        admit(authority, "viewer", "eve", workers=("eve",))
-    admit(authority, workers=("host7", "host7-cpu"))
-    with pytest.raises(RequestRefused, match="host7-cpu belongs to the credential worker/host7"):
-        admit(authority, name="host7-cpu", workers=("host7-cpu",))
-
-
-def test_a_living_name_gives_way_only_when_an_operator_says_so(authority: Authority) -> None:
-    first = certificate_serial(admit(authority).certificate_pem)
-    with pytest.raises(RequestRefused, match="worker/host7 already has a valid credential"):
-        admit(authority)
-    admitted = admit(authority, names=("host7",), replaces=True)
-    assert [one.serial for one in admitted.replaced] == [first]
-    assert authority.credentials.is_revoked(first, first)
-    second = certificate_serial(admitted.certificate_pem)
-    assert not authority.credentials.is_revoked(second, second)
-
-
-def test_a_caller_that_asks_again_with_its_key_is_not_punished(authority: Authority) -> None:
-    """The answer got lost: no second use of the token, and nobody else's credential gives way."""
-    token, _ = authority.create_token("worker", life_s=60, coordinators=HERE)
-    pem = request()
-    for _ in range(2):
-        assert admit(authority, token=token, pem=pem).replaced == ()
-    with pytest.raises(RequestRefused, match="is used up"):
-        admit(authority, token=token)
-
-
-def test_a_token_is_used_before_its_certificate_is_made(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token, _ = authority.create_token("worker", life_s=60, coordinators=HERE)
-
-    def fail(*_arguments: object, **_more: object) -> bytes:
-        raise OSError("the power is gone")
-
-    monkeypatch.setattr(authority, "issue", fail)
-    with pytest.raises(OSError, match="power"):
-        admit(authority, token=token)
-    with pytest.raises(RequestRefused, match="is used up"):
-        admit(Authority(authority.directory), token=token)
-
-
-def certificate_serial(pem: bytes) -> str:
-    return f"{x509.load_pem_x509_certificate(pem).serial_number:x}"
 
 
 def test_odd_requests_are_refused(authority: Authority) -> None:
@@ -252,12 +187,4 @@ def test_damage_is_named_and_nothing_is_made_anew(
         path.touch(0o600)
         path.write_text(content)
     with pytest.raises(ConfigError, match=why):
-        open_authority(authority.directory)
-
-
-def test_a_key_that_others_can_read_is_refused(authority: Authority) -> None:
-    (authority.directory / "ca.key").chmod(0o640)
-    with pytest.raises(
-        ConfigError, match=r"is accessible to users other than its owner \(mode 0640\)"
-    ):
         open_authority(authority.directory)

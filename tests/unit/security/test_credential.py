@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import ssl
 from pathlib import Path
 
@@ -10,20 +9,6 @@ import pytest
 
 from dtd.errors import ConfigError
 from dtd.security.credential import Credential
-from dtd.security.targets import find_credential
-
-
-def test_it_is_read_as_it_was_written(credential) -> None:
-    made = credential("viewer", "eve")
-    assert (made.role, made.name) == ("viewer", "eve")
-    assert [str(one) for one in made.coordinators] == ["10.0.0.1:7117", "[fd00::1]:7118"]
-    assert made.days_left(dt.datetime.now(dt.UTC)) in (29, 30)
-    assert made.path.stat().st_mode & 0o777 == 0o600
-    context = made.client_context()
-    assert context.minimum_version == ssl.TLSVersion.TLSv1_3
-    assert context.verify_mode == ssl.CERT_REQUIRED
-    assert made.server_context().verify_mode == ssl.CERT_REQUIRED
-    assert "PRIVATE" not in repr(made)
 
 
 def test_it_is_read_again_if_it_is_renewed_while_it_is_read(credential, monkeypatch) -> None:
@@ -77,14 +62,3 @@ def test_what_is_no_credential_is_named(credential, old: str, new: str, why: str
     with pytest.raises(ConfigError, match=why) as caught:
         Credential.load(path, {})
     assert "join TOKEN" in caught.value.remedy
-
-
-# --- where a credential is looked for ------------------------------------------------------------
-
-
-def test_the_units_stand_in_is_none(tmp_path: Path) -> None:
-    handed, own = tmp_path / "handed", tmp_path / "own"
-    handed.write_text("# none\n")
-    assert find_credential((handed, own)) is None
-    own.write_text("# none of this is read here")
-    assert find_credential((handed, own)) == own

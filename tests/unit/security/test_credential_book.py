@@ -46,18 +46,6 @@ def book(tmp_path: Path) -> CredentialBook:
     return made
 
 
-def test_all_of_a_name_are_revoked_at_once_and_stay_so(
-    book: CredentialBook, tmp_path: Path
-) -> None:
-    assert {one.serial for one in book.revoke("host7", now_s=200.0)} == {"a1", "a2"}
-    for known in (book, CredentialBook(tmp_path)):
-        assert [known.is_revoked(serial, serial) for serial in ("a1", "a2", "b1")] == [
-            *(True, True, False)
-        ]
-        assert [one["revoked_s"] for one in known.listed(now_s=200.0)] == [200.0, 200.0, 0.0]
-    assert book.revoke("host7", now_s=300.0) == []
-
-
 def test_a_certificate_counts_only_while_it_is_in_the_book(book: CredentialBook) -> None:
     assert book.standing(who("a1", "a1"), now_s=300.0) == ("", "")
     assert book.standing(who(""), now_s=300.0) == ("", "")
@@ -93,26 +81,9 @@ def test_another_certificate_with_the_serial_of_an_issued_one_does_not_count(
     assert "was not issued" in restored.standing(changed, now_s=300.0)[0]
 
 
-def test_what_renews_a_credential_is_taken_back_with_it(book: CredentialBook) -> None:
-    book.add(issued("a3", credential="a1", expires_s=2000.0))
-    assert {one.serial for one in book.revoke("a3", now_s=200.0)} == {"a1", "a3"}
-    assert book.standing(who("a3", "a1"), now_s=300.0)[0].endswith("is revoked")
-    assert book.standing(who("a4", "a1"), now_s=300.0)[0].endswith(
-        "is revoked"
-    )  # made from an older backup
-    assert book.standing(who("a2", "a2"), now_s=300.0) == ("", "")
-
-
 def free(book: CredentialBook, name: str, *workers: str, **more: object) -> list[IssuedRecord]:
     given = {"replaces": False, "key": "k", "now_s": 200.0, **more}
     return book.check_free("worker", name, workers, **given)  # type: ignore[arg-type]
-
-
-def test_a_workers_name_of_another_credential_is_taken(book: CredentialBook) -> None:
-    book.add(issued("c1", "worker", "big", workers=("big", "big-cpu"), key="big"))
-    with pytest.raises(RequestRefused, match="big-cpu belongs to the credential worker/big"):
-        free(book, "big-cpu", "big-cpu", replaces=True)
-    assert free(book, "big-cpu", "big-cpu", key="big") == []  # the same host, which asks again
 
 
 def test_after_a_restore_what_renews_a_known_credential_counts(
@@ -137,22 +108,3 @@ def test_after_a_restore_what_renews_a_known_credential_counts(
         free(restored, "host7")
     assert {one.serial for one in restored.revoke("host7", now_s=300.0)} == {"a1", "a2", "a9"}
     assert restored.standing(later, now_s=300.0)[0].endswith("is revoked")
-
-
-def test_somebody_may_call_while_the_stores_thread_goes_through_the_book(
-    book: CredentialBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a restore, whoever calls with a renewed certificate is taken into the book."""
-    mark_restored(tmp_path, now_s=200.0)
-    restored = CredentialBook(tmp_path)
-    is_revoked, callers = restored.is_revoked, iter(range(100))
-
-    def somebody_calls(serial: str, credential: str) -> bool:
-        with monkeypatch.context() as quiet:
-            quiet.setattr(restored, "is_revoked", is_revoked)
-            later = who(f"c{next(callers)}", "a1", issued_s=150.0)
-            assert restored.standing(later, now_s=300.0) == ("", "")
-        return is_revoked(serial, credential)
-
-    monkeypatch.setattr(restored, "is_revoked", somebody_calls)
-    assert len(restored.living(now_s=300.0)) == 3

@@ -67,16 +67,6 @@ def test_an_odd_certificate_names_nobody(uris: tuple[str, ...]) -> None:
     assert caught.value.code == ErrorCode.REFUSED
 
 
-def test_the_role_of_the_other_side_is_checked() -> None:
-    who = identity.of_certificate(certificate(f"dtd://{CLUSTER}/worker/a"), b"der")
-    identity.check_role(who, "worker")
-    identity.check_role(who, "")
-    with pytest.raises(
-        ProtocolError, match="the peer should be a coordinator, but worker/a answers"
-    ):
-        identity.check_role(who, "coordinator")
-
-
 # --- names that a host can ask for ---------------------------------------------------------------
 
 

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.address import Address
 from dtd.errors import UsageError
 from dtd.security.token import Token, parse_life_s
 
 SHA = "ab" * 32
 WORD = f"dtd1/worker/10.0.0.1:7117,[fd00::1]:7118/{SHA}/0123abcd.ABCdef_-0123456789"
-
-
-def test_a_token_is_read_and_written_as_one_word() -> None:
-    token = Token.parse(f" {WORD}\n")
-    assert token.word() == WORD
-    assert token.coordinators == (Address("10.0.0.1", 7117), Address("fd00::1", 7118))
-    assert (token.role, token.id, token.authority_sha256) == ("worker", "0123abcd", SHA)
 
 
 @pytest.mark.parametrize(

@@ -38,38 +38,6 @@ def test_a_token_is_good_once_after_a_restart_too(path: Path) -> None:
             redeem(TokenBook(path), token, name, key)
 
 
-def test_a_token_with_a_count_is_good_so_often(path: Path) -> None:
-    token = new_token()
-    book = TokenBook(path)
-    book.add(token, life_s=0, now_s=1.0, uses=2)
-    redeem(book, token, "host7")
-    assert book.is_valid(token.id, now_s=1.0)
-    redeem(book, token, "host8", OTHER_KEY)
-    assert [one["used"] for one in book.listed(now_s=1.0)] == [["host7", "host8"]]
-    with pytest.raises(RequestRefused, match="it could be used 2 times"):
-        redeem(book, token, "host9", "c" * 64)
-
-
-def test_a_token_for_names_is_good_for_each_of_them_once(path: Path) -> None:
-    token = new_token()
-    book = TokenBook(path)
-    book.add(token, life_s=0, now_s=1.0, uses=2, names=("host7", "host8"))
-    with pytest.raises(RequestRefused, match="is for host7, host8, not host9"):
-        redeem(book, token, "host9")
-    redeem(book, token, "host7")
-    with pytest.raises(RequestRefused, match="was already used for host7"):
-        redeem(book, token, "host7", OTHER_KEY)
-    redeem(TokenBook(path), token, "host8", OTHER_KEY)
-
-
-def test_its_secret_is_not_on_disk(path: Path) -> None:
-    token = new_token()
-    TokenBook(path).add(token, life_s=0, now_s=0.0)
-    assert token.secret not in path.read_text()
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert "secret" not in str(TokenBook(path).listed(now_s=0.0))
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -91,17 +59,6 @@ def test_a_caller_that_cannot_join_is_told_why(path: Path, change: dict, why: st
         book.check(**(good | change))
     assert "dtdctl token create" in caught.value.remedy
     assert token.secret not in str(caught.value)
-
-
-def test_a_revoked_token_is_gone(path: Path) -> None:
-    token = new_token()
-    book = TokenBook(path)
-    book.add(token, life_s=0, now_s=0.0)
-    assert book.is_valid(token.id, now_s=1.0)
-    book.revoke(token.id)
-    assert not TokenBook(path).is_valid(token.id, now_s=1.0)
-    with pytest.raises(RequestRefused, match="there is no token"):
-        book.revoke(token.id)
 
 
 def test_a_token_can_be_used_for_something_else_than_joining(path: Path) -> None:

@@ -8,9 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from dtd.errors import RingBroken
 from dtd.exchange.in_process import InProcessRing
-from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.codec.api import FlatLayout, ResidualHandoff, TensorPlace, World
 from dtd.strategy.coded_buckets import CodedBuckets
 from tests.numerics.example_codecs import Gathering, Rounding
@@ -54,44 +52,6 @@ EXACT, LOST = 1.0, 2.0**-9
 """A gradient, and a quarter of the unit in its last place, which bfloat16 rounds away."""
 
 
-def test_what_is_kept_follows_the_loss_scale(made) -> None:
-    buckets = made(Rounding(), flat_of(1))
-    stepped(buckets, value=4 * LOST + 4 * EXACT, scale=4.0)
-    buckets.commit()
-    assert stepped(buckets, value=0.0, scale=1.0) == LOST
-
-
-def test_buckets_travel_as_they_are_before_the_start_step_and_where_a_codec_leaves_them(
-    made,
-) -> None:
-    buckets = made(Rounding(start_step=2), flat_of(2), flat_of(2, torch.float64))
-    assert [memory.dtype for memory in buckets.exchanges(1)] == ["float32", "float64"]
-    assert [memory.dtype for memory in buckets.exchanges(2)] == ["bfloat16", "float64"]
-    assert buckets.exchanges(2) is buckets.exchanges(3)
-    alone = made(Rounding(start_step=2), flat_of(2))
-    assert stepped(alone, step=1, value=EXACT + LOST) == EXACT + LOST
-    alone.commit()
-    assert stepped(alone, step=2, value=EXACT + LOST) == EXACT
-
-
-def test_exchanges_of_dependent_stages_interleave_and_know_the_world(made) -> None:
-    """But for the last bucket: nothing waits for it that could be sent before it is full."""
-    layouts = [flat_of(2), flat_of(3), flat_of(4)]
-    buckets = made(Gathering(), *layouts, world=World(rank=1, size=4))
-    memories = buckets.exchanges(0)
-    assert [(one.operation, one.elements) for one in memories] == [
-        (Operation.SUM, 1),
-        (Operation.SUM, 1),
-        (Operation.ALL_GATHER, 8),
-        (Operation.ALL_GATHER, 12),
-        (Operation.SUM, 1),
-        (Operation.ALL_GATHER, 16),
-    ]
-    assert all(one.home is not None for one in memories)
-    buckets.regroup(World(rank=0, size=2))
-    assert [one.elements for one in buckets.exchanges(0)] == [1, 1, 4, 6, 1, 8]
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("chunk_bytes", [16, 1 << 20])
 def test_dependent_stages_and_gathers_end_alike_on_all_ranks(made, world_size, chunk_bytes) -> None:
@@ -127,21 +87,6 @@ def test_dependent_stages_and_gathers_end_alike_on_all_ranks(made, world_size, c
             total = sum(rank + index + step for rank in range(world_size))
             expected.append([float(total * count * total)] * count)
     assert done[0] == expected
-
-
-def test_a_failure_on_the_codecs_thread_is_raised_where_the_result_is_waited_for(made) -> None:
-    buckets = made(Rounding(), flat_of(2))
-    buckets.exchanges(0)
-    buckets.begin(1.0)
-
-    def broken(position, done) -> None:
-        raise RingBroken("cut by the test")
-
-    buckets.send(0, broken)
-    with pytest.raises(RingBroken):
-        buckets.receive(0, lambda _: None)
-    buckets.rollback()
-    assert stepped(buckets, value=LOST) == LOST
 
 
 def test_what_a_step_that_was_given_up_has_left_under_way_changes_nothing(made) -> None:

@@ -10,8 +10,6 @@ import torch
 from dtd.shared_memory import map_memory
 from dtd.strategy.wire_memory import RingMemory
 
-LAYOUT = [(3, torch.float32), (0, torch.float64), (17, torch.float64), (1, torch.bfloat16)]
-
 
 @pytest.fixture
 def make():
@@ -30,19 +28,6 @@ def make():
 def borrowed(memory: RingMemory):
     lent = memory.memories[0].home.memory
     return map_memory(lent.descriptor, nonce=lent.nonce, size_bytes=lent.size_bytes)
-
-
-def test_tensor_bucket_and_file_are_the_same_memory(make) -> None:
-    memory = make(LAYOUT)
-    for index, flat in enumerate(memory.flats):
-        flat.fill_(index + 1)
-    theirs = borrowed(memory)
-    for one in memory.memories:
-        read = theirs.view(one.home.offset_bytes, len(one.view))
-        assert bytes(read) == bytes(one.view)
-        assert any(read) == (one.elements > 0)
-    memory.memories[0].view[:] = bytes(12)
-    assert memory.flats[0].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 
 from dtd.engine.sampler import position_of_step, steps_per_epoch
 from dtd.errors import TaskError
-from dtd.tasks.classification import MemoryRows
 from dtd.tasks.digits import Digits, Mnist
 from dtd.train.data.sampling import batch_rows
 
@@ -47,31 +45,6 @@ def test_sgd_learns_it_to_95_percent() -> None:
     assert metrics["loss"][0].item() / count < 0.3
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(TaskError, match="pip install scikit-learn"):
-        Digits().train_dataset()
-
-
-@pytest.mark.parametrize("hidden", [0, -3, 2.5, "64", True])
-def test_an_impossible_width_is_refused(hidden: object) -> None:
-    with pytest.raises(TaskError, match=r"\[task\] hidden must be a whole number"):
-        Digits(hidden=hidden)  # type: ignore[arg-type]
-
-
-def test_fetching_is_what_collating_the_rows_gives() -> None:
-    rows = MemoryRows(
-        inputs=torch.arange(12, dtype=torch.uint8).view(6, 2),
-        labels=torch.arange(6),
-        prepare=lambda stored: stored.float() / 2,
-    )
-    inputs, labels = rows.fetch([4, 0, 4], epoch=3, seed=9)
-    assert inputs.tolist() == [[4.0, 4.5], [0.0, 0.5], [4.0, 4.5]]
-    assert labels.tolist() == [4, 0, 4]
-    assert torch.equal(rows[4][0], inputs[0])
-    assert len(rows) == 6
-
-
 def write_idx(path: Path, array: np.ndarray) -> None:
     """The format of the published files: type code, number of dimensions, sizes, bytes."""
     header = struct.pack(">HBB", 0, 0x08, array.ndim)
@@ -104,20 +77,6 @@ def test_the_published_format_is_read(mnist_directory: Path) -> None:
     assert task.metrics(model, batch)["accuracy"][1] == 3
 
 
-def test_missing_data_says_what_to_type(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="MNIST is missing") as caught:
-        Mnist(data=str(tmp_path)).train_dataset()
-    assert str(tmp_path) in caught.value.message
-    assert "download = true" in caught.value.remedy
-
-
-def test_damaged_data_is_named(mnist_directory: Path) -> None:
-    images = mnist_directory / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    images.write_bytes(images.read_bytes()[:100])
-    with pytest.raises(TaskError, match="missing or damaged"):
-        Mnist(data=str(mnist_directory)).train_dataset()
-
-
 def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torchvision.datasets
 
@@ -128,9 +87,3 @@ def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(TaskError, match="could not be downloaded") as caught:
         Mnist(data=str(tmp_path / "new"), download=True).train_dataset()
     assert "network" in caught.value.remedy
-
-
-def test_torchvision_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
-    with pytest.raises(TaskError, match="pip install torchvision"):
-        Mnist().train_dataset()

@@ -35,18 +35,6 @@ def plain():
         return measured(worlds=(1, 4))
 
 
-def test_what_a_step_is_made_of(plain):
-    figures = plain
-    assert figures["rows"] == 8
-    assert set(figures["worlds"]) == {"1", "4"}
-    for world in figures["worlds"].values():
-        ready_s = world["ready_s"]
-        assert len(ready_s) == len(figures["buckets"])
-        assert ready_s == sorted(ready_s)
-        assert 0 <= ready_s[0] <= ready_s[-1] <= world["compute_s"]
-        assert 0 < world["optimizer_s"] <= world["step_s"]
-
-
 def test_memory_is_counted_part_by_part(plain):
     memory = plain["memory"]
     assert memory["parameters"] == memory["snapshot"] - memory["optimizer"]
@@ -139,11 +127,3 @@ def test_the_process_answers_with_figures_only(monkeypatch):
 )
 def test_the_process_answers_with_what_went_wrong(monkeypatch, changed, words):
     assert words in answer_of_main(monkeypatch, asked(**changed))["error"]
-
-
-def test_a_shipped_package_is_found(monkeypatch, tmp_path):
-    (tmp_path / "shipped_here.py").write_text("raise ValueError('imported')\n")
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
-    found = spec('job.task="shipped_here:Task"')
-    answer = answer_of_main(monkeypatch, asked(spec=found, place=str(tmp_path)))
-    assert "imported" in answer["error"]

@@ -66,16 +66,6 @@ def test_the_narrowest_group_counts_less_what_it_uses(kernel) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["active_file", "slab_reclaimable"])
-def test_files_in_active_use_and_caches_of_the_kernel_take_no_room(kernel, kind) -> None:
-    """A worker reads its data set again and again; it fills its group, and is given back."""
-    root = kernel(
-        **{"proc/self/cgroup": "0::/a\n"},
-        **group("sys/fs/cgroup/a", "300000\n", 299000, 250000, kind),
-    )
-    assert available_memory(CPU, root).bytes == 251000
-
-
 def test_version_1_has_other_names(kernel) -> None:
     directory = "sys/fs/cgroup/memory/workers"
     root = kernel(

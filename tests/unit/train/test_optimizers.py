@@ -113,14 +113,6 @@ def rates(total: int = 10, base_lr: float = 1.0, **table) -> list[float]:
     ]
 
 
-def test_warm_up_is_linear_and_reaches_the_base() -> None:
-    assert rates(total=6, warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_step_drops() -> None:
-    assert rates(total=7, name="step", step_every=3, gamma=0.5) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
-
-
 def test_cosine_runs_from_warm_up_to_the_end() -> None:
     curve = rates(total=12, name="cosine", warmup_steps=2, min_lr=0.2)
     assert curve[:3] == [0.5, 1.0, 1.0]

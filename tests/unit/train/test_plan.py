@@ -31,28 +31,3 @@ def test_shares_use_every_row_of_an_epoch_once(world_size, accumulation) -> None
         first = [place for share in shares for place in share.first_rows]
         assert first == sorted(set(first))
     assert sorted(used) == list(range(10))
-
-
-def test_the_loader_is_told_what_the_loop_will_ask() -> None:
-    own = plan(rows=5, train={"grad_accumulation": 2})
-    asked = [
-        request
-        for step in range(own.steps_total)
-        for request in own.share(step, rank=0, world_size=3).requests
-    ]
-    told, number = [], 0
-    follow = own.requests(rank=0, world_size=3)
-    while (request := follow(number)) is not None:
-        told.append(request)
-        number = request.step + 1
-    assert told == asked
-    assert asked
-
-
-def test_what_falls_due() -> None:
-    own = plan()
-    assert [step for step in range(7) if own.evaluation_due(step)] == [3, 6]
-    assert [step for step in range(7) if own.checkpoint_due(step)] == [3, 6]
-    own = plan(train={"eval_every": 4}, checkpoint={"every_steps": 5})
-    assert [step for step in range(7) if own.evaluation_due(step)] == [4, 6]
-    assert [step for step in range(7) if own.checkpoint_due(step)] == [5, 6]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 from dataclasses import replace
 from threading import Event
@@ -14,7 +13,6 @@ from dtd.observe.profile.spans import COMMIT, COMPUTE, DATA, STEP, WAIT
 from dtd.observe.profile.trace import decoded
 from dtd.train.profile import _PROFILER as PROFILER
 from dtd.train.profile import ProfileOrder, StepProfiler
-from dtd.train.profile import _unix_ahead_ns as unix_ahead_ns
 
 
 class Ring:
@@ -82,47 +80,6 @@ def test_so_many_steps_are_recorded_from_the_first_one_on(tmp_path):
     assert not PROFILER.locked()
 
 
-def test_a_generation_that_ends_ends_it_with_what_it_has(tmp_path):
-    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=50)
-    profiler.asked = asked.order
-    step(profiler, ring, 0)
-    profiler.end_generation(ring, waits=True)
-    assert asked.done.is_set()
-    assert asked.said["steps"] == 1
-    assert ring.told == [True, False]
-
-
-def test_it_lasts_no_longer_than_its_limit(tmp_path):
-    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=50, limit_s=0.0)
-    profiler.asked = asked.order
-    for number in range(9):
-        step(profiler, ring, number)
-    asked.trace()
-    assert asked.said["steps"] == 1
-    assert ring.told == [True, False], "not once more while the file is written"
-
-
-def test_what_cannot_be_written_is_said(tmp_path):
-    (tmp_path / "profiles").write_text("a file")
-    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=1)
-    profiler.asked = asked.order
-    for number in range(2):
-        step(profiler, ring, number)
-    assert asked.done.wait(60)
-    assert "cannot be written" in asked.said["reason"]
-    assert profiler.asked is None
-
-
-def test_beside_a_process_group_torch_is_not_recorded(tmp_path):
-    profiler, ring, asked = StepProfiler(sees_torch=False), Ring(), Asked(tmp_path, steps=1)
-    profiler.asked = asked.order
-    for number in range(2):
-        step(profiler, ring, number)
-    assert asked.trace().tracks == []
-    assert "does not run beside a process group" in asked.said["note"]
-    assert not PROFILER.locked()
-
-
 def test_what_the_profiler_takes_is_work_that_is_new_each_time(tmp_path):
     begun = []
     profiler, ring = StepProfiler(begins=begun.append), Ring()
@@ -134,23 +91,3 @@ def test_what_the_profiler_takes_is_work_that_is_new_each_time(tmp_path):
         assert asked.done.wait(60)
         profiler._writer.join()
     assert len(begun) == len(set(begun)) == 4
-
-
-class Interrupted:
-    """Clocks, between whose readings the training thread may have the processor for 5 ms."""
-
-    def __init__(self):
-        self.now_ns = 0
-        self.pauses_ns = itertools.cycle([0, 0, 5_000_000, 0, 5_000_000, 0, 0, 0, 0])
-
-    def monotonic_ns(self):
-        self.now_ns += next(self.pauses_ns)
-        return self.now_ns
-
-    def time_ns(self):
-        return self.monotonic_ns() + 1_000_000_000
-
-
-def test_a_thread_that_waits_between_two_clocks_does_not_shift_the_spans(monkeypatch):
-    monkeypatch.setattr("dtd.train.profile.time", Interrupted())
-    assert unix_ahead_ns() == 1_000_000_000

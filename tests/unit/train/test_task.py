@@ -109,11 +109,3 @@ def test_a_loader_is_refused_with_what_takes_its_place(module: str, method: str)
         TaskError, match=rf"{method}\(\) returned a DataLoader.*its dataset.*batch_size"
     ):
         of(Task())
-
-
-def test_a_loader_of_single_rows_is_a_stream() -> None:
-    class Task:
-        def train_dataset(self) -> DataLoader[int]:
-            return DataLoader([1, 2, 3], batch_size=None)
-
-    assert train_dataset_of(Task(), list) == [1, 2, 3]

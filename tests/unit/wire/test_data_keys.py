@@ -36,17 +36,6 @@ def test_every_input_counts() -> None:
     assert len(secrets) == 9
 
 
-def test_fields_cannot_run_into_one_another() -> None:
-    def session(hello: bytes, hello_nonce: bytes, sender: str = keys.OPENER) -> bytes:
-        return keys.session_key(
-            ROOT, hello=hello, hello_nonce=hello_nonce, welcome_nonce=b"w", sender=sender
-        )
-
-    assert session(b"ab", b"c") != session(b"a", b"bc")
-    assert session(b"a", b"b") != session(b"a", b"b", keys.ACCEPTOR)
-    assert len(session(b"a", b"b")) == keys.SESSION_KEY_BYTES
-
-
 def test_the_ends_of_a_connection_are_named_by_network_and_both_addresses() -> None:
     network = bytes(keys.KEY_BYTES)
     one = keys.ends_of(network, opener="127.0.0.1:1", acceptor="127.0.0.1:2")

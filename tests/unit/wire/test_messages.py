@@ -12,8 +12,6 @@ import pytest
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.wire import fields
 from dtd.wire import messages as m
-from dtd.wire.frames import FrameDecoder, decode_header
-from dtd.wire.messages.catalogue import KINDS
 from dtd.wire.messages.registry import message
 
 TYPES = sorted(m.message_types().items())
@@ -107,15 +105,6 @@ def test_message_is_declared_once_and_where_the_catalogue_says() -> None:
             declared(name, module)
 
 
-def test_catalogue_says_each_name_and_number_once() -> None:
-    assert len({kind.number for kind in KINDS}) == len({kind.name for kind in KINDS}) == len(KINDS)
-    for kind in KINDS:
-        cls = m.message_types()[kind.number]
-        assert (cls.__name__, cls.__module__) == (kind.name, f"dtd.wire.messages.{kind.module}")
-        assert m.kind_of(cls) is kind
-        assert issubclass(cls, m.Message)
-
-
 LOADED = """
 import sys
 from dtd.wire import messages as m
@@ -151,21 +140,3 @@ def test_modules_are_loaded_when_their_messages_are_used_or_arrive() -> None:
 def test_what_the_receiver_would_refuse_is_not_sent(message: Any, problem: str) -> None:
     with pytest.raises(LocalProtocolError, match=problem):
         m.encode_header(message)
-
-
-def test_the_largest_offer_of_memory_fits_in_a_header() -> None:
-    lots = (m.ShmRegion(offset=2**63 - 1),) * m.MAX_LENT
-    most = 2**32 - 1
-    lend = m.ShmOffer(
-        generation=most, number=most, nonce=bytes(16), size_bytes=2**63 - 1, lots=lots
-    )
-    [frame] = FrameDecoder(staging_bytes=1 << 17).feed(m.message_bytes(lend))
-    assert m.decode_message(frame.header) == lend
-    with pytest.raises(LocalProtocolError, match=r"SHM_OFFER\.lots"):
-        m.encode_header(dataclasses.replace(lend, lots=(*lots, lots[0])))
-
-
-def test_text_that_is_no_unicode_is_sent_with_question_marks() -> None:
-    notice = m.Failed(job="digits-1", reason="no file \udcff.txt", traceback="")
-    sent = m.decode_message(decode_header(m.encode_header(notice)))
-    assert sent == dataclasses.replace(notice, reason="no file ?.txt")

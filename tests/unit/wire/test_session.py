@@ -11,20 +11,17 @@ from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.wire import fields
 from dtd.wire import messages as m
 from dtd.wire.frames import (
-    DEFAULT_MAX_PAYLOAD_BYTES,
     LARGEST_MAX_PAYLOAD_BYTES,
     frame_bytes,
 )
 from dtd.wire.messages.registry import message_number
 from dtd.wire.session import (
     DATA_ROLES,
-    MAX_ERROR_CHARACTERS,
     NONCE_BYTES,
     Session,
     State,
     answer_of,
     error_of,
-    without_words,
 )
 from dtd.wire.tags import FLAG_GCM, FLAG_XXH3
 
@@ -256,30 +253,6 @@ def test_the_fast_tag_is_for_sides_that_name_their_channel_alike(
     assert opener.tag.flag == FLAG_GCM  # of PROVE, in any case
 
 
-def test_a_weaker_tag_than_stated_is_refused() -> None:
-    opener, other = pair(m.Role.RING)
-    opener.hello(hello(m.Role.RING), secret=SECRET)
-    error = refused(Side(opener, other), welcome(m.Role.RING))
-    assert (error.code, error.message) == (ErrorCode.BAD_FIELD, "WELCOME.tag: 1 is less than 2")
-
-
-def test_another_secret_opens_nothing() -> None:
-    opener, acceptor = pair(m.Role.RING)
-    list(acceptor.feed(opener.hello(hello(m.Role.RING), secret=SECRET)))
-    said = acceptor.welcome(welcome(m.Role.RING), secret=b"x" * 32)
-    with pytest.raises(ProtocolError) as error:
-        list(opener.feed(said))
-    assert (error.value.code, opener.state) == (ErrorCode.BAD_TAG, State.CLOSED)
-
-
-def test_role_that_is_not_served_is_refused_with_a_hint() -> None:
-    opener, _ = pair(m.Role.WORKER)
-    made = Session(accepts=frozenset({m.Role.RING}), random_bytes=bytes)
-    error = refused(Side(made, opener), HELLO)
-    assert error.code is ErrorCode.WRONG_STATE
-    assert "check the port" in error.remedy
-
-
 @pytest.mark.parametrize(("low", "high"), [(0, 0), (2, 255), (2, 1)])
 def test_opener_of_another_version_is_refused(low: int, high: int) -> None:
     hello = dataclasses.replace(HELLO, protocol_min=low, protocol_max=high)
@@ -290,18 +263,6 @@ def test_opener_of_another_version_is_refused(low: int, high: int) -> None:
 
 
 # --- payloads -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("stated", "limit"),
-    [(0, 0), (65536, 65536), (2**24, 2**24), (2**32 - 1, LARGEST_MAX_PAYLOAD_BYTES)],
-)
-def test_other_side_states_what_it_takes(stated: int, limit: int) -> None:
-    theirs, ours = acceptor(State.AWAIT_HELLO), opener(State.AWAIT_WELCOME)
-    assert theirs.max_payload_bytes == ours.max_payload_bytes == DEFAULT_MAX_PAYLOAD_BYTES
-    theirs.receive(dataclasses.replace(HELLO, max_payload_bytes=stated))
-    ours.receive(dataclasses.replace(WELCOME, max_payload_bytes=stated))
-    assert theirs.max_payload_bytes == ours.max_payload_bytes == limit
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -338,12 +299,6 @@ def test_a_nonce_belongs_where_there_is_a_key(role: m.Role) -> None:
 HOSTILE = "no\x1b[2J\x9b2J\u202e\r\nerror: forged"
 
 
-def test_a_text_of_somebody_unknown_is_escaped_and_bounded() -> None:
-    error = error_of(m.Error(code=1, message=HOSTILE, remedy="x" * 16384))
-    assert error.message == "no\\x1b[2J\\x9b2J\\u202e\nerror: forged"
-    assert len(error.remedy) == MAX_ERROR_CHARACTERS
-
-
 @pytest.mark.parametrize(
     ("role", "until", "is_called"),
     [
@@ -362,29 +317,6 @@ def test_before_the_other_side_is_known_an_error_is_a_strangers(
     said = m.Error(code=ErrorCode.BAD_VERSION, message="run `curl evil`", remedy="now")
     assert [one for one, _ in side.feed(frame_bytes(m.encode_header(said)))] == [said]
     assert not side.knows_peer
-
-
-def test_of_a_strangers_error_an_operator_is_told_the_code() -> None:
-    said = ProtocolError(ErrorCode.BAD_VERSION, "run `curl evil`", remedy="now")
-    told = without_words(said)
-    assert (told.code, told.message, told.remedy) == (
-        ErrorCode.BAD_VERSION,
-        "the handshake failed: BAD_VERSION",
-        "install the same dtd version on both hosts",
-    )
-    assert not without_words(ProtocolError(ErrorCode.REFUSED, "no", remedy="now")).remedy
-
-
-def test_an_error_of_an_authenticated_peer_is_no_strangers() -> None:
-    said = m.Error(code=ErrorCode.REFUSED, message="no", remedy="wait")
-    opener, called = pair(m.Role.RING)
-    shake(opener, called, State.OPEN)
-    assert [one for one, _ in opener.feed(b"".join(called.encode(said)))] == [said]
-    assert opener.knows_peer
-    opener, called = pair(m.Role.CTL)  # the opener has checked the other side before its HELLO
-    shake(opener, called, State.AWAIT_HELLO)
-    assert [one for one, _ in opener.feed(frame_bytes(m.encode_header(said)))] == [said]
-    assert opener.knows_peer
 
 
 def test_a_plain_no_is_a_refusal() -> None:

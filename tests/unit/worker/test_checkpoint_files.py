@@ -31,16 +31,6 @@ def directory(tmp_path):
     return tmp_path / "checkpoints"
 
 
-def test_manifest_and_files_of_a_checkpoint(directory):
-    found = open_checkpoint([directory], f"checkpoint/digits-1/{NAME}")
-    assert found.manifest == b'{"files": {}}'
-    assert [(blob.name, blob.size_bytes) for blob in found.blobs] == [
-        ("model.safetensors", 7),
-        ("optimizer.safetensors", 7),
-    ]
-    assert found.blobs[0].read(2, 3) == b"igh"
-
-
 @pytest.mark.parametrize(
     "resource",
     [
@@ -60,15 +50,6 @@ def test_manifest_and_files_of_a_checkpoint(directory):
 def test_whatever_leads_elsewhere_is_refused(directory, resource):
     with pytest.raises(CheckpointError, match="does not name a checkpoint"):
         open_checkpoint([directory], resource)
-
-
-@pytest.mark.parametrize(
-    "resource", [f"checkpoint/digits-2/{NAME}", "checkpoint/digits-1/g000001-s000000011"]
-)
-def test_what_is_not_here_is_refused_with_a_remedy(directory, resource):
-    with pytest.raises(CheckpointError, match="is not on this worker's disk") as caught:
-        open_checkpoint([directory], resource)
-    assert "dtdctl checkpoints" in caught.value.remedy
 
 
 IDENTITY = "aa.1.digits-1.bb"
@@ -102,40 +83,6 @@ def checkpoint(root: Path, *, job: str = "digits-1", identity: str = IDENTITY) -
 def order(path: Path, **changes: Any) -> m.DropCheckpoint:
     values: dict[str, Any] = {"job": "digits-1", "identity": IDENTITY, "generation": 2, "step": 10}
     return m.DropCheckpoint(**{**values, "directory": str(path), **changes})
-
-
-def test_the_checkpoint_that_is_meant_goes(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path)
-    other = path.with_name("g000002-s000000020")
-    other.mkdir()
-    assert drop_checkpoint(order(path)) == ""
-    assert list(path.parent.iterdir()) == [other]
-    assert drop_checkpoint(order(path)) == ""  # it is gone, and that is what was asked for
-
-
-def test_a_damaged_one_goes_where_its_directory_is_proof_enough(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path)
-    (path / MANIFEST_FILE).write_text("torn")
-    assert drop_checkpoint(order(path)) == ""
-    old = checkpoint(tmp_path, identity="")
-    (old / MANIFEST_FILE).write_text("torn")
-    assert "is no manifest" in drop_checkpoint(order(old, identity=""))
-    assert old.is_dir()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"job": "digits-2"},
-        {"identity": "aa.1.digits-1.cc"},
-        {"generation": 3},
-        {"step": 11},
-    ],
-)
-def test_what_is_called_otherwise_stays(tmp_path: Path, changes: dict[str, Any]) -> None:
-    path = checkpoint(tmp_path)
-    assert "is not called" in drop_checkpoint(order(path, **changes))
-    assert path.is_dir()
 
 
 def test_what_says_of_itself_that_it_is_another_s_stays(tmp_path: Path) -> None:

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import datetime as dt
 from pathlib import Path
 
 import pytest
 
-from dtd.address import Address, SocketPath
+from dtd.address import Address
 from dtd.config import load_worker_config
 from dtd.errors import ConfigError
 from dtd.security import admission
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
 from dtd.security.identity import Identity
-from dtd.security.targets import Target
 from dtd.wire import messages as m
 from dtd.worker.cluster_access import (
     CredentialRenewal,
-    coordinator_targets,
     load_credential,
     settled,
 )
 
 NOWHERE = Path("/nonexistent/dtd.toml")
 HERE = Address("10.0.0.1", 7117)
-JOIN_REMEDY = (
-    "ask for a token: on the coordinator's host run `dtdctl token create`, then"
-    " `dtd-worker join TOKEN`"
-)
 
 
 def config_of(**flags: object):
@@ -47,26 +40,6 @@ def made_credential(directory: Path, role: str) -> Credential:
     path = directory / "worker.credential"
     authority.enrol(path, role, "host7", coordinators=(HERE,))
     return Credential.load(path)
-
-
-def test_without_a_credential_it_does_not_listen_to_others() -> None:
-    with pytest.raises(ConfigError) as caught:
-        settled(config_of(listen="0.0.0.0:0"), None)
-    assert str(caught.value) == (
-        "listen: 0.0.0.0:0 is not a loopback address, and this host has no credential, so its "
-        f"data port could not authenticate connections ({JOIN_REMEDY} here; or listen on 127.0.0.1)"
-    )
-    assert caught.value.exit_code == 78
-
-
-def test_without_a_credential_it_looks_for_a_coordinator_of_this_host(tmp_path: Path) -> None:
-    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "STATE_DIRECTORY": "/s"}
-    look = coordinator_targets(config_of(), None, environ)
-    own = tmp_path / "dtd/coordinator/control.sock"
-    assert str(own) in str(look()[0])
-    own.parent.mkdir(parents=True)
-    own.touch()
-    assert look()[0] == Target(SocketPath(str(own)))
 
 
 @pytest.mark.parametrize(
@@ -88,16 +61,6 @@ def test_it_cannot_be_called_otherwise(credential: Credential, name: str, remedy
         settled(config_of(name=name), credential)
     words = "use a name that it permits (host7, host7-cpu, host7-cuda0, ...), "
     assert caught.value.remedy == words + remedy
-
-
-def test_the_credentials_coordinators_are_called_with_it(credential: Credential) -> None:
-    (target,) = coordinator_targets(config_of(), credential, {})()
-    assert target.address == HERE
-    assert target.context is not None
-    here, there = coordinator_targets(
-        config_of(coordinator="unix:/s,127.0.0.1:7117"), credential, {}
-    )()
-    assert (here.context is None, there.context is None) == (True, False)
 
 
 def test_a_credential_that_a_job_puts_into_the_units_home_is_none(
@@ -167,19 +130,6 @@ async def next_sent(talk: Talk) -> m.Renew:
         message = await talk.sent.get()
     assert isinstance(message, m.Renew)
     return message
-
-
-async def test_it_asks_takes_over_and_confirms(talk: Talk) -> None:
-    talk.renewal.received(m.Renewed())
-    request = await next_sent(talk)
-    talk.renewal.received(talk.answer(request))
-    confirmed = await next_sent(talk)
-    [made] = talk.renewed
-    assert made == Credential.load(talk.credential.path)
-    assert (confirmed.taken, confirmed.request_pem) == (made.serial, "")
-    assert (made.id, made.workers) == (talk.credential.id, talk.credential.workers)
-    assert made.serial != talk.credential.serial
-    assert made.expires - dt.datetime.now(dt.UTC) > dt.timedelta(days=29)
 
 
 async def test_what_is_no_good_changes_nothing_and_is_asked_for_again(talk: Talk) -> None:

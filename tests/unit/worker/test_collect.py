@@ -14,7 +14,7 @@ import torch
 
 from dtd.checkpoint.assemble import FoundPart
 from dtd.checkpoint.format import verify
-from dtd.errors import CheckpointError, HolderUnreachable, PartsDiffer
+from dtd.errors import HolderUnreachable
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
 from dtd.worker import checkpoint_files as collecting
@@ -97,21 +97,6 @@ def collected(disks: Disks, tmp_path: Path, answer: m.Parts) -> Path:
     return collect(answer, own, target, connect=connect_tcp, progress=lambda: None)
 
 
-def test_only_what_is_missing_is_fetched(disks: Disks, tmp_path: Path) -> None:
-    path = collected(disks, tmp_path, parts(0, 1, 2, 3))
-    whole = write_whole(tmp_path / "whole", STATE)
-    assert disks.opened == ["w2"]
-    assert verify(path).digest == verify(whole).digest
-    assert [*path.parent.iterdir()] == [path]
-
-
-def test_other_holders_take_the_place_of_those_that_fail(disks: Disks, tmp_path: Path) -> None:
-    disks.down.add("w2")
-    path = collected(disks, tmp_path, parts(0, 1, 2, 3))
-    assert disks.opened == ["w2", "w1", "w3"]
-    verify(path)
-
-
 def written_again(disks: Disks, rank: int, *, other: bool = False, **fields: Any) -> None:
     """Another part on a worker's disk, perhaps with another value in what all parts have."""
     shutil.rmtree(disks.place / f"w{rank}")
@@ -133,13 +118,6 @@ def test_others_are_taken_for_the_one_of_two_that_differ(
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_without_others_the_two_that_differ_are_named(disks: Disks, tmp_path: Path) -> None:
-    written_again(disks, 2, other=True)
-    with pytest.raises(PartsDiffer, match=r"w0 and w2 have different values .* of 0.seen"):
-        collected(disks, tmp_path, parts(0, 2))
-    assert not [*(tmp_path / "child" / "origin" / "parent").iterdir()]
-
-
 @pytest.mark.parametrize("ranks", [(0,), (2,), (0, 2), (0, 1, 2, 3)])
 def test_parts_without_a_digest_complete_a_checkpoint(
     disks: Disks, tmp_path: Path, ranks: tuple[int, ...]
@@ -151,27 +129,6 @@ def test_parts_without_a_digest_complete_a_checkpoint(
         collected(disks, tmp_path, parts(0, 1, 2, 3, digest="" if len(ranks) == 4 else "ab" * 16))
     )
     assert disks.opened == ["w2"]
-
-
-def test_a_part_without_a_digest_of_another_checkpoint_is_not_used(
-    disks: Disks, tmp_path: Path
-) -> None:
-    for rank in (1, 2, 3):
-        written_again(disks, rank, digest="")
-    own = write_part(
-        tmp_path / "old", STATE, 0, world_size=4, mirrors=1, digest="", generation=2, step=40
-    )
-    found = FoundPart(holder="w0", path=own)
-    answer = parts(0, 1, 2, 3, digest="")
-    collect(answer, found, tmp_path / "new", connect=connect_tcp, progress=lambda: None)
-    assert disks.opened == ["w1", "w3"]
-
-
-def test_missing_shards_are_named_and_nothing_is_fetched(disks: Disks, tmp_path: Path) -> None:
-    said = "1/2 to 3/4, which were on w1 (1/2 to 3/4)"
-    with pytest.raises(CheckpointError, match="no connected worker has the shards 1/2 to 3/4"):
-        collected(disks, tmp_path, parts(0, 3, missing=said))
-    assert disks.opened == []
 
 
 # --- asking --------------------------------------------------------------------------------------

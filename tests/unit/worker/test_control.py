@@ -90,19 +90,6 @@ async def connected(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterat
     await made.control.leave("the test is over")
 
 
-async def test_messages_go_both_ways(coordinator: FakeCoordinator, connected: Connected) -> None:
-    link = await soon(coordinator.links)
-    await soon(connected.opened)
-    assert connected.control.is_open
-    connected.control.send(m.Leave(reason="why not"))
-    assert await soon(coordinator.heard) == m.Leave(reason="why not")
-    link.send(m.HeartbeatAck())
-    assert await soon(connected.received) == (m.HeartbeatAck(), b"")
-    package = m.Package(digest="ab", offset=0, size=4)
-    link.send(package, b"code")
-    assert await soon(connected.received) == (package, b"code")
-
-
 async def test_the_last_words_arrive_under_an_answer_that_is_on_its_way(
     coordinator: FakeCoordinator, connected: Connected
 ) -> None:

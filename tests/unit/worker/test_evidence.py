@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -11,40 +10,19 @@ from types import ModuleType
 
 import pytest
 
-from dtd.cluster.progress import motion
-from dtd.wire import messages as m
 from dtd.worker import evidence
 from dtd.worker.evidence import (
     LastEnd,
     glance,
     how_it_ended,
     look_closely,
-    status_line,
     where_stalled,
 )
 
-LONG_S = 60.0
 """For what is waited for; it comes at once."""
 
 APART_S = 0.25
 """Two looks follow each other as two heartbeats do, at least."""
-
-
-@pytest.fixture
-def start():
-    """Runs functions in threads, which end when the test does: each is given the event for that."""
-    over, threads = threading.Event(), []
-
-    def run(function):
-        thread = threading.Thread(target=function, args=(over,), daemon=True)
-        thread.start()
-        threads.append(thread)
-        return thread
-
-    yield run
-    over.set()
-    for thread in threads:
-        thread.join(LONG_S)
 
 
 def closely(thread):
@@ -56,67 +34,6 @@ def later(thread, first):
     while (seen := closely(thread)).at_s - first.at_s < APART_S:
         pass
     return seen
-
-
-def until_it_moves(thread, words):
-    """Look again and again."""
-    first = closely(thread)
-    while words not in (found := motion(first, second := later(thread, first))):
-        first = second
-    return found
-
-
-def never_moves(thread):
-    first = closely(thread)
-    return motion(first, later(thread, first)) == ""
-
-
-def burn(over):
-    while not over.is_set():
-        pass
-
-
-def wait_for_a_lock(over):
-    over.wait(LONG_S)
-
-
-def test_a_thread_that_computes_is_seen_at_a_glance(start):
-    start(burn)
-    first = glance()
-    while not motion(first, glance()).startswith("it computes"):
-        pass
-
-
-def test_a_child_that_computes_is_seen_and_one_that_sleeps_is_not(start):
-    thread = start(wait_for_a_lock)
-    inner = "print('ready', flush=True); input()\nwhile True: pass"
-    outer = f"import subprocess,sys; subprocess.run([sys.executable, '-S', '-c', {inner!r}])"
-    command, pipe = [sys.executable, "-S", "-c", outer], subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
-    ) as child:
-        try:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-            later(thread, glance())  # what it has printed is done
-            assert never_moves(thread)
-            child.stdin.write("go\n")
-            child.stdin.flush()
-            assert until_it_moves(thread, "its child processes compute")
-        finally:
-            os.killpg(child.pid, 9)
-
-
-def test_uninterruptible_sleep_is_a_disk(start):
-    """A process that waits for a child made by vfork sleeps so."""
-    code = "import ctypes,signal\nif ctypes.PyDLL(None).vfork() == 0: signal.pause()"
-    with subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True) as child:
-        try:
-            thread = start(wait_for_a_lock)
-            assert "a file server (process" in until_it_moves(thread, "it waits for a disk")
-        finally:
-            os.killpg(child.pid, 9)
 
 
 # --- the line of code that a thread executes -----------------------------------------------------
@@ -225,30 +142,3 @@ def test_a_process_that_ended_is_told_of_once(tmp_path, told, deed, words):
     assert bool(said) is bool(words)
     assert told() == ""
     assert not list(tmp_path.iterdir())
-
-
-# --- the status line ------------------------------------------------------------------------------
-
-
-def assign(*names, rank=0):
-    roster = tuple(
-        m.Member(name=name, incarnation=1, host="h", port=1, holds=True) for name in names
-    )
-    return m.Assign(
-        job="digits-1",
-        generation=2,
-        roster_id=3,
-        rank=rank,
-        roster=roster,
-        held_generation=0,
-        held_step=0,
-    )
-
-
-def test_a_worker_that_trains():
-    beat = m.Heartbeat(state="running", job="digits-1", step=120, loss=0.123456)
-    line = status_line(beat, assign("a", "b", "c", rank=2), coordinator="")
-    assert line == "job digits-1: step 120, loss 0.1235, rank 2 of 3 between b and a"
-    line = status_line(beat, assign("a", "b", "c"), coordinator="")
-    assert line.endswith("rank 0 of 3 between c and b")
-    assert status_line(beat, assign("a"), coordinator="").endswith("loss 0.1235, alone")

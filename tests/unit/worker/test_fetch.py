@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import threading
 
 import pytest
@@ -157,18 +156,6 @@ def fetch(run, *donors, ring=None, silence_s=PATIENCE_S, connect=connect_tcp):
     )
 
 
-def silent_after(giving, silent):
-    """Connects; to a donor that has stopped giving, the limit of a read has passed."""
-
-    def connect(address, timeout_s):
-        plain = connect_tcp(address, timeout_s)
-        if address != silent.address:
-            return plain
-        return PlayedSocket(plain, is_silent=giving.stopped.is_set)
-
-    return connect
-
-
 class Giving:
     """A blob that gives a few ranges, and then does something before it gives the next."""
 
@@ -195,19 +182,6 @@ def nothing():
     over = threading.Event()
     yield lambda: over.wait(PATIENCE_S)
     over.set()
-
-
-def test_all_donors_give_a_part(sources):
-    """Each holds its second range back until every one has been asked for its first."""
-    donors = sources(3)
-    everyone = threading.Barrier(3)
-    for donor in donors:
-        giving = Giving(LARGE, after=1, then=lambda: everyone.wait(PATIENCE_S))
-        donor.offer([giving.blob])
-    run = Importer((len(LARGE),))
-    figures = fetch(run, *(donor.member for donor in donors))
-    assert run.memory == [LARGE]
-    assert figures.donors == ("worker-0", "worker-1", "worker-2")
 
 
 class Waiting(PlayedSocket):
@@ -249,19 +223,6 @@ def test_a_donor_that_prepares_its_state_for_longer_than_the_limit_is_not_given_
 # --- donors that are lost --------------------------------------------------------------------
 
 
-def test_the_others_go_on_when_a_donor_dies_in_the_middle(sources):
-    dying, living = sources(2)
-    giving = Giving(LARGE, after=3, then=dying.die)
-    dying.offer([giving.blob])
-    # The living one gives nothing before the other has died.
-    living.offer([Giving(LARGE, after=1, then=lambda: giving.stopped.wait(PATIENCE_S)).blob])
-    run = Importer((len(LARGE),))
-    figures = fetch(run, dying.member, living.member)
-    assert run.memory == [LARGE]
-    assert run.finished
-    assert "worker-1" in figures.donors
-
-
 def test_a_donor_with_another_state_is_given_up(sources):
     first, other = sources(2)
     first.offer([Giving(LARGE, after=1, then=lambda: None).blob])
@@ -295,25 +256,6 @@ def test_when_all_donors_die_in_the_middle_the_ring_is_broken(sources, count):
     assert not run.finished
 
 
-def test_when_the_only_donor_falls_silent_the_ring_is_broken(source, nothing):
-    giving = Giving(LARGE, after=2, then=nothing)
-    source.offer([giving.blob])
-    run, ring = Importer((len(LARGE),)), Ring()
-    with pytest.raises(RingBroken, match="sent nothing for too long") as caught:
-        fetch(run, source.member, ring=ring, connect=silent_after(giving, source))
-    assert ring.given_up == caught.value.message
-    assert (caught.value.suspect, caught.value.evidence) == ("worker-0", "silent")
-
-
-def test_a_donor_that_accepts_and_says_nothing_is_unreachable():
-    with (
-        socket.create_server(("127.0.0.1", 0)) as mute,
-        pytest.raises(RingBroken, match="sent nothing for too long") as caught,
-    ):
-        fetch(Importer(), member(Address(*mute.getsockname())), silence_s=0.1)
-    assert (caught.value.suspect, caught.value.evidence) == ("worker-0", "unreachable")
-
-
 # --- the ring breaks -------------------------------------------------------------------------
 
 
@@ -343,21 +285,4 @@ def test_a_ring_that_breaks_cuts_the_fetch_off(sources, nothing):
     for donor in donors:
         donor.call(donor.server.close)
     assert [bytes(one) for one in run.memory] == before
-    assert not run.finished
-
-
-# --- states that are refused -----------------------------------------------------------------
-
-
-def test_an_offer_that_is_withdrawn_breaks_the_ring_and_blames_nobody(source):
-    class Withdrawing(Importer):
-        def import_state(self, manifest):
-            source.call(source.server.withdraw)
-            return super().import_state(manifest)
-
-    source.offer()
-    run = Withdrawing()
-    with pytest.raises(RingBroken, match="no longer offered") as caught:
-        fetch(run, source.member)
-    assert (caught.value.suspect, caught.value.evidence) == ("", "")
     assert not run.finished

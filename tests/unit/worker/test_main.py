@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import socket
 
 import pytest
 
@@ -51,13 +49,6 @@ class Restarting:
         return member.Restart(reason="job digits-1 is done")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_stop_during_a_restart_is_not_forgotten(monkeypatch, config, number):
-    monkeypatch.setattr(main_module, "Worker", Restarting)
-    monkeypatch.setattr(Restarting, "number", number)
-    assert await main_module._serve(config, None) == 0
-
-
 async def test_a_worker_that_was_told_to_end_for_practice_is_to_be_started_again(
     monkeypatch, config
 ):
@@ -65,38 +56,6 @@ async def test_a_worker_that_was_told_to_end_for_practice_is_to_be_started_again
     monkeypatch.setattr(Restarting, "number", signal.SIGTERM)
     monkeypatch.setattr(Restarting, "drilled", True)
     assert await main_module._serve(config, None) == main_module.START_AGAIN_EXIT_CODE
-
-
-@pytest.fixture
-def manager(tmp_path, monkeypatch):
-    """A service manager's socket."""
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    listening.bind(str(tmp_path / "notify"))
-    listening.settimeout(30)
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    yield listening
-    listening.close()
-
-
-def heard(manager):
-    """All that has been said."""
-    manager.settimeout(0)
-    words = []
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            words.append(manager.recv(4096).decode())
-    return words
-
-
-async def test_the_service_manager_hears_of_its_life(manager, config):
-    serving = asyncio.create_task(main_module._serve(config, None))
-    assert await asyncio.to_thread(manager.recv, 4096) == b"READY=1"
-    os.kill(os.getpid(), signal.SIGTERM)
-    async with asyncio.timeout(30):
-        assert await serving == 0
-    status, *_, last = heard(manager)
-    assert status == "STATUS=waits for a job, connecting to the coordinator at unix:/nonexistent/s"
-    assert last == "STOPPING=1"
 
 
 def test_wrong_settings_are_said_in_words(capsys, tmp_path):
@@ -132,17 +91,3 @@ def test_anything_else_is_refused_in_words(instance):
     with pytest.raises(ConfigError, match="does not name a device") as caught:
         what_it_is(instance)
     assert "dtd-worker@cuda0" in caught.value.remedy
-
-
-def test_it_fills_in_device_and_name():
-    assert with_instance({"instance": "cuda1-b", "threads": "2"}, {}, "host 7") == {
-        "device": "cuda:1",
-        "name": "host-7-cuda1-b",
-        "threads": "2",
-    }
-
-
-def test_flags_and_variables_win():
-    flags = {"instance": "cpu", "name": "left"}
-    assert with_instance(flags, {"DTD_DEVICE": "cuda:0"}, "host") == {"name": "left"}
-    assert with_instance({"instance": "cpu"}, {"DTD_NAME": "left"}, "host") == {"device": "cpu"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-import tracemalloc
 
 import pytest
 
@@ -47,21 +45,6 @@ async def answer(message, config, *, idle=True, fetch_package=no_package):
         return await measure(message, config, fetch_package=fetch_package, idle=idle)
 
 
-async def test_the_host(config):
-    measured = await answer(question("host"), config)
-    figures = measured.figures
-    assert (measured.number, measured.reason) == (7, "")
-    assert 0 < figures["disk_free_bytes"] <= figures["disk_bytes"]
-    assert abs(figures["time_s"] - time.time()) < PATIENCE_S
-
-
-async def test_bandwidth_is_bounded_in_time(config, data_port, monkeypatch):
-    monkeypatch.setattr(measure_module, "TRANSFER_S", 0.0)
-    monkeypatch.setattr(measure_module, "TRANSFER_BYTES", 1 << 50)
-    measured = await answer(question("bandwidth", data_port[1]), config)
-    assert measured.figures["bytes_per_s"] > 0
-
-
 # --- steps -----------------------------------------------------------------------------------
 
 
@@ -78,14 +61,6 @@ def probe_process(tmp_path, monkeypatch):
     return put
 
 
-async def test_a_step_is_measured_in_another_process(config, probe_process):
-    probe_process("print(json.dumps({'asked': json.load(sys.stdin), 'by': sys.argv[1:]}))")
-    measured = await answer(question("step", spec={"a": 1}, worlds=2), config)
-    asked = measured.figures["asked"]
-    assert measured.figures["by"] == ["-P", "-m", "dtd.train.measure"]
-    assert (asked["spec"], asked["worlds"], asked["place"]) == ({"a": 1}, [1, 2], "")
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -100,30 +75,6 @@ async def test_a_step_that_fails_says_why(config, probe_process, body, words):
     measured = await answer(question("step"), config)
     assert measured.figures == {}
     assert words in measured.reason
-
-
-async def test_what_a_task_prints_does_not_fill_the_memory_of_the_worker(config, probe_process):
-    probe_process(
-        "json.load(sys.stdin)\n"
-        "for _ in range(16):\n"
-        "    sys.stderr.write('x' * 2**20)\n"
-        "print(json.dumps({'error': 'enough'}))"
-    )
-    tracemalloc.start()
-    try:
-        measured = await answer(question("step"), config)
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert measured.reason.endswith("enough")
-    assert peak_bytes < 8 * 2**20
-
-
-async def test_a_step_that_takes_too_long_is_ended(config, probe_process, monkeypatch):
-    monkeypatch.setattr(measure_module, "STEP_TIMEOUT_S", 0.2)
-    probe_process("sys.stdin.read(); import signal; signal.pause()")
-    measured = await answer(question("step"), config)
-    assert "not measured within 0.2 s" in measured.reason
 
 
 async def test_beside_a_job_no_step_is_measured(config):

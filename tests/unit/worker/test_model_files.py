@@ -15,15 +15,12 @@ from dtd.errors import CheckpointError
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
 from dtd.worker.models import (
-    RECORD,
     PinnedModels,
-    drop_model,
     held,
     open_model,
     pin_model,
-    remove_drafts,
 )
-from tests.checkpoint_parts import random_state, write_part, write_whole
+from tests.checkpoint_parts import random_state, write_whole
 
 VERSION = "digits.v1.0123456789ab"
 WEIGHTS = b"weights" * 1000
@@ -97,32 +94,6 @@ def test_its_own_checkpoint_is_linked_and_survives_it(tmp_path, checkpoints):
     assert [path.name for path in place.iterdir()] == [VERSION]
 
 
-def test_its_own_checkpoint_of_all_shards_gets_the_shapes_of_tensors(tmp_path):
-    state, directory = random_state(1), tmp_path / "checkpoints"
-    path = write_part(directory / FOLDER, state, 0, world_size=1, mirrors=0)
-    resource = f"checkpoint/{FOLDER}/{path.name}"
-    digest = read_manifest(path).digest
-    source = m.ModelSource(name="w0", host="127.0.0.1", port=1, resource=resource, digest=digest)
-    pin(tmp_path / "models", source, checkpoints=[directory])
-    whole = write_whole(tmp_path / "whole", state)
-    kept = tmp_path / "models" / VERSION
-    assert (kept / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert {one.name for one in kept.iterdir()} == {RECORD, "model.safetensors"}
-
-
-def test_what_was_not_registered_is_not_kept(tmp_path, other):
-    source, content = other
-    expected = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256=sha256(b"other")),)
-    with pytest.raises(CheckpointError, match="other files than were registered"):
-        pin(tmp_path / "models", source, worker="w2", files=expected)
-    assert held(tmp_path / "models") == ()
-    files = pin(tmp_path / "models", source, worker="w2")
-    content["ema.safetensors"] = b"averages"
-    both = (*files, m.ModelFile(name="ema.safetensors", size_bytes=8, sha256=sha256(b"averages")))
-    assert set(pin(tmp_path / "models", source, worker="w2", files=both)) == set(both)
-    assert (tmp_path / "models" / VERSION / "ema.safetensors").read_bytes() == b"averages"
-
-
 def test_nobody_has_it(tmp_path, other, server):
     with pytest.raises(CheckpointError, match="no connected worker has its files"):
         pin(tmp_path / "models")
@@ -140,21 +111,6 @@ def test_nobody_has_it(tmp_path, other, server):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be kept in"):
         pin(tmp_path / "file")
-
-
-def test_only_a_version_is_deleted(tmp_path, other):
-    place = tmp_path / "models"
-    pin(place, other[0])
-    (tmp_path / "keep").mkdir()
-    drop_model(place, "../keep")
-    drop_model(place, "digits.v2.0123456789ab")
-    assert held(place) == (VERSION,)
-    drop_model(place, VERSION)
-    assert list(place.iterdir()) == []
-    assert (tmp_path / "keep").is_dir()
-    (place / ".tmp-x").mkdir()
-    remove_drafts(place)
-    assert list(place.iterdir()) == []
 
 
 def test_orders_are_carried_out_one_after_the_other(tmp_path, other, monkeypatch):

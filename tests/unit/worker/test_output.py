@@ -12,13 +12,7 @@ import textwrap
 
 import pytest
 
-from dtd.wire import messages as m
 from dtd.worker import output as job_lines
-from dtd.worker.output import (
-    MAX_WAITING_LINES,
-    SLICE_S,
-    JobLines,
-)
 
 PATIENCE_S = 60.0
 BUFFERED = {"PYTHONUNBUFFERED": ""}
@@ -85,37 +79,6 @@ def test_all_that_prints_is_heard_in_its_order_whatever_the_locale():
     ]
 
 
-def test_lines_are_cut_where_they_end_and_where_they_are_too_long():
-    assert printed("""
-        for piece in (b"one", b" and\\ntw", b"o\\n\\xe2\\x9c", b"\\x93\\nlast"):
-            os.write(1, piece)
-            lines.append(read())
-        lines.append(taken())
-        sys.stdout.write("x" * (MAX_LINE_CHARACTERS + 1) + "\\n")
-        lines.append([len(one) for one in taken()])
-        for _ in range(3 * MAX_LINE_CHARACTERS):
-            os.write(1, b"z")
-            read()
-        lines.append(len(pipe._rest) <= MAX_LINE_CHARACTERS)
-    """) == [[], ["one and"], ["two"], ["\u2713"], ["last"], [4096], True]
-
-
-def test_a_flood_is_read_without_being_asked_for_and_its_newest_lines_are_kept():
-    """Code in C that prints a lot in one piece keeps all other threads from running."""
-    found = printed("""
-        import ctypes
-        text = 2 ** 13 * (63 * b"c" + b"\\n")
-        ctypes.PyDLL(None).write(1, text, len(text))
-        subprocess.run(["seq", "200000"])
-        print("last")
-        lines = taken()
-    """)
-    dropped = 2**13 + 200001 - MAX_WAITING_LINES
-    assert found[0] == f"... {dropped} lines dropped: printed faster than they are read"
-    assert len(found) == 1 + MAX_WAITING_LINES
-    assert found[-2:] == ["200000", "last"]
-
-
 @pytest.mark.parametrize(
     "broken",
     [
@@ -172,15 +135,6 @@ def sent():
     return []
 
 
-@pytest.fixture
-def lines(log, sent):
-    return JobLines(lambda message, payload: sent.append((message, payload)), log.clock)
-
-
-def numbers(first, count):
-    return [str(number) for number in range(first, first + count)]
-
-
 async def logged(log, count):
     """Give the loop its turns until so many lines are logged; how many there were after each."""
     turns = [len(log.lines)]
@@ -189,33 +143,3 @@ async def logged(log, count):
             await asyncio.sleep(0)
             turns.append(len(log.lines))
     return turns
-
-
-def test_lines_go_out_together_and_once(lines, log, sent):
-    lines.tell("digits-1", 2, [])
-    lines.tell("digits-1", 2, ["one", "zwei é \ud800"])
-    lines.tell("digits-1", 2, [])
-    assert sent == [(m.JobOutput(job="digits-1", rank=2), "one\nzwei é ?".encode())]
-    assert log.lines == ["one", "zwei é \ud800"]
-
-
-async def test_all_is_sent_at_once_and_logged_in_slices(lines, log, sent):
-    log.cost_s = SLICE_S / 8
-    texts = numbers(0, MAX_WAITING_LINES)
-    lines.tell("digits-1", 0, texts)
-    assert sent == [(m.JobOutput(job="digits-1", rank=0), "\n".join(texts).encode())]
-    turns = await logged(log, len(texts))
-    in_a_turn = [after - before for before, after in zip([0, *turns], turns, strict=False)]
-    assert max(in_a_turn) == 8
-    assert log.lines == texts
-
-
-def test_nothing_is_lost_when_the_process_ends(lines, log):
-    log.cost_s = SLICE_S
-    texts = numbers(0, 100)
-
-    async def prints_and_ends():
-        lines.tell("digits-1", 0, texts)
-
-    asyncio.run(prints_and_ends())
-    assert log.lines == texts

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import queue
 import threading
-import time
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from dtd.errors import TaskError
-from dtd.packages.archive import pack
 from dtd.packages.limits import MAX_ARCHIVE_BYTES, MAX_WEIGHTS_KEPT
-from dtd.packages.source import Source
 from dtd.wire import messages as m
 from dtd.worker.control import Requests
-from dtd.worker.packages import ABANDONED_S, TaskPackages
+from dtd.worker.packages import TaskPackages
 
 PATIENCE_S = 60.0
 
@@ -52,27 +48,6 @@ class Fetching:
     def give(self, asked: m.GetPackage, piece: bytes, size: int) -> None:
         answer = m.Package(digest=asked.digest, offset=asked.offset, size=size)
         self.requests.received(answer, piece)
-
-
-@pytest.fixture
-def packed(tmp_path: Path):
-    path = tmp_path / "shop.py"
-    path.write_text("x = 1\n")
-    return pack([Source(name="shop", path=path, installed=False)])
-
-
-def test_pieces_become_a_directory_and_are_asked_for_once(tmp_path: Path, packed) -> None:
-    fetching = Fetching(tmp_path / "packages", packed.digest)
-    size = len(packed.content)
-    for start in range(0, size, 4096):
-        asked = fetching.next_asked()
-        assert (asked.digest, asked.offset) == (packed.digest, start)
-        fetching.give(asked, packed.content[start : start + 4096], size)
-    place = fetching.result.result(PATIENCE_S)
-    assert (place / "shop.py").read_text() == "x = 1\n"
-    again = Fetching(tmp_path / "packages", packed.digest)
-    assert again.result.result(PATIENCE_S) == place
-    assert again.asked.empty()
 
 
 @pytest.mark.parametrize(
@@ -134,23 +109,3 @@ def test_damaged_weights_are_fetched_again_and_never_kept(tmp_path: Path) -> Non
     again = Fetching(tmp_path / "packages", digest, weights=True)
     again.give(again.next_asked(), content, len(content))
     assert again.result.result(PATIENCE_S).read_bytes() == content
-
-
-def abandoned_parts(weights: Path) -> tuple[Path, Path]:
-    """Files left by processes that were killed more, and less, than a day ago."""
-    weights.mkdir()
-    parts = weights / f"{'0' * 64}.part", weights / f"{'1' * 64}.part"
-    for part, age_s in zip(parts, (ABANDONED_S + 60.0, ABANDONED_S - 60.0), strict=True):
-        part.write_bytes(b"begun")
-        os.utime(part, (time.time() - age_s,) * 2)
-    return parts
-
-
-def test_an_abandoned_download_is_removed_by_a_later_one(tmp_path: Path) -> None:
-    old, recent = abandoned_parts(tmp_path / "weights")
-    digest = hashlib.sha256(b"weights").hexdigest()
-    fetching = Fetching(tmp_path / "packages", digest, weights=True)
-    fetching.give(fetching.next_asked(), b"weights", 7)
-    whole = fetching.result.result(PATIENCE_S)
-    assert set(whole.parent.iterdir()) == {whole, recent}
-    assert not old.exists()

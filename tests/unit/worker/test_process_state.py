@@ -98,12 +98,6 @@ def test_what_a_job_has_changed_is_restored(place: Path) -> None:
     }
 
 
-def test_what_cannot_be_restored_is_named(place: Path) -> None:
-    assert after("nothing", place)["lost"] == []
-    assert after("a hard limit", place)["lost"] == ["RLIMIT_NOFILE"]
-    assert after("the directory itself", place)["lost"] == ["working directory"]
-
-
 FORKING = """
 import asyncio, multiprocessing, os, signal
 import uvloop

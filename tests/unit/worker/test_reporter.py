@@ -9,11 +9,9 @@ import structlog
 
 import dtd.worker.reporter as reporter_module
 from dtd.cluster.progress import ProgressWatch
-from dtd.train.record import EvalRecord, Outcome, StepRecord
+from dtd.train.record import Outcome, StepRecord
 from dtd.wire import messages as m
-from dtd.wire.step_rows import MAX_STEP_ROWS, unpack_step_rows
 from dtd.worker.reporter import (
-    MAX_UNTOLD_STEPS,
     PROGRESS_EVERY_S,
     CommittedStep,
     JobReporter,
@@ -129,63 +127,6 @@ def test_progress_is_told_now_and_then(reporter, clock, told):
     )
 
 
-def told_steps(told):
-    return [[row.step for row in unpack_step_rows(message.steps)] for message in told]
-
-
-def test_a_worker_that_becomes_rank_0_tells_what_its_predecessor_may_not_have_told(
-    reporter, clock, told
-):
-    reporter.begin_generation(assign(generation=4, rank=1))
-    for step in range(1, MAX_UNTOLD_STEPS + 3):
-        reporter.step_committed(record(step))
-    assert told == []
-    reporter.begin_generation(assign(generation=5))
-    reporter.step_committed(record(MAX_UNTOLD_STEPS + 3, generation=5))
-    reporter.flush()
-    assert [len(steps) for steps in told_steps(told)] == [MAX_STEP_ROWS] * 8
-    assert told_steps(told)[0][0] == 4
-    assert told_steps(told)[-1][-1] == MAX_UNTOLD_STEPS + 3
-
-
-def test_of_a_round_of_steps_each_has_its_part(reporter, told):
-    reporter.step_committed(record(4, steps=4, rows=254, step_s=2.0, sent_bytes=4000))
-    reporter.step_committed(record(8, steps=4, rows=254, step_s=2.0, sent_bytes=4000))
-    (progress,) = told
-    assert (progress.step, progress.rows, progress.step_s) == (4, 64, 0.5)
-    assert progress.compute_s == 0.05
-    beat = reporter.heartbeat_fields()
-    assert (beat["step"], beat["step_s"], beat["samples_per_s"]) == (8, 0.5, 127.0)
-    result = reporter.result(outcome(step=8))
-    assert (result["steps"], result["mean_step_s"], result["samples_per_s"]) == (8, 0.5, 127.0)
-
-
-def test_only_rank_0_tells_progress_and_evaluations(reporter, told):
-    reporter.begin_generation(assign(rank=1))
-    reporter.step_committed(record(1))
-    reporter.evaluated(EvalRecord(step=1, epoch=0, metrics={"loss": 1.0}, rows=9, eval_s=0.1))
-    reporter.flush()
-    assert told == []
-    reporter.begin_generation(assign(rank=0))
-    reporter.evaluated(EvalRecord(step=1, epoch=0, metrics={"loss": 1.0}, rows=9, eval_s=0.1))
-    assert told == [m.Evaluated(job="digits-1", step=1, metrics={"loss": 1.0})]
-
-
-def test_heartbeats_carry_recent_means(reporter):
-    assert reporter.heartbeat_fields() == {"generation": 3}
-    reporter.step_committed(record(1, step_s=1.0, comm_s=0.4))
-    fields = reporter.heartbeat_fields()
-    assert (fields["step"], fields["generation"], fields["step_s"]) == (1, 3, 1.0)
-    assert fields["samples_per_s"] == 64.0
-    assert fields["link_bytes_per_s"] == pytest.approx(3000 / 0.4)
-    assert (fields["learning_rate"], fields["grad_norm"]) == (0.1, 2.0)
-    reporter.step_committed(record(2, step_s=0.5, comm_s=0.4))
-    fields = reporter.heartbeat_fields()
-    assert fields["step_s"] == pytest.approx(0.9)
-    assert fields["comm_s"] == pytest.approx(0.4)
-    m.encode_header(m.Heartbeat(state="running", job="digits-1", **fields))
-
-
 def test_a_step_committed_at_a_take_over_is_told_and_changes_no_mean(reporter, clock, told):
     reporter.step_committed(record(1, step_s=0.5))
     clock.now_s += 2 * PROGRESS_EVERY_S
@@ -230,13 +171,3 @@ def test_the_next_process_finds_the_last_commit(tmp_path: Path) -> None:
     for step in (7, 8, 9):
         first.committed(step)
     assert CommittedStep(path, "a").before == (3, 9)
-
-
-def test_the_record_of_another_job_or_half_a_file_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "committed"
-    first = CommittedStep(path, "a")
-    first.begin(3)
-    first.committed(9)
-    assert CommittedStep(path, "b").before == (0, 0)
-    path.write_bytes(path.read_bytes()[:12])
-    assert CommittedStep(path, "a").before == (0, 0)

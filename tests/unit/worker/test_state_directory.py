@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.worker.state_directory import HANDED_OVER, INSTANCE_NAME, StateDirectory
+from dtd.worker.state_directory import HANDED_OVER, StateDirectory
 
 OPEN = """
 import os, sys
@@ -82,16 +82,6 @@ def test_a_descriptor_that_is_not_the_locks_is_not_taken(tmp_path: Path, said: s
     assert environ == {}
     assert os.fstat(made._lock).st_ino == (tmp_path / "lock").stat().st_ino
     made.close()
-
-
-def test_a_damaged_id_is_drawn_anew(tmp_path: Path) -> None:
-    (tmp_path / INSTANCE_NAME).write_bytes(b"\xff\x00")
-    first = StateDirectory(tmp_path, {})
-    first.close()
-    assert len((tmp_path / INSTANCE_NAME).read_text()) == 33
-    second = StateDirectory(tmp_path, {})
-    assert second.instance == first.instance
-    second.close()
 
 
 def test_where_there_are_no_locks_equal_ids_prove_nothing(tmp_path, monkeypatch) -> None:

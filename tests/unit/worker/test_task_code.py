@@ -23,12 +23,6 @@ def write(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_what_was_shipped_comes_before_here_and_what_is_installed(tmp_path: Path) -> None:
-    (tmp_path / "shipped").mkdir()
-    look_first_in(tmp_path / "shipped")
-    assert sys.path[:3] == [str(tmp_path / name) for name in ("shipped", "", "installed")]
-
-
 def test_a_module_that_the_worker_has_imported_from_elsewhere_is_refused(tmp_path: Path) -> None:
     shipped = tmp_path / "shipped"
     shipped.mkdir()

@@ -9,7 +9,7 @@ import pytest
 from dtd import job
 from dtd.cluster.progress import ProgressWatch
 from dtd.engine.shards import WHOLE
-from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError, UnreadableWord
+from dtd.errors import CheckpointError, DivergenceError, TaskError, UnreadableWord
 from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
 from dtd.worker.training_thread import TrainingThread
@@ -148,17 +148,6 @@ def train(journal, *ends, saves=(), heard=lambda event: None):
         trainer.run()
 
 
-@pytest.mark.parametrize("error", [ValueError("the task's"), TaskError("ours"), SystemExit(1)])
-def test_a_failure_is_reported_and_then_the_neighbours_are_let_go(journal, error):
-    train(journal, error)
-    assert journal == [(m.Failed, None), (m.Frozen, 1), ("given up", 1)]
-
-
-def test_a_worker_that_has_failed_trains_in_the_next_generation_that_it_is_given(journal):
-    train(journal, ValueError("a joiner's presence"), RingBroken("a neighbour has died"))
-    assert journal == [(m.Failed, None), (m.Frozen, 1), ("given up", 1), (m.Frozen, 2)]
-
-
 def test_a_word_that_cannot_be_read_breaks_the_ring_and_names_who_has_said_it(journal):
     told = []
     unreadable = UnreadableWord(1, "word of 3 bytes")
@@ -167,19 +156,6 @@ def test_a_word_that_cannot_be_read_breaks_the_ring_and_names_who_has_said_it(jo
     froze = told[0]
     assert (froze.suspect, froze.evidence) == ("worker-1", "corrupt")
     assert froze.reason == "rank 1: word of 3 bytes"
-
-
-def test_a_state_that_cannot_be_saved_is_told_each_time_also_after_a_failure(journal):
-    train(journal, TaskError("the task's"), saves=[(1, 5), (0, 5), (1, 5)])
-    why = "step 5 was not saved: no space left on device"
-    assert journal[3:] == [("checkpoint_failed", why)] * 2
-
-
-def test_a_copy_that_was_damaged_after_it_was_offered_is_offered_no_more(journal):
-    damaged = CheckpointError("it does not match its hash")
-    damaged.holds = (7, 7)  # what is left
-    train(journal, damaged, TaskError("the end of the test"))
-    assert journal[:2] == [("given up", 1), (m.Frozen, 1)]
 
 
 @pytest.mark.parametrize(("dissenters", "majority"), [((2,), True), ((0, 1, 2), False)])

@@ -59,13 +59,3 @@ async def test_a_job_that_this_worker_cannot_or_may_not_run(worker, monkeypatch,
     (failed,) = [one for one in sent if isinstance(one, m.Failed)]
     assert (failed.job, failed.step) == ("job-1", 0)
     assert re.search(why, failed.reason)
-
-
-async def test_no_handler_s_error_looks_like_a_lost_connection(worker, monkeypatch):
-    def full(_message):
-        raise OSError(28, "No space left on device")
-
-    made, _ = worker
-    monkeypatch.setattr(made._models, "order", full)
-    with pytest.raises(RuntimeError, match=r"UNPIN_MODEL: .*No space left on device"):
-        made._on_message(m.UnpinModel(version="x"), memoryview(b""))

@@ -12,11 +12,10 @@ from structlog.testing import capture_logs
 
 import dtd.coordinator.handlers.credentials as module
 from dtd.coordinator.containment import Containment
-from dtd.coordinator.handlers.credentials import MAX_UNANSWERED, Joins, Renewals
+from dtd.coordinator.handlers.credentials import Joins, Renewals
 from dtd.coordinator.throttles import Answers
-from dtd.errors import ConfigError, ProtocolError, RequestRefused
+from dtd.errors import ConfigError, RequestRefused
 from dtd.net.limits import Pacing
-from dtd.security.admission import Renewal
 from dtd.wire import messages as m
 
 PATIENCE_S = 60.0
@@ -90,15 +89,6 @@ async def world():
     return World()
 
 
-async def test_few_questions_at_a_time(world):
-    link = Link()
-    for _ in range(MAX_UNANSWERED):
-        world.joins.ask(link, m.GetAuthority())
-    with pytest.raises(ProtocolError, match="unanswered"):
-        world.joins.ask(link, m.GetAuthority())
-    assert (await link.hears()).certificate_pem == "pem"
-
-
 async def test_an_address_waits_for_its_own_guesses_and_others_do_not(world):
     world.joins._of_address = Pacing(rate_per_s=0.001, burst=1.0)
     links = [Link() for _ in range(5)]
@@ -168,19 +158,3 @@ async def test_what_fails_on_the_disk_is_logged_and_keeps_nothing_else_from_bein
     assert asked[:3] == ["equip", "keep_time", "equip"]
     told = [line["error"] for line in lines if line["event"] == "own_credential_not_renewed"]
     assert told == [getattr(error, "message", str(error))]  # of five failures in a moment
-
-
-async def test_a_renewal_that_the_disk_fails_is_answered_and_may_be_asked_for_again(world):
-    answers, link = [FULL, Renewal(reason="it is not time")], Link()
-
-    async def in_store(_function, *_arguments):
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
-    world.in_store, renewals = in_store, Renewals(world)
-    for reason in (f"the coordinator's disk failed: {FULL}", "it is not time"):
-        renewals.ask(link, m.Renew())
-        assert (await link.hears()).reason == reason
-        await asyncio.sleep(0)

@@ -36,23 +36,6 @@ def answer_drops(worker, count, reason=""):
     return drops
 
 
-def test_a_checkpoint_of_an_ended_job(daemon, worker, ended):
-    with daemon.connect() as client:
-        client.ask(m.Delete(job=ended, step=10))
-        (drop,) = answer_drops(worker, 1)
-        answer = client.answer()
-    assert (drop.job, drop.step, drop.directory.rsplit("-", 1)[1]) == (ended, 10, "s000000010")
-    assert drop.identity == daemon.ask(m.ShowJob(job=ended))["identity"]
-    (outcome,) = answer["checkpoints"]
-    assert (outcome["worker"], outcome["step"], outcome["outcome"]) == ("worker-0", 10, "deleted")
-    assert steps(daemon, ended) == [20]
-    words, remedy = refused(daemon, m.Delete(job=ended, step=10))
-    assert words == f"job {ended} has no checkpoint of step 10"
-    assert remedy.endswith(f"dtdctl checkpoints {ended}")
-    events = daemon.ask(m.ReadEvents())["events"]
-    assert [one["step"] for one in events if one["kind"] == "checkpoint_deleted"] == [10]
-
-
 def test_a_job_is_gone_and_its_number_is_not_given_again(daemon, worker, ended, spec):
     curves = daemon.config.state_dir / "tensorboard" / ended
     curves.mkdir(parents=True, exist_ok=True)
@@ -81,25 +64,6 @@ def test_a_worker_that_is_away_deletes_when_it_is_back(daemon, play, worker, end
     assert {one["reason"] for one in answer["checkpoints"]} == {"it is not connected"}
     back = play(daemon, pid=999)
     assert sorted(drop.step for drop in answer_drops(back, 2)) == [10, 20]
-    while daemon.coordinator.store.doomed_on("worker-0"):
-        pass
-
-
-def test_what_cannot_be_deleted_is_said_and_tried_again(daemon, play, worker, ended):
-    with daemon.connect() as client:
-        client.ask(m.Delete(job=ended, step=20))
-        answer_drops(worker, 1, reason="it is read-only")
-        (outcome,) = client.answer()["checkpoints"]
-    assert (outcome["outcome"], outcome["reason"]) == ("failed", "it is read-only")
-    worker.close()
-    assert play(daemon, pid=999).hear(m.DropCheckpoint).step == 20
-
-
-def test_a_caller_that_is_slow_is_not_waited_for(daemon, worker, ended, monkeypatch):
-    monkeypatch.setattr("dtd.coordinator.handlers.jobs.ANSWERS_WITHIN_S", 0.0)
-    (outcome,) = daemon.ask(m.Delete(job=ended, step=20))["checkpoints"]
-    assert (outcome["outcome"], outcome["reason"]) == ("later", "")
-    answer_drops(worker, 1)
     while daemon.coordinator.store.doomed_on("worker-0"):
         pass
 

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from dtd.coordinator.handlers.measurements import TIMEOUTS_S
 from dtd.wire import messages as m
 from tests.unit.coordinator.asking import refused
 
@@ -37,14 +36,6 @@ def test_a_clock_is_read_several_times_and_the_quickest_reading_counts(daemon, p
     assert answer["round_trip_s"] > 0
 
 
-def test_a_step_carries_the_job_and_its_package(daemon, play, spec):
-    worker = play(daemon, "w0")
-    request = examine("step", worker="w0", spec=spec, worlds=3, package="ab")
-    asked, answer = answered(daemon, worker, request, {"rows": 8})
-    assert (asked.spec, asked.worlds, asked.package) == (spec, 3, "ab")
-    assert answer == {"rows": 8}
-
-
 def test_a_running_job_is_not_disturbed_unless_somebody_insists(daemon, play, spec):
     worker = play(daemon, "w0")
     job = daemon.ask(m.SubmitJob(spec=spec))["job"]
@@ -55,21 +46,3 @@ def test_a_running_job_is_not_disturbed_unless_somebody_insists(daemon, play, sp
     assert answered(daemon, worker, light, {"rtt_s": 1.0})[1] == {"rtt_s": 1.0}
     forced = examine("bandwidth", worker="w0", peer="w0", force=True)
     assert answered(daemon, worker, forced, {"rtt_s": 2.0})[1] == {"rtt_s": 2.0}
-
-
-def test_a_worker_that_does_not_answer_in_time(daemon, play, monkeypatch):
-    monkeypatch.setitem(TIMEOUTS_S, "latency", 0.05)
-    play(daemon, "w0")
-    words, _ = refused(daemon, examine("latency", worker="w0", peer="w0"))
-    assert "w0 did not measure latency within 0.05 s" in words
-
-
-def test_figures_are_answered(daemon, play, spec):
-    worker = play(daemon, "w0")
-    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
-    worker.run_alone()
-    worker.say(m.Heartbeat(state="running", job=job, step=3, step_s=0.5, own_s=0.25))
-    while not (answer := daemon.ask(m.GetFigures()))["workers"]:
-        pass
-    assert (answer["job"], answer["links"]) == (job, [])
-    assert (answer["workers"][0]["step_s"], answer["workers"][0]["own_s"]) == (0.5, 0.25)

@@ -47,21 +47,6 @@ def test_a_job_from_another_ones_checkpoint(daemon, play, spec, stopped, mode):
     assert prepare.from_mode == mode
 
 
-@pytest.mark.parametrize("mode", ["weights", "resume"])
-def test_what_is_taken_over_can_be_said(daemon, play, spec, mode):
-    """Also of a job that is done: more of it can be trained."""
-    parent = trained(daemon, play, spec)
-    longer = {**spec, "job": {**spec["job"], "epochs": None, "steps": 40}}
-    longer["checkpoint"] = {"keep": 9}
-    request = {"from_job": parent, "from_mode": mode}
-    answer = daemon.ask(m.SubmitJob(spec=longer, **request))
-    assert (answer["from_mode"], answer["from_step"]) == (mode, 20)
-    assert ["checkpoint.keep", 3, 9] in answer["differs"]
-    assert play(daemon, "worker-1").hear(m.Prepare).from_mode == mode
-    words, _ = refused(daemon, m.SubmitJob(spec=longer, **{**request, "from_mode": "half"}))
-    assert words == "'half' is not one of resume, weights"
-
-
 def test_a_whole_state_goes_on_with_its_own_settings_only(daemon, play, spec):
     parent = trained(daemon, play, spec)
     other = {**spec, "job": {**spec["job"], "epochs": None, "steps": 40, "seed": 5}}

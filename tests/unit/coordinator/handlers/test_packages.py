@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtd.errors import ProtocolError, RequestRefused
+from dtd.errors import RequestRefused
 from dtd.packages.limits import CHUNK_BYTES
 from dtd.wire import messages as m
 
@@ -47,10 +47,3 @@ def test_bytes_that_are_not_what_they_are_called_are_refused(daemon: Any) -> Non
         put(client, 0, CONTENT[::-1])
     with daemon.connect() as client:
         assert put(client, 0, b"") == 0
-
-
-def test_a_worker_that_names_another_file_is_cut_off(daemon: Any, play: Any) -> None:
-    worker = play(daemon)
-    worker.say(m.GetPackage(digest="../coordinator.sqlite3", offset=0))
-    with pytest.raises(ProtocolError, match="sha256"):
-        worker.hear(m.Package)

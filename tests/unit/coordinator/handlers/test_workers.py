@@ -10,7 +10,6 @@ import pytest
 from dtd.cluster.transitions import JobState
 from dtd.coordinator.core import Source
 from dtd.coordinator.handlers.workers import _data_host, parts_of
-from dtd.errors import ErrorCode, ProtocolError
 from dtd.wire import messages as m
 from tests.shards import held_shards
 
@@ -74,41 +73,6 @@ async def test_holders_come_with_tickets_and_those_that_suffice_first() -> None:
     assert (first.host, first.port, first.resource) == ("10.0.0.1", 7000, resource)
     assert first.part == tuple(held_shards(0, 4, 1).to_wire())
     assert (first.ticket_expires_s, first.ticket_key) == (99, f"w-0 {resource}".encode())
-
-
-async def test_missing_shards_and_their_workers_are_named() -> None:
-    told = await answer(Coordinator([entry(rank) for rank in range(4)], away=("w-1", "w-2")))
-    assert told.missing == "1/2 to 3/4, which were on w-1 (1/2 to 3/4), w-2 (1/2 to 3/4)"
-    assert [one.name for one in told.holders] == ["w-0", "w-3"]
-
-
-async def test_the_newest_complete_checkpoint_is_meant_or_that_of_the_step() -> None:
-    incomplete = [entry(rank, step=60) for rank in (0, 1)]
-    contradicted = [entry(rank, step=50, confirmation="contradicted") for rank in range(4)]
-    older = [entry(rank, step=30, digest="cd") for rank in range(4)]
-    coordinator = Coordinator([*incomplete, *contradicted, *map(entry, range(4)), *older])
-    assert (await answer(coordinator)).digest == "ab"
-    assert (await answer(coordinator, step=30)).digest == "cd"
-    assert (await answer(coordinator, step=60)).holders == ()
-
-
-async def test_what_a_worker_of_the_job_has_whole_is_handed_over_by_it() -> None:
-    whole = entry(1, world_size=1)
-    assert (await answer(Coordinator([whole]))).holders == ()
-    assert [one.name for one in (await answer(Coordinator([whole]), worker="w-1")).holders] == [
-        "w-1"
-    ]
-
-
-async def test_what_a_server_or_a_worker_of_another_job_has_whole_is_fetched() -> None:
-    whole = entry(1, world_size=1)
-    told = await answer(Coordinator([whole], serves=True))
-    assert [(one.name, one.part) for one in told.holders] == [("w-1", ())]
-    elsewhere = Coordinator([whole])
-    its_own = elsewhere.membership.cluster_of("w-1")
-    other = SimpleNamespace(job=its_own.job, workers={})
-    elsewhere.membership.cluster_of = lambda name: its_own if name == "w-1" else other
-    assert [one.name for one in (await answer(elsewhere)).holders] == ["w-1"]
 
 
 async def test_parts_without_a_digest_belong_to_the_others_and_confirmed_ones_come_first() -> None:
@@ -183,11 +147,3 @@ def told(data_host, seen):
 )
 def test_it_is_called_where_it_listens(data_host, seen, expected):
     assert told(data_host, Seen(seen)) == expected
-
-
-def test_ipv4_only_and_seen_at_an_ipv6_address_is_refused():
-    seen = Seen("fd00::1")
-    with pytest.raises(ProtocolError, match=r"w-0 listens on 0\.0\.0\.0, which is IPv4") as caught:
-        told("0.0.0.0", seen)
-    assert caught.value.code is ErrorCode.REFUSED
-    assert seen.noted == [("fd00::1", caught.value.message, caught.value.remedy)]

@@ -12,12 +12,6 @@ from dtd.coordinator.store.store import Store
 from dtd.errors import ConfigError, StoreDamaged
 
 
-def test_a_new_directory_is_its_owners_alone(state_dir, store):
-    assert state_dir.stat().st_mode & 0o777 == 0o700
-    assert (store.jobs(), store.events(0), store.next_job_number()) == ([], [], 1)
-    assert store.last_generation() == 0
-
-
 def test_a_second_coordinator_is_refused_until_the_first_has_gone(state_dir, store):
     with pytest.raises(ConfigError, match=f"another coordinator uses {state_dir}") as caught:
         Store(state_dir)

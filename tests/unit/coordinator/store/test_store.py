@@ -51,16 +51,6 @@ def test_what_is_in_use_is_found_without_reading_ended_jobs(store):
     assert [one.id for _, one in store.unfinished_jobs()] == ["digits-1", "digits-2"]
 
 
-def test_jobs_that_have_ended_are_kept_but_not_taken_up(store):
-    for number, state in enumerate(JobState, start=1):
-        store.save_job(number, job_body(job(number, state=state)))
-    ended = {JobState.DONE, JobState.FAILED, JobState.CANCELLED}
-    unfinished = [found.state for _, found in store.unfinished_jobs()]
-    assert unfinished == [state for state in JobState if state not in ended]
-    assert [row["id"] for row in store.jobs()][:2] == ["digits-10", "digits-9"]
-    assert len(store.jobs()) == len(JobState)
-
-
 # --- what a commit promises ------------------------------------------------------------------
 
 
@@ -71,16 +61,6 @@ def statements(store, function, *arguments):
     function(*arguments)
     store._database._connection.set_trace_callback(None)
     return [" ".join(text.split()[:2]) for text in seen]
-
-
-def test_only_jobs_and_checkpoints_wait_for_the_disk(store):
-    incident = Incident(kind="k", message="m")
-    for call, kind in (
-        ((store.add_incident, incident), "NORMAL"),
-        ((store.add_lines, "digits-1", 0, "worker-0", ["a"]), "NORMAL"),
-        ((store.save_checkpoint, "worker-0", saved(10)), "FULL"),
-    ):
-        assert statements(store, *call)[0] == f"PRAGMA synchronous={kind}"
 
 
 # --- events and lines ------------------------------------------------------------------------
@@ -98,20 +78,6 @@ def test_events_are_read_from_a_cursor_on(store, monkeypatch):
     assert set(page[0]) == {
         *("seq", "time_s", "kind", "job", "worker", "generation", "step", "message", "details")
     }
-
-
-def test_lines_are_read_per_job_from_a_cursor_on(store, monkeypatch):
-    monkeypatch.setattr(store_module, "PAGE_ROWS", 2)
-    store.add_lines("digits-1", 0, "worker-0", ["a", "b"])
-    store.add_lines("digits-2", 0, "worker-0", ["other"])
-    store.add_lines("digits-1", 1, "worker-1", ["c"])
-    first = store.lines("digits-1", 0)
-    assert [(line["text"], line["rank"], line["worker"]) for line in first] == [
-        ("a", 0, "worker-0"),
-        ("b", 0, "worker-0"),
-    ]
-    assert [line["text"] for line in store.lines("digits-1", first[-1]["seq"])] == ["c"]
-    assert [line["text"] for line in store.lines("digits-2", 0)] == ["other"]
 
 
 # --- checkpoints -----------------------------------------------------------------------------
@@ -154,29 +120,7 @@ def test_what_fails_half_way_leaves_nothing_and_what_follows_is_durable(state_di
     reader.close()
 
 
-def test_checkpoints_that_a_job_has_left_behind_are_marked(store):
-    store.save_job(1, job_body(job(branches=((1, 10, 3),))))
-    store.save_checkpoint("worker-0", saved(10))
-    store.save_checkpoint("worker-0", saved(40, "step-10"))
-    store.save_checkpoint("worker-0", saved(20, "step-10", "step-40", generation=3))
-    store.save_checkpoint("worker-0", saved(5, job="of-no-known-job"))
-    marks = {(one["generation"], one["step"]): one["left_behind"] for one in store.checkpoints("")}
-    assert marks == {(3, 20): False, (1, 40): True, (1, 10): False, (1, 5): False}
-    (unfinished,) = store.unfinished_jobs()
-    assert [list(one) for one in unfinished[1].branches] == [[1, 10, 3]]
-
-
 # --- jobs as JSON --------------------------------------------------------------------------------
-
-
-def test_a_body_is_a_snapshot():
-    changing = Job(id="digits-1", spec=SPEC, metrics={"accuracy": 0.5})
-    body = job_body(changing)
-    changing.metrics["accuracy"] = 0.9
-    changing.result["steps"] = 3
-    changing.step = 3
-    assert (body["metrics"], body["result"], body["step"]) == ({"accuracy": 0.5}, {}, 0)
-    assert job_from_body(body).metrics == {"accuracy": 0.5}
 
 
 def test_every_field_survives_json():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 
 import pytest
@@ -31,21 +30,6 @@ async def test_failures_belong_to_all_that_asked():
     assert [(line["event"], line["error"]) for line in logged] == [("store_failed", "no room")]
     assert [str(one) for one in defects] == ["no"]
     await thread.close(lambda: None)
-
-
-async def test_what_nobody_waits_for_any_more_is_not_done():
-    thread, go_on, done = StoreThread(), threading.Event(), []
-    thread.later(go_on.wait, 30)
-    asking = asyncio.create_task(thread.run(done.append, "given up"))
-    await asyncio.sleep(0)
-    assert thread._calls.qsize() >= 1
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    go_on.set()
-    await thread.run(done.append, "next")
-    await thread.close(lambda: None)
-    assert done == ["next"]
 
 
 async def test_a_disk_that_takes_its_time_is_complained_of_while_it_does(monkeypatch):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from dtd.cluster.detector import Detector
-from dtd.cluster.events import Disconnect, Incident
 from dtd.cluster.records import Job, Liveness, Run, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.status import status_of
@@ -132,26 +131,3 @@ def test_the_newest_checkpoint(cluster: ClusterState) -> None:
     assert (samples["checkpoint_step j-2"], samples["checkpoints_total j-1"]) == (1, 3)
     assert samples["checkpoint_step j-1"] == 6  # it trains beside the other one
     assert "checkpoint_write_seconds j-2" not in samples
-
-
-def test_restarts(cluster: ClusterState) -> None:
-    figures = CoordinatorMetrics(None)
-    figures.registered(registered("w-0", 1), released=False)
-    figures.registered(registered("w-0", 1), released=False)  # the same process called again
-    assert seen(figures, cluster)["worker_restarts_total w-0"] == 0
-    figures.registered(registered("w-0", 2), released=True)  # as after every job
-    assert seen(figures, cluster)["worker_restarts_total w-0"] == 0
-    figures.registered(registered("w-0", 3), released=False)
-    assert seen(figures, cluster)["worker_restarts_total w-0"] == 1
-
-
-def test_incidents_and_evictions(cluster: ClusterState) -> None:
-    figures = CoordinatorMetrics(None)
-    figures.registered(registered("w-0", 1), released=False)
-    for _ in range(2):
-        figures.decided(Incident(kind="worker_lost", message="gone"))
-    figures.decided(Incident(kind="recovered", message="back"))
-    figures.decided(Disconnect(name="w-0", reason="silent"))
-    samples = seen(figures, cluster)
-    assert (samples["incidents_total worker_lost"], samples["incidents_total recovered"]) == (2, 1)
-    assert samples["worker_evictions_total w-0"] == 1

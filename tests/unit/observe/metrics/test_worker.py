@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import types
-from typing import Any
-
-import pytest
-
 from dtd.observe.metrics.worker import (
-    NO_GPU,
-    GpuFigures,
-    gpu_figures,
-    next_in_ring,
     worker_samples,
 )
 from dtd.wire import messages as m
@@ -72,16 +62,6 @@ def test_a_worker_that_trains() -> None:
     }
 
 
-def test_a_worker_that_is_idle_says_nothing_of_steps() -> None:
-    assert set(figures(m.Heartbeat(state="idle", cpu_s=1.0, memory_bytes=5))) == {
-        *("worker_cpu_seconds_total", "worker_resident_memory_bytes"),
-        *("worker_sent_bytes_total", "worker_received_bytes_total"),
-    }
-    beat = m.Heartbeat(state="running", gpu_use=0.0, gpu_memory_bytes=7)
-    assert figures(beat)["worker_gpu_use_ratio"] == 0.0
-    assert figures(beat)["worker_gpu_memory_bytes"] == 7
-
-
 def test_memory_by_part() -> None:
     part = m.MemoryPart(name="optimizer", measured_bytes=12, predicted_bytes=10)
     peak = m.MemoryPart(name="activations", measured_bytes=7)
@@ -94,45 +74,3 @@ def test_memory_by_part() -> None:
     measured = {("w", "optimizer"): 12, ("w", "activations"): 7}
     assert found["dtd_worker_part_memory_bytes"] == measured
     assert found["dtd_worker_predicted_memory_bytes"] == {("w", "optimizer"): 10}
-
-
-@pytest.mark.parametrize(
-    ("roster", "peer"), [("abc", "c"), ("bc", "c"), ("ab", "a"), ("b", ""), ("ac", ""), ("", "")]
-)
-def test_to_whom_b_sends(roster: str, peer: str) -> None:
-    assert next_in_ring(list(roster), "b") == peer
-
-
-class Cuda:
-    ready = True
-
-    def is_initialized(self) -> bool:
-        return self.ready
-
-    def memory_reserved(self, index: int) -> int:
-        return 100 + index
-
-    def utilization(self, index: int) -> int:
-        return 25
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    made = Cuda()
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=made))
-    return made
-
-
-def test_what_torch_says_of_a_gpu(cuda: Cuda) -> None:
-    assert gpu_figures("cuda:1") == GpuFigures(use=0.25, memory_bytes=101)
-
-
-def test_a_gpu_that_is_not_in_use_is_not_touched(cuda: Cuda, monkeypatch: Any) -> None:
-    assert gpu_figures("cpu") == NO_GPU
-    cuda.ready = False
-    assert gpu_figures("cuda:0") == NO_GPU
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace())  # it is being imported
-    assert gpu_figures("cuda:0") == NO_GPU
-    monkeypatch.delitem(sys.modules, "torch")
-    assert gpu_figures("cuda:0") == NO_GPU
-    assert "torch" not in sys.modules

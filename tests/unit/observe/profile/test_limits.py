@@ -12,7 +12,6 @@ from dtd.observe.profile.spans import (
     COMMIT,
     COMPUTE,
     DATA,
-    STAR_BUCKET,
     STEP,
     WAIT,
     WORD,
@@ -22,60 +21,15 @@ from dtd.observe.profile.spans import (
 S = 10**9
 
 
-def second(*spans):
-    return [Span(kind, begin * S, end * S) for kind, begin, end in spans]
-
-
 def step_times(spans):
     """A profile of one worker alone."""
     return median_times({"w": spans}).get("w")
-
-
-STEPS = second(
-    (STEP, 0, 10),
-    (COMPUTE, 0, 6),
-    (DATA, 0, 1),
-    (BUCKET, 3, 8),
-    (WAIT, 6, 8),
-    (WORD, 8, 9),
-    (WAIT, 8, 9),
-    (COMMIT, 9, 10),
-    (BUCKET, 20, 30),
-    (WAIT, 20, 30),
-)
-
-
-def test_the_parts_of_a_step():
-    found = step_times(STEPS)
-    assert found == StepTimes(
-        step_s=10, data_s=1, compute_s=5, optimizer_s=1, exposed_s=3, busy_s=6, hidden_s=3
-    )
-    assert (found.own_s, found.other_s) == (7, 0)
-
-
-def test_what_a_star_carries_is_on_the_wire_too():
-    found = step_times(second((STEP, 0, 9), (STAR_BUCKET, 1, 5), (BUCKET, 4, 6), (WAIT, 3, 6)))
-    assert (found.busy_s, found.hidden_s, found.exposed_s) == (5, 2, 3)
-
-
-def test_waits_within_a_phase_are_not_its_own():
-    spans = second((STEP, 0, 9), (COMPUTE, 0, 6), (WAIT, 1, 3), (COMMIT, 6, 9), (WAIT, 7, 8))
-    found = step_times(spans)
-    assert (found.compute_s, found.optimizer_s, found.exposed_s) == (4, 2, 3)
 
 
 def test_the_first_step_is_the_profilers_and_one_slow_step_shifts_nothing():
     lasting = [(0, 5), (5, 6), (6, 7), (7, 17), (17, 18)]
     spans = [Span(STEP, begin * S, end * S, n) for n, (begin, end) in enumerate(lasting)]
     assert step_times(spans).step_s == 1
-
-
-def test_only_steps_that_all_have_count():
-    late = [Span(STEP, n * S, (n + 1) * S, n) for n in range(2, 6)]
-    early = [Span(STEP, n * S, (n + 1 + 7 * (n < 2)) * S, n) for n in range(5)]
-    found = median_times({"late": late, "early": early, "silent": []})
-    assert {name: one.step_s for name, one in found.items()} == {"late": 1, "early": 1}
-    assert median_times({"a": early[:1], "b": late}) == {}
 
 
 def times(compute=1.0, data=0.0, optimizer=0.0, exposed=0.0, busy=0.0, hidden=0.0, other=0.0):
@@ -104,18 +58,6 @@ def times(compute=1.0, data=0.0, optimizer=0.0, exposed=0.0, busy=0.0, hidden=0.
 )
 def test_the_longest_part_limits(workers, limit):
     assert verdict(workers).limit == limit
-
-
-def test_nothing_limits_where_nothing_stands_out():
-    assert verdict({"a": times(0.04, other=0.96)}).limit == ""
-    assert verdict({"a": times(0.24, 0.2, 0.2, 0.2, other=0.16)}).limit == ""
-
-
-def test_a_caller_that_is_slowest_and_what_is_overlapped():
-    found = verdict({"a": times(1, exposed=3, busy=4, hidden=1), "b": times(4, busy=4, hidden=4)})
-    assert (found.slowest, found.parts["straggler"], found.overlap) == ("b", 3, 5 / 8)
-    alone = verdict({"a": times(1, other=0.5)})
-    assert (alone.slowest, alone.overlap, alone.parts["other"]) == ("", None, 0.5)
 
 
 kinds = st.sampled_from([STEP, COMPUTE, DATA, COMMIT, WAIT, BUCKET, WORD])

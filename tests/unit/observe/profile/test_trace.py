@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import pytest
@@ -88,45 +87,9 @@ def test_each_worker_is_a_process_with_its_threads():
     assert pulled["args"] == {"bucket": 2, "phase": "pull", "rank": 3}
 
 
-kinds = st.sampled_from([BUCKET, WORD, CHUNK])
-
-
-@given(
-    st.lists(
-        st.tuples(kinds, st.integers(0, 50), st.integers(0, 20), st.integers(0, 3)), max_size=12
-    )
-)
-def test_spans_of_a_ring_never_overlap_on_one_thread(drawn):
-    spans = [
-        Span(kind, begin, begin + length, number, (1, 0, number) if kind == CHUNK else ())
-        for kind, begin, length, number in drawn
-    ]
-    threads = {}
-    for event in trace_events([WorkerTrace(name="a", rank=0, spans=spans)]):
-        if event["ph"] == "X":
-            assert event["ts"] >= 0
-            begin = round(1000 * event["ts"])
-            threads.setdefault(event["tid"], []).append((begin, begin + round(1000 * event["dur"])))
-    for found in threads.values():
-        found.sort()
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(found))
-    assert sum(map(len, threads.values())) >= len(spans)
-
-
 def contents():
     made = encoded(SPANS, TRACKS, ahead_ns=10**6, dropped={"spans": 1})
     return json.loads(json.dumps(made))
-
-
-def test_a_file_brings_back_what_was_recorded_on_another_clock():
-    found = decoded(contents(), name="a", rank=3, offset_ns=10**6 - 7)
-    assert (found.name, found.rank) == ("a", 3)
-    assert found.spans == [
-        span._replace(begin_ns=span.begin_ns + 7, end_ns=span.end_ns + 7) for span in SPANS
-    ]
-    shift = 10**6 - 7
-    assert found.tracks == [Track(name="thread 1", rows=[("aten::mm", 1200 - shift, 1300 - shift)])]
-    assert contents()["dropped"] == {"spans": 1}
 
 
 @pytest.mark.parametrize(

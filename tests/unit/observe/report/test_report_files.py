@@ -97,38 +97,6 @@ def test_what_others_said_is_text(facts, untrained) -> None:
     assert r"\<script\>alert(1)\</script\> \& `x` \| \*y\*" in markdown
 
 
-def test_charts_are_xml_with_a_name(facts, alone) -> None:
-    page = to_html(document_of(facts, alone, made="today"))
-    charts = re.findall(r"<svg.*?</svg>", page)
-    assert len(charts) >= 7
-    for chart in charts:
-        assert ET.fromstring(chart).attrib["aria-label"]
-        assert "nan" not in chart
-
-
-def test_a_job_that_never_trained_has_a_short_report(untrained) -> None:
-    page = page_of(untrained)
-    assert "never trained a step" in page.text
-    assert "svg" not in page.seen
-    assert "Convergence" not in page.text
-
-
-def test_markdown_has_tables_and_curves(facts, alone) -> None:
-    text = to_markdown(document_of(facts, alone, made="today"))
-    assert text.startswith("# digits-1\n\nReport of a training job, against alone-2 · today")
-    assert re.search(r"^digits-1  [▁-█ ]{60}$", text, re.MULTILINE)
-    assert "| digits-1 | 3 | 50 | 360/s | 167 ms | 36.0 % | 80.0 % |" in text
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(line.endswith("|") for line in rows)
-
-
-def test_what_is_not_stored_is_said() -> None:
-    answer = metrics() | {"stopped": "the disk is full", "dropped": 12}
-    text = to_markdown(document_of(facts_of(details(), [answer], EVENTS), None, made="today"))
-    assert "Figures are not stored at present: the disk is full." in text
-    assert "12 rows of figures were lost" in text
-
-
 # --- charts ----------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dtd.observe.report import words
 from dtd.observe.report.facts import facts_of
-from tests.unit.observe.report.conftest import EVENTS, details, event, metrics
+from tests.unit.observe.report.conftest import EVENTS, details, metrics
 
 
 def said(facts, against=None) -> str:
@@ -65,29 +65,3 @@ def test_other_figures_say_something_else(curves, sentence) -> None:
 
     assert re.search(sentence, of(**curves)), of(**curves)
     assert not re.search(sentence, of())
-
-
-def test_quiet_and_unfinished_jobs() -> None:
-    quiet = [one for one in EVENTS if one["kind"] == "generation_running"]
-    assert "Nothing broke." in of(events=quiet)
-    failed = of({"state": "failed", "reason": "the task raised ValueError"}, events=quiet)
-    assert "The job is failed (the task raised ValueError)" in failed
-    assert "Nothing broke." not in failed
-    lost = event("worker_lost", worker="w-1")
-    assert "Lost workers: w-1." in of(events=[*quiet, lost])
-    stopped = of({"state": "cancelled", "reason": "by bob", "total_steps": 400, "ended_s": None})
-    assert "The job is cancelled (by bob) after 100 of 400 steps." in stopped
-
-
-def test_a_job_beside_one_of_one_worker(facts, alone) -> None:
-    text = said(facts, alone)
-    assert "Against alone-2 (1 worker): 2.40 times its rate with 3 workers, efficiency 80 %" in text
-    assert "A loss of 0.02041 was reached at step 98 after 19s; by alone-2 at step 98" in text
-    assert "Best accuracy: 0.98, alone-2 0.98 (difference +0)" in text
-    assert "One worker exchanges nothing" in said(alone)
-
-
-def test_the_better_of_a_metric_is_the_jobs_choice() -> None:
-    spec = details()["spec"]
-    chosen = spec | {"checkpoint": {"best_metric": "accuracy", "best_mode": "min"}}
-    assert "Best accuracy: 0.5, at step 20" in of({"spec": chosen})

@@ -17,14 +17,11 @@ from dtd.config import CoordinatorConfig, load_coordinator_config
 from dtd.errors import ConfigError
 from dtd.job import parse_job, to_mapping
 from dtd.observe.sinks import trackers as module
-from dtd.observe.sinks.entries import Began, Ended, Figures, from_line
+from dtd.observe.sinks.entries import Figures
 from dtd.observe.sinks.trackers import (
     MAX_PIPE_BYTES,
-    THINNED_EVERY,
     Feed,
-    Thinner,
     Trackers,
-    sinks_of,
 )
 from dtd.wire import messages as m
 from tests.unit.observe.reports import progress as report
@@ -114,23 +111,6 @@ async def test_a_process_that_does_not_read_costs_figures_and_is_killed(
     assert process.returncode == -signal.SIGKILL
 
 
-async def test_before_there_is_a_process_everything_is_dropped_but_the_job(monkeypatch) -> None:
-    written: asyncio.Queue[bytes] = asyncio.Queue()
-    feed = Feed({"sink": "nothing"}, Operators().incident)
-    ended = Ended(job="j-0", identity="i", unix_s=1.0, state="done")
-    for job in ("j-0", "j-1", "j-2"):
-        feed.tell(Began(job=job, identity="i", unix_s=1.0))
-    feed.tell(figures(1))
-    feed.tell(ended)
-    assert feed.dropped == 5
-    monkeypatch.setattr(feed, "_write", written.put_nowait)
-    async with asyncio.timeout(60), running(feed):
-        first, second, third = [await written.get() for _ in range(3)]
-    assert b'"sink": "nothing"' in first
-    assert from_line(second) == Began(job="j-1", identity="i", unix_s=1.0)
-    assert from_line(third) == Began(job="j-2", identity="i", unix_s=1.0)
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> CoordinatorConfig:
     return CoordinatorConfig(state_dir=tmp_path, socket=tmp_path / "s", mlflow="http://127.0.0.1:1")
@@ -178,27 +158,6 @@ def test_a_job_is_told_of_with_its_settings_but_no_secrets(config, told) -> None
     assert began.tags == {"dtd.task": "digits", "dtd.package": "p" * 64}
     assert (first.step, second.step, first.scalars["train/loss"]) == (1, 2, 0.5)
     assert (last.state, last.result) == ("done", {"steps": 2.0, "eval_f1": 0.75})
-
-
-def test_a_missing_package_is_named(config, monkeypatch) -> None:
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="mlflow-skinny is not installed") as caught:
-        sinks_of(config)
-    assert "pip install mlflow-skinny" in caught.value.remedy
-
-
-def test_a_long_jobs_points_become_rarer() -> None:
-    thinner = Thinner()
-
-    def takes(at_s: float, *, regular: bool = True) -> bool:
-        return thinner.takes(Figures(job="j", step=1, unix_s=at_s, scalars={}, regular=regular))
-
-    assert all(takes(0.1 * number) for number in range(THINNED_EVERY))
-    begun_s = 0.1 * THINNED_EVERY
-    taken = [takes(begun_s + 0.05 * number) for number in range(400)]
-    assert 150 < sum(taken) <= 200
-    assert takes(begun_s + 20.0, regular=False)
-    assert takes(0.0)  # the clock was set back
 
 
 @pytest.mark.parametrize(

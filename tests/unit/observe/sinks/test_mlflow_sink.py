@@ -65,33 +65,3 @@ def test_a_job_is_a_run(sink) -> None:
     assert math.isnan(history[1].value)
     assert run.data.metrics["eval/a_b_"] == 1.0
     assert run.data.metrics["final/loss"] == 0.25
-
-
-def test_a_sink_that_starts_again_continues_the_run(sink, tmp_path) -> None:
-    sink.begin(began(a="1"))
-    sink.figures("j-1", [figures(1, loss=0.5)])
-    again = make({"address": (tmp_path / "runs").as_uri(), "experiment": "trials"})
-    again.begin(began(a="2", b="3"))  # a setting that is there stays as it is
-    again.figures("j-1", [figures(2, loss=0.25)])
-    third = make({"address": (tmp_path / "runs").as_uri(), "experiment": "trials"})
-    third.end(ended("cancelled"))
-    (run,) = runs(sink)
-    assert (run.info.status, run.data.params) == ("KILLED", {"a": "1", "b": "3"})
-    assert len(sink._client.get_metric_history(run.info.run_id, "loss")) == 2
-
-
-def test_more_than_fits_into_a_request_goes_in_several(sink) -> None:
-    sink.begin(began(**{f"task.s{number}": "x" for number in range(250)}))
-    sink.figures("j-1", [figures(step, loss=float(step)) for step in range(1, 1501)])
-    (run,) = runs(sink)
-    assert len(run.data.params) == 250
-    assert len(sink._client.get_metric_history(run.info.run_id, "loss")) == 1500
-
-
-def test_what_may_pass_and_what_stays(sink) -> None:
-    from mlflow.exceptions import MlflowException
-
-    assert sink.may_pass(ConnectionResetError())
-    assert sink.may_pass(MlflowException("the server is gone"))
-    assert not sink.may_pass(MlflowException.invalid_parameter_value("no"))
-    assert not sink.may_pass(ValueError("no"))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dtd.observe.sinks import process as module
-from dtd.observe.sinks.entries import Began, Ended, Entry, Figures, from_line, to_line
-from dtd.observe.sinks.process import Delivery, reason
+from dtd.observe.sinks.entries import Began, Ended, Figures
+from dtd.observe.sinks.process import Delivery
 
 WAIT_S = 10.0
 
@@ -67,29 +67,6 @@ def point(step: int, job: str = "j-1") -> Figures:
     return Figures(job=job, step=step, unix_s=2.0, scalars={"train/loss": 0.5})
 
 
-def deliver(sink: Scripted, *entries: Entry) -> tuple[Delivery, list[dict[str, Any]]]:
-    said: list[dict[str, Any]] = []
-    delivery = Delivery(sink, said.append)
-    for entry in entries:
-        delivery.put(entry)
-    delivery.close(WAIT_S)
-    return delivery, said
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        Began(job="j-1", identity="a", unix_s=1.5, settings={"a.b": "1"}, tags={"t": "x\n\u202e"}),
-        point(7),
-        ended(),
-    ],
-)
-def test_an_entry_survives_its_line(entry: Entry) -> None:
-    line = to_line(entry)
-    assert line.count(b"\n") == 1
-    assert from_line(line) == entry
-
-
 def test_jobs_beside_each_other_share_the_requests() -> None:
     """Their figures alternate; what waits of a job still goes at once, and in its order."""
     sink = Scripted()
@@ -137,53 +114,3 @@ def test_what_an_unreachable_server_misses_is_said_once_and_comes_later() -> Non
         },
         {"state": "works", "dropped": 0},
     ]
-
-
-def test_what_is_refused_is_dropped_and_the_rest_goes_on() -> None:
-    sink = Scripted()
-    sink.errors = [ValueError("http://secret@host")]
-    delivery, said = deliver(sink, began(), point(1), point(2), began("j-2"), point(5, "j-2"))
-    assert sink.seen == [("begin", "j-2"), ("j-2", [5]), "closed"]
-    assert said == [{"state": "refused", "why": "ValueError", "dropped": 1}]
-    assert delivery.dropped == 3  # and the figures of a job that could not begin
-
-
-def test_the_oldest_figures_make_room_and_are_counted(monkeypatch) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 5)
-    sink = Scripted()
-    sink.go.clear()
-    delivery = Delivery(sink, lambda remark: None)
-    delivery.put(began())
-    assert sink.entered.wait(WAIT_S)
-    for step in range(1, 6):
-        delivery.put(point(step))
-    for job in ("j-2", "j-3", "j-4"):
-        delivery.put(began(job))
-    sink.go.set()
-    delivery.close(WAIT_S)
-    assert sink.seen == [
-        ("begin", "j-1"),
-        ("j-1", [4, 5]),
-        ("begin", "j-2"),
-        ("begin", "j-3"),
-        ("begin", "j-4"),
-        "closed",
-    ]
-    assert delivery.dropped == 3
-
-
-def test_a_reason_names_kinds_of_errors_and_nothing_that_they_say() -> None:
-    class RefusedByServer(Exception):
-        error_code = "PERMISSION_DENIED"
-
-    class Lying(Exception):
-        error_code = "http://secret@host"
-
-    lying = Lying("secret")
-    lying.__cause__ = ConnectionResetError(errno.ECONNRESET, "secret")
-    assert reason(lying) == "Lying, from ConnectionResetError (Connection reset by peer)"
-    assert reason(RefusedByServer("secret")) == "RefusedByServer (PERMISSION_DENIED)"
-    endless = ValueError("secret")
-    endless.__context__ = KeyError("secret")
-    endless.__context__.__context__ = endless
-    assert reason(endless).count("ValueError") <= 4

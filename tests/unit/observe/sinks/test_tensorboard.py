@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dtd.observe.sinks.tensorboard as module
-from dtd.observe.sinks.entries import Began, Ended
-from dtd.observe.sinks.tensorboard import MAX_JOBS, Curves
+from dtd.observe.sinks.tensorboard import Curves
 from dtd.observe.sinks.trackers import figures_of
 from dtd.wire import messages as m
 from tests.unit.observe.reports import progress as report
@@ -95,36 +93,6 @@ def test_what_was_written_can_be_read(curves, tmp_path):
     assert {event.wall_time for event in events(tmp_path / "j-1")} == {1000.0}
 
 
-def sessions(directory: Path) -> Iterator[Any]:
-    """The entries that the HParams tab reads, in order."""
-    messages = module._hparams_messages()
-    for event in events(directory):
-        for value in event.summary.value:
-            if value.metadata.plugin_data.plugin_name == "hparams":
-                content = value.metadata.plugin_data.content
-                yield value.tag, messages.HParamsPluginData.FromString(content)
-
-
-def test_settings_and_the_end_are_written_for_the_hparams_tab(curves, tmp_path):
-    settings = {"optimizer.lr": 0.1, "job.task": "digits", "train.amp": False, "job.epochs": 3}
-    curves.add(Began(job="j-1", identity="i", unix_s=5.0, settings=settings))
-    say(curves, progress(2))
-    result = {"steps": 2.0, "eval_accuracy": 0.75}
-    curves.add(Ended(job="j-1", identity="i", unix_s=9.0, state="done", result=result))
-    (first, begun), (last, ended) = sessions(tmp_path / "j-1")
-    assert first == "_hparams_/session_start_info"
-    assert last == "_hparams_/session_end_info"
-    start = begun.session_start_info
-    found = {name: getattr(v, v.WhichOneof("kind")) for name, v in start.hparams.items()}
-    assert found == settings
-    assert (start.group_name, start.start_time_secs) == ("j-1", 5.0)
-    assert (ended.session_end_info.status, ended.session_end_info.end_time_secs) == (1, 9.0)
-    assert curve(tmp_path / "j-1", "final/eval_accuracy") == [(2, 0.75)]
-    assert curves._files == {}
-    curves.add(Ended(job="j-9", identity="i", unix_s=9.0, state="cancelled"))
-    assert not (tmp_path / "j-9").exists()  # it never began
-
-
 def test_a_coordinator_that_starts_again_goes_on(curves, tmp_path):
     say(curves, progress(1))
     curves.close()
@@ -142,32 +110,6 @@ def test_steps_that_were_lost_are_taken_back(curves, tmp_path):
     assert starts == [3]
     assert proto.SessionLog.START == 1
     assert [step for step, _ in curve(tmp_path / "j-1", "train/loss")] == [5, 6, 3]
-
-
-def test_the_oldest_jobs_curves_make_room(curves, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_JOBS", 2)
-    assert MAX_JOBS > 2
-    for number in range(4):
-        say(curves, progress(1, job=f"j-{number}"))
-        curves.close()
-        for rank, one in enumerate(sorted(tmp_path.iterdir())):
-            os.utime(one, (rank, rank))
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["j-2", "j-3"]
-
-
-def test_a_store_that_hangs_holds_a_bounded_number_of_points(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_WAITING_POINTS", 10)
-    asked: list[Callable[[], None]] = []
-    curves = Curves(tmp_path, asked.append)
-    for step in range(100):
-        say(curves, progress(step))
-    assert len(asked) == 1
-    asked[0]()
-    assert [step for step, _ in curve(tmp_path / "j-1", "train/loss")] == list(range(90, 100))
-    say(curves, progress(100))
-    assert len(asked) == 2
-    curves.close()
-    assert curve(tmp_path / "j-1", "train/loss")[-1][0] == 100
 
 
 class Full:
@@ -201,34 +143,6 @@ def disk(monkeypatch) -> Disk:
 
     monkeypatch.setattr(Path, "open", open_on_disk)
     return made
-
-
-def whole_steps(directory: Path) -> list[int]:
-    """Steps that a reader finds, who gives a file up where it is damaged."""
-    proto = module._library()[0]
-    found = []
-    for path in sorted(directory.iterdir()):
-        try:
-            for data in records(path):
-                event = proto.Event.FromString(data)
-                found += [event.step] if event.summary.value else []
-        except (AssertionError, struct.error):
-            pass
-    return found
-
-
-def test_a_full_disk_costs_points_only(curves, tmp_path, clock, disk, caplog):
-    say(curves, progress(1))
-    disk.room = 50
-    say(curves, progress(2))  # a part of it is written
-    say(curves, progress(3))  # too soon to try again
-    clock.now = module.RETRY_S
-    disk.room = 0
-    say(curves, progress(4))  # not even a file can be begun
-    clock.now = 2 * module.RETRY_S
-    disk.room = 1 << 30
-    say(curves, progress(5), progress(6))
-    assert whole_steps(tmp_path / "j-1") == [1, 5, 6]
 
 
 def test_the_coordinator_writes_curves_without_torch(tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dtd.observe.sinks.entries import Began, Ended, Figures, curves_of, wandb_run_id
+from dtd.observe.sinks.entries import Began, Ended, Figures, wandb_run_id
 from dtd.observe.sinks.wandb import WandbSink, make
 
 pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="needs the package wandb")
@@ -170,12 +170,3 @@ def test_a_coordinator_that_starts_again_continues_the_run(sink, state_dir, monk
     assert newest.history[-1]["_step"] == 2
     made = {one.name for one in (state_dir / "wandb").iterdir()} - known
     assert made or newest.files == 1
-
-
-def test_the_curves_of_a_job_are_its_own(tmp_path) -> None:
-    (tmp_path / "wandb").mkdir()
-    runs = [("x-1", "abc"), ("x-1", "abd"), ("yx-1", "abc"), ("x-11", "abc")]
-    names = [f"offline-run-20260101_000000-{wandb_run_id(*run)}" for run in runs]
-    for name in names:
-        (tmp_path / "wandb" / name).mkdir()
-    assert [one.name for one in curves_of(tmp_path, "x-1", "abc")] == ["x-1", names[0]]

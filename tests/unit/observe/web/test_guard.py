@@ -40,15 +40,6 @@ def why(method: str, *, secured: bool = False, **headers: str) -> str:
     return foreign(request, secured=secured, names=NAMES)
 
 
-def test_the_page_itself_may_ask_and_change() -> None:
-    assert why("GET", Host="node1:1") == ""
-    assert why("GET", Host="node1:1", Sec_Fetch_Site="none") == ""
-    json = {"Content_Type": "application/json"}
-    assert why("POST", **ORIGIN, **json) == ""
-    assert why("POST", **ORIGIN, **json, Sec_Fetch_Site="same-origin") == ""
-    assert why("POST", secured=True, Host="node1", Origin="https://node1", **json) == ""
-
-
 @pytest.mark.parametrize(
     ("method", "headers", "said"),
     [

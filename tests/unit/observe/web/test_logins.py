@@ -46,14 +46,3 @@ def test_a_session_ends_by_itself_and_by_its_holder(kept: Sessions) -> None:
     assert not kept.has_cookie("a", SESSION_LIFE_S)
     kept.begin("c", "k", ADA, SESSION_LIFE_S)
     assert first not in kept
-
-
-def test_another_process_goes_on_with_the_sessions_of_one(kept: Sessions) -> None:
-    kept.begin("a", "key", ADA, 1000.0)
-    later = Sessions()
-    later.restore(kept.records("", 1010.0), "other settings", 5.0)
-    found = later.find("a", "key", 6.0)
-    assert found is not None
-    assert found.holder == ADA
-    assert found.expires_s == pytest.approx(5.0 + SESSION_LIFE_S - 10.0, abs=5.0)
-    later.restore(kept.records("", 1000.0 + SESSION_LIFE_S), "", 5.0)

@@ -41,36 +41,6 @@ def evaluate(tmp_path: Path) -> Any:
     return run
 
 
-def test_a_line_has_a_gap_where_nothing_was_reported(evaluate: Any) -> None:
-    drawn = evaluate('curve({ points: [1, 2, 3, 4, 30, 31].map(at) }, "memory", "#112233")[0].y')
-    assert drawn == [1, 2, 3, 4, None, 30, 31]
-
-
-def test_points_of_many_steps_lie_beside_each_other(evaluate: Any) -> None:
-    points = "[[1, 8], [9, 16], [17, 20]].map(([a, b]) => [a, b, 8, 1, 1, 1])"
-    assert len(evaluate(f"withGaps({points})")) == 3
-
-
-def test_what_has_come_since_is_added_once(evaluate: Any) -> None:
-    known = '[{ name: "loss", source: "", to: "", points: [at(1), at(2)] }]'
-    more = '[{ name: "loss", source: "", to: "", points: [at(2), at(3)] }]'
-    found = evaluate(f"extended({known}, {more}).map((one) => one.points)")
-    assert [point[0] for point in found[0]] == [1, 2, 3]
-
-
-def test_new_points_beside_thinned_ones_are_one_line(evaluate: Any) -> None:
-    thinned = "Array.from({ length: 300 }, (_, i) => [512 * i + 1, 512 * i + 512, 102, 1, 1, 1])"
-    fresh = "Array.from({ length: 50 }, (_, i) => at(153600 + 5 * (i + 1)))"
-    assert len(evaluate(f"withGaps([...{thinned}, ...{fresh}])")) == 350
-
-
-def test_a_gap_shows_among_new_points_beside_thinned_ones(evaluate: Any) -> None:
-    thinned = "Array.from({ length: 120 }, (_, i) => [64 * i, 64 * i + 63, 32, 1, 1, 1])"
-    fresh = "[7680, 7682, 7684, 7864, 7866].map(at)"
-    found = evaluate(f"withGaps([...{thinned}, ...{fresh}]).filter((point) => point[4] === null)")
-    assert [point[0] for point in found] == [7685]
-
-
 LOOKS = """await (async () => {
     const asked = [], steps = STEPS;
     const curves = new Curves(async (query) => {
@@ -85,17 +55,7 @@ LOOKS = """await (async () => {
 })()"""
 
 
-def test_only_what_is_new_is_asked_for(evaluate: Any) -> None:
-    asked, drawn = evaluate(LOOKS.replace("STEPS", "[3, 5, 5, 8]"))
-    assert asked == [None, 3, 5, 5]
-    assert drawn == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
 def test_steps_that_were_lost_are_not_shown(evaluate: Any) -> None:
     asked, drawn = evaluate(LOOKS.replace("STEPS", "[9, 6, 6]"))
     assert asked == [None, 9, None]
     assert drawn == [1, 2, 3, 4, 5, 6]
-
-
-def test_before_the_first_step_everything_is_asked_for(evaluate: Any) -> None:
-    assert evaluate(LOOKS.replace("STEPS", "[0, 0, 2]"))[0] == [None, None, None]

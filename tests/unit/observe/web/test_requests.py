@@ -11,14 +11,6 @@ from dtd.observe.web import routes as requests
 from dtd.wire import messages as m
 
 
-def test_curves() -> None:
-    query = {"names": "loss,,rows_per_s", "workers": "1", "from": "5", "to": "9", "points": "99999"}
-    assert requests.metrics("j", query) == m.GetMetrics(
-        job="j", names=("loss", "rows_per_s"), workers=True, from_step=5, to_step=9, points=1000
-    )
-    assert requests.metrics("j", {}) == m.GetMetrics(job="j", points=400)
-
-
 @pytest.mark.parametrize("text", ["-1", "x", "1.5", "٣", "9" * 30, "99999999999999999"])
 def test_a_number_that_is_none(text: str) -> None:
     with pytest.raises(RequestRefused, match="after: must be a whole number from 0 to"):

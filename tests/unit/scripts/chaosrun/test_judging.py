@@ -42,38 +42,6 @@ def judged(injection, commits, decisions, quiet=()):
     return outcome
 
 
-def test_a_kill_is_detected_and_recovered_from_in_a_newer_generation():
-    commits = [
-        commit(9.9, step=5),
-        commit(10.05, step=6),
-        commit(10.3, "worker-1", step=7, generation=2),
-        commit(10.4, step=7, generation=2),
-    ]
-    decisions = [
-        line("coordinator", 9.0, "worker_lost", worker="worker-1"),
-        line("coordinator", 10.01, "generation_ending"),
-        line("coordinator", 10.02, "worker_lost", worker="worker-2"),
-        line("coordinator", 10.03, "worker_lost", worker="worker-1", message="it is gone"),
-    ]
-    outcome = judged(injected(), commits, decisions)
-    assert outcome.detected_s == pytest.approx(0.01)
-    assert outcome.evicted_s == pytest.approx(0.03)
-    assert outcome.reason == "it is gone"
-    assert outcome.recovered_s == pytest.approx(0.4 - STEP_S)
-    assert outcome.steps_lost == 0
-
-
-def test_a_generation_that_ends_for_other_reasons_is_no_detection():
-    joins = [line("coordinator", 11.0, "generation_ending", message="ends: worker-9 joins")]
-    assert judged(injected(), [], joins).detected_s is None
-    ending = [line("coordinator", 11.0, "generation_ending")]
-    assert judged(injected("slow"), [], ending, quiet={"slow"}).detected_s is None
-    two = [injected(), injected("kill", "worker-2", at_s=10.5)]
-    first, second = outcomes(two, [], ending, quiet=())
-    assert first.detected_s is None
-    assert second.detected_s == pytest.approx(0.5)
-
-
 def test_a_bad_link_names_both_ends_and_lost_steps_are_counted():
     decisions = [
         line("coordinator", 11.0, "link_bad", message="worker-0 and worker-1 live and cannot"),
@@ -106,25 +74,6 @@ def test_digests_and_every_steps_loss_are_compared():
     odd = [*twins, commit(1.0, "worker-2", step=1, loss=0.6)]
     (failure,) = judge.replicas_equal([job()], odd, []).failures
     assert "worker-2" in failure
-
-
-def test_a_step_may_differ_only_across_a_total_outage():
-    again = [commit(1.0, step=1), commit(3.0, step=1, generation=2, loss=0.6)]
-    assert not judge.replicas_equal([job()], again, []).holds
-    outage = injected("all", "worker-0", at_s=2.0)
-    assert judge.replicas_equal([job()], again, [outage]).holds
-    assert not judge.steps_kept(again, [], []).holds
-    assert judge.steps_kept(again, [], [outage]).holds
-
-
-def test_stalls_are_seen_between_steps_of_one_job_and_at_the_end():
-    steady = [commit(0.0, step=1), commit(9.0, step=2), commit(30.0, step=1, job="chaos-2")]
-    assert judge.no_long_stall(steady, [], until_s=31.0).holds
-    assert judge.longest_stall_s(steady, []) == 9.0
-    assert not judge.no_long_stall(steady, [], until_s=50.0).holds
-    slow = [commit(0.0, step=1), commit(11.0, step=2)]
-    assert not judge.no_long_stall(slow, [], until_s=11.0).holds
-    assert judge.no_long_stall(slow, [injected("all", at_s=1.0)], until_s=11.0).holds
 
 
 def test_a_peer_that_is_innocent_must_not_suffer():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
-from dtd.strategy.codec.powersgd import PowerSGD, orthogonalised, write_product
+from dtd.strategy.codec.powersgd import PowerSGD, orthogonalised
 from dtd.strategy.coded_buckets import CodedBuckets
 
 CPU = torch.device("cpu")
@@ -77,23 +77,6 @@ def test_factors_are_orthonormal_and_nothing_is_made_of_what_depends() -> None:
     assert np.linalg.norm(orthogonalised(factor * np.float32(1e-30))) == pytest.approx(3**0.5)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(3, 70_001), (2_000, 77)])
-def test_a_product_is_the_same_bytes_with_any_number_of_threads(rows, columns) -> None:
-    """Threads share out elements, and the last ones of a share are computed one by one."""
-    draw = torch.Generator().manual_seed(4)
-    p, q = torch.randn(3, rows, generator=draw), torch.randn(3, columns, generator=draw)
-    usual, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(torch.empty(rows, columns))
-            write_product(found[-1], p, q)
-    finally:
-        torch.set_num_threads(usual)
-    assert all(torch.equal(found[0], one) for one in found[1:])
-    assert torch.allclose(found[0].double(), p.double().t() @ q.double(), rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 777, 1600])
 def test_what_is_not_finite_is_found_and_leaves_nothing_behind(buckets, spoilt, place) -> None:
@@ -104,30 +87,3 @@ def test_what_is_not_finite_is_found_and_leaves_nothing_behind(buckets, spoilt, 
     made.rollback()
     made.commit()
     assert result(made, torch.linspace(-1, 1, 1603)).isfinite().all()
-
-
-def test_a_matrix_that_is_low_ranked_comes_back_whole_and_small_ones_to_the_bit(buckets) -> None:
-    draw = torch.Generator().manual_seed(2)
-    matrix = torch.randn(40, 2, generator=draw) @ torch.randn(2, 50, generator=draw)
-    values = torch.cat([matrix.reshape(-1), torch.randn(9, generator=draw)])
-    made = buckets(PowerSGD(rank=2), layout((40, 50), (9,)))
-    back = result(made, values)
-    assert torch.allclose(back, values, atol=1e-5)
-    assert torch.equal(back[2000:], values[2000:])
-
-
-def test_what_is_not_sent_is_fed_back_unless_the_job_says_otherwise(buckets) -> None:
-    """A constant gradient gets through in the end, though no step can hold it."""
-    values = torch.randn(1600, generator=torch.Generator().manual_seed(3))
-
-    def mean(codec: PowerSGD) -> torch.Tensor:
-        made, total = buckets(codec, layout((40, 40))), torch.zeros(1600)
-        for _ in range(100):
-            total += result(made, values)
-            made.commit()
-        return total / 100
-
-    fed_back = (mean(PowerSGD(rank=4)) - values).norm() / values.norm()
-    dropped = (mean(PowerSGD(rank=4, error_feedback=False)) - values).norm() / values.norm()
-    assert fed_back < 0.2
-    assert dropped > 0.6

@@ -10,11 +10,7 @@ import torch
 from dtd.strategy.codec.sign import (
     add_signs,
     encode_signs,
-    pack,
-    pack_on_device,
     packed_bytes,
-    unpack,
-    unpack_on_device,
 )
 
 
@@ -34,18 +30,6 @@ def read(scales, bits, tensors, elements: int) -> torch.Tensor:
     values = torch.zeros(elements)
     add_signs(scales, bits, tensors, values)
     return values
-
-
-def test_a_value_is_read_as_the_mean_magnitude_of_its_tensor() -> None:
-    values = torch.tensor([3.0, -1.0, 2.0, 0.0, -4.0])
-    tensors = [(0, 3), (3, 5)]
-    scales, bits, lost = encoded(values, tensors)
-    assert scales.tolist() == [2.0, 2.0]
-    got = read(scales, bits, tensors, 5)
-    assert got.tolist() == [2.0, -2.0, 2.0, 2.0, -2.0]
-    assert lost.tolist() == [1.0, 1.0, 0.0, -2.0, -2.0]
-    add_signs(scales, bits, tensors, got)
-    assert got.tolist() == [4.0, -4.0, 4.0, 4.0, -4.0]
 
 
 @pytest.mark.parametrize("elements", [1, 8, 1001])
@@ -76,12 +60,3 @@ def test_what_is_not_finite_is_seen_in_its_tensor(odd) -> None:
     got = read(scales, bits, tensors, 20)
     assert not got[:9].isfinite().any()
     assert got[9:].eq(1.0).all()
-
-
-@pytest.mark.parametrize("elements", [0, 1, 8, 77])
-def test_a_gpu_packs_as_numpy_does(elements) -> None:
-    flags = noise(elements) > 0
-    packed = pack(flags)
-    assert torch.equal(pack_on_device(flags), packed)
-    assert torch.equal(unpack_on_device(packed, elements), unpack(packed, elements))
-    assert torch.equal(unpack(packed, elements).bool(), flags)

@@ -10,9 +10,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from dtd.errors import TaskError
-from dtd.job import OptimizerTable
 from dtd.strategy.sharded.optimizers import check_shardable
-from dtd.train.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 NAMES = ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop"]
@@ -23,11 +21,6 @@ def parameters() -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(3, 2))]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_elementwise_optimizers_are_accepted(name) -> None:
-    check_shardable(getattr(torch.optim, name)(parameters(), lr=0.1), CPU)
-
-
 class Own(torch.optim.SGD):
     """May do anything in its step."""
 
@@ -36,16 +29,6 @@ class OwnElementwise(Own):
     """Says that it does not."""
 
     elementwise = True
-
-
-@pytest.mark.parametrize(
-    "build", [torch.optim.LBFGS, torch.optim.Adafactor, Own], ids=["LBFGS", "Adafactor", "own"]
-)
-def test_others_are_refused_with_what_to_do(build) -> None:
-    with pytest.raises(TaskError, match="may need all of it") as caught:
-        check_shardable(build(parameters(), lr=0.1), CPU)
-    assert "elementwise = True" in str(caught.value)
-    assert "NAdam" in str(caught.value)
 
 
 # --- hooks of the step -------------------------------------------------------------------------
@@ -60,16 +43,6 @@ def clamp(*_) -> None:
 
 
 clamp.elementwise = True  # type: ignore[attr-defined]
-
-
-class Averages:
-    def follow(self, *_) -> None:
-        """Belongs to a task."""
-
-    def clamp(self, *_) -> None:
-        """Declared."""
-
-    clamp.elementwise = True  # type: ignore[attr-defined]
 
 
 def add_pre_hook(optimizer, hook) -> None:
@@ -109,13 +82,3 @@ def test_what_is_declared_elementwise_is_accepted(add) -> None:
     optimizer = torch.optim.SGD(parameters(), lr=0.1)
     add(optimizer, clamp)
     check_shardable(optimizer, CPU)
-
-
-def test_a_schedule_around_the_step_is_no_hook() -> None:
-    for optimizer in (
-        build_optimizer(OptimizerTable(name="sgd"), parameters()),
-        torch.optim.Adam(parameters()),
-    ):
-        first, second = (lr_scheduler.LinearLR(optimizer) for _ in range(2))
-        lr_scheduler.SequentialLR(optimizer, [first, second], [3])
-        check_shardable(optimizer, CPU)

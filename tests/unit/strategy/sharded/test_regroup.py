@@ -74,31 +74,6 @@ def saying(holds: ShardSet):
     return lambda word: word[:16] + json.dumps(holds.to_wire()).encode()
 
 
-def test_a_rank_takes_what_it_lacks_from_another_one() -> None:
-    state, model = state_of(NOTHING)
-    before = model.weight.detach().clone()
-    ring = OneRank(saying(WHOLE))
-    assert regroup(state, ring, 5, halves, never) == 7
-    assert ring.steps == [5, 6]
-    assert torch.equal(model.weight[0, 4:], torch.full((4,), 7.0))
-    assert torch.equal(model.weight[0, :4], before[0, :4])
-    assert state.holds == NOTHING
-
-
-@pytest.mark.parametrize(("batch_bytes", "steps"), [(32, [0, 1]), (31, [0, 1, 2])])
-def test_what_moves_is_moved_in_batches(monkeypatch, batch_bytes, steps) -> None:
-    """A parameter of 8 float32 and an entry of the optimizer, of each of which a half moves."""
-    monkeypatch.setattr("dtd.strategy.sharded.regroup.BATCH_BYTES", batch_bytes)
-    state, model = state_of(WHOLE)
-    state.bind(state.unbind(), NOTHING, {"0.momentum_buffer": torch.float32})
-    ring = OneRank(saying(WHOLE))
-    assert regroup(state, ring, 0, halves, never) == steps[-1] + 1
-    assert ring.steps == steps
-    (moved,) = [one for one in state.tensors() if one.name == "optimizer.0.momentum_buffer"]
-    assert torch.equal(moved.pieces[0].values, torch.full((4,), 7.0))
-    assert torch.equal(model.weight[0, 4:], torch.full((4,), 7.0))
-
-
 def test_what_several_ranks_hold_is_compared_before_it_moves() -> None:
     state, _ = state_of(WHOLE)
     asked = []
@@ -115,14 +90,6 @@ def test_what_several_ranks_hold_is_compared_before_it_moves() -> None:
         regroup(state, OneRank(saying(WHOLE), saying(NOTHING)), 0, wanted, differ)
     assert asked == [(Shared(part=held_shards(2, 3, 0), holders=(0, 1)),)]
     assert state.sliced == state.holds == WHOLE
-
-
-def test_one_that_keeps_other_entries_than_most_is_named() -> None:
-    state, _ = state_of(WHOLE)
-    ring = OneRank(saying(NOTHING), lambda word: b"x" * 16 + word[16:])
-    with pytest.raises(UnreadableWord, match="other entries than most") as caught:
-        regroup(state, ring, 0, halves, never)
-    assert caught.value.rank == 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from torch import nn
 from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.sharded.parameters import GatheredParameters
 from dtd.strategy.sharded.units import plan_units, units_of
-from dtd.strategy.sharded.uses import DirectUses
 
 
 class Model(nn.Module):
@@ -36,10 +35,6 @@ def units(model: nn.Module, bucket_bytes: int) -> list[list[str]]:
     return [[names[index] for index in unit.parameters] for unit in found]
 
 
-def test_a_model_that_fits_one_bucket_is_one_unit() -> None:
-    assert len(units(Model(), 1 << 20)) == 1
-
-
 def test_larger_modules_are_divided_and_tied_parameters_belong_to_the_first() -> None:
     assert units(Model(), 100) == [
         ["token"],
@@ -47,16 +42,6 @@ def test_larger_modules_are_divided_and_tied_parameters_belong_to_the_first() ->
         ["blocks.0.0.weight", "blocks.0.0.bias"],
         ["blocks.1.0.weight", "blocks.1.0.bias"],
     ]
-
-
-def test_buckets_do_not_cross_units() -> None:
-    model = Model()
-    parameters = [parameter for _, parameter in trained(model)]
-    found = units_of(model, parameters, bucket_bytes=100)
-    plan, unit_of = plan_units(parameter_shapes(trained(model)), found, bucket_bytes=100)
-    for bucket, unit in zip(plan.buckets, unit_of, strict=True):
-        assert {place.parameter for place in bucket.places} <= {*found[unit].parameters}
-    assert sorted(p.parameter for one in plan.buckets for p in one.places) == list(range(6))
 
 
 def test_memory_is_released_and_comes_back_for_what_autograd_has_saved() -> None:
@@ -81,8 +66,3 @@ def test_memory_is_released_and_comes_back_for_what_autograd_has_saved() -> None
     memory.show()
     torch.testing.assert_close(layer.weight, parameters[0])
     assert not bool(layer.weight.isnan().any())
-
-
-def test_watching_a_pass_does_not_import_the_compiler() -> None:
-    """Which torch's wrapper of this method would do."""
-    assert not hasattr(DirectUses.__torch_dispatch__, "__wrapped__")

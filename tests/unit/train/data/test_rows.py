@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections import namedtuple
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from dtd.errors import TaskError
 from dtd.strategy.scalars import USED_WORDS
@@ -23,27 +20,6 @@ from dtd.train.data.rows import (
 )
 
 Point = namedtuple("Point", "x y")
-
-
-class Noisy:
-    """Draws from all three generators."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, row: int) -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
-def test_draws_are_keyed_by_seed_epoch_and_row() -> None:
-    def draws(rows: list[int], epoch: int = 0, seed: int = 0) -> list[tuple[float, ...]]:
-        batch = load_rows(Noisy(), rows, epoch=epoch, seed=seed, reseed=True).batch
-        return [tuple(values) for values in torch.stack(batch, dim=1).tolist()]
-
-    together = draws([0, 1, 2])
-    assert draws([2]) == together[2:]
-    assert len({*together, *draws([0], epoch=1), *draws([0], seed=1)}) == 5
-    assert len({value for row in together for value in row}) == 9
 
 
 def test_a_failing_row_is_named_and_its_traceback_kept() -> None:
@@ -76,54 +52,6 @@ def test_a_failing_fetch_names_the_row_that_fails_alone() -> None:
         load_rows(Broken(), [0, 3, 2], epoch=0, seed=0, reseed=False)
     with pytest.raises(TaskError, match=r"fetching rows 0, 1 of the dataset raised ValueError"):
         load_rows(Broken(), [0, 1], epoch=0, seed=0, reseed=False)
-
-
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are tried again at once."""
-    monkeypatch.setattr("dtd.train.data.rows.RETRY_PAUSES_S", (0.0,) * 4)
-
-
-class Hiccup:
-    """Cannot be read so many times; draws when it can."""
-
-    def __init__(self, failures: int, error: Exception) -> None:
-        self.failures, self.error, self.reads = failures, error, 0
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, row: int) -> float:
-        self.reads += 1
-        if row == 2 and self.failures:
-            self.failures -= 1
-            raise self.error
-        return random.random()
-
-
-class FetchedHiccup(Hiccup):
-    """The same for a dataset with `fetch`."""
-
-    def fetch(self, row_ids: list[int], *, epoch: int, seed: int) -> list[float]:
-        return [self[row] for row in row_ids]
-
-
-@pytest.mark.usefixtures("no_pauses")
-@pytest.mark.parametrize(("kind", "what"), [(Hiccup, "row 2"), (FetchedHiccup, "rows 0, 2")])
-def test_what_cannot_be_read_is_tried_again(kind: type[Hiccup], what: str) -> None:
-    quiet = load_rows(Hiccup(0, OSError()), [0, 2], epoch=0, seed=0, reseed=True)
-    loaded = load_rows(kind(3, TimeoutError("the server")), [0, 2], epoch=0, seed=0, reseed=True)
-    if kind is Hiccup:
-        assert torch.equal(loaded.batch, quiet.batch)  # drawn as if nothing had been
-    assert quiet.retried == ()
-    assert loaded.retried == (f"{what} could not be read: TimeoutError: the server",) * 3
-    assert loaded.changed(torch.clone).retried == loaded.retried if kind is Hiccup else True
-
-
-def test_rows_that_do_not_fit_together_are_named() -> None:
-    ragged = [torch.zeros(2), torch.zeros(3)]
-    with pytest.raises(TaskError, match=r"making a batch of rows 1, 0 of the dataset raised"):
-        load_rows(ragged, [1, 0], epoch=0, seed=0, reseed=False)
 
 
 class Pair(tuple):
@@ -169,13 +97,6 @@ def test_containers_of_every_class_keep_it_and_what_else_they_know() -> None:
     assert doubled.x == doubled.inner[0] == doubled.inner[1][0] == 2
     assert doubled.size == one.shape
     assert batch.x == pair[0] == named[0] == tagged["x"] == 1
-
-
-def test_a_packed_sequence_keeps_its_sizes_where_they_are() -> None:
-    packed = pack_sequence([torch.ones(1), torch.ones(3)], enforce_sorted=False)
-    moved = map_tensors([packed], lambda tensor: tensor.to("meta"))[0]
-    assert type(moved) is PackedSequence
-    assert [part.device.type for part in moved] == ["meta", "cpu", "meta", "meta"]
 
 
 def test_a_container_that_cannot_be_made_anew_is_refused_by_name() -> None:

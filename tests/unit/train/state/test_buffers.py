@@ -101,37 +101,6 @@ def test_values_that_ranks_agree_on_are_taken_as_they_are(kind, shares) -> None:
         assert {bits(model.own) for model in models} == {bits(value)}
 
 
-def batches(count: int) -> list[torch.Tensor]:
-    draw = torch.Generator().manual_seed(5)
-    return [torch.randn(6, 3, generator=draw, dtype=torch.float64) + n for n in range(count)]
-
-
-def trained(momentum: float | None) -> nn.BatchNorm1d:
-    """A layer that has seen four other batches."""
-    layer = nn.BatchNorm1d(3, momentum=momentum).double()
-    for batch in batches(4):
-        layer(batch * 7)
-    return layer
-
-
-@pytest.mark.parametrize(
-    ("momentum", "weights"),
-    [(0.1, [0.81, 0.9, 1.0]), (0.5, [0.25, 0.5, 1.0]), (1.0, [0, 0, 1]), (None, [1, 1, 1])],
-)
-def test_they_are_a_weighted_mean_over_the_batches(momentum, weights) -> None:
-    layer = trained(momentum)
-    with estimated_anew(nn.Sequential(layer)):
-        for batch in batches(3):
-            layer(batch)
-    shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
-    mean = sum(share * b.mean(0) for share, b in zip(shares, batches(3), strict=True))
-    variance = sum(share * b.var(0) for share, b in zip(shares, batches(3), strict=True))
-    torch.testing.assert_close(layer.running_mean, mean)
-    torch.testing.assert_close(layer.running_var, variance)
-    assert int(layer.num_batches_tracked) == 4
-    assert layer.momentum == momentum
-
-
 @pytest.mark.parametrize(
     "layer",
     [

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.errors import CheckpointError
-from dtd.train.restore import take_weights, take_weights_of_file
+from dtd.train.restore import take_weights
 from dtd.train.state.tensors import MODEL
 
 
@@ -43,14 +43,6 @@ def take(model: nn.Module, tensors: dict[str, Tensor], *, strict: bool = True) -
     reporter: Any = told
     take_weights(replica_of(model), tensors, source="a-1", strict=strict, reporter=reporter)
     return told
-
-
-def test_all_that_fits_is_taken_whatever_its_number_type() -> None:
-    source, model = net(), net()
-    tensors = {name: value.half() for name, value in given(source).items()}
-    assert take(model, {**tensors, "optimizer.0.step": torch.ones(1)}).heard == []
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, source.state_dict()[name].half().float())
 
 
 def test_everything_that_does_not_fit_is_named_and_nothing_is_taken() -> None:
@@ -111,22 +103,3 @@ def test_a_prefix_of_all_names_is_taken_away_or_added(prefix: str, strict: bool)
     assert message == f'the model\'s names begin with "{shown}", which those in a-1 do not'
     outer.requires_grad_(requires_grad=False)
     assert all(map(torch.equal, outer.parameters(), source.parameters()))
-
-
-def test_one_prefix_of_two_is_not_chosen() -> None:
-    towers = nn.ModuleDict({"query": net(), "key": net()})
-    for model, source in ((net(), towers), (towers, net())):
-        with pytest.raises(CheckpointError, match=r"do not fit: .*0\.weight is only in a-1"):
-            take(model, given(source), strict=False)
-
-
-def test_a_file(tmp_path: Path) -> None:
-    source, model, told = net(), net(), Told()
-    reporter: Any = told
-    path = tmp_path / "w.safetensors"
-    safetensors.torch.save_file(source.state_dict(), path)
-    take_weights_of_file(replica_of(model), path, strict=True, reporter=reporter)
-    assert torch.equal(model.state_dict()["0.weight"], source.state_dict()["0.weight"])
-    path.write_bytes(b"no weights")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        take_weights_of_file(replica_of(model), path, strict=True, reporter=reporter)

@@ -5,17 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
-from torch import nn
 
-from dtd.engine.sampler import Ledger
-from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError, TaskError
-from dtd.job import OptimizerTable
-from dtd.train.model_setup import loss_scaler
-from dtd.train.optimizer import build_optimizer
-from dtd.train.state.load import IncomingImage, export_image, load_state
-from dtd.train.state.replica import Replica, trained_parameters
+from dtd.train.state.load import IncomingImage, load_state
 from dtd.train.state.tensors import metadata, named_tensors, state_digest
 
 
@@ -51,42 +43,6 @@ def test_everything_is_in_the_digest(make_replica, change) -> None:
     assert state_digest(own) != state_digest(same)
 
 
-def replica_of(model: nn.Module) -> Replica:
-    trained = trained_parameters(model)
-    return Replica(
-        model=model,
-        optimizer=build_optimizer(OptimizerTable(name="adamw"), [p for _, p in trained]),
-        base_lrs=[0.1],
-        scaler=loss_scaler("float32"),
-        trained=trained,
-        ledger=Ledger(1),
-    )
-
-
-def updated(replica: Replica) -> None:
-    for number, (_, parameter) in enumerate(replica.trained):
-        values = torch.arange(parameter.numel(), dtype=torch.float32) + number
-        parameter.grad = values.view(parameter.shape)
-    replica.optimizer.step()
-
-
-def read_back(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As a checkpoint or another worker gives them."""
-    return {
-        name: tensor.clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-
-
-def test_a_state_without_names_is_taken_over_by_number() -> None:
-    own, same = replica_of(nn.Linear(3, 4)), replica_of(nn.Linear(3, 4))
-    updated(own)
-    about = metadata(own)
-    assert about.pop("optimizer_parameters") == [["weight", "bias"]]
-    load_state(same, read_back(named_tensors(own)), about)
-    assert state_digest(same) == state_digest(own)
-
-
 def test_another_models_state_is_refused(make_replica) -> None:
     other = make_replica(width=4)
     with pytest.raises(CheckpointError, match=r"model: embed\.weight is \(4, 4\)"):
@@ -115,23 +71,6 @@ def test_state_that_is_no_tensor_is_refused(make_replica) -> None:
     own.optimizer.param_groups[0]["callback"] = print
     with pytest.raises(TaskError, match="keeps callback as a"):
         metadata(own)
-
-
-def receive(image, limit_bytes: int = 1 << 20) -> IncomingImage:
-    incoming = IncomingImage(image.manifest, limit_bytes=limit_bytes)
-    for memory, blob in zip(incoming.blobs(), image.blobs, strict=True):
-        memory[:] = blob
-    return incoming
-
-
-def test_a_damaged_image_is_refused_and_changes_nothing(make_replica) -> None:
-    target = make_replica(updates=0)
-    before = state_digest(target)
-    incoming = receive(export_image(make_replica(), key=StateKey(4, 2)))
-    incoming.blobs()[1][0] ^= 1
-    with pytest.raises(CheckpointError, match="does not match its digest"):
-        incoming.check()
-    assert state_digest(target) == before
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dtd.wire.tags import FLAG_GCM
 
 pytestmark = pytest.mark.integration
 
-WORLD = 3
+WORLD = 2
 CHILD = """
 import json, sys
 from scripts.benchrun.ring_side import RingSide

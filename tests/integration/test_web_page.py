@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,32 @@ def test_a_live_run_is_watched(daemons: Daemons, browser: Browser, job: str) -> 
     browser.picture("overview-phone", width=390)
 
 
+def test_what_somebody_zooms_to_stays_when_the_curve_is_drawn_again(
+    browser: Browser, job: str
+) -> None:
+    browser.run(
+        "(async () => { const place = document.getElementById('loss-curve');"
+        " await Plotly.relayout(place, {'xaxis.range': [3, 7]});"
+        " place.on('plotly_afterplot', () => { document.body.dataset.again = 1; }); })()"
+    )
+    browser.until("document.body.dataset.again")
+    assert browser.run("document.getElementById('loss-curve').layout.xaxis.range") == [3, 7]
+
+
+def test_a_coordinator_that_does_not_answer_is_told_and_old_data_is_dim(
+    daemons: Daemons, browser: Browser, job: str
+) -> None:
+    coordinator = daemons.child("coordinator")
+    coordinator.signal_group(signal.SIGSTOP)
+    try:
+        browser.until("!document.getElementById('stale').hidden")
+        browser.until_text("The coordinator has not answered for")
+        assert browser.run("document.getElementById('main').classList.contains('stale')")
+    finally:
+        coordinator.signal_group(signal.SIGCONT)
+    browser.until("document.getElementById('stale').hidden")
+
+
 def test_what_a_job_prints_is_text(browser: Browser, job: str) -> None:
     browser.run("location.hash = '#/logs'")
     browser.until_text("a quiet line")
@@ -227,6 +254,33 @@ def test_jobs_are_compared(daemons: Daemons, browser: Browser, job: str) -> None
     browser.until_text("Best loss")
     browser.until("document.querySelectorAll('.js-plotly-plot').length >= 2")
     browser.picture("compare")
+
+
+def test_logs_and_curves_are_those_of_the_job_that_is_named(
+    daemons: Daemons, browser: Browser, job: str
+) -> None:
+    """A job that has no points yet has another one's neither; a choice is made once."""
+    gates = daemons.hold(1)
+    browser.run("location.hash = '#/'")
+    browser.until("document.getElementById('loss-curve')?.data?.length")
+    other = daemons.submit(gates=gates)
+    named = "document.querySelector('main').innerText.includes(a[0])"
+    drawn = "document.getElementById('loss-curve')?.data?.length"
+    browser.until(f"{named} && !{drawn}", f"{other}\n")
+    browser.run(f"location.hash = '#/logs/{job}'")
+    browser.until_text("a quiet line")
+    browser.run(
+        "(() => { const jobs = document.getElementById('log-job'); jobs.value = arguments[0];"
+        " jobs.dispatchEvent(new Event('change')); })()".replace("arguments[0]", f"'{other}'")
+    )
+    listed = "document.querySelector('.lines')?.innerText"
+    browser.until(f"{listed}?.includes('built by') && !{listed}.includes('a quiet line')")
+    assert browser.run("[location.hash, document.getElementById('log-job').value]") == [
+        f"#/logs/{other}",
+        other,
+    ]
+    gates.open(0)
+    assert daemons.wait(other)["state"] == "done"
 
 
 def test_a_model_gets_an_alias(daemons: Daemons, browser: Browser, job: str) -> None:

@@ -35,14 +35,14 @@ LOOK_AGAIN_S = 0.05
 class Launched:
     """A running launcher, with its state directory and temporary directory under `directory`."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, stdout: int = subprocess.PIPE) -> None:
         self.state = directory / "state"
         self.temporary = directory / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self.runs = directory / "home" / "dtd" / "runs"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "scripts.launch_local", *arguments],
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
             env={
@@ -90,8 +90,8 @@ def launch(tmp_path):
     """Starts launchers; whatever happens, they are gone afterwards."""
     started = []
 
-    def start(*arguments: str) -> Launched:
-        started.append(Launched(tmp_path, *arguments))
+    def start(*arguments: str, stdout: int = subprocess.PIPE) -> Launched:
+        started.append(Launched(tmp_path, *arguments, stdout=stdout))
         return started[-1]
 
     yield start
@@ -245,3 +245,23 @@ def test_what_was_interrupted_goes_on_in_its_directory(launch, gates):
     shows.process.send_signal(signal.SIGINT)
     exit_code, _out, _err = shows.end()
     assert exit_code == 0
+
+
+def test_a_run_whose_page_was_opened_serves_it_until_it_is_interrupted(launch, gates):
+    stand = gates(1)
+    leader, terminal = os.openpty()
+    launched = launch(*GATED, "--num_workers", "1", *stops(stand), stdout=terminal)
+    os.close(terminal)
+    said = launched.process.stderr
+    link = next(line for line in said if line.startswith("web page")).rpartition(" ")[2].strip()
+    url, code = link.split("/#login=")
+    body = json.dumps({"word": code}).encode()
+    headers = {"Content-Type": "application/json", "Origin": url}
+    login = urllib.request.Request(f"{url}/api/login", body, headers)
+    assert urllib.request.urlopen(login, timeout=TIMEOUT_S).status == 200
+    stand.open(0)
+    assert any("the web page is served until Ctrl-C" in line for line in said)
+    assert urllib.request.urlopen(f"{url}/", timeout=TIMEOUT_S).status == 200
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.end()[0] == 0
+    os.close(leader)

@@ -89,7 +89,7 @@ class Alone:
             generation = held.generation + 1
             ring = InProcessRing(1, generation=generation, first_step=held.step)
             runner.run(ring.collective(0), generation)
-        except (LoopLeft, KeyboardInterrupt):
+        except LoopLeft:
             self._save(runner)
         except BaseException as error:  # noqa: BLE001 - it is the loop's to see
             turns.fail(error)

@@ -75,9 +75,22 @@ def join(
     if threading.get_ident() in _runs:
         raise TaskError("another run is open", remedy="close it: `with dtd.join(...) as run:`")
     several = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+    _check_owned(model, several)
     given = dict(settings or {}) | ({} if seed is None else {"job.seed": seed})
     host = _offered.pop() if _offered else Alone(name or _script_name())
     return Run(model, several, schedule, given, host)
+
+
+def _check_owned(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    for name, optimizer in optimizers.items():
+        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+            if id(parameter) not in own:
+                raise TaskError(
+                    f"the optimizer{f' {name}' if name else ''} has a parameter of shape"
+                    f" {tuple(parameter.shape)} that is not the model's",
+                    remedy="make it of model.parameters(), after the model is on its device",
+                )
 
 
 def _script_name() -> str:

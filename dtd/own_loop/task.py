@@ -92,11 +92,13 @@ class LoopTask:
 
     Attributes:
         can_rehearse: False: a loop runs forward for its own batches only.
+        labels: names of callbacks in messages.
         moment: of the last committed step; None before the first.
         stop: why the loop wants the job to end; empty if it does not.
     """
 
     can_rehearse = False
+    labels: Final = {"on_step": "the loop, after optimizer.step(),"}
 
     def __init__(self, loop: Loop, turns: Turns, ended: Callable[[], None]) -> None:
         self._loop = loop
@@ -265,7 +267,9 @@ class LoopTask:
             arrival = self._turns.arrival()
         if arrival.point is Point.LEFT:
             self._turns.go_on()
-            raise arrival.value or _left(arrival, self.moment)
+            if isinstance(arrival.value, Exception):
+                raise arrival.value
+            raise _left(arrival, self.moment)
         return arrival
 
     def _wrong(self, arrival: Arrival, what: str) -> TaskError:

@@ -65,6 +65,7 @@ class Turns:
         self._changed = threading.Condition()
         self._user = threading.get_ident()
         self._arrival: Arrival | None = None
+        self._seen: Arrival | None = None
         self._answer: Any = None
         self._error: BaseException | None = None
 
@@ -97,13 +98,18 @@ class Turns:
             self._changed.wait_for(lambda: self._arrival is not None)
             del _waits_for[own]
             assert self._arrival is not None
+            self._seen = self._arrival
             return self._arrival
 
     def go_on(self, answer: Any = None) -> None:
-        """Let the user's thread go on with an answer."""
+        """Let the user's thread go on, with an answer, from where it was seen.
+
+        An interrupt may have taken it from there to the end of the run.
+        """
         with self._changed:
-            self._arrival, self._answer = None, answer
-            self._changed.notify_all()
+            if self._arrival is self._seen:
+                self._arrival, self._answer = None, answer
+                self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
         """The training is over: the user's thread, now or when it arrives, raises this."""

@@ -44,6 +44,7 @@ class Callbacks:
 
     def __init__(self, task: Any, replica: Replica, epoch_of: Callable[[int], int]) -> None:
         self._methods = {n: m for n in NAMES if (m := getattr(task, n, None)) is not None}
+        self._labels = getattr(task, "labels", {})
         self._replica, self._epoch_of = replica, epoch_of
         self.reason = ""
         self.rank, self.world_size = 0, 1
@@ -93,7 +94,8 @@ class Callbacks:
                 returned = method(moment)
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
-        _compare(name, before, _marks(self._replica))
+        label = self._labels.get(name, f"{name}() of the task")
+        _compare(label, before, _marks(self._replica))
         if name in _MAY_CHANGE_OWN:
             self.reason = _reason(name, returned) or self.reason
 
@@ -135,11 +137,11 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor._version  # noqa: SLF001 - torch has no other name for it
 
 
-def _compare(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+def _compare(label: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     changed = [what for what, mark in before.items() if after.get(what, None) != mark]
     changed += [what for what in after if what not in before]
     if changed:
         raise TaskError(
-            f"{name}() of the task changed {changed[0]}, which is state of the job",
-            remedy="a callback may look at the state; leave changes to the optimizer",
+            f"{label} changed {changed[0]}, which is state of the job",
+            remedy="look at the state there, and leave changes to the optimizer",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import queue
 import threading
+import time
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from dtd.errors import TaskError
 from dtd.own_loop.run import Run, join
 from dtd.own_loop.task import LoopLeft, LoopTask
-from dtd.own_loop.turns import Turns
+from dtd.own_loop.turns import Arrival, Point, Turns
 from tests.numerics.cuts import Cut
 
 pytestmark = pytest.mark.numerics
@@ -323,6 +324,30 @@ def test_a_loop_that_is_left_or_raises_ends_the_job(arena, regression) -> None:
         raised.end()
 
 
+def test_an_interrupt_at_a_point_of_the_loop_is_not_lost() -> None:
+    turns, answers = Turns(), []
+
+    def train() -> None:
+        turns.arrival()
+        seen.set()
+        while turns._arrival.point is not Point.LEFT:
+            time.sleep(0)
+        turns.go_on("rows")
+        answers.append(turns.arrival().point)
+        turns.go_on("saved")
+
+    seen = threading.Event()
+    thread = threading.Thread(target=train)
+    thread.start()
+    with turns._changed:  # as if Ctrl-C came before the wait
+        turns._arrival = Arrival(Point.NEXT, None, "")
+        turns._changed.notify_all()
+    seen.wait()
+    assert turns.arrive(Point.LEFT) == "saved"
+    thread.join()
+    assert answers == [Point.LEFT]
+
+
 def test_a_reason_to_stop_ends_all_ranks_with_the_next_step(arena, regression) -> None:
     task = regression(LENGTH)
 
@@ -373,8 +398,29 @@ def test_alone_it_is_plain_torch_and_goes_on_where_it_was_left(
     assert equal(ours, model)
 
 
+def test_parameters_that_change_between_steps_are_told(arena, regression) -> None:
+    task = regression(LENGTH)
+
+    def halving(run, model, optimizer, batches) -> None:
+        for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            task.loss(model, batch).backward()
+            optimizer[""].step()
+            with torch.no_grad():
+                model[0].weight.mul_(0.5)
+
+    loops = Loops(arena, task, halving)
+    (rank,) = arena.generation(loops.start(1))
+    assert isinstance(rank.error, TaskError)
+    assert rank.error.message.startswith("the loop, after optimizer.step(), changed 0.weight")
+    loops.turns[0].fail(rank.error)
+    with pytest.raises(TaskError):
+        loops.end()
+
+
 def test_steps_outside_of_the_batches_are_refused(regression) -> None:
     model = regression().build_model()
+    with pytest.raises(TaskError, match="that is not the model's"):
+        join(model, sgd(nn.Linear(3, 2)))
     optimizer = sgd(model)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     with join(model, optimizer, schedule):

@@ -59,7 +59,7 @@ def settle(cluster: ClusterState, job: Job) -> str:
         hopeless = why_hopeless(known)
         if hopeless:
             return f"{hopeless}; {without[0].reason}"
-    return _why_copies_differ(cluster)
+    return _why_copies_differ(cluster, job)
 
 
 def why_distrusted(cluster: ClusterState, job: Job, worker: Worker) -> str:
@@ -72,7 +72,7 @@ def why_distrusted(cluster: ClusterState, job: Job, worker: Worker) -> str:
     return MINORITY if differs else ""
 
 
-def _why_copies_differ(cluster: ClusterState) -> str:
+def _why_copies_differ(cluster: ClusterState, job: Job) -> str:
     """Note that copied states differ at once; returns why that is not accidental, or empty.
 
     It is not if the job, which cannot go on without that worker, comes to the same point again.
@@ -81,13 +81,13 @@ def _why_copies_differ(cluster: ClusterState) -> str:
     seen = [
         one
         for one in run.differed
-        if one.suspect and one.suspect not in run.brought and one.diverged_step == run.start_step
+        if one.suspect and one.suspect not in run.brought and one.diverged_step == job.start_step
     ]
     if not seen or not run.brought:
         return ""
     known = cluster.setbacks.copies_differed
     for one in seen:
-        known = noted(known, Divergence(run.generation, run.start_step, one.differs))
+        known = noted(known, Divergence(run.generation, job.start_step, one.differs))
     cluster.setbacks.copies_differed = known
     why = why_hopeless(known)
     return f"{why}; {seen[0].reason}" if why else ""

@@ -118,9 +118,8 @@ def _announce(cluster: ClusterState, job: Job, decision: Decision) -> None:
     cluster.waiting.settle_by = cluster.waiting.newer_since = cluster.waiting.form_at = None
     cluster.waiting.enough_since = None
     cluster.waiting.resumed = False
-    cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
+    cluster.run.roster = list(job.roster)
     cluster.move_generation(GenerationEvent.ANNOUNCED)
-    cluster.run.start_step = job.start_step
     cluster.run.begin(
         (worker.name for worker, has in zip(members, holds, strict=True) if has),
         _joined(job, members, holds),
@@ -136,8 +135,8 @@ def _announce(cluster: ClusterState, job: Job, decision: Decision) -> None:
     cluster.incident(
         "generation_forming",
         f"generation {cluster.run.generation}: {', '.join(cluster.run.roster)};"
-        f" state of step {cluster.run.start_step} from {', '.join(donors)}",
-        step=cluster.run.start_step,
+        f" state of step {job.start_step} from {', '.join(donors)}",
+        step=job.start_step,
     )
 
 
@@ -232,7 +231,7 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
         assign = m.Assign(
             job=job.id,
             generation=cluster.run.generation,
-            roster_id=cluster.run.roster_id,
+            roster_id=job.roster_id,
             rank=rank,
             roster=members_sent,
             held_generation=job.start_generation,
@@ -298,7 +297,7 @@ def _count_lost(cluster: ClusterState, job: Job, lost: int) -> None:
         cluster.incident(
             "steps_lost",
             f"no worker holds the last {lost} committed steps",
-            step=cluster.run.start_step,
+            step=job.start_step,
             steps_lost=lost,
         )
 
@@ -342,8 +341,8 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
     cluster.incident(
         "generation_running",
         f"generation {cluster.run.generation} runs with {workers}{beside}"
-        f" from step {cluster.run.start_step}",
-        step=cluster.run.start_step,
+        f" from step {job.start_step}",
+        step=job.start_step,
         world_size=len(cluster.run.roster),
         servers=job.servers,
     )
@@ -373,7 +372,7 @@ def progressed(
     run = cluster.run
     if generation != run.generation or run.phase is GenerationState.NONE:
         return
-    if cluster.workers[name].state is WorkerState.FORMING or step <= max(run.start_step, job.step):
+    if cluster.workers[name].state is WorkerState.FORMING or step <= max(job.start_step, job.step):
         return
     cluster.advance(step)
     run.advanced_at = now

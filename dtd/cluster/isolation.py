@@ -22,7 +22,7 @@ from typing import Final
 
 from dtd.cluster import admission, branches, ending, jobs, roster
 from dtd.cluster.records import WARM_UP, Job, SetAside, Worker
-from dtd.cluster.state import ClusterState, least_workers
+from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GONE, MEMBERS, GenerationState, WorkerState
 from dtd.wire import messages as m
 
@@ -137,7 +137,7 @@ def _can_do_without(
     unsaved = aside.at != WARM_UP and step > branches.saved_step(job)
     if unsaved and not any(_is_heir(cluster, job, one) for one in others):
         return False
-    return aside.at == WARM_UP or aside.again == 1 or len(others) >= least_workers(job)
+    return aside.at == WARM_UP or aside.again == 1 or len(others) >= job.terms.min_workers
 
 
 def _is_heir(cluster: ClusterState, job: Job, worker: Worker) -> bool:
@@ -255,13 +255,13 @@ def dispensable(cluster: ClusterState, job: Job) -> frozenset[str]:
     if cluster.run.phase is GenerationState.NONE or not joined:
         return frozenset()
     staying = [one for one in cluster.members() if one.name not in joined and one.state not in GONE]
-    enough = sum(not one.serves for one in staying) >= least_workers(job)
+    enough = sum(not one.serves for one in staying) >= job.terms.min_workers
     return joined if enough and roster.can_spare(job, *joined) else frozenset()
 
 
 def blamed(cluster: ClusterState, job: Job, step: int) -> frozenset[str]:
     """Joiners to which a failure is put down, after `step` committed steps; empty if none."""
-    return dispensable(cluster, job) if step == cluster.run.start_step >= job.step else frozenset()
+    return dispensable(cluster, job) if step == job.start_step >= job.step else frozenset()
 
 
 def keep_away(cluster: ClusterState, job: Job, worker: Worker, why: str, now: float) -> None:

@@ -376,8 +376,6 @@ class Run:
         phase: its state.
         decision: the next generation, while it is being stored.
         roster: names in rank order; empty when no generation is forming, running or ending.
-        roster_id: id of that roster.
-        start_step: number of committed steps of its starting state.
         has_run: whether it has run, or was running when this coordinator started.
         advanced_at: when its committed step was last seen to advance.
         lost_member: whether a worker has died or hung in it since it last advanced.
@@ -392,8 +390,6 @@ class Run:
     phase: GenerationState = GenerationState.NONE
     decision: Decision | None = None
     roster: list[str] = field(default_factory=list)
-    roster_id: int = 0
-    start_step: int = 0
     has_run: bool = False
     advanced_at: float | None = None
     lost_member: bool = False

@@ -152,8 +152,7 @@ def has_left(cluster: ClusterState, job: Job) -> bool:
 def adopt(cluster: ClusterState, job: Job, now: float) -> None:
     """Adopt the generation that an earlier coordinator has announced."""
     cluster.run.generation = job.generation
-    cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
-    cluster.run.start_step = job.start_step
+    cluster.run.roster = list(job.roster)
     cluster.run.begin()
     formed = job.state is not JobState.FORMING
     if job.state is JobState.STOPPING:  # even if its generation was still forming
@@ -190,8 +189,7 @@ def take_up(cluster: ClusterState, job: Job, phase: MemberState) -> None:
     if not all(_is_there(one, job, phase) for one in members):
         return
     cluster.run.generation = job.generation
-    cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
-    cluster.run.start_step = job.start_step
+    cluster.run.roster = list(job.roster)
     cluster.run.begin()
     cluster.move_generation(GenerationEvent.TAKEN_UP)
     cluster.waiting.must_settle, cluster.waiting.newer_since = False, None
@@ -260,8 +258,8 @@ def comes_back(cluster: ClusterState, message: m.Register, now: float) -> bool:
     if message.identity != job.identity:
         return False
     same_process = known.incarnation in (message.incarnation, NEVER_HEARD)
-    run = cluster.run
-    same_generation = (message.generation, message.roster_id) == (run.generation, run.roster_id)
+    running = (cluster.run.generation, job.roster_id)
+    same_generation = (message.generation, message.roster_id) == running
     if not (same_process and same_generation):
         return False
     worker = replace(newcomer(message), state=known.state)

@@ -293,7 +293,7 @@ class ClusterState:
         A generation that commits only a step or two before it breaks does not justify the cost of
         forming its ring.  One that ended at a step boundary, as planned, is not counted.
         """
-        if job.step - self.run.start_step >= FRUITFUL_STEPS:
+        if job.step - job.start_step >= FRUITFUL_STEPS:
             self.setbacks.brief_generations = 0
         elif self.ending.recovery is not None and not self.ending.recovery.at_boundary:
             self.setbacks.brief_generations += 1
@@ -386,11 +386,6 @@ class ClusterState:
             assert self.job is not None
             assert self.job.state is JobState.FORMING
         assert all(self.workers[n].state is WorkerState.WARMING for n in self.warming_since)
-
-
-def least_workers(job: Job) -> int:
-    """The job's `elastic.min_workers`."""
-    return job.terms.min_workers
 
 
 def most_workers(job: Job) -> int:

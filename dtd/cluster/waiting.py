@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from dtd.cluster import admission, branches, forming, registration, roster
 from dtd.cluster.records import Job, Worker
-from dtd.cluster.state import ClusterState, least_workers
+from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import WorkerState
 
 RESUME_WAIT_S = 60.0
@@ -84,7 +84,7 @@ def why_too_few(workers: Sequence[Worker], job: Job) -> str:
 
     Parameter servers train no rows, so they do not count as workers.
     """
-    ready, least = sum(not worker.serves for worker in workers), least_workers(job)
+    ready, least = sum(not worker.serves for worker in workers), job.terms.min_workers
     if ready < least:
         return f"{ready} of at least {least} workers are ready"
     if job.terms.has_servers and ready == len(workers):

@@ -17,6 +17,7 @@ lifelines works as well, and notices a death when its links are reset.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -163,23 +164,12 @@ _FIRST_NUMBER: Final = 600
 """Numbers of this thread's descriptors: far from those of the process, to avoid confusion."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
-    """The connections to hold."""
-
-    targets: Sequence[Address]
-    name: str
-    entry: DataCredential
-    context: ssl.SSLContext | None
-    timeout_s: float
-
-
 class Lifeline(threading.Thread):
     """Holds connections that end with the process.  One instance per process."""
 
     def __init__(self) -> None:
         super().__init__(name="lifeline", daemon=True)
-        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Callable[[], list[BlockingLink]]] = queue.SimpleQueue()
         self._held: list[BlockingLink] = []
 
     def hold(
@@ -192,53 +182,44 @@ class Lifeline(threading.Thread):
         context: ssl.SSLContext | None = None,
     ) -> None:
         """Connect to `targets` as `name`; earlier connections are closed."""
-        self._orders.put(
-            _Order(
-                targets=tuple(targets),
-                name=name,
-                entry=entry,
-                context=context,
-                timeout_s=timeout_s,
-            )
-        )
+        connect: Connect = _connect_far
+        if context is not None:
+            connect = tls_connect(context, WORKER, under=_connect_far)
+
+        def greet_all() -> list[BlockingLink]:
+            made = []
+            for target in targets:
+                with contextlib.suppress(OSError, DtdError):
+                    made.append(
+                        BlockingLink(
+                            target,
+                            role=m.Role.LIFELINE,
+                            name=name,
+                            timeout_s=timeout_s,
+                            entry=entry,
+                            connect=connect,
+                        )
+                    )
+            return made
+
+        self._orders.put(greet_all)
 
     def run(self) -> None:
         """Follow orders until the process ends."""
         if not _own_descriptors():
             return
         while True:
-            order = self._orders.get()
+            greet_all = self._orders.get()
             collects = gc.isenabled()
             # A garbage collection in this thread could close other threads' descriptors, by number.
             gc.disable()
             try:
-                self._obey(order)
+                for link in self._held:
+                    link.close()
+                self._held = greet_all()
             finally:
                 if collects:
                     gc.enable()
-
-    def _obey(self, order: _Order) -> None:
-        for link in self._held:
-            link.close()
-        made = [_greet(target, order) for target in order.targets]
-        self._held = [link for link in made if link is not None]
-
-
-def _greet(target: Address, order: _Order) -> BlockingLink | None:
-    connect: Connect = _connect_far
-    if order.context is not None:
-        connect = tls_connect(order.context, WORKER, under=_connect_far)
-    try:
-        return BlockingLink(
-            target,
-            role=m.Role.LIFELINE,
-            name=order.name,
-            timeout_s=order.timeout_s,
-            entry=order.entry,
-            connect=connect,
-        )
-    except (OSError, DtdError):
-        return None
 
 
 def _connect_far(target: Address, timeout_s: float) -> socket.socket:

@@ -156,7 +156,7 @@ class Driver:
     def back(self, name: str, phase: str = "running", **more: Any) -> None:
         """A member connects again and says which generation it takes part in."""
         cluster = self.cluster
-        values = {"generation": cluster.run.generation, "roster_id": cluster.run.roster_id, **more}
+        values = {"generation": cluster.run.generation, "roster_id": cluster.job.roster_id, **more}
         self.register(name, job="j-1", phase=phase, **values)
 
     def beat(self, name: str, *, step: int = 0, **more: Any) -> None:
@@ -184,17 +184,20 @@ class Driver:
     def all_run(self, *names: str) -> int:
         number = self.cluster.run.generation
         for name in names:
-            self.say(
-                name, m.Running(job="j-1", generation=number, step=self.cluster.run.start_step)
-            )
+            self.say(name, m.Running(job="j-1", generation=number, step=self.start_step))
         return number
+
+    @property
+    def start_step(self) -> int:
+        job = self.cluster.job
+        return 0 if job is None else job.start_step
 
     def froze(self, name: str, *, generation: int, step: int, **more: Any) -> None:
         """It holds `step` steps, of which its generation has committed the last.
 
         With a `digest`, that is what it has offered to the others after so many steps.
         """
-        by = more.pop("held_generation", generation if step > self.cluster.run.start_step else None)
+        by = more.pop("held_generation", generation if step > self.start_step else None)
         held = m.Held(
             job="j-1",
             generation=self.cluster.job.start_generation if by is None else by,

@@ -47,13 +47,13 @@ def die(driver: Any, name: str, *, then: str, last_end: str = "") -> None:
     number = driver.cluster.run.generation
     incarnation = driver.cluster.workers[name].incarnation
     driver.lost(name, incarnation=incarnation)
-    driver.froze(then, generation=number, step=driver.cluster.run.start_step)
+    driver.froze(then, generation=number, step=driver.start_step)
     driver.register(name, incarnation=incarnation + 1, last_end=last_end)
     driver.warmed(name)
     driver.tick(driver.now + 10.0)
     if driver.cluster.run.roster == [then]:
         number = driver.all_run(then)
-        driver.froze(then, generation=number, step=driver.cluster.run.start_step)
+        driver.froze(then, generation=number, step=driver.start_step)
         driver.tick(driver.now + 10.0)
     driver.all_run("a", "b")
 

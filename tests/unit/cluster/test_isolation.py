@@ -198,7 +198,7 @@ def back(driver: Any, name: str) -> None:
 def copies_differ(driver: Any) -> None:
     """b copies the state of a, and differs from it."""
     number = driver.all_run("a", "b")
-    step = driver.cluster.run.start_step
+    step = driver.start_step
     more = {"suspect": "b", "diverged_step": step, "differs": "task.count"}
     driver.froze("a", generation=number, step=step, **more, **DIFFERS)
     driver.lost("b", incarnation=driver.cluster.workers["b"].incarnation)

@@ -97,7 +97,7 @@ class Cluster:
             running = m.Running(
                 job=cluster.job.id,
                 generation=cluster.run.generation,
-                step=cluster.run.start_step,
+                step=cluster.job.start_step,
             )
             self.handle(FromWorker(name=name, message=running))
 

@@ -45,7 +45,7 @@ def test_a_job_waits_for_the_checkpoint_from_which_it_is_to_start(driver: Any) -
     driver.register("c")
     driver.warmed("c", held=origin())
     assert driver.cluster.run.roster == ["a", "b", "c"]
-    assert driver.cluster.run.start_step == 31
+    assert driver.start_step == 31
 
 
 def test_a_job_does_not_fall_back_to_step_0_when_its_origin_is_gone(driver: Any) -> None:

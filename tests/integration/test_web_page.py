@@ -283,6 +283,16 @@ def test_logs_and_curves_are_those_of_the_job_that_is_named(
     assert daemons.wait(other)["state"] == "done"
 
 
+def test_a_failed_job_shows_its_traceback_and_what_to_do(
+    daemons: Daemons, browser: Browser
+) -> None:
+    failed = daemons.submit("task.fails_at=2")
+    assert daemons.wait(failed)["state"] == "failed"
+    browser.run(f"location.hash = '#/job/{failed}'")
+    browser.until("document.querySelector('pre.traceback')?.innerText.includes('row 17 is odd')")
+    assert f"dtdctl submit JOB.toml --resume-from {failed}" in browser.text()
+
+
 def test_a_model_gets_an_alias(daemons: Daemons, browser: Browser, job: str) -> None:
     daemons.ask(m.RegisterModel(name="planes", job=job))
     browser.run("location.hash = '#/models'")

@@ -145,3 +145,13 @@ def test_child_processes_move_where_they_compute_between_two_close_looks() -> No
     assert motion(then, now) == "its child processes compute (200% of a processor)"
     assert motion(Evidence(at_s=1.0, cpu_s=0.0), now) == ""
     assert motion(None, now) == ""
+
+
+def test_a_flicker_of_activity_is_not_taken_for_progress(thread: Thread) -> None:
+    """Another thread that wakes up for a moment hides no stall from the comparison with others."""
+    thread.passes(4.0)
+    thread.passes(0.25, cpu=1.0)
+    verdict = thread.passes(1.0)
+    assert verdict.stalled_s == 5.25
+    assert verdict.still_s == 5.0
+    assert not is_stuck(verdict)

@@ -185,6 +185,22 @@ def test_the_last_one_starts_afresh_after_long_where_nothing_is_lost(
 # --- when replicas that differ are no chance any more --------------------------------------------
 
 
+def test_nobody_is_blamed_for_what_befalls_all(driver: Any) -> None:
+    """Storage hangs for eight seconds."""
+    train(driver, "a", "b", "c")
+    for quarter in range(24):
+        for name in "abc":
+            since_s = STILL_S - 0.5 + quarter / 4
+            driver.beat(name, step=17, stalled_s=since_s, still_s=since_s, patience_s=5.0)
+    assert driver.disconnected == []
+    assert [one.worker for one in driver.told_of("training_stalled")] == ["a", "b", "c"]
+    assert "no other worker that makes progress holds step 17" in driver.incidents[-1].message
+    for name in "abc":
+        driver.beat(name, step=18)
+    assert [one.worker for one in driver.told_of("training_goes_on")] == ["a", "b", "c"]
+    assert driver.core.explain() == ""
+
+
 def run(*points: tuple[int, str]) -> list[str]:
     known: list[Divergence] = []
     verdicts = []

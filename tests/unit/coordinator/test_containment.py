@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import structlog
 
@@ -18,6 +20,7 @@ from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.cluster.transitions import JobState
 from dtd.coordinator.containment import MAX_BEGINNINGS, MAX_TICKS_FAILED, Containment, Driver
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused
+from dtd.net.link import Link
 from dtd.wire import messages as m
 
 # --- errors of the coordinator's own: told once, at the cost of one connection, and nothing else
@@ -180,3 +183,17 @@ def test_a_job_with_which_it_fails_for_ever_has_failed(desk, monkeypatch):
     (ended,) = [one.job for one in desk.done if isinstance(one, JobEnded)]
     assert (ended.id, ended.state) == ("j-1", JobState.FAILED)
     assert "the coordinator failed with it" in ended.reason
+
+
+async def test_what_nobody_waits_for_is_told_and_ends_its_connection(containment, teller):
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(containment.stray)
+    loop.call_soon(lambda: 1 / 0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert "ZeroDivisionError" in teller.told[0][1]
+    link = Link(None)
+    containment.stray(loop, {"message": "m", "exception": ValueError("no"), "protocol": link})
+    assert link.closing
+    containment.stray(loop, {"message": "no error, just words"})
+    assert containment.errors == 2

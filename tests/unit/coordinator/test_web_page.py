@@ -174,6 +174,16 @@ def test_a_viewer_reads_with_a_token_until_it_is_revoked(
     assert browser.ask("GET", "/api/jobs")[0] == 401
 
 
+def test_wrong_codes_are_answered_at_a_bounded_rate(
+    served: WebDaemon, open_browser: Callable[[], Browser]
+) -> None:
+    browser = open_browser()
+    statuses = [browser.log_in(f"wrong-{place}")[0] for place in range(40)]
+    assert statuses[0] == 401
+    assert statuses[-1] == 429
+    assert browser.log_in(served.ask(m.OpenWeb())["code"])[0] == 200
+
+
 def token_of(served: WebDaemon, role: str) -> str:
     answer = served.ask(m.CreateToken(role=role, life_s=3600, uses=100))
     return str(answer["token"])

@@ -54,6 +54,13 @@ def test_a_wait_shows_a_bar_on_a_terminal(dtdctl, server, result, status, monkey
     assert "120/600" in err
 
 
+def test_a_wait_tells_how_far_the_job_is(dtdctl, server, result, status, monkeypatch):
+    monkeypatch.setattr("dtd.ctl.jobs.LINE_EVERY_S", 0.02)
+    server.script = lambda message: result(status) if isinstance(message, m.GetStatus) else b""
+    _exit_code, _out, err = dtdctl("wait", "digits-1", "--timeout", "0.2")
+    assert "job digits-1: step 120/600 (20%), running, loss 0.1235, 2,345/s" in err.splitlines()
+
+
 # --- lists -------------------------------------------------------------------------------------
 
 

@@ -140,3 +140,11 @@ def test_events_are_followed_over_a_restart(dtdctl, events, server, monkeypatch,
         )
     assert "waiting for it to come back" in err
     assert server.received[:3] == [m.ReadEvents(after=seq, follow=True) for seq in (0, 1, 2)]
+
+
+def test_the_present_limit_of_each_workers_thread_is_shown(dtdctl, server, result, status):
+    status["workers"][0]["patience_s"] = 7.5
+    server.script = lambda _message: result(status)
+    headings, first = dtdctl("status")[1].partition("WORKER ")[2].splitlines()[:2]
+    assert "STUCK AFTER" in headings
+    assert "7.5s" in first

@@ -158,3 +158,18 @@ def test_a_step_with_servers_takes_twice_the_whole_state_at_a_workers_link():
         steps, known, most=2, spec=spec("strategy.name='sharded'"), servers=("s0", "s1")
     )
     assert ring[-1].comm_s == pytest.approx(1.0), "without owners = servers they do not count"
+
+
+def test_what_keeps_all_numbers_goes_before_what_is_faster():
+    job = spec("strategy.codec=bfloat16")
+    steps = both(
+        candidate("none"),
+        candidate("bfloat16", risk="rounds"),
+        candidate("tiny", risk="rounds more"),
+        bfloat16=codec(5 * MB, took_s=2.0),
+        tiny=codec(MB),
+    )
+    [found] = recommended(steps, job)
+    assert "codec none" in found.message
+    assert found.message.endswith("same numbers")
+    assert found.remedy.startswith("under [strategy]")

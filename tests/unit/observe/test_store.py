@@ -58,6 +58,7 @@ def test_a_plot_of_many_steps_has_their_sums(box):
     box.steps(1, 5001)
     found = box.loss(points=7)
     assert len(found) <= 7
+    assert found[-1][1] == 5000  # and not where its bucket ends
     assert sum(point[2] for point in found) == 5000
     assert sum(point[2] * point[4] for point in found) == pytest.approx(5000 * 5001 / 2)
     assert (min(point[3] for point in found), max(point[5] for point in found)) == (1, 5000)

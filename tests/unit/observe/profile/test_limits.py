@@ -60,6 +60,19 @@ def test_the_longest_part_limits(workers, limit):
     assert verdict(workers).limit == limit
 
 
+def test_only_steps_that_all_have_count():
+    late = [Span(STEP, n * S, (n + 1) * S, n) for n in range(2, 6)]
+    early = [Span(STEP, n * S, (n + 1 + 7 * (n < 2)) * S, n) for n in range(5)]
+    found = median_times({"late": late, "early": early, "silent": []})
+    assert {name: one.step_s for name, one in found.items()} == {"late": 1, "early": 1}
+    assert median_times({"a": early[:1], "b": late}) == {}
+
+
+def test_nothing_limits_where_nothing_stands_out():
+    assert verdict({"a": times(0.04, other=0.96)}).limit == ""
+    assert verdict({"a": times(0.24, 0.2, 0.2, 0.2, other=0.16)}).limit == ""
+
+
 kinds = st.sampled_from([STEP, COMPUTE, DATA, COMMIT, WAIT, BUCKET, WORD])
 spans = st.lists(
     st.tuples(kinds, st.integers(0, 1000), st.integers(0, 500)).map(

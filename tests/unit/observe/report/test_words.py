@@ -7,8 +7,9 @@ import math
 import pytest
 
 from dtd.observe.report import words
+from dtd.observe.report.document import document_of
 from dtd.observe.report.facts import facts_of
-from tests.unit.observe.report.conftest import EVENTS, details, metrics
+from tests.unit.observe.report.conftest import EVENTS, STEPS, details, metrics
 
 
 def said(facts, against=None) -> str:
@@ -65,3 +66,21 @@ def test_other_figures_say_something_else(curves, sentence) -> None:
 
     assert re.search(sentence, of(**curves)), of(**curves)
     assert not re.search(sentence, of())
+
+
+def test_the_last_loss_is_that_of_the_last_step() -> None:
+    assert facts_of(details(result={}), [metrics()], []).last_loss == 2.0 / STEPS
+    assert facts_of(details(result={"train_loss": 0.5}), [metrics()], []).last_loss == 0.5
+
+
+def test_a_metric_that_never_was_a_number_is_named_and_drawn_nowhere() -> None:
+    answer = metrics()
+    nothing = [[at, at, 0, None, None, None] for at in (20, 60)]
+    answer["series"].append(
+        {"name": "eval/score", "kind": "evaluations", "source": "", "to": "", "points": nothing}
+    )
+    found = facts_of(details(), [answer], [])
+    assert found.without_numbers == ["score"]
+    assert list(found.evaluations) == ["accuracy"]
+    document = document_of(found, None, made="now")
+    assert "score was not a finite number in any evaluation." in str(document)

@@ -41,6 +41,11 @@ def evaluate(tmp_path: Path) -> Any:
     return run
 
 
+def test_a_line_has_a_gap_where_nothing_was_reported(evaluate: Any) -> None:
+    drawn = evaluate('curve({ points: [1, 2, 3, 4, 30, 31].map(at) }, "memory", "#112233")[0].y')
+    assert drawn == [1, 2, 3, 4, None, 30, 31]
+
+
 LOOKS = """await (async () => {
     const asked = [], steps = STEPS;
     const curves = new Curves(async (query) => {

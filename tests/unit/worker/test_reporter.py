@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,17 @@ def test_a_step_committed_at_a_take_over_is_told_and_changes_no_mean(reporter, c
     assert {key for key in after if after[key] != before[key]} == changed
     result = reporter.result(outcome())
     assert (result["mean_step_s"], result["samples_per_s"]) == (0.5, 128.0)
+
+
+def test_a_workers_rate_is_of_its_own_rows(reporter):
+    two = tuple(
+        m.Member(name=f"worker-{rank}", incarnation=1, host="127.0.0.1", port=1, holds=True)
+        for rank in range(2)
+    )
+    reporter.begin_generation(dataclasses.replace(assign(generation=4), roster=two))
+    reporter.step_committed(record(1, rows=64, step_s=0.5))
+    assert reporter.heartbeat_fields()["samples_per_s"] == 64.0
+    assert reporter.result(outcome())["samples_per_s"] == 128.0
 
 
 def outcome(**changed):

@@ -172,3 +172,12 @@ def test_a_second_cancel_breaks_it_off_at_once_and_who_stays_is_put_out(driver: 
     assert driver.told("b", m.Save)
     driver.saved_checkpoint("b", generation=1, step=5)
     assert job.state is JobState.CANCELLED
+
+
+def test_time_in_which_the_coordinator_slept_is_not_taken_from_a_step(driver: Any) -> None:
+    computing(driver)
+    cancel(driver)
+    busy(driver, driver.now + 1.0)
+    driver.now += 2 * BOUNDARY_S
+    driver.handle(Ticked())
+    assert [freeze.at_boundary for freeze in driver.told("a", m.Freeze)] == [True]

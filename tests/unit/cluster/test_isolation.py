@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dtd.cluster.events import Ticked
 from dtd.cluster.isolation import FIRST_PAUSE_S
 from dtd.cluster.status import standing
+from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
 
 # --- a host on which the job's code fails is set aside; what fails everywhere fails the job ------
@@ -213,3 +215,41 @@ def test_a_copy_that_differs_twice_at_one_point_fails_a_job_that_needs_it(driver
     copies_differ(driver)
     again_in = "replicas differ again after step 0, again in task.count"
     assert verdict(driver) == f"{again_in}; ranks [2] differ first in model.w"
+
+
+def test_two_bad_hosts_do_not_fail_a_job_that_a_third_can_do(driver: Any) -> None:
+    driver.submit(min_workers=2)
+    for name in "abc":
+        driver.register(name)
+    driver.warmed("c")
+    for name in "ab":
+        fails_afresh(driver, name)
+    driver.tick(driver.now + 5.0)
+    assert not driver.ended
+    assert "a is refused: set aside" in driver.core.explain()
+
+
+def test_others_have_their_moment_to_come_after_the_coordinator_slept(driver: Any) -> None:
+    job = driver.submit(settle_s=2.0)
+    driver.register("a")
+    fails_afresh(driver, "a")
+    driver.now += 5.0
+    driver.handle(Ticked())
+    assert job.state is not JobState.FAILED
+
+
+def test_a_joiner_that_the_job_cannot_do_without_is_not_blamed(driver: Any) -> None:
+    run_with_joiners(driver, "c", step=500, min_workers=3)
+    fails(driver, "a", "row 17 is odd", step=500)
+    assert (driver.state("a"), driver.state("c")) == ("released", "running")
+
+
+def test_a_joiner_that_hangs_in_its_first_step_is_not_asked_at_once_again(driver: Any) -> None:
+    number = run_with_joiners(driver, "c", step=500)
+    driver.beat("c", step=500, stalled_s=6.0, still_s=6.0, patience_s=5.0)
+    assert driver.state("c") == "lost"
+    assert "stuck for 6.0 s" in driver.told_of("worker_set_aside")[0].message
+    for name in "ab":
+        driver.froze(name, generation=number, step=500)
+    again(driver, "c")
+    assert driver.state("c") == "refused"

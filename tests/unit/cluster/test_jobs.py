@@ -9,6 +9,7 @@ import pytest
 from dtd.cluster import jobs
 from dtd.cluster.events import (
     DeleteRequested,
+    Ticked,
 )
 from dtd.cluster.machine import MAX_FRUITLESS_GENERATIONS
 from dtd.cluster.transitions import JobState
@@ -103,3 +104,12 @@ def test_job_that_never_commits_a_step_fails(driver: Any) -> None:
         number = driver.all_run("a")
     assert job.state is JobState.FAILED
     assert job.reason == "64 generations in a row committed no step"
+
+
+def test_silence_of_our_own_blames_nobody(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.silence(1.0, "a", "b")
+    driver.now = 500.0
+    driver.handle(Ticked())
+    assert driver.disconnected == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import pools
+from dtd.cluster import machine, pools
 from dtd.cluster.events import (
     CancelRequested,
     FromWorker,
@@ -243,3 +243,27 @@ def test_a_worker_that_works_for_another_job_meanwhile_stays_there_when_the_firs
     cluster.ends("w2")
     assert cluster.places() == {"w1": "j-2"}
     assert cluster.pools.cluster_with("j-1") is cluster.pools.home
+
+
+def test_only_so_many_jobs_run_at_once(cluster: Cluster, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pools, "MOST_POOLS", 1)
+    cluster.register("w1", "w2")
+    cluster.submit(1, workers=1)
+    cluster.submit(2, workers=1)
+    assert cluster.pools.explain_queue() == "j-2 waits: 1 jobs run already"
+
+
+def test_an_error_leaves_what_was_decided_before_it(two: Cluster, monkeypatch: Any) -> None:
+    broken, advance = two.pools.all_clusters()[2], machine._advance
+
+    def fails(cluster: Any, now: float) -> None:
+        if cluster is broken:
+            raise KeyError("a defect")
+        advance(cluster, now)
+
+    monkeypatch.setattr(machine, "_advance", fails)
+    with pytest.raises(KeyError):
+        two.pools.handle(CancelRequested(job="j-1"), 1.0)
+    kinds = {type(effect) for effect in two.pools.take_decided()}
+    assert SaveJob in kinds
+    assert two.pools.take_decided() == []

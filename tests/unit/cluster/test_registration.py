@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtd.cluster import registration
-from dtd.cluster.events import Submitted
+from dtd.cluster.events import ResumeRequested, Submitted
 from dtd.cluster.records import CoordinatorIdentity, Job
 from dtd.wire import messages as m
 
@@ -112,3 +112,37 @@ def submit(driver: Any) -> None:
     spec = {"job": {"name": "j"}, "elastic": elastic}
     job = Job(id="j-1", spec=spec, identity=OURS, from_job="j-0", from_identity="store-a.1.j-0.0f")
     driver.handle(Submitted(job=job))
+
+
+def test_a_worker_that_was_set_aside_and_comes_with_another_release_gets_no_work(versioned):
+    """Neither when its pause is over, nor from the next job."""
+    versioned.submit()
+    register(versioned, "0.2.1", "a")
+    versioned.warmed("a")
+    versioned.all_run("a")
+    register(versioned, "0.2.1", "b")
+    versioned.say("b", m.Failed(job="j-1", reason="no versioned", traceback=""))
+    assert "b" in versioned.cluster.set_aside
+    versioned.lost("b")
+    prepared = len(versioned.told("b", m.Prepare))
+    register(versioned, "0.1.0", "b")
+    versioned.tick(versioned.now + 15.0)
+    assert len(versioned.told("b", m.Prepare)) == prepared
+    versioned.finished("a", generation=versioned.cluster.run.generation)
+    assert [job.state.value for job in versioned.ended] == ["done"]
+    assert versioned.state("b") == "refused"
+
+
+THEIRS = "store-b.1.j-1.0f"
+
+
+def test_namesake_is_no_member_that_comes_back(driver: Any) -> None:
+    submit(driver)
+    driver.warm_up("a")
+    driver.handle(ResumeRequested(job="j-1"))  # nobody has what it is to start from
+    driver.all_run("a")
+    driver.lost("a", farewell=False)
+    driver.back("a", identity=THEIRS)
+    assert driver.told("a", m.Release)[-1].state == "unknown"
+    driver.register("a", job="j-1", generation=1, identity=OURS)
+    assert driver.told("a", m.Freeze)

@@ -319,3 +319,8 @@ def test_live_data_is_sent_to_those_who_are_logged_in(
         if line.startswith("event: "):
             topics.add(line.removeprefix("event: ").strip())
     connection.close()
+
+
+def test_beyond_this_host_there_is_no_plain_http(loop_thread: Any, state_dir: Path) -> None:
+    with pytest.raises(Exception, match="served over TLS"):
+        WebDaemon(loop_thread, state_dir, web=Address("0.0.0.0", 0), listen=None)

@@ -133,3 +133,11 @@ def test_systemd_is_told(host, capsys):
         "systemctl disable --now dtd-coordinator.service",
         "systemctl daemon-reload",
     ]
+
+
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+def test_only_root_may(host, root, capsys, monkeypatch, command):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert run([command]) == 2
+    assert f"sudo dtdctl {command}" in capsys.readouterr().err
+    assert (host, root.exists()) == ([], False)

@@ -168,3 +168,10 @@ def test_a_connection_that_ends_at_once_closes_nobody_elses_descriptor() -> None
         os.close(other)
 
     uvloop.run(asyncio.wait_for(attach_one(), 10))
+
+
+def test_what_is_no_socket_is_not_touched(at: SocketPath) -> None:
+    Path(at.path).write_text("precious")
+    with pytest.raises(ConfigError, match=r"control\.sock is not a socket"):
+        bound_socket(at)
+    assert Path(at.path).read_text() == "precious"

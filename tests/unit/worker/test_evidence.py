@@ -142,3 +142,13 @@ def test_a_process_that_ended_is_told_of_once(tmp_path, told, deed, words):
     assert bool(said) is bool(words)
     assert told() == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_told_is_bounded_and_printable(tmp_path, told):
+    live_and_die(tmp_path, "os._exit(1)")
+    (tmp_path / evidence.FAULT_FILE).write_text(
+        "Fatal Python error: \x1b[31m" + "x" * 100_000 + "\n"
+    )
+    said = told()
+    assert len(said) <= 255
+    assert "\x1b" not in said

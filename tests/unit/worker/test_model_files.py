@@ -143,3 +143,13 @@ def test_orders_are_carried_out_one_after_the_other(tmp_path, other, monkeypatch
         assert said.get(timeout=30) == m.ModelsHeld(versions=(VERSION,))
     models.order(m.UnpinModel(version=VERSION))
     assert said.get(timeout=30) == m.ModelsHeld()
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, checkpoints, other):
+    directory, source, path = checkpoints
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    (file,) = pin(tmp_path / "models", source, other[0], checkpoints=[directory])
+    assert file == m.ModelFile(
+        name="model.safetensors", size_bytes=len(WEIGHTS), sha256=sha256(WEIGHTS)
+    )

@@ -163,3 +163,13 @@ assert "torch" not in sys.modules
     )
     assert done.returncode == 0, done.stderr
     assert curve(tmp_path / "j-1", "train/loss") == [(1, 0.5)]
+
+
+def test_a_job_has_so_many_bytes_and_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_JOB_BYTES", 2000)
+    for _start in range(3):  # a new file does not begin a new account
+        curves = Curves(tmp_path, lambda function: function())
+        for step in range(100):
+            say(curves, progress(step))
+        curves.close()
+    assert sum(file.stat().st_size for file in (tmp_path / "j-1").iterdir()) < 2400

@@ -79,6 +79,28 @@ def test_nothing_is_visible_before_it_is_agreed_on(directory, make_draft) -> Non
     assert names(directory) == []
 
 
+def test_leftovers_of_earlier_generations_are_removed(directory, make_draft) -> None:
+    for name in (".tmp-g000001-s000000003-77", ".tmp-g000002-s000000003-78", "notes"):
+        (directory / name).mkdir(parents=True)
+    writer = CheckpointWriter(directory, Rules(keep=3))
+    writer.write(make_draft(9, generation=2))
+    writer.publish({})
+    writer.close()
+    assert names(directory) == [
+        ".tmp-g000002-s000000003-78",
+        "g000002-s000000009",
+        "notes",
+    ]
+
+
+def test_a_disk_error_is_a_failure_not_an_exception(tmp_path, save_checkpoints) -> None:
+    (tmp_path / "job").write_text("a file where the directory should be")
+    (failure,) = save_checkpoints(tmp_path / "job", 1)
+    assert isinstance(failure, Failure)
+    assert failure.name == checkpoint_name(1, 1)
+    assert "Error" in failure.reason
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_one_whose_metrics_cannot_be_added_is_saved_all_the_same(
     directory, make_draft, monkeypatch, told
@@ -101,6 +123,29 @@ def test_one_whose_metrics_cannot_be_added_is_saved_all_the_same(
     assert isinstance(failure, Failure)
     assert (failure.saved, "No space" in failure.reason) == (True, True)
     assert verify(published.path) == published.manifest
+
+
+def test_two_writers_of_one_state_both_count_it_as_saved(directory, make_draft) -> None:
+    writers = [CheckpointWriter(directory, Rules(keep=3)) for _ in range(3)]
+    for writer in writers:
+        writer.write(make_draft(5))
+    for writer in writers:
+        writer.publish({})
+    for writer in writers:
+        writer.close()
+        (result,) = writer.finished()
+        assert isinstance(result, Published)
+        assert result.kept == (checkpoint_name(1, 5),)
+        assert verify(result.path) == result.manifest
+    assert names(directory) == [checkpoint_name(1, 5)]
+
+
+def test_a_damaged_checkpoint_of_the_same_name_is_replaced(directory, save_checkpoints) -> None:
+    (first,) = save_checkpoints(directory, 5)
+    (first.path / MODEL_FILE).write_bytes(b"torn")
+    (second,) = save_checkpoints(directory, 5)
+    assert verify(second.path) == first.manifest
+    assert names(directory) == [checkpoint_name(1, 5)]
 
 
 NAME = checkpoint_name(2, 7)

@@ -17,6 +17,7 @@ import pytest
 from dtd.checkpoint.format import MANIFEST_FILE, checkpoint_name
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
 from dtd.checkpoint.writer import CheckpointWriter, Published, Rules
+from dtd.durable import make_directory
 
 FILES = {MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE}
 
@@ -125,3 +126,11 @@ def test_old_or_new_and_whole_at_every_moment(recorder, make_draft, tmp_path) ->
         for target in targets:
             expected = {one.name: one.read_bytes() for one in target.iterdir()}
             assert disk.after_the_loss(target) == expected
+
+
+def test_every_directory_on_the_way_survives(recorder, tmp_path) -> None:
+    path = tmp_path / "a" / "b" / "c"
+    make_directory(path, mode=0o700)
+    assert recorder.disks[0].after_the_loss(path) == {}
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert path.parent.stat().st_mode & 0o700 == 0o700

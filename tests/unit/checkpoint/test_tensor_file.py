@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dtd.checkpoint.choice import fewest, missing
 from dtd.checkpoint.tensor_file import HeldTensor, Part, TensorFile
+from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import CheckpointError
 from tests.shards import held_shards
 
@@ -58,6 +61,11 @@ HALF = Part(
 )
 
 
+def test_a_part_is_read_back() -> None:
+    assert Part.from_mapping(HALF.to_mapping()) == HALF
+    assert HALF.tensors["model.b"].stored_as("b").shape == (2,)
+
+
 def put(*path: Any, value: Any) -> Any:
     def change(content: dict[str, Any]) -> None:
         for key in path[:-1]:
@@ -103,3 +111,13 @@ def test_a_part_that_contradicts_itself_is_refused(change: Any, why: str) -> Non
         Part.from_mapping(content)
     with pytest.raises(CheckpointError, match="broken"):
         Part.from_mapping([content])
+
+
+def test_as_few_parts_as_possible_are_taken() -> None:
+    ring = [held_shards(rank, 6, 1) for rank in range(6)]
+    assert fewest(ring) == [0, 2, 4]
+    assert fewest([held_shards(0, 2, 0), WHOLE]) == [1]
+    assert fewest(ring[:3]) == [0, 2]
+    assert fewest([]) == []
+    assert missing(ring[:3]) == ShardSet.of([(Fraction(4, 6), Fraction(1))])
+    assert missing([WHOLE]) == NOTHING

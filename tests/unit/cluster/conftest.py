@@ -22,6 +22,7 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job
+from dtd.exchange.schedule.chunks import Segments
 from dtd.wire import messages as m
 
 TICK_S = 0.25
@@ -278,3 +279,17 @@ def driver() -> Driver:
 def make_desk() -> Callable[..., Driver]:
     """For cores with arguments."""
     return Driver
+
+
+@pytest.fixture
+def divided(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The elements of each bucket that is divided into chunks, as often as a segment is."""
+    found: list[int] = []
+
+    def counted(segments: Segments, index: int) -> int:
+        found.append(segments.elements)
+        return chunk_count(segments, index)
+
+    chunk_count = Segments.chunk_count
+    monkeypatch.setattr(Segments, "chunk_count", counted)
+    return found

@@ -3,7 +3,19 @@ from typing import Any
 from dtd.cluster.events import DrainRequested, Revoked
 from dtd.wire import messages as m
 
+# --- registering -----------------------------------------------------------------------------
+
+
 # --- coming back -----------------------------------------------------------------------------
+
+
+def test_worker_that_comes_back_and_hangs_is_given_up_soon(driver: Any) -> None:
+    driver.submit()
+    driver.warm_up("a")
+    driver.register("b", job="j-1", generation=3)
+    driver.tick(11.5)
+    assert [one.name for one in driver.disconnected] == ["b"]
+    assert "its training hangs" in driver.cluster.workers["b"].reason
 
 
 def test_a_worker_that_comes_back_from_replicas_that_differed_starts_afresh(driver: Any) -> None:
@@ -19,7 +31,78 @@ def test_a_worker_that_comes_back_from_replicas_that_differed_starts_afresh(driv
     assert driver.state("c") == "lost"
 
 
+def test_what_a_returning_worker_says_of_its_data_is_remembered(driver: Any) -> None:
+    """After a bounce of the coordinator a newcomer must still be compared with somebody."""
+    driver.submit()
+    driver.register("a", job="j-1", generation=3)
+    driver.warmed("a")
+    assert driver.state("a") == "warming"
+    driver.froze("a", generation=3, step=6)
+    driver.register("b")
+    driver.warmed("b", dataset_rows=7)
+    assert driver.state("b") == "refused"
+
+
+# --- warming up ------------------------------------------------------------------------------
+
+
+def test_warming_for_too_long_is_given_up(driver: Any) -> None:
+    driver.submit(warmup_timeout_s=20.0)
+    driver.register("a")
+    driver.tick(20.0)
+    assert driver.state("a") == "warming"
+    driver.tick(22.0)
+    assert driver.state("a") == "lost"
+    assert "elastic.warmup_timeout_s" in driver.cluster.workers["a"].reason
+
+
+# --- who may train with whom -----------------------------------------------------------------
+
+
+def test_newcomer_that_differs_from_those_that_train_is_refused(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("b")
+    driver.register("a")
+    driver.warmed("a", numerics_fingerprint="arm", steps_total=99)
+    assert driver.state("a") == "refused"
+    assert "arm, not n" in driver.cluster.workers["a"].reason
+    assert job.total_steps == 10_000
+
+
+def test_before_anybody_has_trained_the_majority_decides(driver: Any) -> None:
+    job = driver.submit(min_workers=2)
+    for name in "abc":
+        driver.register(name)
+    driver.warmed("a", dataset_rows=7, steps_total=3)
+    assert driver.state("a") == "ready"
+    driver.warmed("b")
+    driver.warmed("c")
+    assert [driver.state(name) for name in "abc"] == ["refused", "forming", "forming"]
+    assert job.total_steps == 10_000
+
+
+def test_refused_worker_is_looked_at_again_when_the_other_is_gone(driver: Any) -> None:
+    driver.submit(min_workers=2)
+    for name in "ab":
+        driver.register(name)
+    driver.warmed("a", dataset_rows=7)
+    driver.warmed("b")
+    assert [driver.state(name) for name in "ab"] == ["ready", "refused"]
+    assert "b is refused: its dataset has 100 rows" in driver.core.explain()
+    driver.handle(DrainRequested(name="a"))
+    assert [driver.state(name) for name in "ab"] == ["released", "ready"]
+    assert driver.cluster.workers["b"].reason == ""
+    assert driver.kinds().count("worker_refused") == 1
+
+
 # --- leaving ---------------------------------------------------------------------------------
+
+
+def test_worker_that_holds_nothing_leaves_at_once(driver: Any) -> None:
+    driver.submit(min_workers=2)
+    driver.register("a")
+    driver.say("a", m.Leave(reason="stop"))
+    assert driver.told("a", m.Release) == [m.Release(job="j-1", state="left", reason="stop")]
 
 
 def test_member_leaves_at_the_step_boundary(driver: Any) -> None:
@@ -55,6 +138,16 @@ def test_the_only_one_that_remembers_stays_until_another_does(driver: Any) -> No
         driver.froze(name, generation=together, step=9)
     assert driver.state("b") == "released"
     assert driver.cluster.run.roster == ["a"]
+
+
+def test_standby_leaves_although_it_remembers_something_old(driver: Any) -> None:
+    driver.submit(max_workers=1)
+    driver.run_generation("a")
+    driver.register("b", job="j-1", generation=1)
+    driver.handle(DrainRequested(name="b"))
+    assert driver.state("b") == "warming"
+    driver.froze("b", generation=1, step=0)
+    assert driver.state("b") == "released"
 
 
 def test_other_code_of_the_task_is_refused_with_both_names_and_what_to_do(driver: Any) -> None:

@@ -76,3 +76,17 @@ def test_a_checkpoint_that_all_ranks_contradict_does_not_count(driver: Any) -> N
     assert (told.worker, told.step) == ("c", 5)
     save(driver, "a", 5)
     assert newest(driver) == (1, 5, ("a",))
+
+
+def test_a_worker_that_says_the_same_again_has_nothing_written(driver: Any) -> None:
+    """Generations wait for what is written down of a job, so nobody has it written for ever."""
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.commit(5)
+    save(driver, "a", 5)
+    driver.saved.clear()
+    for step in (5, 4, 5, 3):
+        save(driver, "a", step)
+    assert not driver.saved
+    save(driver, "b", 5)
+    assert (len(driver.saved), newest(driver)) == (1, (1, 5, ("a", "b")))

@@ -8,8 +8,10 @@ import pytest
 
 from dtd.cluster.detector import (
     HOLD_S,
+    LATE_TICKS,
     LOOK_EVERY_S,
     Detector,
+    PauseDetector,
     StragglerWatch,
     cost_s,
     straggler,
@@ -37,11 +39,50 @@ def test_silence_beyond_the_time_out_is_suspect_and_says_for_how_long() -> None:
     assert look_until(watching("a"), 5.5) == [("a", "no heartbeat for 5.5 s (limit 5 s)")]
 
 
+def test_silence_of_just_the_time_out_is_not() -> None:
+    assert look_until(watching("a"), 5.0) == []
+
+
+def test_sign_of_life_begins_the_silence_anew() -> None:
+    detector = watching("a", "b")
+    look_until(detector, 4.0)
+    detector.heard("a", 4.0)
+    assert [name for name, _ in look_until(detector, 6.0)] == ["b"]
+    assert detector.silence_s("a", 6.0) == 2.0
+
+
+def test_longer_patience_is_for_one_watch() -> None:
+    detector = watching("a")
+    detector.watch("a", 0.0, timeout_s=30.0)
+    assert look_until(detector, 20.0) == []
+    detector.watch("a", 20.0)
+    assert [name for name, _ in look_until(detector, 26.0)] == ["a"]
+
+
 def test_gap_in_our_pause_detector_is_given_back() -> None:
     detector = watching("a")
     look_until(detector, 2.0)
     assert detector.suspects(100.0) == []
     assert detector.silence_s("a", 100.0) == 2.0 + 2 * 0.5
+
+
+# --- when a process has stood still itself -------------------------------------------------------
+
+
+TICK_S = 0.5
+
+
+def test_before_the_first_look_nothing_is_known() -> None:
+    clock = PauseDetector()
+    assert clock.look(1e9, tick_s=TICK_S) == 0.0
+    assert clock.ran_until == 1e9 + LATE_TICKS * TICK_S
+
+
+def test_what_is_later_than_that_is_time_in_which_it_stood_still() -> None:
+    clock = PauseDetector()
+    clock.look(10.0, tick_s=TICK_S)
+    assert clock.look(14.0, tick_s=TICK_S) == pytest.approx(4.0 - LATE_TICKS * TICK_S)
+    assert clock.look(14.5, tick_s=TICK_S) == 0.0
 
 
 # --- the straggler: by one look, and over time without flickering --------------------------------
@@ -75,6 +116,12 @@ def test_what_is_noise_is_not_named(cost: float, step_s: float, named: bool) -> 
     assert bool(straggler(beats(0.004, 0.004 + cost, step_s=step_s))) is named
 
 
+def test_there_is_none_without_somebody_to_compare_with() -> None:
+    assert not straggler({})
+    assert not straggler(beats(0.09))
+    assert not straggler({**beats(0.09), "new": beat(0.0, 0.0), "idle": beat(0.5, 0.0)})
+
+
 class Clock:
     """Looks at heartbeats at the pace of the product."""
 
@@ -102,3 +149,18 @@ def test_somebody_is_named_after_a_while_and_stays_named_for_a_while() -> None:
     assert clock.look(0.05, 0.05, for_s=HOLD_S) == {"w-1"}
     assert clock.look(0.05, 0.05, for_s=1.0) == {""}
     assert clock.watch.named(beats(0.05, 0.08)) is None
+
+
+def test_a_cost_around_the_limit_does_not_flicker() -> None:
+    clock = Clock()
+    clock.look(0.05, 0.06, for_s=HOLD_S + 1)
+    assert clock.watch.name == "w-1"
+    for own_s in (0.0549, 0.0551, 0.0535, 0.056) * 10:
+        assert clock.look(0.05, own_s, for_s=1.0) == {"w-1"}
+
+
+def test_another_one_takes_over() -> None:
+    clock = Clock()
+    clock.look(0.05, 0.08, 0.05, for_s=HOLD_S + 1)
+    assert clock.look(0.05, 0.05, 0.08, for_s=HOLD_S) == {"w-1"}
+    assert clock.look(0.05, 0.05, 0.08, for_s=1.0) == {"w-2"}

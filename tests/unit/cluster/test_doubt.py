@@ -60,6 +60,27 @@ def test_nothing_is_taken_up_and_nothing_formed_until_it_is_certain(make_desk: A
     assert "`dtdctl resume j-1` if nobody else trains it" in explained
 
 
+def test_the_highest_generation_that_is_reported_counts_and_trains_on(make_desk: Any) -> None:
+    driver = restored(make_desk)
+    comes(driver, "a", 3, "a", "c")
+    assert (driver.cluster.job.roster, driver.cluster.job.start_step) == (("a", "c"), 4)
+    assert driver.cluster.job.step == 4  # or the job might end as of fewer steps than it has
+    assert driver.told("a", m.Freeze) == []
+    driver.silence(20.0, "a")
+    assert "waiting for c to say that generation 3" in driver.core.explain()
+    comes(driver, "b", 1, "a", "b")  # of an older one
+    assert driver.cluster.job.generation == 3
+    comes(driver, "c", 3, "a", "c", phase="forming")
+    assert all(driver.told(name, m.Freeze) for name in "abc")
+    for name in "ac":
+        driver.froze(name, generation=3, step=9, held_generation=3)
+    driver.froze("b", generation=1, step=4, held_generation=1)
+    (assign,) = driver.told("a", m.Assign)
+    assert (assign.held_generation, assign.held_step) == (3, 9)
+    assert assign.generation == 101
+    assert not driver.cluster.job.in_doubt
+
+
 def test_one_that_had_left_proves_nothing_and_the_operator_decides(make_desk: Any) -> None:
     """A later generation may have been formed without it, and may run on out of our hearing."""
     driver = restored(make_desk)
@@ -72,6 +93,13 @@ def test_one_that_had_left_proves_nothing_and_the_operator_decides(make_desk: An
     driver.handle(ResumeRequested(job="j-1"))
     driver.froze("a", generation=3, step=9, held_generation=3)
     assert driver.told("a", m.Assign)[0].held_step == 9
+
+
+def test_a_generation_older_than_another_jobs_is_not_taken_up(make_desk: Any) -> None:
+    driver = restored(make_desk)
+    driver.cluster.run.generation = 4
+    comes(driver, "a", 3, "a")
+    assert driver.told("a", m.Freeze)
 
 
 def test_a_store_that_went_back_without_a_word_is_found_out(driver: Any) -> None:

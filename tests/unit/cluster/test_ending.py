@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dtd.cluster import ending
 from dtd.cluster.ending import LEAVE_S
 from dtd.cluster.events import CancelRequested, KillRequested, Ticked
 from dtd.cluster.jobs import BOUNDARY_S
@@ -15,6 +16,21 @@ from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
 
 # --- who does not freeze ---------------------------------------------------------------------
+
+
+def test_member_that_does_not_freeze_in_time_is_told_to_start_afresh(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    driver.lost("c")
+    driver.froze("a", generation=number, step=4)
+    assert driver.core.explain() == f"ending generation {number}: waiting for b"
+    driver.tick(ending.FREEZE_PATIENCE_S - 0.25)
+    assert driver.disconnected == []
+    assert driver.core.next_deadline(driver.now) == ending.FREEZE_PATIENCE_S
+    driver.tick(ending.FREEZE_PATIENCE_S)
+    assert [one.name for one in driver.disconnected] == ["b"]
+    assert [one.state for one in driver.told("b", m.Release)] == ["evicted"]
+    assert driver.cluster.run.roster == ["a"]
 
 
 @pytest.mark.parametrize("figures", [{"step_s": 5.0}, {"patience_s": 50.0}])
@@ -69,6 +85,19 @@ def test_step_that_kills_worker_after_worker_fails_the_job(driver: Any) -> None:
     assert job.reason == "step 1 kills worker after worker: b, a died or hung in it"
 
 
+def test_how_processes_ended_stands_in_the_reason(driver: Any) -> None:
+    job = driver.submit(min_workers=2)
+    driver.run_generation("a", "b")
+    for _ in range(MAX_DEADLY_GENERATIONS - 1):
+        die(driver, "b", then="a", last_end="ended by SIGSEGV in f (x.py:3)")
+    die(driver, "a", then="b")
+    assert "b (ended by SIGSEGV in f (x.py:3)), a died or hung" in job.reason
+    told = driver.told_of("worker_crashed")
+    assert [incident.message for incident in told] == [
+        "b's last process ended by SIGSEGV in f (x.py:3)"
+    ] * (MAX_DEADLY_GENERATIONS - 1)
+
+
 @pytest.mark.parametrize("why", ["drill", "leaving", "progress", "prepared"])
 def test_deaths_that_say_nothing_about_the_step_do_not_count(driver: Any, why: str) -> None:
     job = driver.submit(min_workers=2)
@@ -96,6 +125,30 @@ def test_deaths_that_say_nothing_about_the_step_do_not_count(driver: Any, why: s
             die(driver, "b", then="a")
         assert job.state is JobState.RUNNING, step
         assert driver.cluster.setbacks.crash_generations <= 1
+
+
+# --- finishing -------------------------------------------------------------------------------
+
+
+def test_job_is_done_when_all_have_finished(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.finished("a", generation=number)
+    assert driver.ended == []
+    driver.finished("b", generation=number)
+    assert driver.ended == [job]
+
+
+def test_job_without_its_final_checkpoint_goes_on_until_it_is_saved(driver: Any) -> None:
+    """Rank 0 died between the last step and its checkpoint: the result would be lost."""
+    job = driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.finished("b", generation=number, saved=False)
+    driver.lost("a")
+    assert driver.ended == []
+    assert driver.told("b", m.Save) == [m.Save(job="j-1", generation=number, step=10)]
+    driver.saved_checkpoint("b", generation=number, step=10)
+    assert job.state is JobState.DONE
 
 
 # --- as the job recovers -----------------------------------------------------------------------
@@ -172,6 +225,33 @@ def test_a_second_cancel_breaks_it_off_at_once_and_who_stays_is_put_out(driver: 
     assert driver.told("b", m.Save)
     driver.saved_checkpoint("b", generation=1, step=5)
     assert job.state is JobState.CANCELLED
+
+
+def test_a_worker_that_has_finished_is_not_put_out_with_who_has_not(driver: Any) -> None:
+    job = computing(driver)
+    cancel(driver)
+    driver.finished("a", generation=1, step=5)
+    cancel(driver)
+    busy(driver, driver.now + LEAVE_S + 1.0)
+    assert [release.state for release in driver.told("b", m.Release)] == ["evicted"]
+    assert [release.state for release in driver.told("a", m.Release)] == ["cancelled"]
+    assert job.state is JobState.CANCELLED
+
+
+def test_a_stop_that_a_restarted_coordinator_has_forgotten_is_a_stop(driver: Any) -> None:
+    """Its store could not write the request, and its workers have followed it."""
+    job = computing(driver)
+    for name in "ab":
+        driver.finished(name, generation=1, step=5, stopped=True)
+    assert job.state is JobState.CANCELLED
+    assert "a request that was lost with the coordinator's store" in job.reason
+
+
+def test_a_job_that_ends_early_by_itself_is_done(driver: Any) -> None:
+    job = computing(driver)
+    for name in "ab":
+        driver.finished(name, generation=1, step=5, result={"ended_early": "loss is low enough"})
+    assert (job.state, job.reason) == (JobState.DONE, "")
 
 
 def test_time_in_which_the_coordinator_slept_is_not_taken_from_a_step(driver: Any) -> None:

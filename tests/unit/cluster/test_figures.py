@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from dtd.cluster import figures
+from dtd.cluster.figures import heard, told
 from dtd.wire import messages as m
 
 # --- workers' reports of a job's result become values that JSON can hold -------------------------
@@ -30,3 +31,8 @@ def test_a_finished_job_holds_figures_that_json_can_represent(driver: Any) -> No
     assert (job.result["train_loss"], job.result["ended_early"]) == (None, "it is enough")
     assert job.result["metrics"] == {"loss": None, "accuracy": 0.5}
     json.dumps(job.result, allow_nan=False)
+
+
+def test_what_is_told_is_heard() -> None:
+    said = {"torch": "2.14.0+cpu", "processor": "A = B", "libc": ""}
+    assert heard(told(said)) == said

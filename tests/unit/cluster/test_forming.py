@@ -65,7 +65,124 @@ def test_step_in_which_somebody_died_is_committed_by_all_or_redone_by_all(
     assert job.steps_lost == 0
 
 
+def test_decision_to_commit_stays_when_the_generation_comes_to_nothing(driver: Any) -> None:
+    """One of its members may have got the decision and acted on it."""
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    driver.lost("c")
+    for name in "ab":
+        driver.froze(name, generation=number, step=4, prepared=(number, 5))
+    driver.lost("b")
+    driver.froze("a", generation=number + 1, step=4, held_generation=number, prepared=(number, 5))
+    assign = driver.told("a", m.Assign)[-1]
+    assert assign.generation == number + 2
+    assert (assign.held_generation, assign.held_step) == (number, 5)
+
+
+def test_decision_to_redo_stays_when_the_generation_comes_to_nothing(driver: Any) -> None:
+    """The generation that was to redo the step may have done so, out of our hearing."""
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    driver.lost("c")
+    driver.froze("a", generation=number, step=4, prepared=(number, 5))
+    driver.froze("b", generation=number, step=4)
+    driver.lost("b")
+    driver.froze("a", generation=number + 1, step=4, held_generation=number, prepared=(number, 5))
+    assign = driver.told("a", m.Assign)[-1]
+    assert assign.generation == number + 2
+    assert (assign.held_generation, assign.held_step) == (number, 4)
+
+
+def test_steps_that_nobody_holds_any_more_are_counted(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("a")
+    driver.beat("a", step=6)
+    driver.register("a", incarnation=2)
+    driver.warmed("a")
+    assert job.steps_lost == 6
+    (incident,) = driver.told_of("steps_lost")
+    assert incident.details == {"steps_lost": 6}
+
+
+# --- bad links -------------------------------------------------------------------------------
+
+
+def break_link(driver: Any, number: int, *names: str) -> None:
+    """The first two cannot reach each other; all freeze."""
+    one, other, *rest = names
+    driver.froze(one, generation=number, step=0, suspect=other, evidence="silent")
+    driver.froze(other, generation=number, step=0, suspect=one, evidence="reset")
+    for name in rest:
+        driver.froze(name, generation=number, step=0, suspect=one, evidence="reset")
+
+
+def test_too_few_without_the_barred_wait_for_a_working_link(driver: Any) -> None:
+    driver.submit(min_workers=2)
+    number = driver.run_generation("a", "b")
+    break_link(driver, number, "a", "b")
+    assert driver.cluster.run.roster == []
+    assert driver.core.explain() == "waiting for a working link between a and b"
+    driver.tick(0.25)
+    for one, other in ("ab", "ba"):
+        assert [probe.name for probe in driver.told(one, m.Probe)] == [other]
+        driver.say(one, m.Probed(name=other, reachable=True))
+    assert driver.cluster.run.roster == ["a", "b"]
+
+
 # --- joining ---------------------------------------------------------------------------------
+
+
+def test_joiners_that_warm_up_are_taken_in_together(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    driver.register("b")
+    driver.register("c")
+    driver.warmed("b")
+    assert driver.told("a", m.Freeze) == []
+    driver.warmed("c")
+    assert driver.told("a", m.Freeze)[0].reason == "b, c joins"
+
+
+def test_standby_waits_until_there_is_room_and_is_used_at_once(driver: Any) -> None:
+    driver.submit(max_workers=2)
+    number = driver.run_generation("a", "b")
+    driver.warm_up("c")
+    assert driver.state("c") == "ready"
+    assert driver.told("a", m.Freeze) == []
+    driver.lost("a")
+    driver.froze("b", generation=number, step=3)
+    assert driver.cluster.run.roster == ["b", "c"]
+
+
+def test_leaver_hands_its_state_to_the_standby_even_beyond_max_workers(driver: Any) -> None:
+    driver.submit(max_workers=1)
+    number = driver.run_generation("a")
+    driver.warm_up("b")
+    driver.say("a", m.Leave(reason="stop"))
+    driver.saved_checkpoint("a", generation=number, step=3)
+    driver.froze("a", generation=number, step=3)
+    assert driver.cluster.run.roster == ["a", "b"]
+    number = driver.all_run("a", "b")
+    for name in "ab":
+        driver.froze(name, generation=number, step=4)
+    assert driver.state("a") == "released"
+    assert driver.cluster.run.roster == ["b"]
+
+
+def test_a_worker_that_would_not_fit_in_ends_nothing(driver: Any) -> None:
+    """Otherwise the generation ends over and over for one who has no working link."""
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    for name, suspect in (("a", "b"), ("b", "a"), ("c", "a")):
+        driver.froze(name, generation=number, step=0, suspect=suspect, evidence="silent")
+    assert (driver.cluster.run.roster, driver.state("a")) == (["b", "c"], "barred")
+    driver.all_run("b", "c")
+    worker = driver.cluster.workers["a"]
+    worker.state = worker.state.READY
+    before = len(driver.told("b", m.Freeze))
+    driver.tick(driver.now + 0.25)
+    assert driver.state("a") == "barred"
+    assert len(driver.told("b", m.Freeze)) == before
 
 
 def test_member_that_fetched_the_state_holds_it_as_well(driver: Any) -> None:
@@ -103,6 +220,22 @@ def announcing(driver: Any) -> SaveJob:
     return SaveJob(job=driver.cluster.job, announces=driver.cluster.run.generation)
 
 
+def test_what_cannot_be_written_is_tried_again(held: Any) -> None:
+    held.written(announcing(held), failure="disk full")
+    assert held.told("a", m.Assign) == []
+    explained = held.core.explain()
+    assert explained.startswith("generation 1 cannot be stored, and is not announced")
+    assert "disk full; make room on the coordinator's disk" in explained
+    tries = len(held.saved)
+    held.silence(0.75, "a", "b")
+    assert len(held.saved) == tries
+    held.silence(1.0, "a", "b")
+    assert len(held.saved) == tries + 1
+    assert held.core.next_deadline(held.now) is not None
+    held.written(announcing(held))
+    assert held.told("b", m.Assign)
+
+
 @pytest.mark.parametrize("failure", ["", "disk full"])
 def test_what_does_not_stand_any_more_is_decided_again(held: Any, failure: str) -> None:
     first = announcing(held)
@@ -130,6 +263,16 @@ def going_on(driver: Any) -> Any:
     driver.froze("a", generation=number, step=7)
     assert driver.cluster.run.decision is not None
     return driver
+
+
+def test_a_job_that_fails_meanwhile_does_not_train_on(going_on: Any) -> None:
+    decided = announcing(going_on)
+    going_on.register("c")
+    for _ in range(8):
+        going_on.say("a", m.Failed(job="j-1", reason="boom", traceback="t", step=7))
+        going_on.say("c", m.Failed(job="j-1", reason="boom", traceback="t", step=0))
+    going_on.written(decided)
+    assert [one.generation for one in going_on.told("a", m.Assign)] == [1]
 
 
 @pytest.fixture

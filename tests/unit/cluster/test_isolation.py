@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from dtd.cluster.events import Ticked
-from dtd.cluster.isolation import FIRST_PAUSE_S
+from dtd.cluster.isolation import FIRST_PAUSE_S, MAX_PAUSE_S, next_deadline
+from dtd.cluster.records import WARM_UP
 from dtd.cluster.status import standing
 from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
@@ -72,6 +73,22 @@ def test_one_of_three_that_cannot_warm_up_is_set_aside_and_tried_again(driver: A
     assert standing(driver.cluster) == []
 
 
+def test_it_is_tried_again_ever_more_seldom(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    driver.register("b")
+    pauses = []
+    for _ in range(9):
+        fails(driver, "b")
+        again(driver, "b")
+        pauses.append(driver.cluster.set_aside["b"].pause_s)
+        driver.tick(driver.now + pauses[-1])
+        assert driver.state("b") == "warming"
+    assert pauses[:3] == [10.0, 20.0, 40.0]
+    assert pauses[-1] == MAX_PAUSE_S
+    assert not driver.ended
+
+
 def test_a_worker_that_starts_it_again_has_mended_something(driver: Any) -> None:
     driver.submit()
     driver.run_generation("a")
@@ -94,6 +111,21 @@ def test_what_fails_on_two_fails_the_job(driver: Any) -> None:
     assert driver.ended[0].result["traceback"] == "line 1"
 
 
+def test_two_hosts_without_the_sandbox_do_not_fail_a_job_that_a_third_is_about_to_do(
+    driver: Any,
+) -> None:
+    """Those refuse it at once; the one that has the sandbox takes a while to warm up."""
+    job = driver.submit()
+    job.terms = replace(job.terms, sandbox="strict")
+    for name in "abc":
+        driver.register(name)
+    for name in "ab":
+        fails_afresh(driver, name, "this worker has no such sandbox")
+    assert not driver.ended
+    driver.warmed("c")
+    assert driver.cluster.run.roster == ["c"]
+
+
 def test_a_job_fails_once_all_workers_have_refused_it(driver: Any) -> None:
     job = driver.submit()
     job.terms = replace(job.terms, sandbox="strict")
@@ -105,7 +137,51 @@ def test_a_job_fails_once_all_workers_have_refused_it(driver: Any) -> None:
     assert verdict(driver) == "c: this worker has no such sandbox (on a, b, too)"
 
 
+def test_a_single_worker_that_fails_fails_the_job(driver: Any) -> None:
+    driver.submit()
+    driver.register("a")
+    fails(driver, "a")
+    assert verdict(driver) == "a: boom"
+
+
+def test_others_are_given_a_moment_to_come(driver: Any) -> None:
+    driver.submit(settle_s=2.0)
+    driver.register("a")
+    fails_afresh(driver, "a")
+    driver.tick(1.0)
+    driver.register("b")
+    driver.tick(3.0)
+    assert not driver.ended
+    driver.warmed("b")
+    driver.tick(6.0)
+    assert driver.cluster.run.roster == ["b"]
+
+
+def test_if_nobody_comes_the_job_fails_with_what_was_said(driver: Any) -> None:
+    driver.submit(settle_s=2.0)
+    driver.register("a")
+    fails_afresh(driver, "a")
+    assert next_deadline(driver.cluster) == 2.0
+    driver.tick(1.0)
+    driver.register("b")
+    fails_afresh(driver, "b", "another")
+    assert not driver.ended
+    driver.tick(2.0)
+    assert verdict(driver) == "b: another"
+
+
 # --- training ------------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_on_two_fails_the_job(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    fails(driver, "b", "row 17 is odd", step=3)
+    for name in "ac":
+        driver.froze(name, generation=number, step=3)
+    driver.all_run("a", "c")
+    fails(driver, "c", "row 17 is odd indeed", step=3)
+    assert verdict(driver) == "c: row 17 is odd indeed (on b, too)"
 
 
 def test_the_last_one_that_remembers_is_not_let_go(driver: Any) -> None:
@@ -130,6 +206,19 @@ def test_a_job_that_cannot_go_on_without_it_does_not_try_for_ever(driver: Any) -
     driver.all_run("a", "b")
     fails(driver, "b", step=3)
     assert verdict(driver) == "b: boom"
+
+
+def test_a_worker_that_is_away_is_thought_to_train_on(driver: Any) -> None:
+    """Its ring could not have done the steps without it; it will come back and say so."""
+    driver.submit()
+    driver.run_generation("a", "b")
+    for name in "ab":
+        driver.beat(name, step=30)
+    driver.lost("b", farewell=False)
+    assert driver.state("b") == "away"
+    fails(driver, "a", step=30)
+    assert driver.state("a") == "released"
+    assert not driver.cluster.job.verdict
 
 
 # --- workers that join a job which trains without them harm only themselves ----------------------
@@ -175,6 +264,20 @@ def test_a_joiner_in_whose_presence_the_others_fail_is_set_aside(driver: Any) ->
     assert not driver.cluster.job.verdict
 
 
+def test_what_fails_without_the_joiner_too_is_the_jobs_fault(driver: Any) -> None:
+    number = run_with_joiners(driver, "c", step=3)
+    fails(driver, "a", "row 17 is odd", step=3)
+    for name in "ab":
+        driver.froze(name, generation=number, step=3)
+    number = driver.all_run("a", "b")
+    fails(driver, "a", "row 17 is odd", step=3)
+    assert driver.state("a") == "released"
+    driver.froze("b", generation=number, step=3)
+    driver.all_run("b")
+    fails(driver, "b", "row 17 is odd", step=3)
+    assert verdict(driver) == "b: row 17 is odd (on a, too)"
+
+
 def test_a_joiners_own_failure_in_its_first_step_is_the_jobs_if_others_fail_there_too(
     driver: Any,
 ) -> None:
@@ -188,6 +291,32 @@ def test_a_joiners_own_failure_in_its_first_step_is_the_jobs_if_others_fail_ther
 
 
 # --- what is no failure of the task --------------------------------------------------------------
+
+
+def test_a_joiner_that_hangs_in_its_first_step_is_not_asked_at_once_again(driver: Any) -> None:
+    number = run_with_joiners(driver, "c", step=500)
+    driver.beat("c", step=500, stalled_s=6.0, still_s=6.0, patience_s=5.0)
+    assert driver.state("c") == "lost"
+    assert "stuck for 6.0 s" in driver.told_of("worker_set_aside")[0].message
+    for name in "ab":
+        driver.froze(name, generation=number, step=500)
+    again(driver, "c")
+    assert driver.state("c") == "refused"
+
+
+def test_a_joiner_whose_state_differs_stops_the_others_ever_more_seldom(driver: Any) -> None:
+    number = run_with_joiners(driver, "c", step=500)
+    for name in "ab":
+        driver.froze(name, generation=number, step=500, suspect="c", diverged_step=500, **DIFFERS)
+    (told,) = driver.told_of("worker_set_aside")
+    assert told.message == "c is set aside for 10 s: ranks [2] differ first in model.w"
+    again(driver, "c")
+    assert driver.state("c") == "refused"
+    assert driver.cluster.run.roster == ["a", "b"]
+    driver.all_run("a", "b")
+    driver.tick(driver.now + FIRST_PAUSE_S)
+    assert driver.state("c") == "warming"
+    assert driver.cluster.set_aside["c"].at == WARM_UP
 
 
 def back(driver: Any, name: str) -> None:
@@ -242,14 +371,3 @@ def test_a_joiner_that_the_job_cannot_do_without_is_not_blamed(driver: Any) -> N
     run_with_joiners(driver, "c", step=500, min_workers=3)
     fails(driver, "a", "row 17 is odd", step=500)
     assert (driver.state("a"), driver.state("c")) == ("released", "running")
-
-
-def test_a_joiner_that_hangs_in_its_first_step_is_not_asked_at_once_again(driver: Any) -> None:
-    number = run_with_joiners(driver, "c", step=500)
-    driver.beat("c", step=500, stalled_s=6.0, still_s=6.0, patience_s=5.0)
-    assert driver.state("c") == "lost"
-    assert "stuck for 6.0 s" in driver.told_of("worker_set_aside")[0].message
-    for name in "ab":
-        driver.froze(name, generation=number, step=500)
-    again(driver, "c")
-    assert driver.state("c") == "refused"

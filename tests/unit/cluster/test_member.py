@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ WARMED = m.Warmed(
     steps_total=9,
     held=(),
 )
+FINISHED = m.Finished(job="j", generation=4, held_generation=4, step=9, digest="x", result={})
 PREPARE = m.Prepare(job="j", spec={})
 
 
@@ -49,6 +51,10 @@ def assign(generation: int = 4) -> m.Assign:
 def freeze(generation: int = 4, **more: bool) -> m.Freeze:
     flags = {"at_boundary": False, "stop": False, **more}
     return m.Freeze(generation=generation, reason="why", **flags)
+
+
+def release(state: str = "done") -> m.Release:
+    return m.Release(job="j", state=state, reason="because")
 
 
 def froze(generation: int = 4, step: int = 6, evidence: str = "reset") -> m.Frozen:
@@ -99,6 +105,19 @@ def worker() -> Worker:
     return Worker()
 
 
+def test_the_usual_life(worker: Worker) -> None:
+    assert worker.tells(member.ControlOpened()) == [REGISTER]
+    assert worker.does(REGISTERED) == []
+    assert worker.does(PREPARE) == [PREPARE]
+    assert worker.tells(WARMED) == [WARMED]
+    assert worker.does(assign()) == [assign()]
+    running = m.Running(job="j", generation=4, step=5)
+    assert worker.tells(running) == [running]
+    assert worker.tells(FINISHED) == [FINISHED]
+    assert worker.core.state is MemberState.FINISHED
+    assert worker.does(release()) == [member.Restart(reason="job j is done")]
+
+
 # --- coming back -----------------------------------------------------------------------------
 
 
@@ -128,7 +147,45 @@ def test_member_that_trains_says_what_its_data_are_and_in_which_phase_it_is(
     assert worker.tells(REGISTERED) == [WARMED]
 
 
+def test_what_happens_between_register_and_registered_is_said_after_it(worker: Worker) -> None:
+    """Said at once it would come before WARMED, and count for nothing."""
+    worker.become(MemberState.FORMING)
+    worker.tells(member.ControlOpened())
+    assert worker.tells(m.Running(job="j", generation=4, step=5)) == []
+    running = m.Running(job="j", generation=4, step=5)
+    assert worker.tells(REGISTERED) == [WARMED, running]
+
+
+def test_generation_that_ends_between_register_and_registered_is_told_after_it(
+    worker: Worker,
+) -> None:
+    worker.become(MemberState.RUNNING)
+    worker.tells(member.ControlOpened())
+    assert worker.tells(froze()) == []
+    warmed, frozen = worker.tells(REGISTERED)
+    assert (warmed, type(frozen)) == (WARMED, m.Frozen)
+
+
+def test_member_that_has_frozen_says_so_again(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    (report,) = worker.tells(froze())
+    assert worker.tells(REGISTERED) == [WARMED, report]
+
+
 # --- preparing and assigning -----------------------------------------------------------------
+
+
+def test_preparing_for_the_same_job_again_has_it_say_again_that_it_is_ready(
+    worker: Worker,
+) -> None:
+    """A coordinator that has given it to this job only now has not listened before."""
+    worker.become(MemberState.WARMING)
+    assert worker.does(PREPARE) == []
+    worker.become(MemberState.READY)
+    (told,) = worker.does(PREPARE)
+    assert isinstance(told, member.Tell)
+    assert isinstance(told.message, m.Warmed)
+    assert worker.core.state is MemberState.READY
 
 
 @pytest.mark.parametrize(
@@ -173,7 +230,35 @@ def test_worker_that_stops_leaves_at_the_boundary(worker: Worker) -> None:
     assert effects == [member.EndAtBoundary(stop=False, leave=True)]
 
 
+def test_finished_worker_repeats_its_report(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    worker.does(FINISHED)
+    assert worker.tells(freeze()) == [FINISHED]
+    (register,) = worker.tells(member.ControlOpened())
+    assert isinstance(register, m.Register)
+    assert register.phase == "finished"
+
+
+@pytest.mark.parametrize("event", [froze(3), m.Running(job="j", generation=3, step=5), diverged(3)])
+def test_news_of_an_old_generation_is_ignored(worker: Worker, event: Any) -> None:
+    worker.become(MemberState.RUNNING)
+    assert worker.does(event) == []
+    assert worker.core.state is MemberState.RUNNING
+
+
 # --- ending ----------------------------------------------------------------------------------
+
+
+def test_worker_that_stops_exits_when_it_is_released(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    worker.does(member.StopAsked(reason="stop"))
+    assert worker.does(release()) == [member.Exit(reason="because")]
+
+
+@pytest.mark.parametrize("state", list(MemberState)[:5])
+def test_nothing_is_saved_beside_training(worker: Worker, state: MemberState) -> None:
+    worker.become(state)
+    assert worker.does(m.Save(job="j", generation=4, step=6)) == []
 
 
 def test_failure_and_what_is_held_then_are_both_said_again(worker: Worker) -> None:

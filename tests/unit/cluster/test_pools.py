@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import machine, pools
+from dtd.cluster import admission, machine, pools
 from dtd.cluster.events import (
     CancelRequested,
+    DeleteRequested,
+    DrainRequested,
     FromWorker,
     JobEnded,
     JobSaved,
+    KillRequested,
     SaveJob,
     Send,
     Submitted,
@@ -20,6 +23,7 @@ from dtd.cluster.events import (
 from dtd.cluster.pools import Pools
 from dtd.cluster.records import CoordinatorIdentity, Job, Worker
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
+from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 from tests.registrations import registration
 
@@ -162,6 +166,27 @@ def test_two_jobs_run_on_disjoint_rosters(two: Cluster) -> None:
     assert two.pools.hears("w1", m.Heartbeat(state="running"))
 
 
+def test_a_lost_worker_is_replaced_by_an_idle_one_and_idles_when_it_returns(two: Cluster) -> None:
+    two.lose("w3")
+    assert two.places()["w5"] == "j-2"
+    two.register("w3")
+    assert two.places()["w3"] == "j-2"  # its generation is not known to have stopped
+
+
+def test_what_a_job_has_beyond_its_number_is_released(two: Cluster) -> None:
+    home, machine = two.pools.home, two.pools.all_clusters()[2]
+    assert machine.job is not None
+    worker = home.workers["w5"]
+    pools._move(worker, home, machine, two.now)
+    admission.prepare(machine, worker, machine.job)
+    two.warmed("w5")
+    released = [one.name for one in two.sent if isinstance(one.message, m.Release)]
+    assert released == ["w5"]
+    assert "w5" not in two.places()
+    two.register("w5")
+    assert two.places()["w5"] == ""
+
+
 def test_a_job_begins_when_enough_workers_idle_and_none_overtakes(two: Cluster) -> None:
     two.submit(3, workers=2)
     two.submit(4, workers=1)
@@ -217,11 +242,68 @@ def test_a_worker_that_is_set_aside_for_a_job_works_for_others_and_is_tried_agai
     assert cluster.places()["w1"] == "j-1"
 
 
+def test_requests_reach_the_machine_that_they_concern(two: Cluster) -> None:
+    two.handle(DrainRequested(name="w3"))
+    assert two.pools.cluster_of("w3").workers["w3"].leaving
+    assert two.places()["w5"] == "j-2"  # its heir
+    two.handle(KillRequested(name="w1", signal="KILL"))
+    assert any(isinstance(one.message, m.Signal) for one in two.sent)
+    with pytest.raises(RequestRefused, match="no worker 'w9'") as refused:
+        two.handle(DrainRequested(name="w9"))
+    assert refused.value.remedy == "connected: w1, w2, w3, w4, w5"
+    with pytest.raises(RequestRefused, match="has not ended"):
+        two.handle(DeleteRequested(job="j-2"))
+    two.handle(DeleteRequested(job="j-9"))
+    two.handle(CancelRequested(job="j-1"))
+    job = two.pools.cluster_with("j-1").job
+    assert job is not None
+    assert job.state is JobState.STOPPING
+
+
+def test_jobs_that_were_active_go_on_where_they_were(cluster: Cluster) -> None:
+    first = cluster.submit(
+        1, workers=1, state=JobState.RUNNING, announced=True, roster=("w1",), generation=7
+    )
+    cluster.submit(2, workers=1, state=JobState.RUNNING, announced=True, roster=("w2",))
+    cluster.submit(3, workers=1)
+    assert [job.id for job in cluster.pools.active()] == ["j-1", "j-2"]
+    back = {"job": "j-1", "generation": 7, "phase": "running", "identity": first.identity}
+    cluster.register("w2", "w1", **back)
+    assert cluster.places()["w1"] == "j-1"
+
+
 def test_jobs_that_had_begun_are_taken_up_first(cluster: Cluster) -> None:
     """A store that failed in between has a queued job before the one that trains."""
     jobs = [Job(id=f"j-{n}", spec={"job": {"name": "j"}}) for n in (1, 2, 3, 4)]
     jobs[2].state, jobs[3].state = JobState.STOPPING, JobState.RUNNING
     assert [job.id for job in pools.in_order(jobs)] == ["j-3", "j-4", "j-1", "j-2"]
+
+
+def test_one_that_may_hold_the_newest_state_goes_to_its_job(cluster: Cluster) -> None:
+    cluster.register("w1", "w2")
+    cluster.submit(
+        1,
+        workers=1,
+        state=JobState.WAITING,
+        roster=("w3",),
+        generation=2,
+        checkpoint_generation=2,
+        checkpoint_step=5,
+        checkpoint_holders=("w3",),
+    )
+    assert cluster.places() == {"w1": "j-1", "w2": ""}
+    cluster.register("w3")
+    assert cluster.places()["w3"] == "j-1"
+
+
+def test_all_begins_again_with_the_job_at_fault_first(two: Cluster) -> None:
+    two.submit(3, workers=2)
+    two.pools._at_work = two.pools.all_clusters()[2]
+    left = two.pools.begin_again(given_up=True)
+    assert [job.id for job in left] == ["j-1", "j-3"]
+    assert [one.job.id for one in two.pools.take_decided() if isinstance(one, JobEnded)] == ["j-2"]
+    assert two.pools.workers() == {}
+    assert two.pools.home.run.highest == 2
 
 
 def test_a_worker_that_works_for_another_job_meanwhile_stays_there_when_the_first_ends() -> None:
@@ -243,6 +325,28 @@ def test_a_worker_that_works_for_another_job_meanwhile_stays_there_when_the_firs
     cluster.ends("w2")
     assert cluster.places() == {"w1": "j-2"}
     assert cluster.pools.cluster_with("j-1") is cluster.pools.home
+
+
+def test_a_job_whose_origin_no_worker_has_gets_one_more_at_a_time(cluster: Cluster) -> None:
+    cluster.register("w1", "w2", "w3")
+    cluster.submit(1, workers=1, from_job="j-0", from_step=5)
+    cluster.warmed("w1")
+    assert cluster.places() == {"w1": "j-1", "w2": "j-1", "w3": ""}
+    held = m.Held(job="j-0", generation=1, step=5, digest="", where="checkpoint")
+    cluster.warmed("w2", held=(held,))
+    assert cluster.places()["w3"] == ""
+
+
+def test_a_job_with_parameter_servers_gets_those_that_idle(cluster: Cluster) -> None:
+    cluster.register("s1", "s2", serves=True)
+    cluster.register("w1", "w2")
+    cluster.submit(1, workers=1)
+    cluster.submit(2, workers=1, owners="servers")
+    cluster.submit(3, workers=1, owners="servers")
+    assert cluster.places() == {"s1": "j-2", "s2": "j-2", "w1": "j-1", "w2": "j-2"}
+    cluster.register("w3")
+    said = "j-3 takes 1 workers and a parameter server; 1 idle; before it: j-1, j-2"
+    assert cluster.pools.explain_queue() == said
 
 
 def test_only_so_many_jobs_run_at_once(cluster: Cluster, monkeypatch: Any) -> None:

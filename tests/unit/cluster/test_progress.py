@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dtd.cluster.detector import LATE_TICKS
 from dtd.cluster.progress import (
     LOOK_AFTER_S,
     Evidence,
@@ -69,6 +70,22 @@ def is_stuck(verdict: Verdict) -> bool:
     return verdict.stalled_s > verdict.patience_s
 
 
+# --- marks -------------------------------------------------------------------------------------
+
+
+def test_a_thread_without_a_generation_is_not_stalled(thread: Thread) -> None:
+    thread.watch.end()
+    assert thread.passes(1000.0) == Verdict(patience_s=LEAST_S)
+
+
+def test_waiting_for_the_ring_is_no_stall_and_no_silence(thread: Thread) -> None:
+    for _ in range(400):
+        thread.now += INTERVAL_S
+        assert thread.beat(waits=True) == Verdict(patience_s=LEAST_S)
+    thread.mark()
+    assert thread.beat().patience_s == LEAST_S
+
+
 # --- nothing moves -----------------------------------------------------------------------------
 
 
@@ -100,6 +117,15 @@ def test_silence_that_turned_out_well_is_learned_from(thread: Thread) -> None:
     assert thread.beat().patience_s == pytest.approx(10 * 3.0)
 
 
+def test_what_is_learned_is_at_most_what_a_warm_up_may_take(thread: Thread) -> None:
+    thread.passes(30.0)
+    thread.mark()
+    assert thread.beat().patience_s == FIRST_S
+    thread.passes(100.0)
+    thread.mark()
+    assert thread.beat().patience_s == pytest.approx(2 * (100.0 - LOOK_AFTER_S))
+
+
 # --- something moves ---------------------------------------------------------------------------
 
 
@@ -114,7 +140,30 @@ def test_a_thread_that_computes_is_not_stuck_but_for_a_long_time(thread: Thread)
     assert is_stuck(thread.passes(0.25, cpu=0.9))
 
 
+def test_a_thread_that_waits_for_a_disk_is_not_stuck(thread: Thread) -> None:
+    verdict = thread.passes(60.0, waits_for="a disk")
+    assert not is_stuck(verdict)
+    assert verdict.still_s == 0.0
+
+
+def test_long_steps_that_compute_teach_no_patience(thread: Thread) -> None:
+    """It would be ten times as long with what hangs."""
+    for _ in range(3):
+        thread.passes(100.0, cpu=1.0)
+        thread.mark()
+        thread.watch.committed()
+    assert thread.beat().patience_s == LEAST_S
+
+
 # --- the first time ----------------------------------------------------------------------------
+
+
+def test_the_first_step_has_the_limit_of_a_warm_up() -> None:
+    thread = Thread()
+    verdict = thread.passes(120.0)
+    assert not is_stuck(verdict)
+    assert verdict.evidence.endswith("elastic.warmup_timeout_s allows 120 s")
+    assert is_stuck(thread.passes(0.25))
 
 
 def limits(thread: Thread, *works: Any, specialises: bool) -> list[float]:
@@ -124,6 +173,12 @@ def limits(thread: Thread, *works: Any, specialises: bool) -> list[float]:
         thread.watch.begins(kind, shape, specialises=specialises)
         found.append(thread.beat().patience_s)
     return found
+
+
+def test_whatever_is_done_for_the_first_time_has_the_limit_of_a_warm_up(thread: Thread) -> None:
+    works = [("evaluation", None), ("evaluation batch", 8), ("batch", 8)]
+    assert limits(thread, *works, specialises=False) == [FIRST_S, FIRST_S, LEAST_S]
+    assert limits(thread, *works, specialises=False) == [LEAST_S] * 3
 
 
 def test_where_code_is_made_for_shapes_another_one_is_new(thread: Thread) -> None:
@@ -136,15 +191,29 @@ def test_where_code_is_made_for_shapes_another_one_is_new(thread: Thread) -> Non
     assert limits(thread, *change, specialises=True) == [LEAST_S] * 2
 
 
-# --- what moves ----------------------------------------------------------------------------------
+# --- a process that stands still -----------------------------------------------------------------
 
 
-def test_child_processes_move_where_they_compute_between_two_close_looks() -> None:
-    then = Evidence(at_s=1.0, cpu_s=0.0, children_cpu_s=1.0)
-    now = Evidence(at_s=2.0, cpu_s=0.0, children_cpu_s=3.0)
-    assert motion(then, now) == "its child processes compute (200% of a processor)"
-    assert motion(Evidence(at_s=1.0, cpu_s=0.0), now) == ""
-    assert motion(None, now) == ""
+@pytest.mark.parametrize("thread_first", [True, False])
+def test_a_process_that_was_stopped_was_not_silent(thread: Thread, thread_first: bool) -> None:
+    thread.passes(1.0)
+    thread.now += 3600.0
+    if not thread_first:  # who goes on first after a pause of an hour is not ours to say
+        thread.beat()
+    thread.mark()
+    most_s = 1.0 - LOOK_AFTER_S + LATE_TICKS * INTERVAL_S
+    assert thread.beat().patience_s <= max(LEAST_S, 10 * most_s)
+
+
+def test_a_stall_goes_on_after_the_process_was_stopped(thread: Thread) -> None:
+    assert thread.passes(2.0).stalled_s == 2.0
+    thread.now += 3600.0
+    verdict = thread.beat()
+    assert verdict.stalled_s == pytest.approx(2.0 + LATE_TICKS * INTERVAL_S)
+    assert verdict.still_s == verdict.stalled_s
+
+
+# --- what moves for a moment ---------------------------------------------------------------------
 
 
 def test_a_flicker_of_activity_is_not_taken_for_progress(thread: Thread) -> None:
@@ -155,3 +224,14 @@ def test_a_flicker_of_activity_is_not_taken_for_progress(thread: Thread) -> None
     assert verdict.stalled_s == 5.25
     assert verdict.still_s == 5.0
     assert not is_stuck(verdict)
+
+
+# --- what moves ----------------------------------------------------------------------------------
+
+
+def test_child_processes_move_where_they_compute_between_two_close_looks() -> None:
+    then = Evidence(at_s=1.0, cpu_s=0.0, children_cpu_s=1.0)
+    now = Evidence(at_s=2.0, cpu_s=0.0, children_cpu_s=3.0)
+    assert motion(then, now) == "its child processes compute (200% of a processor)"
+    assert motion(Evidence(at_s=1.0, cpu_s=0.0), now) == ""
+    assert motion(None, now) == ""

@@ -1,9 +1,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from dtd.cluster.events import Submitted
+import pytest
+
+from dtd.cluster.events import ResumeRequested, Submitted
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import JobState
+from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 # --- a control connection is lost --------------------------------------------------------------
@@ -20,6 +23,29 @@ def test_generation_runs_on_without_a_members_connection(driver: Any) -> None:
     assert driver.cluster.run.generation == number
     assert driver.told("b", m.Freeze) == []
     assert driver.told_of("worker_lost") == []
+
+
+def test_member_that_stays_away_is_lost_unless_its_generation_advances(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.lost("a", farewell=False)
+    for step in range(1, 13):
+        driver.now += 0.25
+        driver.beat("b", step=step)
+    assert driver.state("a") == "away"
+    driver.silence(driver.now + 0.75, "b")
+    assert driver.state("a") == "lost"
+
+
+def test_member_that_has_finished_may_be_away(driver: Any) -> None:
+    job = driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.finished("a", generation=number)
+    driver.lost("a", farewell=False)
+    driver.back("a", "finished")
+    driver.finished("a", generation=number)
+    driver.finished("b", generation=number)
+    assert (job.state, set(job.result["replica_digests"])) == (JobState.DONE, {"a", "b"})
 
 
 # --- a coordinator restarts --------------------------------------------------------------------
@@ -80,6 +106,14 @@ def test_running_generation_is_adopted_and_nobody_is_disturbed(make_desk: Any) -
     assert driver.core.explain() == ""
 
 
+def test_members_have_a_while_to_come_back(make_desk: Any) -> None:
+    driver = adopted(make_desk, restored())
+    driver.silence(3.0)
+    assert driver.state("b") == "away"
+    driver.silence(3.25)
+    assert driver.state("b") == "lost"
+
+
 def test_first_generation_that_was_never_announced_is_formed_again(make_desk: Any) -> None:
     job = restored(JobState.FORMING, generation=3, start_generation=0, start_step=0, step=0)
     driver = adopted(make_desk, job)
@@ -88,3 +122,30 @@ def test_first_generation_that_was_never_announced_is_formed_again(make_desk: An
         driver.warmed(name)
     assert driver.cluster.run.generation == 4
     assert driver.cluster.run.roster == ["a", "b"]
+
+
+def test_job_that_was_stopping_stops(make_desk: Any) -> None:
+    job = restored(JobState.STOPPING, reason="cancelled by the operator")
+    driver = adopted(make_desk, job)
+    for name in "ab":
+        driver.back(name)
+        assert [one.stop for one in driver.told(name, m.Freeze)] == [True]
+    for name in "ab":
+        driver.finished(name, generation=3, step=9)
+    assert job.state is JobState.CANCELLED
+
+
+def test_operator_may_say_that_the_members_are_gone_for_good(make_desk: Any) -> None:
+    job = restored()
+    driver = adopted(make_desk, job)
+    driver.warm_up("c")
+    with pytest.raises(RequestRefused, match="does not wait"):
+        driver.handle(ResumeRequested(job="j-1"))
+    driver.silence(4.0, "c")
+    driver.handle(ResumeRequested(job="j-1"))
+    driver.tick(driver.now + 5.0)
+    assert driver.cluster.run.roster == ["c"]
+    assert (job.start_generation, job.start_step, job.steps_lost) == (0, 0, 7)
+
+
+# --- what an absent member must not leak -------------------------------------------------------

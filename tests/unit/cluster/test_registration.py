@@ -63,6 +63,23 @@ def test_a_member_whose_connection_is_lost_keeps_its_name_while_it_is_expected(d
     assert not taken(driver)
 
 
+def test_a_coordinator_that_starts_knows_whose_names_are_taken(driver: Any, make_desk: Any) -> None:
+    job = driver.submit()
+    driver.register("a", instance="here")
+    driver.warmed("a")
+    driver.all_run("a")
+    assert job.instances == ("here",)
+    later = make_desk(last_generation=1)
+    later.handle(Submitted(job=job))
+    assert later.state("a") == "away"
+    assert taken(later)
+    assert not taken(later, instance="here")
+    job.instances = ()  # as an older store has it
+    older = make_desk(last_generation=1)
+    older.handle(Submitted(job=job))
+    assert not taken(older)
+
+
 # --- another release is refused and gets no work; another patch level is only mentioned ----------
 
 
@@ -88,6 +105,17 @@ def register(versioned, version, name="a", **more):
     versioned.say(name, m.Register(**values, **more))
 
 
+@pytest.mark.parametrize("version", ["0.2.1", "0.2.0", "0.2.9", "0.2"])
+def test_every_patch_level_of_the_release_may_work(versioned, version):
+    register(versioned, version)
+    assert versioned.state("a") == "idle"
+    (registered,) = versioned.told("a", m.Registered)
+    assert registered.refused == ""
+    (incident,) = versioned.told_of("worker_registered")
+    noted = "" if version == "0.2.1" else f" with dtd {version}, the coordinator has 0.2.1"
+    assert incident.message == f"a registered{noted}"
+
+
 @pytest.mark.parametrize("version", ["0.1.1", "0.3.0", "1.2.1", "0", "unknown", ""])
 def test_another_release_is_refused_with_both_versions_hosts_and_what_to_do(versioned, version):
     register(versioned, version)
@@ -101,10 +129,37 @@ def test_another_release_is_refused_with_both_versions_hosts_and_what_to_do(vers
     ]
 
 
+def test_a_worker_that_is_refused_gets_no_job_and_stays_refused_after_it(versioned):
+    register(versioned, "0.1.0", "stranger")
+    versioned.submit()
+    register(versioned, "0.2.1", "a")
+    versioned.warmed("a")
+    number = versioned.all_run("a")
+    versioned.finished("a", generation=number)
+    assert [job.state.value for job in versioned.ended] == ["done"]
+    assert versioned.told("stranger", m.Prepare) == versioned.told("stranger", m.Release) == []
+    assert versioned.state("stranger") == "refused"
+
+
+def test_a_generation_that_outlives_an_upgrade_goes_on(make_desk):
+    """The coordinator alone was upgraded: its workers end the job, and are asked after it."""
+    old = make_desk()
+    old.submit()
+    number = old.run_generation("a")
+    versioned = make_desk(identity=HERE, last_generation=number)
+    job = old.cluster.job
+    versioned.submit(job.id).generation = number
+    more = {"job": job.id, "generation": number, "roster_id": 5, "phase": "running"}
+    register(versioned, "0.1.0", "a", **more)
+    assert versioned.told("a", m.Freeze)
+    assert versioned.state("a") == "warming"
+
+
 # --- workers that come with a job of the same id of another coordinator's store ------------------
 
 
 OURS = "store-a.1.j-1.0f"
+THEIRS = "store-b.1.j-1.0f"
 
 
 def submit(driver: Any) -> None:
@@ -112,6 +167,26 @@ def submit(driver: Any) -> None:
     spec = {"job": {"name": "j"}, "elastic": elastic}
     job = Job(id="j-1", spec=spec, identity=OURS, from_job="j-0", from_identity="store-a.1.j-0.0f")
     driver.handle(Submitted(job=job))
+
+
+def test_worker_of_a_namesake_of_the_job_is_let_go_with_what_it_holds(driver: Any) -> None:
+    submit(driver)
+    driver.register("a", job="j-1", generation=3, identity=THEIRS)
+    (release,) = driver.told("a", m.Release)
+    assert (release.state, "another coordinator's store" in release.reason) == ("unknown", True)
+    assert driver.cluster.run.highest == 0
+    assert not driver.told("a", m.Freeze)
+
+
+def test_what_a_stray_says_of_the_job_does_not_count(driver: Any) -> None:
+    submit(driver)
+    driver.register("a", job="j-1", generation=3, identity=THEIRS)
+    driver.saved_checkpoint("a", generation=3, step=8)
+    driver.froze("a", generation=3, step=9)
+    driver.say("a", m.Failed(job="j-1", reason="of its own", traceback=""))
+    assert (driver.cluster.job.checkpoint_step, driver.cluster.job.step) == (0, 0)
+    assert driver.state("a") == "released"
+    assert not driver.ended
 
 
 def test_a_worker_that_was_set_aside_and_comes_with_another_release_gets_no_work(versioned):
@@ -131,9 +206,6 @@ def test_a_worker_that_was_set_aside_and_comes_with_another_release_gets_no_work
     versioned.finished("a", generation=versioned.cluster.run.generation)
     assert [job.state.value for job in versioned.ended] == ["done"]
     assert versioned.state("b") == "refused"
-
-
-THEIRS = "store-b.1.j-1.0f"
 
 
 def test_namesake_is_no_member_that_comes_back(driver: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dtd.cluster import roster
 from dtd.cluster.records import Holdings, Job, Worker
-from dtd.engine.shards import NOTHING, ShardSet
+from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.wire import messages as m
 from tests.registrations import registration
 from tests.shards import held_shards
@@ -51,6 +51,48 @@ def left(one: Worker, generation: int) -> Worker:
 
 def names(workers: list[Worker]) -> list[str]:
     return [one.name for one in workers]
+
+
+# --- who is in it ----------------------------------------------------------------------------
+
+
+def chosen(
+    workers: list[Worker], *, start: roster.Key = (0, 0), max_workers: int = 64, bad: Any = ()
+) -> roster.Choice:
+    return roster.choose(
+        workers, start=start, max_workers=max_workers, bad_links={pair: pair for pair in bad}
+    )
+
+
+def test_holders_of_the_state_are_chosen_first() -> None:
+    given = [worker("w-1"), worker("w-2"), memory("w-3", 2, 7), memory("w-4", 2, 6, (2, 7))]
+    start = (2, 7)
+    assert names(chosen(given, start=start, max_workers=3).members) == ["w-1", "w-3", "w-4"]
+    assert names(chosen(given, start=start, max_workers=2).members) == ["w-3", "w-4"]
+
+
+def test_leavers_do_not_count() -> None:
+    given = [replace(worker("a"), leaving=True), worker("b"), worker("c")]
+    assert names(chosen(given, max_workers=1).members) == ["a", "b"]
+
+
+def test_with_four_a_bad_link_is_walked_round() -> None:
+    given = [worker(name) for name in "abcd"]
+    picked = chosen(given, bad=[("a", "b")])
+    assert names(picked.members) == ["a", "c", "b", "d"]
+    assert picked.barred == []
+
+
+def test_in_a_ring_of_three_all_are_neighbours_and_the_last_of_a_bad_pair_stays_out() -> None:
+    picked = chosen([worker(name) for name in "abc"], bad=[("a", "b")])
+    assert (names(picked.members), names(picked.barred)) == (["a", "c"], ["b"])
+
+
+def test_no_holder_stays_out_while_somebody_with_a_bad_link_holds_nothing() -> None:
+    """Even the most accused holder: the state must not stay out with it."""
+    given = [memory("z", 2, 7), worker("a"), worker("b")]
+    picked = chosen(given, start=(2, 7), bad=[("a", "z"), ("b", "z")])
+    assert (names(picked.members), names(picked.barred)) == (["z"], ["b", "a"])
 
 
 # --- the order -------------------------------------------------------------------------------
@@ -115,6 +157,12 @@ CASES: dict[str, tuple[list[Worker], roster.Key]] = {
 }
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_state_that_the_next_generation_starts_from(case: str) -> None:
+    workers, expected = CASES[case]
+    assert roster.start_key(a_job(), workers) == expected
+
+
 @pytest.mark.parametrize(("told", "start"), [(6, (2, 6)), (7, (2, 7))])
 def test_a_worker_that_denies_a_step_is_believed_unless_two_have_told_of_it(
     told: int, start: roster.Key
@@ -122,6 +170,29 @@ def test_a_worker_that_denies_a_step_is_believed_unless_two_have_told_of_it(
     """They have committed it, and are lost; all had prepared it, or they could not have."""
     workers = [memory("a", 2, 6, (2, 7)), memory("b", 2, 6)]
     assert roster.start_key(a_job(step=told), workers) == start
+
+
+def test_a_step_of_which_was_told_is_not_made_of_what_a_later_generation_starts_from() -> None:
+    workers = [memory("a", 2, 4, (2, 5)), memory("b", 2, 4)]
+    job = Job(id="j", spec={}, generation=2, start_generation=1, start_step=5, step=5)
+    assert roster.start_key(job, workers) == (2, 4)
+
+
+def test_a_worker_that_can_commit_the_step_holds_its_state() -> None:
+    given = [memory("a", 2, 7), memory("b", 2, 6, (2, 7)), memory("c", 2, 6), worker("d")]
+    assert roster.holders(given, (2, 7)) == [True, True, False, False]
+
+
+def test_what_is_on_disk_cannot_commit_a_step() -> None:
+    disk = worker("a", 2, 6, "checkpoint")
+    disk.holdings.prepared = (2, 7)
+    assert not roster.has(disk, (2, 7))
+    assert roster.has(disk, (2, 6))
+
+
+def test_of_a_fresh_state_the_lowest_rank_gives_its_own() -> None:
+    assert roster.holders([worker("a"), worker("b")], (0, 0)) == [True, False]
+    assert roster.holders([worker("a"), memory("b", 0, 0)], (0, 0)) == [False, True]
 
 
 def frozen(*held: m.Held) -> m.Frozen:
@@ -150,6 +221,12 @@ def frozen(*held: m.Held) -> m.Frozen:
 )
 def test_disagreement_names_what_differs(change: dict[str, Any], word: str) -> None:
     assert word in roster.disagreement(WARMED, replace(WARMED, **change))
+
+
+def test_reference_is_what_most_say_and_of_equals_the_first() -> None:
+    other = replace(WARMED, dataset_rows=7)
+    assert roster.reference([other, WARMED, WARMED]) is WARMED
+    assert roster.reference([other, WARMED]) is other
 
 
 # --- parts of a state: which workers together hold all of it -------------------------------------
@@ -188,6 +265,15 @@ def ring(mirrors: int = 1, *, but: str = "") -> list[Worker]:
     return [holder(name, part, frozen_in=1) for name, part in shards.items() if name not in but]
 
 
+def test_a_part_is_in_memory_prepared_or_on_disk() -> None:
+    one = holder("a", half(0), prepared=(1, 6), saved=(held((1, 3), half(2), "checkpoint"),))
+    assert roster.part_at(one, KEY) == roster.part_at(one, (1, 6)) == half(0)
+    assert roster.part_at(one, (1, 3)) == half(2)
+    assert roster.part_at(one, (1, 4)) == NOTHING
+    assert roster.part_at(holder("b"), (0, 0)) == NOTHING
+    assert roster.part_of(m.Held(job="j", generation=1, step=1, digest="", where="memory")) == WHOLE
+
+
 @pytest.mark.parametrize(("gone", "start"), [("", KEY), ("a", KEY), ("ac", KEY), ("ab", (0, 0))])
 def test_a_state_is_started_from_only_if_all_of_it_is_there(
     gone: str, start: tuple[int, int]
@@ -207,6 +293,13 @@ def test_a_step_that_some_have_committed_and_others_prepared_is_complete() -> No
     assert roster.start_key(divided_job(), workers) == (1, 6)
 
 
+def test_a_worker_that_has_not_prepared_a_step_keeps_the_others_from_it() -> None:
+    workers = ring()
+    for one in workers[:3]:
+        one.holdings.prepared = (1, 6)
+    assert roster.start_key(divided_job(), workers) == KEY
+
+
 def test_without_two_neighbours_the_newest_complete_checkpoint_counts() -> None:
     workers = ring(but="ab")
     older = {name: held_shards(rank, 4, 1) for rank, name in enumerate("cdab")}
@@ -218,6 +311,17 @@ def test_without_two_neighbours_the_newest_complete_checkpoint_counts() -> None:
     assert roster.holders(workers, (1, 2)) == [True] * 4
 
 
+def test_the_assigned_part_follows_from_the_rank() -> None:
+    job = divided_job(mirrors=2)
+    assert roster.assigned_part(job, "b") == held_shards(1, 4, 2)
+    assert roster.assigned_part(job, "x") == NOTHING
+    plain = Job(id="j", spec={})
+    plain.roster = ("a",)
+    assert roster.assigned_part(plain, "a") == WHOLE
+    assert roster.start_held(job, "b").part == tuple(held_shards(1, 4, 2).to_wire())
+    assert roster.start_held(plain, "a").part == ()
+
+
 @pytest.mark.parametrize(
     ("mirrors", "names", "spare"), [(0, "abcd", 0), (1, "abcd", 1), (2, "abcd", 2), (7, "abcd", 3)]
 )
@@ -225,3 +329,26 @@ def test_as_many_may_be_lost_as_there_are_mirrors(mirrors: int, names: str, spar
     job = divided_job(mirrors=mirrors)
     assert roster.redundancy(job, names) == spare
     assert roster.can_spare(job, "a") == (mirrors > 0)
+
+
+def test_a_worker_that_is_alone_or_no_member_may_leave() -> None:
+    job = divided_job(mirrors=0)
+    assert roster.can_spare(job, "x")
+    job.roster = ("a",)
+    assert roster.can_spare(job, "a")
+    plain = Job(id="j", spec={})
+    plain.roster = ("a", "b")
+    assert roster.can_spare(plain, "a")
+
+
+def chosen_names(workers: list[Worker], most: int, *bad: tuple[str, str]) -> list[str]:
+    links = {tuple(sorted(pair)) for pair in bad}
+    found = roster.choose(
+        workers, start=KEY, max_workers=most, bad_links={pair: pair for pair in links}
+    )
+    return [one.name for one in found.members]
+
+
+def test_without_a_link_it_is_not_the_one_that_alone_has_a_shard_that_stays_out() -> None:
+    workers = [holder("a", half(0, 1)), holder("b", half(0, 1)), holder("z", half(2, 3))]
+    assert chosen_names(workers, 3, ("b", "z")) == ["a", "z"]

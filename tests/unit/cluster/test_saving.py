@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dtd.cluster import saving
-from dtd.cluster.events import CancelRequested, Submitted
-from dtd.cluster.records import FIRST_RETRY_S, MOST_CONTRADICTED, Job
+from dtd.cluster.events import CancelRequested, Submitted, Ticked
+from dtd.cluster.records import FIRST_RETRY_S, MOST_CONTRADICTED, WRITING_S, Job
 from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
 
@@ -71,6 +71,44 @@ def test_another_worker_takes_over_at_once_and_who_could_not_is_asked_again(driv
     assert job.state is JobState.DONE
 
 
+def test_a_disk_that_hangs_does_not_keep_others_from_writing(driver: Any) -> None:
+    finished_unsaved(driver, "a", "b")
+    driver.tick(driver.now + WRITING_S - 1.0)
+    assert asked(driver, "b") == []
+    driver.tick(driver.now + 1.5)
+    assert asked(driver, "b") == [(1, 10)]
+
+
+def test_one_that_does_not_answer_is_named_with_the_way_out(driver: Any) -> None:
+    finished_unsaved(driver, "a")
+    assert driver.core.explain() == "saving step 10: a writes it"
+    driver.tick(driver.now + 61.0)
+    assert driver.core.explain() == (
+        "saving step 10: a writes it, and a has not answered for 61 s: `dtdctl kill-worker a` gives"
+        " it up"
+    )
+
+
+def test_fewer_workers_than_copies_are_told_and_enough(driver: Any) -> None:
+    job = finished_unsaved(driver, "a", copies=2)
+    driver.saved_checkpoint("a", generation=1, step=10)
+    assert job.state is JobState.DONE
+    (told,) = driver.told_of("copies_missing")
+    assert told.message == ("the last state of job j-1 is on a alone; checkpoint.copies asks for 2")
+
+
+def test_cancel_ends_a_job_that_cannot_be_saved(driver: Any) -> None:
+    job = finished_unsaved(driver, "a")
+    cannot_write(driver, "a")
+    cancel(driver)
+    assert job.state is JobState.CANCELLED
+    assert job.reason == "cancelled by the operator before its final state was saved"
+    (told,) = driver.told_of("state_discarded")
+    assert FULL in told.message
+    assert told.details == {"steps_lost": 10}
+    assert driver.told("a", m.Release)[-1].state == "cancelled"
+
+
 # --- cancelled and failed ----------------------------------------------------------------------
 
 
@@ -82,6 +120,13 @@ def waiting(driver: Any) -> Job:
     driver.froze("a", generation=number, step=5)
     assert job.state is JobState.WAITING
     return job
+
+
+def test_what_a_checkpoint_holds_already_is_not_saved_again(driver: Any) -> None:
+    job = waiting(driver)
+    driver.saved_checkpoint("a", generation=1, step=5)
+    cancel(driver)
+    assert (job.state, asked(driver, "a")) == (JobState.CANCELLED, [])
 
 
 @pytest.mark.parametrize("times", [1, 40])
@@ -96,6 +141,40 @@ def test_a_cancelled_job_does_not_wait_for_a_disk_for_ever(driver: Any, times: i
     driver.tick(begun + saving.GIVE_UP_S + 31.0)
     assert job.state is JobState.CANCELLED
     assert "the newest checkpoint is of step 0" in driver.told_of("state_discarded")[0].message
+
+
+def test_time_in_which_the_coordinator_slept_is_not_taken_from_who_writes(driver: Any) -> None:
+    """Its report of what it has written may still be unread."""
+    job = waiting(driver)
+    cancel(driver)
+    driver.tick(driver.now + 5.0)
+    driver.now += 2 * saving.MOST_S
+    driver.handle(Ticked())
+    assert job.state is JobState.SAVING
+    driver.saved_checkpoint("a", generation=1, step=5)
+    assert job.state is JobState.CANCELLED
+    assert driver.told_of("state_discarded") == []
+
+
+def test_a_second_cancel_does_not_wait(driver: Any) -> None:
+    job = waiting(driver)
+    cancel(driver)
+    cancel(driver)
+    assert (job.state, job.reason) == (JobState.CANCELLED, "cancelled by the operator")
+
+
+def test_failure_saves_what_the_members_hold(driver: Any) -> None:
+    job: Job = driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    for name in "cb":  # the same on two of them
+        driver.say(name, m.Failed(job="j-1", reason="boom", traceback="line 1"))
+    assert (job.state, job.verdict) == (JobState.STOPPING, "failed")
+    cancel(driver)  # it is ending
+    driver.froze("b", generation=number, step=5)
+    driver.froze("a", generation=number, step=5)
+    assert (job.state, asked(driver, "a")) == (JobState.SAVING, [(1, 5)])
+    driver.saved_checkpoint("a", generation=number, step=5)
+    assert (job.state, job.reason) == (JobState.FAILED, "b: boom (on c, too)")
 
 
 # --- the coordinator starts again ----------------------------------------------------------------
@@ -133,6 +212,26 @@ def test_those_that_hold_the_state_may_come_back(make_desk: Any, verdict: str) -
     assert (job.state.value, job.reason) == (verdict, "why")
 
 
+def test_a_worker_that_has_written_another_state_is_not_waited_for(driver: Any) -> None:
+    job = finished_unsaved(driver, "a", "b")
+    for name in ("a", "b"):
+        driver.say(name, m.Agreed(job="j-1", generation=1, step=10, digest="x"))
+    told = m.CheckpointSaved(
+        job="j-1",
+        generation=1,
+        step=10,
+        digest="y",
+        size_bytes=1,
+        directory="",
+        metrics={},
+        kept=(),
+    )
+    driver.say("a", told)
+    assert asked(driver, "b") == [(1, 10)]
+    assert "what it has written is not what the ranks hold" in driver.core.explain()
+    assert job.state is JobState.SAVING
+
+
 def test_one_whose_memory_is_not_the_state_is_not_asked_for_ever(driver: Any) -> None:
     """It restarts, and the job repeats the steps since its newest checkpoint; here, all of them."""
     job = finished_unsaved(driver, "a")
@@ -150,3 +249,15 @@ def test_one_whose_memory_is_not_the_state_is_not_asked_for_ever(driver: Any) ->
     driver.register("a", incarnation=2)
     driver.warmed("a")
     assert (job.state, job.start_step, job.steps_lost) == (JobState.FORMING, 0, 10)
+
+
+def test_a_worker_that_has_died_meanwhile_is_not_put_out_for_its_memory(driver: Any) -> None:
+    job = finished_unsaved(driver, "a", "b")
+    for name in ("a", "b"):
+        driver.say(name, m.Agreed(job="j-1", generation=1, step=10, digest="x"))
+    driver.lost("b")
+    written = {"job": "j-1", "generation": 1, "size_bytes": 1, "directory": "", "metrics": {}}
+    for _ in range(MOST_CONTRADICTED):
+        driver.say("b", m.CheckpointSaved(step=10, digest="y", kept=(), **written))
+    assert driver.told("b", m.Release) == []
+    assert job.state is JobState.SAVING

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from dtd.cluster import checkpoints
-from dtd.cluster.events import CancelRequested
+from dtd.cluster.events import CancelRequested, DrainRequested
 from dtd.wire import messages as m
 from tests.shards import held_shards
 from tests.unit.cluster.sharded_job import (
     FOUR,
     THREE,
     at,
+    finished,
     froze,
     running,
     saved,
@@ -34,6 +35,15 @@ def lose_two(driver: Any, *, on_disk: int = 3) -> int:
         disk = at(number, on_disk, share(name), "checkpoint")
         froze(driver, name, number, 5, disk)
     return number
+
+
+def test_the_job_waits_for_the_neighbours_and_says_what_they_have(driver: Any) -> None:
+    lose_two(driver)
+    assert driver.cluster.run.generation == 1
+    assert "waiting for b, c: no present worker has the shards 1/2 to 3/4 of step 5" in (
+        driver.core.explain()
+    )
+    assert "which b, c had; `dtdctl resume j-1` goes on without it" in driver.core.explain()
 
 
 def test_else_it_falls_back_to_the_newest_complete_checkpoint_and_says_so(driver: Any) -> None:
@@ -92,7 +102,83 @@ def test_two_neighbours_that_leave_do_so_one_after_the_other(driver: Any) -> Non
     assert driver.cluster.job.steps_lost == 0
 
 
+def test_without_mirrors_nobody_leaves_but_the_job_goes_on(driver: Any) -> None:
+    running(driver, mirrors=0)
+    driver.commit(5)
+    driver.handle(DrainRequested(name="b"))
+    assert driver.told("a", m.Freeze) == []
+    assert "nobody else has its shards" in driver.cluster.workers["b"].reason
+
+
+# --- stuck ---------------------------------------------------------------------------------------
+
+
+def stick(driver: Any, *names: str) -> None:
+    for name in names:
+        driver.beat(name, step=5, stalled_s=9.0, patience_s=5.0)
+
+
+def test_of_a_generation_that_forms_each_counts_with_what_it_brought(driver: Any) -> None:
+    number = running(driver)
+    driver.commit(5)
+    driver.lost("d")
+    for name in "abc":
+        froze(driver, name, number, 5)
+    stick(driver, "b")
+    assert driver.state("b") == "lost"
+
+
 # --- a sharded job that ends, and shards that nobody can have any more ---------------------------
+
+
+def all_finished(driver: Any, **more: Any) -> int:
+    number = running(driver, **more)
+    for name in FOUR:
+        finished(driver, name, number)
+    return number
+
+
+def saves(driver: Any) -> list[str]:
+    return [one.name for one in driver.sent if isinstance(one.message, m.Save)]
+
+
+def test_as_many_write_as_cover_the_state(driver: Any) -> None:
+    number = all_finished(driver)
+    assert saves(driver) == ["a", "c"]
+    saved(driver, "a", (number, 10))
+    assert driver.ended == []
+    assert driver.core.explain() == "saving step 10: c writes it"
+    saved(driver, "c", (number, 10))
+    assert [job.state.value for job in driver.ended] == ["done"]
+    job = driver.ended[0]
+    assert (job.checkpoint_step, job.checkpoint_holders) == (10, ("a", "c"))
+    assert set(checkpoints.parts_at(job, (number, 10))) == {"a", "c"}
+
+
+def test_more_copies_than_there_are_mirrors_are_said_to_be_missing(driver: Any) -> None:
+    number = all_finished(driver, copies=3)
+    for name in FOUR:
+        saved(driver, name, (number, 10))
+    assert [job.state.value for job in driver.ended] == ["done"]
+    (told,) = driver.told_of("copies_missing")
+    assert "is on a, b, c, d alone; checkpoint.copies asks for 3" in told.message
+
+
+def test_without_a_shard_of_the_result_the_end_is_trained_again(driver: Any) -> None:
+    number = running(driver, mirrors=0)
+    own = {name: wire(held_shards(rank, 4, 0)) for rank, name in enumerate(FOUR)}
+    driver.commit(5)
+    for name in FOUR:
+        saved(driver, name, (number, 5), own[name])
+    driver.commit(10)
+    for name in "abc":
+        driver.finished(name, generation=number, saved=False, part=own[name])
+    driver.lost("d")
+    assert driver.ended == []
+    assert saves(driver) == []
+    assert "waiting for d: no present worker has the shards 0 to 1/4 of step 10" in (
+        driver.core.explain()
+    )
 
 
 def test_a_part_alone_is_no_checkpoint(driver: Any) -> None:
@@ -125,6 +211,20 @@ def test_a_cancelled_job_says_which_shards_are_not_saved(driver: Any) -> None:
     assert [job.state.value for job in driver.ended] == ["cancelled"]
     (told,) = driver.told_of("state_discarded")
     assert "no present worker has the shards 1/2 to 3/4 of step 5" in told.message
+
+
+def test_a_part_that_nobody_can_write_is_named(driver: Any) -> None:
+    number = running(driver)
+    driver.commit(5)
+    driver.handle(CancelRequested(job="j-1"))
+    for name in FOUR:
+        froze(driver, name, number, 5)
+    assert saves(driver) == ["a", "c"]
+    saved(driver, "a", (number, 5))
+    driver.handle(CancelRequested(job="j-1"))
+    assert [job.state.value for job in driver.ended] == ["cancelled"]
+    (told,) = driver.told_of("state_discarded")
+    assert "the parts that a wrote lack the shards 1/2 to 1" in told.message
 
 
 # --- what nobody can have ---

@@ -29,6 +29,10 @@ from tests.registrations import registration
 SPEC = {"job": {"name": "j", "task": "digits", "global_batch_size": 64, "epochs": 2}}
 
 
+def beat(own_s: float, step_s: float = 0.1, **more: Any) -> m.Heartbeat:
+    return m.Heartbeat(state="running", own_s=own_s, step_s=step_s, **more)
+
+
 def cluster(*beats: m.Heartbeat | None, **job: Any) -> ClusterState:
     """A running job whose members sent these."""
     made = ClusterState(
@@ -66,6 +70,20 @@ def status(
     )
 
 
+# --- the straggler ---------------------------------------------------------------------------
+
+
+def test_only_running_members_are_compared():
+    made = cluster(beat(0.01), beat(0.09), beat(0.01))
+    made.straggler.name = "w-1"
+    assert status(made)["job"]["straggler"] == {"name": "w-1", "cost_s": pytest.approx(0.08)}
+    made.workers["w-1"].state = WorkerState.FROZEN
+    assert status(made)["job"]["straggler"] is None
+    made.workers["w-1"].state = WorkerState.RUNNING
+    made.run.roster.remove("w-1")
+    assert status(made)["job"]["straggler"] is None
+
+
 # --- the job ---------------------------------------------------------------------------------
 
 
@@ -78,6 +96,19 @@ def sharded(**terms: Any) -> ClusterState:
     made.job.roster = tuple(made.run.roster)
     made.run.phase = GenerationState.RUNNING
     return made
+
+
+def test_how_many_may_be_lost_of_a_sharded_job():
+    made = sharded()
+    assert status(made)["job"]["redundancy"] == 1
+    made.workers["w-2"].state = WorkerState.LOST
+    assert status(made)["job"]["redundancy"] == 0
+    made.run.phase = GenerationState.FORMING
+    assert status(made)["job"]["redundancy"] is None
+    assert status(sharded(mirrors=0))["job"]["redundancy"] == 0
+    plain = cluster(None, None)
+    plain.run.phase = GenerationState.RUNNING
+    assert status(plain)["job"]["redundancy"] is None
 
 
 def test_what_each_worker_holds_of_a_sharded_job():
@@ -100,6 +131,53 @@ def test_what_each_worker_holds_of_a_sharded_job():
     assert status(plain)["workers"][0]["holds"] is None
     plain.job = None
     assert status(plain)["workers"][0]["holds"] is None
+
+
+def test_the_last_job_has_its_traceback():
+    job = Job(
+        id="j-1",
+        spec=SPEC,
+        state=JobState.FAILED,
+        reason="w-1: ValueError: no",
+        step=7,
+        result={"traceback": "Traceback ..."},
+    )
+    last = status(cluster(), last_job=EndedJob(job=job, ended_s=5.0))["last_job"]
+    assert (last["id"], last["state"], last["reason"]) == ("j-1", "failed", "w-1: ValueError: no")
+    assert (last["traceback"], last["step"], last["ended_s"]) == ("Traceback ...", 7, 5.0)
+    done = EndedJob(job=Job(id="j-0", spec=SPEC, state=JobState.DONE), ended_s=4.0)
+    assert status(cluster(), last_job=done)["last_job"]["traceback"] == ""
+
+
+# --- workers ---------------------------------------------------------------------------------
+
+
+def test_a_worker_that_has_moved_is_shown_where_it_is() -> None:
+    here, before = cluster(beat(0.1)), cluster(beat(0.1))
+    assert before.job is not None
+    before.job.id = "j-0"
+    before.workers["w-0"].state = WorkerState.LOST
+    shown = status_of(
+        [here, before],
+        explain="",
+        address="a",
+        uptime_s=1.0,
+        version="0",
+        now=0.0,
+        explanations={"j-0": "why"},
+        explain_queue="waits",
+    )
+    assert [(one["name"], one["job"]) for one in shown["workers"]] == [("w-0", "j-1")]
+    assert [(one["id"], one["explain"]) for one in shown["jobs"]] == [("j-1", ""), ("j-0", "why")]
+    assert shown["queue_explain"] == "waits"
+
+
+def test_parameter_servers_are_counted_apart():
+    made = cluster(beat(0.1), beat(0.1), beat(0.1), servers=1)
+    job = status(made)["job"]
+    assert (job["world_size"], job["servers"]) == (3, 1)
+    made.run.roster = []
+    assert status(made)["job"]["servers"] == 0
 
 
 # --- diagnostics for the status: bounded, dated, and gone when they are over ---------------------
@@ -141,6 +219,18 @@ def test_it_is_over_when_the_host_succeeds_or_long_after() -> None:
     assert where(known, FORGOTTEN_S + 1) == []
 
 
+def test_what_stands_lasts_until_it_is_not_found_any_more() -> None:
+    known = Diagnostics()
+    lasting, passing = diagnostics.disk("w-0", "full"), away()
+    known.note(passing, 0.0)
+    assert known.stand([lasting], 0.0) == [lasting]
+    assert known.stand([lasting], 1.0) == []
+    known.over("w-0")
+    assert where(known, FORGOTTEN_S) == ["10.0.0.7", "w-0"]
+    assert known.stand([], 2.0) == []
+    assert where(known, 2.0) == ["10.0.0.7"]
+
+
 @pytest.fixture
 def bare() -> ClusterState:
     made = ClusterState(
@@ -178,3 +268,30 @@ def test_refused_workers_are_named_with_their_hosts(bare: ClusterState) -> None:
     assert unfit.message == (
         "w-1 on host-of-w-1 cannot train with the others: its dataset has 10 rows, not 12"
     )
+
+
+def test_a_dead_link_is_named_with_both_data_ports(bare: ClusterState) -> None:
+    bare.links.accuse("w-0", "w-1", "unreachable")
+    bare.links.judge(["w-0", "w-1"], 0.0)
+    [found] = standing(bare)
+    assert found.message == (
+        "no connection between w-0 (data port 10.0.0.1:7000) and w-1 (data port [fd00::1]:7000)"
+    )
+    for name in ("w-0", "w-1"):
+        kept = bare.workers.pop(name)
+        assert standing(bare) == []
+        bare.workers[name] = kept
+
+
+def test_a_worker_that_is_kept_although_it_stands_still_is_named_with_the_way_out(
+    bare: ClusterState,
+) -> None:
+    bare.workers["w-1"].liveness.kept = "no other worker that makes progress holds step 7"
+    [found] = standing(bare)
+    assert found.message == (
+        "w-1 on host-of-w-1 has stalled but is not restarted, because"
+        " no other worker that makes progress holds"
+        " step 7: its training thread does not respond"
+    )
+    assert "`dtdctl kill-worker w-1` discards what is in its memory" in found.remedy
+    assert "elastic.stall_timeout_s" in found.remedy

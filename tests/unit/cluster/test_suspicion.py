@@ -6,11 +6,55 @@ from typing import Any
 
 import pytest
 
+from dtd.cluster import suspicion
 from dtd.cluster.digests import Divergence, noted, why_hopeless
-from dtd.cluster.events import Ticked
+from dtd.cluster.events import CancelRequested, Submitted, Ticked
+from dtd.cluster.records import Job
 from dtd.cluster.status import standing
 from dtd.cluster.suspicion import ALIKE_PATIENCE_S
 from dtd.wire import messages as m
+
+# --- silence ---------------------------------------------------------------------------------
+
+
+def test_silent_member_is_evicted_within_two_seconds(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.silence(1.5, "b")
+    assert driver.state("a") == "running"
+    driver.silence(2.0, "b")
+    assert driver.state("a") == "lost"
+    assert "no heartbeat for" in driver.disconnected[0].reason
+
+
+def test_silence_is_excused_while_the_generation_advances(driver: Any) -> None:
+    """Every step needs every member: what commits steps lives, whatever reaches us of it."""
+    driver.submit()
+    driver.run_generation("a", "b")
+    for step in range(1, 21):
+        driver.now += 0.25
+        driver.beat("b", step=step)
+    assert driver.now == 5.0
+    assert driver.state("a") == "running"
+    assert driver.cluster.workers["a"].reason.endswith("but its generation advances")
+    driver.silence(driver.now + 1.0, "b")
+    assert driver.state("a") == "lost"
+
+
+def test_slow_steps_count_as_advancing_for_longer(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.beat("a", step=1)
+    driver.beat("b", step=1, step_s=4.0)
+    for _ in range(4 * 6):
+        driver.now += 0.25
+        driver.beat("b", step=1, step_s=4.0)
+    assert driver.now == suspicion.ADVANCING_STEPS * 4.0
+    assert driver.state("a") == "running"
+    driver.now += 0.25
+    driver.beat("b", step=1, step_s=4.0)
+    assert driver.state("a") == "lost"
+
 
 # --- a neighbour's word ------------------------------------------------------------------------
 
@@ -24,6 +68,19 @@ def test_neighbours_word_and_missed_beats_evict(driver: Any, evidence: str) -> N
     assert driver.state("b") == "lost"
     assert "silent towards its neighbour" in driver.disconnected[0].reason
     assert driver.cluster.run.roster == ["a"]
+
+
+def test_process_that_has_ended_is_gone_even_if_its_connection_still_stands(driver: Any) -> None:
+    """The kernel closes a dead process's connections one after the other; both neighbours know."""
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    driver.froze("a", generation=number, step=0, suspect="b", evidence="ended")
+    assert driver.disconnected == []
+    driver.froze("c", generation=number, step=0, suspect="b", evidence="ended")
+    assert [(one.name, one.reason) for one in driver.disconnected] == [
+        ("b", "its process has ended")
+    ]
+    assert driver.cluster.run.roster == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +97,15 @@ def test_neighbours_word_without_missed_beats_evicts_nobody(
     number = driver.run_generation("a", "b")
     driver.silence(silent_s, "a")
     driver.froze("a", generation=number, step=0, suspect="b", evidence=evidence)
+    assert driver.disconnected == []
+
+
+def test_beats_missed_while_the_coordinator_slept_are_not_missed(driver: Any) -> None:
+    """They lie unread in its sockets, behind the neighbour's word."""
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.now = 10.0
+    driver.froze("a", generation=number, step=0, suspect="b", evidence="silent")
     assert driver.disconnected == []
 
 
@@ -90,6 +156,18 @@ def test_a_link_that_loses_large_packets_is_told_as_such(driver: Any) -> None:
     assert "mtu" in diagnostic.remedy
 
 
+def test_a_disputed_state_stays_disputed_when_the_coordinator_starts_again(driver: Any) -> None:
+    elastic = {"min_workers": 1, "max_workers": 8, "settle_s": 0.0, "warmup_timeout_s": 120.0}
+    spec = {"job": {"name": "j"}, "elastic": elastic}
+    values: dict[str, Any] = {"generation": 3, "roster": ("a", "b"), "roster_id": 7, "step": 9}
+    stored = Job(id="j-1", spec=spec, divergences=((3, 8, "w"),), **values)
+    driver.handle(Submitted(job=stored))
+    driver.register("b", job="j-1", phase="frozen", generation=3, roster_id=7)
+    driver.froze("b", generation=3, step=9, held_generation=3)
+    assert [one.state for one in driver.told("b", m.Release)] == ["evicted"]
+    assert driver.state("b") == "lost"
+
+
 # --- training that stands still: evictions, workers that are kept, and the operator's messages
 
 
@@ -123,7 +201,40 @@ def released(driver: Any) -> list[str]:
     ]
 
 
+# --- one among others ----------------------------------------------------------------------------
+
+
+def test_member_that_is_stuck_is_told_to_start_afresh(driver: Any) -> None:
+    number = train(driver, "a", "b")
+    driver.beat("b", step=17, stalled_s=5.0, still_s=5.0, patience_s=5.0)
+    assert driver.disconnected == []
+    why = "nothing has moved for 5.2 s; elastic.stall_timeout_s allows 5 s"
+    driver.beat("b", step=17, **STUCK, where="task.py:12 in loss", evidence=why)
+    assert [one.reason for one in driver.disconnected] == [
+        f"its training thread has been stuck in task.py:12 in loss for 5.2 s ({why})"
+    ]
+    assert released(driver) == ["b"]
+    driver.froze("a", generation=number, step=17)
+    assert driver.cluster.run.roster == ["a"]
+
+
 # --- several alike -------------------------------------------------------------------------------
+
+
+def test_nobody_is_blamed_for_what_befalls_all(driver: Any) -> None:
+    """Storage hangs for eight seconds."""
+    train(driver, "a", "b", "c")
+    for quarter in range(24):
+        for name in "abc":
+            since_s = STILL_S - 0.5 + quarter / 4
+            driver.beat(name, step=17, stalled_s=since_s, still_s=since_s, patience_s=5.0)
+    assert driver.disconnected == []
+    assert [one.worker for one in driver.told_of("training_stalled")] == ["a", "b", "c"]
+    assert "no other worker that makes progress holds step 17" in driver.incidents[-1].message
+    for name in "abc":
+        driver.beat(name, step=18)
+    assert [one.worker for one in driver.told_of("training_goes_on")] == ["a", "b", "c"]
+    assert driver.core.explain() == ""
 
 
 @pytest.mark.parametrize("names", ["a", "abc"])
@@ -182,23 +293,19 @@ def test_the_last_one_starts_afresh_after_long_where_nothing_is_lost(
     assert released(driver) == ["a"]
 
 
+# --- the operator's way out ----------------------------------------------------------------------
+
+
+def test_a_cancelled_job_keeps_nobody(driver: Any) -> None:
+    train(driver, "a")
+    driver.beat("a", step=17, **STUCK)
+    driver.handle(CancelRequested(job="j-1"))
+    driver.beat("a", step=17, **STUCK)
+    assert released(driver) == ["a"]
+    assert [job.state.value for job in driver.ended] == ["cancelled"]
+
+
 # --- when replicas that differ are no chance any more --------------------------------------------
-
-
-def test_nobody_is_blamed_for_what_befalls_all(driver: Any) -> None:
-    """Storage hangs for eight seconds."""
-    train(driver, "a", "b", "c")
-    for quarter in range(24):
-        for name in "abc":
-            since_s = STILL_S - 0.5 + quarter / 4
-            driver.beat(name, step=17, stalled_s=since_s, still_s=since_s, patience_s=5.0)
-    assert driver.disconnected == []
-    assert [one.worker for one in driver.told_of("training_stalled")] == ["a", "b", "c"]
-    assert "no other worker that makes progress holds step 17" in driver.incidents[-1].message
-    for name in "abc":
-        driver.beat(name, step=18)
-    assert [one.worker for one in driver.told_of("training_goes_on")] == ["a", "b", "c"]
-    assert driver.core.explain() == ""
 
 
 def run(*points: tuple[int, str]) -> list[str]:
@@ -208,3 +315,15 @@ def run(*points: tuple[int, str]) -> list[str]:
         known = noted(known, Divergence(generation, *point))
         verdicts.append(why_hopeless(known))
     return verdicts
+
+
+def test_the_same_entry_at_the_same_step_twice_is_no_chance() -> None:
+    assert run((50, "model.d"), (50, "model.d")) == [
+        "",
+        "replicas differ again after step 50, again in model.d",
+    ]
+
+
+def test_bits_that_flip_at_different_points_are_chance() -> None:
+    assert not any(run((50, "model.w"), (100, "model.w"), (150, "model.w"), (200, "model.w")))
+    assert not any(run((50, "model.w"), (50, "model.b")))

@@ -58,6 +58,11 @@ def test_every_state_can_be_reached_and_left(
         assert reached(table, state) & set(last), f"nothing leads from {state} to an end"
 
 
+@pytest.mark.parametrize(("table", "first", "events", "last"), TABLES, ids=NAMES)
+def test_every_event_is_of_use(table: Any, first: Any, events: Any, last: Any) -> None:
+    assert {row.event for row in table.rows} == set(events)
+
+
 def move_worker(driver: Any) -> None:
     driver.cluster.move_worker(driver.cluster.workers["a"], WorkerEvent.ASSIGNED)
 
@@ -81,6 +86,15 @@ def test_the_invariants_do_not_hold_after_what_is_impossible(driver: Any, move: 
     assert driver.cluster.run.phase is GenerationState.RUNNING
     with pytest.raises(AssertionError, match="cannot have"):
         driver.core.check_invariants()
+
+
+def test_the_core_is_sound_once_it_has_begun_again(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    with pytest.raises(ImpossibleTransition):
+        move_worker(driver)
+    driver.core.begin_again(given_up=False)
+    driver.core.check_invariants()
 
 
 def assigned_in(node: ast.AST) -> set[str]:

@@ -1,8 +1,42 @@
 from typing import Any
 
+from dtd.cluster import waiting
 from dtd.cluster.events import ResumeRequested, Ticked
 from dtd.cluster.waiting import MOST_RESUME_WAIT_S, RESUME_WAIT_S
 from dtd.wire import messages as m
+
+
+def test_first_generation_gives_late_workers_a_moment(driver: Any) -> None:
+    driver.submit(settle_s=2.0)
+    driver.warm_up("a")
+    assert driver.core.explain() == "settling: giving late workers a moment to join"
+    driver.tick(1.5)
+    assert driver.cluster.run.roster == []
+    driver.tick(2.0)
+    assert driver.cluster.run.roster == ["a"]
+
+
+def test_survivors_do_not_wait_for_those_that_warm_up(driver: Any) -> None:
+    """A killed worker is back in a moment, and its warm-up takes many seconds."""
+    driver.submit(settle_s=0.0)
+    number = driver.run_generation("a", "b")
+    driver.register("b", incarnation=2)
+    driver.froze("a", generation=number, step=5)
+    assert driver.state("b") == "warming"
+    assert driver.cluster.run.roster == ["a"]
+
+
+def test_after_a_total_loss_nobody_is_waited_for_forever(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.lost("a")
+    driver.lost("b")
+    driver.register("a", incarnation=2)
+    driver.warmed("a")
+    driver.tick(RESUME_WAIT_S - 1)
+    assert driver.cluster.run.roster == []
+    driver.tick(RESUME_WAIT_S)
+    assert driver.cluster.run.roster == ["a"]
 
 
 def test_time_in_which_the_coordinator_slept_does_not_count_as_waiting(driver: Any) -> None:
@@ -19,6 +53,38 @@ def test_time_in_which_the_coordinator_slept_does_not_count_as_waiting(driver: A
     assert driver.cluster.run.roster == []
     driver.tick(driver.now + RESUME_WAIT_S)
     assert driver.cluster.run.roster == ["a"]
+
+
+def test_holder_of_the_newest_checkpoint_is_waited_for(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.saved_checkpoint("a", generation=number, step=5)
+    driver.say("a", m.Leave(reason="stop"))
+    for name in "ab":
+        driver.froze(name, generation=number, step=5)
+    assert driver.cluster.run.roster == ["b"]
+    driver.register("b", incarnation=2)
+    driver.warmed("b")
+    assert "waiting for a" in driver.core.explain()
+    driver.register("a", incarnation=2)
+    held = m.Held(job="j-1", generation=number, step=5, digest="", where="checkpoint")
+    driver.warmed("a", held=(held,))
+    assert driver.told("b", m.Assign)[-1].held_step == 5
+
+
+def test_operator_may_say_that_nobody_comes_back(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("a", "b")
+    driver.commit(9)
+    driver.lost("a")
+    driver.lost("b")
+    driver.register("a", incarnation=2)
+    driver.warmed("a")
+    assert driver.cluster.run.roster == []
+    driver.handle(ResumeRequested(job="j-1"))
+    assert driver.cluster.run.roster == ["a"]
+    assert job.steps_lost == 9
+    assert "job_resumed" in driver.kinds()
 
 
 def a_child(driver: Any, **terms: Any) -> Any:
@@ -46,6 +112,16 @@ def test_a_job_waits_for_the_checkpoint_from_which_it_is_to_start(driver: Any) -
     driver.warmed("c", held=origin())
     assert driver.cluster.run.roster == ["a", "b", "c"]
     assert driver.start_step == 31
+
+
+def test_the_operator_may_have_it_begin_without_its_origin_for_good(driver: Any) -> None:
+    a_child(driver, settle_s=0.0)
+    driver.warm_up("a", "b")
+    driver.handle(ResumeRequested(job="j-1"))
+    assert driver.cluster.run.roster == ["a", "b"]
+    driver.froze("a", generation=driver.cluster.run.generation, step=0)
+    driver.lost("b")
+    assert driver.cluster.run.roster == ["a"]
 
 
 def test_a_job_does_not_fall_back_to_step_0_when_its_origin_is_gone(driver: Any) -> None:
@@ -83,3 +159,23 @@ def test_nobody_begins_while_the_last_generation_may_run_out_of_our_hearing(driv
     driver.register("a", incarnation=2)
     driver.warmed("a")
     assert driver.cluster.run.roster == ["a", "b", "c"]
+
+
+def test_generations_that_come_to_nothing_follow_each_other_ever_more_slowly(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a")
+    pauses_s = []
+    for _ in range(12):
+        before = driver.now
+        driver.froze("a", generation=number, step=0)
+        if driver.cluster.run.roster == []:
+            assert driver.core.explain().startswith("pausing after")
+            assert driver.core.next_deadline(driver.now) is not None
+        while driver.cluster.run.roster == []:
+            driver.tick(driver.now + 0.25)
+        pauses_s.append(driver.now - before)
+        number = driver.all_run("a")
+    assert pauses_s == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.25, 6.5, 6.5, 6.5, 6.5]
+    driver.beat("a", step=waiting.QUICK_GENERATIONS)
+    driver.froze("a", generation=number, step=waiting.QUICK_GENERATIONS)
+    assert driver.cluster.run.roster == ["a"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dtd.engine.agenda import (
     AfterStep,
@@ -18,6 +20,16 @@ def due(**facts: bool) -> set[str]:
     given = dict.fromkeys(("met", "last", "evaluates", "awaits_digest"), False) | facts
     found = before_step(**given)
     return {name for name in BeforeStep.__slots__ if getattr(found, name)}
+
+
+def test_a_generation_begins_with_an_agreement() -> None:
+    assert due() == {"agree", "catch_up", "announce_start"}
+    assert due(evaluates=True) == {"agree", "catch_up", "announce_start", "evaluate"}
+
+
+def test_what_is_to_be_saved_is_agreed_on_before_it_is_evaluated() -> None:
+    assert due(met=True, evaluates=True) == {"evaluate"}
+    assert due(met=True, evaluates=True, awaits_digest=True) == {"agree", "evaluate"}
 
 
 def word(*flags: Flags) -> ControlWord:
@@ -51,6 +63,11 @@ def test_a_checkpoint_that_is_asked_for_is_waited_for(
     )
 
 
+def test_a_yield_ends_the_generation_and_saves_nothing() -> None:
+    found = after(Flags(), Flags(yield_=True))
+    assert (found.ending, found.checkpoint, found.agree) == ("yielded", False, False)
+
+
 @pytest.mark.parametrize(
     ("hosts", "copies", "writers"),
     [
@@ -67,3 +84,14 @@ def test_a_checkpoint_that_is_asked_for_is_waited_for(
 def test_writers(hosts: str, copies: int, writers: set[int]) -> None:
     assert checkpoint_writers(list(hosts), copies) == writers
     assert checkpoint_writers(list(hosts), copies, sharded=True) == {*range(len(hosts))}
+
+
+@given(
+    hosts=st.lists(st.sampled_from("abcde"), min_size=1, max_size=12),
+    copies=st.integers(1, 14),
+)
+def test_as_many_hosts_as_possible(hosts: list[str], copies: int) -> None:
+    writers = checkpoint_writers(hosts, copies)
+    assert 0 in writers
+    assert len(writers) == min(copies, len(hosts))
+    assert len({hosts[rank] for rank in writers}) == min(copies, len(set(hosts)))

@@ -43,6 +43,24 @@ digests = st.one_of(
 )
 
 
+@st.composite
+def control_entries(draw: st.DrawFn) -> ControlEntry:
+    step, digest = draw(digests)
+    return ControlEntry(
+        checkpoint=draw(st.booleans()),
+        stop=draw(st.booleans()),
+        leave=draw(st.booleans()),
+        yield_=draw(st.booleans()),
+        digest_step=step,
+        digest=digest,
+    )
+
+
+@given(entry=control_entries())
+def test_an_entry_survives_the_wire(entry: ControlEntry) -> None:
+    assert decode_entry(encode_entry(entry)) == entry
+
+
 def test_the_layout_is_the_documented_one() -> None:
     entry = ControlEntry(checkpoint=True, digest_step=7, digest=A)
     assert encode_entry(entry) == ENTRY.pack(1, 0x04, 7, A)
@@ -81,10 +99,26 @@ def test_any_bytes_are_an_entry_or_a_protocol_error(data: bytes) -> None:
 # --- the verdict -----------------------------------------------------------------------------
 
 
+def test_a_digest_of_another_step_dissents_though_its_bytes_are_equal() -> None:
+    word = reduced(with_digest(A, step=7), with_digest(A, step=7), with_digest(A, step=6))
+    assert word.dissenters == (2,)
+    assert word.digest_step == 7
+
+
 @given(tied=st.permutations([with_digest(A), with_digest(A), with_digest(B), with_digest(B)]))
 def test_a_tie_is_decided_by_the_digests_not_by_the_ranks(tied: list[ControlEntry]) -> None:
     dissenters = reduced(*tied).dissenters
     assert [tied[rank].digest for rank in dissenters] == [A, A]
+
+
+@given(entries=st.lists(control_entries(), min_size=1, max_size=9))
+def test_the_verdict_is_the_and_or_or_of_the_entries(entries: list[ControlEntry]) -> None:
+    word = reduced(*entries)
+    assert word.commit == (word.digest_agreed is not False)
+    for field in ("checkpoint", "stop", "leave", "yield_"):
+        assert getattr(word, field) == any(getattr(e, field) for e in entries)
+    assert bool(word.dissenters) == (word.digest_agreed is False)
+    assert len(word.dissenters) < len(entries)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +165,15 @@ def test_a_worker_that_has_copied_a_state_helps_it_to_no_majority(
     entries = [encode_entry(with_digest(digest)) for digest in digests]
     word = reduce_entries(entries, voters=voters)
     assert (word.dissenters, word.majority) == (dissenters, majority)
+
+
+def test_what_was_asked_stays_asked() -> None:
+    """A worker leaves while the job is being cancelled: two FREEZEs, the second without stop."""
+    flags = Flags().asked(stop=True, leave=False)
+    assert flags == Flags(stop=True)
+    flags = flags.asked(stop=False, leave=True)
+    assert flags == Flags(stop=True, leave=True, yield_=True)
+    assert flags.asked(stop=False, leave=False) == flags
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,13 @@ def test_a_lost_ranks_segment_comes_from_its_mirror() -> None:
     )
 
 
+def test_a_part_that_nobody_holds_is_named() -> None:
+    held = [part((0, 1), of=4), part((2, 4), of=4), NOTHING]
+    with pytest.raises(ShardsMissing, match="1/4 to 1/2 of 0 to 1 is held by no member"):
+        plan_regroup(held, divided(3))
+    assert plan_regroup(held, [NOTHING, NOTHING, part((3, 4), of=4)]).windows
+
+
 def test_what_travels_and_several_hold_is_compared_before() -> None:
     """The last of four ranks is lost: two parts that travel have two holders left."""
     plan = plan_regroup(divided(4)[:3], divided(3))

@@ -45,6 +45,20 @@ def in_phase(phase: Phase) -> StepProtocol:
 
 ALL = list(Phase)
 RESULTS = [Phase.PREPARED, Phase.DECIDED]
+NAMED = [phase for phase in ALL if phase not in (Phase.EMPTY, Phase.APPLYING)]
+
+
+# --- what is reported ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ALL)
+def test_report_names_the_last_committed_state_and_the_prepared_one(phase: Phase) -> None:
+    protocol = in_phase(phase)
+    live = LIVE if phase in NAMED else None
+    prepared = NEXT if phase in RESULTS else None
+    assert protocol.report() == Report(live=live, prepared=prepared)
+    assert protocol.can_make(LIVE) == (phase in NAMED)
+    assert protocol.can_make(NEXT) == (phase in RESULTS)
 
 
 # --- the order of a step ---------------------------------------------------------------------
@@ -86,6 +100,9 @@ def test_a_call_is_refused_out_of_order(call: str, phase: Phase) -> None:
     assert (protocol.phase, protocol.report()) == (phase, before)
 
 
+# --- the vote --------------------------------------------------------------------------------
+
+
 # --- discarding ------------------------------------------------------------------------------
 
 
@@ -106,6 +123,21 @@ def test_a_discarded_step_leaves_the_live_state(phase: Phase, undoes: bool, afte
     assert protocol.discard() is undoes
     assert protocol.phase is after
     assert protocol.live == (LIVE if after is Phase.HELD else None)
+
+
+@pytest.mark.parametrize("phase", ALL)
+def test_complete_results_outlive_a_broken_ring(phase: Phase) -> None:
+    keeps = {*RESULTS, Phase.APPLYING}
+    assert in_phase(phase).interrupted() == (phase not in keeps)
+
+
+@pytest.mark.parametrize("phase", [p for p in ALL if p is not Phase.APPLYING])
+def test_what_is_forgotten_is_named_no_more(phase: Phase) -> None:
+    protocol = in_phase(phase)
+    protocol.discard()
+    protocol.forget()
+    assert protocol.report() == Report(live=None, prepared=None)
+    assert protocol.take_over(LIVE, holds=True) is TakeOver.LOAD
 
 
 # --- taking over -----------------------------------------------------------------------------
@@ -139,6 +171,15 @@ def test_a_prepared_step_that_is_not_the_start_counts_no_more(
     assert protocol.take_over(start, holds=holds) is way
     assert protocol.report() == Report(live=LIVE, prepared=None)
     assert protocol.discard(), "the shell has the step's changes to undo"
+
+
+def test_what_was_built_is_the_fresh_state_until_something_changes_it() -> None:
+    protocol = StepProtocol()
+    assert protocol.take_over(FRESH, holds=True) is TakeOver.AS_BUILT
+    protocol.replaced(FRESH)
+    assert protocol.take_over(FRESH, holds=True) is TakeOver.KEEP
+    protocol.forget()
+    assert protocol.take_over(FRESH, holds=True) is TakeOver.AS_BUILT
 
 
 @pytest.mark.parametrize("change", ["open", "begin", "replace"])

@@ -17,6 +17,22 @@ def members(plan) -> list[list[int]]:
     return [[place.parameter for place in bucket.places] for bucket in plan.buckets]
 
 
+def test_reverse_order_with_a_small_first_bucket() -> None:
+    shapes = [shape(name, 10) for name in "abcdef"]
+    plan = plan_buckets(shapes, bucket_bytes=120, first_bucket_bytes=40)
+    assert members(plan) == [[5], [4, 3, 2], [1, 0]]
+    assert [bucket.elements for bucket in plan.buckets] == [10, 30, 20]
+    assert [(p.start, p.stop) for p in plan.buckets[1].places] == [(0, 10), (10, 20), (20, 30)]
+
+
+def test_a_large_parameter_travels_with_the_little_that_came_before() -> None:
+    shapes = [shape("a", 1), shape("large", 1000), shape("b", 6), shape("c", 1)]
+    plan = plan_buckets(shapes, bucket_bytes=100, first_bucket_bytes=100)
+    assert members(plan) == [[3, 2], [1], [0]]  # 28 bytes of 100 are enough for a bucket
+    plan = plan_buckets(shapes, bucket_bytes=116, first_bucket_bytes=116)
+    assert members(plan) == [[3, 2, 1], [0]]
+
+
 @pytest.mark.parametrize(
     "other",
     [

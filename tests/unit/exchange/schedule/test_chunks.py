@@ -6,11 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtd.errors import LocalProtocolError
 from dtd.exchange.schedule.chunks import (
+    EXCHANGE_BYTES,
+    MAX_EXCHANGED,
     BucketShape,
     Operation,
     Segments,
     cut,
+    exchanged,
 )
 
 
@@ -52,6 +56,25 @@ def test_the_chunks_of_all_segments_tile_the_bucket(
     assert max(sizes) - min(sizes) <= 1
 
 
+# --- which buckets are not cut ---------------------------------------------------------------
+
+
+def whole(*sizes_bytes: int, world_size: int, chunk_bytes: int = 1 << 20) -> list[int]:
+    shapes = [BucketShape(elements=size, item_bytes=1) for size in sizes_bytes]
+    return sorted(exchanged(shapes, world_size=world_size, chunk_bytes=chunk_bytes))
+
+
+@pytest.mark.parametrize("world_size", range(2, 10))
+def test_the_limit_is_what_a_link_carries(world_size: int) -> None:
+    most = EXCHANGE_BYTES // (world_size - 1)
+    assert whole(most + 1, most, 0, 1, world_size=world_size) == [1, 2, 3]
+
+
+def test_of_many_small_buckets_the_last_go_round_whole() -> None:
+    sizes = [1] * 20 + [EXCHANGE_BYTES + 1] + [1]
+    assert whole(*sizes, world_size=2) == [*range(20 - MAX_EXCHANGED + 1, 20), 21]
+
+
 # --- operations as windows of one schedule -------------------------------------------------------
 
 
@@ -85,3 +108,14 @@ def test_two_halves_with_equal_copies_take_the_hops_of_a_sum(world_size: int, co
     scatter = half(Operation.REDUCE_SCATTER, copies=copies).window(world_size)
     gather = half(Operation.ALL_GATHER, copies=copies).window(world_size)
     assert [*scatter, *gather] == list(half(Operation.SUM).window(world_size))
+
+
+def test_segments_of_unequal_size() -> None:
+    shape = half(Operation.ALL_GATHER, elements=9, bounds=(0, 0, 7, 9))
+    segments = cut(shape, world_size=3, chunk_bytes=16)
+    assert [segments.segment(index) for index in range(3)] == [(0, 0), (0, 7), (7, 9)]
+    assert [segments.chunk_count(index) for index in range(3)] == [1, 2, 1]
+    assert [segments.chunk(1, chunk) for chunk in range(2)] == [(0, 4), (4, 7)]
+    assert segments.own(0) == (0, 7)
+    with pytest.raises(LocalProtocolError, match="3 segments in a ring of 4 ranks"):
+        cut(shape, world_size=4, chunk_bytes=16)

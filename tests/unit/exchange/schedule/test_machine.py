@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.errors import ErrorCode, ProtocolError
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.exchange.schedule.chunks import BucketShape, Operation
 from dtd.exchange.schedule.events import (
     BucketDone,
     BucketReleased,
+    BucketsAdded,
     BucketStarted,
     ChunkReceived,
+    CopyShared,
     Effect,
     Event,
+    GatherDone,
+    GatherOffered,
+    GatherReceived,
     InBucket,
     InScratch,
     InShared,
     Reduce,
+    ReduceShared,
     Resume,
     SendChunk,
+    SendGather,
+    SendReleased,
     StepOpened,
 )
 from dtd.exchange.schedule.machine import Machine
@@ -122,6 +130,10 @@ class Rank:
         } | changed
         return SmallGather(origin=origin, sequence=sequence, **values)
 
+    def take_entry(self, entry: SmallGather) -> list[Effect]:
+        assert self.machine.accept_gather(entry, link=entry.source) is None
+        return self.handle(GatherReceived(gather=entry))
+
     def refused_entry(self, entry: SmallGather) -> ProtocolError:
         with pytest.raises(ProtocolError) as caught:
             self.machine.accept_gather(entry, link=self.previous)
@@ -160,6 +172,33 @@ def test_a_whole_step_of_two_ranks_effect_by_effect() -> None:
     assert rank.machine.explain() == "step 0: waits for nothing"
 
 
+def test_a_trainer_pushes_every_segment_to_its_owner_and_is_done() -> None:
+    rank = Rank(4, rank=1, servers=2)
+    rank.open(shape(8, Operation.REDUCE_SCATTER))
+    effects = rank.start()
+    assert sent(effects) == [
+        (2, PUSH, 0, 0, 2),
+        (3, PUSH, 0, 4, 6),
+        (2, PUSH, 0, 2, 4),
+        (3, PUSH, 0, 6, 8),
+    ]
+    assert effects[-1] == BucketDone(bucket=0)
+
+
+def test_a_server_adds_in_rank_order_and_passes_sums_to_its_mirrors() -> None:
+    rank = Rank(4, rank=2, servers=2)
+    rank.open(shape(8, Operation.REDUCE_SCATTER, copies=1))
+    assert rank.start() == []
+    first, second = rank.chunk(PUSH, 0, source=0), rank.chunk(PUSH, 0, source=1)
+    assert rank.place(second, 8) is HOLD
+    assert rank.place(first, 8) == InBucket(bucket=0, start=0, stop=2)
+    assert rank.handle(ChunkReceived(chunk=first)) == [Resume(rank=1)]
+    reduce, summed = rank.take(second)
+    assert isinstance(reduce, Reduce)
+    assert sent([summed]) == [(3, SUMMED, 0, 0, 2)]
+    assert "summed hop 0 chunk 0 of 2 from rank 3" in rank.machine.explain()
+
+
 # --- what waits on its link ----------------------------------------------------------------------
 
 
@@ -171,6 +210,39 @@ def test_frames_of_the_next_step_wait_for_it() -> None:
     assert rank.open(3) == [Resume(rank=2)]
     assert rank.place(chunk, 4) == InScratch(slot=3)
     assert rank.machine.accept_gather(entry, link=2) is None
+
+
+def test_without_a_scratch_slot_a_chunk_waits_until_the_bucket_starts() -> None:
+    rank = Rank(slots=1)
+    rank.open(12)
+    rank.take(rank.chunk(SCATTER, 0, 0))
+    assert rank.place(rank.chunk(SCATTER, 0, 1), 8) is HOLD
+    assert rank.start()[-1] == Resume(rank=2)
+    assert rank.place(rank.chunk(SCATTER, 0, 1), 8) == InScratch(slot=0)
+
+
+def test_what_replaces_memory_waits_until_the_bucket_has_started() -> None:
+    for world_size, servers, phase, source in ((3, 0, GATHER, 2), (3, 2, PULL, 1)):
+        rank = Rank(world_size, servers=servers)
+        rank.open(shape(6, Operation.ALL_GATHER))
+        chunk = rank.chunk(phase, 0, source=source)
+        assert rank.place(chunk, 8) is HOLD
+        assert rank.start()[-1] == Resume(rank=source)
+        assert isinstance(rank.place(chunk, 8), InBucket)
+
+
+def test_chunks_wait_for_a_bucket_that_is_still_to_be_added() -> None:
+    rank = Rank()
+    rank.open(6, may_add=2)
+    early = rank.chunk(SCATTER, 0, bucket=1)
+    assert rank.place(early, 8) is HOLD
+    added = BucketsAdded(buckets=(shape(6),))
+    assert rank.handle(added) == [Resume(rank=2)]
+    assert isinstance(rank.place(early, 8), InScratch)
+    assert rank.place(rank.chunk(SCATTER, 0, bucket=2), 8) is HOLD
+    assert "the step has 2 buckets" in rank.refused(rank.chunk(SCATTER, 0, bucket=3)).message
+    with pytest.raises(LocalProtocolError, match="2 buckets added to step 0, which takes 1 more"):
+        rank.handle(BucketsAdded(buckets=added.buckets * 2))
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -200,6 +272,14 @@ def test_a_chunk_of_another_form_is_refused(
     assert why in error.message
 
 
+def test_a_chunk_on_the_link_of_another_rank_is_refused() -> None:
+    rank = Rank(4, rank=2, servers=2)
+    rank.open(shape(8, Operation.REDUCE_SCATTER))
+    with pytest.raises(ProtocolError, match="from rank 0 on the link of rank 1") as raised:
+        rank.place(rank.chunk(PUSH, 0, source=0), 8, link=1)
+    assert raised.value.code is ErrorCode.WRONG_SOURCE
+
+
 @pytest.mark.parametrize("payload_bytes", [0, 4, 12])
 def test_a_payload_of_the_wrong_size_is_refused(payload_bytes: int) -> None:
     rank = Rank()
@@ -211,6 +291,19 @@ def test_a_payload_of_the_wrong_size_is_refused(payload_bytes: int) -> None:
 
 
 # --- small gathers -------------------------------------------------------------------------------
+
+
+def test_entries_go_round_and_complete_the_gather() -> None:
+    rank = Rank(3, rank=1)
+    rank.open()
+    for sequence in range(2):
+        (own,) = rank.handle(GatherOffered())
+        assert isinstance(own, SendGather)
+        assert (own.gather.origin, own.gather.hop, own.gather.sequence) == (1, 0, sequence)
+        (passed_on,) = rank.take_entry(rank.entry(0, sequence))
+        assert isinstance(passed_on, SendGather)
+        assert (passed_on.gather.origin, passed_on.gather.hop, passed_on.gather.source) == (0, 1, 1)
+        assert rank.take_entry(rank.entry(2, sequence)) == [GatherDone(sequence=sequence)]
 
 
 @pytest.mark.parametrize(
@@ -231,6 +324,15 @@ def test_an_entry_that_cannot_come_is_refused(
     assert why in rank.refused_entry(rank.entry(origin, **changed)).message
 
 
+def test_no_rank_is_more_than_one_gather_ahead() -> None:
+    rank = Rank(2)
+    rank.open()
+    rank.take_entry(rank.entry(1, 0))
+    assert "has not seen our entry 0" in rank.refused_entry(rank.entry(1, 1)).message
+    rank.handle(GatherOffered())
+    rank.take_entry(rank.entry(1, 1))
+
+
 # --- shared memory -------------------------------------------------------------------------------
 
 
@@ -246,6 +348,35 @@ def test_a_shared_bucket_is_done_when_the_next_rank_has_released_it() -> None:
     assert rank.release() == [BucketDone(bucket=0)]
     with pytest.raises(ProtocolError, match="which is not shared"):
         rank.release()
+
+
+def test_shared_chunks_are_read_in_their_turn_and_released_at_the_end() -> None:
+    rank = Rank(slots=0)
+    rank.open(3)
+    with pytest.raises(ProtocolError, match="payload is 4 bytes, not 0"):
+        rank.place(rank.chunk(SCATTER, 0, loan=LOAN), 4)
+    rank.start()
+    reduce, passed_on = rank.take(rank.chunk(SCATTER, 0, loan=LOAN))
+    assert reduce == ReduceShared(bucket=0, start=2, stop=3, version=LOAN)
+    assert isinstance(passed_on, SendChunk)
+    rank.take(rank.chunk(SCATTER, 1, loan=LOAN))
+    rank.take(rank.chunk(GATHER, 0, loan=LOAN))
+    assert rank.take(rank.chunk(GATHER, 1, loan=LOAN)) == [
+        CopyShared(bucket=0, start=2, stop=3, version=LOAN),
+        SendReleased(released=ShmReleased(generation=GENERATION, step=0, bucket=0)),
+        BucketDone(bucket=0),
+    ]
+
+
+def test_a_shared_chunk_that_comes_early_waits_in_a_slot() -> None:
+    rank = Rank(slots=1)
+    rank.open(12)
+    early = [rank.chunk(SCATTER, 0, number, loan=LOAN) for number in (0, 1)]
+    assert rank.place(early[0], 0) == InShared(slot=0)
+    assert rank.handle(ChunkReceived(chunk=early[0], slot=0)) == []
+    assert rank.place(early[1], 0) is HOLD
+    assert ReduceShared(bucket=0, start=8, stop=10, version=LOAN) in rank.start()
+    assert rank.place(early[1], 0) == InShared(slot=None)
 
 
 @pytest.mark.parametrize(
@@ -268,3 +399,6 @@ def test_what_cannot_have_been_released_is_refused(
         rank.release(bucket, **changed)
     assert caught.value.code == code
     assert rank.release() == []
+
+
+# --- misuse on this side -------------------------------------------------------------------------

@@ -53,6 +53,12 @@ ALL_REDUCE = {
     3: ([3, 2, 1], [0, 3, 2]),
 }
 # The same for halves with one copy: reduce-scatter phases 0 and 1, all-gather phase 1.
+HALVES = {
+    0: ([0, 3, 2], [1], [0, 3]),
+    1: ([1, 0, 3], [2], [1, 0]),
+    2: ([2, 1, 0], [3], [2, 1]),
+    3: ([3, 2, 1], [0], [3, 2]),
+}
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -62,6 +68,17 @@ def test_an_all_reduce_of_four_ranks(rank: int, operation: Operation) -> None:
     scatter, gather = ALL_REDUCE[rank]
     assert segments_sent(schedule) == {SCATTER: scatter, GATHER: gather}
     assert [one.adds for one in schedule.arrivals] == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_halves_of_four_ranks(rank: int) -> None:
+    scatter, copied, gather = HALVES[rank]
+    schedule = of_ring(rank, 4, shape_of(Operation.REDUCE_SCATTER, copies=1))
+    assert segments_sent(schedule) == {SCATTER: scatter, GATHER: copied}
+    schedule = of_ring(rank, 4, shape_of(Operation.ALL_GATHER, copies=1))
+    assert segments_sent(schedule) == {GATHER: gather}
+    schedule = of_ring(rank, 4, shape_of(Operation.ALL_GATHER, copies=1, hops=2))
+    assert segments_sent(schedule) == {GATHER: gather[:1]}
 
 
 @pytest.mark.parametrize("world_size", range(2, 6))
@@ -97,6 +114,15 @@ def test_the_star_of_two_trainers_and_two_servers() -> None:
         2: [(SUMMED, 0, 3), (PULL, 0, 0), (PULL, 0, 1)],
         3: [(SUMMED, 1, 2), (PULL, 1, 0), (PULL, 1, 1)],
     }
+
+
+def test_a_server_adds_contributions_in_rank_order() -> None:
+    arrivals = of_star(3, 3, 2, shape_of(Operation.REDUCE_SCATTER)).arrivals
+    assert [(one.peer, one.adds, one.after) for one in arrivals] == [
+        (0, False, None),
+        (1, True, 0),
+        (2, True, 1),
+    ]
 
 
 # --- every schedule ------------------------------------------------------------------------------

@@ -153,6 +153,10 @@ class TaskError(DtdError):
     blame = "task"
 
 
+class LoopLeft(TaskError):
+    """A user's own loop was left before its last step."""
+
+
 class LoaderLost(DtdError):
     """A loader process has ended under a batch; others may load it."""
 

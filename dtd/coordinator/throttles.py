@@ -227,7 +227,7 @@ class ReportQuotas:
         self._lines_per_s = lines_per_s
         self._store = store
         self._thread = thread
-        self._incident = incident
+        self._tell_operators = incident
         self._clock = clock
         self._reporters: OrderedDict[str, _Reporter] = OrderedDict()
         self._waiting: deque[_Batch] = deque()
@@ -311,7 +311,7 @@ class ReportQuotas:
                 counts, reporter.untold, reporter.told_s = reporter.untold, Counter(), now
                 what = " and ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
                 why = f"{worker} reports more than its quota: {what} were dropped"
-                self._incident("share_exceeded", why, worker=worker, **counts)
+                self._tell_operators("share_exceeded", why, worker=worker, **counts)
         waits = [one.told_s for one in self._reporters.values() if one.untold]
         if waits:
             pause_s = min(waits) + TELL_EVERY_S - now

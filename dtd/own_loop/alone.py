@@ -17,10 +17,10 @@ import torch
 
 from dtd.engine.control_word import Flags
 from dtd.engine.step_protocol import StateKey
-from dtd.errors import CheckpointError
+from dtd.errors import CheckpointError, LoopLeft
 from dtd.exchange.in_process import InProcessRing
 from dtd.job import from_mapping
-from dtd.own_loop.task import Loop, LoopLeft, LoopTask
+from dtd.own_loop.task import Loop, LoopTask
 from dtd.own_loop.turns import Turns
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
 from dtd.train.run import JobSessionRunner

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from dtd.errors import TaskError
+from dtd.errors import LoopLeft, TaskError
 from dtd.own_loop.turns import Arrival, Point, Turns
 from dtd.train.record import Moment
 from dtd.train.task import Collate, MapDataset
@@ -283,10 +283,6 @@ class LoopTask:
         )
         self._turns.fail(error)
         return error
-
-
-class LoopLeft(TaskError):
-    """The loop was left before its last step."""
 
 
 def _left(arrival: Arrival, moment: Moment | None) -> LoopLeft:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.errors import TaskError
+from dtd.errors import LoopLeft, TaskError
 from dtd.own_loop.run import Run, join
-from dtd.own_loop.task import LoopLeft, LoopTask
+from dtd.own_loop.task import LoopTask
 from dtd.own_loop.turns import Arrival, Point, Turns
 from tests.numerics.cuts import Cut
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dtd.cluster import machine
 from dtd.cluster.events import Incident
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import GenerationState, JobState, MemberState
@@ -315,17 +316,21 @@ def test_innocent_worker_that_suffers(oracle: Oracle) -> None:
     oracle.causes.froze(an_assign(), "silent", "why")
 
 
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core's machine says what the core says."""
+    monkeypatch.setattr(machine, "explain", lambda one: one.explain())
+    monkeypatch.setattr(machine, "next_deadline", lambda one, now: one.next_deadline(now))
+
+
 def core(**more: Any) -> Any:
     """A core that says what the test wants."""
-    cluster = SimpleNamespace(
+    return SimpleNamespace(
         job=Job(id="j", spec={}),
         workers={},
         epoch=0,
         run=SimpleNamespace(phase=GenerationState.NONE, generation=0, roster=[], decision=None),
         members=lambda: more.get("members", []),
-    )
-    return SimpleNamespace(
-        cluster=cluster,
         check_invariants=lambda: None,
         explain=lambda: more.get("explain", "why"),
         next_deadline=lambda now: more.get("deadline"),

@@ -1,9 +1,21 @@
 from typing import Any
 
+from dtd.cluster import admission
 from dtd.cluster.events import DrainRequested, Revoked
 from dtd.wire import messages as m
 
 # --- registering -----------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_forgotten_is_not_set_aside_either(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    for number in range(admission.MAX_KNOWN_WORKERS + 5):
+        driver.register(f"w-{number}")
+        driver.say(f"w-{number}", m.Failed(job="j-1", reason="no driver", traceback="", step=0))
+        driver.lost(f"w-{number}")
+    assert len(driver.cluster.workers) == admission.MAX_KNOWN_WORKERS
+    assert driver.cluster.set_aside.keys() == driver.cluster.workers.keys() - {"a"}
 
 
 # --- coming back -----------------------------------------------------------------------------

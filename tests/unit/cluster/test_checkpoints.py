@@ -53,6 +53,16 @@ def test_what_is_confirmed_is_written_down_with_the_job(driver: Any) -> None:
     assert job.agreed == ((1, 5, "d"),)
 
 
+def test_what_is_remembered_is_bounded(driver: Any) -> None:
+    job = driver.submit()
+    driver.run_generation("a", "b")
+    for step in range(1, checkpoints.MAX_CONFIRMED + 10):
+        agree(driver, "a", step)
+        agree(driver, "b", step)
+    assert len(job.agreed) == checkpoints.MAX_CONFIRMED
+    assert checkpoints.remembered(job.agreed)[-1].step == checkpoints.MAX_CONFIRMED + 9
+
+
 def test_a_digest_is_verified_once_a_rank_has_told_of_it(driver: Any) -> None:
     driver.submit()
     driver.run_generation("a", "b")

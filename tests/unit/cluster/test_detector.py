@@ -66,6 +66,14 @@ def test_gap_in_our_pause_detector_is_given_back() -> None:
     assert detector.silence_s("a", 100.0) == 2.0 + 2 * 0.5
 
 
+def test_gap_does_not_reach_into_the_future() -> None:
+    detector = watching("a")
+    look_until(detector, 2.0)
+    detector.heard("a", 50.0)
+    detector.suspects(100.0)
+    assert detector.silence_s("a", 100.0) == 0.0
+
+
 # --- when a process has stood still itself -------------------------------------------------------
 
 
@@ -76,6 +84,12 @@ def test_before_the_first_look_nothing_is_known() -> None:
     clock = PauseDetector()
     assert clock.look(1e9, tick_s=TICK_S) == 0.0
     assert clock.ran_until == 1e9 + LATE_TICKS * TICK_S
+
+
+def test_a_look_that_is_a_little_late_is_no_gap() -> None:
+    clock = PauseDetector()
+    clock.look(10.0, tick_s=TICK_S)
+    assert clock.look(10.0 + LATE_TICKS * TICK_S, tick_s=TICK_S) == 0.0
 
 
 def test_what_is_later_than_that_is_time_in_which_it_stood_still() -> None:

@@ -98,6 +98,16 @@ def test_how_processes_ended_stands_in_the_reason(driver: Any) -> None:
     ] * (MAX_DEADLY_GENERATIONS - 1)
 
 
+def test_an_end_is_told_of_once_and_not_if_an_operator_asked_for_it(driver: Any) -> None:
+    driver.register("a", last_end="ended by SIGSEGV")
+    driver.register("a", last_end="ended by SIGSEGV")  # the same process calls again
+    assert len(driver.told_of("worker_crashed")) == 1
+    assert driver.cluster.setbacks.last_ends == {}  # it has not died in a job's step
+    driver.handle(KillRequested(name="a", signal="KILL"))
+    driver.register("a", incarnation=2, last_end="ended by SIGKILL")
+    assert len(driver.told_of("worker_crashed")) == 1
+
+
 @pytest.mark.parametrize("why", ["drill", "leaving", "progress", "prepared"])
 def test_deaths_that_say_nothing_about_the_step_do_not_count(driver: Any, why: str) -> None:
     job = driver.submit(min_workers=2)
@@ -151,6 +161,15 @@ def test_job_without_its_final_checkpoint_goes_on_until_it_is_saved(driver: Any)
     assert job.state is JobState.DONE
 
 
+def test_it_is_told_for_whom_a_job_waits_that_others_have_finished(driver: Any) -> None:
+    """One that only sends heartbeats holds it up; the operator may give it up."""
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    assert driver.core.explain() == ""
+    driver.finished("a", generation=number)
+    assert driver.core.explain().startswith("waiting for b, c to finish as a says")
+
+
 # --- as the job recovers -----------------------------------------------------------------------
 
 
@@ -178,6 +197,30 @@ def test_recovery_is_told_once_when_the_job_commits_again(driver: Any) -> None:
         "steps_redone": 1,
         "steps_lost": 0,
     }
+
+
+def test_steps_lost_are_part_of_the_incident(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    driver.beat("a", step=6)
+    driver.register("a", incarnation=2)
+    driver.warmed("a")
+    driver.all_run("a")
+    driver.beat("a", step=1)
+    (told,) = driver.told_of("recovered")
+    assert told.details["steps_lost"] == 6
+
+
+def test_silence_before_an_eviction_is_told(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b")
+    driver.silence(1.75, "a")
+    driver.froze("a", generation=number, step=0)
+    driver.all_run("a")
+    driver.beat("a", step=1)
+    (told,) = driver.told_of("recovered")
+    assert told.worker == "b"
+    assert told.details["detected_after_s"] == 1.75
 
 
 # --- a job that is to end does, however long its step takes --------------------------------------
@@ -212,6 +255,15 @@ def test_a_step_that_does_not_end_is_broken_off_at_last(driver: Any) -> None:
     assert driver.told("a", m.Save)
     driver.saved_checkpoint("a", generation=1, step=5)
     assert job.state is JobState.CANCELLED
+
+
+def test_time_in_which_the_coordinator_slept_is_not_taken_from_a_step(driver: Any) -> None:
+    computing(driver)
+    cancel(driver)
+    busy(driver, driver.now + 1.0)
+    driver.now += 2 * BOUNDARY_S
+    driver.handle(Ticked())
+    assert [freeze.at_boundary for freeze in driver.told("a", m.Freeze)] == [True]
 
 
 def test_a_second_cancel_breaks_it_off_at_once_and_who_stays_is_put_out(driver: Any) -> None:
@@ -252,12 +304,3 @@ def test_a_job_that_ends_early_by_itself_is_done(driver: Any) -> None:
     for name in "ab":
         driver.finished(name, generation=1, step=5, result={"ended_early": "loss is low enough"})
     assert (job.state, job.reason) == (JobState.DONE, "")
-
-
-def test_time_in_which_the_coordinator_slept_is_not_taken_from_a_step(driver: Any) -> None:
-    computing(driver)
-    cancel(driver)
-    busy(driver, driver.now + 1.0)
-    driver.now += 2 * BOUNDARY_S
-    driver.handle(Ticked())
-    assert [freeze.at_boundary for freeze in driver.told("a", m.Freeze)] == [True]

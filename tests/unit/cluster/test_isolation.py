@@ -111,6 +111,18 @@ def test_what_fails_on_two_fails_the_job(driver: Any) -> None:
     assert driver.ended[0].result["traceback"] == "line 1"
 
 
+def test_two_bad_hosts_do_not_fail_a_job_that_a_third_can_do(driver: Any) -> None:
+    driver.submit(min_workers=2)
+    for name in "abc":
+        driver.register(name)
+    driver.warmed("c")
+    for name in "ab":
+        fails_afresh(driver, name)
+    driver.tick(driver.now + 5.0)
+    assert not driver.ended
+    assert "a is refused: set aside" in driver.core.explain()
+
+
 def test_two_hosts_without_the_sandbox_do_not_fail_a_job_that_a_third_is_about_to_do(
     driver: Any,
 ) -> None:
@@ -157,6 +169,15 @@ def test_others_are_given_a_moment_to_come(driver: Any) -> None:
     assert driver.cluster.run.roster == ["b"]
 
 
+def test_others_have_their_moment_to_come_after_the_coordinator_slept(driver: Any) -> None:
+    job = driver.submit(settle_s=2.0)
+    driver.register("a")
+    fails_afresh(driver, "a")
+    driver.now += 5.0
+    driver.handle(Ticked())
+    assert job.state is not JobState.FAILED
+
+
 def test_if_nobody_comes_the_job_fails_with_what_was_said(driver: Any) -> None:
     driver.submit(settle_s=2.0)
     driver.register("a")
@@ -184,6 +205,20 @@ def test_a_step_that_fails_on_two_fails_the_job(driver: Any) -> None:
     assert verdict(driver) == "c: row 17 is odd indeed (on b, too)"
 
 
+def test_different_steps_on_different_workers_are_different_things(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b", "c")
+    fails(driver, "b", step=3)
+    for name in "ac":
+        driver.froze(name, generation=number, step=3)
+    number = driver.all_run("a", "c")
+    fails(driver, "c", step=30)
+    driver.froze("a", generation=number, step=30)
+    assert driver.cluster.run.roster == ["a"]
+    fails(driver, "a", step=31)
+    assert verdict(driver) == "a: boom"
+
+
 def test_the_last_one_that_remembers_is_not_let_go(driver: Any) -> None:
     driver.submit()
     driver.run_generation("a")
@@ -206,6 +241,17 @@ def test_a_job_that_cannot_go_on_without_it_does_not_try_for_ever(driver: Any) -
     driver.all_run("a", "b")
     fails(driver, "b", step=3)
     assert verdict(driver) == "b: boom"
+
+
+def test_what_is_said_again_on_another_connection_counts_once(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    driver.register("b")
+    fails(driver, "b")
+    driver.register("b")  # the same process
+    fails(driver, "b")
+    assert driver.cluster.set_aside["b"].again == 1
+    assert driver.state("b") == "released"
 
 
 def test_a_worker_that_is_away_is_thought_to_train_on(driver: Any) -> None:
@@ -290,6 +336,12 @@ def test_a_joiners_own_failure_in_its_first_step_is_the_jobs_if_others_fail_ther
     assert verdict(driver) == "b: row 17 is odd (on c, too)"
 
 
+def test_a_joiner_that_the_job_cannot_do_without_is_not_blamed(driver: Any) -> None:
+    run_with_joiners(driver, "c", step=500, min_workers=3)
+    fails(driver, "a", "row 17 is odd", step=500)
+    assert (driver.state("a"), driver.state("c")) == ("released", "running")
+
+
 # --- what is no failure of the task --------------------------------------------------------------
 
 
@@ -344,30 +396,3 @@ def test_a_copy_that_differs_twice_at_one_point_fails_a_job_that_needs_it(driver
     copies_differ(driver)
     again_in = "replicas differ again after step 0, again in task.count"
     assert verdict(driver) == f"{again_in}; ranks [2] differ first in model.w"
-
-
-def test_two_bad_hosts_do_not_fail_a_job_that_a_third_can_do(driver: Any) -> None:
-    driver.submit(min_workers=2)
-    for name in "abc":
-        driver.register(name)
-    driver.warmed("c")
-    for name in "ab":
-        fails_afresh(driver, name)
-    driver.tick(driver.now + 5.0)
-    assert not driver.ended
-    assert "a is refused: set aside" in driver.core.explain()
-
-
-def test_others_have_their_moment_to_come_after_the_coordinator_slept(driver: Any) -> None:
-    job = driver.submit(settle_s=2.0)
-    driver.register("a")
-    fails_afresh(driver, "a")
-    driver.now += 5.0
-    driver.handle(Ticked())
-    assert job.state is not JobState.FAILED
-
-
-def test_a_joiner_that_the_job_cannot_do_without_is_not_blamed(driver: Any) -> None:
-    run_with_joiners(driver, "c", step=500, min_workers=3)
-    fails(driver, "a", "row 17 is odd", step=500)
-    assert (driver.state("a"), driver.state("c")) == ("released", "running")

@@ -4,6 +4,7 @@ from dtd.cluster import links
 from dtd.cluster.links import (
     AGAIN_WITHIN_S,
     GOOD_FOR_S,
+    MAX_LINKS,
     MOST_PROBE_EVERY_S,
     PROBE_EVERY_S,
     Links,
@@ -67,6 +68,15 @@ def test_link_to_a_dead_worker_is_not_bad(gone: str) -> None:
     assert known.judge(ALIVE, 1.0) == []
 
 
+def test_what_is_remembered_is_bounded() -> None:
+    known = Links()
+    names = [f"w-{number}" for number in range(MAX_LINKS + 10)]
+    for name in names:
+        known.accuse("a", name, "silent")
+    known.judge({"a", *names}, 0.0)
+    assert len(known.bad) == MAX_LINKS
+
+
 def test_worker_that_starts_afresh_begins_with_a_clean_slate() -> None:
     known = bad_link()
     mutual_reset(known, 0.0)
@@ -97,6 +107,10 @@ def test_link_is_good_again_when_it_works_both_ways() -> None:
     assert known.bad == {PAIR}
     assert known.answered("b", "a", 0.0, reachable=True)
     assert known.bad == frozenset()
+
+
+def test_answer_that_comes_too_late_is_no_news() -> None:
+    assert not Links().answered("a", "b", 0.0, reachable=True)
 
 
 # --- again and again ---------------------------------------------------------------------------

@@ -30,6 +30,7 @@ WARMED = m.Warmed(
     held=(),
 )
 FINISHED = m.Finished(job="j", generation=4, held_generation=4, step=9, digest="x", result={})
+FAILED = m.Failed(job="j", reason="boom", traceback="")
 PREPARE = m.Prepare(job="j", spec={})
 
 
@@ -121,6 +122,14 @@ def test_the_usual_life(worker: Worker) -> None:
 # --- coming back -----------------------------------------------------------------------------
 
 
+def test_it_registers_with_the_generation_that_it_runs(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    (register,) = worker.tells(member.ControlOpened())
+    assert isinstance(register, m.Register)
+    assert (register.job, register.generation, register.roster_id) == ("j", 4, 11)
+    assert (register.name, register.incarnation) == ("w", 7)
+
+
 def test_how_the_last_process_ended_is_said_until_it_is_heard() -> None:
     core = Member(replace(REGISTER, last_end="ended by SIGSEGV"))
 
@@ -170,6 +179,12 @@ def test_member_that_has_frozen_says_so_again(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     (report,) = worker.tells(froze())
     assert worker.tells(REGISTERED) == [WARMED, report]
+
+
+def test_failure_is_said_again_whatever_came_before(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    assert worker.tells(FAILED) == [FAILED]
+    assert FAILED in worker.tells(REGISTERED)
 
 
 # --- preparing and assigning -----------------------------------------------------------------
@@ -223,6 +238,13 @@ def test_replica_that_differs_says_so_and_starts_afresh(worker: Worker) -> None:
 # --- probes ----------------------------------------------------------------------------------
 
 
+def test_probe_is_made_and_answered_in_any_state(worker: Worker) -> None:
+    probe = m.Probe(name="v", host="h", port=2)
+    assert worker.does(probe) == [probe]
+    probed = m.Probed(name="v", reachable=False, reason="no route")
+    assert worker.tells(probed) == [probed]
+
+
 def test_worker_that_stops_leaves_at_the_boundary(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     worker.does(member.StopAsked(reason="stop"))
@@ -249,16 +271,34 @@ def test_news_of_an_old_generation_is_ignored(worker: Worker, event: Any) -> Non
 # --- ending ----------------------------------------------------------------------------------
 
 
+def test_idle_worker_has_nothing_to_be_released_from(worker: Worker) -> None:
+    assert worker.does(release()) == []
+
+
 def test_worker_that_stops_exits_when_it_is_released(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     worker.does(member.StopAsked(reason="stop"))
     assert worker.does(release()) == [member.Exit(reason="because")]
 
 
+def test_a_worker_that_is_refused_says_so_while_it_is_idle() -> None:
+    core = Member(REGISTER)
+    refused = m.Registered(heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0, refused="too old")
+    core.handle(refused)
+    assert core.explain() == "is refused: too old"
+    core.handle(REGISTERED)
+    assert core.explain() == "waits for a job"
+
+
 @pytest.mark.parametrize("state", list(MemberState)[:5])
 def test_nothing_is_saved_beside_training(worker: Worker, state: MemberState) -> None:
     worker.become(state)
     assert worker.does(m.Save(job="j", generation=4, step=6)) == []
+
+
+def test_another_jobs_state_is_not_saved(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING).does(froze())
+    assert worker.does(m.Save(job="other", generation=4, step=6)) == []
 
 
 def test_failure_and_what_is_held_then_are_both_said_again(worker: Worker) -> None:

@@ -218,6 +218,14 @@ def test_a_job_that_takes_all_waits_for_the_others_and_they_for_it(cluster: Clus
     assert cluster.places() == {"w1": "j-3", "w2": ""}
 
 
+def test_only_so_many_jobs_run_at_once(cluster: Cluster, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pools, "MOST_POOLS", 1)
+    cluster.register("w1", "w2")
+    cluster.submit(1, workers=1)
+    cluster.submit(2, workers=1)
+    assert cluster.pools.explain_queue() == "j-2 waits: 1 jobs run already"
+
+
 def test_a_worker_that_is_set_aside_for_a_job_works_for_others_and_is_tried_again(
     cluster: Cluster,
 ) -> None:
@@ -306,6 +314,22 @@ def test_all_begins_again_with_the_job_at_fault_first(two: Cluster) -> None:
     assert two.pools.home.run.highest == 2
 
 
+def test_an_error_leaves_what_was_decided_before_it(two: Cluster, monkeypatch: Any) -> None:
+    broken, advance = two.pools.all_clusters()[2], machine._advance
+
+    def fails(cluster: Any, now: float) -> None:
+        if cluster is broken:
+            raise KeyError("a defect")
+        advance(cluster, now)
+
+    monkeypatch.setattr(machine, "_advance", fails)
+    with pytest.raises(KeyError):
+        two.pools.handle(CancelRequested(job="j-1"), 1.0)
+    kinds = {type(effect) for effect in two.pools.take_decided()}
+    assert SaveJob in kinds
+    assert two.pools.take_decided() == []
+
+
 def test_a_worker_that_works_for_another_job_meanwhile_stays_there_when_the_first_ends() -> None:
     here = CoordinatorIdentity(version="0")
     cluster = Cluster(identity=here, last_generation=5)
@@ -347,27 +371,3 @@ def test_a_job_with_parameter_servers_gets_those_that_idle(cluster: Cluster) -> 
     cluster.register("w3")
     said = "j-3 takes 1 workers and a parameter server; 1 idle; before it: j-1, j-2"
     assert cluster.pools.explain_queue() == said
-
-
-def test_only_so_many_jobs_run_at_once(cluster: Cluster, monkeypatch: Any) -> None:
-    monkeypatch.setattr(pools, "MOST_POOLS", 1)
-    cluster.register("w1", "w2")
-    cluster.submit(1, workers=1)
-    cluster.submit(2, workers=1)
-    assert cluster.pools.explain_queue() == "j-2 waits: 1 jobs run already"
-
-
-def test_an_error_leaves_what_was_decided_before_it(two: Cluster, monkeypatch: Any) -> None:
-    broken, advance = two.pools.all_clusters()[2], machine._advance
-
-    def fails(cluster: Any, now: float) -> None:
-        if cluster is broken:
-            raise KeyError("a defect")
-        advance(cluster, now)
-
-    monkeypatch.setattr(machine, "_advance", fails)
-    with pytest.raises(KeyError):
-        two.pools.handle(CancelRequested(job="j-1"), 1.0)
-    kinds = {type(effect) for effect in two.pools.take_decided()}
-    assert SaveJob in kinds
-    assert two.pools.take_decided() == []

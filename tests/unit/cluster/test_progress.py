@@ -155,6 +155,22 @@ def test_long_steps_that_compute_teach_no_patience(thread: Thread) -> None:
     assert thread.beat().patience_s == LEAST_S
 
 
+def test_what_was_seen_in_one_pause_says_nothing_of_the_next(thread: Thread) -> None:
+    thread.passes(2.0, cpu=1.0)
+    thread.mark()
+    thread.cpu_s += 50.0  # between two pauses
+    verdict = thread.passes(1.0)
+    assert verdict.still_s == 1.0
+    assert is_stuck(thread.passes(4.25))
+
+
+def test_a_busy_limit_below_the_others_does_not_count() -> None:
+    thread = Thread().usual()
+    thread.watch.busy_limit_s = 1.0
+    assert not is_stuck(thread.passes(5.0, cpu=1.0))
+    assert is_stuck(thread.passes(0.25, cpu=1.0))
+
+
 # --- the first time ----------------------------------------------------------------------------
 
 
@@ -164,6 +180,12 @@ def test_the_first_step_has_the_limit_of_a_warm_up() -> None:
     assert not is_stuck(verdict)
     assert verdict.evidence.endswith("elastic.warmup_timeout_s allows 120 s")
     assert is_stuck(thread.passes(0.25))
+
+
+def test_a_limit_above_that_of_the_warm_up_holds_for_the_first_step_too() -> None:
+    thread = Thread()
+    thread.watch.least_stall_limit_s = 300.0
+    assert not is_stuck(thread.passes(300.0))
 
 
 def limits(thread: Thread, *works: Any, specialises: bool) -> list[float]:
@@ -189,6 +211,11 @@ def test_where_code_is_made_for_shapes_another_one_is_new(thread: Thread) -> Non
     change = [("take over", None), ("batch", 8)]
     assert limits(thread, *change, specialises=True) == [FIRST_S] * 2
     assert limits(thread, *change, specialises=True) == [LEAST_S] * 2
+
+
+def test_a_compiler_that_is_loaded_late_makes_every_shape_new(thread: Thread) -> None:
+    assert limits(thread, ("batch", 8), specialises=False) == [LEAST_S]
+    assert limits(thread, ("batch", 8), specialises=True) == [FIRST_S]
 
 
 # --- a process that stands still -----------------------------------------------------------------
@@ -224,6 +251,13 @@ def test_a_flicker_of_activity_is_not_taken_for_progress(thread: Thread) -> None
     assert verdict.stalled_s == 5.25
     assert verdict.still_s == 5.0
     assert not is_stuck(verdict)
+
+
+def test_a_new_pause_counts_its_own_activity_only(thread: Thread) -> None:
+    thread.passes(4.0, cpu=1.0)
+    thread.mark()
+    assert thread.beat().still_s == 0.0
+    assert thread.passes(2.0).still_s == 2.0
 
 
 # --- what moves ----------------------------------------------------------------------------------

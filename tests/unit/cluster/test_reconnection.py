@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster.events import ResumeRequested, Submitted
+from dtd.cluster.events import KillRequested, ResumeRequested, Submitted
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import JobState
 from dtd.errors import RequestRefused
@@ -46,6 +46,14 @@ def test_member_that_has_finished_may_be_away(driver: Any) -> None:
     driver.finished("a", generation=number)
     driver.finished("b", generation=number)
     assert (job.state, set(job.result["replica_digests"])) == (JobState.DONE, {"a", "b"})
+
+
+def test_signal_cannot_be_sent_to_one_that_is_away(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.lost("a", farewell=False)
+    with pytest.raises(RequestRefused, match="connected: b"):
+        driver.handle(KillRequested(name="a", signal="KILL"))
 
 
 # --- a coordinator restarts --------------------------------------------------------------------
@@ -149,3 +157,14 @@ def test_operator_may_say_that_the_members_are_gone_for_good(make_desk: Any) -> 
 
 
 # --- what an absent member must not leak -------------------------------------------------------
+
+
+def test_nothing_is_asked_of_a_member_that_nobody_has_heard(make_desk: Any) -> None:
+    driver = adopted(make_desk, restored())
+    driver.back("a", "frozen")
+    driver.froze("a", generation=3, step=8, suspect="b", evidence="silent")
+    assert driver.state("b") == "away"
+    driver.tick(driver.now + 0.5)
+    assert driver.told("a", m.Probe) == driver.told("b", m.Probe) == []
+    with pytest.raises(RequestRefused, match="connected: a"):
+        driver.handle(KillRequested(name="b", signal="TERM"))

@@ -88,6 +88,11 @@ def test_in_a_ring_of_three_all_are_neighbours_and_the_last_of_a_bad_pair_stays_
     assert (names(picked.members), names(picked.barred)) == (["a", "c"], ["b"])
 
 
+def test_the_most_accused_stays_out() -> None:
+    picked = chosen([worker(name) for name in "abc"], bad=[("a", "b"), ("a", "c")])
+    assert (names(picked.members), names(picked.barred)) == (["b", "c"], ["a"])
+
+
 def test_no_holder_stays_out_while_somebody_with_a_bad_link_holds_nothing() -> None:
     """Even the most accused holder: the state must not stay out with it."""
     given = [memory("z", 2, 7), worker("a"), worker("b")]
@@ -95,7 +100,29 @@ def test_no_holder_stays_out_while_somebody_with_a_bad_link_holds_nothing() -> N
     assert (names(picked.members), names(picked.barred)) == (["z"], ["b", "a"])
 
 
+def test_a_worker_that_lacks_the_state_but_has_good_links_is_no_reason_to_keep_a_bad_link() -> None:
+    given = [memory("a", 2, 7), memory("b", 2, 7), worker("c")]
+    picked = chosen(given, start=(2, 7), bad=[("a", "b")])
+    assert (names(picked.members), names(picked.barred)) == (["a", "c"], ["b"])
+
+
 # --- the order -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [[], [("b", "d")], [("a", "c"), ("b", "d")]])
+def test_order_by_name_stays_unless_neighbours_cannot_reach_each_other(
+    bad: list[tuple[str, str]],
+) -> None:
+    assert roster.ring_order("abcd", bad) == ["a", "b", "c", "d"]
+
+
+def test_search_goes_back_as_far_as_it_must() -> None:
+    bad = [("a", "b"), ("a", "c"), ("b", "d")]
+    order = roster.ring_order("abcde", bad)
+    assert order is not None
+    assert sorted(order) == list("abcde")
+    ends = zip(order, order[1:] + order[:1], strict=True)
+    assert all(roster.pair_of(one, other) not in bad for one, other in ends)
 
 
 def test_search_is_bounded() -> None:
@@ -195,6 +222,11 @@ def test_of_a_fresh_state_the_lowest_rank_gives_its_own() -> None:
     assert roster.holders([worker("a"), memory("b", 0, 0)], (0, 0)) == [False, True]
 
 
+def test_member_that_runs_holds_what_its_generation_started_from() -> None:
+    held = roster.start_held(a_job(), "a")
+    assert (held.generation, held.step, held.where) == (1, 4, "memory")
+
+
 def frozen(*held: m.Held) -> m.Frozen:
     return m.Frozen(
         job="j",
@@ -207,6 +239,21 @@ def frozen(*held: m.Held) -> m.Frozen:
         evidence="",
         reason="",
     )
+
+
+def test_roster_id_tells_jobs_generations_and_incarnations_apart() -> None:
+    again = worker("b")
+    again.registration = replace(again.registration, incarnation=2)
+    one, other = [worker("a"), worker("b")], [worker("a"), again]
+    ids = {
+        roster.roster_id("j", 1, one, start=(0, 0)),
+        roster.roster_id("j", 1, one, start=(0, 1)),
+        roster.roster_id("j", 2, one, start=(0, 0)),
+        roster.roster_id("k", 1, one, start=(0, 0)),
+        roster.roster_id("j", 1, other, start=(0, 0)),
+    }
+    assert len(ids) == 5
+    assert all(0 <= number < 2**63 for number in ids)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +378,12 @@ def test_as_many_may_be_lost_as_there_are_mirrors(mirrors: int, names: str, spar
     assert roster.can_spare(job, "a") == (mirrors > 0)
 
 
+def test_after_a_loss_one_less_may_be_lost() -> None:
+    assert roster.redundancy(divided_job(mirrors=1), "abc") == 0
+    assert roster.redundancy(divided_job(mirrors=1), "ab") == -1
+    assert roster.redundancy(divided_job(), "") is None
+
+
 def test_a_worker_that_is_alone_or_no_member_may_leave() -> None:
     job = divided_job(mirrors=0)
     assert roster.can_spare(job, "x")
@@ -339,6 +392,23 @@ def test_a_worker_that_is_alone_or_no_member_may_leave() -> None:
     plain = Job(id="j", spec={})
     plain.roster = ("a", "b")
     assert roster.can_spare(plain, "a")
+
+
+def test_copies_are_counted_at_the_scarcest_shard() -> None:
+    assert roster.copies([]) == roster.copies([half(0, 1, 2)]) == 0
+    assert roster.copies([WHOLE, half(1), half(0, 2, 3)]) == 2
+    assert roster.copies([half(0, 1), half(1, 2), half(2, 3), half(3, 0)]) == 2
+    assert roster.scarce({"a": WHOLE}, 1) == NOTHING
+    assert roster.scarce({"a": half(1), "b": half(0)}, 0) == half(2, 3)
+    assert roster.scarce({"a": WHOLE, "b": half(1), "c": half(2, 1)}, 2) == half(0, 3)
+    assert roster.scarce({}, 2) == WHOLE
+
+
+def test_few_workers_that_have_all_are_found() -> None:
+    workers = ring()
+    assert [one.name for one in roster.needed(workers, KEY)] == ["a", "c"]
+    assert [one.name for one in roster.needed(ring(but="bc"), KEY)] == ["a", "d"]
+    assert roster.needed([], KEY) == roster.needed([holder("x")], KEY) == []
 
 
 def chosen_names(workers: list[Worker], most: int, *bad: tuple[str, str]) -> list[str]:

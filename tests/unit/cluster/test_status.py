@@ -14,6 +14,7 @@ from dtd.cluster.registration import newcomer
 from dtd.cluster.state import ClusterState
 from dtd.cluster.status import (
     FORGOTTEN_S,
+    MAX_DIAGNOSTICS,
     Diagnostics,
     EndedJob,
     standing,
@@ -87,6 +88,13 @@ def test_only_running_members_are_compared():
 # --- the job ---------------------------------------------------------------------------------
 
 
+def test_the_rate_is_that_of_the_slowest_member():
+    made = cluster(beat(0.01, 0.1), beat(0.01, 0.2), None, samples_per_s=5.0, skipped_steps=2)
+    job = status(made)["job"]
+    assert (job["samples_per_s"], job["skipped_steps"]) == (320.0, 2)
+    assert status(cluster(None, samples_per_s=5.0))["job"]["samples_per_s"] == 5.0
+
+
 def sharded(**terms: Any) -> ClusterState:
     """Four members train a sharded job, at step 7."""
     made = cluster(None, None, None, None, step=7)
@@ -152,6 +160,32 @@ def test_the_last_job_has_its_traceback():
 # --- workers ---------------------------------------------------------------------------------
 
 
+def test_a_worker_says_where_its_training_stands_still():
+    stalled = beat(0.01, stalled_s=3.0, patience_s=5.0, where="task.py:12 in loss", waiting="ring")
+    (worker,) = status(cluster(stalled))["workers"]
+    assert (worker["stalled_s"], worker["patience_s"]) == (3.0, 5.0)
+    assert (worker["where"], worker["reason"], worker["own_s"]) == (
+        "task.py:12 in loss",
+        "ring",
+        0.01,
+    )
+    assert worker["rank"] == 0
+
+
+@pytest.mark.parametrize(
+    "state", [WorkerState.LOST, WorkerState.RELEASED, WorkerState.DISCONNECTED]
+)
+def test_nobody_hears_from_those_that_are_not_there(state):
+    made = cluster(beat(0.01), None)
+    for name in made.workers:
+        made.detector.watch(name, 1.0)
+    made.workers["w-1"].state = state
+    made.run.roster.remove("w-1")
+    here, gone = status(made, now=1.5)["workers"]
+    assert (here["last_heartbeat_s"], gone["last_heartbeat_s"]) == (0.5, None)
+    assert (gone["rank"], gone["state"], gone["step"]) == (None, state.value, 0)
+
+
 def test_a_worker_that_has_moved_is_shown_where_it_is() -> None:
     here, before = cluster(beat(0.1)), cluster(beat(0.1))
     assert before.job is not None
@@ -204,6 +238,16 @@ def test_one_is_listed_with_its_age_and_is_news_once() -> None:
         "message": "10.0.0.7 was rejected: another why",
         "remedy": "do this",
     }
+
+
+def test_there_are_never_more_than_so_many_and_the_latest_stay() -> None:
+    known = Diagnostics()
+    for number in range(MAX_DIAGNOSTICS + 5):
+        known.note(away(f"host{number}"), float(number))
+    known.note(away("host7"), 100.0)
+    listed = where(known, 100.0)
+    assert len(listed) == MAX_DIAGNOSTICS
+    assert (listed[0], listed[-1]) == ("host5", "host7")
 
 
 def test_it_is_over_when_the_host_succeeds_or_long_after() -> None:

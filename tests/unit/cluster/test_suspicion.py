@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dtd.cluster import suspicion
-from dtd.cluster.digests import Divergence, noted, why_hopeless
-from dtd.cluster.events import CancelRequested, Submitted, Ticked
+from dtd.cluster.digests import MAX_DIVERGENCES, Divergence, noted, remembered, why_hopeless
+from dtd.cluster.events import CancelRequested, KillRequested, Submitted, Ticked
 from dtd.cluster.records import Job
 from dtd.cluster.status import standing
 from dtd.cluster.suspicion import ALIKE_PATIENCE_S
@@ -274,6 +274,13 @@ def test_several_alike_are_put_out_after_long_where_others_remember(driver: Any)
     assert driver.cluster.run.roster == ["a"]
 
 
+def test_one_that_stood_still_much_later_is_not_alike(driver: Any) -> None:
+    train(driver, "a", "b")
+    driver.beat("a", step=17, stalled_s=2.0, still_s=2.0, patience_s=5.0)
+    driver.beat("b", step=17, **STUCK)
+    assert released(driver) == ["b"]
+
+
 # --- where nothing is lost -----------------------------------------------------------------------
 
 
@@ -305,6 +312,16 @@ def test_a_cancelled_job_keeps_nobody(driver: Any) -> None:
     assert [job.state.value for job in driver.ended] == ["cancelled"]
 
 
+def test_an_operator_can_give_a_memory_up(driver: Any) -> None:
+    train(driver, "a")
+    driver.beat("a", step=17, **STUCK)
+    driver.handle(KillRequested(name="a", signal="KILL"))
+    assert driver.told("a", m.Signal) == [m.Signal(signal="KILL")]
+    driver.lost("a")
+    driver.run_generation("a")
+    assert driver.core.explain() == ""
+
+
 # --- when replicas that differ are no chance any more --------------------------------------------
 
 
@@ -324,6 +341,31 @@ def test_the_same_entry_at_the_same_step_twice_is_no_chance() -> None:
     ]
 
 
+def test_what_differs_may_be_unknown() -> None:
+    assert run((50, ""), (50, ""))[1] == "replicas differ again after step 50"
+
+
 def test_bits_that_flip_at_different_points_are_chance() -> None:
     assert not any(run((50, "model.w"), (100, "model.w"), (150, "model.w"), (200, "model.w")))
     assert not any(run((50, "model.w"), (50, "model.b")))
+
+
+def test_what_was_passed_does_not_count() -> None:
+    assert not any(run((50, "model.w"), (100, "model.b"), (50, "model.w")))
+    assert not any(run((50, "model.w"), (100, "model.b"), (51, "model.w")))
+
+
+def test_differing_without_end_is_no_chance_whatever_differs() -> None:
+    verdicts = run(*((50, f"model.{number}") for number in range(MAX_DIVERGENCES)))
+    assert verdicts[-1] == "replicas have differed 4 times, the last time after step 50"
+    assert not any(verdicts[:-1])
+
+
+def test_members_of_one_generation_report_one_divergence() -> None:
+    """Also to a coordinator that has just started, and knows it from its store."""
+    known = remembered([[3, 50, ""]])
+    for entry in ("model.w", "", "model.w"):
+        known = noted(known, Divergence(3, 50, entry))
+        assert why_hopeless(known) == ""
+    assert known == [Divergence(3, 50, "model.w")]
+    assert why_hopeless(noted(known, Divergence(4, 50, "model.w")))

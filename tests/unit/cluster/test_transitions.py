@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import dtd.cluster
+from dtd.cluster import member
 from dtd.cluster.transitions import (
     ENDED,
     GENERATION,
@@ -16,16 +17,22 @@ from dtd.cluster.transitions import (
     JOB,
     MEMBER,
     WORKER,
+    GenerationAction,
     GenerationEvent,
     GenerationState,
     JobEvent,
     JobState,
+    MemberAction,
     MemberEvent,
     MemberState,
+    Row,
+    Table,
+    WorkerAction,
     WorkerEvent,
     WorkerState,
 )
 from dtd.errors import ImpossibleTransition
+from dtd.wire import messages as m
 
 CORE = Path(dtd.cluster.__file__).parent
 TABLES = [
@@ -63,6 +70,20 @@ def test_every_event_is_of_use(table: Any, first: Any, events: Any, last: Any) -
     assert {row.event for row in table.rows} == set(events)
 
 
+def test_what_a_table_does_not_have_is_impossible() -> None:
+    with pytest.raises(ImpossibleTransition, match="a worker that is idle cannot have: assigned"):
+        WORKER.take(WorkerState.IDLE, WorkerEvent.ASSIGNED)
+
+
+def test_two_rows_for_one_event_in_one_state_are_refused() -> None:
+    rows = [
+        Row(WorkerEvent.LOST, frozenset({WorkerState.IDLE}), then, WorkerAction.NONE)
+        for then in (WorkerState.LOST, WorkerState.RELEASED)
+    ]
+    with pytest.raises(AssertionError, match="two rows of worker"):
+        Table("worker", rows)
+
+
 def move_worker(driver: Any) -> None:
     driver.cluster.move_worker(driver.cluster.workers["a"], WorkerEvent.ASSIGNED)
 
@@ -97,6 +118,26 @@ def test_the_core_is_sound_once_it_has_begun_again(driver: Any) -> None:
     driver.core.check_invariants()
 
 
+def test_a_member_is_not_sound_after_what_is_impossible() -> None:
+    register = m.Register(
+        name="a",
+        incarnation=1,
+        pid=1,
+        host="h",
+        device="cpu",
+        data_host="h",
+        data_port=1,
+        version="0",
+    )
+    core = member.Member(register)
+    finished = m.Finished(job="j", generation=1, step=1, held_generation=1, digest="", result={})
+    with pytest.raises(ImpossibleTransition, match="a member that is idle cannot have"):
+        core.handle(finished)
+    assert core.state is MemberState.IDLE
+    with pytest.raises(AssertionError, match="a member that is idle"):
+        core.check_invariants()
+
+
 def assigned_in(node: ast.AST) -> set[str]:
     """Attributes that a statement assigns."""
     targets: list[ast.AST] = []
@@ -124,3 +165,9 @@ def test_no_state_is_assigned_but_by_its_table() -> None:
         if assigned_in(node) & {"state", "generation_state"}
     ]
     assert guilty == []
+
+
+def test_every_action_is_performed_by_some_row() -> None:
+    assert {row.action for row in WORKER.rows} == set(WorkerAction)
+    assert {row.action for row in GENERATION.rows} == set(GenerationAction)
+    assert {row.action for row in MEMBER.rows} == set(MemberAction)

@@ -1,8 +1,11 @@
 from typing import Any
 
+import pytest
+
 from dtd.cluster import waiting
 from dtd.cluster.events import ResumeRequested, Ticked
 from dtd.cluster.waiting import MOST_RESUME_WAIT_S, RESUME_WAIT_S
+from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 
@@ -53,6 +56,17 @@ def test_time_in_which_the_coordinator_slept_does_not_count_as_waiting(driver: A
     assert driver.cluster.run.roster == []
     driver.tick(driver.now + RESUME_WAIT_S)
     assert driver.cluster.run.roster == ["a"]
+
+
+def test_workers_have_time_to_settle_after_the_coordinator_slept(driver: Any) -> None:
+    driver.submit(settle_s=5.0)
+    driver.warm_up("a")
+    driver.now += 60.0
+    driver.handle(Ticked())
+    assert driver.cluster.run.roster == []
+    driver.warm_up("b")
+    driver.tick(driver.now + 5.0)
+    assert driver.cluster.run.roster == ["a", "b"]
 
 
 def test_holder_of_the_newest_checkpoint_is_waited_for(driver: Any) -> None:
@@ -140,6 +154,14 @@ def test_a_job_does_not_fall_back_to_step_0_when_its_origin_is_gone(driver: Any)
     )
     driver.handle(ResumeRequested(job="j-1"))
     assert driver.cluster.run.roster == ["a"]
+
+
+@pytest.mark.parametrize(("job", "why"), [("k-1", "not the active one"), ("j-1", "does not wait")])
+def test_nothing_to_resume(driver: Any, job: str, why: str) -> None:
+    driver.submit()
+    driver.run_generation("a")
+    with pytest.raises(RequestRefused, match=why):
+        driver.handle(ResumeRequested(job=job))
 
 
 def test_nobody_begins_while_the_last_generation_may_run_out_of_our_hearing(driver: Any) -> None:

@@ -177,6 +177,13 @@ def test_fetch_takes_the_next_holder_and_shows_how_to_load(dtdctl, cluster, tmp_
     assert target.read_bytes() == b"other"
 
 
+def test_fetch_says_that_nobody_has_confirmed_it(dtdctl, cluster, offers, tmp_path):
+    offers |= {"verified": False, "confirmation": "unconfirmed"}
+    exit_code, _, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert exit_code == 0
+    assert "not confirmed: only worker-0 has reported its digest" in err
+
+
 @pytest.mark.parametrize("verified", [True, False])
 def test_what_a_worker_offers_instead_is_not_taken(dtdctl, cluster, offers, tmp_path, verified):
     offers |= {"digest": "cd", "verified": verified}

@@ -65,6 +65,55 @@ def test_parquet_needs_its_library(dtdctl, served, server, monkeypatch):
         module.write_parquet(terminal, [])
 
 
+class _Arrow:
+    """The part of pyarrow that is used, with lists for columns."""
+
+    def __init__(self):
+        self.tables = []
+
+    def string(self):
+        return "string"
+
+    int64 = float64 = string
+
+    def schema(self, fields):
+        return tuple(name for name, _kind in fields)
+
+    def table(self, columns, schema):
+        return dict(zip(schema, columns, strict=True))
+
+    def ParquetWriter(self, _stream, _schema):  # noqa: N802 - pyarrow's name
+        return self
+
+    def write_table(self, table):
+        self.tables.append(table)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        return None
+
+
+def test_parquet_is_written_in_pieces(monkeypatch):
+    arrow = _Arrow()
+    monkeypatch.setattr(module, "_pyarrow", lambda: (arrow, arrow))
+    monkeypatch.setattr(module, "_ROWS_AT_ONCE", 2)
+    lines = [["j", "loss", "steps", "", "", step, step, 1, 0.5, 0.5, 0.5] for step in range(3)]
+    module.write_parquet(io.BytesIO(), lines)
+    assert [table["begin"] for table in arrow.tables] == [[0, 1], [2]]
+
+
+def test_a_job_without_figures_says_why(dtdctl, server, result):
+    nothing = {"job": "j-1", "steps": 0, "series": [], "next": 0}
+    server.script = lambda _message: result({**nothing, "stopped": "disk full", "dropped": 3})
+    code, out, err = dtdctl("metrics", "j-1")
+    assert (code, out) == (0, "")
+    assert "j-1 has not trained a step" in err
+    assert "nothing is stored at present: disk full" in err
+    assert "3 rows were dropped" in err
+
+
 # --- the report --------------------------------------------------------------------------------
 
 

@@ -4,10 +4,12 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from jsonschema import Draft202012Validator
 
 from dtd.ctl import output
 from dtd.ctl.commands import COMMANDS
+from dtd.errors import DtdError
 
 
 def test_a_stream_that_is_not_unicode_gets_json_in_ascii_and_documents_in_utf_8(monkeypatch):
@@ -20,6 +22,24 @@ def test_a_stream_that_is_not_unicode_gets_json_in_ascii_and_documents_in_utf_8(
     made.truncate(0)
     output.print_document("é ✓\n")
     assert made.getvalue().lstrip(b"\0") == "é ✓\n".encode()
+
+
+def test_json_is_one_line_and_bytes_are_hex(capsys):
+    output.print_json({"digest": b"\x00\xff", "text": "ü\n"})
+    assert capsys.readouterr().out == '{"digest": "00ff", "text": "ü\\n"}\n'
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        output.print_json(object())
+
+
+def test_an_error_is_a_sentence_and_a_remedy(capsys):
+    output.say_error(DtdError("it broke", remedy="mend it"), as_json=False)
+    output.say_error(DtdError("it broke"), as_json=False)
+    output.say_error(DtdError("it broke", remedy="mend it"), as_json=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    plain, as_json = err.splitlines()[:3], err.splitlines()[3]
+    assert plain == ["error: it broke", "try: mend it", "error: it broke"]
+    assert json.loads(as_json) == {"error": "it broke", "remedy": "mend it"}
 
 
 def test_every_command_has_its_schema():

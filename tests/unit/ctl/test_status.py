@@ -66,6 +66,15 @@ def test_degraded_exits_4(dtdctl, server, result, status, part, change, why):
     assert command.degraded_because(status).endswith(why)
 
 
+def test_where_a_stalled_worker_is(status):
+    worker = status["workers"][1]
+    worker.update(stalled_s=3.2, patience_s=5.0, where="task.py:12 in loss", reason="joins")
+    note = "joins; no progress for 3.2s in task.py:12 in loss (limit 5.0s)"
+    assert command.status_lines(status)[-1].endswith(note)
+    worker.update(stalled_s=0.5)
+    assert "no progress" not in command.status_lines(status)[-1]
+
+
 def test_why_the_last_job_failed_where_and_what_tells_more(status, monkeypatch, check_output):
     monkeypatch.setattr("dtd.ctl.status.time.time", lambda: 1000.0)
     trace = [f'  File "/t/task.py", line {number}, in loss' for number in range(50)]

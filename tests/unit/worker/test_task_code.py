@@ -36,3 +36,12 @@ def test_what_a_task_imports_from_its_folder_is_in_its_digest(tmp_path: Path) ->
     without = task_digest("shop_task:Task", shipped)
     (shipped / "shop_model.py").write_text("x = 1")
     assert task_digest("shop_task:Task", shipped) != without
+
+
+def test_other_code_has_another_digest_wherever_it_lies(tmp_path: Path) -> None:
+    shipped = write(tmp_path / "shipped", "x = 1")
+    write(tmp_path / "installed", "x = 1")
+    known = task_digest("shop_task:Task", shipped)
+    assert known == task_digest("shop_task:Task", None) != ""
+    write(tmp_path / "installed", "x = 2")
+    assert task_digest("shop_task:Task", None) != known

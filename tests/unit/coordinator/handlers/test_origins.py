@@ -84,3 +84,10 @@ def test_everything_about_a_job(daemon, play, spec):
     daemon.ask(m.WaitJob(job=job))
     done = daemon.ask(m.ShowJob(job=job))
     assert (done["state"], done["step"], done["metrics"]) == ("done", 20, {"accuracy": 0.25})
+
+
+def test_jobs_are_listed_with_the_settings_that_differ(daemon, spec):
+    submit(daemon, spec)
+    submit(daemon, {**spec, "train": {"threads": 2}})
+    listed = daemon.ask(m.ListJobs())["jobs"]
+    assert [job["settings"] for job in listed] == [{"train.threads": 2}, {"train.threads": 1}]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from dtd.observe.web.http import CONTENT_POLICY, answer_headers, foreign, is_our_name
+from dtd.errors import ErrorCode, ProtocolError, RequestRefused
+from dtd.observe.web.http import CONTENT_POLICY, answer_headers, foreign, is_our_name, of_error
 
 NAMES = frozenset({"node1", "train.example.org"})
 ORIGIN = {"Host": "127.0.0.1:7118", "Origin": "http://127.0.0.1:7118"}
@@ -66,3 +67,12 @@ def test_the_policy_lets_nothing_inline_run() -> None:
     assert "default-src 'none'" in CONTENT_POLICY
     assert answer_headers("/api/me")["Cache-Control"] == "no-store"
     assert "Cache-Control" not in answer_headers("/static/app.js")
+
+
+def test_errors_say_whether_it_was_not_allowed_or_not_possible() -> None:
+    forbidden = of_error(ProtocolError(ErrorCode.REFUSED, "a viewer may not", remedy="ask"))
+    assert forbidden.status == 403
+    assert forbidden.text == '{"error": "a viewer may not", "remedy": "ask"}'
+    assert of_error(RequestRefused("no such job\x1b[2J")).text == (
+        '{"error": "no such job\\\\x1b[2J", "remedy": ""}'
+    )

@@ -307,7 +307,8 @@ def checked_optimizer(method: str, optimizer: Any) -> torch.optim.Optimizer:
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    parameters = inspect.signature(optimizer.step).parameters.values()
+    # Of the class: an object's own one may be a wrapper, such as that of torch's schedules.
+    _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
     return any(
         one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
         for one in parameters

@@ -144,7 +144,8 @@ def run_script(
     Raises:
         UsageError: the words name no script that can be shipped.
     """
-    script, *arguments = words[1:] if words[0].startswith("python") and words[1:] else words
+    interpreted = words[0].startswith("python") and not words[0].endswith(".py")
+    script, *arguments = words[1:] if interpreted and words[1:] else words
     path = Path(script)
     if path.suffix != ".py" or not path.stem.isidentifier() or not path.is_file():
         raise UsageError(

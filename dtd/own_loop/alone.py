@@ -20,7 +20,7 @@ from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError, LoopLeft
 from dtd.exchange.in_process import InProcessRing
 from dtd.job import from_mapping
-from dtd.own_loop.task import Loop, LoopTask
+from dtd.own_loop.task import LoopTask, UserLoop
 from dtd.own_loop.turns import Turns
 from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
 from dtd.train.run import JobSessionRunner
@@ -48,7 +48,7 @@ class Alone:
         self._name = name
         self._thread: threading.Thread | None = None
 
-    def begin(self, loop: Loop, turns: Turns) -> LoopTask:
+    def begin(self, loop: UserLoop, turns: Turns) -> LoopTask:
         """Begin to train; returns at once.
 
         Raises:
@@ -57,6 +57,7 @@ class Alone:
         task = LoopTask(loop, turns, ended=lambda: None)
         settings = {**loop.settings, "job.name": self._name, "job.task": "script:__main__"}
         spec = from_mapping(tables_of(settings), source="dtd.join()")
+        task.precision = spec.train.precision
         runner = JobSessionRunner(
             spec=spec,
             job_id=self._name,

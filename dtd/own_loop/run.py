@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any, Final
 
 import torch
@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from dtd.errors import TaskError
 from dtd.names import name_of
 from dtd.own_loop.alone import Alone
-from dtd.own_loop.task import END, Host, Loop, LoopTask
+from dtd.own_loop.task import END, Host, LoopTask, UserLoop
 from dtd.own_loop.turns import Point, Turns, place_in_user_code
 from dtd.train.model_setup import autocast
 from dtd.train.record import Moment
@@ -38,15 +38,15 @@ from dtd.train.task import Collate, MapDataset
 _BACKWARD: Final = torch.autograd.backward
 _AT_START: Final = Moment(rank=0, world_size=1, step=0, epoch=0, metrics={})
 
-
-_offered: list[Host] = []
+_hosts: list[Host] = []
+"""The host of all runs of this process; none: each run is trained alone."""
 _runs: dict[int, Run] = {}
 """Open runs by the thread that has joined."""
 
 
 def offer(host: Host) -> None:
-    """Have the next `join` of this process trained by this host."""
-    _offered.append(host)
+    """Have each `join` of this process trained by this host."""
+    _hosts[:] = [host]
 
 
 def join(
@@ -77,7 +77,7 @@ def join(
     several = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
     _check_owned(model, several)
     given = dict(settings or {}) | ({} if seed is None else {"job.seed": seed})
-    host = _offered.pop() if _offered else Alone(name or _script_name())
+    (host,) = _hosts or [Alone(name or _script_name())]
     return Run(model, several, schedule, given, host)
 
 
@@ -178,7 +178,7 @@ class Run:
         epochs: int | None = None,
         steps: int | None = None,
         collate_fn: Collate | None = None,
-        accumulate: int = 1,
+        accumulate: int | None = None,
     ) -> Iterator[Any]:
         """Yield this rank's rows of each global batch, on the model's device, until the job ends.
 
@@ -192,13 +192,15 @@ class Run:
             steps: updates, instead of epochs.
             collate_fn: makes a batch of a list of rows; None: torch's default.
             accumulate: parts in which a rank's rows of a step come, each with its own backward();
-                `optimizer.step()` counts after the last one.
+                `optimizer.step()` counts after the last one; None: the job's, which is 1 unless it
+                is set.
 
         Raises:
             TaskError: the loop cannot be trained.
         """
         self._before_batches("batches()")
-        loop = Loop(
+        parts = {} if accumulate is None else {"train.grad_accumulation": accumulate}
+        loop = UserLoop(
             model=self._model,
             optimizers=self._optimizers,
             schedule=self._schedule,
@@ -211,24 +213,23 @@ class Run:
                 "job.global_batch_size": global_batch_size,
                 "job.epochs": epochs,
                 "job.steps": steps,
-                "train.grad_accumulation": accumulate,
+                **parts,
             },
         )
         self._task = self._host.begin(loop, self._turns)
-        return self._yield_batches()
+        return self._yield_batches(self._task)
 
-    def _yield_batches(self) -> Iterator[Any]:
-        precision = self._settings.get("train.precision", "float32")
-        device = next(self._model.parameters()).device
+    def _yield_batches(self, task: LoopTask) -> Iterator[Any]:
         while (batch := self._turns.arrive(Point.NEXT)) is not END:
             self._open = True
-            with autocast(precision, device):
+            with autocast(task.precision, next(self._model.parameters()).device):
                 yield batch
             self._open = False
         self._complete = True
+        self.close()
 
     def stop(self, reason: str = "the loop has said so") -> None:
-        """End the job after this step, on every rank, with a checkpoint."""
+        """End the job with the next step, on every rank, with a checkpoint."""
         if self._task is not None:
             self._task.stop = reason
 
@@ -241,7 +242,7 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """Of this process in the present generation."""
+        """This process's number in the present generation."""
         return self._moment.rank
 
     @property
@@ -256,7 +257,7 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """Of the last committed row."""
+        """The epoch of the last committed row."""
         return self._moment.epoch
 
     @property
@@ -282,10 +283,16 @@ class Run:
             self._replace_step(schedule, functools.partial(self._scheduled, schedule.step))
 
     def _replace_step(self, owner: Any, step: Callable[..., Any]) -> None:
-        """Replace a method of one object until the run is closed; it keeps its signature."""
-        replaced = functools.update_wrapper(step, owner.step)
+        """Replace a method of one object until the run is closed.
+
+        It is a method again, with the marks of the one before: torch's schedules look at both.
+        """
+
+        def replaced(_owner: Any, *args: Any, **kwargs: Any) -> Any:
+            return step(*args, **kwargs)
+
         kept = vars(owner).get("step")
-        owner.step = replaced
+        owner.step = MethodType(functools.update_wrapper(replaced, owner.step), owner)
         if kept is None:
             self._restore.callback(delattr, owner, "step")
         else:
@@ -304,7 +311,7 @@ class Run:
         self._turns.arrive(Point.BACKWARD, loss)
 
     def _step(self, name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """An optimizer's step: by the user's thread it waits, by the training thread it is made."""
+        """An optimizer's step: the user's thread waits for it, the training thread makes it."""
         if threading.get_ident() != self._thread:
             assert self._task is not None
             return self._task.update(name, functools.partial(step, *args, **kwargs))

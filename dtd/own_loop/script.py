@@ -22,7 +22,7 @@ from dtd.job import JobSpec, from_mapping, to_mapping
 from dtd.names import SCRIPT
 from dtd.own_loop.alone import tables_of
 from dtd.own_loop.run import offer
-from dtd.own_loop.task import Loop, LoopTask
+from dtd.own_loop.task import LoopTask, UserLoop
 from dtd.own_loop.turns import Point, Turns
 from dtd.train.data.rows import seed_generators
 from dtd.train.task import Task, load_task
@@ -51,7 +51,9 @@ class Script:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._module = spec.job.task.removesuffix(SCRIPT)
-        self._begun: queue.SimpleQueue[tuple[LoopTask, Loop] | BaseException] = queue.SimpleQueue()
+        self._begun: queue.SimpleQueue[tuple[LoopTask, UserLoop] | BaseException] = (
+            queue.SimpleQueue()
+        )
         self._turns: Turns | None = None
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -64,10 +66,21 @@ class Script:
         if isinstance(begun, BaseException):
             raise begun
         task, loop = begun
-        return task, _fitted(self._spec, loop.settings, self._module)
+        spec = _fitted(self._spec, loop.settings, self._module)
+        task.precision = spec.train.precision
+        return task, spec
 
-    def begin(self, loop: Loop, turns: Turns) -> LoopTask:
-        """Hand the loop to the training thread."""
+    def begin(self, loop: UserLoop, turns: Turns) -> LoopTask:
+        """Hand the loop to the training thread.
+
+        Raises:
+            TaskError: it is the script's second one.
+        """
+        if self._turns is not None:
+            raise TaskError(
+                f"{self._module}.py begins a second run, and a job has one",
+                remedy="train it in another job, or as a part of the first run's model",
+            )
         self._turns = turns
         task = LoopTask(loop, turns, ended=self._wait)
         self._begun.put((task, loop))

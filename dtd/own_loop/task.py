@@ -17,7 +17,7 @@ the same rows are the next batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from dtd.errors import LoopLeft, TaskError
+from dtd.job import Precision
 from dtd.own_loop.turns import Arrival, Point, Turns
 from dtd.train.record import Moment
 from dtd.train.task import Collate, MapDataset
@@ -34,8 +35,8 @@ END: Final = object()
 
 
 @dataclass(slots=True, kw_only=True)
-class Loop:
-    """What a loop has told of itself before its first batch.
+class UserLoop:
+    """A loop as its script describes it before the first batch.
 
     Attributes:
         model: on any device.
@@ -78,7 +79,7 @@ class _Unscheduled(LRScheduler):
 class Host(Protocol):
     """Trains a loop: alone in its process, or as a worker's job."""
 
-    def begin(self, loop: Loop, turns: Turns) -> LoopTask:
+    def begin(self, loop: UserLoop, turns: Turns) -> LoopTask:
         """Begin to train on a thread of its own; returns at once."""
         ...
 
@@ -93,14 +94,16 @@ class LoopTask:
     Attributes:
         can_rehearse: False: a loop runs forward for its own batches only.
         labels: names of callbacks in messages.
-        moment: of the last committed step; None before the first.
+        sets_rates: the loop sets learning rates, after optimizer.step() too.
+        moment: of the last committed step; None before the first generation.
+        precision: of the forward pass; set by the host, before the first batch.
         stop: why the loop wants the job to end; empty if it does not.
     """
 
     can_rehearse = False
     labels: Final = {"on_step": "the loop, after optimizer.step(),"}
 
-    def __init__(self, loop: Loop, turns: Turns, ended: Callable[[], None]) -> None:
+    def __init__(self, loop: UserLoop, turns: Turns, ended: Callable[[], None]) -> None:
         self._loop = loop
         self._turns = turns
         self._ended = ended
@@ -108,7 +111,9 @@ class LoopTask:
         self._first = next(iter(loop.optimizers))
         self._given = False
         self._may_step = False
+        self.sets_rates = loop.schedule is None
         self.moment: Moment | None = None
+        self.precision: Precision = "float32"
         self.stop = ""
         # Optional methods of a task are those that it has.
         if loop.collate is not None:
@@ -181,6 +186,8 @@ class LoopTask:
     def begin_step(self) -> None:
         """A step is computed, perhaps not for the first time: this rank's rows follow, if any."""
         self._given = False
+        if self._may_step:
+            self._drop()
 
     def loss(self, model: nn.Module, batch: Any, update: str = "") -> Tensor:
         """Give the loop a batch, and return the loss for which it calls `backward()`.
@@ -228,12 +235,15 @@ class LoopTask:
         return step()
 
     def on_start(self, moment: Moment) -> None:
-        """The first generation begins."""
-        self.moment = moment
+        """A generation begins, perhaps with another rank; the loss stays the last step's."""
+        metrics = self.moment.metrics if self.moment is not None else {}
+        self.moment = replace(moment, metrics=metrics)
 
     def on_step(self, moment: Moment) -> str:
         """A step is committed: let the loop go on until it asks for its next batch."""
         self.moment = moment
+        if self._may_step:
+            self._drop()
         self._reach_next()
         return self.stop
 
@@ -245,7 +255,7 @@ class LoopTask:
         self._ended()
 
     def _reach_next(self) -> None:
-        """Wait until the loop asks for its next batch; a step that was discarded does nothing."""
+        """Wait until the loop asks for its next batch."""
         while (arrival := self._next_arrival()).point is not Point.NEXT:
             if arrival.point is Point.BACKWARD:
                 raise self._wrong(arrival, "calls backward() a second time for one batch")
@@ -253,6 +263,19 @@ class LoopTask:
                 raise self._wrong(arrival, "calls optimizer.step() a second time for one batch")
             self._may_step = False
             self._turns.go_on()
+
+    def _drop(self) -> None:
+        """Let the loop come to its next batch from a step that was discarded or skipped.
+
+        Its `optimizer.step()` does nothing, and the gradients that it may look at are zero.
+        """
+        trained = [one for one in self._loop.model.parameters() if one.requires_grad]
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        self._reach_next()
+        for parameter in trained:
+            parameter.grad = None
+        self._may_step = False
 
     def _next_arrival(self) -> Arrival:
         """Let the loop go on from where it was used, and return where it arrives then.

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 _HERE: Final = str(Path(__file__).parent)
-
 
 _waits_for: dict[int, int] = {}
 """Threads that wait for their turn, by identifier, and those whose turn it is."""
@@ -55,7 +54,7 @@ class Arrival:
     point: Point
     value: Any
     place: str
-    taken: bool = field(default=False)
+    taken: bool = False
 
 
 class Turns:

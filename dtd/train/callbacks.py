@@ -45,6 +45,7 @@ class Callbacks:
     def __init__(self, task: Any, replica: Replica, epoch_of: Callable[[int], int]) -> None:
         self._methods = {n: m for n in NAMES if (m := getattr(task, n, None)) is not None}
         self._labels = getattr(task, "labels", {})
+        self._sets_rates = getattr(task, "sets_rates", False)
         self._replica, self._epoch_of = replica, epoch_of
         self.reason = ""
         self.rank, self.world_size = 0, 1
@@ -86,7 +87,7 @@ class Callbacks:
     def _call(self, name: str, method: Callable[[Moment], Any], moment: Moment) -> None:
         modules = list(self._replica.model.modules())
         modes = [module.training for module in modules]
-        before = _marks(self._replica)
+        before = self._marks()
         if name in _MAY_CHANGE_OWN:
             returned = method(moment)
         else:
@@ -95,9 +96,14 @@ class Callbacks:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
         label = self._labels.get(name, f"{name}() of the task")
-        _compare(label, before, _marks(self._replica))
+        _compare(label, before, self._marks())
         if name in _MAY_CHANGE_OWN:
             self.reason = _reason(name, returned) or self.reason
+
+    def _marks(self) -> dict[str, Any]:
+        """Return values that differ once the callback has changed what it must not."""
+        marks = _tensor_marks(self._replica)
+        return marks if self._sets_rates else marks | _group_marks(self._replica)
 
 
 def _reason(name: str, returned: Any) -> str:
@@ -112,21 +118,26 @@ def _reason(name: str, returned: Any) -> str:
     )
 
 
-def _marks(replica: Replica) -> dict[str, Any]:
-    """Return values that differ once the state has been changed in place or replaced."""
+def _tensor_marks(replica: Replica) -> dict[str, Any]:
+    """Return values that differ once a tensor of the state has been changed or replaced."""
     marks: dict[str, Any] = {}
     model = [*replica.model.named_parameters(), *replica.model.named_buffers()]
     for name, tensor in model:
         marks[name] = _mark(tensor)
-    optimizer = replica.optimizer
-    for number, values in enumerate(optimizer.state.values()):
+    for number, values in enumerate(replica.optimizer.state.values()):
         for key, value in values.items():
             marks[f"the optimizer's {key} of parameter {number}"] = _marks_in(value)
-    for number, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            if key != "params":
-                marks[f"the optimizer's {key} of group {number}"] = _marks_in(value)
     return marks
+
+
+def _group_marks(replica: Replica) -> dict[str, Any]:
+    """Return the values of the optimizer's groups, such as learning rates."""
+    return {
+        f"the optimizer's {key} of group {number}": _marks_in(value)
+        for number, group in enumerate(replica.optimizer.param_groups)
+        for key, value in group.items()
+        if key != "params"
+    }
 
 
 def _marks_in(value: Any) -> list[Any]:

@@ -36,6 +36,8 @@ def main() -> None:
             if FAULT == "no-step" and run.step_number == 3:
                 continue
             optimizer.step()
+    if FAULT == "twice":
+        dtd.join(model, optimizer).batches(rows, global_batch_size=32, epochs=1)
     print(f"after {run.step_number} steps the loss is {run.loss:.3f}, {run.world_size} ranks")
 
 

@@ -67,6 +67,7 @@ def test_a_loop_loses_a_worker_and_goes_on(daemons: Daemons, dtdctl: Command) ->
             "no-step",
             " asks for its next batch, and has not called optimizer.step() (loop_script.py:",
         ),
+        ("twice", "loop_script.py begins a second run, and a job has one"),
         ("alone", "loop_script.py has ended, and has not taken a batch from run.batches()"),
     ],
 )

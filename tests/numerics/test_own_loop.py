@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import queue
 import threading
-import time
 
 import pytest
 import torch
@@ -30,20 +29,25 @@ def sgd(model):
 class Loops:
     """Loops of several ranks in this process, each on a thread of its own."""
 
-    def __init__(self, arena, task, body=None, *, optimizers=None, **tables) -> None:
+    def __init__(
+        self, arena, task, body=None, *, optimizers=None, scheduled=None, **tables
+    ) -> None:
         self.arena, self.task = arena, task
         self.body = body or self.plain
         self.optimizers = optimizers or (lambda model: {"": sgd(model)})
+        self.scheduled = scheduled or (lambda optimizer: None)
         self.spec = arena.spec(job={"steps": STEPS}, **tables)
         self.batches: list[list[torch.Tensor]] = []
         self.errors: list[BaseException | None] = []
         self.threads: list[threading.Thread] = []
         self.turns: list[Turns] = []
+        self.norms: list[float] = []
 
     def plain(self, run, model, optimizer, batches) -> None:
         for batch in run.batches(self.task.rows, global_batch_size=BATCH, steps=STEPS):
             batches.append(batch[0])
             self.task.loss(model, batch).backward()
+            self.norms.append(float(model[0].weight.grad.norm()))
             optimizer[""].step()
 
     def start(self, count: int):
@@ -74,7 +78,8 @@ class Loops:
         def use() -> None:
             optimizers = self.optimizers(model)
             try:
-                with Run(model, optimizers, None, {}, Host()) as run:
+                schedule = self.scheduled(next(iter(optimizers.values())))
+                with Run(model, optimizers, schedule, {}, Host()) as run:
                     self.body(run, model, optimizers, self.batches[index])
             except BaseException as error:  # noqa: BLE001
                 self.errors[index] = error
@@ -169,6 +174,7 @@ def test_a_broken_ring_brings_the_same_rows_again(arena, regression, method, ste
     for rank, other, given in zip(ranks, expected, loops.batches, strict=True):
         assert equal(rank, other)
         assert len(given) == STEPS + redone
+        assert loops.norms.count(0.0) == 2 * redone, "of the step that does nothing"
         assert torch.equal(given[step + redone], given[step])
         assert not rank.recorder.steps[-1].rows_missing
 
@@ -232,6 +238,38 @@ def test_several_optimizers_step_in_turn(arena, regression) -> None:
     by_task = arena.train(Alternating(LENGTH), arena.spec(job={"steps": STEPS}), 2, job_id="task")
     assert equal(ranks[0], by_task[0])
     assert equal(ranks[1], ranks[0])
+
+
+def test_a_schedule_is_stepped_by_the_run_or_by_the_loop(arena, regression) -> None:
+    def step_schedule(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+    class Scheduled(regression):
+        def build_optimizer(self, parameters):
+            return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+        def build_schedule(self, optimizer, total_steps):
+            return step_schedule(optimizer)
+
+    task = Scheduled(LENGTH)
+    by_task = arena.train(task, arena.spec(job={"steps": STEPS}), 2, job_id="task")
+
+    def stepping(run, model, optimizer, batches) -> None:
+        schedule = step_schedule(optimizer[""])
+        run.register("schedule", schedule)
+        for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            task.loss(model, batch).backward()
+            optimizer[""].step()
+            schedule.step()
+
+    for loops in (
+        Loops(arena, task, scheduled=step_schedule),
+        Loops(arena, task, stepping),
+    ):
+        ranks = arena.generation(loops.start(2))
+        loops.end()
+        assert equal(ranks[0], by_task[0])
+        assert equal(ranks[1], by_task[0])
 
 
 class Counter:
@@ -330,8 +368,8 @@ def test_an_interrupt_at_a_point_of_the_loop_is_not_lost() -> None:
     def train() -> None:
         turns.arrival()
         seen.set()
-        while turns._arrival.point is not Point.LEFT:
-            time.sleep(0)
+        with turns._changed:
+            turns._changed.wait_for(lambda: turns._arrival.point is Point.LEFT)
         turns.go_on("rows")
         answers.append(turns.arrival().point)
         turns.go_on("saved")
@@ -396,6 +434,24 @@ def test_alone_it_is_plain_torch_and_goes_on_where_it_was_left(
         task.loss(model, batch).backward()
         optimizer.step()
     assert equal(ours, model)
+
+
+def test_a_run_without_with_ends_with_its_batches(tmp_path, monkeypatch, regression) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = torch.utils.data.TensorDataset(torch.randn(LENGTH, 6))
+    model = nn.Linear(6, 3)
+    optimizer = sgd(model)
+    for name in ("first", "second"):
+        run = join(model, optimizer, name=name, settings={"train.precision": "bfloat16"})
+        for (x,) in run.batches(rows, global_batch_size=BATCH, steps=2):
+            loss = model(x).square().mean()
+            assert torch.is_autocast_enabled("cpu")
+            loss.backward()
+            optimizer.step()
+        assert run.step_number == 2
+    assert not torch.is_autocast_enabled("cpu")
+    optimizer.step()
+    assert torch.autograd.backward.__module__ == "torch.autograd"
 
 
 def test_parameters_that_change_between_steps_are_told(arena, regression) -> None:

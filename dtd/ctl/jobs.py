@@ -128,8 +128,8 @@ class _WaitProgress:
         self._settings = settings
         self._job = job
         self._bar: Any = None
-        self._is_terminal = output.wants_colour(sys.stderr)
-        self.every_s = BAR_EVERY_S if self._is_terminal else LINE_EVERY_S
+        self._draws = output.can_redraw(sys.stderr)
+        self.every_s = BAR_EVERY_S if self._draws else LINE_EVERY_S
 
     def show(self) -> None:
         """Ask how far the job is, and show it."""
@@ -152,7 +152,7 @@ class _WaitProgress:
             self._bar.stop()
 
     def _say(self, words: str, step: int, total: int) -> None:
-        if not self._is_terminal:
+        if not self._draws:
             output.say(f"job {self._job}: step {figures.steps(step, total)}, {words}")
             return
         if self._bar is None:

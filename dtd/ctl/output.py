@@ -36,11 +36,14 @@ _GAP: Final = "  "
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
 
+def can_redraw(stream: TextIO) -> bool:
+    """Whether the stream is a terminal on which a line can be drawn again."""
+    return stream.isatty() and os.environ.get("TERM", "") != "dumb"
+
+
 def wants_colour(stream: TextIO) -> bool:
-    """Whether the stream is a terminal with colours."""
-    return (
-        stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
-    )
+    """Whether the stream shows colours, and its user wants them."""
+    return can_redraw(stream) and not os.environ.get("NO_COLOR")
 
 
 def paint(text: str, style: str | None, stream: TextIO | None = None) -> str:

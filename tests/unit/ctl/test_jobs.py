@@ -44,9 +44,12 @@ def test_wait_gives_up_in_time_and_says_what_keeps_the_job(dtdctl, server, resul
     assert f"has not ended within 0.05 s{': job ' if why else ' '}{why}" in err.replace("\n", " ")
 
 
-def test_a_wait_shows_a_bar_on_a_terminal(dtdctl, server, result, status, monkeypatch):
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_a_wait_shows_a_bar_on_a_terminal(dtdctl, server, result, status, monkeypatch, no_color):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr("dtd.ctl.output.wants_colour", lambda _stream: True)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("dtd.ctl.output.can_redraw", lambda _stream: True)
     monkeypatch.setattr("dtd.ctl.jobs.BAR_EVERY_S", 0.02)
     server.script = lambda message: result(status) if isinstance(message, m.GetStatus) else b""
     exit_code, out, err = dtdctl("wait", "digits-1", "--timeout", "0.2")

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dtd.engine.control_word import DIGEST_BYTES, NO_DIGEST_STEP, read_words
-from dtd.engine.shards import Division, ShardSet
+from dtd.engine.shards import ShardSet
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import ErrorCode, ProtocolError, UnreadableWord
 
@@ -96,20 +96,17 @@ class Tally:
     disputed: Shared | None
 
 
-def combined(words: Sequence[bytes], division: Division) -> Tally:
+def combined(words: Sequence[bytes], cut: int) -> Tally:
     """Return the digests of a state that all ranks have hashed, each the segments that it holds.
 
     Args:
         words: `ShardDigests` of all ranks, in rank order.
-        division: which rank holds which segments.
+        cut: number of segments into which the state is cut.
 
     Raises:
-        UnreadableWord: a rank's word cannot be read, lacks the segment that the rank owns, or has
-            one that the rank does not hold: otherwise a rank could dispute any.
+        UnreadableWord: a rank's word cannot be read, or is of another cut.
     """
-    cut = division.segments
     said = read_words(words, lambda word: _cut_alike(word, cut))
-    _check_holders(said, division)
     shares = []
     for index in range(cut):
         hashes = {r: one.segments[index] for r, one in enumerate(said) if index in one.segments}
@@ -169,18 +166,6 @@ def _cut_alike(word: bytes, cut: int) -> ShardDigests:
     if said.cut != cut:
         raise _refused(f"a state cut into {said.cut} segments instead of {cut}")
     return said
-
-
-def _check_holders(said: Sequence[ShardDigests], division: Division) -> None:
-    """Check that each rank has hashed the segment that it owns, and none that it does not hold."""
-    for rank, one in enumerate(said):
-        held = division.held(rank)
-        lacks = [index for index in held[:1] if index not in one.segments]
-        if lacks:
-            raise UnreadableWord(rank, f"it lacks the hash of its own segment {lacks[0]}")
-        strange = sorted(one.segments.keys() - set(held))
-        if strange:
-            raise UnreadableWord(rank, f"it has a hash of segment {strange[0]}, of another's")
 
 
 def _refused(what: str) -> ProtocolError:

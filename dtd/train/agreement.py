@@ -309,7 +309,7 @@ def _digests(session: JobSession, ring: Collective, record: StepRecord) -> Tally
     if replica.shards is not None:
         hashed = shard_digests(replica, lambda: record_progress(session, ring))
         words = timed_gather(ring, record, hashed.encode())
-        tally = combined(words, replica.shards.division)
+        tally = combined(words, replica.shards.division.segments)
         session.checkpoints.deferred.combine(step, hashed, tally.digests[ring.rank])
         return tally
     digest = session.checkpoints.deferred.known(step)
@@ -330,7 +330,7 @@ def _combine(session: JobSession, ring: Collective) -> Shared | None:
     if pending is None or shards is None:
         return None
     step, hashed = pending
-    tally = combined(ring.gather(hashed.encode()), shards.division)
+    tally = combined(ring.gather(hashed.encode()), shards.division.segments)
     deferred.combine(step, hashed, tally.digests[ring.rank])
     return tally.disputed
 

@@ -172,7 +172,7 @@ def _tallied(
 ) -> Generator[Request, None, list[bytes]]:
     """The digests of a sharded state on all ranks, from each one's hashes."""
     words = yield from _exchange(ring, hashed.encode())
-    tally = combined(words, regroup.division_of(session, ring))
+    tally = combined(words, regroup.division_of(session, ring).segments)
     return shards.said(tally, [ShardDigests.decode(one).common.hex() for one in words])
 
 

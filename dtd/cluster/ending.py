@@ -101,6 +101,7 @@ def _begin_ending(
     silent_s: float = 0.0,
 ) -> None:
     cluster.move_generation(GenerationEvent.ENDS)
+    cluster.setbacks.last_cause = reason
     if cluster.ending.recovery is None:
         cluster.ending.recovery = Recovery(
             cause=reason,

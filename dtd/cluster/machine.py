@@ -269,7 +269,8 @@ def _hopeless(cluster: ClusterState) -> str:
         dead = ", ".join(f"{name} ({end})" if end else name for name, end in ends.items())
         return f"step {past.crash_step + 1} kills worker after worker: {dead} died or hung in it"
     if past.no_progress_generations >= MAX_FRUITLESS_GENERATIONS:
-        return f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
+        idle = f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
+        return f"{idle}; the last one ended because {past.last_cause}"
     return ""
 
 

@@ -412,6 +412,7 @@ class Setbacks:
     Attributes:
         no_progress_generations: consecutive generations that committed no step.
         brief_generations: consecutive generations that broke before `state.FRUITFUL_STEPS` steps.
+        last_cause: why the last generation ended.
         crashed_workers: workers that died or hung in generations that ran, since the job last got
             beyond `crash_step`.
         last_ends: how their processes ended, as far as the processes that replaced them know.
@@ -424,6 +425,7 @@ class Setbacks:
 
     no_progress_generations: int = 0
     brief_generations: int = 0
+    last_cause: str = ""
     crashed_workers: list[str] = field(default_factory=list)
     last_ends: dict[str, str] = field(default_factory=dict)
     crash_generations: int = 0

@@ -174,7 +174,8 @@ def _newer_state(cluster: ClusterState, job: Job, now: float) -> str:
 def _pause(cluster: ClusterState, now: float) -> str:
     """A pause that grows with each generation that makes no progress."""
     times = cluster.waiting
-    brief, idle = cluster.setbacks.brief_generations, cluster.setbacks.no_progress_generations
+    past = cluster.setbacks
+    brief, idle = past.brief_generations, past.no_progress_generations
     in_row = max(brief, idle)
     if in_row <= QUICK_GENERATIONS:
         return ""
@@ -185,7 +186,7 @@ def _pause(cluster: ClusterState, now: float) -> str:
         return ""
     if brief > idle:
         return f"pausing after {brief} generations that broke after hardly a step"
-    return f"pausing after {idle} generations that committed no step"
+    return f"pausing after {idle} generations that committed no step: {past.last_cause}"
 
 
 def resume_by(cluster: ClusterState) -> float | None:

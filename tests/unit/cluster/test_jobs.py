@@ -228,11 +228,14 @@ def test_job_that_never_commits_a_step_fails(driver: Any) -> None:
     number = driver.run_generation("a")
     for _ in range(MAX_FRUITLESS_GENERATIONS):
         assert job.state is JobState.RUNNING
-        driver.froze("a", generation=number, step=0)
+        driver.froze("a", generation=number, step=0, reason="no process group")
         driver.tick(driver.now + 10.0)
         number = driver.all_run("a")
     assert job.state is JobState.FAILED
-    assert job.reason == "64 generations in a row committed no step"
+    assert job.reason == (
+        "64 generations in a row committed no step;"
+        " the last one ended because a has frozen: no process group"
+    )
 
 
 def test_silence_of_our_own_blames_nobody(driver: Any) -> None:

@@ -7,6 +7,7 @@ needs pyarrow, which is loaded for it only.
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import importlib
 import itertools
@@ -18,12 +19,12 @@ from typing import Any, BinaryIO, Final
 
 from dtd import figures
 from dtd.ctl import output
-from dtd.ctl.answers import Answer, items, pages
+from dtd.ctl.answers import Answer, pages
 from dtd.ctl.settings import Settings
 from dtd.errors import UsageError
 from dtd.net.control_client import ControlClient
 from dtd.observe.report.document import document_of
-from dtd.observe.report.facts import POINTS, Facts, facts_of
+from dtd.observe.report.facts import Facts, facts_of, records_of
 from dtd.observe.report.render import to_html, to_markdown
 from dtd.observe.report.words import never_trained
 from dtd.wire import messages as m
@@ -161,9 +162,8 @@ def write_report(
 ) -> None:
     """Write the report of a job to a file: None is JOB.html or JOB.md here, `-` stdout."""
     with settings.connect() as client:
-        events = list(items(client.request, lambda after: m.ReadEvents(after=after), "events"))
-        facts = _facts(client, job, events)
-        other = _facts(client, against, events) if against else None
+        facts = _facts(client, job)
+        other = _facts(client, against) if against else None
     made = figures.moment(time.time())
     document = document_of(facts, other, made=made)
     text = to_html(document) if form == "html" else to_markdown(document)
@@ -186,10 +186,8 @@ def _write(place: Path, text: str) -> None:
         ) from None
 
 
-def _facts(client: ControlClient, job: str, events: list[dict[str, Any]]) -> Facts:
-    details = client.request(m.ShowJob(job=job))
+def _facts(client: ControlClient, job: str) -> Facts:
+    async def look(request: m.Message) -> Answer:
+        return client.request(request)
 
-    def request(after: int) -> m.Message:
-        return m.GetMetrics(job=job, workers=True, points=POINTS, after=after)
-
-    return facts_of(details, list(pages(client.request, request, "series")), events)
+    return facts_of(*asyncio.run(records_of(look, job)))

@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe": BASE | {"observe.pyramid", "observe.series", "wire"},
     "observe.metrics": BASE | {"cluster", "doctor", "net.limits", "wire"},
     "observe.sinks": BASE | {"cluster", "wire"},
-    "observe.report": BASE | {"observe.series", "packages"},
+    "observe.report": BASE | {"observe.series", "packages", "wire"},
     "observe.web": BASE | {"net", "net.limits", "observe.report", "security", "wire"},
     "doctor": {"figures", *PURE_BELOW},
     "cluster": {"diagnostics", "doctor", *PURE_BELOW},

@@ -1,4 +1,4 @@
-"""The facts of a job's report, computed from the coordinator's records.  Pure.
+"""The facts of a job's report: the coordinator's records, and what is computed from them.
 
 A figure that is not known is None; nothing is guessed.  Rates are those of training itself: rows
 divided by the time of their steps, without evaluations, checkpoints and recoveries.
@@ -7,11 +7,12 @@ divided by the time of their steps, without evaluations, checkpoints and recover
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from dtd.observe.series import EVALUATION, Kind
+from dtd.wire import messages as m
 
 QUIET: Final = frozenset(
     {
@@ -23,6 +24,9 @@ QUIET: Final = frozenset(
 
 POINTS: Final = 500
 """Points of each curve: more would not be seen."""
+
+MOST_PAGES: Final = 400
+"""Most pages of incidents or of curves; the rest is left out."""
 
 PARTS: Final = ("data_s", "compute_s", "exposed_s", "optimizer_s")
 """Parts of a step's time; the rest is measured by none of them."""
@@ -139,6 +143,39 @@ class Facts:
     def mean(self, name: str) -> float | None:
         """A figure's mean over all steps."""
         return _mean(self.curves.get(name, ()))
+
+
+Look = Callable[[m.Message], Awaitable[dict[str, Any]]]
+"""Asks the coordinator."""
+
+Records = tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]
+
+
+async def records_of(look: Look, job: str) -> Records:
+    """Ask for what `facts_of` takes.
+
+    Raises:
+        DtdError: there is no such job.
+    """
+    shown = await look(m.ShowJob(job=job))
+    metrics = await _pages(
+        look, "series", lambda at: m.GetMetrics(job=job, workers=True, points=POINTS, after=at)
+    )
+    pages = await _pages(look, "events", lambda at: m.ReadEvents(after=at))
+    return shown, metrics, [event for page in pages for event in page["events"]]
+
+
+async def _pages(look: Look, key: str, make: Callable[[int], m.Message]) -> list[dict[str, Any]]:
+    """Ask for pages until one has nothing new under `key`."""
+    found: list[dict[str, Any]] = []
+    after = 0
+    while len(found) < MOST_PAGES:
+        answer = await look(make(after))
+        if not answer[key]:
+            break
+        found.append(answer)
+        after = answer["next"]
+    return found
 
 
 def facts_of(

@@ -20,6 +20,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from dtd.errors import DtdError
+from dtd.observe.report.facts import Look
 from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import HTTP_TOO_MANY, encoded, refused
 from dtd.observe.web.logins import Session
@@ -27,8 +28,6 @@ from dtd.wire import messages as m
 
 FRESH_S: Final = 2.0
 MAX_KEPT: Final = 64
-
-Look = Callable[[m.Message], Awaitable[dict[str, Any]]]
 
 
 @dataclass(slots=True)

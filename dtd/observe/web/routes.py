@@ -19,7 +19,7 @@ from dtd import figures
 from dtd.errors import RequestRefused
 from dtd.json_reader import read_json
 from dtd.observe.report.document import document_of
-from dtd.observe.report.facts import POINTS, facts_of
+from dtd.observe.report.facts import facts_of, records_of
 from dtd.observe.report.render import to_html
 from dtd.observe.web.backend import Backend
 from dtd.observe.web.http import HTTP_LOGIN, INDEX, JSON, ServedFile, encoded, in_pieces, refused
@@ -113,50 +113,6 @@ def _version(given: Mapping[str, Any]) -> int:
     found = given.get("version")
     if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < _MOST_VERSIONS:
         raise RequestRefused("version: must be a number")
-    return found
-
-
-MOST_PAGES: Final = 400
-"""Most pages of incidents or of curves; the rest is left out."""
-
-Look = Callable[[m.Message], Awaitable[dict[str, Any]]]
-
-
-async def report_of(look: Look, job: str) -> bytes:
-    """A job's report as HTML.
-
-    Args:
-        look: asks the coordinator.
-        job: its id.
-
-    Raises:
-        DtdError: there is no such job.
-    """
-    details = await look(m.ShowJob(job=job))
-    answers = await _pages(
-        look, "series", lambda at: m.GetMetrics(job=job, workers=True, points=POINTS, after=at)
-    )
-    events = await _pages(look, "events", lambda at: m.ReadEvents(after=at))
-    happened = [event for answer in events for event in answer["events"]]
-    made = figures.moment(time.time())
-
-    def write() -> bytes:
-        facts = facts_of(details, answers, happened)
-        return to_html(document_of(facts, None, made=made)).encode()
-
-    return await asyncio.get_running_loop().run_in_executor(None, write)
-
-
-async def _pages(look: Look, key: str, make: Callable[[int], m.Message]) -> list[dict[str, Any]]:
-    """Yield pages until one has nothing new under `key`."""
-    found: list[dict[str, Any]] = []
-    after = 0
-    while len(found) < MOST_PAGES:
-        answer = await look(make(after))
-        if not answer[key]:
-            break
-        found.append(answer)
-        after = answer["next"]
     return found
 
 
@@ -297,9 +253,18 @@ class Routes:
     async def _report(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Send the report as a file to download."""
         job = _job(request)
-        body = await self._shared.made(f"report {job}", lambda: report_of(self._shared.look, job))
+        body = await self._shared.made(f"report {job}", lambda: self._made_report(job))
         headers = {"Content-Disposition": "attachment"}
         return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
+
+    async def _made_report(self, job: str) -> bytes:
+        records = await records_of(self._shared.look, job)
+        made = figures.moment(time.time())
+
+        def write() -> bytes:
+            return to_html(document_of(facts_of(*records), None, made=made)).encode()
+
+        return await asyncio.to_thread(write)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         session = self._logins.find(request)

@@ -9,7 +9,8 @@ from typing import Final
 
 from dtd.cluster import checkpoints, figures
 from dtd.cluster.links import DEAD
-from dtd.cluster.records import Job, Recovery, Worker
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.run import Recovery
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import (
     GONE,

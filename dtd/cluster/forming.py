@@ -14,7 +14,8 @@ from dtd.cluster import branches, ending, roster
 from dtd.cluster.ending import end_at_boundary
 from dtd.cluster.events import JobSaved, SaveJob
 from dtd.cluster.links import pair_of
-from dtd.cluster.records import Decision, Job, Worker
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.run import Decision
 from dtd.cluster.state import ClusterState, most_workers
 from dtd.cluster.transitions import (
     AVAILABLE,

@@ -48,8 +48,9 @@ from dtd.cluster.events import (
     Undeliverable,
     WorkerLost,
 )
-from dtd.cluster.records import CoordinatorIdentity, Job, Run, Worker
-from dtd.cluster.state import ClusterState
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.run import Run
+from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.transitions import (
     ENDED,
     GONE,

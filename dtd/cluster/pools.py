@@ -39,10 +39,10 @@ from dtd.cluster.events import (
     WorkerLost,
 )
 from dtd.cluster.machine import connected, counts, new_cluster
-from dtd.cluster.records import CoordinatorIdentity, Job, Worker
+from dtd.cluster.records import Job, Worker
 from dtd.cluster.registration import NEVER_HEARD
 from dtd.cluster.roster import natural_key
-from dtd.cluster.state import ClusterState
+from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.transitions import ENDED, GOES_ON, GONE, GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dtd.cluster import admission, branches, checkpoints, ending, forming, jobs, roster
 from dtd.cluster.events import SaveJob
-from dtd.cluster.records import Job, SaveOrders, Worker
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.run import SaveOrders
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import AVAILABLE, GenerationState, JobEvent, JobState, WorkerState
 from dtd.engine.shards import ShardSet

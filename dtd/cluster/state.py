@@ -15,18 +15,9 @@ from typing import Any, TypeVar
 from dtd.cluster.detector import Detector, StragglerWatch
 from dtd.cluster.events import Effect, Incident, Send
 from dtd.cluster.links import Links
-from dtd.cluster.records import (
-    CoordinatorIdentity,
-    EndingTimes,
-    Job,
-    Run,
-    SaveOrders,
-    SetAside,
-    Setbacks,
-    WaitingTimes,
-    Worker,
-)
+from dtd.cluster.records import Job, SetAside, Worker
 from dtd.cluster.roster import has
+from dtd.cluster.run import EndingTimes, Run, SaveOrders, Setbacks, WaitingTimes
 from dtd.cluster.transitions import (
     AVAILABLE,
     ENDED,
@@ -56,6 +47,19 @@ A = TypeVar("A", bound=StrEnum)
 WARMING_SILENCE_S = 30.0
 FRUITFUL_STEPS = 3
 """A generation that commits at least this many steps has made progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorIdentity:
+    """The identity that this coordinator announces.
+
+    Attributes:
+        version: its dtd release; workers of another release are refused, unless it is empty.
+        host: name of its host, for messages.
+    """
+
+    version: str = ""
+    host: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -33,8 +33,8 @@ from dtd.cluster.events import (
     Undeliverable,
 )
 from dtd.cluster.pools import Pools
-from dtd.cluster.records import CoordinatorIdentity, Job
-from dtd.cluster.state import ClusterState
+from dtd.cluster.records import Job
+from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.status import Diagnostics, EndedJob, status_of
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.audit import AuditFile, AuditLog, Caller

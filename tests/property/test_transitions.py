@@ -35,7 +35,8 @@ from dtd.cluster.events import (
     WorkerLost,
 )
 from dtd.cluster.pools import Pools
-from dtd.cluster.records import CoordinatorIdentity, Job
+from dtd.cluster.records import Job
+from dtd.cluster.state import CoordinatorIdentity
 from dtd.cluster.transitions import MemberState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m

@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from dtd.cluster import branches
 from dtd.cluster.links import pair_of
-from dtd.cluster.records import Decision, Job
+from dtd.cluster.records import Job
+from dtd.cluster.run import Decision
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.cluster.waiting import RESUME_WAIT_S

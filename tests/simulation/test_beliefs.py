@@ -9,7 +9,8 @@ import pytest
 
 from dtd.cluster.links import pair_of
 from dtd.cluster.pools import Pools
-from dtd.cluster.records import Decision, Job, Worker
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.run import Decision
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 from tests.registrations import registration

@@ -21,7 +21,8 @@ from dtd.cluster.events import (
     WorkerLost,
 )
 from dtd.cluster.pools import Pools
-from dtd.cluster.records import CoordinatorIdentity, Job, Worker
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.state import CoordinatorIdentity
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m

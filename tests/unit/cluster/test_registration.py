@@ -8,7 +8,8 @@ import pytest
 
 from dtd.cluster import registration
 from dtd.cluster.events import ResumeRequested, Submitted
-from dtd.cluster.records import CoordinatorIdentity, Job
+from dtd.cluster.records import Job
+from dtd.cluster.state import CoordinatorIdentity
 from dtd.wire import messages as m
 
 # --- a name belongs to one living worker; its successor in the same state directory takes it -----

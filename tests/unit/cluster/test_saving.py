@@ -8,7 +8,8 @@ import pytest
 
 from dtd.cluster import saving
 from dtd.cluster.events import CancelRequested, Submitted, Ticked
-from dtd.cluster.records import FIRST_RETRY_S, MOST_CONTRADICTED, WRITING_S, Job
+from dtd.cluster.records import Job
+from dtd.cluster.run import FIRST_RETRY_S, MOST_CONTRADICTED, WRITING_S
 from dtd.cluster.transitions import JobState
 from dtd.wire import messages as m
 

@@ -9,9 +9,10 @@ import pytest
 
 from dtd import diagnostics
 from dtd.cluster.detector import Detector
-from dtd.cluster.records import CoordinatorIdentity, Job, Liveness, Run, Worker
+from dtd.cluster.records import Job, Liveness, Worker
 from dtd.cluster.registration import newcomer
-from dtd.cluster.state import ClusterState
+from dtd.cluster.run import Run
+from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.status import (
     FORGOTTEN_S,
     MAX_DIAGNOSTICS,

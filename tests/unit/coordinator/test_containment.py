@@ -16,7 +16,8 @@ from dtd.cluster.events import (
     Ticked,
 )
 from dtd.cluster.pools import Pools
-from dtd.cluster.records import CoordinatorIdentity, Job
+from dtd.cluster.records import Job
+from dtd.cluster.state import CoordinatorIdentity
 from dtd.cluster.transitions import JobState
 from dtd.coordinator.containment import MAX_BEGINNINGS, MAX_TICKS_FAILED, Containment, Driver
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused

@@ -7,7 +7,8 @@ import sqlite3
 import pytest
 
 from dtd.cluster.detector import Detector
-from dtd.cluster.records import Job, Run, Worker
+from dtd.cluster.records import Job, Worker
+from dtd.cluster.run import Run
 from dtd.cluster.state import ClusterState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dtd.cluster.detector import Detector
-from dtd.cluster.records import Job, Liveness, Run, Worker
+from dtd.cluster.records import Job, Liveness, Worker
+from dtd.cluster.run import Run
 from dtd.cluster.state import ClusterState
 from dtd.cluster.status import status_of
 from dtd.cluster.transitions import JobState, WorkerState

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import os
 import resource
 import signal
@@ -30,6 +29,7 @@ from dtd.errors import ConfigError, DtdError
 from dtd.logs import configure_logging
 from dtd.notify import Notifier
 from dtd.places import require_linux
+from dtd.process_memory import give_back_freed_memory
 from dtd.security.authority import DIRECTORY, open_authority, open_data_key
 from dtd.security.private_files import make_private_directory
 from dtd.shown import counted, indented
@@ -128,28 +128,6 @@ def raise_file_limit() -> None:
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-# --- memory that is freed goes back to the system ----------------------------------------------
-#
-# Each TLS connection has a buffer of 256 KiB, and answers are as large.  Once the first such block
-# was freed, glibc keeps blocks of that size in its heap, between small ones that live longer:
-# callers who came and went by the hundred left the coordinator tens of MiB larger.  Thresholds that
-# are set stay as they are.  See mallopt(3).
-
-
-_TRIM_THRESHOLD: Final = -1
-_MMAP_THRESHOLD: Final = -3
-_IN_HEAP_BYTES: Final = 128 * 1024
-"""The initial threshold of glibc; larger blocks are mapped each by itself."""
-
-
-def give_back_freed_memory() -> None:
-    """Have freed large blocks returned to the system from now on; only with glibc."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _IN_HEAP_BYTES)
-        mallopt(_TRIM_THRESHOLD, _IN_HEAP_BYTES)
 
 
 # --- the daemon ----------------------------------------------------------------------------------

@@ -25,11 +25,11 @@ from dtd.engine.agenda import BeforeStep, after_commit, before_step
 from dtd.engine.control_word import ControlWord, Flags
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.observe.profile.spans import COLLECT, COMMIT, COMPUTE, VOTE
+from dtd.process_memory import mapped_blocks, trim_freed_memory
 from dtd.shown import counted
 from dtd.strategy.codec.api import ResidualHandoff, World
 from dtd.train.agreement import agree, compare_moving, exchange, record_progress, timed_gather
 from dtd.train.evaluation import judge
-from dtd.train.malloc_tuning import mapped_blocks, return_freed_memory
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
 from dtd.train.session import JobSession
 from dtd.train.step import check_skips, commit, contribute
@@ -207,7 +207,7 @@ class Loop:
         session.checkpoints.settle(session.replica.step, digest)
         session.strategy.keep_redistributed()
         if session.replica.shards is not None:
-            return_freed_memory()
+            trim_freed_memory()
         return digest
 
     def _catch_up(self, digest: bytes, *, last: bool) -> None:

@@ -35,6 +35,7 @@ from dtd.errors import DtdError, JobSpecError
 from dtd.exchange.api import BucketMemory, CommTiming
 from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.job.strategy_table import SHARDED
+from dtd.process_memory import keep_freed_memory, trim_freed_memory
 from dtd.rules import fields_of
 from dtd.shown import cut
 from dtd.strategy.buckets import layouts_of, parameter_shapes
@@ -42,7 +43,6 @@ from dtd.strategy.choice import CODECS, OVERLAPPING, STRATEGY_RISKS
 from dtd.strategy.codec.api import Codec, FlatLayout, World
 from dtd.strategy.coded_buckets import Uncoded, exchange_order
 from dtd.train.callbacks import Callbacks
-from dtd.train.malloc_tuning import keep_freed_memory, return_freed_memory
 from dtd.train.memory import available_memory, memory_parts, saved_for_backward
 from dtd.train.record import StepRecord
 from dtd.train.session import JobSession, build_session, parts_of
@@ -278,7 +278,7 @@ def _world(session: JobSession, world_size: int, limit_s: float) -> dict[str, An
     ring = HandOvers(world_size)
     session.strategy.redistribute(ring, 0, lambda _shared: None)
     session.strategy.keep_redistributed()
-    return_freed_memory()
+    trim_freed_memory()
     session.fit_plan(world_size)
     session.data.loader.start(session.plan.requests(rank=0, world_size=world_size), at=0)
     seen: list[dict[str, Any]] = []

@@ -19,7 +19,6 @@ to the coordinator with heartbeats (`dtd.doctor.memory` names the parts).
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -43,12 +42,12 @@ from dtd.errors import TaskError
 from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
+from dtd.process_memory import LARGEST_IN_HEAP_BYTES, resident_bytes
 from dtd.strategy.api import Strategy
 from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.nested import leaves
 from dtd.strategy.sharded.units import units_of
 from dtd.strategy.sharded.wire_pool import pool_bytes
-from dtd.train.malloc_tuning import LARGEST_IN_HEAP_BYTES
 from dtd.train.record import MemoryRecord, Reporter
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import OPTIMIZER, named_tensors
@@ -143,12 +142,6 @@ _TIED: Final = 3
 """Gradients of a parameter with two uses: of the first one, of the second one, and their sum."""
 _KEPT: Final = 4
 """Gradients for which the heap has room, as measured: freed memory stays there, in parts."""
-
-
-def resident_bytes() -> int:
-    """Return the memory that this process has now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 # What an interpreter holds that has loaded torch and no model yet.

@@ -25,6 +25,7 @@ from dtd.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
 from dtd.errors import CheckpointError
 from dtd.exchange.api import Collective
 from dtd.job import JobSpec
+from dtd.process_memory import mapped_blocks
 from dtd.train.data.rows import seed_generators
 from dtd.train.fingerprints import (
     dataset_fingerprint,
@@ -32,7 +33,6 @@ from dtd.train.fingerprints import (
     numerics_fingerprint,
 )
 from dtd.train.loop import commit_at_take_over, train
-from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.optimizer import ignored_settings
 from dtd.train.profile import StepProfiler
 from dtd.train.record import (

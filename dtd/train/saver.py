@@ -31,10 +31,10 @@ from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.terms import folder_of
+from dtd.process_memory import mapped_blocks
 from dtd.shown import shown_bytes
 from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.memory import available_memory, snapshot_bytes
 from dtd.train.record import CheckpointRecord, Reporter, Warn
 from dtd.train.state.replica import Replica

@@ -18,6 +18,7 @@ from dtd.errors import TaskError
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES, SPARSE
+from dtd.process_memory import mapped_blocks
 from dtd.strategy.api import Part, Strategy
 from dtd.strategy.choice import build_strategy
 from dtd.strategy.scalars import StepScalars
@@ -28,7 +29,6 @@ from dtd.train.data.rows import UsedRows, seed_generators
 from dtd.train.data.sampling import Order, order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
 from dtd.train.evaluation import EarlyStop, Evaluator, check_evaluated, why_it_ends
-from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.memory import MemoryMeter, check_room, state_size
 from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of
 from dtd.train.optimizer import JoinedOptimizer

@@ -34,6 +34,7 @@ from dtd.net.liveness import Lifeline
 from dtd.net.tls import tls_connect
 from dtd.observe.metrics.endpoint import members_only
 from dtd.observe.metrics.worker import WorkerMetrics
+from dtd.process_memory import resident_bytes
 from dtd.security.credential import Credential
 from dtd.security.identity import WORKER
 from dtd.security.targets import Target
@@ -43,7 +44,7 @@ from dtd.wire.session import State
 from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
 from dtd.worker.cluster_access import CredentialRenewal, coordinator_targets, registration
 from dtd.worker.control import ControlConnection, Requests
-from dtd.worker.evidence import TrafficMeter, resident_bytes, status_line
+from dtd.worker.evidence import TrafficMeter, status_line
 from dtd.worker.measure import PREFIX as PROFILES
 from dtd.worker.measure import PROFILE, PeerDiagnostics, Profiles, measure, probe
 from dtd.worker.models import MODELS, PREFIX, PinnedModels

@@ -334,15 +334,3 @@ class TrafficMeter:
             received_bytes=self._before.received_bytes + now.received_bytes,
             rtt_s=now.rtt_s,
         )
-
-
-# --- memory, from the kernel ---------------------------------------------------------------------
-
-
-_STATM: Final = Path("/proc/self/statm")
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-
-
-def resident_bytes() -> int:
-    """Resident set size in bytes."""
-    return int(_STATM.read_text().split()[1]) * _PAGE_BYTES

@@ -24,10 +24,10 @@ from dtd.logs import configure_logging
 from dtd.names import name_of
 from dtd.notify import Notifier
 from dtd.places import require_linux
+from dtd.process_memory import keep_freed_memory
 from dtd.security.credential import Credential
 from dtd.shown import indented
 from dtd.streams import fit_streams, hand_over_streams, own_streams
-from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.worker.cluster_access import (
     COMMAND,
     coordinator_targets,

@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.job import OptimizerTable, from_mapping
+from dtd.process_memory import keep_freed_memory
 from dtd.strategy.buckets import parameter_shapes
-from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.train.optimizer import build_optimizer
 from dtd.train.task import load_task
 from scripts.benchrun.ranks import Bucket, layout

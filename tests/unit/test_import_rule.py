@@ -37,7 +37,7 @@ BASE = {
         "names",
         "notify",
     ),
-    *("places", "platform", "rules", "shared_memory", "shown", "streams"),
+    *("places", "platform", "process_memory", "rules", "shared_memory", "shown", "streams"),
     "toml_source",
     "diagnostics",
 }

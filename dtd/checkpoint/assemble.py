@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import xxhash
 
-from dtd.checkpoint.choice import missing
+from dtd.checkpoint.choice import fewest, missing
 from dtd.checkpoint.format import (
     FORMAT,
     MANIFEST_FILE,
@@ -185,6 +185,42 @@ Result = TypeVar("Result")
 
 MOST_TRIES: Final = 8
 """Most merges that are tried: each reads all parts."""
+
+
+def gathered(
+    left: dict[str, ShardSet],
+    without: frozenset[str],
+    fetch: Callable[[str], Result],
+    tell: Callable[[str, CheckpointError], None],
+) -> list[Result]:
+    """Fetch as few parts as make the whole.
+
+    Args:
+        left: the shards of each holder's part; a holder that fails is taken out.
+        without: holders whose parts are not wanted.
+        fetch: brings a holder's part here; at once if it is here already.
+        tell: told of a holder that fails.
+
+    Raises:
+        CheckpointError: what is left does not make the whole; tells of the last failure.
+    """
+    failure: CheckpointError | None = None
+    while True:
+        usable = [name for name in left if name not in without]
+        lacks = missing([left[name] for name in usable])
+        if lacks:
+            raise failure or CheckpointError(f"the workers that are left lack the shards {lacks}")
+        parts = []
+        for name in [usable[index] for index in fewest([left[name] for name in usable])]:
+            try:
+                parts.append(fetch(name))
+            except CheckpointError as error:
+                tell(name, error)
+                failure = error
+                del left[name]
+                break
+        else:
+            return parts
 
 
 def settled(

@@ -14,8 +14,8 @@ from typing import Any, Final
 from xxhash import xxh3_64_hexdigest
 
 from dtd.address import Address
-from dtd.checkpoint.assemble import settled
-from dtd.checkpoint.choice import fewest, missing, part_of
+from dtd.checkpoint.assemble import gathered, settled
+from dtd.checkpoint.choice import part_of
 from dtd.checkpoint.tensor_file import FileMerge, Part, PartFiles
 from dtd.errors import CheckpointError, UsageError
 from dtd.net.blocking_link import Connect
@@ -76,20 +76,25 @@ def fetch_parts(
         UsageError: the directory has others.
         OSError: it cannot be written to.
     """
-    left = list(holders)
+    known = {one["worker"]: one for one in holders}
+    left = {name: part_of(one) for name, one in known.items()}
+
+    def tell(name: str, error: CheckpointError) -> None:
+        if error.message not in said:
+            say(f"{name}: {error.message}")
+        said.add(error.message)
 
     def merged(without: frozenset[str]) -> list[Path]:
-        chosen, parts = _gathered(left, without, directory, connect, said, say)
+        parts = gathered(
+            left, without, lambda name: _fetch_part(known[name], directory, connect), tell
+        )
         targets = merge_parts(parts, directory)
-        unconfirmed = [one["worker"] for one in chosen if not one["digest"]]
+        names = [one.holder for one in parts]
+        unconfirmed = ", ".join(name for name in names if not known[name]["digest"])
         say(
-            f"merged from the parts of {', '.join(one['worker'] for one in chosen)}"
+            f"merged from the parts of {', '.join(names)}"
             + (f", which differ from those of {', '.join(sorted(without))}" if without else "")
-            + (
-                f"; saved without a digest: those of {', '.join(unconfirmed)}"
-                if unconfirmed
-                else ""
-            )
+            + (f"; saved without a digest: those of {unconfirmed}" if unconfirmed else "")
         )
         return targets
 
@@ -110,36 +115,6 @@ def merge_parts(parts: Sequence[PartFiles], directory: Path) -> list[Path]:
     targets = [_merge(name, parts, directory) for name in names]
     shutil.rmtree(directory / _PARTS)
     return targets
-
-
-def _gathered(
-    left: list[Checkpoint],
-    without: frozenset[str],
-    directory: Path,
-    connect: Connect,
-    said: set[str],
-    say: Say,
-) -> tuple[list[Checkpoint], list[PartFiles]]:
-    """Fetch as few parts as make the whole; takes holders that fail off the list that is `left`."""
-    while True:
-        usable = [one for one in left if one["worker"] not in without]
-        lacks = missing([part_of(one) for one in usable])
-        if lacks:
-            raise CheckpointError(f"the workers that are left lack the shards {lacks}")
-        chosen = [usable[index] for index in fewest([part_of(one) for one in usable])]
-        parts: list[PartFiles] = []
-        try:
-            for one in chosen:
-                parts.append(_fetch_part(one, directory, connect))
-        except CheckpointError as error:
-            if error.message not in said:
-                say(f"{one['worker']}: {error.message}")
-            said.add(error.message)
-            left.remove(one)
-            if missing([part_of(other) for other in left]):
-                raise
-            continue
-        return chosen, parts
 
 
 def _fetch_part(one: Checkpoint, directory: Path, connect: Connect) -> PartFiles:

@@ -20,14 +20,12 @@ from typing import Final
 import structlog
 
 from dtd.address import Address
-from dtd.checkpoint.assemble import FoundPart, assemble, settled
-from dtd.checkpoint.choice import fewest, missing
+from dtd.checkpoint.assemble import FoundPart, assemble, gathered, settled
 from dtd.checkpoint.format import (
     MANIFEST_FILE,
     TEMPORARY,
     Progress,
     checkpoint_name,
-    parse_name,
     read_manifest,
     verify,
 )
@@ -148,7 +146,6 @@ ASK_EVERY_S: Final = 1.0
 ANSWER_WITHIN_S: Final = 60.0
 """Longer than a coordinator takes to start, and a worker to connect to it again."""
 
-_MAX_NAME: Final = 64
 _FETCHED: Final = ".fetched"
 
 
@@ -250,24 +247,22 @@ class _Gathering:
     ) -> None:
         self._digest, self._place = answer.digest, place
         self._connect, self._progress = connect, progress
-        self._order = [one.name for one in answer.holders]
-        self._left = list(answer.holders)
-        self._failure: CheckpointError | None = None
-        self._mine: dict[str, ShardSet] = {}
+        self._holders = {one.name: one for one in answer.holders}
+        self._left = {one.name: _part(one) for one in answer.holders}
         self._parts: dict[str, FoundPart] = {}
         if own is not None:
             self._add_own(own)
+        self._order = [*self._left]
 
     def _add_own(self, own: FoundPart) -> None:
-        """Take this worker's part if it is of that checkpoint."""
+        """Take this worker's part, before all others, if it is of that checkpoint."""
         manifest = read_manifest(own.path)
-        listed = [one for one in self._left if one.name == own.holder]
-        belongs = any(one.resource.rpartition("/")[2] == own.path.name for one in listed)
-        self._left = [one for one in self._left if one not in listed]
-        self._order = [own.holder, *(name for name in self._order if name != own.holder)]
+        self._left.pop(own.holder, None)
+        listed = self._holders.get(own.holder)
+        belongs = listed is not None and listed.resource.rpartition("/")[2] == own.path.name
         if manifest.digest == self._digest if manifest.digest else belongs:
-            self._mine = {own.holder: manifest.shards}
-            self._parts = {own.holder: own}
+            self._left = {own.holder: manifest.shards, **self._left}
+            self._parts[own.holder] = own
 
     def assembled(
         self, directory: Path, without: frozenset[str]
@@ -278,7 +273,7 @@ class _Gathering:
             PartsDiffer: two of them contradict each other.
             CheckpointError: the others do not make the whole, or there is no room.
         """
-        parts = self._gathered(without)
+        parts = gathered(self._left, without, self._fetched, _tell)
         try:
             path = _whole(parts, directory, self._progress)
         except PartsDiffer as error:
@@ -290,33 +285,17 @@ class _Gathering:
         """Order workers: parts on whose digest no ring has agreed come last, then the list's."""
         return not read_manifest(self._parts[name].path).digest, self._order.index(name)
 
-    def _gathered(self, without: frozenset[str]) -> list[FoundPart]:
-        """Return few parts that make the whole, all on this disk; failed holders are skipped."""
-        while True:
-            held = self._mine | {one.name: _part(one) for one in self._left}
-            held = {name: part for name, part in held.items() if name not in without}
-            lacks = missing([*held.values()])
-            if lacks:
-                raise self._failure or CheckpointError(
-                    f"the workers that are left lack the shards {lacks}"
-                )
-            names = [[*held][index] for index in fewest([*held.values()])]
-            if all(self._has(one) for one in names):
-                return [self._parts[name] for name in names]
+    def _fetched(self, name: str) -> FoundPart:
+        if name not in self._parts:
+            one = self._holders[name]
+            self._parts[name] = _fetched(
+                one, self._digest, self._place, self._connect, self._progress
+            )
+        return self._parts[name]
 
-    def _has(self, name: str) -> bool:
-        """Fetch a part if it is not here; a holder that fails is asked no more."""
-        if name in self._parts:
-            return True
-        one = next(one for one in self._left if one.name == name)
-        part = _fetched(one, self._digest, self._place, self._connect, self._progress)
-        if isinstance(part, CheckpointError):
-            log.warning("part_not_fetched", worker=one.name, error=part.message)
-            self._failure = part
-            self._left.remove(one)
-            return False
-        self._parts[name] = part
-        return True
+
+def _tell(name: str, error: CheckpointError) -> None:
+    log.warning("part_not_fetched", worker=name, error=error.message)
 
 
 def _part(one: m.PartHolder) -> ShardSet:
@@ -336,28 +315,16 @@ def _whole(parts: list[FoundPart], directory: Path, progress: Progress) -> Path:
 
 def _fetched(
     one: m.PartHolder, digest: str, place: Path, connect: Connect, progress: Progress
-) -> FoundPart | CheckpointError:
-    """Fetch a part with all its files; or return why the holder's cannot be used."""
-    try:
-        return _delivered(one, digest, place, connect, progress)
-    except CheckpointError as error:
-        about = f"the part of {one.name} cannot be used: {error.message}"
-        return type(error)(about, remedy=error.remedy)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        # `verify` trusts a manifest that matches its own hash, and this one is a stranger's.
-        about = f"the part of {one.name} cannot be used: its manifest is broken: {error}"
-        return CheckpointError(about)
-
-
-def _delivered(
-    one: m.PartHolder, digest: str, place: Path, connect: Connect, progress: Progress
 ) -> FoundPart:
+    """Fetch a part with all its files.
+
+    Raises:
+        CheckpointError: the holder does not deliver the part that was reported.
+    """
     ticket = DataCredential(
         secret=one.ticket_key, scope=one.resource, expires_s=one.ticket_expires_s
     )
     name = one.resource.rpartition("/")[2]
-    if len(name) > _MAX_NAME or parse_name(name) is None:
-        raise CheckpointError(f"{name[:_MAX_NAME]!r} names no checkpoint")
     path = place / str(len([*place.glob("*")])) / name
     path.mkdir(parents=True)
     address = Address(one.host, one.port)
@@ -367,10 +334,10 @@ def _delivered(
         reported = _part(one)
         uncompared = manifest.part is not None and not manifest.digest
         if manifest.digest != digest and not uncompared:
-            raise CheckpointError("it has another state than the worker has reported")
+            raise CheckpointError(f"{one.name} has another state than it has reported")
         if manifest.shards != reported:
             raise CheckpointError(
-                f"it has {manifest.shards} of the shards, and was reported as {reported}"
+                f"{one.name} has {manifest.shards} of the shards, and has reported {reported}"
             )
         for file in FILES:
             if file in manifest.files:

@@ -175,10 +175,6 @@ def _first_success(
             _note(error.message)
             failure = error
             continue
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            failure = CheckpointError(f"a source's manifest is broken: {error!r}")
-            _note(failure.message)
-            continue
         if expected in ((), files):
             return files
         failure = CheckpointError("a source has other files than were registered")

@@ -94,12 +94,9 @@ def test_its_own_checkpoint_is_linked_and_survives_it(tmp_path, checkpoints):
     assert [path.name for path in place.iterdir()] == [VERSION]
 
 
-def test_nobody_has_it(tmp_path, other, server):
+def test_nobody_has_it(tmp_path):
     with pytest.raises(CheckpointError, match="no connected worker has its files"):
         pin(tmp_path / "models")
-    server.script = lambda _message: m.message_bytes(m.FetchInfo(blobs=()), b'{"files": 1}')
-    with pytest.raises(CheckpointError, match="manifest is broken"):
-        pin(tmp_path / "models", other[0])
     with pytest.raises(CheckpointError, match="is not called as a version"):
         pin_model(
             m.PinModel(version="../x"),

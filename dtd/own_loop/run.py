@@ -153,7 +153,7 @@ class Run:
 
         Args:
             rows: by number.
-            metrics: `metrics(model, batch)` returns means over the batch's rows, by name.
+            metrics: `metrics(model, batch)` returns {name: (sum over the batch, its divisor)}.
 
         Raises:
             TaskError: the run has begun.

@@ -16,20 +16,29 @@ the same rows are the next batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from dtd.errors import LoopLeft, TaskError
 from dtd.job import Precision
 from dtd.own_loop.turns import Arrival, Point, Turns
+from dtd.own_loop.words import in_words_of_loops
 from dtd.train.record import Moment
+from dtd.train.state.replica import OwnState
 from dtd.train.task import Collate, MapDataset
 
+_ORDER: Final = (
+    "for each batch of run.batches() call backward() once for each optimizer, then that optimizer's"
+    " step(), alike on every rank; several losses: (a + b).backward(); few rows at a time:"
+    " run.batches(..., accumulate=N)"
+)
 END: Final = object()
 """Answer to `next(batches)`: the job is complete."""
 
@@ -47,6 +56,7 @@ class UserLoop:
         settings: of the job, as "table.key".
         evaluation: rows to evaluate, and `metrics(model, batch)`; None: the job evaluates nothing.
         registered: objects with state_dict() and load_state_dict(), by name.
+        updates: returns the optimizers of a step, in order, by its number; None: all of them.
     """
 
     model: nn.Module
@@ -57,6 +67,7 @@ class UserLoop:
     settings: Mapping[str, Any]
     evaluation: tuple[MapDataset, Callable[[nn.Module, Any], Mapping[str, Any]]] | None = None
     registered: Mapping[str, Any] = field(default_factory=dict)
+    updates: Callable[[int], Sequence[str]] | None = None
 
 
 class _Unscheduled(LRScheduler):
@@ -108,8 +119,11 @@ class LoopTask:
         self._turns = turns
         self._ended = ended
         self._built = False
-        self._first = next(iter(loop.optimizers))
-        self._given = False
+        self._trained = [one for one in loop.model.parameters() if one.requires_grad]
+        self._sample: Callable[[], Any] = list
+        self._first = ""
+        self._inside = False  # from the batch that it was given until it asks for the next one
+        self._stands_in = False  # that batch is not of this step
         self._may_step = False
         self.sets_rates = loop.schedule is None
         self.moment: Moment | None = None
@@ -122,6 +136,8 @@ class LoopTask:
             self.build_optimizer = self._build_optimizer
         else:
             self.build_optimizers = self._build_optimizers
+            if loop.updates is not None:
+                self.updates = loop.updates
         if loop.evaluation is not None:
             self.eval_dataset, self.metrics = self._eval_dataset, loop.evaluation[1]
 
@@ -183,33 +199,28 @@ class LoopTask:
 
     # --- a step ------------------------------------------------------------------------------
 
-    def begin_step(self) -> None:
-        """A step is computed, perhaps not for the first time: this rank's rows follow, if any."""
-        self._given = False
-        if self._may_step:
-            self._drop()
+    def begin_step(self, sample: Callable[[], Any]) -> None:
+        """A step is computed, perhaps not for the first time.
 
-    def loss(self, model: nn.Module, batch: Any, update: str = "") -> Tensor:
-        """Give the loop a batch, and return the loss for which it calls `backward()`.
+        Args:
+            sample: returns a few rows as a batch, for a rank that has none in this step.
+        """
+        if self._inside:
+            self._drop_discarded()
+        self._sample, self._first, self._stands_in = sample, "", False
+
+    def loss(self, model: nn.Module, batch: Any, update: str = "") -> Any:
+        """Give the loop a batch, and return what it calls `backward()` for.
 
         Raises:
             TaskError: the loop does something else first.
         """
         del model
+        self._first = self._first or update
         if update == self._first:  # the other optimizers' losses are of the same batch
             self._reach_next()
-            self._given = True
-            self._turns.go_on(batch)
-        arrival = self._next_arrival()
-        if arrival.point is Point.NEXT:
-            raise self._wrong(
-                arrival, "asks for its next batch, and has not called backward() for the last one"
-            )
-        if arrival.point is Point.STEP:
-            raise self._wrong(arrival, "calls optimizer.step(), and has not called backward()")
-        arrival.taken = self._may_step = True
-        loss: Tensor = arrival.value
-        return loss
+            self._give(batch)
+        return self._take_backward()
 
     def update(self, name: str, step: Callable[[], Any]) -> Any:
         """Make an optimizer's update when the loop calls its `step()`; returns that one's result.
@@ -221,8 +232,9 @@ class LoopTask:
         Raises:
             TaskError: the loop does something else first.
         """
-        if not self._given:
-            return step()  # this rank has no rows in this step, so its loop had no batch
+        if not self._inside or self._stands_in:
+            self._pass_by()
+        before = self._marks()
         arrival = self._next_arrival()
         if arrival.point is not Point.STEP:
             what = "asks for its next batch" if arrival.point is Point.NEXT else "calls backward()"
@@ -231,8 +243,43 @@ class LoopTask:
             raise self._wrong(
                 arrival, f"calls step() of the optimizer {arrival.value!r} and not of {name!r}"
             )
+        self._check_unchanged(before, arrival)
         arrival.taken, self._may_step = True, False
         return step()
+
+    def _give(self, batch: Any) -> None:
+        """Let the loop, which asks for a batch, have this one."""
+        self._inside = True
+        self._turns.go_on(batch)
+
+    def _take_backward(self) -> Any:
+        arrival = self._next_arrival()
+        if arrival.point is Point.NEXT:
+            raise self._wrong(
+                arrival, "asks for its next batch, and has not called backward() for the last one"
+            )
+        if arrival.point is Point.STEP:
+            raise self._wrong(arrival, "calls optimizer.step(), and has not called backward()")
+        arrival.taken = self._may_step = True
+        return arrival.value
+
+    def _pass_by(self) -> None:
+        """This rank has no rows in this step: run its loop over a few, up to its next step().
+
+        What the loop does to averages and learning rates, and to what is registered, it does on
+        every rank.  The loss is not used, and gradients and buffers are the step's again.
+        """
+        gradients = [(one, one.grad) for one in self._trained]
+        with self._buffers_kept():
+            for parameter in self._trained:
+                parameter.grad = None  # of a loop that begins with zero_grad()
+            if not self._inside:
+                self._reach_next()
+                self._give(self._sample())
+                self._stands_in = True
+            self._take_backward()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
     def on_start(self, moment: Moment) -> None:
         """A generation begins, perhaps with another rank; the loss stays the last step's."""
@@ -242,9 +289,12 @@ class LoopTask:
     def on_step(self, moment: Moment) -> str:
         """A step is committed: let the loop go on until it asks for its next batch."""
         self.moment = moment
+        if not self._inside:
+            self._pass_by()  # of a step that is skipped, and in which this rank has no rows
         if self._may_step:
             self._drop()
         self._reach_next()
+        self._inside = False
         return self.stop
 
     def on_end(self, moment: Moment) -> None:
@@ -269,13 +319,49 @@ class LoopTask:
 
         Its `optimizer.step()` does nothing, and the gradients that it may look at are zero.
         """
-        trained = [one for one in self._loop.model.parameters() if one.requires_grad]
-        for parameter in trained:
+        for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter)
-        self._reach_next()
-        for parameter in trained:
+        before = self._marks()
+        while (arrival := self._next_arrival()).point is not Point.NEXT:
+            self._turns.go_on()
+        self._check_unchanged(before, arrival)
+        for parameter in self._trained:
             parameter.grad = None
-        self._may_step = False
+        self._may_step = self._inside = False
+
+    def _drop_discarded(self) -> None:
+        """Do the same after a step of which nothing is to be left."""
+        registered = OwnState(self)
+        registered.begin()
+        with self._buffers_kept():
+            self._drop()
+        registered.restore()
+
+    @contextlib.contextmanager
+    def _buffers_kept(self) -> Iterator[None]:
+        """Let copies stand in for buffers, which are as they were afterwards, versions included."""
+        modules = self._loop.model.modules()
+        kept = [(one, name, b) for one in modules for name, b in one.named_buffers(recurse=False)]
+        for module, name, buffer in kept:
+            setattr(module, name, buffer.clone())
+        yield
+        for module, name, buffer in kept:
+            setattr(module, name, buffer)
+
+    def _marks(self) -> dict[str, int]:
+        """Return values that differ once the loop has changed parameters or buffers."""
+        model = self._loop.model
+        named = itertools.chain(model.named_parameters(), model.named_buffers())
+        return {name: one._version for name, one in named}  # noqa: SLF001 - torch's only one
+
+    def _check_unchanged(self, before: Mapping[str, int], arrival: Arrival) -> None:
+        changed = [name for name, mark in self._marks().items() if before.get(name) != mark]
+        if changed:
+            raise self._wrong(
+                arrival,
+                f"changes {changed[0]} after backward(), on which the step has been decided",
+                remedy="leave changes of the model to the optimizer and the hooks of its step",
+            )
 
     def _next_arrival(self) -> Arrival:
         """Let the loop go on from where it was used, and return where it arrives then.
@@ -295,17 +381,23 @@ class LoopTask:
             raise _left(arrival, self.moment)
         return arrival
 
-    def _wrong(self, arrival: Arrival, what: str) -> TaskError:
+    def _wrong(self, arrival: Arrival, what: str, remedy: str = _ORDER) -> TaskError:
         """Return the error of a loop that does something at a wrong point, and tell the loop."""
-        rank = self.moment.rank if self.moment is not None else 0
-        error = TaskError(
-            f"the loop of rank {rank} {what} ({arrival.place})",
-            remedy="for each batch of run.batches() call backward() once for each optimizer, then"
-            " that optimizer's step(), alike on every rank; batches of few rows at a time:"
-            " run.batches(..., accumulate=N)",
-        )
+        error = TaskError(f"the loop of rank {self._rank} {what} ({arrival.place})", remedy=remedy)
         self._turns.fail(error)
         return error
+
+    def worded(self, error: TaskError) -> TaskError:
+        """Return an error of the engine in the words of a loop, with its rank and its line."""
+        place = self._turns.place
+        if isinstance(error, LoopLeft) or not place or place in error.message:
+            return error
+        message = f"{in_words_of_loops(error.message)} (rank {self._rank}, {place})"
+        return TaskError(message, remedy=in_words_of_loops(error.remedy))
+
+    @property
+    def _rank(self) -> int:
+        return self.moment.rank if self.moment is not None else 0
 
 
 def _left(arrival: Arrival, moment: Moment | None) -> LoopLeft:

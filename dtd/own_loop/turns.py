@@ -89,6 +89,11 @@ class Turns:
 
     # --- the training thread -----------------------------------------------------------------
 
+    @property
+    def place(self) -> str:
+        """The line of the user's code at which its thread was seen last; "" if it never was."""
+        return self._seen.place if self._seen is not None else ""
+
     def arrival(self) -> Arrival:
         """Wait until the user's thread is at a point."""
         own = threading.get_ident()

@@ -138,7 +138,8 @@ class Evaluator:
     def _measure(self, model: nn.Module, batch: Any, rows: int) -> Sums:
         measure = getattr(self._task, "metrics", None)
         sums = _checked(measure(model, batch)) if measure is not None else {}
-        if "loss" not in sums and not hasattr(self._task, "build_optimizers"):
+        computes = getattr(self._task, "can_rehearse", True)
+        if "loss" not in sums and computes and not hasattr(self._task, "build_optimizers"):
             loss = self._task.loss(model, batch)
             if isinstance(loss, tuple):
                 sums["loss"] = (float(loss[0]), float(loss[1]))

@@ -11,18 +11,20 @@ called from the training thread.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dtd.checkpoint.format import checkpoint_name
 from dtd.cluster.branches import Branch
 from dtd.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
-from dtd.errors import CheckpointError
+from dtd.errors import CheckpointError, TaskError
 from dtd.exchange.api import Collective
 from dtd.job import JobSpec
 from dtd.process_memory import mapped_blocks
@@ -70,6 +72,20 @@ _OWN_GENERATOR = (
     " of torch, numpy or random, which dtd keys by row and epoch"
 )
 _RANK_0 = frozenset({0})
+
+
+@contextlib.contextmanager
+def _in_words_of(task: Any) -> Iterator[None]:
+    """Let a task that stands for something else say an error in the words of that."""
+    try:
+        yield
+    except TaskError as error:
+        raise _worded(task, error) from error.__cause__
+
+
+def _worded(task: Any, error: TaskError) -> TaskError:
+    worded: Callable[[TaskError], TaskError] | None = getattr(task, "worded", None)
+    return error if worded is None else worded(error)
 
 
 def _named_task(spec: JobSpec) -> tuple[Task, JobSpec]:
@@ -149,6 +165,10 @@ class JobSessionRunner:
         torch.set_num_threads(self._threads)
         seed_generators(self._spec.job.seed, self._device)
         task, self._spec = self._load_task(self._spec)
+        with _in_words_of(task):
+            return self._prepare(task)
+
+    def _prepare(self, task: Task) -> WarmupReport:
         with mapped_blocks():  # a model that is divided does not stay whole
             session = self._built = build_session(
                 spec=self._spec,
@@ -438,7 +458,8 @@ class JobSessionRunner:
             self._tell_doubts()
         self._world_size = collective.world_size
         try:
-            return train(session, collective, writers, voters, servers)
+            with _in_words_of(session.task):
+                return train(session, collective, writers, voters, servers)
         except BaseException:
             session.strategy.undo_redistribution()
             if session.engine.interrupted():
@@ -466,7 +487,7 @@ class JobSessionRunner:
         """Warn about them, once per process."""
         doubts, self._session.doubts = self._session.doubts, []
         for event, message in doubts:
-            self._reporter.warning(event, message)
+            self._reporter.warning(event, _worded(self._session.task, TaskError(message)).message)
 
     # --- inside ----------------------------------------------------------------------------
 

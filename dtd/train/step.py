@@ -33,7 +33,7 @@ from dtd.train.data.rows import (
     seed_generators,
     shape_of,
 )
-from dtd.train.model_setup import autocast
+from dtd.train.model_setup import Sample, autocast
 from dtd.train.plan import Share
 from dtd.train.record import StepRecord
 from dtd.train.session import JobSession
@@ -60,7 +60,7 @@ def contribute(session: JobSession, ring: Collective, record: StepRecord) -> Non
         TaskError: the task's `loss` does not return a loss.
     """
     session.begin(ring)
-    getattr(session.task, "begin_step", _nothing)()
+    getattr(session.task, "begin_step", _nothing)(session.data.samples[0])
     session.used = UsedRows()
     shares = [
         session.plan.share(step, rank=ring.rank, world_size=ring.world_size - session.servers)
@@ -387,5 +387,5 @@ def _backward(loss: Tensor, factor: float, only: Sequence[Tensor] | None) -> Non
     scaled.backward(inputs=only)
 
 
-def _nothing() -> None:
+def _nothing(sample: Sample) -> None:
     """Do nothing: a task need not know when a step begins."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.errors import LoopLeft, TaskError
+from dtd.errors import LoopLeft, RingBroken, TaskError
 from dtd.own_loop.run import Run, join
 from dtd.own_loop.task import LoopTask
 from dtd.own_loop.turns import Arrival, Point, Turns
@@ -272,11 +272,14 @@ def test_a_schedule_is_stepped_by_the_run_or_by_the_loop(arena, regression) -> N
         assert equal(ranks[1], by_task[0])
 
 
-class Counter:
-    """Counts what is committed."""
+class Sum:
+    """Adds up what the loop adds, in a tensor."""
 
     def __init__(self) -> None:
-        self.value = 0
+        self.value = torch.zeros((), dtype=torch.float64)
+
+    def add(self, tensor) -> None:
+        self.value = self.value + tensor.detach().sum()
 
     def state_dict(self):
         return {"value": self.value}
@@ -285,29 +288,105 @@ class Counter:
         self.value = state["value"]
 
 
-def test_what_is_registered_is_a_part_of_the_state(arena, regression) -> None:
-    task, counters = regression(LENGTH), [Counter(), Counter()]
-    free = list(counters)
+@pytest.mark.parametrize("method", ["start", "wait"])
+def test_what_is_registered_is_a_part_of_the_state(arena, regression, method) -> None:
+    task = regression(LENGTH)
 
-    def counting(run, model, optimizer, batches) -> None:
-        counter = free.pop()
-        run.register("counter", counter)
+    def adding(run, model, optimizer, batches) -> None:
+        total = Sum()
+        run.register("total", total)
         for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            batches.append(batch[0])
             task.loss(model, batch).backward()
             optimizer[""].step()
-            counter.value = run.step_number
+            total.add(model[0].weight)
 
-    loops = Loops(arena, task, counting)
+    whole = Loops(arena, task, adding)
+    expected = arena.generation(whole.start(2))
+    whole.end()
+    loops = Loops(arena, task, adding)
     ranks = loops.start(2)
     both = threading.Barrier(2)
-    arena.generation(ranks, wrap=lambda _, inner: MeetAndCut(inner, 4, method="wait", both=both))
-    assert [counter.value for counter in counters] == [4, 4]
+    arena.generation(ranks, wrap=lambda _, inner: MeetAndCut(inner, 4, method=method, both=both))
     for rank in ranks:
         rank.run.adopt_local(1, 4)
     arena.generation(ranks, generation=2)
     loops.end()
-    assert [counter.value for counter in counters] == [STEPS, STEPS]
+    assert [len(given) for given in loops.batches] == [STEPS + 1] * 2
+    assert {rank.digest for rank in ranks} == {rank.digest for rank in expected}
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_step_of_two_optimizers_is_redone(arena, regression, call) -> None:
+    """The ring breaks at one of the waits for the sums of the one or the other."""
+    task = regression(LENGTH)
+
+    def alternating(run, model, optimizer, batches) -> None:
+        for x, y in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            (model[2](model[1](model[0](x).detach())) - y).pow(2).mean().backward()
+            optimizer["last"].step()
+            (model(x) - y).pow(2).mean().backward()
+            optimizer["first"].step()
+
+    def parts(model):
+        return {"last": sgd(model[2]), "first": sgd(model[0])}
+
+    whole = Loops(arena, task, alternating, optimizers=parts)
+    (expected,) = arena.generation(whole.start(1))
+    whole.end()
+    loops = Loops(arena, task, alternating, optimizers=parts)
+    (rank,) = loops.start(1)
+    arena.generation([rank], wrap=lambda _, inner: Cut(inner, 4, call=call))
+    assert isinstance(rank.error, RingBroken)
+    rank.run.adopt_local(*(rank.run.prepared_key or (1, 4)))
+    (rank,) = arena.generation([rank], generation=2)
+    loops.end()
+    assert rank.error is None
+    assert rank.digest == expected.digest
+
+
+def test_a_rank_without_rows_runs_its_loop_all_the_same(arena, regression) -> None:
+    """The last batch of an epoch has one row."""
+    task = regression(LENGTH + 1)
+
+    def clipping(run, model, optimizer, batches) -> None:
+        total = Sum()
+        run.register("total", total)
+        for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            optimizer[""].zero_grad()
+            task.loss(model, batch).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer[""].step()
+            total.add(model[0].weight)
+
+    loops = Loops(arena, task, clipping)
+    ranks = arena.generation(loops.start(2))
+    loops.end()
+    assert [rank.error for rank in ranks] == [None, None]
     assert ranks[0].digest == ranks[1].digest
+    assert not any(one.rows_repeated or one.rows_missing for one in ranks[1].recorder.steps)
+
+
+def test_rows_are_evaluated_by_all_ranks(arena, regression) -> None:
+    task = regression(LENGTH)
+
+    def metrics(model, batch):
+        return {"error": ((model(batch[0]) - batch[1]).abs().sum(), len(batch[0]))}
+
+    def evaluating(run, model, optimizer, batches) -> None:
+        run.evaluate(task.rows, metrics)
+        for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            task.loss(model, batch).backward()
+            optimizer[""].step()
+
+    loops = Loops(arena, task, evaluating, train={"eval_every": 4})
+    ranks = arena.generation(loops.start(2))
+    loops.end()
+    for rank in ranks:
+        assert [one.step for one in rank.recorder.evals] == [4, 8, STEPS]
+        (x, y), model = task.rows.fetch(range(LENGTH), epoch=0, seed=0), rank.replica.model
+        expected = float((model(x) - y).detach().abs().sum()) / LENGTH
+        assert rank.recorder.evals[-1].metrics == pytest.approx({"error": expected})
 
 
 WRONG = {

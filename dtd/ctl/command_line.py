@@ -102,7 +102,10 @@ def read_arguments(command: Command, words: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: they do not fit the command.
     """
-    return vars(_parser(command).parse_intermixed_args(words))
+    parser = _parser(command)
+    # The second one reads options after "--", too.
+    parse = parser.parse_args if "--" in words else parser.parse_intermixed_args
+    return vars(parse(words))
 
 
 def command_help(command: Command) -> str:

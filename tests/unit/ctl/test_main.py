@@ -149,3 +149,11 @@ def test_watch_prints_each_change_when_nobody_looks(server, result, status):
     _out, err = process.communicate(timeout=30)
     assert [line["job"]["epoch"] for line in lines] == [3, 4]
     assert (process.returncode, err) == (0, "")
+
+
+def test_options_after_two_dashes_are_the_scripts_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DTD_COORDINATOR", "unix:/nonexistent/control.sock")
+    script = tmp_path / "train.py"
+    script.write_text("import sys\n")
+    assert run(["run", "--workers", "2", "--", "python", str(script), "--lr", "0.1", "--wait"]) == 3
+    assert "nothing listens" in capsys.readouterr().err

@@ -162,7 +162,7 @@ TLS_CAUSES_WHEN_CALLING: Final = tuple(_WHEN_CALLING)
 TLS_CAUSES_WHEN_CALLED: Final = tuple(_WHEN_CALLED)
 
 
-def no_tls(where: str, cause: str, times: str = "") -> Diagnostic:
+def no_tls(where: str, cause: str) -> Diagnostic:
     """The TLS connection to the coordinator cannot be established, or the coordinator closed it."""
     kind, remedy = _WHEN_CALLING.get(cause, ("tls", "read the log of the coordinator"))
     return Diagnostic(
@@ -170,11 +170,10 @@ def no_tls(where: str, cause: str, times: str = "") -> Diagnostic:
         where=where,
         message=f"no TLS connection to the coordinator at {where}: {cause}",
         remedy=remedy.format(host="this host"),
-        times=times,
     )
 
 
-def hung_up(where: str, times: str = "", *, is_there: bool = False) -> Diagnostic:
+def hung_up(where: str, *, is_there: bool = False) -> Diagnostic:
     """The coordinator closes the connection without a reason, as it does with unknown peers.
 
     Unless it `is_there`: it has welcomed this side.
@@ -192,7 +191,6 @@ def hung_up(where: str, times: str = "", *, is_there: bool = False) -> Diagnosti
         where=where,
         message=f"the coordinator at {where} closed the connection without a reason: it does not "
         "accept this host's credential, which may have expired by its clock",
-        times=times,
         remedy=f"see `dtdctl status`, and {CLOCK_REMEDY}; if they agree, {_JOIN_AGAIN}".format(
             host="this host"
         ),

@@ -11,7 +11,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -115,7 +115,7 @@ def check_sandbox(sandbox: Sandbox) -> None:
     Raises:
         ConfigError: they can, with all that was found.
     """
-    holes = _holes(READ_ONLY, STRANGERS) if sandbox == "strict" else []
+    holes = list(_holes()) if sandbox == "strict" else []
     if holes:
         raise ConfigError(
             f'sandbox = "strict", but from here {"; ".join(holes)}',
@@ -138,16 +138,14 @@ def refuse_if_laxer(own: Sandbox, wanted: str) -> None:
         )
 
 
-def _holes(places: Sequence[str], strangers: Sequence[tuple[int, str]]) -> list[str]:
-    """Describe the possible actions of a job."""
-    writable = [place for place in places if _is_writable(place)]
-    reached = [host for family, host in strangers if _can_send(family, host)]
-    holes = [f"{', '.join(writable)} can be written to"] if writable else []
-    return holes + (
-        [f"addresses outside the cluster, such as {', '.join(reached)}, can be reached"]
-        if reached
-        else []
-    )
+def _holes() -> Iterator[str]:
+    """Describe what a job could do beyond its directory and its cluster."""
+    writable = [place for place in READ_ONLY if _is_writable(place)]
+    if writable:
+        yield f"{', '.join(writable)} can be written to"
+    reached = [host for family, host in STRANGERS if _can_send(family, host)]
+    if reached:
+        yield f"addresses outside the cluster, such as {', '.join(reached)}, can be reached"
 
 
 def _is_writable(place: str) -> bool:

@@ -107,8 +107,8 @@ def line_chart(
     return _svg(title, HEIGHT + (20 if len(lines) > 1 else 0), body)
 
 
-def bar_chart(bars: Sequence[Bar], *, title: str, parts: Sequence[str], unit: str) -> str:
-    """Stacked bars on one scale, with a legend of their parts."""
+def bar_chart(bars: Sequence[Bar], *, title: str) -> str:
+    """Stacked bars of milliseconds on one scale, with a legend of the parts of a step."""
     longest = max((sum(length for length, _ in bar.parts) for bar in bars), default=0.0)
     if longest <= 0:
         return ""
@@ -129,9 +129,9 @@ def bar_chart(bars: Sequence[Bar], *, title: str, parts: Sequence[str], unit: st
             reached += length
         body.append(_text(scale.at(reached) + 8, middle, bar.note))
         top += _BAR + _GAP
-    legend = [(name, number) for number, name in enumerate(parts)]
+    legend = [(name, number) for number, name in enumerate(PART_NAMES)]
     body += _legend(legend, top=top + 14)
-    return _svg(f"{title} ({unit})", round(top + 24), body)
+    return _svg(f"{title} (milliseconds)", round(top + 24), body)
 
 
 def _finite(line: Line) -> Line:
@@ -328,7 +328,7 @@ def split(workers: Sequence[WorkerShare]) -> Chart:
         stacked = [(length, colour) for colour, length in enumerate([*parts, rest])]
         bars.append(Bar(name=one.name, parts=stacked, note=figures.span(one.step_s)))
     title = "A mean step of each worker"
-    return Chart(title, bar_chart(bars, title=title, parts=PART_NAMES, unit="milliseconds"))
+    return Chart(title, bar_chart(bars, title=title))
 
 
 def _over_steps(

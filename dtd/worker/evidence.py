@@ -1,4 +1,4 @@
-"""Evidence of this worker's condition: a stuck thread, the last process's end, status, traffic.
+"""Evidence of a training thread that makes no progress: what it and its children do, and where.
 
 Linux only, as all of dtd.  What cannot be read counts as nothing.
 """
@@ -6,10 +6,7 @@ Linux only, as all of dtd.  What cannot be read counts as nothing.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
-import re
-import signal
 import sys
 import sysconfig
 import threading
@@ -18,17 +15,13 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple, TextIO
+from typing import Final, NamedTuple
 
 import structlog
 
 import dtd
 from dtd.cluster.progress import Evidence
-from dtd.exchange.endpoint import RingEndpoint
-from dtd.net.link import NO_TRAFFIC, Traffic
 from dtd.own_loop.turns import turn_of
-from dtd.shown import escaped
-from dtd.wire import messages as m
 
 log = structlog.get_logger()
 
@@ -112,9 +105,6 @@ def _read(path: str) -> str:
         return ""
 
 
-# --- the line of code that a thread executes -----------------------------------------------------
-
-
 MAX_WHERE_CHARACTERS: Final = 200
 TELLING_S: Final = 1.0
 """A stall this long is worth saying where."""
@@ -158,179 +148,3 @@ def _is_library(frame: FrameType) -> bool:
 def _in_words(frame: FrameType) -> str:
     code = frame.f_code
     return f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
-
-
-# --- how the previous process of this worker ended -----------------------------------------------
-
-
-RUNNING_FILE: Final = "running"
-FAULT_FILE: Final = "fault.txt"
-SERVICE_FILE: Final = "service-result.txt"
-_STDERR: Final = 2
-_LIMIT_BYTES: Final = 64 * 1024
-_TOLD_CHARACTERS: Final = 255
-_SIGNALS: Final = {signal.strsignal(one): one.name for one in signal.Signals}
-_FATAL: Final = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
-_TOP_FRAME: Final = re.compile(
-    r"^Current thread .*\n(?:  Garbage-collecting\n)?"
-    r"  File \"(?P<file>[^\"]*)\", line (?P<line>\d+) in (?P<name>\S+)",
-    re.MULTILINE,
-)
-
-
-class LastEnd:
-    """The traces of processes in one state directory, by which the next one tells their ends.
-
-    A process that dies cannot say why, and its peers only observe silence.  So it leaves traces:
-
-        running              while it runs; taken away when it ends in good order
-        fault.txt            the stacks that Python's fault handler writes on SIGSEGV and the like
-        service-result.txt   systemd's SERVICE_RESULT, EXIT_CODE and EXIT_STATUS, by ExecStopPost=
-
-    The next process logs them, and the coordinator is told in REGISTER.  Nothing here may keep a
-    worker from starting: a trace that cannot be written or read is one trace less.
-
-    Attributes:
-        told: how the process before this one ended, to follow "its last process"; empty if in good
-            order, or if there was none.
-    """
-
-    def __init__(self, state_dir: Path) -> None:
-        self._directory = state_dir
-        self._fault: TextIO | None = None
-        self.told = ""
-
-    def begin(self) -> None:
-        """Read the last process's traces, then begin this one's."""
-        if (self._directory / RUNNING_FILE).exists():
-            fault = escaped(_text(self._directory / FAULT_FILE))
-            service = escaped(_text(self._directory / SERVICE_FILE)).strip()
-            self.told = how_it_ended(fault, service)[:_TOLD_CHARACTERS]
-            log.warning("last_process_ended", how=self.told, stack=fault)
-        self._forget()
-        with contextlib.suppress(OSError):
-            (self._directory / RUNNING_FILE).touch()
-            self._fault = (self._directory / FAULT_FILE).open("w", encoding="utf-8")
-            faulthandler.enable(self._fault)
-
-    def failed(self, error: BaseException) -> None:
-        """This process ends with an exception that nobody expected."""
-        if self._fault is not None:
-            with contextlib.suppress(OSError):
-                self._fault.write(f"Fatal Python error: {type(error).__name__}: {error}\n")
-                self._fault.flush()
-
-    def end(self) -> None:
-        """This process ends in good order, or another program takes its place."""
-        if self._fault is not None:
-            # What follows is nobody's to look back at.  By number: sys.stderr may be a job's log.
-            faulthandler.enable(_STDERR)
-            self._fault.close()
-            self._fault = None
-        self._forget()
-
-    def _forget(self) -> None:
-        for name in (RUNNING_FILE, FAULT_FILE, SERVICE_FILE):
-            with contextlib.suppress(OSError):
-                (self._directory / name).unlink()
-
-
-def how_it_ended(fault: str, service: str) -> str:
-    """Describe the end of a process in one clause, never empty.
-
-    Args:
-        fault: output of its fault handler.
-        service: systemd's SERVICE_RESULT, EXIT_CODE and EXIT_STATUS; empty if it was no service.
-    """
-    fatal, top = _FATAL.search(fault), _TOP_FRAME.search(fault)
-    place = f" in {top['name']} ({Path(top['file']).name}:{top['line']})" if top else ""
-    result, _, rest = service.partition(" ")
-    status = rest.rpartition(" ")[2]
-    if result and result != "exit-code":
-        return f"ended by SIG{status} (systemd: {result}){place}"
-    if fatal is not None:
-        return f"ended by {_SIGNALS.get(fatal[1], fatal[1])}{place}"
-    if result:
-        return f"ended with exit status {status}"
-    return (
-        "ended without a message: by SIGKILL, as for lack of memory (`journalctl -k`), or because a"
-        " library ended it"
-    )
-
-
-def _text(path: Path) -> str:
-    """The beginning of a file; empty if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_LIMIT_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-# --- status, in the one line that `systemctl status` shows ---------------------------------------
-
-
-def status_line(
-    beat: m.Heartbeat, assign: m.Assign | None, *, coordinator: str, diagnostic: str = ""
-) -> str:
-    """Job, step, loss and peers, or the reason for waiting.
-
-    Args:
-        beat: the present heartbeat.
-        assign: the newest generation of this process.
-        coordinator: its address while it cannot be reached, else empty.
-        diagnostic: the trouble and its remedy; empty when there is none.
-    """
-    words = [_doing(beat), *_peers(beat, assign)]
-    if coordinator and not diagnostic:
-        words.append(f"connecting to the coordinator at {coordinator}")
-    line = ", ".join(words)
-    return f"{line}; {diagnostic}" if diagnostic else line
-
-
-def _doing(beat: m.Heartbeat) -> str:
-    if not beat.job:
-        return beat.waiting
-    if beat.waiting:
-        return f"job {beat.job}: {beat.waiting}"
-    return f"job {beat.job}: step {beat.step}, loss {beat.loss:.4g}"
-
-
-def _peers(beat: m.Heartbeat, assign: m.Assign | None) -> list[str]:
-    if assign is None or beat.waiting:
-        return []
-    names = [member.name for member in assign.roster]
-    if len(names) == 1:
-        return ["alone"]
-    before, after = names[assign.rank - 1], names[(assign.rank + 1) % len(names)]
-    return [f"rank {assign.rank} of {len(names)} between {before} and {after}"]
-
-
-# --- traffic of its rings, one after the other ---------------------------------------------------
-
-
-class TrafficMeter:
-    """Adds up the traffic of rings; belongs to the event loop."""
-
-    def __init__(self) -> None:
-        self._ring: RingEndpoint | None = None
-        self._before = NO_TRAFFIC
-
-    def heartbeat_fields(self, ring: RingEndpoint | None) -> dict[str, Any]:
-        """Return a heartbeat's fields, since the process started; `ring` is the present one."""
-        if ring is not self._ring:
-            self._before, self._ring = self._total(), ring
-        total = self._total()
-        return {
-            "sent_bytes": total.sent_bytes,
-            "received_bytes": total.received_bytes,
-            "rtt_s": total.rtt_s,
-        }
-
-    def _total(self) -> Traffic:
-        now = NO_TRAFFIC if self._ring is None else self._ring.traffic()
-        return Traffic(
-            sent_bytes=self._before.sent_bytes + now.sent_bytes,
-            received_bytes=self._before.received_bytes + now.received_bytes,
-            rtt_s=now.rtt_s,
-        )

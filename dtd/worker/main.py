@@ -37,8 +37,8 @@ from dtd.worker.cluster_access import (
     warn_of_certificates,
 )
 from dtd.worker.daemon import Worker
-from dtd.worker.evidence import LastEnd
 from dtd.worker.host_checks import check_device, check_sandbox
+from dtd.worker.last_end import LastEnd
 from dtd.worker.process_state import ProcessState, free_forked_children, replace_process
 from dtd.worker.state_directory import StateDirectory
 

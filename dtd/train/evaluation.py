@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from dtd.engine.sampler import slice_bounds
 from dtd.errors import ErrorCode, ProtocolError, TaskError
 from dtd.job import JobSpec, TrainTable
 from dtd.names import METRIC_WORDS, is_metric
+from dtd.rules import did_you_mean
 from dtd.shown import counted, shown
 from dtd.train.data.loader import Loader, warn_nobody
 from dtd.train.data.rows import NO_STEP, BatchRequest, draw_key, seed_generators, shape_of
@@ -253,16 +254,45 @@ class EarlyStop:
 NOTHING_SEEN: Final = EarlyStop()
 
 
-def check_evaluated(table: TrainTable, *, has_evaluation: bool) -> None:
-    """Check that there are evaluations for early stopping.
+def _named(spec: JobSpec) -> dict[str, str]:
+    """The settings that name a metric, with what they name."""
+    settings = {
+        "checkpoint.best_metric": spec.checkpoint.best_metric,
+        "train.early_stop_metric": spec.train.early_stop_metric,
+    }
+    return {setting: name for setting, name in settings.items() if name}
+
+
+def check_evaluated(spec: JobSpec, *, has_evaluation: bool) -> None:
+    """Check that there are evaluations if the job names a metric.
 
     Raises:
-        TaskError: early stopping is configured, but the task has no evaluation.
+        TaskError: the task has none.
     """
-    if table.early_stop_metric and not has_evaluation:
+    for setting, name in _named(spec).items():
+        if not has_evaluation:
+            raise TaskError(
+                f"{setting} is {name!r}, and the task has no eval_dataset()",
+                remedy=f"give it one, or leave {setting} out",
+            )
+
+
+def check_named(spec: JobSpec, metrics: Collection[str]) -> None:
+    """Check that an evaluation has the metrics that the job names.
+
+    Raises:
+        TaskError: it lacks one.
+    """
+    for setting, name in _named(spec).items():
+        _check_has(metrics, setting, name)
+
+
+def _check_has(metrics: Collection[str], setting: str, name: str) -> None:
+    if name not in metrics:
         raise TaskError(
-            "train.early_stop_metric is set, and the task has no eval_dataset()",
-            remedy="give it one, or leave early_stop_metric out",
+            f"{setting} is {name!r}, and the evaluation has"
+            f" {', '.join(sorted(metrics)) or 'no metric'}{did_you_mean(name, metrics)}",
+            remedy="name one of these, or return it from metrics(model, batch)",
         )
 
 
@@ -277,12 +307,7 @@ def judge(table: TrainTable, seen: EarlyStop, metrics: Mapping[str, float]) -> E
     name = table.early_stop_metric
     if not name:
         return seen
-    if name not in metrics:
-        raise TaskError(
-            f"train.early_stop_metric is {name!r}, and the evaluation has"
-            f" {', '.join(sorted(metrics)) or 'no metric'}",
-            remedy="name one of these, or return it from metrics(model, batch)",
-        )
+    _check_has(metrics, "train.early_stop_metric", name)
     goal = f"{table.early_stop_mode} {name}"
     if seen.goal != goal:
         seen = NOTHING_SEEN

@@ -156,22 +156,6 @@ def _batch_of(loader: Loader, rows: Sequence[int]) -> Any:
         return loader.read(rows)
 
 
-def check_is_here(model: nn.Module) -> None:
-    """Refuse a model without values.
-
-    Raises:
-        TaskError: a parameter or a buffer of it is on the meta device.
-    """
-    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
-        for name, tensor in named:
-            if tensor.is_meta and not is_lazy(tensor):
-                raise TaskError(
-                    f"the {kind} {name} has no values: it is on the meta device",
-                    remedy="build the model on the CPU, or give it values with"
-                    " to_empty(device='cpu') and an initialisation",
-                )
-
-
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Set every module to evaluation mode, and each back to its own mode afterwards.

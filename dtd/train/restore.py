@@ -46,8 +46,8 @@ from dtd.train.plan import JobPlan
 from dtd.train.record import HeldState, InitFrom, Reporter
 from dtd.train.state.load import load_state, own_entries
 from dtd.train.state.replica import Replica
-from dtd.train.state.tensors import DTYPES, MODEL, OPTIMIZER, digest_of
-from dtd.train.state.weights import MOST_NAMED, copy_into, matched, named_groups, plain_name
+from dtd.train.state.tensors import MODEL, OPTIMIZER, digest_of
+from dtd.train.state.weights import DTYPES, MOST_NAMED, copy_into, matched, named_groups, plain_name
 
 Pieces = dict[str, list[tuple[int, int, Tensor]]]
 """By name of a sharded tensor: (start, stop, values) of pieces of the flattened tensor."""

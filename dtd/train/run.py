@@ -46,13 +46,13 @@ from dtd.train.record import (
     StateImage,
     WarmupReport,
 )
+from dtd.train.rehearsal import try_evaluation
 from dtd.train.restore import Origin, check_position, take_weights, take_weights_of_file
 from dtd.train.session import JobSession, build_session, updates_of_step
 from dtd.train.state.load import IncomingImage, export_image
 from dtd.train.state.tensors import named_tensors
 from dtd.train.step import check_skips
 from dtd.train.task import Task, load_task
-from dtd.train.task_checks import try_evaluation
 
 _STATE_FACTOR = 16
 _STATE_SLACK_BYTES = 64 << 20

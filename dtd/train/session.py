@@ -17,37 +17,31 @@ from dtd.engine.step_protocol import StateKey, StepProtocol
 from dtd.errors import TaskError
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.job import JobSpec
-from dtd.job.strategy_table import SHARDED, SHARDED_STAGES, SPARSE
+from dtd.job.strategy_table import SHARDED, SPARSE
 from dtd.process_memory import mapped_blocks
 from dtd.strategy.api import Part, Strategy
 from dtd.strategy.choice import build_strategy
 from dtd.strategy.scalars import StepScalars
-from dtd.strategy.sharded.optimizers import check_complete, check_shardable
 from dtd.train.callbacks import Callbacks
 from dtd.train.data.loader import Loader
 from dtd.train.data.rows import UsedRows, seed_generators
 from dtd.train.data.sampling import Order, order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
 from dtd.train.evaluation import EarlyStop, Evaluator, check_evaluated, why_it_ends
+from dtd.train.gradient_hooks import check_gradient_hooks
 from dtd.train.memory import MemoryMeter, check_room, state_size
+from dtd.train.model_checks import SingleRow, check_tensors, smallest_rows
 from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of
 from dtd.train.optimizer import JoinedOptimizer
 from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
 from dtd.train.record import Reporter, Requests, Warn, WarningThrottle
+from dtd.train.rehearsal import Rehearsal
 from dtd.train.saver import Checkpoints
 from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica, build_replica, reset_replica
 from dtd.train.state.tensors import metadata
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
-from dtd.train.task_checks import (
-    Rehearsal,
-    SingleRow,
-    check_gradient_hooks,
-    check_memory,
-    check_tensors,
-    smallest_rows,
-)
 from dtd.train.watch import ParameterWatch, Structure
 
 _MOST_RANKS: Final = 1024
@@ -299,7 +293,7 @@ def _open_data(task: Task, spec: JobSpec, device: torch.device, warn: Warn) -> D
     training = train_dataset_of(task, partial(stream_rows, task, spec))
     seed_generators(job.seed, device)  # a split at random is the same in both methods
     evaluation, stream = eval_dataset_of(task), stream_in(training)
-    check_evaluated(spec.train, has_evaluation=evaluation is not None)
+    check_evaluated(spec, has_evaluation=evaluation is not None)
     loader = Loader(
         training,
         seed=job.seed,
@@ -350,7 +344,7 @@ def _build_strategy(
         buffer_words=rehearsal.buffers.words,
     )
     if spec.strategy.name in SHARDED:
-        _check_divisible(rehearsal, spec, device)
+        rehearsal.check_divisible()
     metadata(replica)  # refuses what no state can hold
     strategy = build_strategy(
         spec, parts_of(replica), device, scalars, model=replica.model, passes=plan.most_parts
@@ -365,20 +359,6 @@ def _build_strategy(
         )
         strategy.watch([partial(rehearse, one, number=n) for n, one in enumerate(data.samples)])
     return strategy, scalars
-
-
-def _check_divisible(rehearsal: Rehearsal, spec: JobSpec, device: torch.device) -> None:
-    replica = rehearsal.replica
-    if not rehearsal.can_run:
-        raise TaskError(
-            'strategy.name = "sharded" gives each rank parts of the gradients, and a loop of one\'s'
-            " own may look at whole ones between backward() and optimizer.step()",
-            remedy='use name = "replicated", or write the loop as a task (docs/tasks.md)',
-        )
-    check_shardable(replica.optimizer, device)
-    check_memory(replica.model, [parameter for _, parameter in replica.trained])
-    if spec.strategy.stage == max(SHARDED_STAGES):
-        check_complete(replica.optimizer, replica.trained)
 
 
 def shows_model(task: Any, *, evaluates: bool) -> bool:

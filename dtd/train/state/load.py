@@ -36,7 +36,6 @@ from dtd.train.record import StateImage
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (
     AVERAGE,
-    DTYPES,
     MODEL,
     NOT_STATE,
     OPTIMIZER,
@@ -53,7 +52,7 @@ from dtd.train.state.tensors import (
     named_tensors,
     on_host,
 )
-from dtd.train.state.weights import copy_into, differs_from_fixed, model_tensors, plain_name
+from dtd.train.state.weights import DTYPES, copy_into, differs_from_fixed, model_tensors, plain_name
 
 REMEDY: Final = "use the optimizer that made it, or take over its weights only (--weights-from)"
 _SCALARS: Final = ("step",)

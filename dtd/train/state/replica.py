@@ -29,13 +29,13 @@ from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.data.rows import seed_generators
 from dtd.train.evaluation import NOTHING_SEEN, EarlyStop
+from dtd.train.model_checks import check_built
 from dtd.train.model_setup import (
     LossScaler,
     Recomputation,
     Sample,
     autocast,
     blocks_of,
-    check_is_here,
     loss_scaler,
     materialise,
 )
@@ -372,8 +372,7 @@ def build_model(task: Task, spec: JobSpec, device: torch.device, sample: Sample)
             f"build_model() of the task returned a {type(built).__name__}",
             remedy="return a torch.nn.Module",
         )
-    _refuse_synchronised(built)
-    check_is_here(built)
+    check_built(built)
     model = built.to(device)
     with autocast(spec.train.precision, device):
         materialise(model, lambda lazy: _losses(task, lazy, sample()))
@@ -392,18 +391,6 @@ def _losses(task: Any, model: nn.Module, batch: Any) -> None:
         )
     for name in task.updates(0):
         task.loss(model, batch, name)
-
-
-def _refuse_synchronised(model: nn.Module) -> None:
-    """A layer that talks to other ranks does it by torch.distributed, which is not there."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            raise TaskError(
-                f"{f'the layer {name}' if name else 'the model'} is a SyncBatchNorm, and it would"
-                " see only its own worker's rows: there is no process group",
-                remedy="use BatchNorm, whose running statistics dtd averages over all workers, or"
-                " GroupNorm, which needs no other rows",
-            )
 
 
 def build_replica(

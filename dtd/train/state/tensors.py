@@ -37,7 +37,7 @@ from dtd.errors import TaskError
 from dtd.strategy.nested import encoded
 from dtd.strategy.sharded.state import ShardedState
 from dtd.train.state.replica import Replica
-from dtd.train.state.weights import add_to_hash, model_tensors, plain_name
+from dtd.train.state.weights import DTYPES, add_to_hash, model_tensors, plain_name
 
 MODEL = "model."
 AVERAGE = "ema."
@@ -45,20 +45,6 @@ OPTIMIZER = "optimizer."
 GROUPS = "optimizer_groups."
 STRATEGY = "strategy."
 TASK = "task."
-
-DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""Element types by the name that safetensors gives them."""
 
 NOT_STATE = ("params", "param_names", "foreach", "fused")
 """Keys of an optimizer's groups that are no state: each rank chooses its kernels, and stored names

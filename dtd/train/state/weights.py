@@ -34,6 +34,20 @@ from dtd.errors import CheckpointError, TaskError
 from dtd.shown import listed
 from dtd.strategy.wire_memory import tensor_bytes
 
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Element types that states can hold, by the names that safetensors has for them."""
+
 _WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 """Under these names torch's wrappers hold the module that they wrap."""
 

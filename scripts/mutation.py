@@ -1,8 +1,8 @@
 """Mutation tests of the simulation: one fault at a time is planted in a copy of the tree.
 
-`scripts/mutate` plants every fault of mutants.txt, or those named, and says which rule of the
-simulation finds each; `--write` puts the table into docs/evaluation.md.  What found a fault the
-last time is played first.
+`scripts/mutate` plants every fault of mutants.txt, or those named, and says what finds each: a rule
+of the simulation, a story that is told otherwise, or a property test.  `--write` puts the table
+into docs/evaluation.md.  What found a fault the last time is played first.
 
 A mutant replaces lines of source text that occur exactly once below `dtd/`.  It names no file, so a
 file may be moved and the list still holds; a test checks that each finds its place.
@@ -14,6 +14,7 @@ import argparse
 import json
 import queue
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -35,11 +36,18 @@ MOST_S: Final = 120.0
 """Most processor time, for all plans of one mutant."""
 HANGS_S: Final = 1800.0
 """Most wall time: then nothing is found; a plan that never ends is a failure by itself."""
+PROPERTY: Final = Path("tests/property")
+PROPERTIES: Final = tuple(
+    f"test_{one}.py"
+    for one in ("step_protocol", "star", "ring", "transitions", "local_state", "codecs", "sampler")
+)
+"""Tests of pure code, for faults that change nothing in the simulation."""
+FAILS: Final = "a property test fails"
 COPIED: Final = ("dtd", "tests", "scripts", "docs", "systemd", "pyproject.toml", "README.md")
 
 Row = dict[str, Any]
-"""A result: "rule" that was broken ("" for none), "by" a story or seed, a story "told_otherwise",
-"seconds" of processor time."""
+"""A result: "rule" that was broken ("" for none), "by" a story, seed or test, a story
+"told_otherwise", "seconds" of processor time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +167,20 @@ def _copy(tree: Path) -> Path:
 
 
 def _play(tree: Path, parsed: argparse.Namespace, hint: str) -> Row:
+    if "::" in hint and (failed := _test(tree, hint)):
+        return failed
+    row = _judge(tree, parsed, "" if "::" in hint else hint)
+    if row["rule"] or row["told_otherwise"]:
+        return {**row, "by": row["by"] or row["told_otherwise"]}
+    return _test(tree, *PROPERTIES) or row
+
+
+def _judge(tree: Path, parsed: argparse.Namespace, hint: str) -> Row:
     command = [sys.executable, "-B", "-m", "tests.sim", "--judge", str(parsed.seconds)]
     command += ["--first", hint] if hint else []
     none: Row = {"rule": "", "by": "", "told_otherwise": "", "seconds": parsed.seconds}
     try:
-        ended = subprocess.run(
-            command, cwd=tree, capture_output=True, text=True, timeout=HANGS_S, check=False
-        )
+        ended = _run(tree, *command)
     except subprocess.TimeoutExpired:
         return none
     if ended.returncode:
@@ -173,6 +188,30 @@ def _play(tree: Path, parsed: argparse.Namespace, hint: str) -> Row:
         return {**none, "rule": words[0][:80], "seconds": 0.0}
     verdict = json.loads(ended.stdout)
     return {name: verdict[name] for name in none}
+
+
+def _test(tree: Path, *names: str) -> Row | None:
+    """Run property tests; returns the result if one fails."""
+    command = [sys.executable, "-B", "-m", "pytest", "-qx", "-p", "no:cacheprovider"]
+    begun_s = _children_s()
+    ended = _run(tree, *command, *(str(PROPERTY / name) for name in names))
+    failed = re.search(rf"^FAILED {PROPERTY}/(\S+)", ended.stdout, re.M)
+    if failed is None:
+        return None
+    seconds = _children_s() - begun_s
+    return {"rule": FAILS, "by": failed[1], "told_otherwise": "", "seconds": seconds}
+
+
+def _run(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=tree, capture_output=True, text=True, timeout=HANGS_S, check=False
+    )
+
+
+def _children_s() -> float:
+    """Processor time of this process's children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _read(results: Path | None) -> dict[str, Row]:
@@ -186,13 +225,17 @@ def _read(results: Path | None) -> dict[str, Row]:
 def table(known: dict[str, Row], most_s: float) -> str:
     """The results as a table of Markdown, with a sum above it."""
     played = [(one, known[one.name]) for one in mutants() if "seconds" in known.get(one.name, {})]
-    dead = sum(1 for _, row in played if row["rule"])
+    tested = sum(row["rule"] == FAILS for _, row in played)
+    broken = sum(bool(row["rule"]) for _, row in played) - tested
+    told = sum(bool(row["told_otherwise"]) and not row["rule"] for _, row in played)
+    dead = broken + told + tested
     percent = 100 * dead / max(1, len(played))
     total = (
-        f"{dead} of {len(played)} planted faults ({percent:.0f} %) break a rule of the simulation"
-        f" within {most_s:g} s of processor time."
+        f"{dead} of {len(played)} planted faults ({percent:.0f} %) are found: {broken} break a rule"
+        f" of the simulation within {most_s:g} s of processor time, {told} more change a story,"
+        f" {tested} fail a property test."
     )
-    heading = ["in", "planted fault", "rule that it breaks", "found by"]
+    heading = ["in", "planted fault", "what it does", "found by"]
     lines = [
         [one.area, one.name, _result(row), f"`{row['by']}`" if row["by"] else "-"]
         for one, row in played
@@ -203,7 +246,7 @@ def table(known: dict[str, Row], most_s: float) -> str:
 def _result(row: Row) -> str:
     if row["rule"]:
         return str(row["rule"]).replace("|", "or")
-    return "**none**" + ("; a story differs" if row["told_otherwise"] else "")
+    return "a story differs" if row["told_otherwise"] else "**nothing**"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import UsageError
-from scripts.mutation import mutants, plant, table
+from scripts.mutation import FAILS, mutants, plant, table
 
 TEXT = "== part\n-- one\n- a = 1\n+ a = 2\n\n-- two\n- b = 1\n"
 MUTANTS = mutants()
@@ -29,11 +29,14 @@ def test_fault_is_planted_where_its_text_is(tmp_path: Path) -> None:
         plant(two, tmp_path)
 
 
-def test_table_counts_what_breaks_a_rule() -> None:
-    names = [one.name for one in MUTANTS[:2]]
-    row = {"told_otherwise": "", "seconds": 1.0}
-    text = table(
-        {names[0]: {**row, "rule": "r", "by": "7"}, names[1]: {**row, "rule": "", "by": ""}}, 9
-    )
-    assert "1 of 2 planted faults (50 %) break a rule of the simulation within 9 s" in text
-    assert "| **none** | - |" in text
+def test_table_counts_what_is_found_and_how() -> None:
+    found = [("r", "7", ""), ("", "story", "story"), (FAILS, "test_a.py::test", ""), ("", "", "")]
+    known = {
+        one.name: {"rule": rule, "by": by, "told_otherwise": told, "seconds": 1.0}
+        for one, (rule, by, told) in zip(MUTANTS, found, strict=False)
+    }
+    text = table(known, 9)
+    assert "3 of 4 planted faults (75 %) are found: 1 break a rule" in text
+    assert "within 9 s of processor time, 1 more change a story, 1 fail a property test" in text
+    assert "| a story differs | `story` |" in text
+    assert "| **nothing** | - |" in text

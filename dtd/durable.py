@@ -1,4 +1,4 @@
-"""Directories that survive a loss of power.
+"""Files and directories that survive a loss of power.
 
 A file survives if it was synced, and can be found if every directory on its path was synced after
 its entry was added.  Blocking; used by all code that writes durable data.
@@ -10,7 +10,24 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any, TypeVar
+
+File = TypeVar("File", bound=IO[Any])
+
+
+@contextlib.contextmanager
+def synced(file: File) -> Iterator[File]:
+    """Close a file at the end of the block; what was written to it is durable then.
+
+    Raises:
+        OSError: it cannot be written or synced.
+    """
+    with file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def make_directory(path: Path, *, mode: int = 0o777) -> None:

@@ -8,7 +8,6 @@ depend on the size of the model, and without torch.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from dtd.checkpoint.format import (
 )
 from dtd.checkpoint.tensor_file import FILES, FileMerge, PartFiles, TensorInfo
 from dtd.checkpoint.writer import Drafts
-from dtd.durable import make_directory, sync_directory
+from dtd.durable import make_directory, sync_directory, synced
 from dtd.engine.shards import ShardSet
 from dtd.errors import CheckpointError, PartsDiffer
 
@@ -161,10 +160,8 @@ def _write(
         digest=digest.hexdigest(),
         files=written,
     )
-    with (draft / MANIFEST_FILE).open("xb") as stream:
+    with synced((draft / MANIFEST_FILE).open("xb")) as stream:
         stream.write(encode_manifest(manifest))
-        stream.flush()
-        os.fsync(stream.fileno())
     sync_directory(draft)
     return manifest
 

@@ -29,6 +29,7 @@ from typing import Any, Final, Self
 
 import xxhash
 
+from dtd.durable import synced
 from dtd.engine.shards import ShardSet
 from dtd.errors import CheckpointError, PartsDiffer, ProtocolError
 from dtd.json_reader import read_json
@@ -446,15 +447,13 @@ class FileMerge:
         content, size_bytes = xxhash.xxh3_128(), 0
         stream = target.open("xb")
         try:
-            with stream:
+            with synced(stream):
                 for is_header, piece in self._pieces():
                     stream.write(piece)
                     content.update(piece)
                     size_bytes += len(piece)
                     if on_block is not None and not is_header:
                         on_block(piece)
-                stream.flush()
-                os.fsync(stream.fileno())
         except BaseException:
             target.unlink(missing_ok=True)
             raise

@@ -49,7 +49,7 @@ from dtd.checkpoint.format import (
 )
 from dtd.checkpoint.tensor_file import FileInfo, TensorInfo, encode_header
 from dtd.cluster.branches import Branch, is_left
-from dtd.durable import make_directory, sync_directory
+from dtd.durable import make_directory, sync_directory, synced
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.tables import lower_is_better
@@ -380,7 +380,7 @@ def write_safetensors(
         TensorInfo(name=one.name, dtype=one.dtype, shape=one.shape) for one in tensors
     )
     content, size_bytes = xxhash.xxh3_128(), 0
-    with file.open("xb") as stream:
+    with synced(file.open("xb")) as stream:
         pieces: list[bytes | memoryview] = [header]
         pieces += [piece for tensor in tensors for piece in tensor.content]
         for part in pieces:
@@ -388,8 +388,6 @@ def write_safetensors(
             content.update(part)
             size_bytes += len(part)
             count(len(part))
-        stream.flush()
-        os.fsync(stream.fileno())
     return FileInfo(size_bytes=size_bytes, hash=content.hexdigest())
 
 
@@ -404,10 +402,8 @@ def _holds(target: Path, manifest: Manifest) -> bool:
 
 
 def _write_synced(file: Path, content: bytes) -> None:
-    with file.open("wb") as stream:
+    with synced(file.open("wb")) as stream:
         stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _failure(name: str, error: Exception, *, saved: bool = False) -> Failure:

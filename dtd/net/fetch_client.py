@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final, Self
 import xxhash
 
 from dtd.address import Address
+from dtd.durable import synced
 from dtd.errors import CheckpointError, ErrorCode, HolderUnreachable, ProtocolError, RequestRefused
 from dtd.json_reader import read_json
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
@@ -148,10 +149,8 @@ class FetchClient:
         if name not in self._blobs:
             raise CheckpointError(f"{self._where} does not offer {name}")
         part = target.with_name(f".{target.name}.{digest[:16]}.part")
-        with part.open("ab") as file:
+        with synced(part.open("ab")) as file:
             self._append(name, file, on_bytes)
-            file.flush()
-            os.fsync(file.fileno())
         if file_digest(part) != digest:
             part.unlink()
             raise CheckpointError(

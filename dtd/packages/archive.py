@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dtd.durable import synced
 from dtd.errors import TaskError
 from dtd.packages.limits import (
     MAX_ARCHIVE_BYTES,
@@ -238,10 +239,8 @@ def unpack(content: bytes | bytearray, directory: Path) -> None:
 
 def _write(target: Path, body: bytes) -> None:
     descriptor = os.open(target, _NEW_FILE, 0o444)
-    with os.fdopen(descriptor, "wb") as file:
+    with synced(os.fdopen(descriptor, "wb")) as file:
         file.write(body)
-        file.flush()
-        os.fsync(descriptor)
 
 
 def _members(content: bytes | bytearray) -> list[tuple[tuple[str, ...], bytes]]:

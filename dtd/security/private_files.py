@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.durable import make_directory, sync_directory
+from dtd.durable import make_directory, sync_directory, synced
 from dtd.errors import ConfigError
 
 LIMIT_BYTES: Final = 16 * 1024 * 1024
@@ -38,11 +38,9 @@ def write_private(path: Path, content: bytes) -> None:
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with synced(os.fdopen(descriptor, "wb")) as file:
                 os.fchmod(descriptor, 0o600)  # whatever the umask is: a job may have set it
                 file.write(content)
-                file.flush()
-                os.fsync(descriptor)
             temporary.rename(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ import structlog
 from dtd.checkpoint.fetch import fetch_model, fetch_parts, fetch_whole, merge_parts
 from dtd.checkpoint.format import TEMPORARY, parse_name, part_files, read_manifest, verify
 from dtd.checkpoint.tensor_file import AVERAGES_FILE, MODEL_FILE
-from dtd.durable import make_directory, sync_directory
+from dtd.durable import make_directory, sync_directory, synced
 from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.json_reader import read_json
 from dtd.net.blocking_link import Connect
@@ -240,10 +240,8 @@ def _record(draft: Path) -> tuple[m.ModelFile, ...]:
     for name in _FILES:
         if (draft / name).exists():
             files[name] = _described(draft / name)
-    with (draft / RECORD).open("w") as file:
+    with synced((draft / RECORD).open("w")) as file:
         json.dump({"files": files}, file)
-        file.flush()
-        os.fsync(file.fileno())
     sync_directory(draft)
     return _recorded(draft)
 

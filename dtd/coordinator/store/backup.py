@@ -25,7 +25,7 @@ from dtd.coordinator.audit import DONE, AuditFile, Entry
 from dtd.coordinator.handlers.packages import PACKAGES
 from dtd.coordinator.store.database import FILE_NAME, LOCK_NAME, lock
 from dtd.coordinator.store.store import Store
-from dtd.durable import sync_directory
+from dtd.durable import sync_directory, synced
 from dtd.errors import ConfigError, StoreDamaged, UsageError
 from dtd.packages.archives import PACKAGE
 from dtd.security.credential_book import mark_restored
@@ -84,17 +84,17 @@ def _copy_store(store: Path, copy: Path) -> None:
 
 def _write(beside: Path, state_dir: Path, copy: Path) -> None:
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            _add(tar, copy, FILE_NAME)
-            for directory in DIRECTORIES:
-                for path in sorted((state_dir / directory).glob("[!.]*")):
-                    name = f"{directory}/{path.name}"
-                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                        if _NAMES.fullmatch(name):
-                            _add(tar, path, name)
-        file.flush()
-        os.fsync(descriptor)
+    with (
+        synced(os.fdopen(descriptor, "wb")) as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        _add(tar, copy, FILE_NAME)
+        for directory in DIRECTORIES:
+            for path in sorted((state_dir / directory).glob("[!.]*")):
+                name = f"{directory}/{path.name}"
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    if _NAMES.fullmatch(name):
+                        _add(tar, path, name)
 
 
 def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
@@ -178,12 +178,10 @@ def _unpack(source: Path, workplace: Path) -> None:
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
     target.parent.mkdir(exist_ok=True, mode=0o700)
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with synced(os.fdopen(descriptor, "wb")) as file:
         body = tar.extractfile(member)
         assert body is not None
         shutil.copyfileobj(body, file)
-        file.flush()
-        os.fsync(descriptor)
 
 
 def _doubt_jobs(workplace: Path, source: Path) -> None:

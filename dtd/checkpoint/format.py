@@ -144,11 +144,29 @@ def list_checkpoints(directory: Path, folder: str) -> list[Path]:
     return [path for _, path in sorted(named, reverse=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """The directory of one job's checkpoints.
+
+    Attributes:
+        directory: that of all jobs' checkpoints.
+        job_id: the job's id.
+        identity: tells it from others of the same id; empty for a job of dtd 0.1.0.
+    """
+
+    directory: Path
+    job_id: str
+    identity: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The directory itself, which may not exist yet."""
+        return self.directory / folder_of(self.job_id, self.identity)
+
+
 def newest_complete(
-    directory: Path,
-    job_id: str,
+    folder: JobFolder,
     *,
-    identity: str = "",
     step: int | None = None,
     besides: Container[Path] = (),
     pass_over: Callable[[Path, str], None] = lambda _path, _why: None,
@@ -156,14 +174,12 @@ def newest_complete(
     """The newest checkpoint of a job that is complete; its tensors are not read.
 
     Args:
-        directory: where all jobs' checkpoints are.
-        job_id: whose.
-        identity: the job's; empty for one of dtd 0.1.0.
+        folder: the job's.
         step: only those after this many steps.
         besides: not these.
         pass_over: told the path of each newer one that is damaged, and why.
     """
-    for path in list_checkpoints(directory, folder_of(job_id, identity)):
+    for path in list_checkpoints(folder.directory, folder.path.name):
         key = parse_name(path.name)
         if path in besides or (step is not None and key is not None and key[1] != step):
             continue
@@ -172,7 +188,7 @@ def newest_complete(
         except CheckpointError as error:
             pass_over(path, error.message)
             continue
-        if manifest.identity == identity:
+        if manifest.identity == folder.identity:
             return Found(path, manifest)
         whose = manifest.identity or "a job without identity, of dtd 0.1.0"
         pass_over(path, f"it belongs to another job: {whose}")

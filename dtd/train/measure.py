@@ -28,6 +28,7 @@ from typing import Any, Final, get_args, get_type_hints
 import torch
 
 from dtd import job
+from dtd.checkpoint.format import JobFolder
 from dtd.engine.control_word import Flags
 from dtd.engine.rounds import Rounds
 from dtd.engine.step_protocol import FRESH
@@ -216,11 +217,9 @@ def _session(spec: job.JobSpec, device: str) -> Iterator[JobSession]:
     with tempfile.TemporaryDirectory() as directory:
         session = build_session(
             spec=spec,
-            job_id="measure",
-            identity="",
+            folder=JobFolder(Path(directory), "measure"),
             task=load_task(spec.job.task, spec.task),
             device=torch.device(device),
-            checkpoint_directory=Path(directory),
             reporter=silent,
             requests=silent,
         )

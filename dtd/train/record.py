@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
+from dtd.checkpoint.format import JobFolder
 from dtd.engine.control_word import Flags
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.engine.step_protocol import StateKey
@@ -274,6 +276,10 @@ class InitFrom:
     step: int | None
     mode: Literal["resume", "weights"]
     identity: str = ""
+
+    def folder(self, directory: Path) -> JobFolder:
+        """The other job's checkpoints in a directory of all jobs' checkpoints."""
+        return JobFolder(directory, self.job_id, self.identity)
 
 
 class Requests(Protocol):

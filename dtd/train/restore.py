@@ -26,6 +26,7 @@ from torch import Tensor
 from dtd.checkpoint.format import (
     ORIGIN,
     Found,
+    JobFolder,
     Manifest,
     Progress,
     check_hash,
@@ -39,7 +40,6 @@ from dtd.checkpoint.format import (
 from dtd.checkpoint.tensor_file import FileInfo, Range, TensorFile, placed
 from dtd.engine.sampler import Position
 from dtd.errors import CheckpointError
-from dtd.job.terms import folder_of
 from dtd.shown import listed
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.plan import JobPlan
@@ -154,36 +154,30 @@ class Origin:
     """The checkpoints from which one job may start or continue.
 
     Args:
-        job_id: the job.
-        identity: tells it from others of the same id.
+        folder: the job's.
         init_from: another job's checkpoint; None if it begins fresh.
-        directory: where all jobs' checkpoints are.
         reporter: told once of each checkpoint that is skipped.
     """
 
     def __init__(
-        self,
-        *,
-        job_id: str,
-        identity: str,
-        init_from: InitFrom | None,
-        directory: Path,
-        reporter: Reporter,
+        self, folder: JobFolder, *, init_from: InitFrom | None, reporter: Reporter
     ) -> None:
-        self._job_id = job_id
-        self._identity = identity
+        self._folder = folder
         self._init_from = init_from
-        self._directory = directory
         self._reporter = reporter
         self._damaged: set[Path] = set()
-        self._folder = directory / folder_of(job_id, identity)
 
     def held(self) -> HeldState:
         """Return the state on this disk; step 0 where only weights are taken over."""
         job_id, found = self._newest()
         if found is None:
             return HeldState(
-                job_id=self._job_id, generation=0, step=0, digest="", where="none", label="nothing"
+                job_id=self._folder.job_id,
+                generation=0,
+                step=0,
+                digest="",
+                where="none",
+                label="nothing",
             )
         return self._told(job_id, found)
 
@@ -201,10 +195,10 @@ class Origin:
 
     def older(self) -> tuple[HeldState, ...]:
         """This worker's parts of older checkpoints of the job, newest first."""
-        paths = list_checkpoints(self._directory, self._folder.name)
+        paths = list_checkpoints(self._folder.directory, self._folder.path.name)
         found = (self._own(path) for path in paths)
         parts = (one for one in found if one is not None and one.manifest.part is not None)
-        return tuple(self._told(self._job_id, one) for one in parts)
+        return tuple(self._told(self._folder.job_id, one) for one in parts)
 
     def read(self, generation: int, step: int, *, mapped: bool) -> tuple[str, Stored]:
         """Read the state that `held` or `older` returned.
@@ -221,10 +215,10 @@ class Origin:
             CheckpointError: this worker does not hold it, or it is damaged; then it is offered no
                 more.
         """
-        own = self._own(self._folder / checkpoint_name(generation, step))
-        job_id, found = (self._job_id, own) if own is not None else self._newest()
+        own = self._own(self._folder.path / checkpoint_name(generation, step))
+        job_id, found = (self._folder.job_id, own) if own is not None else self._newest()
         if found is None:
-            raise CheckpointError(f"job {self._job_id} has no sound checkpoint here")
+            raise CheckpointError(f"job {self._folder.job_id} has no sound checkpoint here")
         held = self._told(job_id, found)
         if (held.generation, held.step) != (generation, step):
             raise CheckpointError(
@@ -240,27 +234,26 @@ class Origin:
     def weights_only(self, job_id: str) -> bool:
         """Whether only weights are taken over from a checkpoint of this job."""
         origin = self._init_from
-        return origin is not None and origin.mode == "weights" and job_id != self._job_id
+        return origin is not None and origin.mode == "weights" and job_id != self._folder.job_id
 
     def _own(self, path: Path) -> Found | None:
         """A checkpoint of this job; None if it is not there, damaged or another job's."""
         if path not in self._damaged:
             with contextlib.suppress(CheckpointError):
                 manifest = read_manifest(path)
-                if manifest.identity == self._identity:
+                if manifest.identity == self._folder.identity:
                     return Found(path, manifest)
         return None
 
     def _newest(self) -> tuple[str, Found | None]:
         """(whose it is, the newest complete whole one, or this worker's part of its own)."""
-        found = self._search(self._directory, self._job_id, self._identity, None)
+        found = self._search(self._folder)
         origin = self._init_from
         if found is not None or origin is None:
-            return self._job_id, found
-        wanted = (origin.job_id, origin.identity, origin.step)
-        found = self._search(self._directory, *wanted)
+            return self._folder.job_id, found
+        found = self._search(origin.folder(self._folder.directory), origin.step)
         if found is None or found.manifest.part is not None:
-            found = self._search(self._folder / ORIGIN, *wanted)
+            found = self._search(origin.folder(self._folder.path / ORIGIN), origin.step)
         return origin.job_id, found
 
     def incomplete(self) -> tuple[Path | None, Path] | None:
@@ -274,21 +267,12 @@ class Origin:
         origin = self._init_from
         if origin is None or self._newest()[1] is not None:
             return None
-        found = self._search(self._directory, origin.job_id, origin.identity, origin.step)
-        directory = self._folder / ORIGIN / folder_of(origin.job_id, origin.identity)
+        found = self._search(origin.folder(self._folder.directory), origin.step)
+        directory = origin.folder(self._folder.path / ORIGIN).path
         return found.path if found is not None else None, directory
 
-    def _search(
-        self, directory: Path, job_id: str, identity: str, step: int | None
-    ) -> Found | None:
-        return newest_complete(
-            directory,
-            job_id,
-            identity=identity,
-            step=step,
-            besides=self._damaged,
-            pass_over=self._pass_over,
-        )
+    def _search(self, folder: JobFolder, step: int | None = None) -> Found | None:
+        return newest_complete(folder, step=step, besides=self._damaged, pass_over=self._pass_over)
 
     def _pass_over(self, path: Path, why: str) -> None:
         self._damaged.add(path)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dtd.checkpoint.format import checkpoint_name
+from dtd.checkpoint.format import JobFolder, checkpoint_name
 from dtd.cluster.branches import Branch
 from dtd.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
 from dtd.errors import CheckpointError, TaskError
@@ -136,17 +136,10 @@ class JobSessionRunner:
         self._serves = serves
         self._weights = weights
         self._strict = strict
-        self._job_id = job_id
-        self._identity = identity
         self._device = torch.device(device)
-        self._directory = Path(spec.checkpoint.directory or state_dir / "checkpoints")
-        self._origin = Origin(
-            job_id=job_id,
-            identity=identity,
-            init_from=init_from,
-            directory=self._directory,
-            reporter=reporter,
-        )
+        directory = Path(spec.checkpoint.directory or state_dir / "checkpoints")
+        self._folder = JobFolder(directory, job_id, identity)
+        self._origin = Origin(self._folder, init_from=init_from, reporter=reporter)
         self._reporter = reporter
         self._requests = requests
         self._threads = threads or spec.train.threads
@@ -172,11 +165,9 @@ class JobSessionRunner:
         with mapped_blocks():  # a model that is divided does not stay whole
             session = self._built = build_session(
                 spec=self._spec,
-                job_id=self._job_id,
-                identity=self._identity,
+                folder=self._folder,
                 task=task,
                 device=self._device,
-                checkpoint_directory=self._directory,
                 reporter=self._reporter,
                 requests=self._requests,
                 serves=self._serves,
@@ -262,7 +253,7 @@ class JobSessionRunner:
         part = self._session.replica.held_part
         generation, step = engine.live
         return HeldState(
-            job_id=self._job_id,
+            job_id=self._folder.job_id,
             generation=generation,
             step=step,
             digest="",
@@ -345,7 +336,7 @@ class JobSessionRunner:
             )
             return
         stored.give(replica, progress)
-        if job_id == self._job_id:
+        if job_id == self._folder.job_id:
             parts_of = 0 if manifest.part is None else manifest.world_size
             checkpoints.loaded(key, parts_of, manifest.shards)
         else:

@@ -15,13 +15,19 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtd.checkpoint.format import FORMAT, PART_FORMAT, Manifest, Progress, checkpoint_name
+from dtd.checkpoint.format import (
+    FORMAT,
+    PART_FORMAT,
+    JobFolder,
+    Manifest,
+    Progress,
+    checkpoint_name,
+)
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE, HeldTensor, Part, placed
 from dtd.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor, rules_of
 from dtd.cluster.branches import Branch
@@ -30,7 +36,6 @@ from dtd.engine.shards import WHOLE, ShardSet
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
-from dtd.job.terms import folder_of
 from dtd.process_memory import mapped_blocks
 from dtd.shown import shown_bytes
 from dtd.strategy.sharded.state import ShardedState
@@ -170,9 +175,7 @@ class Checkpoints:
 
     Args:
         spec: the job.
-        job_id: its id.
-        identity: tells it from others of the same id.
-        directory: where all jobs' checkpoints are.
+        folder: where they are.
         reporter: told of published ones.
         warn: told of failures.
         saved: called with the published ones.
@@ -187,22 +190,19 @@ class Checkpoints:
         self,
         *,
         spec: JobSpec,
-        job_id: str,
-        identity: str,
-        directory: Path,
+        folder: JobFolder,
         reporter: Reporter,
         warn: Warn,
         saved: Callable[[CheckpointRecord], None],
         local_state: Callable[[], Mapping[str, str]],
     ) -> None:
         self._spec = spec
-        self._job_id = job_id
-        self._identity = identity
+        self._folder = folder
         self._reporter = reporter
         self._tell = saved
         self._local_state = local_state
         self._warn = warn
-        self._writer = CheckpointWriter(directory / folder_of(job_id, identity), rules_of(spec))
+        self._writer = CheckpointWriter(folder.path, rules_of(spec))
         self.deferred = DeferredDigest()
         self.snapshot_bytes = 0
         self.parent = ""
@@ -323,8 +323,8 @@ class Checkpoints:
 
     def _about_job(self) -> dict[str, Any]:
         return {
-            "job": self._job_id,
-            "identity": self._identity,
+            "job": self._folder.job_id,
+            "identity": self._folder.identity,
             "job_name": self._spec.job.name,
             "task": self._spec.job.task,
             "parent": self.parent,
@@ -416,7 +416,7 @@ class Checkpoints:
                 failures.append(result)
                 continue
             record = CheckpointRecord(
-                job_id=self._job_id,
+                job_id=self._folder.job_id,
                 generation=result.manifest.generation,
                 step=result.manifest.step,
                 digest=result.manifest.digest,

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from dtd.checkpoint.format import JobFolder
 from dtd.engine.step_protocol import StateKey, StepProtocol
 from dtd.errors import TaskError
 from dtd.exchange.api import BucketMemory, Collective
@@ -220,11 +220,9 @@ class JobSession:
 def build_session(
     *,
     spec: JobSpec,
-    job_id: str,
-    identity: str,
+    folder: JobFolder,
     task: Task,
     device: torch.device,
-    checkpoint_directory: Path,
     reporter: Reporter,
     requests: Requests,
     serves: bool = False,
@@ -272,9 +270,7 @@ def build_session(
         ),
         checkpoints=Checkpoints(
             spec=spec,
-            job_id=job_id,
-            identity=identity,
-            directory=checkpoint_directory,
+            folder=folder,
             reporter=reporter,
             warn=warn,
             saved=callbacks.tell_saved,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.checkpoint.format import list_checkpoints, newest_complete
+from dtd.checkpoint.format import JobFolder, list_checkpoints, newest_complete
 from dtd.errors import RingBroken, TaskError
 
 pytestmark = pytest.mark.numerics
@@ -112,7 +112,7 @@ def test_an_evaluation_that_fails_finds_its_state_saved(
     for rank in ranks:
         rank.run.close()
     assert saved(arena)[0] == f"0{step}"
-    found = newest_complete(arena.directory / "w0/checkpoints", JOB)
+    found = newest_complete(JobFolder(arena.directory / "w0/checkpoints", JOB))
     assert found is not None
     assert found.manifest.step == step
     assert found.manifest.metrics == {}
@@ -127,7 +127,10 @@ def test_metrics_get_into_manifests_that_are_written_already(arena, regression) 
     assert [record.step for record in records] == [4, 8, 9]
     evals = [record.metrics for record in ranks[0].recorder.evals]
     assert [record.metrics for record in records] == evals
-    assert newest_complete(arena.directory / "w0/checkpoints", JOB).manifest.metrics == evals[-1]
+    assert (
+        newest_complete(JobFolder(arena.directory / "w0/checkpoints", JOB)).manifest.metrics
+        == evals[-1]
+    )
 
 
 def test_the_best_is_kept_by_metrics_that_came_later(arena, regression) -> None:

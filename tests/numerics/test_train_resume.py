@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.checkpoint.format import list_checkpoints, newest_complete
+from dtd.checkpoint.format import JobFolder, list_checkpoints, newest_complete
 from dtd.engine.control_word import Flags
 from dtd.errors import CheckpointError, DivergenceError, RingBroken
 from dtd.train.record import InitFrom
@@ -182,7 +182,7 @@ def test_checkpoints_on_request_at_epochs_and_at_the_end(arena, regression) -> N
     assert saved[-1].kept == ("g000001-s000000012", "g000001-s000000008")
     assert saved[-1].digest == ranks[0].outcome.digest
     assert saved[-1].metrics == ranks[0].recorder.evals[-1].metrics
-    found = newest_complete(arena.directory / "w0/checkpoints", "job")
+    found = newest_complete(JobFolder(arena.directory / "w0/checkpoints", "job"))
     assert found.manifest.parent == "g000001-s000000008"
     assert found.manifest.metrics == ranks[0].recorder.evals[-1].metrics
 

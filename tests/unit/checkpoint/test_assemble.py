@@ -15,6 +15,7 @@ import xxhash
 
 from dtd.checkpoint.assemble import MOST_TRIES, FoundPart, assemble, settled
 from dtd.checkpoint.format import (
+    JobFolder,
     Manifest,
     encode_manifest,
     newest_complete,
@@ -212,8 +213,8 @@ def test_a_damaged_part_is_not_assembled_and_not_the_newest(
     damage(parts[1].path)
     with pytest.raises(CheckpointError, match=why):
         assemble(parts, tmp_path / "job")
-    assert why == "a bit flipped" or newest_complete(tmp_path, "w2") is None
-    assert newest_complete(tmp_path, "w0").path == parts[0].path
+    assert why == "a bit flipped" or newest_complete(JobFolder(tmp_path, "w2")) is None
+    assert newest_complete(JobFolder(tmp_path, "w0")).path == parts[0].path
 
 
 def whole_claim(path: Path) -> Part:

@@ -11,6 +11,7 @@ import pytest
 
 from dtd.checkpoint.format import (
     MANIFEST_FILE,
+    JobFolder,
     checkpoint_name,
     encode_manifest,
     newest_complete,
@@ -67,7 +68,9 @@ def test_the_newest_that_is_complete_is_found_and_others_are_explained(
     save_checkpoints(directory, 10, 20)
     damage(directory / checkpoint_name(1, 20))
     told = []
-    found = newest_complete(directory.parent, "job", pass_over=lambda *one: told.append(one))
+    found = newest_complete(
+        JobFolder(directory.parent, "job"), pass_over=lambda *one: told.append(one)
+    )
     assert found.path == directory / checkpoint_name(1, 10)
     ((path, reason),) = told
     assert path.parent == directory
@@ -87,10 +90,10 @@ def test_generation_comes_before_step(directory, save_checkpoints, make_draft) -
     writer.write(make_draft(40, generation=2))
     writer.publish({})
     writer.close()
-    assert newest_complete(directory.parent, "job").manifest.step == 40
-    assert newest_complete(directory.parent, "job", step=50).manifest.step == 50
-    assert newest_complete(directory.parent, "job", step=51) is None
-    assert newest_complete(directory.parent, "other") is None
+    assert newest_complete(JobFolder(directory.parent, "job")).manifest.step == 40
+    assert newest_complete(JobFolder(directory.parent, "job"), step=50).manifest.step == 50
+    assert newest_complete(JobFolder(directory.parent, "job"), step=51) is None
+    assert newest_complete(JobFolder(directory.parent, "other")) is None
 
 
 def test_a_manifest_cannot_name_other_files(directory, save_checkpoints) -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,3 +105,24 @@ def test_an_example_trains(daemons: Daemons, dtdctl: Command, example: Path) -> 
     answer = daemons.wait(out.strip())
     assert answer["state"] == "done", answer
     assert "step " in dtdctl("logs", out.strip())[1]
+
+
+def test_the_notebook_trains_alone_and_then_on_a_cluster(tmp_path: Path) -> None:
+    notebook = json.loads((EXAMPLES[0].parent / "digits.ipynb").read_text())
+    cells = ("".join(one["source"]) for one in notebook["cells"] if one["cell_type"] == "code")
+    process = subprocess.Popen(
+        [sys.executable, "-c", "\n".join(cells)],
+        cwd=tmp_path,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=3 * PATIENCE_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # daemons that it has left
+    assert process.returncode == 0, err
+    assert "145 steps, workers: 1, loss" in out
+    assert "145 steps, workers: 2, loss" in out

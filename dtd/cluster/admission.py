@@ -49,6 +49,8 @@ def register(cluster: ClusterState, message: m.Register, now: float) -> None:
     job = cluster.job
     if message.generation:
         _take_back(cluster, worker, message)
+    elif message.joined and (job is None or job.id != message.joined):
+        release(cluster, worker, "unknown", f"job {message.joined} is no longer running")
     elif job is not None and job.state not in ENDING_JOBS:
         _prepare_unless_set_aside(cluster, worker, job, now)
 
@@ -214,6 +216,8 @@ def compare(cluster: ClusterState, job: Job) -> None:
         if why:
             cluster.move_worker(worker, WorkerEvent.DISAGREES)
             worker.reason = why
+            if worker.registration.joined:
+                release(cluster, worker, "refused", why)
         elif worker.state is WorkerState.INCOMPATIBLE:
             cluster.move_worker(worker, WorkerEvent.AGREES)
 

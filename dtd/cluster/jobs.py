@@ -213,7 +213,8 @@ def finish(cluster: ClusterState, state: JobState, reason: str) -> None:
     }
     _end(cluster, job, state, reason)
     for worker in cluster.workers.values():
-        if worker.state not in GONE | {WorkerState.IDLE} and not worker.foreign:
+        idle = worker.state is WorkerState.IDLE and not worker.registration.joined
+        if worker.state not in GONE and not idle and not worker.foreign:
             admission.release(cluster, worker, "left" if worker.leaving else state.value, reason)
     cluster.move_generation(GenerationEvent.CLOSED)
     cluster.job = None

@@ -14,8 +14,8 @@ repeated after every REGISTERED.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dtd.cluster.transitions import MEMBER, MemberAction, MemberEvent, MemberState
@@ -75,9 +75,13 @@ class EndAtBoundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """Restart in a clean interpreter."""
+    """Restart in a clean interpreter; a process that was started by hand ends.
+
+    `release`: the message that it follows; None if this process itself is the reason.
+    """
 
     reason: str
+    release: m.Release | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +107,16 @@ class Member:
 
     Args:
         register: its REGISTER message; job, generation and step are filled in.
+        joins: the job of a process that was started by hand; None for a worker that takes any.
     """
 
-    def __init__(self, register: m.Register) -> None:
+    def __init__(self, register: m.Register, joins: Mapping[str, Any] | None = None) -> None:
         self.state = MemberState.IDLE
         self.assign: m.Assign | None = None
         self.stopping = ""
         self.refused = ""
         self._register = register
+        self._joins = joins
         self._prepare: m.Prepare | None = None
         self._warmed: m.Warmed | None = None
         self._report: m.Warmed | m.Frozen | m.Finished | None = None
@@ -123,6 +129,7 @@ class Member:
     def _event_table(self) -> dict[type, Callable[[Any], list[Effect]]]:
         return {
             ControlOpened: self._on_opened,
+            m.Joined: self._on_joined,
             m.Registered: self._on_registered,
             m.Prepare: self._on_prepare,
             m.Assign: self._on_assign,
@@ -215,6 +222,12 @@ class Member:
 
     def _on_opened(self, _event: ControlOpened) -> list[Effect]:
         self._introducing = True
+        if self._joins is not None and not self._register.joined:
+            return [Tell(message=m.JoinJob(spec=dict(self._joins)))]
+        return [Tell(message=self._registration())]
+
+    def _on_joined(self, message: m.Joined) -> list[Effect]:
+        self._register = replace(self._register, joined=message.job)
         return [Tell(message=self._registration())]
 
     def _on_registered(self, message: m.Registered) -> list[Effect]:
@@ -277,9 +290,10 @@ class Member:
     def _on_release(self, message: m.Release) -> list[Effect]:
         if self.stopping or message.state == "left":
             return [Exit(reason=message.reason)]
-        if self._move(MemberEvent.RELEASE) is MemberAction.IGNORE:
+        idle = self._move(MemberEvent.RELEASE) is MemberAction.IGNORE
+        if idle and not self._register.joined:
             return []
-        return [Restart(reason=f"job {message.job} is {message.state}")]
+        return [Restart(reason=f"job {message.job} is {message.state}", release=message)]
 
     # --- this process ----------------------------------------------------------------------
 

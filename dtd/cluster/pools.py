@@ -10,9 +10,11 @@ cluster to the other, its connection stays.  The rules:
 * a worker that has left a pool by itself, or has just come, goes to the first job that lacks one;
 * jobs begin in the order of the queue; the first one waits until as many workers idle as it takes,
   or no other job is active, and nothing overtakes it;
-* no worker is taken from a job that can use it; what a job has beyond its number is released.
+* no worker is taken from a job that can use it; what a job has beyond its number is released;
+* a job with `elastic.by_hand` begins at once, whatever else runs, and its workers are the processes
+  that register for it: they get no other job, and it gets no other worker.
 
-Without jobs that name `elastic.workers` there is the home cluster alone.  Pure: events and a clock
+Without jobs that name `elastic.workers` or `elastic.by_hand` there is the home cluster alone.  Pure: events and a clock
 value in, effects out.
 """
 
@@ -44,6 +46,7 @@ from dtd.cluster.registration import NEVER_HEARD
 from dtd.cluster.roster import natural_key
 from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.transitions import ENDED, GOES_ON, GONE, GenerationState, JobState, WorkerState
+from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 AGAIN = "the worker registered again"
@@ -125,13 +128,22 @@ class Pools:
         if isinstance(event, DeleteRequested):
             for pool in self._pools:
                 jobs.check_unused(pool, event.job, event.step)
-        if isinstance(event, Submitted) and self._resumes(event.job):
+        if isinstance(event, Submitted) and self._begins_at_once(event.job):
             return None
         return self.home
 
-    def _resumes(self, job: Job) -> bool:
-        room = len(self._pools) < MOST_POOLS and self.home.job is None
-        return room and resumes_in_pool(job)
+    def _begins_at_once(self, job: Job) -> bool:
+        """Whether a job that is submitted does not go to the queue.
+
+        Raises:
+            RequestRefused: it has to, and too many run.
+        """
+        room = len(self._pools) < MOST_POOLS
+        if job.terms.by_hand and not room:
+            raise RequestRefused(
+                f"{MOST_POOLS} jobs run already", remedy="wait for one to end, or cancel one"
+            )
+        return job.terms.by_hand or (room and self.home.job is None and resumes_in_pool(job))
 
     def _place(self, message: m.Register, now: float) -> ClusterState:
         """The cluster in which a worker registers; others that have it, or expect it, lose it."""
@@ -250,7 +262,7 @@ class Pools:
         highest = max(max(run.generation, run.highest) for run in runs)
         for cluster in self.all_clusters():
             cluster.run.highest = highest
-        self.home.shared = bool(self._pools)
+        self.home.shared = bool(given(self._pools))
 
     # --- the other functions of a machine, for all clusters ---------------------------------------
 
@@ -289,7 +301,15 @@ class Pools:
             workers = cluster.workers  # the store may name a worker in two jobs
             living += (n for n in cluster.living() if workers[n].incarnation != NEVER_HEARD)
         assert len(set(living)) == len(living), "a worker belongs to two jobs"
-        assert not (self._pools and self.home.job), "a job takes all workers, and not all"
+        assert not (given(self._pools) and self.home.job), "a job takes all workers, and not all"
+        for cluster in self.all_clusters():
+            job = cluster.job
+            for one in cluster.workers.values() if job is not None else ():
+                if one.state in GONE | _WITHOUT_WORK or one.incarnation == NEVER_HEARD:
+                    continue
+                assert job is not None, "it was there a line before"
+                own = job.id if job.terms.by_hand else ""
+                assert one.registration.joined == own, f"{one.name} has a job of others"
         active = [job.id for job in self.active()]
         assert len(set(active)) == len(active), "a job is active twice"
 
@@ -323,7 +343,13 @@ MOST_POOLS: Final = 32
 SURPLUS: Final = "its job has as many workers as it takes"
 
 _OF_NO_USE: Final = GONE | {WorkerState.INCOMPATIBLE, WorkerState.ISOLATED}
+_WITHOUT_WORK: Final = frozenset({WorkerState.IDLE, WorkerState.INCOMPATIBLE})
 _TRAINS: Final = frozenset({WorkerState.RUNNING, WorkerState.FINISHED})
+
+
+def given(pools: Sequence[ClusterState]) -> list[ClusterState]:
+    """The pools that are given idle workers."""
+    return [pool for pool in pools if pool.job is None or not pool.job.terms.by_hand]
 
 
 def resumes_in_pool(job: Job) -> bool:
@@ -346,7 +372,7 @@ def lacking(pool: ClusterState) -> int:
     A job that starts from a checkpoint that none of its workers has gets one more at a time.
     """
     job = pool.job
-    if job is None or job.state not in GOES_ON:
+    if job is None or job.state not in GOES_ON or job.terms.by_hand:
         return 0
     useful = [one for one in pool.workers.values() if one.state not in _OF_NO_USE]
     lacks = job.terms.workers - sum(not (one.leaving or one.serves) for one in useful)
@@ -373,7 +399,7 @@ def next_for(pool: ClusterState, home: ClusterState, now: float) -> Worker | Non
     gets all that idle.
     """
     job = pool.job
-    if job is None:
+    if job is None or job.terms.by_hand:
         return None
     offered = idle(home) if lacking(pool) else []
     if job.terms.has_servers and job.state in GOES_ON:
@@ -401,7 +427,9 @@ def _set_aside_until(pool: ClusterState, worker: Worker, now: float) -> float | 
 def surplus(pool: ClusterState) -> list[Worker]:
     """Ready workers beyond the number of a job all of whose members train."""
     job = pool.job
-    whole = job is not None and len(pool.run.roster) - job.servers >= job.terms.workers
+    if job is None or job.terms.by_hand:
+        return []
+    whole = len(pool.run.roster) - job.servers >= job.terms.workers
     trains = pool.run.phase is GenerationState.RUNNING and whole
     if not trains or any(one.state not in _TRAINS for one in pool.members()):
         return []
@@ -413,12 +441,15 @@ def place_of(message: m.Register, pools: Sequence[ClusterState]) -> ClusterState
     """The pool in which a worker registers; None: at home, from where it is given to a job.
 
     A worker with a state of a job goes to that job, and so does a new process of a member whose
-    generation is not known to have stopped: the job has to hear of it.
+    generation is not known to have stopped: the job has to hear of it.  A process that was started
+    by hand goes to its job alone.
     """
     for pool in pools:
         job = pool.job
-        if job is None:
+        if job is None or (message.joined != job.id if message.joined else job.terms.by_hand):
             continue
+        if message.joined:
+            return pool
         returns = message.generation > 0 and message.job == job.id
         if returns or (message.name in job.roster and not job.fenced):
             return pool
@@ -437,7 +468,7 @@ def may_begin(job: Job, home: ClusterState, pools: Sequence[ClusterState]) -> bo
     """Whether the first job of the queue may begin in a pool of its own now."""
     if not job.terms.workers or home.job is not None or len(pools) >= MOST_POOLS:
         return False
-    if not pools:
+    if not given(pools):
         return True
     served = not job.terms.has_servers or bool(idle(home, serves=True))
     return served and len(idle(home)) >= job.terms.workers
@@ -448,7 +479,7 @@ def why_not_begun(home: ClusterState, pools: Sequence[ClusterState]) -> str:
     if not home.queue:
         return ""
     job, active = home.queue[0], [home.job] if home.job is not None else []
-    active += [pool.job for pool in pools if pool.job is not None]
+    active += [pool.job for pool in given(pools) if pool.job is not None]
     before = ", ".join(one.id for one in active)
     if not job.terms.workers:
         return f"{job.id} takes all workers: it begins after {before}"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dtd.cluster.events import Effect, JobEnded
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.core import Core
+from dtd.coordinator.handlers.by_hand import JobsByHand
 from dtd.coordinator.handlers.credentials import Joins, Renewals
 from dtd.coordinator.handlers.jobs import Deletions
 from dtd.coordinator.handlers.measurements import MeasurementBroker, Profiles
@@ -69,6 +70,7 @@ class Coordinator(Core):
         self.profiles = Profiles(self, self.broker)
         self.renewals = Renewals(self)
         self.joins = Joins(self)
+        self.by_hand = JobsByHand(self)
 
     def decided(self, effect: Effect) -> None:
         """An effect was decided, and is not performed yet."""

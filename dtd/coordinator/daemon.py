@@ -42,6 +42,7 @@ FOLD_EVERY_S: Final = 5.0
 RECEIVERS: Final[Mapping[type[m.Message], Callable[[Coordinator, Link, Any, memoryview], None]]] = {
     **dict.fromkeys(requests.CTL_REQUESTS, requests.ask),
     m.Register: register,
+    m.JoinJob: lambda coordinator, link, message, _: coordinator.by_hand.ask(link, message),
     m.Renew: lambda coordinator, link, message, _: coordinator.renewals.ask(link, message),
     m.GetAuthority: lambda coordinator, link, message, _: coordinator.joins.ask(link, message),
     m.Enrol: lambda coordinator, link, message, _: coordinator.joins.ask(link, message),

@@ -130,6 +130,11 @@ def _numbers(spec: JobSpec) -> Iterator[Conflict]:
             text=f"must be at most max_workers = {spec.elastic.max_workers},"
             f" not {spec.elastic.min_workers}",
         )
+    elif spec.elastic.workers and spec.elastic.by_hand:
+        yield Conflict(
+            fields=(("elastic", "workers"), ("elastic", "by_hand")),
+            text="must be 0 for a job with by_hand = true, which is given no workers",
+        )
     elif spec.elastic.workers and not (
         spec.elastic.min_workers <= spec.elastic.workers <= spec.elastic.max_workers
     ):

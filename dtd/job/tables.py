@@ -243,6 +243,11 @@ class ElasticTable:
         minimum=0,
         maximum=64,
     )
+    by_hand: bool = setting(
+        False,
+        "Only processes that were started for this job take part, as scripts with `dtd.join` are;"
+        " the workers of hosts are left to other jobs, which run meanwhile. Not with `workers`.",
+    )
     settle_s: float = setting(
         2.0,
         "How long the first generation waits for more workers once `min_workers` are ready.",

@@ -37,7 +37,7 @@ class JobTerms:
         name, task, global_batch_size: of the table `job`; "" or 0 where it does not say.
         epochs: None for a job that counts in steps.
         sandbox: of the table `job`; workers whose own is laxer than "strict" refuse such a job.
-        min_workers, max_workers, workers, settle_s: of the table `elastic`.
+        min_workers, max_workers, workers, by_hand, settle_s: of the table `elastic`.
         warmup_timeout_s, stall_timeout_s, busy_timeout_s: of the table `elastic`.
         copies: of the table `checkpoint`.
         strategy: the table `strategy`, as far as it is known here.
@@ -51,6 +51,7 @@ class JobTerms:
     min_workers: int = _ELASTIC.min_workers
     max_workers: int = _ELASTIC.max_workers
     workers: int = _ELASTIC.workers
+    by_hand: bool = _ELASTIC.by_hand
     settle_s: float = _ELASTIC.settle_s
     warmup_timeout_s: float = _ELASTIC.warmup_timeout_s
     stall_timeout_s: float = _ELASTIC.stall_timeout_s
@@ -88,6 +89,7 @@ _PLACES: Final[Mapping[str, tuple[str, type]]] = {
     "min_workers": ("elastic", int),
     "max_workers": ("elastic", int),
     "workers": ("elastic", int),
+    "by_hand": ("elastic", bool),
     "settle_s": ("elastic", float),
     "warmup_timeout_s": ("elastic", float),
     "stall_timeout_s": ("elastic", float),

@@ -94,6 +94,8 @@ KINDS: Final = (
     Kind("control", 0x22, "Leave", _WORKER),
     Kind("control", 0x2A, "Save", _NONE, _WORKER),
     Kind("control", 0x4B, "Signal", _NONE, _WORKER),
+    Kind("control", 0x6C, "JoinJob", _WORKER),
+    Kind("control", 0x6D, "Joined", _NONE, _WORKER),
     # Worker to coordinator: results of a job
     Kind("requests", 0x1D, "Evaluated", _WORKER),
     Kind("requests", 0x1E, "CheckpointSaved", _WORKER),

@@ -91,6 +91,24 @@ class MemoryPart:
 
 
 @message
+class JoinJob(Message):
+    """A process that was started by hand asks for the job of its script, before REGISTER.
+
+    `spec` is its job with `elastic.by_hand`.  An active job of the same name is joined, one that
+    has ended is continued from its newest checkpoint, and without either a new one begins.
+    """
+
+    spec: Map
+
+
+@message
+class Joined(Message):
+    """The job that the process is to register for."""
+
+    job: Name
+
+
+@message
 class Register(Message):
     """A worker registers, with the generation in which it still takes part, if any.
 
@@ -99,7 +117,8 @@ class Register(Message):
     `held_generation` and `held_step` are those of its ASSIGN.  `instance` names its state
     directory. `last_end` says how the previous process ended; empty if it ended normally.
     `serves`: it is a parameter server, which trains no rows.  `clock_s` is the worker's monotonic
-    clock, by which the tickets for its data port expire.
+    clock, by which the tickets for its data port expire.  `joined` is the only job that a process
+    which was started by hand takes part in; empty for a worker that takes any.
     """
 
     name: MemberName
@@ -122,6 +141,7 @@ class Register(Message):
     last_end: Name = ""
     serves: Flag = False
     clock_s: Seconds = 0.0
+    joined: Name = ""
 
 
 @message

@@ -372,3 +372,82 @@ def test_a_job_with_parameter_servers_gets_those_that_idle(cluster: Cluster) -> 
     cluster.register("w3")
     said = "j-3 takes 1 workers and a parameter server; 1 idle; before it: j-1, j-2"
     assert cluster.pools.explain_queue() == said
+
+
+@pytest.fixture
+def by_hand(cluster: Cluster) -> Cluster:
+    """A job that takes all workers, and one whose two processes were started by hand."""
+    cluster.register("w")
+    cluster.submit(1)
+    spec = {"job": {"name": "h"}, "elastic": {"by_hand": True, "settle_s": 0.0}}
+    cluster.handle(Submitted(job=Job(id="h-2", spec=spec)))
+    cluster.register("a", "b", joined="h-2")
+    return cluster
+
+
+def test_processes_started_by_hand_get_their_job_and_no_other_does(by_hand: Cluster) -> None:
+    by_hand.warmed("w", "a", "b")
+    by_hand.runs("w", "a", "b")
+    jobs = {name: by_hand.pools.cluster_of(name).job.id for name in "wab"}  # type: ignore[union-attr]
+    assert jobs == {"w": "j-1", "a": "h-2", "b": "h-2"}
+    by_hand.register("v")
+    by_hand.register("c", joined="h-2")
+    assert by_hand.pools.cluster_of("v").job is by_hand.pools.home.job
+    assert by_hand.pools.cluster_of("c") is by_hand.pools.cluster_of("a")
+    by_hand.handle(WorkerLost(name="a", incarnation=1, reason="killed"))
+    by_hand.handle(WorkerLost(name="b", incarnation=1, reason="killed"))
+    assert by_hand.pools.cluster_of("v").job is by_hand.pools.home.job, "it replaces nobody"
+
+
+def test_a_process_whose_job_has_ended_is_told_so(by_hand: Cluster) -> None:
+    by_hand.handle(CancelRequested(job="h-2"))
+    by_hand.register("late", joined="h-2")
+    release = by_hand.sent[-1]
+    assert (release.name, release.message.state) == ("late", "unknown")  # type: ignore[attr-defined]
+    assert by_hand.pools.cluster_of("late").workers["late"].state is WorkerState.RELEASED
+
+
+def test_a_process_that_came_while_its_job_ended_is_given_no_other(by_hand: Cluster) -> None:
+    by_hand.warmed("a", "b")
+    by_hand.runs("a", "b")
+    by_hand.handle(CancelRequested(job="h-2"))
+    by_hand.register("late", joined="h-2")
+    assert by_hand.pools.cluster_of("late").workers["late"].state is WorkerState.IDLE
+    by_hand.handle(CancelRequested(job="h-2"))
+    for name in "ab":
+        by_hand.handle(WorkerLost(name=name, incarnation=1, reason="killed"))
+    assert by_hand.ended[-1].id == "h-2"
+    assert by_hand.pools.cluster_of("late").workers["late"].state is WorkerState.RELEASED
+
+
+def test_a_process_with_other_rows_is_told_so_and_ends(by_hand: Cluster) -> None:
+    by_hand.warmed("a")
+    warmed = m.Warmed(
+        job="h-2",
+        dataset_rows=99,
+        dataset_fingerprint="d",
+        plan_digest="p",
+        numerics_fingerprint="n",
+        parameters=1,
+        steps_total=10,
+        held=(),
+    )
+    by_hand.handle(FromWorker(name="b", message=warmed))
+    release = next(one for one in by_hand.sent if isinstance(one.message, m.Release))
+    assert release.name == "b"
+    assert release.message == m.Release(
+        job="h-2", state="refused", reason="its dataset has 99 rows, not 100"
+    )
+
+
+def test_jobs_of_processes_started_by_hand_begin_at_once_or_are_refused(
+    cluster: Cluster, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(pools, "MOST_POOLS", 1)
+    spec = {"job": {"name": "h"}, "elastic": {"by_hand": True}}
+    cluster.handle(Submitted(job=Job(id="h-1", spec=spec)))
+    with pytest.raises(RequestRefused, match="1 jobs run already"):
+        cluster.handle(Submitted(job=Job(id="h-2", spec=spec)))
+    cluster.register("w")
+    taking_all = cluster.submit(3)
+    assert cluster.pools.home.job is taking_all, "it does not wait for them"

@@ -108,6 +108,9 @@ class Member:
     Args:
         register: its REGISTER message; job, generation and step are filled in.
         joins: the job of a process that was started by hand; None for a worker that takes any.
+
+    Attributes:
+        introducing: the coordinator has not answered on this connection yet.
     """
 
     def __init__(self, register: m.Register, joins: Mapping[str, Any] | None = None) -> None:
@@ -123,7 +126,7 @@ class Member:
         self._failed: m.Failed | None = None
         self._running: m.Running | None = None
         self._impossible = ""
-        self._introducing = False
+        self.introducing = False
         self._on_event = self._event_table()
 
     def _event_table(self) -> dict[type, Callable[[Any], list[Effect]]]:
@@ -156,7 +159,7 @@ class Member:
         """
         on_event = self._on_event.get(type(event))
         effects = on_event(event) if on_event is not None else []
-        if self._introducing:
+        if self.introducing:
             return [one for one in effects if not _is_repeated(one)]
         return effects
 
@@ -221,7 +224,7 @@ class Member:
         )
 
     def _on_opened(self, _event: ControlOpened) -> list[Effect]:
-        self._introducing = True
+        self.introducing = True
         if self._joins is not None and not self._register.joined:
             return [Tell(message=m.JoinJob(spec=dict(self._joins)))]
         return [Tell(message=self._registration())]
@@ -234,7 +237,7 @@ class Member:
         """Repeat reports that an earlier connection may have lost, but not acknowledged ones."""
         self.refused = message.refused
         self._register = replace(self._register, last_end="")
-        self._introducing = False
+        self.introducing = False
         effects: list[Effect] = []
         if self._warmed is not None and self.assign is not None:
             effects.append(Tell(message=self._warmed))
@@ -305,7 +308,7 @@ class Member:
         if not self._is_present(report.generation):
             return []
         self._move(MemberEvent.RUNNING)
-        self._running = report if self._introducing else None
+        self._running = report if self.introducing else None
         return [Tell(message=report)]
 
     def _on_frozen(self, report: m.Frozen) -> list[Effect]:

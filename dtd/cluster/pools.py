@@ -14,8 +14,8 @@ cluster to the other, its connection stays.  The rules:
 * a job with `elastic.by_hand` begins at once, whatever else runs, and its workers are the processes
   that register for it: they get no other job, and it gets no other worker.
 
-Without jobs that name `elastic.workers` or `elastic.by_hand` there is the home cluster alone.  Pure: events and a clock
-value in, effects out.
+Without jobs that name `elastic.workers` or `elastic.by_hand` there is the home cluster alone.
+Pure: events and a clock value in, effects out.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Alone:
             runner.prepare()
             held = runner.held()
             if held.step:
-                _say(f"{self._name} goes on from {held.label}")
+                say(f"{self._name} goes on from {held.label}")
             runner.adopt_local(held.generation, held.step)
             generation = held.generation + 1
             ring = InProcessRing(1, generation=generation, first_step=held.step)
@@ -103,7 +103,7 @@ class Alone:
         if held.where == "memory" and held.step:
             with contextlib.suppress(CheckpointError):  # it was told of
                 runner.save(held.generation, held.step)
-                _say(f"{self._name} is saved after step {held.step}: start it again to go on")
+                say(f"{self._name} is saved after step {held.step}: start it again to go on")
 
 
 class _NoRequests:
@@ -127,7 +127,7 @@ class _Console:
     def evaluated(self, record: EvalRecord) -> None:
         """Implement `Reporter`."""
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items())
-        _say(f"evaluation after step {record.step}: {figures}")
+        say(f"evaluation after step {record.step}: {figures}")
 
     def agreed(self, key: StateKey, digest: bytes) -> None:
         """Implement `Reporter`."""
@@ -140,8 +140,9 @@ class _Console:
 
     def warning(self, event: str, message: str) -> None:
         """Implement `Reporter`."""
-        _say(message)
+        say(message)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Tell the user, who has no log."""
     print(f"dtd: {line}", file=sys.stderr, flush=True)  # noqa: T201 - it has no log

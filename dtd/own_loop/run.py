@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -77,7 +78,8 @@ def join(
     several = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
     _check_owned(model, several)
     given = dict(settings or {}) | ({} if seed is None else {"job.seed": seed})
-    (host,) = _hosts or [Alone(name or _script_name())]
+    own_name = name or _script_name()
+    host = _hosts[0] if _hosts else _host(own_name)
     return Run(model, several, schedule, given, host)
 
 
@@ -91,6 +93,15 @@ def _check_owned(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimize
                     f" {tuple(parameter.shape)} that is not the model's",
                     remedy="make it of model.parameters(), after the model is on its device",
                 )
+
+
+def _host(name: str) -> Host:
+    if os.environ.get("DTD_COORDINATOR") != "none":
+        from dtd.own_loop.by_hand import ByHand, is_in_cluster
+
+        if is_in_cluster(os.environ):
+            return ByHand(name)
+    return Alone(name)
 
 
 def _script_name() -> str:
@@ -346,6 +357,9 @@ class Run:
         try:
             if self._task is not None and not self._complete:
                 self._turns.arrive(Point.LEFT, error)
+        except Exception:
+            if error is None:  # else it is known, or follows from it
+                raise
         finally:
             self._host.close()
 

@@ -378,7 +378,7 @@ class LoopTask:
             self._turns.go_on()
             if isinstance(arrival.value, Exception):
                 raise arrival.value
-            raise _left(arrival, self.moment)
+            raise _left(arrival, self.moment) from arrival.value
         return arrival
 
     def _wrong(self, arrival: Arrival, what: str, remedy: str = _ORDER) -> TaskError:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -58,7 +59,12 @@ class Arrival:
 
 
 class Turns:
-    """The turns of one run; made by the user's thread."""
+    """The turns of one run; made by the user's thread.
+
+    Attributes:
+        on_left: called in the user's thread, with the reason, before it arrives at the end of the
+            run; the training thread may be waiting for something else then.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -67,6 +73,7 @@ class Turns:
         self._seen: Arrival | None = None
         self._answer: Any = None
         self._error: BaseException | None = None
+        self.on_left: Callable[[BaseException | None], None] = lambda _: None
 
     # --- the user's thread -------------------------------------------------------------------
 
@@ -76,6 +83,8 @@ class Turns:
         Raises:
             BaseException: the training has failed with it.
         """
+        if point is Point.LEFT:
+            self.on_left(value)
         arrival = Arrival(point, value, place_in_user_code())
         with self._changed:
             if self._error is None:

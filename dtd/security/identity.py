@@ -192,8 +192,13 @@ def serial_text(serial: int) -> str:
 MAX_NAMES: Final = 64
 """So many workers can one credential be good for."""
 USUAL_GPUS: Final = 16
-USUAL_INSTANCES: Final = ("cpu", *(f"cuda{n}" for n in range(USUAL_GPUS)), "server")
-"""Instances requested by default: dtd-worker@cpu, @cuda0 to @cuda15, @server."""
+HAND_INSTANCES: Final = tuple(f"hand{n}" for n in range(16))
+"""Those of processes that are started by hand."""
+USUAL_INSTANCES: Final = (
+    *("cpu", *(f"cuda{n}" for n in range(USUAL_GPUS)), "server"),
+    *HAND_INSTANCES,
+)
+"""Instances requested by default: dtd-worker@cpu, @cuda0 to @cuda15, @server, and scripts."""
 
 
 def worker_names(host: str, instances: Sequence[str] = USUAL_INSTANCES) -> tuple[str, ...]:

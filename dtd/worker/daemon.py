@@ -24,7 +24,7 @@ from dtd import diagnostics
 from dtd.cluster import member
 from dtd.cluster.transitions import MemberState
 from dtd.config import WorkerConfig
-from dtd.errors import CheckpointError, ConfigError, JobSpecError
+from dtd.errors import CheckpointError, ConfigError, DtdError, JobSpecError, RequestRefused
 from dtd.exchange.collective import Bridge
 from dtd.exchange.endpoint import RingEndpoint
 from dtd.job import JobSpec, from_mapping
@@ -51,7 +51,7 @@ from dtd.worker.models import MODELS, PREFIX, PinnedModels
 from dtd.worker.output import JobLines, OutputPipe
 from dtd.worker.packages import PACKAGES, TaskPackages
 from dtd.worker.training import Training
-from dtd.worker.training_thread import Facilities
+from dtd.worker.training_thread import Facilities, OwnScript
 
 log = structlog.get_logger()
 
@@ -59,6 +59,10 @@ OUTPUT_EVERY_S: Final = 0.1
 _PACKAGE: Final = Path(diagnostics.__file__).parent
 DEFAULT_HEARTBEAT_INTERVAL_S: Final = 0.25
 DEFAULT_HEARTBEAT_TIMEOUT_S: Final = 1.5
+_FINAL: Final = frozenset(
+    {diagnostics.REFUSED, "not-followed", "credential-refused", "may-not-open"}
+)
+"""Kinds of a coordinator's answer that another attempt does not change."""
 
 
 class Worker:
@@ -70,6 +74,7 @@ class Worker:
         credential: the worker's identity for other workers, for jobs that are encrypted.
         last_end: how the process before this one ended, if not in good order.
         instance: of its state directory.
+        script: the script of a process that was started by hand; None in a daemon.
 
     Attributes:
         drilled: an operator had it send itself a signal, to see it come back.
@@ -84,11 +89,14 @@ class Worker:
         *,
         last_end: str = "",
         instance: str = "",
+        script: OwnScript | None = None,
     ) -> None:
         self.drilled = False
         self.failure: Exception | None = None
         self._last_end = last_end
         self._instance = instance
+        self._script = script
+        self._known = script is None
         self.config = config
         self._coordinators = coordinators
         self._calls_tls = credential.client_context() if credential is not None else None
@@ -144,6 +152,7 @@ class Worker:
             requests=requests,
             tell=self._control.send,
             feed=self._feed,
+            script=self._script,
         )
 
     def _new_metrics(self, credential: Credential | None) -> WorkerMetrics:
@@ -197,7 +206,7 @@ class Worker:
         register = registration(
             self.config, bound, last_end=self._last_end, instance=self._instance
         )
-        self._core = member.Member(register)
+        self._core = member.Member(register, self._script.spec if self._script else None)
         await asyncio.to_thread(self._metrics.exposition.start)
         log.info("worker_started", worker=self.config.name, data_port=bound.port, pid=os.getpid())
 
@@ -289,6 +298,9 @@ class Worker:
         self._silence_s = message.heartbeat_timeout_s
         self._parts.requests.ask_again()
         self._models.order(message)
+        self._known = True
+        if message.refused and self._script is not None:
+            self._give_up(RequestRefused(message.refused))
         if message.refused:
             log.warning("coordinator_refused", reason=message.refused)
         self._feed(message)
@@ -370,8 +382,9 @@ class Worker:
             self._feed(m.Failed(job=prepare.job, reason=cut(str(error)), traceback=""))
 
     def _begin_training(self, prepare: m.Prepare, spec: JobSpec) -> None:
-        sys.argv = [spec.job.task]  # a script's arguments are its own, not the worker's
-        self._output = OutputPipe()
+        if self._script is None:
+            sys.argv = [spec.job.task]  # a script's arguments are its own, not the worker's
+            self._output = OutputPipe()
         self._training = Training(
             prepare,
             spec,
@@ -434,9 +447,24 @@ class Worker:
         while True:
             self._control.look(self._loop.time())
             beat = self._heartbeat()
-            self._control.send(beat)
+            if not self._core.introducing:
+                self._control.send(beat)
+            self._look_for_refusal()
             self._metrics.publish(beat, self._training.roster if self._training else ())
             await asyncio.sleep(self._interval_s)
+
+    def _look_for_refusal(self) -> None:
+        """End a process that was started by hand, and that the coordinator does not accept.
+
+        A daemon goes on calling, since the reason may pass.
+        """
+        said = self._control.diagnostic
+        if not self._known and said is not None and said.kind in _FINAL:
+            self._give_up(RequestRefused(said.sentence, remedy=said.remedy))
+
+    def _give_up(self, error: DtdError) -> None:
+        self.failure = error
+        self._end(member.Exit(reason=error.message))
 
     def _heartbeat(self) -> m.Heartbeat:
         training, measured = self._training, self._metrics.heartbeat_fields()

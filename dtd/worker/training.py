@@ -51,7 +51,7 @@ class Training:
         spec: its specification.
         worker: the parts of the worker that it uses.
         silence_s: after which a donor that sends nothing is given up.
-        output: the job's output.
+        output: the job's output; None if it is not read, as that of a script started by hand.
         context: this worker's TLS for calling others; None without a credential.
 
     Attributes:
@@ -71,7 +71,7 @@ class Training:
         worker: Facilities,
         *,
         silence_s: float,
-        output: OutputPipe,
+        output: OutputPipe | None,
         context: ssl.SSLContext | None,
     ) -> None:
         _check_fit(worker.config, spec, context)
@@ -121,7 +121,8 @@ class Training:
     def _report(self, event: member.Event) -> None:
         """Hand over an event of the training thread, after the job's earlier output."""
         flush_output()
-        self._output.read_all()
+        if self._output is not None:
+            self._output.read_all()
         self._worker.bridge.post(self._worker.feed, event)
 
     def _connect_data(self) -> Connect:

@@ -15,11 +15,11 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
@@ -36,6 +36,7 @@ from dtd.errors import (
     CheckpointError,
     DivergenceError,
     DtdError,
+    LoopLeft,
     RingBroken,
     UnreadableWord,
 )
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from dtd.train.profile import StepProfiler
     from dtd.train.record import HeldState, Outcome, WarmupReport
     from dtd.train.run import JobSessionRunner
+    from dtd.train.task import Task
 
 log = structlog.get_logger()
 
@@ -86,6 +88,21 @@ def leave_out_what_is_there() -> None:
 MAX_ENTRY_CHARACTERS: Final = 255
 
 
+class OwnScript(Protocol):
+    """The script of a process that was started by hand, and takes part in its job alone."""
+
+    spec: Mapping[str, Any]
+    """Its job, as the script describes it."""
+
+    def load(self, spec: JobSpec) -> tuple[Task, JobSpec]:
+        """Return its loop as a task, on the training thread."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """Training has failed here with this, on the training thread."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facilities:
     """The parts of a worker that its job uses.
@@ -99,6 +116,7 @@ class Facilities:
         requests: asks the coordinator, from the training thread.
         tell: sends to the coordinator, on the event loop; lost while there is no connection.
         feed: hands an event to the member core, on the event loop.
+        script: the script of a process that was started by hand; None in a daemon.
     """
 
     config: WorkerConfig
@@ -109,6 +127,7 @@ class Facilities:
     requests: Requests
     tell: Callable[[m.Message], None]
     feed: Callable[[member.Event], None]
+    script: OwnScript | None = None
 
 
 def state_resource(generation: int) -> str:
@@ -152,6 +171,7 @@ class TrainingThread(threading.Thread):
         self._config = worker.config
         self._packages = worker.packages
         self._requests = worker.requests
+        self._script = worker.script
         self._offer = worker.bridge.posting(worker.data.offer)
         self._silence_s = silence_s
         self._reporter = reporter
@@ -186,6 +206,12 @@ class TrainingThread(threading.Thread):
                 continue
             try:
                 self._serve(run, order)
+            except LoopLeft as error:
+                if isinstance(error.__cause__, Exception | None):
+                    self._fail(error, step=run.committed_step)
+                    self._outlive_failure(run, order)
+                else:
+                    self._leave(run, order, error)
             except BaseException as error:  # noqa: BLE001 - as above
                 self._fail(error, step=run.committed_step)
                 self._outlive_failure(run, order)
@@ -200,6 +226,15 @@ class TrainingThread(threading.Thread):
             self._froze(run, ring.assign, "", "", "its training has failed")
         finally:
             ring.give_up("the training thread has failed")
+
+    def _leave(self, run: JobSessionRunner, ring: RingCollective, error: LoopLeft) -> None:
+        """The script was interrupted: the others redo the step, and what is held here is saved."""
+        self._froze(run, ring.assign, "", "", error.message)
+        ring.give_up(error.message)
+        held = run.held()
+        if held.where == "memory" and held.step:
+            key = {"generation": held.generation, "step": held.step}
+            self._save(run, m.Save(job=self._prepare.job, **key))
 
     def _save(self, run: JobSessionRunner, save: m.Save) -> None:
         """Write what is held; each order is answered, by the report of a checkpoint or by this."""
@@ -243,7 +278,7 @@ class TrainingThread(threading.Thread):
             requests=self._reporter,
             serves=self._config.role == "server",
             profiler=self._profiler,
-            load=load_job_code,
+            load=load_job_code if self._script is None else self._script.load,
         )
         report = run.prepare()
         self._complete_origin(run)
@@ -474,6 +509,9 @@ class TrainingThread(threading.Thread):
         blame = "" if isinstance(error, DtdError) else f"{type(error).__name__}: "
         trace = cut_trace(error)
         log.error("training_failed", error=f"{blame}{error}")
+        if self._script is not None:
+            self._script.failed(error)
+            trace = ""  # the script shows it
         with contextlib.suppress(Exception):  # the job may have put its own object there
             sys.stderr.write(trace)  # for `dtdctl logs`
         failed = m.Failed(

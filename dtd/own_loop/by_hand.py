@@ -104,7 +104,7 @@ class ByHand:
         self._task.precision = spec.train.precision
         turns.on_left = self._leave
         device = next(loop.model.parameters()).device
-        config, credential, place = _settings(self._name, device)
+        config, credential, place = _settings(spec.job.name, device)
         self._prepare_process(config)
         self._thread = threading.Thread(
             target=self._serve, args=(config, credential, place, turns), name="worker", daemon=True
@@ -208,7 +208,7 @@ class ByHand:
         """Return the loop, which is the job's task."""
         assert self._task is not None
         assert self._worker is not None
-        say(f"takes part in the job {self._name} as {self._worker.config.name}")
+        say(f"takes part in the job {spec.job.name} as {self._worker.config.name}")
         return self._task, spec
 
     def failed(self, error: BaseException) -> None:

@@ -64,6 +64,7 @@ class ControlConnection:
         name: this worker.
         opened: called when it has answered HELLO.
         received: called with each of its messages and the payload.
+        troubled: called when it cannot be worked with.
 
     Attributes:
         diagnostic: why the coordinator cannot be worked with; None when it can.
@@ -76,11 +77,13 @@ class ControlConnection:
         name: str,
         opened: Callable[[], None],
         received: Callable[[m.Message, memoryview], None],
+        troubled: Callable[[Diagnostic], None] = lambda _: None,
     ) -> None:
         self._targets = targets
         self._name = name
         self._opened = opened
         self._received = received
+        self._troubled = troubled
         self._link: Link | None = None
         self._disconnected = asyncio.Event()
         self._was_welcome = self._was_registered = self._leaving = False
@@ -168,6 +171,7 @@ class ControlConnection:
     def _note(self, diagnostic: Diagnostic) -> None:
         """The coordinator cannot be used; the worker keeps connecting, and this is logged once."""
         self.diagnostic = diagnostic
+        self._troubled(diagnostic)
         if diagnostic == self._logged.get(diagnostic.where):
             return
         self._logged[diagnostic.where] = diagnostic

@@ -109,6 +109,7 @@ class Worker:
             name=config.name,
             opened=lambda: self._feed(member.ControlOpened()),
             received=self._on_message,
+            troubled=self._on_trouble,
         )
         self._renewal: CredentialRenewal | None = None
         if credential is not None:
@@ -449,17 +450,15 @@ class Worker:
             beat = self._heartbeat()
             if not self._core.introducing:
                 self._control.send(beat)
-            self._look_for_refusal()
             self._metrics.publish(beat, self._training.roster if self._training else ())
             await asyncio.sleep(self._interval_s)
 
-    def _look_for_refusal(self) -> None:
+    def _on_trouble(self, said: diagnostics.Diagnostic) -> None:
         """End a process that was started by hand, and that the coordinator does not accept.
 
         A daemon goes on calling, since the reason may pass.
         """
-        said = self._control.diagnostic
-        if not self._known and said is not None and said.kind in _FINAL:
+        if not self._known and said.kind in _FINAL:
             self._give_up(RequestRefused(said.sentence, remedy=said.remedy))
 
     def _give_up(self, error: DtdError) -> None:

@@ -34,7 +34,10 @@ _ADOPTING: Final = threading.Lock()
 
 # Two, since a coordinator and dtdctl do not have torch in memory.
 _LIGHT: Final = ("dtd.coordinator.main", "dtd.ctl.main", "dtd.ctl.submit", "dtd.ctl.models")
-_HEAVY: Final = ("dtd.worker.main", "dtd.train.run", "torch.distributed.fsdp", fork_server.COMPILER)
+_HEAVY: Final = (
+    *("dtd.worker.main", "dtd.train.run", "torch.distributed.fsdp", fork_server.COMPILER),
+    "dtd.own_loop.by_hand",
+)
 
 _UNDERSTOOD: Final = {"capture_output", "text", "check", "stdin", "timeout", "env", "cwd"}
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_")
@@ -156,6 +159,7 @@ class ForkServers:
             "dtd.coordinator.main": light,
             "dtd.ctl.main": light,
             "dtd.worker": heavy,
+            "loop_script": heavy,
         }
         self._environment = dict(os.environ)
 

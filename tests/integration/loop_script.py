@@ -1,6 +1,6 @@
 """A script with its own loop.
 
-Arguments: a fault; a gate, and the step before which to wait for it.
+Arguments: a fault; a gate, and the step before which to wait for it; a file for the weights.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from torch import nn
 
 import dtd
 
-FAULT, GATE, HOLD = [*sys.argv[1:], "", "", ""][:3]
+FAULT, GATE, HOLD, WEIGHTS = [*sys.argv[1:], *4 * [""]][:4]
 
 
 def main() -> None:
     """Learn on which side of a plane a point lies."""
-    points = torch.randn(256, 8, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(3)  # started by hand, nothing else does
+    points = torch.randn(
+        255 if FAULT == "rows" else 256, 8, generator=torch.Generator().manual_seed(1)
+    )
     rows = torch.utils.data.TensorDataset(points, (points.sum(1) > 0).long())
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -28,6 +31,7 @@ def main() -> None:
     with dtd.join(model, optimizer) as run:
         for x, y in run.batches(rows, global_batch_size=32, epochs=4):
             if GATE and run.step_number == int(HOLD):
+                print("holds", flush=True)
                 with Path(GATE).open() as gate:
                     fcntl.flock(gate, fcntl.LOCK_SH)
             loss = nn.functional.cross_entropy(model(x), y)
@@ -36,6 +40,8 @@ def main() -> None:
             if FAULT == "no-step" and run.step_number == 3:
                 continue
             optimizer.step()
+    if WEIGHTS and run.is_main:
+        torch.save(model.state_dict(), WEIGHTS)
     if FAULT == "twice":
         dtd.join(model, optimizer).batches(rows, global_batch_size=32, epochs=1)
     print(f"after {run.step_number} steps the loss is {run.loss:.3f}, {run.world_size} ranks")

@@ -66,12 +66,16 @@ class JobsByHand:
                 _check_same(active, settings)
                 return active.id
             before = await self._newest_saved(spec.job.name)
+            remedy = "restore them, or give the job another name: dtd.join(name=...)"
             request = m.SubmitJob(
                 spec=settings, from_job=before, from_mode=RESUME if before else ""
             )
-            answer = await self._core.audit.around(
-                link, request, lambda: submit(self._core, request), told=dict
-            )
+            try:
+                answer = await self._core.audit.around(
+                    link, request, lambda: submit(self._core, request), told=dict
+                )
+            except RequestRefused as error:  # it names options of dtdctl
+                raise RequestRefused(error.message, remedy=remedy if before else "") from None
             return str(answer["job"])
 
     def _active(self, name: str) -> Job | None:

@@ -115,6 +115,7 @@ def made(kind, journal, post):
             data=SimpleNamespace(offer=lambda name, resource: None),
             packages=None,
             requests=None,
+            script=None,
         ),
         silence_s=1.0,
         reporter=SimpleNamespace(

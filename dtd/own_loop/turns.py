@@ -71,6 +71,7 @@ class Turns:
         self._user = threading.get_ident()
         self._arrival: Arrival | None = None
         self._seen: Arrival | None = None
+        self._end: Arrival | None = None
         self._answer: Any = None
         self._error: BaseException | None = None
         self.on_left: Callable[[BaseException | None], None] = lambda _: None
@@ -104,15 +105,15 @@ class Turns:
         return self._seen.place if self._seen is not None else ""
 
     def arrival(self) -> Arrival:
-        """Wait until the user's thread is at a point."""
+        """Wait until the user's thread is at a point; once the run was left, at its end."""
         own = threading.get_ident()
         with self._changed:
             _waits_for[own] = self._user
-            self._changed.wait_for(lambda: self._arrival is not None)
+            self._changed.wait_for(lambda: self._arrival or self._end)
             del _waits_for[own]
-            assert self._arrival is not None
-            self._seen = self._arrival
-            return self._arrival
+            self._seen = self._arrival or self._end
+            assert self._seen is not None
+            return self._seen
 
     def go_on(self, answer: Any = None) -> None:
         """Let the user's thread go on, with an answer, from where it was seen.
@@ -120,7 +121,8 @@ class Turns:
         An interrupt may have taken it from there to the end of the run.
         """
         with self._changed:
-            if self._arrival is self._seen:
+            if self._seen is not None and self._arrival is self._seen:
+                self._end = self._seen if self._seen.point is Point.LEFT else None
                 self._arrival, self._answer = None, answer
                 self._changed.notify_all()
 

@@ -39,10 +39,10 @@ from dtd.own_loop.alone import say, tables_of
 from dtd.own_loop.task import LoopTask, UserLoop
 from dtd.own_loop.turns import Turns
 from dtd.places import find_sockets
+from dtd.process_memory import keep_freed_memory
 from dtd.security.credential import Credential
 from dtd.security.identity import HAND_INSTANCES
 from dtd.security.targets import find_credential
-from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.worker.cluster_access import coordinator_targets, load_credential, places, settled
 from dtd.worker.daemon import Worker
 from dtd.worker.main import STOP_PATIENCE_S, SWITCH_INTERVAL_S

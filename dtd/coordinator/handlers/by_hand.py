@@ -91,7 +91,7 @@ class JobsByHand:
             listed = await core.in_store(core.store.checkpoints, job_id)
             whole = complete([one for one in listed if one["confirmation"] != CONTRADICTED])
             if whole and terms_of((await core.known_job(job_id))["spec"]).by_hand:
-                return job_id
+                return str(job_id)
         return ""
 
 

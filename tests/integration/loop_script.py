@@ -5,8 +5,10 @@ Arguments: a fault; a gate, and the step before which to wait for it; a file for
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -15,6 +17,16 @@ from torch import nn
 import dtd
 
 FAULT, GATE, HOLD, WEIGHTS = [*sys.argv[1:], *4 * [""]][:4]
+
+
+def wait() -> None:
+    """Until the gate is open; a signal that comes just before flock() blocks would be missed."""
+    with Path(GATE).open() as gate:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            time.sleep(0.01)
 
 
 def main() -> None:
@@ -32,8 +44,7 @@ def main() -> None:
         for x, y in run.batches(rows, global_batch_size=32, epochs=4):
             if GATE and run.step_number == int(HOLD):
                 print("holds", flush=True)
-                with Path(GATE).open() as gate:
-                    fcntl.flock(gate, fcntl.LOCK_SH)
+                wait()
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)

@@ -20,5 +20,7 @@ def __getattr__(name: str) -> Any:
     if name not in ("Run", "join"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dtd.own_loop import run
+    from dtd.worker.by_hand import find_cluster
 
+    run.look_for_cluster(find_cluster)
     return getattr(run, name)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +40,8 @@ _AT_START: Final = Moment(rank=0, world_size=1, step=0, epoch=0, metrics={})
 
 _hosts: list[Host] = []
 """The host of all runs of this process; none: each run is trained alone."""
+_clusters: list[Callable[[str], Host | None]] = []
+"""Finds the host of a job of this name on a cluster; None where there is none."""
 _runs: dict[int, Run] = {}
 """Open runs by the thread that has joined."""
 
@@ -48,6 +49,15 @@ _runs: dict[int, Run] = {}
 def offer(host: Host) -> None:
     """Have each `join` of this process trained by this host."""
     _hosts[:] = [host]
+
+
+def look_for_cluster(find: Callable[[str], Host | None]) -> None:
+    """Have each `join` of a process without a host look for a cluster, before it trains alone.
+
+    Args:
+        find: returns the host of a job of this name, or None.
+    """
+    _clusters[:] = [find]
 
 
 def join(
@@ -96,12 +106,8 @@ def _check_owned(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimize
 
 
 def _host(name: str) -> Host:
-    if os.environ.get("DTD_COORDINATOR") != "none":
-        from dtd.own_loop.by_hand import ByHand, is_in_cluster
-
-        if is_in_cluster(os.environ):
-            return ByHand(name)
-    return Alone(name)
+    found = (host for find in _clusters if (host := find(name)) is not None)
+    return next(found, None) or Alone(name)
 
 
 def _script_name() -> str:

@@ -36,7 +36,7 @@ _ADOPTING: Final = threading.Lock()
 _LIGHT: Final = ("dtd.coordinator.main", "dtd.ctl.main", "dtd.ctl.submit", "dtd.ctl.models")
 _HEAVY: Final = (
     *("dtd.worker.main", "dtd.train.run", "torch.distributed.fsdp", fork_server.COMPILER),
-    "dtd.own_loop.by_hand",
+    "dtd.worker.by_hand",
 )
 
 _UNDERSTOOD: Final = {"capture_output", "text", "check", "stdin", "timeout", "env", "cwd"}

@@ -481,12 +481,6 @@ def test_a_reason_to_stop_ends_all_ranks_with_the_next_step(arena, regression) -
     assert [rank.outcome.step for rank in ranks] == [4, 4]
 
 
-@pytest.fixture(autouse=True)
-def without_a_coordinator(monkeypatch):
-    """Whatever runs on this host."""
-    monkeypatch.setenv("DTD_COORDINATOR", "none")
-
-
 def test_alone_it_is_plain_torch_and_goes_on_where_it_was_left(
     tmp_path, monkeypatch, regression
 ) -> None:

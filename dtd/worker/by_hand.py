@@ -60,14 +60,18 @@ _open: set[str] = set()
 """Names of the workers that this process is: a lock of a file does not keep itself out."""
 
 
-def is_in_cluster(environ: Mapping[str, str]) -> bool:
-    """Whether scripts of this user are workers of a cluster: a coordinator is named or found."""
-    named = environ.get("DTD_COORDINATOR", "")
-    if named:
-        return named != ALONE
-    if environ.get("DTD_CREDENTIAL") or find_credential(places(environ)) is not None:
-        return True
-    return any(os.access(one.path, os.W_OK) for one in find_sockets(environ))
+def find_cluster(job: str) -> ByHand | None:
+    """The host of a job's run if this user's scripts are workers of a cluster.
+
+    They are where a coordinator is named, by the environment or the host's credential, or has its
+    socket on this host.
+    """
+    named = os.environ.get("DTD_COORDINATOR", "")
+    if named == ALONE:
+        return None
+    credential = os.environ.get("DTD_CREDENTIAL") or find_credential(places(os.environ))
+    here = any(os.access(one.path, os.W_OK) for one in find_sockets(os.environ))
+    return ByHand(job) if named or credential or here else None
 
 
 class ByHand:

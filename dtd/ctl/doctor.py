@@ -109,17 +109,7 @@ def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
     ]
     report = _report(found, hosts=hosts, links=links)
     if job is not None:
-        servers = [worker["name"] for worker in workers if worker.get("role") == "server"]
-        report["checks"] += [
-            dataclasses.asdict(finding) for finding in check_servers(job.spec, len(servers))
-        ]
-        idle = [
-            worker["name"]
-            for worker in workers
-            if worker["state"] == "idle" and worker["name"] not in servers
-        ]
-        places = {worker["name"]: _place(worker) for worker in workers}
-        _add_job(report, settings, job, sorted(idle, key=natural_key), servers, places)
+        _add_job(report, settings, job, workers)
     return report
 
 
@@ -178,47 +168,52 @@ _NOT_MEASURED: Final = Finding(
 
 
 def _add_job(
-    report: Report,
-    settings: Settings,
-    job: _Job,
-    idle: Sequence[str],
-    servers: Sequence[str],
-    places: dict[str, str],
+    report: Report, settings: Settings, job: _Job, workers: Sequence[dict[str, Any]]
 ) -> None:
-    """Steps on every idle worker, all at once as in the job, and what follows from them."""
+    """Add what a step on every idle worker shows, measured on all at once as in the job."""
+    servers = [one["name"] for one in workers if one.get("role") == "server"]
+    trainers = [one["name"] for one in workers if one["name"] not in servers]
+    places = {one["name"]: _place(one) for one in workers if one["state"] == "idle"}
+    idle = sorted((name for name in trainers if name in places), key=natural_key)
     most = min(len(idle), job.spec.elastic.max_workers)
-    mapping = to_mapping(job.spec)
+    steps, refusals = _measure_steps(settings, job, idle[:most])
+    memory = [_memory_of(name, places[name], step) for name, step in steps.items()]
+    links = report["links"]
+    listed = choices_of(steps, links, spec=job.spec, servers=servers)
+    states = divided(job.spec, list(steps.values()))
+    found = [
+        *check_servers(job.spec, len(servers)),
+        *(_refused(error) for error in refusals.values()),
+        *([] if idle else [_NOT_MEASURED]),
+        *check_memory(memory, steps, job.spec),
+        *check_choice(listed),
+        *check_division(states, job.spec, len(steps)),
+    ]
+    report["checks"] += map(dataclasses.asdict, found)
+    report["memory"], report["steps"] = memory, steps
+    report["forecast"] = [
+        dataclasses.asdict(one)
+        for one in forecasts(steps, links, most=most, spec=job.spec, servers=servers)
+    ]
+    report["strategies"] = [dataclasses.asdict(one) for one in listed]
+    report["state"] = [dataclasses.asdict(one) for one in states]
+
+
+def _measure_steps(
+    settings: Settings, job: _Job, names: Sequence[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, RequestRefused]]:
+    """Have these workers take steps of the job; returns what they measured, and refusals."""
     package = ""
-    if job.archive is not None and idle:
+    if job.archive is not None and names:
         package = job.archive.digest
         with settings.connect() as client:
             ship(client, job.archive)
-    steps, refusals = _measure(
-        settings,
-        {
-            name: m.Examine(what="step", worker=name, spec=mapping, worlds=most, package=package)
-            for name in idle[:most]
-        },
-    )
-    found = [
-        Finding(check="job", state="fail", message=error.message, remedy=error.remedy)
-        for error in refusals.values()
-    ]
-    found += [] if idle else [_NOT_MEASURED]
-    report["memory"] = [_memory_of(name, places[name], step) for name, step in steps.items()]
-    found += check_memory(report["memory"], steps, job.spec)
-    report["steps"] = steps
-    report["forecast"] = [
-        dataclasses.asdict(one)
-        for one in forecasts(steps, report["links"], most=most, spec=job.spec, servers=servers)
-    ]
-    listed = choices_of(steps, report["links"], spec=job.spec, servers=servers)
-    report["strategies"] = [dataclasses.asdict(one) for one in listed]
-    found += check_choice(listed)
-    states = divided(job.spec, list(steps.values()))
-    report["state"] = [dataclasses.asdict(one) for one in states]
-    found += check_division(states, job.spec, len(steps))
-    report["checks"] += [dataclasses.asdict(finding) for finding in found]
+    step = m.Examine(what="step", spec=to_mapping(job.spec), worlds=len(names), package=package)
+    return _measure(settings, {name: dataclasses.replace(step, worker=name) for name in names})
+
+
+def _refused(error: RequestRefused) -> Finding:
+    return Finding(check="job", state="fail", message=error.message, remedy=error.remedy)
 
 
 def _memory_of(worker: str, place: str, step: dict[str, Any]) -> dict[str, Any]:

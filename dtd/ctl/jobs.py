@@ -121,6 +121,25 @@ def result_words(result: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
+def progress_words(job: Mapping[str, Any]) -> list[str]:
+    """How far a job of the status is."""
+    words = [
+        f"step {figures.steps(job['step'], job['total_steps'])}",
+        f"epoch {job['epoch']}",
+        f"loss {figures.number(job['loss'])}",
+        figures.rate(job["samples_per_s"]),
+        f"steps lost {job['steps_lost']}",
+    ]
+    if job.get("skipped_steps"):
+        words.append(f"skipped {job['skipped_steps']}")
+    spare = job.get("redundancy")
+    if spare is not None:
+        words.append(f"{max(spare, 0)} may be lost")
+    if job.get("eval"):
+        words.append(f"eval {figures.metrics(job['eval'])}")
+    return words
+
+
 class _WaitProgress:
     """Shows one job, when `show` is called every `every_s`; a failed request is left out."""
 

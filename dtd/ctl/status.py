@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 from dtd import figures
 from dtd.ctl import output
 from dtd.ctl.answers import Patience, ask_and_show, items
+from dtd.ctl.jobs import progress_words
 from dtd.ctl.settings import Settings
 from dtd.doctor.memory import PARTS
 from dtd.errors import CoordinatorUnreachable
@@ -109,25 +110,7 @@ def _job_lines(status: Status) -> list[str]:
     head = f"job          {job['id']}  {state}  generation {job['generation']}"
     servers = job.get("servers", 0)
     head += f"  workers {job['world_size'] - servers}" + (f"  servers {servers}" if servers else "")
-    return [head, f"{_INDENT}{'  '.join(_progress(job))}", *why, *_straggler_lines(job)]
-
-
-def _progress(job: Status) -> list[str]:
-    words = [
-        f"step {figures.steps(job['step'], job['total_steps'])}",
-        f"epoch {job['epoch']}",
-        f"loss {figures.number(job['loss'])}",
-        figures.rate(job["samples_per_s"]),
-        f"steps lost {job['steps_lost']}",
-    ]
-    if job.get("skipped_steps"):
-        words.append(f"skipped {job['skipped_steps']}")
-    spare = job.get("redundancy")
-    if spare is not None:
-        words.append(f"{max(spare, 0)} may be lost")
-    if job.get("eval"):
-        words.append(f"eval {figures.metrics(job['eval'])}")
-    return words
+    return [head, f"{_INDENT}{'  '.join(progress_words(job))}", *why, *_straggler_lines(job)]
 
 
 def _straggler_lines(job: Status) -> list[str]:

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from dtd import figures
 from dtd.ctl import output
+from dtd.ctl.jobs import progress_words
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.figures import curve, is_logarithmic, progress_bar, shares
@@ -196,14 +197,9 @@ def standing(status: Values) -> str:
     words = [
         f"{job['id']} {job['state']}",
         f"generation {job['generation']}",
-        f"step {figures.steps(job['step'], job['total_steps'])}",
-        f"epoch {job['epoch']}",
-        f"loss {figures.number(job['loss'])}",
-        figures.rate(job["samples_per_s"]),
+        *progress_words(job),
         f"workers: {workers}",
     ]
-    if job.get("eval"):
-        words.append(f"eval {figures.metrics(job['eval'])}")
     words += [diagnostic["message"] for diagnostic in status.get("troubles") or ()]
     return "  ".join(words)
 

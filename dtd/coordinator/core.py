@@ -37,13 +37,14 @@ from dtd.cluster.records import Job
 from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.status import Diagnostics, EndedJob, status_of
 from dtd.config import CoordinatorConfig
+from dtd.coordinator.answers import Answers
 from dtd.coordinator.audit import AuditFile, AuditLog, Caller
-from dtd.coordinator.containment import Containment, Driver
+from dtd.coordinator.containment import Containment
 from dtd.coordinator.control_port import ControlPort
+from dtd.coordinator.driver import Driver
 from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageTransfer
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store, job_body
-from dtd.coordinator.throttles import Answers
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.diagnostics import Diagnostic
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused

@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from dtd.cluster.events import Revoked
+from dtd.coordinator.answers import acquire
 from dtd.coordinator.audit import Caller
 from dtd.coordinator.containment import Refusals
 from dtd.coordinator.core import Core
 from dtd.coordinator.store.database import Turn
-from dtd.coordinator.throttles import acquire
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.limits import Pacing, origin_of
 from dtd.net.link import Link

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.coordinator.answers import Answers
 from dtd.coordinator.store.database import StoreThread
-from dtd.coordinator.throttles import Answers
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
 from dtd.net.link import Link
 from dtd.packages.archives import Archives

@@ -8,14 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from dtd.coordinator.answers import Answers
 from dtd.coordinator.containment import Containment
-from dtd.coordinator.throttles import (
-    NOTICES_BURST,
-    REGISTERED_AT_ONCE,
-    Answers,
-    Pace,
-    ReportQuotas,
-)
+from dtd.coordinator.throttles import NOTICES_BURST, REGISTERED_AT_ONCE, Pace, ReportQuotas
 from dtd.errors import ProtocolError, RequestRefused
 from dtd.security.identity import Identity
 from dtd.wire import messages as m

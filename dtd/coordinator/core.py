@@ -38,7 +38,8 @@ from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.status import Diagnostics, EndedJob, status_of
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.answers import Answers
-from dtd.coordinator.audit import AuditFile, AuditLog, Caller
+from dtd.coordinator.audit import AuditLog, Caller
+from dtd.coordinator.audit_file import AuditFile
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.driver import Driver

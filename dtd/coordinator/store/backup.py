@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from dtd.coordinator.audit import DIRECTORY as AUDIT
-from dtd.coordinator.audit import DONE, AuditFile, Entry
+from dtd.coordinator.audit_file import DIRECTORY as AUDIT
+from dtd.coordinator.audit_file import DONE, AuditFile, Entry
 from dtd.coordinator.handlers.packages import PACKAGES
 from dtd.coordinator.store.database import FILE_NAME, LOCK_NAME, lock
 from dtd.coordinator.store.store import Store

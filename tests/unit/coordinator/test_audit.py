@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from dtd.coordinator import audit
-from dtd.coordinator.audit import (
-    CHANGING,
-    AuditFile,
-    Entry,
-)
+from dtd.coordinator import audit_file
+from dtd.coordinator.audit import CHANGING
+from dtd.coordinator.audit_file import AuditFile, Entry
 from dtd.errors import RequestRefused
 from dtd.security.permissions import VIEWER_MAY
 from dtd.wire import fields
@@ -84,9 +81,9 @@ def entry(what: str, **changed: Any) -> Entry:
 
 
 def test_pages_are_read_from_cursor_to_cursor_and_files_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "FILE_BYTES", 1000)
-    monkeypatch.setattr(audit, "MAX_FILES", 3)
-    monkeypatch.setattr(audit, "PAGE_ENTRIES", 2)
+    monkeypatch.setattr(audit_file, "FILE_BYTES", 1000)
+    monkeypatch.setattr(audit_file, "MAX_FILES", 3)
+    monkeypatch.setattr(audit_file, "PAGE_ENTRIES", 2)
     log = AuditFile(tmp_path)
     seqs = [
         log.add(

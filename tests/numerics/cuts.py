@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dtd.engine.sampler import Position
@@ -21,10 +21,20 @@ class Cut:
         step: in which one.
         method: whose call.
         call: how many calls of it are let through before.
+        meet: called first, such as to wait until other ranks have come as far.
     """
 
-    def __init__(self, inner: Any, step: int, *, method: str = "wait", call: int = 0) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        step: int,
+        *,
+        method: str = "wait",
+        call: int = 0,
+        meet: Callable[[], object] = lambda: None,
+    ) -> None:
         self._inner, self._method, self._step, self._left = inner, method, step, call
+        self._meet = meet
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
@@ -35,6 +45,7 @@ class Cut:
             return value
 
         def cut(*arguments: Any) -> None:
+            self._meet()
             raise RingBroken("cut by the test")
 
         return cut

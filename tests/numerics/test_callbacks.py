@@ -9,28 +9,9 @@ from dtd.checkpoint.format import list_checkpoints
 from dtd.engine.step_protocol import FRESH
 from dtd.errors import RingBroken, TaskError
 from dtd.train.record import InitFrom
+from tests.numerics.cuts import Cut
 
 pytestmark = pytest.mark.numerics
-
-
-class Cut:
-    """A collective that raises in the second call of one method in one step."""
-
-    def __init__(self, inner, *, method: str, step: int, call: int = 0) -> None:
-        self._inner, self._method, self._step, self._left = inner, method, step, call
-
-    def __getattr__(self, name):
-        value = getattr(self._inner, name)
-        if name != self._method or self._inner.nodes[0].machine.step != self._step:
-            return value
-        if self._left:
-            self._left -= 1
-            return value
-
-        def call(*arguments):
-            raise RingBroken("cut by the test")
-
-        return call
 
 
 def of(regression):

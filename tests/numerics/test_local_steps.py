@@ -12,10 +12,10 @@ from torch import nn
 from dtd.engine.control_word import Flags
 from dtd.engine.rounds import Rounds
 from dtd.engine.sampler import Position, advance, slice_bounds
-from dtd.errors import CheckpointError, RingBroken
+from dtd.errors import CheckpointError
 from dtd.train.data.sampling import batch_rows
 from dtd.train.record import InitFrom
-from tests.numerics.cuts import a_row_of_the_second_step, poisonous, ranks_of
+from tests.numerics.cuts import Cut, a_row_of_the_second_step, poisonous, ranks_of
 
 pytestmark = pytest.mark.numerics
 
@@ -92,30 +92,9 @@ def average(model, replicas, parts, outer) -> None:
             )
 
 
-class CutTogether:
-    """A collective that raises in one call of the third round, on both ranks at once."""
-
-    def __init__(self, inner, method: str, calls: int, meeting: threading.Barrier) -> None:
-        self._inner, self._method, self._calls, self._meeting = inner, method, calls, meeting
-
-    def __getattr__(self, name):
-        value = getattr(self._inner, name)
-        if name != self._method or self._inner.nodes[0].machine.step != 2:
-            return value
-        self._calls -= 1
-        if self._calls >= 0:
-            return value
-
-        def cut(*arguments):
-            self._meeting.wait()
-            raise RingBroken("cut by the test")
-
-        return cut
-
-
 def cut_together(method: str, calls: int):
     meeting = threading.Barrier(2)
-    return lambda _, inner: CutTogether(inner, method, calls, meeting)
+    return lambda _, inner: Cut(inner, 2, method=method, call=calls, meet=meeting.wait)
 
 
 # --- the published algorithms --------------------------------------------------------------------

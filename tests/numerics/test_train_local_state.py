@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from dtd.checkpoint.format import list_checkpoints, read_manifest
-from dtd.engine.step_protocol import FRESH
-from dtd.errors import RingBroken
 from dtd.strategy.choice import CODECS
+from tests.numerics.cuts import Cut, ranks_of
 from tests.numerics.example_codecs import Rounding
 
 pytestmark = pytest.mark.numerics
@@ -55,31 +54,6 @@ def task(regression):
     return Task(48)
 
 
-class Cut:
-    """A collective that ends in one call of step STEP, on all ranks at once."""
-
-    def __init__(self, inner, method: str, meeting: threading.Barrier) -> None:
-        self._inner, self._method, self._meeting = inner, method, meeting
-
-    def __getattr__(self, name):
-        value = getattr(self._inner, name)
-        if name != self._method or self._inner.nodes[0].machine.step != STEP:
-            return value
-
-        def call(*arguments):
-            self._meeting.wait()
-            raise RingBroken("cut by the test")
-
-        return call
-
-
-def started(arena, task, spec):
-    ranks = [arena.start(task, spec, name=f"w{i}") for i in range(2)]
-    for rank in ranks:
-        rank.run.adopt_local(*FRESH)
-    return ranks
-
-
 def digests(ranks) -> set[str]:
     for rank in ranks:
         if rank.error is not None:
@@ -91,9 +65,11 @@ def digests(ranks) -> set[str]:
 def test_a_redone_step_finds_local_state_as_it_was(arena, task, spec, methods) -> None:
     """Also on a rank that had prepared the step."""
     undisturbed = digests(arena.train(task, spec, 2, job_id="whole"))
-    ranks = started(arena, task, spec)
+    ranks = ranks_of(arena, task, spec, 2)
     meeting = threading.Barrier(2)
-    arena.generation(ranks, wrap=lambda i, inner: Cut(inner, methods[i], meeting))
+    arena.generation(
+        ranks, wrap=lambda i, inner: Cut(inner, STEP, method=methods[i], meet=meeting.wait)
+    )
     assert [rank.run.committed_step for rank in ranks] == [STEP, STEP]
     for rank in ranks:
         rank.run.adopt_local(1, STEP)
@@ -105,9 +81,11 @@ def test_a_prepared_step_that_is_committed_later_takes_its_local_state_along(
     arena, task, spec
 ) -> None:
     undisturbed = digests(arena.train(task, spec, 2, job_id="whole"))
-    ranks = started(arena, task, spec)
+    ranks = ranks_of(arena, task, spec, 2)
     meeting = threading.Barrier(2)
-    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, "gather", meeting))
+    arena.generation(
+        ranks, wrap=lambda _, inner: Cut(inner, STEP, method="gather", meet=meeting.wait)
+    )
     for rank in ranks:
         assert rank.run.prepared_key == (1, STEP + 1)
         rank.run.adopt_local(1, STEP + 1)
@@ -118,9 +96,9 @@ def test_a_prepared_step_that_is_committed_later_takes_its_local_state_along(
 def test_a_copied_replica_begins_with_none(arena, task, spec) -> None:
     """So it goes on otherwise than one that has gone through the steps, and replicas stay equal."""
     undisturbed = digests(arena.train(task, spec, 2, job_id="whole"))
-    ranks = started(arena, task, spec)
+    ranks = ranks_of(arena, task, spec, 2)
     meeting = threading.Barrier(2)
-    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, "wait", meeting))
+    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, STEP, meet=meeting.wait))
     ranks[0].run.adopt_local(1, STEP)
     arena.copy_state(ranks[0], ranks[1])
     arena.generation(ranks, generation=2)

@@ -12,7 +12,7 @@ from dtd.checkpoint.format import list_checkpoints
 from dtd.engine.control_word import Flags
 from dtd.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
-from tests.numerics.cuts import poisonous
+from tests.numerics.cuts import Cut, poisonous
 
 pytestmark = pytest.mark.numerics
 
@@ -31,24 +31,6 @@ class Stateful:
                 ).double()
 
         return Task(length)
-
-
-class Cut:
-    """A collective that raises in one call of one step, on the ranks that are listed."""
-
-    def __init__(self, inner, *, method: str, step: int, meet=lambda: None) -> None:
-        self._inner, self._method, self._step, self._meet = inner, method, step, meet
-
-    def __getattr__(self, name):
-        value = getattr(self._inner, name)
-        if name != self._method or self._inner.nodes[0].machine.step != self._step:
-            return value
-
-        def call(*arguments):
-            self._meet()
-            raise RingBroken("cut by the test")
-
-        return call
 
 
 def key(rank) -> tuple[int, int]:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from dtd.engine.step_protocol import FRESH
-from dtd.errors import RingBroken
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.schedule.chunks import Segments
 from dtd.strategy.choice import CODECS
 from dtd.strategy.codec.api import World
 from dtd.strategy.coded_buckets import make_buckets
+from tests.numerics.cuts import Cut
 from tests.unit.strategy.codec.narrowed import flat_of
 
 pytestmark = pytest.mark.numerics
@@ -192,24 +192,6 @@ def task(regression):
     return Task(48)
 
 
-class Cut:
-    """A collective that ends in one call of step STEP."""
-
-    def __init__(self, inner, method: str, meeting: threading.Barrier) -> None:
-        self._inner, self._method, self._meeting = inner, method, meeting
-
-    def __getattr__(self, name):
-        value = getattr(self._inner, name)
-        if name != self._method or self._inner.nodes[0].machine.step != STEP:
-            return value
-
-        def call(*arguments):
-            self._meeting.wait()
-            raise RingBroken("cut by the test")
-
-        return call
-
-
 def digests(ranks) -> set[str]:
     for rank in ranks:
         if rank.error is not None:
@@ -244,7 +226,9 @@ def test_a_step_that_is_redone_leaves_no_trace(arena, task, methods) -> None:
     ranks[0].run.adopt_local(*FRESH)
     arena.copy_state(ranks[0], ranks[1])
     meeting = threading.Barrier(2)
-    arena.generation(ranks, wrap=lambda i, inner: Cut(inner, methods[i], meeting))
+    arena.generation(
+        ranks, wrap=lambda i, inner: Cut(inner, STEP, method=methods[i], meet=meeting.wait)
+    )
     assert [rank.run.committed_step for rank in ranks] == [STEP, STEP]
     for rank in ranks:
         rank.run.adopt_local(1, STEP)
@@ -264,7 +248,7 @@ def test_a_checkpoint_needs_nothing_of_the_wire(arena, task) -> None:
     ranks[0].run.adopt_local(*FRESH)
     arena.copy_state(ranks[0], ranks[1])
     meeting = threading.Barrier(2)
-    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, "wait", meeting))
+    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, STEP, meet=meeting.wait))
     for rank in ranks:
         rank.run.close()
     again = [arena.start(task, spec, name=f"again{i}") for i in range(2)]

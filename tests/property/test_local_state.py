@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.strategy.codec.api import LocalState
+from dtd.strategy.codec.api import LocalState, ResidualHandoff
 
 CPU = torch.device("cpu")
 STEP = st.tuples(st.sampled_from(["commit", "rollback", "unwritten"]), st.integers(0, 3))
@@ -36,3 +36,28 @@ def test_it_is_what_the_commits_since_the_last_state_add_up_to(plan) -> None:
             state.commit()
             kept = 2 * kept + 1 if end == "commit" else kept
         assert state.unscaled().tolist() == [kept] * 3
+
+
+RANK = st.tuples(st.booleans(), st.integers(-8, 8))
+
+
+@given(st.lists(RANK, min_size=1, max_size=5).filter(lambda all_: not all(one for one, _ in all_)))
+def test_what_leavers_have_not_sent_is_divided_among_those_that_stay(ranks) -> None:
+    states = [LocalState(3, CPU) for _ in ranks]
+    for state, (_, kept) in zip(states, ranks, strict=True):
+        state.add(torch.full((3,), float(kept)))
+    handoffs = [
+        ResidualHandoff([state], leaves=leaves)
+        for state, (leaves, _) in zip(states, ranks, strict=True)
+    ]
+    flats = [torch.frombuffer(one.memories[0].view, dtype=torch.float32) for one in handoffs]
+    total = torch.stack(flats).sum(0)
+    for flat in flats:
+        flat.copy_(total)
+    for handoff in handoffs:
+        handoff.finish()
+    left = sum(kept for leaves, kept in ranks if leaves)
+    stay = sum(not leaves for leaves, _ in ranks)
+    for state, (leaves, kept) in zip(states, ranks, strict=True):
+        expected = torch.full((3,), 0.0 if leaves else kept + left / stay)
+        torch.testing.assert_close(state.unscaled(), expected)

@@ -3,7 +3,9 @@
 One coordinator's core, and a few workers' cores with training threads that do as they are told, or
 fail, or say that they hold what they do not.  Messages wait in queues of their own; connections are
 lost and processes end at any time, operators give any order, and the store goes back.  After every
-event both cores' invariants must hold.  `tests/simulation` asks for more, with fewer surprises.
+event both cores' invariants must hold.  A generation has the members that its job asks for, and no
+worker is assigned or told to save while it trains.  `tests/simulation` asks for more, with fewer
+surprises.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ WARMED = m.Warmed(
 class Process:
     """A worker's process: its core, what its training thread is about to say, and two queues."""
 
-    def __init__(self, name: str, rng: Random) -> None:
-        self.name, self.rng = name, rng
+    def __init__(self, name: str, rng: Random, *, serves: bool) -> None:
+        self.name, self.rng, self.serves = name, rng, serves
         self.connected = False
         self.to_coordinator: deque[m.Message] = deque()
         self.from_coordinator: deque[m.Message] = deque()
@@ -80,6 +82,7 @@ class Process:
                 data_host="h",
                 data_port=1,
                 version=self.rng.choice(["0.1.0"] * 9 + ["0.2.0"]),
+                serves=self.serves,
                 last_end=self.rng.choice(["", "was killed"]),
             )
         )
@@ -90,9 +93,11 @@ class Process:
 
     def does(self, event: member.Event) -> str:
         """Handle an event; returns how the process ends, if it does."""
+        trains = self.core.state in (MemberState.FORMING, MemberState.RUNNING)
         effects = self.core.handle(event)
         self.core.check_invariants()
         for effect in effects:
+            assert not (trains and isinstance(event, m.Assign | m.Save)), event
             if isinstance(effect, member.Tell):
                 if self.connected:
                     self.to_coordinator.append(effect.message)
@@ -211,7 +216,9 @@ class Cluster:
         self.stored: dict[str, Job] = {}
         self.generation = 0
         self.core = self.coordinator()
-        self.workers = [Process(f"w-{n}", self.rng) for n in range(self.rng.randrange(1, 5))]
+        names = [f"w-{n}" for n in range(self.rng.randrange(1, 5))]
+        server = "w-0" if seed % 2 == 0 else ""  # a parameter server, and yet the last rank
+        self.workers = [Process(name, self.rng, serves=name == server) for name in names]
 
     def coordinator(self) -> Pools:
         here = CoordinatorIdentity(version="0.1.0", host="c")
@@ -237,9 +244,19 @@ class Cluster:
         for one in self.workers:
             if one.name == effect.name and one.connected:
                 if isinstance(effect, Send):
+                    self.check_roster(effect.message)
                     one.from_coordinator.append(effect.message)
                 else:
                     self.cut(one, farewell=False)
+
+    def check_roster(self, message: m.Message) -> None:
+        """A generation has enough workers, and servers, as the last ranks, only if its job does."""
+        if isinstance(message, m.Assign):
+            terms = self.stored[message.job].terms
+            serves = [one.serves for one in message.roster]
+            assert serves == sorted(serves)
+            assert any(serves) == terms.has_servers
+            assert serves.count(False) >= terms.min_workers
 
     def store(self, effect: SaveJob) -> list[Event]:
         failure = "full" if self.rng.random() < 0.1 else ""
@@ -328,6 +345,8 @@ class Cluster:
                 "elastic": limits,
                 "checkpoint": {"copies": self.rng.randrange(1, 3)},
             }
+            if any(worker.serves for worker in self.workers) and self.rng.random() < 0.5:
+                spec["strategy"] = {"name": "sharded", "owners": "servers", "mirrors": 0}
             name = f"j-{self.jobs}"
             self.handle(Submitted(job=Job(id=name, spec=spec)))
 

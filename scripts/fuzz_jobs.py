@@ -88,8 +88,7 @@ def tables(judged: Judged, seconds: float) -> str:
     return "\n\n".join(
         (
             f"{summary}: {total}.",
-            table(("strategy", *WORDS.values()), _rows(judged, _strategy)),
-            table(("feature", *WORDS.values()), _rows(judged, _features)),
+            table(("strategy", *WORDS.values()), _strategies(judged)),
             table(("refusals and warnings", "jobs"), _sentences(judged)),
         )
     )
@@ -98,26 +97,10 @@ def tables(judged: Judged, seconds: float) -> str:
 WORDS: Final = {"agrees": "agree", "warned": "warned", "refused": "refused", "fails": "failed"}
 
 
-def _strategy(recipe: Recipe) -> tuple[str, ...]:
-    return (recipe["strategy"],)
-
-
-def _features(recipe: Recipe) -> tuple[str, ...]:
-    events = (f"event: {kind}" for kind in {one.kind for one in recipe.events})
-    return (*recipe.unusual, *events)
-
-
-def _rows(judged: Judged, keys: object) -> Iterator[tuple[str, ...]]:
-    assert callable(keys)
-    counts = Counter((key, verdict.kind) for recipe, verdict in judged for key in keys(recipe))
-    for key in sorted({key for key, _ in counts}, key=_place):
-        yield (key, *(f"{counts[key, kind]:,}" for kind in KINDS))
-
-
-def _place(key: str) -> tuple[int, str]:
-    name = key.partition(":")[0]
-    order = [*FEATURES, "layer", "event"]
-    return (order.index(name) if name in order else -1, key)
+def _strategies(judged: Judged) -> Iterator[tuple[str, ...]]:
+    counts = Counter((recipe["strategy"], verdict.kind) for recipe, verdict in judged)
+    for name in FEATURES["strategy"]:
+        yield (name, *(f"{counts[name, kind]:,}" for kind in KINDS))
 
 
 def _sentences(judged: Judged) -> Iterator[tuple[str, str]]:

@@ -157,6 +157,17 @@ class LoopLeft(TaskError):
     """A user's own loop was left before its last step."""
 
 
+class ScriptFailed(TaskError):
+    """A script that runs as a process of its own has ended with an error.
+
+    `output` is the end of what it has printed.
+    """
+
+    def __init__(self, message: str, *, output: str) -> None:
+        super().__init__(message)
+        self.output = output
+
+
 class LoaderLost(DtdError):
     """A loader process has ended under a batch; others may load it."""
 

@@ -45,13 +45,13 @@ from dtd.wire.session import State
 from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
 from dtd.worker.cluster_access import CredentialRenewal, coordinator_targets, registration
 from dtd.worker.control import ControlConnection, Requests
+from dtd.worker.job_thread import Facilities, OwnScript
 from dtd.worker.measure import PREFIX as PROFILES
 from dtd.worker.measure import PROFILE, PeerDiagnostics, Profiles, measure, probe
 from dtd.worker.models import MODELS, PREFIX, PinnedModels
 from dtd.worker.output import JobLines, OutputPipe
 from dtd.worker.packages import PACKAGES, TaskPackages
 from dtd.worker.training import Training
-from dtd.worker.training_thread import Facilities, OwnScript
 
 log = structlog.get_logger()
 

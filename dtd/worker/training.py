@@ -35,10 +35,11 @@ from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
 from dtd.worker.evidence import glance, look_closely, where_stalled
 from dtd.worker.host_checks import refuse_if_laxer
+from dtd.worker.job_thread import Facilities
 from dtd.worker.output import OutputPipe, flush_output
 from dtd.worker.reporter import FILE, CommittedStep, JobReporter, progress_message
 from dtd.worker.state_directory import fd_directory
-from dtd.worker.training_thread import Facilities, TrainingThread
+from dtd.worker.training_thread import TrainingThread
 
 log = structlog.get_logger()
 

@@ -1,25 +1,19 @@
-"""The training thread: warm up, then one generation after another until the job is over.
+"""The training thread: the thread of a job whose steps dtd trains.
 
 It connects `dtd.train` (state, loop) with the data plane: it loads the state from which a
-generation starts, runs the loop on the ring, and reports how the generation ended.  torch is
-imported here and not before, so an idle worker has not paid for it.  `dtd.worker.training` says how
-it and the event loop reach each other.
+generation starts, and runs the loop on the ring.  torch is imported here and not before, so an idle
+worker has not paid for it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
-import queue
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -27,41 +21,33 @@ from dtd.checkpoint.assemble import FoundPart
 from dtd.cluster import member
 from dtd.cluster.branches import told_by
 from dtd.cluster.figures import told
-from dtd.cluster.progress import ProgressWatch
-from dtd.config import WorkerConfig
 from dtd.engine.agenda import checkpoint_writers
 from dtd.engine.shards import ShardSet
 from dtd.engine.step_protocol import Reaction, reaction
 from dtd.errors import (
     CheckpointError,
     DivergenceError,
-    DtdError,
     LoopLeft,
     RingBroken,
-    UnreadableWord,
 )
-from dtd.exchange.collective import Bridge, RingCollective
-from dtd.exchange.schedule.neighbours import CORRUPT
+from dtd.exchange.collective import RingCollective
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
 from dtd.net.blocking_link import Connect
-from dtd.net.data_server import DataServer, Resource, memory_blob
-from dtd.net.liveness import Lifeline
-from dtd.shown import cut, cut_trace, one_line
+from dtd.net.data_server import Resource, memory_blob
+from dtd.shown import one_line
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 from dtd.worker.checkpoint_files import ask_for_parts, collect
-from dtd.worker.control import Requests
 from dtd.worker.fetch import fetch_state
-from dtd.worker.packages import TaskPackages, look_first_in, task_digest
-from dtd.worker.reporter import JobReporter
+from dtd.worker.job_thread import Facilities, JobThread
+from dtd.worker.packages import look_first_in, task_digest
 
 if TYPE_CHECKING:
     from dtd.exchange.api import Collective
     from dtd.train.profile import StepProfiler
     from dtd.train.record import HeldState, Outcome, WarmupReport
     from dtd.train.run import JobSessionRunner
-    from dtd.train.task import Task
 
 log = structlog.get_logger()
 
@@ -88,67 +74,20 @@ def leave_out_what_is_there() -> None:
 MAX_ENTRY_CHARACTERS: Final = 255
 
 
-class OwnScript(Protocol):
-    """The script of a process that was started by hand, and takes part in its job alone."""
-
-    spec: Mapping[str, Any]
-    """Its job, as the script describes it."""
-
-    def load(self, spec: JobSpec) -> tuple[Task, JobSpec]:
-        """Return its loop as a task, on the training thread."""
-        ...
-
-    def failed(self, error: BaseException) -> None:
-        """Training has failed here with this, on the training thread."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facilities:
-    """The parts of a worker that its job uses.
-
-    Attributes:
-        config: the worker's settings.
-        bridge: posts calls onto the event loop, from any thread.
-        data: the data port, on the event loop.
-        lifeline: holds connections that end with the process.
-        packages: has packages and weights on this worker's disk.
-        requests: asks the coordinator, from the training thread.
-        tell: sends to the coordinator, on the event loop; lost while there is no connection.
-        feed: hands an event to the member core, on the event loop.
-        script: the script of a process that was started by hand; None in a daemon.
-    """
-
-    config: WorkerConfig
-    bridge: Bridge
-    data: DataServer
-    lifeline: Lifeline
-    packages: TaskPackages
-    requests: Requests
-    tell: Callable[[m.Message], None]
-    feed: Callable[[member.Event], None]
-    script: OwnScript | None = None
-
-
 def state_resource(generation: int) -> str:
     """Name under which the source of a generation offers its state."""
     return f"state/{generation}"
 
 
-class TrainingThread(threading.Thread):
-    """One job's training thread.
+class TrainingThread(JobThread):
+    """The thread of a job that trains: a task, or a script that joins.
 
     Args:
-        prepare: the job.
-        spec: its specification.
-        worker: the parts of the worker that it uses.
         silence_s: after which a donor that sends nothing is given up.
-        reporter: told of steps, evaluations and checkpoints.
         committed: (generation, step) of the last commit by an earlier process of this worker.
-        watch: watches the thread's progress.
-        post: hands an event to the member core, after the job's earlier output.
         connect: returns the function that connects to other workers' data ports.
         profiler: profiles steps when it is asked to.
+        parts: those of `JobThread`.
     """
 
     def __init__(
@@ -158,92 +97,39 @@ class TrainingThread(threading.Thread):
         worker: Facilities,
         *,
         silence_s: float,
-        reporter: JobReporter,
         committed: tuple[int, int] = (0, 0),
-        watch: ProgressWatch,
-        post: Callable[[member.Event], None],
         connect: Callable[[], Connect],
         profiler: StepProfiler | None = None,
+        **parts: Any,
     ) -> None:
-        super().__init__(name="trainer", daemon=True)
-        self._prepare = prepare
-        self._spec = spec
-        self._config = worker.config
-        self._packages = worker.packages
+        super().__init__(prepare, spec, worker, **parts)
         self._requests = worker.requests
         self._script = worker.script
         self._offer = worker.bridge.posting(worker.data.offer)
         self._silence_s = silence_s
-        self._reporter = reporter
         self._committed = committed
-        self._watch = watch
-        self._post = post
         self._connect = connect
         self._profiler = profiler
-        self._orders: queue.SimpleQueue[RingCollective | m.Save] = queue.SimpleQueue()
+        self._session: JobSessionRunner
 
-    def assign(self, ring: RingCollective) -> None:
-        """Give the thread its next generation; called on the event loop."""
-        self._orders.put(ring)
-
-    def save(self, save: m.Save) -> None:
-        """Have the thread write its state, between generations; called on the event loop."""
-        self._orders.put(save)
-
-    def run(self) -> None:
-        """Train until the process is replaced; every failure becomes a report."""
+    def _save(self, order: m.Save) -> None:
         try:
-            self._watch.begin(time.monotonic())
-            run = self._warm_up()
-            self._watch.end()
-        except BaseException as error:  # noqa: BLE001 - a user's SystemExit fails the job too
-            self._fail(error, step=0)
-            return
-        while True:
-            order = self._orders.get()
-            if isinstance(order, m.Save):
-                self._save(run, order)
-                continue
-            try:
-                self._serve(run, order)
-            except LoopLeft as error:
-                if isinstance(error.__cause__, Exception | None):
-                    self._fail(error, step=run.committed_step)
-                    self._outlive_failure(run, order)
-                else:
-                    self._leave(run, order, error)
-            except BaseException as error:  # noqa: BLE001 - as above
-                self._fail(error, step=run.committed_step)
-                self._outlive_failure(run, order)
-
-    def _outlive_failure(self, run: JobSessionRunner, ring: RingCollective) -> None:
-        """The state of the last committed step is whole: keep it for the coordinator's decision.
-
-        It has the state saved, or, if a joiner was to blame, trains on without that one.  The
-        neighbours are let go after both reports: their word of a lost link shall come second.
-        """
-        try:
-            self._froze(run, ring.assign, "", "", "its training has failed")
-        finally:
-            ring.give_up("the training thread has failed")
-
-    def _leave(self, run: JobSessionRunner, ring: RingCollective, error: LoopLeft) -> None:
-        """The script was interrupted: the others redo the step, and what is held here is saved."""
-        self._froze(run, ring.assign, "", "", error.message)
-        ring.give_up(error.message)
-        held = run.held()
-        if held.where == "memory" and held.step:
-            key = {"generation": held.generation, "step": held.step}
-            self._save(run, m.Save(job=self._prepare.job, **key))
-
-    def _save(self, run: JobSessionRunner, save: m.Save) -> None:
-        """Write what is held; each order is answered, by the report of a checkpoint or by this."""
-        try:
-            run.save(save.generation, save.step)
+            self._session.save(order.generation, order.step)
         except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator asks another one
             self._reporter.warning("checkpoint_failed", str(error))
 
-    def _warm_up(self) -> JobSessionRunner:
+    def _committed_step(self) -> int:
+        return self._session.committed_step
+
+    def _held(self) -> tuple[m.Held, ...]:
+        held = (self._session.held(), *self._session.saved())
+        return tuple(map(_told, held[: m.MAX_HELD]))
+
+    def _prepared(self) -> tuple[int, int]:
+        held = self._session.held()
+        return self._session.prepared_key or (held.generation, held.step)
+
+    def _warm_up(self) -> None:
         with made_to_last():
             from dtd.own_loop.script import load_job_code
             from dtd.train.fingerprints import environment
@@ -264,7 +150,7 @@ class TrainingThread(threading.Thread):
                 mode="weights" if prepare.from_mode == "weights" else "resume",
                 identity=prepare.from_identity,
             )
-        run = JobSessionRunner(
+        run = self._session = JobSessionRunner(
             spec=self._spec,
             job_id=prepare.job,
             identity=prepare.identity,
@@ -284,12 +170,10 @@ class TrainingThread(threading.Thread):
         self._complete_origin(run)
         leave_out_what_is_there()  # in no ring yet: nobody waits for it
         self._watch.mark(time.monotonic())  # reading checkpoints may take as long again
-        self._post(self._warmed(run, report, place, told(environment(self._config.device))))
-        return run
+        self._post(self._warmed(report, place, told(environment(self._config.device))))
 
     def _warmed(
         self,
-        run: JobSessionRunner,
         report: WarmupReport,
         place: Path | None,
         environment: tuple[str, ...],
@@ -302,7 +186,7 @@ class TrainingThread(threading.Thread):
             numerics_fingerprint=report.numerics_fingerprint,
             parameters=report.parameters,
             steps_total=report.steps_total,
-            held=(_told(run.held()), *map(_told, run.saved()))[: m.MAX_HELD],
+            held=self._held(),
             task_digest=task_digest(self._spec.job.task, place),
             environment=environment,
             committed_generation=self._committed[0],
@@ -339,46 +223,51 @@ class TrainingThread(threading.Thread):
                 f"the checkpoint of {self._prepare.from_job} was not completed: {error}",
             )
 
-    def _serve(self, run: JobSessionRunner, ring: RingCollective) -> None:
-        """One generation, from taking over the state to how it ended."""
-        assign = ring.assign
-        self._reporter.begin_generation(assign)
-        self._watch.begin(time.monotonic())
+    def _serve(self, ring: RingCollective) -> None:
+        try:
+            super()._serve(ring)
+        except DivergenceError as error:
+            self._diverged(ring.assign, error)
+        except LoopLeft as error:
+            if isinstance(error.__cause__, Exception | None):
+                raise
+            self._leave(ring, error)
+
+    def _leave(self, ring: RingCollective, error: LoopLeft) -> None:
+        """The script was interrupted: the others redo the step, and what is held here is saved."""
+        self._froze(ring.assign, "", "", error.message)
+        ring.give_up(error.message)
+        held = self._session.held()
+        if held.where == "memory" and held.step:
+            key = {"generation": held.generation, "step": held.step}
+            self._save(m.Save(job=self._prepare.job, **key))
+
+    def _trace(self, error: BaseException) -> str:
+        if self._script is None:
+            return super()._trace(error)
+        self._script.failed(error)
+        return ""  # the script shows it
+
+    def _generation(self, ring: RingCollective) -> Outcome:
+        run, assign, roster = self._session, ring.assign, ring.assign.roster
         self._reporter.begins("take over")
         run.leave_behind(told_by(assign))
-        try:
-            servers = sum(member_.serves for member_ in assign.roster)
-            trainers = len(assign.roster) - servers
-            run.expect(assign.held_step, rank=assign.rank, world_size=trainers)
-            self._take_over(run, ring)
-            ring.wait_up()
-            roster = assign.roster
-            writers = checkpoint_writers(
-                [member_.host for member_ in roster],
-                self._spec.checkpoint.copies,
-                sharded=self._spec.strategy.name in SHARDED,
-                servers=servers,
-            )
-            voters = frozenset(rank for rank, member_ in enumerate(roster) if member_.holds)
-            collective = self._collective(ring)
-            outcome = run.run(
-                collective, assign.generation, writers=writers, voters=voters, servers=servers
-            )
-        except RingBroken as error:
-            self._froze(run, assign, error.suspect, error.evidence, error.message)
-        except UnreadableWord as error:
-            ring.give_up(error.message)
-            suspect = assign.roster[error.rank].name
-            self._froze(run, assign, suspect, CORRUPT, error.message)
-        except DivergenceError as error:
-            self._diverged(run, assign, error)
-        else:
-            if outcome.kind in ("finished", "stopped"):
-                self._finished(run, assign, outcome)
-            else:
-                self._froze(run, assign, "", "", "the generation ended at a step boundary")
-        finally:
-            self._watch.end()
+        servers = sum(member_.serves for member_ in roster)
+        trainers = len(roster) - servers
+        run.expect(assign.held_step, rank=assign.rank, world_size=trainers)
+        self._take_over(run, ring)
+        ring.wait_up()
+        writers = checkpoint_writers(
+            [member_.host for member_ in roster],
+            self._spec.checkpoint.copies,
+            sharded=self._spec.strategy.name in SHARDED,
+            servers=servers,
+        )
+        voters = frozenset(rank for rank, member_ in enumerate(roster) if member_.holds)
+        collective = self._collective(ring)
+        return run.run(
+            collective, assign.generation, writers=writers, voters=voters, servers=servers
+        )
 
     def _collective(self, ring: RingCollective) -> Collective:
         """The ring, or the process group that rests on it."""
@@ -444,37 +333,7 @@ class TrainingThread(threading.Thread):
             ring.give_up(error.message)
             raise RingBroken(f"the state that it offered is damaged: {error.message}") from error
 
-    def _froze(
-        self,
-        run: JobSessionRunner,
-        assign: m.Assign,
-        suspect: str,
-        evidence: str,
-        reason: str,
-        *,
-        diverged: DivergenceError | None = None,
-    ) -> None:
-        held = _told(run.held())
-        prepared = run.prepared_key or (held.generation, held.step)
-        self._post(
-            m.Frozen(
-                job=assign.job,
-                generation=assign.generation,
-                roster_id=assign.roster_id,
-                held=(held, *map(_told, run.saved()))[: m.MAX_HELD],
-                prepared_generation=prepared[0],
-                prepared_step=prepared[1],
-                suspect=suspect,
-                evidence=evidence,
-                reason=reason,
-                diverged_step=diverged.step if diverged is not None else 0,
-                differs=one_line(diverged.entry, MAX_ENTRY_CHARACTERS)
-                if diverged is not None
-                else "",
-            )
-        )
-
-    def _diverged(self, run: JobSessionRunner, assign: m.Assign, error: DivergenceError) -> None:
+    def _diverged(self, assign: m.Assign, error: DivergenceError) -> None:
         """Workers in the minority restart; without a majority no state is trusted.
 
         The ring is not given up: every rank reads this from words that are on their way to it, and
@@ -485,42 +344,15 @@ class TrainingThread(threading.Thread):
             self._post(member.Diverged(generation=assign.generation, reason=error.message))
             return
         if said is Reaction.FORGET:
-            run.forget()
-        suspect = assign.roster[error.dissenters[0]].name if said is Reaction.KEEP else ""
-        self._froze(run, assign, suspect, "diverged", error.message, diverged=error)
-
-    def _finished(self, run: JobSessionRunner, assign: m.Assign, outcome: Outcome) -> None:
-        held = run.held()
-        finished = m.Finished(
-            job=assign.job,
-            generation=assign.generation,
-            held_generation=held.generation,
-            part=_numbers(held.part),
-            step=outcome.step,
-            digest=outcome.digest,
-            result=self._reporter.result(outcome) if assign.rank == 0 else {},
-            stopped=outcome.kind == "stopped",
+            self._session.forget()
+        self._froze(
+            assign,
+            assign.roster[error.dissenters[0]].name if said is Reaction.KEEP else "",
+            "diverged",
+            error.message,
+            diverged_step=error.step,
+            differs=one_line(error.entry, MAX_ENTRY_CHARACTERS),
         )
-        self._reporter.flush()
-        self._post(finished)
-
-    def _fail(self, error: BaseException, *, step: int) -> None:
-        """The job's own code, data or numbers failed, or this host: the coordinator judges."""
-        blame = "" if isinstance(error, DtdError) else f"{type(error).__name__}: "
-        trace = cut_trace(error)
-        log.error("training_failed", error=f"{blame}{error}")
-        if self._script is not None:
-            self._script.failed(error)
-            trace = ""  # the script shows it
-        with contextlib.suppress(Exception):  # the job may have put its own object there
-            sys.stderr.write(trace)  # for `dtdctl logs`
-        failed = m.Failed(
-            job=self._prepare.job,
-            reason=cut(f"{blame}{error}"),
-            traceback=trace,
-            step=step,
-        )
-        self._post(failed)
 
 
 def _told(held: HeldState) -> m.Held:

@@ -138,7 +138,7 @@ def train(journal, *ends, saves=(), heard=lambda event: None):
 
     class WarmThread(TrainingThread):
         def _warm_up(self):
-            return FakeRun(*ends)
+            self._session = FakeRun(*ends)
 
     trainer = made(WarmThread, journal, post)
     for generation in range(1, len(ends) + 1):

@@ -71,8 +71,10 @@ def moment(unix_s: float | None) -> str:
 
 
 def steps(done: int, total: int | None) -> str:
-    """120/600 (20%), or 120 when the total is not known yet."""
-    return f"{done}/{total} ({100 * done // total}%)" if total else str(done)
+    """120/600 (20%), or 120 when the total is not known; `-` when nothing is."""
+    if total:
+        return f"{done}/{total} ({100 * done // total}%)"
+    return str(done) if done else NOTHING
 
 
 def ranks(job: Mapping[str, Any]) -> str:

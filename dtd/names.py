@@ -21,6 +21,8 @@ REFERENCE: Final = rf"{_DOTTED}:{_DOTTED}"
 """A task that is imported: "package.module:attribute"."""
 SCRIPT: Final = ":__main__"
 """End of a reference to a script, "train:__main__", which runs its own loop (`dtd.join`)."""
+LAUNCHED: Final = ":__launch__"
+"""End of a reference to a script that does not join: workers start it as torchrun does."""
 DIGEST: Final = r"[0-9a-f]{64}"
 """Packages and files of weights: a sha256."""
 METRIC_CHARACTERS: Final = 100

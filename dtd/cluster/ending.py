@@ -11,7 +11,7 @@ from dtd.cluster import checkpoints, figures
 from dtd.cluster.links import DEAD
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.run import Recovery
-from dtd.cluster.state import ClusterState
+from dtd.cluster.state import FRUITFUL_S, ClusterState
 from dtd.cluster.transitions import (
     GONE,
     MEMBERS,
@@ -189,7 +189,7 @@ def was_stopped(cluster: ClusterState, job: Job) -> bool:
     In a generation that an earlier process of the coordinator announced, they know it even if this
     one does not: the store could not write the request.
     """
-    if job.step >= job.total_steps:
+    if 0 < job.total_steps <= job.step:
         return False
     return job.state is JobState.STOPPING or any(one.stopped for one in cluster.members())
 
@@ -218,6 +218,9 @@ def close(cluster: ClusterState, job: Job, now: float) -> None:
             evidence=evidence,
             probed_every_s=every_s,
         )
+    began_at = cluster.run.advanced_at
+    if job.terms.launched and began_at is not None and now - began_at >= FRUITFUL_S:
+        cluster.advance(cluster.setbacks.crash_step + 1)
     cluster.setbacks.crash_generations += cluster.run.lost_member
     cluster.note_brevity(job)
     job.announced = False

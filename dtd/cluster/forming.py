@@ -347,6 +347,8 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
         world_size=len(cluster.run.roster),
         servers=job.servers,
     )
+    if job.terms.launched:
+        recovered(cluster, job, now)
     leaving = [
         member.name
         for member in cluster.members()
@@ -378,13 +380,19 @@ def progressed(
     cluster.advance(step)
     run.advanced_at = now
     job.step = step
-    if cluster.ending.recovery is not None and run.phase is not GenerationState.ENDING:
-        recovery, cluster.ending.recovery = cluster.ending.recovery, None
+    if run.phase is not GenerationState.ENDING:
+        recovered(cluster, job, now)
+
+
+def recovered(cluster: ClusterState, job: Job, now: float) -> None:
+    """The job trains again, if it had a loss to recover from."""
+    recovery, cluster.ending.recovery = cluster.ending.recovery, None
+    if recovery is not None:
         cluster.incident(
             "recovered",
             f"job {job.id} trains again: {recovery.cause}",
             worker=recovery.worker,
-            step=step,
+            step=job.step,
             **recovery.details(now),
         )
 

@@ -128,8 +128,11 @@ def _can_do_without(
 ) -> bool:
     """Whether others are present, or may still come, that can do this worker's step.
 
-    The last holder of committed steps is not set aside: the job ends, and they are saved.
+    The last holder of committed steps is not set aside: the job ends, and they are saved.  A
+    launched script that ends with an error ends the job.
     """
+    if job.terms.launched and aside.at != WARM_UP:
+        return False
     others = _others(cluster, worker.name)
     if not others:
         return _may_come(cluster, job, now)

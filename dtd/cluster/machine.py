@@ -234,7 +234,7 @@ def _advance_waiting(cluster: ClusterState, job: Job, now: float) -> None:
     if waiting.restart_partial(cluster, job, now):
         return
     forming.count_prepared(cluster, job)
-    why = _hopeless(cluster)
+    why = _hopeless(cluster, job)
     if why:
         jobs.give_up(cluster, job, why)
         saving.begin(cluster, job, JobState.FAILED, now)
@@ -262,13 +262,14 @@ def _end_waiting(cluster: ClusterState, job: Job, now: float) -> None:
     saving.begin(cluster, job, _verdict(job), now, hopes_s=hopes_s)
 
 
-def _hopeless(cluster: ClusterState) -> str:
+def _hopeless(cluster: ClusterState, job: Job) -> str:
     """Why continuing is pointless; empty when it is not."""
     past = cluster.setbacks
     if past.crash_generations >= MAX_DEADLY_GENERATIONS:
         ends = {name: past.last_ends.get(name, "") for name in past.crashed_workers}
         dead = ", ".join(f"{name} ({end})" if end else name for name, end in ends.items())
-        return f"step {past.crash_step + 1} kills worker after worker: {dead} died or hung in it"
+        work = "the script" if job.terms.launched else f"step {past.crash_step + 1}"
+        return f"{work} kills worker after worker: {dead} died or hung in it"
     if past.no_progress_generations >= MAX_FRUITLESS_GENERATIONS:
         idle = f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
         return f"{idle}; the last one ended because {past.last_cause}"

@@ -47,6 +47,8 @@ A = TypeVar("A", bound=StrEnum)
 WARMING_SILENCE_S = 30.0
 FRUITFUL_STEPS = 3
 """A generation that commits at least this many steps has made progress."""
+FRUITFUL_S = 600.0
+"""So has one that runs a launched script, whose steps nobody sees, for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

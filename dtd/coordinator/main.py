@@ -161,7 +161,8 @@ def _job(cluster: ClusterState) -> str:
     job = cluster.job
     if job is None:
         return "no job"
-    return f"job {job.id} {job.state.value} at step {job.step} of {job.total_steps}"
+    at = f" at step {job.step} of {job.total_steps}" if job.total_steps else ""
+    return f"job {job.id} {job.state.value}{at}"
 
 
 async def _serve(config: CoordinatorConfig) -> None:

@@ -112,8 +112,9 @@ COMMANDS: Final = (
     command(
         "run",
         "submit:run_script",
-        "Ship a script that calls dtd.join, with what it imports from its folder, and run it on the"
-        " workers as a job.\n\nExample: dtdctl run --workers 4 -- python train.py --lr 0.1",
+        "Ship a script with what it imports from its folder, and run it on the workers as a job."
+        "\n\nOne that calls dtd.join trains with them; any other one is started as torchrun does."
+        "\n\nExample: dtdctl run --workers 4 -- python train.py --lr 0.1",
         argument("words", "[python] SCRIPT.py", "The script, and its arguments.", nargs="+"),
         option(
             "--workers", "N", "At most so many.", type=number(int, least=1, most=1024), default=64

@@ -15,6 +15,7 @@ from dtd.ctl import output
 from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, items, parse_job_at_step, show
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed
+from dtd.names import LAUNCHED
 from dtd.shown import counted, one_line
 from dtd.wire import messages as m
 
@@ -79,7 +80,8 @@ def _held_up(settings: Settings, job: str) -> str:
 def _say_done(answer: Answer, job: str) -> None:
     if answer["state"] == "done":  # an error tells of any other end
         output.print_lines([job])
-        output.say(f"job {job} is done: {result_words(answer['result'])}")
+        words = result_words(answer["result"])
+        output.say(f"job {job} is done" + (f": {words}" if words else ""))
 
 
 def await_end(
@@ -116,6 +118,8 @@ def result_words(result: dict[str, Any]) -> str:
     }
     known = [(label, result.get(key)) for key, label in labels.items()]
     words = [f"{label} {figures.number(value)}" for label, value in known if value is not None]
+    if result.get("steps") is result.get("train_loss") is None:
+        return ""  # no step is known
     if result.get("ended_early"):
         words.append(f"ended early: {result['ended_early']}")
     return ", ".join(words)
@@ -123,6 +127,9 @@ def result_words(result: dict[str, Any]) -> str:
 
 def progress_words(job: Mapping[str, Any]) -> list[str]:
     """How far a job of the status is."""
+    task = job.get("task", "")
+    if task.endswith(LAUNCHED):
+        return [f"runs {task.removesuffix(LAUNCHED)}.py, whose steps are its own"]
     words = [
         f"step {figures.steps(job['step'], job['total_steps'])}",
         f"epoch {job['epoch']}",

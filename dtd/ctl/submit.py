@@ -25,7 +25,7 @@ from dtd.ctl.settings import Settings
 from dtd.errors import RequestRefused, TaskError, UsageError
 from dtd.job import JobSpec, load_job, overridden, to_mapping
 from dtd.job.differences import shown_value
-from dtd.names import SCRIPT, name_of
+from dtd.names import LAUNCHED, SCRIPT, name_of
 from dtd.net.control_client import ControlClient
 from dtd.packages.archive import Archive, pack
 from dtd.packages.archives import ENDING, WeightsFile, read_weights_file
@@ -34,6 +34,7 @@ from dtd.packages.source import (
     OWN_NAME,
     Source,
     find_source,
+    imports_dtd,
     module_name,
     top_level_name,
     with_imports,
@@ -139,7 +140,7 @@ def run_script(
     overrides: Sequence[str],
     wait_for_end: bool,
 ) -> int:
-    """Queue a job that runs a script with its own loop, and print its id.
+    """Queue a job that runs a script, and print its id: in its own loop, or as torchrun does.
 
     Raises:
         UsageError: the words name no script that can be shipped.
@@ -152,11 +153,15 @@ def run_script(
             f"{script} is no Python script that can be shipped",
             remedy="name a file such as train.py, with letters, digits and underscores in its name",
         )
+    source = Source(name=path.stem, path=path.resolve(), installed=False)
+    joins = imports_dtd(with_imports(source, path.stem))
+    if not joins:
+        output.say(f"{path.name} does not call dtd.join: workers start it as torchrun does")
     given = {
         "job": {
             "name": name or name_of(path.stem),
-            "task": f"{path.stem}{SCRIPT}",
-            # In place of the numbers that the script gives to run.batches():
+            "task": f"{path.stem}{SCRIPT if joins else LAUNCHED}",
+            # In place of the numbers that a script gives to run.batches():
             "global_batch_size": 1,
             "steps": _MOST_STEPS,
         },

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dtd.job.strategy_table import LOCAL, SHARDED, SPARSE
+from dtd.names import LAUNCHED
 from dtd.rules import fields_of
 from dtd.shown import shown
 
@@ -146,7 +147,13 @@ def _numbers(spec: JobSpec) -> Iterator[Conflict]:
 
 
 def _encryption(spec: JobSpec) -> Iterator[Conflict]:
-    sync = spec.sync
+    sync, task = spec.sync, spec.job.task
+    if task.endswith(LAUNCHED) and sync.encryption == "tls" and not sync.plain_gradients:
+        yield Conflict(
+            fields=(("sync", "encryption"), ("job", "task"), ("sync", "plain_gradients")),
+            text='cannot be "tls" for a script that does not call dtd.join, whose processes connect'
+            " by themselves; remove it, or say plain_gradients = true",
+        )
     if sync.transport != "ring" and sync.encryption == "tls" and not sync.plain_gradients:
         yield Conflict(
             fields=(("sync", "transport"), ("sync", "encryption"), ("sync", "plain_gradients")),

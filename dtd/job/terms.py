@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from dtd.job.strategy_table import StrategyTable
 from dtd.job.tables import CheckpointTable, ElasticTable
+from dtd.names import LAUNCHED
 from dtd.rules import fault, fields_of
 
 _HASH_CHARACTERS: Final = 16
@@ -39,7 +40,7 @@ class JobTerms:
         sandbox: of the table `job`; workers whose own is laxer than "strict" refuse such a job.
         min_workers, max_workers, workers, by_hand, settle_s: of the table `elastic`.
         warmup_timeout_s, stall_timeout_s, busy_timeout_s: of the table `elastic`.
-        copies: of the table `checkpoint`.
+        copies: of the table `checkpoint`; 0 for a launched script, which saves its state itself.
         strategy: the table `strategy`, as far as it is known here.
     """
 
@@ -58,6 +59,11 @@ class JobTerms:
     busy_timeout_s: float = _ELASTIC.busy_timeout_s
     copies: int = _CHECKPOINT.copies
     strategy: StrategyTable = _STRATEGY
+
+    @property
+    def launched(self) -> bool:
+        """Whether workers start a script of which they know no step and no state."""
+        return self.task.endswith(LAUNCHED)
 
     @property
     def sharded(self) -> bool:
@@ -109,6 +115,8 @@ def terms_of(spec: Mapping[str, Any]) -> JobTerms:
             value = float(value)
         if type(value) is kind:
             found[setting] = value
+    if str(found.get("task", "")).endswith(LAUNCHED):
+        found["copies"] = 0
     return JobTerms(**found, strategy=_strategy(spec.get("strategy")))
 
 

@@ -151,6 +151,17 @@ def with_imports(task: Source, module: str) -> list[Source]:
     return [task, *(needed[name] for name in sorted(needed))]
 
 
+def imports_dtd(sources: Iterable[Source]) -> bool:
+    """Whether a file of these packages and modules imports dtd.
+
+    Raises:
+        TaskError: a file cannot be read.
+    """
+    paths = [source.path for source in sources if source.path is not None]
+    files = (file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py")))
+    return any(OWN_NAME in _imported(file, "") for file in files)
+
+
 def _beside(folder: Path, name: str) -> Source | None:
     """The module that `import name` finds in the folder; None if Python looks elsewhere first."""
     if BuiltinImporter.find_spec(name) is not None or FrozenImporter.find_spec(name) is not None:

@@ -524,6 +524,8 @@ def _doing(beat: m.Heartbeat) -> str:
         return beat.waiting
     if beat.waiting:
         return f"job {beat.job}: {beat.waiting}"
+    if not beat.step:
+        return f"job {beat.job}: runs"
     return f"job {beat.job}: step {beat.step}, loss {beat.loss:.4g}"
 
 

@@ -244,11 +244,14 @@ class JobThread(threading.Thread, ABC):
             part=held.part,
             step=outcome.step,
             digest=outcome.digest,
-            result=self._reporter.result(outcome) if assign.rank == 0 else {},
+            result=self._result(outcome) if assign.rank == 0 else {},
             stopped=outcome.kind == "stopped",
         )
         self._reporter.flush()
         self._post(finished)
+
+    def _result(self, outcome: Outcome) -> dict[str, Any]:
+        return self._reporter.result(outcome)
 
     def _fail(self, error: BaseException, *, step: int) -> None:
         """The job's own code, data or numbers failed, or this host: the coordinator judges."""

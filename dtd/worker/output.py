@@ -34,6 +34,9 @@ MAX_LINE_CHARACTERS: Final = 4096
 MAX_WAITING_LINES: Final = 1000
 """The newest are kept; a line says how many are missing before them."""
 
+RECENT_LINES: Final = 40
+"""So many tell of the end of a process."""
+
 MAX_UNLOGGED_LINES: Final = 4 * MAX_WAITING_LINES
 """The newest are kept: of a flood of the longest lines a slow disk may not see all."""
 
@@ -69,6 +72,7 @@ class OutputPipe:
         self._rest = ""
         self._lines: deque[str] = deque()
         self._missing = 0
+        self._recent: deque[str] = deque(maxlen=RECENT_LINES)
         self._reader, writer = os.pipe()
         os.set_blocking(self._reader, False)
         with contextlib.suppress(OSError):  # this user has too many large pipes
@@ -90,6 +94,17 @@ class OutputPipe:
                 data = self._read()
             if not data:
                 return
+
+    def tail(self) -> list[str]:
+        """The newest lines up to now, the last of which may have no end."""
+        self.read_all()
+        with self._lock:
+            return [*self._recent, *([self._rest] if self._rest else [])]
+
+    def forget(self) -> None:
+        """Begin the tail anew."""
+        with self._lock:
+            self._recent.clear()
 
     def take(self, *, ended: bool = False) -> list[str]:
         """The newest lines since the last call, after one that says how many are missing.
@@ -130,7 +145,9 @@ class OutputPipe:
         if len(self._rest) > MAX_LINE_CHARACTERS:
             lines.append(self._rest)
             self._rest = ""
-        self._lines.extend(line[:MAX_LINE_CHARACTERS] for line in lines)
+        lines = [line[:MAX_LINE_CHARACTERS] for line in lines]
+        self._lines.extend(lines)
+        self._recent.extend(lines)
         while len(self._lines) > MAX_WAITING_LINES:
             self._lines.popleft()
             self._missing += 1

@@ -28,6 +28,7 @@ from dtd.config import WorkerConfig
 from dtd.errors import ConfigError
 from dtd.exchange.collective import RingCollective
 from dtd.job import JobSpec
+from dtd.names import LAUNCHED
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
@@ -35,7 +36,8 @@ from dtd.train.profile import StepProfiler
 from dtd.wire import messages as m
 from dtd.worker.evidence import glance, look_closely, where_stalled
 from dtd.worker.host_checks import refuse_if_laxer
-from dtd.worker.job_thread import Facilities
+from dtd.worker.job_thread import Facilities, JobThread
+from dtd.worker.launch_thread import LaunchThread
 from dtd.worker.output import OutputPipe, flush_output
 from dtd.worker.reporter import FILE, CommittedStep, JobReporter, progress_message
 from dtd.worker.state_directory import fd_directory
@@ -94,18 +96,22 @@ class Training:
         self.profiler = StepProfiler(
             sees_torch=spec.sync.transport == "ring", begins=self._reporter.begins
         )
-        self._thread = TrainingThread(
-            prepare,
-            spec,
-            worker,
-            silence_s=silence_s,
-            reporter=self._reporter,
-            committed=record.before,
-            watch=self._watch,
-            post=self._report,
-            connect=self._connect_data,
-            profiler=self.profiler,
-        )
+        parts = {"reporter": self._reporter, "watch": self._watch, "post": self._report}
+        self._thread: JobThread
+        if spec.job.task.endswith(LAUNCHED):
+            assert output is not None, "a script that was started by hand joins"
+            self._thread = LaunchThread(prepare, spec, worker, output=output, **parts)
+        else:
+            self._thread = TrainingThread(
+                prepare,
+                spec,
+                worker,
+                silence_s=silence_s,
+                committed=record.before,
+                connect=self._connect_data,
+                profiler=self.profiler,
+                **parts,
+            )
         self._thread.start()
 
     def _new_reporter(self, record: CommittedStep) -> JobReporter:

@@ -242,6 +242,8 @@ class Profiles:
                 f"job {request.job} does not train now: it is {cluster.job.state.value}",
                 remedy="try again when `dtdctl status` says that it is running",
             )
+        if cluster.job.terms.launched:
+            raise RequestRefused(f"job {request.job} runs a script whose steps dtd does not see")
         return cluster.job
 
     async def _record(self, request: m.Profile, job: Job) -> dict[str, Any]:

@@ -92,6 +92,7 @@ class Driver:
         self,
         job_id: str = "j-1",
         *,
+        task: str = "",
         copies: int = 1,
         strategy: dict[str, Any] | None = None,
         **elastic: Any,
@@ -107,7 +108,7 @@ class Driver:
         job = Job(
             id=job_id,
             spec={
-                "job": {"name": "j"},
+                "job": {"name": "j", "task": task},
                 "elastic": {**table, **elastic},
                 "checkpoint": {"copies": copies},
                 "strategy": strategy or {},

@@ -82,6 +82,7 @@ chunk_kib = 3
 
 FEW = "strategy.codec='top_k'"
 TLS = "sync.encryption='tls' sync.transport='gloo'"
+TLS_LAUNCHED = "sync.encryption='tls' job.task='train:__launch__'"
 LOCAL = "strategy.name='local_sgd'"
 DILOCO = "strategy.name='diloco'"
 STREAMING = "strategy.name='streaming_diloco'"
@@ -107,6 +108,8 @@ SHARDED = "strategy.name='sharded'"
         (TLS, 'does not encrypt: with encryption = "tls" use "ring" instead of "gloo"'),
         (f"{TLS} sync.plain_gradients=true", ""),
         ("sync.encryption='tls'", ""),
+        (TLS_LAUNCHED, 'encryption: cannot be "tls" for a script that does not call dtd.join'),
+        (f"{TLS_LAUNCHED} sync.plain_gradients=true", ""),
         # Codecs that send a few gradients.
         (f"{FEW} strategy.momentum=0.9", ""),
         (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.packages.source import find_source, top_level_name, with_imports
+from dtd.packages.source import find_source, imports_dtd, top_level_name, with_imports
 
 EXPLODES = "raise SystemExit('imported')\n"
 
@@ -59,6 +59,23 @@ def test_imports_are_followed_from_module_to_module(tmp_path: Path) -> None:
         "alone.py": "",
     }
     assert found(tmp_path, files) == ["train", "blocks", "model", "sizes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "joins"),
+    [
+        ("import dtd\n", True),
+        ("def f():\n    from dtd import join\n", True),
+        ("import os\n", False),
+    ],
+)
+def test_a_script_joins_if_what_is_shipped_imports_dtd(
+    tmp_path: Path, text: str, joins: bool
+) -> None:
+    found(tmp_path, {"train.py": "import model\n", "model.py": text, "other.py": "import dtd\n"})
+    source = find_source("train", [tmp_path])
+    assert source is not None
+    assert imports_dtd(with_imports(source, "train")) is joins
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:

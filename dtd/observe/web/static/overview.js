@@ -98,7 +98,7 @@ export function jobCard(job, world, confirmed) {
     h("div", { class: "bar", css: { margin: "14px 0" }, role: "progressbar", "aria-label": "Steps", "aria-valuemin": "0", "aria-valuemax": job.total_steps ?? null, "aria-valuenow": job.step, "aria-valuetext": `step ${job.step}${job.total_steps ? ` of ${job.total_steps}` : ""}` },
       h("span", { css: { width: `${100 * (share ?? 0)}%` } })),
     tiles(
-      tile("Step", job.total_steps ? `${whole(job.step)} / ${whole(job.total_steps)}` : whole(job.step)),
+      tile("Step", job.total_steps ? `${whole(job.step)} / ${whole(job.total_steps)}` : job.step ? whole(job.step) : "–"),
       tile("Loss", number(job.loss)),
       tile("Throughput", rate(job.samples_per_s)),
       tile("Workers", whole(trainers(job.world_size, job.servers))),

@@ -33,7 +33,6 @@ from dtd.cluster import (
     suspicion,
     waiting,
 )
-from dtd.cluster.detector import Detector
 from dtd.cluster.events import (
     CancelRequested,
     DeleteRequested,
@@ -49,8 +48,7 @@ from dtd.cluster.events import (
     WorkerLost,
 )
 from dtd.cluster.records import Job, Worker
-from dtd.cluster.run import Run
-from dtd.cluster.state import ClusterState, CoordinatorIdentity
+from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import (
     ENDED,
     GONE,
@@ -71,30 +69,6 @@ TRAINING = frozenset({WorkerState.FORMING, WorkerState.RUNNING, WorkerState.DISC
 
 
 STOPPING = "stopping at the next step boundary; a second `dtdctl cancel` does not wait for that"
-
-
-def new_cluster(
-    *,
-    heartbeat_interval_s: float = 0.25,
-    heartbeat_timeout_s: float = 1.5,
-    last_generation: int = 0,
-    identity: CoordinatorIdentity | None = None,
-) -> ClusterState:
-    """Return a cluster without workers and jobs.
-
-    Args:
-        heartbeat_interval_s: how often workers are told to send heartbeats.
-        heartbeat_timeout_s: silence after which a worker counts as lost.
-        last_generation: the highest number ever announced; new ones exceed it.
-        identity: this coordinator's version and host.
-    """
-    return ClusterState(
-        heartbeat_interval_s=heartbeat_interval_s,
-        heartbeat_timeout_s=heartbeat_timeout_s,
-        detector=Detector(timeout_s=heartbeat_timeout_s, tick_s=heartbeat_interval_s),
-        run=Run(highest=last_generation),
-        identity=identity or CoordinatorIdentity(),
-    )
 
 
 def handle(cluster: ClusterState, event: Event, now: float) -> None:

@@ -40,10 +40,11 @@ from dtd.cluster.events import (
     Undeliverable,
     WorkerLost,
 )
-from dtd.cluster.machine import connected, counts, new_cluster
+from dtd.cluster.machine import connected, counts
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.registration import NEVER_HEARD
 from dtd.cluster.roster import natural_key
+from dtd.cluster.run import Run
 from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.transitions import ENDED, GOES_ON, GONE, GenerationState, JobState, WorkerState
 from dtd.errors import RequestRefused
@@ -73,11 +74,11 @@ class Pools:
         last_generation: int = 0,
         identity: CoordinatorIdentity | None = None,
     ) -> None:
-        self.home = new_cluster(
+        self.home = ClusterState(
             heartbeat_interval_s=heartbeat_interval_s,
             heartbeat_timeout_s=heartbeat_timeout_s,
-            last_generation=last_generation,
-            identity=identity,
+            identity=identity or CoordinatorIdentity(),
+            run=Run(highest=last_generation),
         )
         self._pools: list[ClusterState] = []
         self._at_work = self.home
@@ -243,13 +244,7 @@ class Pools:
 
     def _open(self, job: Job, now: float) -> None:
         """Begin a job, or resume it, on a pool without workers."""
-        pool = new_cluster(
-            heartbeat_interval_s=self.home.heartbeat_interval_s,
-            heartbeat_timeout_s=self.home.heartbeat_timeout_s,
-            last_generation=job.generation,
-            identity=self.home.identity,
-        )
-        pool.effects = self.home.effects
+        pool = self.home.fresh(job.generation)
         self._pools.append(pool)
         self._keep_numbers_apart()
         self._at_work, pool.now = pool, now

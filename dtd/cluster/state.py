@@ -95,7 +95,7 @@ class ClusterState:
 
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
-    detector: Detector
+    detector: Detector = field(init=False)
     identity: CoordinatorIdentity = field(default_factory=CoordinatorIdentity)
     workers: dict[str, Worker] = field(default_factory=dict)
     warming_since: dict[str, float] = field(default_factory=dict)
@@ -115,6 +115,27 @@ class ClusterState:
     now: float = 0.0
     impossible: str = ""
     effects: list[Effect] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Begin to listen for workers."""
+        self.detector = Detector(
+            timeout_s=self.heartbeat_timeout_s, tick_s=self.heartbeat_interval_s
+        )
+
+    def fresh(self, highest: int) -> ClusterState:
+        """A cluster without workers and jobs, of the same coordinator.
+
+        Args:
+            highest: the highest number of a generation that is known.
+        """
+        return ClusterState(
+            heartbeat_interval_s=self.heartbeat_interval_s,
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
+            identity=self.identity,
+            run=Run(highest=highest),
+            now=self.now,
+            effects=self.effects,
+        )
 
     # --- transitions -----------------------------------------------------------------------
 
@@ -327,15 +348,7 @@ class ClusterState:
 
     def forget_all(self) -> None:
         """Return to the state at process start, except for the numbers already assigned."""
-        fresh = ClusterState(
-            heartbeat_interval_s=self.heartbeat_interval_s,
-            heartbeat_timeout_s=self.heartbeat_timeout_s,
-            detector=Detector(timeout_s=self.detector.timeout_s, tick_s=self.detector.tick_s),
-            run=Run(highest=max(self.run.generation, self.run.highest)),
-            identity=self.identity,
-            now=self.now,
-            effects=self.effects,
-        )
+        fresh = self.fresh(max(self.run.generation, self.run.highest))
         for field_ in fields(ClusterState):
             setattr(self, field_.name, getattr(fresh, field_.name))
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from dtd import diagnostics
-from dtd.cluster.detector import Detector
 from dtd.cluster.records import Job, Liveness, Worker
 from dtd.cluster.registration import newcomer
 from dtd.cluster.run import Run
@@ -40,7 +39,6 @@ def cluster(*beats: m.Heartbeat | None, **job: Any) -> ClusterState:
     made = ClusterState(
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
-        detector=Detector(timeout_s=1.5, tick_s=0.25),
         run=Run(generation=3),
     )
     for rank, one in enumerate(beats):
@@ -281,7 +279,6 @@ def bare() -> ClusterState:
     made = ClusterState(
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
-        detector=Detector(timeout_s=1.5, tick_s=0.25),
         identity=CoordinatorIdentity(version="0.1.0", host="chief"),
     )
     for name, host in (("w-0", "10.0.0.1"), ("w-1", "fd00::1")):

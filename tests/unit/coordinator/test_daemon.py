@@ -6,7 +6,6 @@ import sqlite3
 
 import pytest
 
-from dtd.cluster.detector import Detector
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.run import Run
 from dtd.cluster.state import ClusterState
@@ -71,7 +70,6 @@ def cluster(*states):
     made = ClusterState(
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
-        detector=Detector(timeout_s=1.5, tick_s=0.25),
         run=Run(generation=0),
     )
     for rank, state in enumerate(states):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster.detector import Detector
 from dtd.cluster.records import Job, Liveness, Worker
 from dtd.cluster.run import Run
 from dtd.cluster.state import ClusterState
@@ -26,7 +25,6 @@ def cluster() -> ClusterState:
     made = ClusterState(
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
-        detector=Detector(timeout_s=1.5, tick_s=0.25),
         run=Run(generation=3),
     )
     beat = m.Heartbeat(state="running", generation=3, step=12, step_s=0.1, rtt_s=0.001)

@@ -20,7 +20,19 @@ def __getattr__(name: str) -> Any:
     if name not in ("Run", "join"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dtd.own_loop import run
-    from dtd.worker.by_hand import find_cluster
 
-    run.look_for_cluster(find_cluster)
+    run.look_for_cluster(_find_cluster)
     return getattr(run, name)
+
+
+def _find_cluster(job: str) -> Any:
+    """Return the host of a script's job on a cluster, if this user's scripts take part in one."""
+    import os
+
+    from dtd.worker.cluster_access import is_in_cluster
+
+    if not is_in_cluster(os.environ):
+        return None
+    from dtd.worker.by_hand import ByHand
+
+    return ByHand(job)

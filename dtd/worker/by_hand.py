@@ -38,18 +38,14 @@ from dtd.names import SCRIPT, name_of
 from dtd.own_loop.alone import say, tables_of
 from dtd.own_loop.task import LoopTask, UserLoop
 from dtd.own_loop.turns import Turns
-from dtd.places import find_sockets
 from dtd.process_memory import keep_freed_memory
 from dtd.security.credential import Credential
 from dtd.security.identity import HAND_INSTANCES
-from dtd.security.targets import find_credential
-from dtd.worker.cluster_access import coordinator_targets, load_credential, places, settled
+from dtd.worker.cluster_access import coordinator_targets, load_credential, settled
 from dtd.worker.daemon import Worker
 from dtd.worker.main import STOP_PATIENCE_S, SWITCH_INTERVAL_S
 from dtd.worker.state_directory import StateDirectory
 
-ALONE: Final = "none"
-"""The value of DTD_COORDINATOR with which a run is trained alone, wherever it is."""
 MOST_PROCESSES: Final = 64
 """Of one job and user on one host."""
 _NO_FILE: Final = Path(os.devnull)
@@ -58,20 +54,6 @@ _GOES_WELL: Final = frozenset({"done", "cancelled"})
 
 _open: set[str] = set()
 """Names of the workers that this process is: a lock of a file does not keep itself out."""
-
-
-def find_cluster(job: str) -> ByHand | None:
-    """The host of a job's run if this user's scripts are workers of a cluster.
-
-    They are where a coordinator is named, by the environment or the host's credential, or has its
-    socket on this host.
-    """
-    named = os.environ.get("DTD_COORDINATOR", "")
-    if named == ALONE:
-        return None
-    credential = os.environ.get("DTD_CREDENTIAL") or find_credential(places(os.environ))
-    here = any(os.access(one.path, os.W_OK) for one in find_sockets(os.environ))
-    return ByHand(job) if named or credential or here else None
 
 
 class ByHand:

@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from dtd.errors import UsageError
 from dtd.names import name_of
 from dtd.net.join_client import join
-from dtd.places import config_home
+from dtd.places import config_home, find_sockets
 from dtd.security.identity import USUAL_INSTANCES, check_names, split_names, worker_names
 from dtd.security.token import Token
 
@@ -99,6 +99,24 @@ def places(environ: Mapping[str, str]) -> tuple[Path, ...]:
     if managed:
         return Path(managed) / FILE_NAME, SYSTEM_FILE
     return credential_places(FILE_NAME, environ, system=(SYSTEM_FILE,))
+
+
+ALONE: Final = "none"
+"""The value of DTD_COORDINATOR with which a script is trained alone, wherever it is."""
+
+
+def is_in_cluster(environ: Mapping[str, str]) -> bool:
+    """Whether scripts that this user starts by hand are workers of a cluster.
+
+    They are where a coordinator is named, by the environment or the host's credential, or has its
+    socket on this host.
+    """
+    named = environ.get("DTD_COORDINATOR", "")
+    if named:
+        return named != ALONE
+    if environ.get("DTD_CREDENTIAL") or find_credential(places(environ)) is not None:
+        return True
+    return any(os.access(one.path, os.W_OK) for one in find_sockets(environ))
 
 
 def load_credential(
@@ -279,7 +297,7 @@ def run_join(arguments: Sequence[str]) -> int:
         "--instances",
         metavar="LIST",
         help="its workers, separated by commas: what follows dtd-worker@, or any other suffix of "
-        "their names; default: cpu,cuda0 and so on to cuda15",
+        "their names; default: cpu, cuda0 to cuda15, server, hand0 to hand15",
     )
     parser.add_argument(
         "--credential", metavar="FILE", type=Path, help="where to store the credential"

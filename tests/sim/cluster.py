@@ -129,10 +129,12 @@ class Cluster:
         busy_s: float = 1800.0,
         at_s: float = 0.0,
         from_job: str = "",
+        by_hand: Sequence[str] = (),
     ) -> Self:
         """Plan the submission of a job; jobs are called job-1, job-2, ...
 
-        With `from_job` it begins with that job's weights.
+        With `from_job` it begins with that job's weights.  `by_hand` are further processes, which
+        train this job alone, and nobody else does.
 
         Its [strategy] table defines the number of steps of a round; without one it is 1.  With
         `hands_on`, leaving ranks pass their residuals on to those that stay.  From step
@@ -146,6 +148,7 @@ class Cluster:
                 "min_workers": min_workers,
                 "max_workers": max_workers,
                 "workers": workers,
+                "by_hand": bool(by_hand),
                 "settle_s": settle_s,
                 "stall_timeout_s": 5.0,
                 "busy_timeout_s": busy_s,
@@ -166,6 +169,8 @@ class Cluster:
         if strategy is not None:
             spec["strategy"] = dict(strategy)
         name = f"job-{len(self._jobs) + 1}"
+        self._at_start += by_hand
+        self.machines.surroundings.joined |= dict.fromkeys(by_hand, name)
         mode = "weights" if from_job else ""
         job = Job(id=name, spec=spec, from_job=from_job, from_mode=mode)
         self._jobs.append((at_s, job))

@@ -113,6 +113,8 @@ BESIDE: Final = (
     *(USUAL, AIMED, EXILE, USUAL),
 )
 """Kinds of plans with several jobs at once."""
+BY_HAND: Final = 0.4
+"""Share of those in which processes that were started by hand train one more job."""
 SHARDED_BESIDE: Final = {False: 0.2, True: 0.8}
 """Share of sharded jobs among several, and among several of which most are to be sharded."""
 
@@ -199,6 +201,7 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
             at_s=rng.choice((0.0, rng.uniform(0.0, 8.0))),
         )
     names = [f"worker-{number}" for number in range(1, workers + 2)]
+    names += _by_hand(cluster, seed, steps)
     if rng.random() < 0.1:
         cluster.broken(rng.choice(names), until_s=rng.uniform(1.0, kind.calm_s))
     for _ in range(rng.randint(0, kind.faults)):
@@ -214,6 +217,26 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
         _harm_shards(cluster, seed, names, kind.calm_s)
     _calm(cluster, names, kind.calm_s)
     return cluster
+
+
+def _by_hand(cluster: Cluster, seed: int, steps: int) -> list[str]:
+    """Names of the processes that in some plans were started by hand, and train one more job.
+
+    Uses a separate random generator, so that other plans do not change.
+    """
+    rng = random.Random(f"by hand {seed}")
+    if rng.random() >= BY_HAND:
+        return []
+    names = [f"hand-{number}" for number in range(1, rng.randint(2, 4))]
+    cluster.submit(
+        steps=rng.randint(3, steps),
+        min_workers=rng.randint(1, len(names)),
+        checkpoint_every=rng.choice((0, 2, 5)),
+        settle_s=rng.choice((0.2, 1.0)),
+        at_s=rng.choice((0.0, rng.uniform(0.0, 8.0))),
+        by_hand=names,
+    )
+    return names
 
 
 def _beside(

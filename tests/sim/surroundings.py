@@ -53,6 +53,7 @@ class Surroundings:
         story: the events of the simulation, one line each.
         said: the messages that coordinators have sent to each worker.
         servers: names of the workers that are parameter servers.
+        joined: the only job of each process that was started by hand, by its name.
         unwelcome: a worker in whose presence the task raises on all others.
     """
 
@@ -69,6 +70,7 @@ class Surroundings:
     story: list[str] = field(default_factory=list)
     said: dict[str, list[m.Message]] = field(default_factory=dict)
     servers: frozenset[str] = frozenset()
+    joined: dict[str, str] = field(default_factory=dict)
     unwelcome: str = ""
 
     def draw(self, limits: Range) -> float:

@@ -83,6 +83,7 @@ class WorkerProcess:
                 version="0",
                 instance=f"disk of {name}",
                 serves=name in surroundings.servers,
+                joined=surroundings.joined.get(name, ""),
             )
         )
         surroundings.network.listen(name, self.data_port)
@@ -297,9 +298,13 @@ class WorkerProcess:
             self.leave()
 
     def _end(self, effect: member.Restart | member.Exit) -> None:
-        again = isinstance(effect, member.Restart)
+        joined = self.surroundings.joined.get(self.name)
+        over = joined in self.surroundings.oracle.ended_jobs
+        again = isinstance(effect, member.Restart) and not over
         verb = "starts afresh" if again else "exits"
-        if again:
+        release = effect.release if isinstance(effect, member.Restart) else None
+        too_early = joined and release is not None and release.state == "unknown"
+        if again and not too_early:
             self.surroundings.oracle.restarted(self.name, effect.reason)
         self.surroundings.tell(f"{self.name} {verb}: {effect.reason}")
         self.alive, self.replaces_itself = False, again

@@ -153,7 +153,11 @@ class TaskError(DtdError):
     blame = "task"
 
 
-class LoopLeft(TaskError):
+class CodeError(TaskError):
+    """The user's code does what it must not, whatever the host: no other worker is tried."""
+
+
+class LoopLeft(CodeError):
     """A user's own loop was left before its last step."""
 
 

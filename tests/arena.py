@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +81,7 @@ class Recorder:
     marks: int = 0
     kinds: list[Hashable] = field(default_factory=list)
     memory: list[MemoryRecord] = field(default_factory=list)
+    figures: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
     def progress(self) -> None:
         self.marks += 1
@@ -93,6 +94,9 @@ class Recorder:
 
     def evaluated(self, record: EvalRecord) -> None:
         self.evals.append(record)
+
+    def logged(self, step: int, figures: Mapping[str, float]) -> None:
+        self.figures.append((step, dict(figures)))
 
     def agreed(self, key: StateKey, digest: bytes) -> None:
         self.agreements.append((key, digest.hex()))

@@ -2,7 +2,8 @@
 
 A host without a driver, memory or the data set must not fail the job for all.  It is set aside and
 retried later, at growing intervals.  The job is at fault if the same work fails on two workers (the
-warm-up where no worker has completed it yet, or one step), or on all present workers.
+warm-up where no worker has completed it yet, or one step), or on all present workers, or if its
+code does what no code of a job may do.
 
 Workers that join a job which trains without them harm only themselves.  A joiner may make a rank's
 slice of rows too small for the model, may be unable to load the state, may hang, or may come to
@@ -48,7 +49,7 @@ def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed, n
     if also:
         named = ", ".join(sorted(also, key=roster.natural_key))
         message = replace(message, reason=f"{message.reason} (on {named}, too)")
-    ends = bool(also) or job.state in admission.ENDING_JOBS
+    ends = bool(also) or message.of_code or job.state in admission.ENDING_JOBS
     if ends or not _can_do_without(cluster, job, worker, aside, now):
         jobs.fail(cluster, worker.name, message, now)
     else:

@@ -325,7 +325,7 @@ def _on_heartbeat(cluster: ClusterState, worker: Worker, beat: m.Heartbeat, now:
 def _on_evaluated(
     _cluster: ClusterState, job: Job, _worker: Worker, message: m.Evaluated, _now: float
 ) -> None:
-    job.metrics = figures.finite(message.metrics)
+    job.metrics = {**job.metrics, **figures.finite(message.metrics)}
 
 
 def _on_checkpoint_saved(

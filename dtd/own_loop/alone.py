@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,6 +128,9 @@ class _Console:
         """Implement `Reporter`."""
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items())
         say(f"evaluation after step {record.step}: {figures}")
+
+    def logged(self, step: int, figures: Mapping[str, float]) -> None:
+        """Implement `Reporter`: the loop prints what it wants to be seen."""
 
     def agreed(self, key: StateKey, digest: bytes) -> None:
         """Implement `Reporter`."""

@@ -17,24 +17,30 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MethodType, TracebackType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
-from dtd.errors import TaskError
-from dtd.names import name_of
+from dtd.errors import CodeError, TaskError
+from dtd.names import METRIC_WORDS, is_metric, name_of
 from dtd.own_loop.alone import Alone
 from dtd.own_loop.task import END, Host, LoopTask, UserLoop
 from dtd.own_loop.turns import Point, Turns, place_in_user_code
+from dtd.rules import did_you_mean
 from dtd.train.model_setup import autocast
 from dtd.train.record import Moment
 from dtd.train.task import Collate, MapDataset
 
+_MOST_LOGGED: Final = 64
+_SUM: Final = 2
+"""What torch keeps of a loss that was computed with reduction="sum"."""
 _BACKWARD: Final = torch.autograd.backward
 _AT_START: Final = Moment(rank=0, world_size=1, step=0, epoch=0, metrics={})
 
@@ -84,7 +90,10 @@ def join(
         TaskError: another run is open, or the optimizers are not of this model.
     """
     if threading.get_ident() in _runs:
-        raise TaskError("another run is open", remedy="close it: `with dtd.join(...) as run:`")
+        raise TaskError(
+            f"another run is open ({place_in_user_code()})",
+            remedy="close it before: `with dtd.join(...) as run:`",
+        )
     several = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
     _check_owned(model, several)
     given = dict(settings or {}) | ({} if seed is None else {"job.seed": seed})
@@ -94,6 +103,16 @@ def join(
 
 
 def _check_owned(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    if any(map(is_lazy, model.parameters())):
+        raise TaskError(
+            "the model has lazy parameters, which no optimizer can have yet",
+            remedy="call the model once with a few rows before the optimizer is made",
+        )
+    if any(one.is_meta for one in model.parameters()):
+        raise TaskError(
+            "the model is on the meta device, where it has no values",
+            remedy="build it on the CPU: the run moves it to the worker's device",
+        )
     own = {id(parameter) for parameter in model.parameters()}
     for name, optimizer in optimizers.items():
         for parameter in (one for group in optimizer.param_groups for one in group["params"]):
@@ -196,6 +215,7 @@ class Run:
         steps: int | None = None,
         collate_fn: Collate | None = None,
         accumulate: int | None = None,
+        updates: Callable[[int], Sequence[str]] | None = None,
     ) -> Iterator[Any]:
         """Yield this rank's rows of each global batch, on the model's device, until the job ends.
 
@@ -211,11 +231,20 @@ class Run:
             accumulate: parts in which a rank's rows of a step come, each with its own backward();
                 `optimizer.step()` counts after the last one; None: the job's, which is 1 unless it
                 is set.
+            updates: `updates(step)` names the optimizers that step for a batch, in order, by the
+                number of committed steps; None: all, in the order of `dtd.join`.
 
         Raises:
             TaskError: the loop cannot be trained.
         """
         self._before_batches("batches()")
+        if isinstance(rows, DataLoader):
+            raise TaskError(
+                f"run.batches() got a DataLoader ({place_in_user_code()}), which gives the same"
+                " rows to each worker",
+                remedy="pass its dataset, and its collate_fn; num_workers is"
+                ' settings={"train.loader_workers": N} of dtd.join(), and a sampler is left out',
+            )
         parts = {} if accumulate is None else {"train.grad_accumulation": accumulate}
         loop = UserLoop(
             model=self._model,
@@ -225,6 +254,7 @@ class Run:
             collate=collate_fn,
             evaluation=self._evaluation,
             registered=self._registered,
+            updates=updates,
             settings={
                 **self._settings,
                 "job.global_batch_size": global_batch_size,
@@ -244,6 +274,35 @@ class Run:
             self._open = False
         self._complete = True
         self.close()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[Step]:
+        """Spell one batch's losses and updates out: `with run.step() as step:`.
+
+        Raises:
+            TaskError: no batch is open.
+        """
+        self._in_batch("run.step()")
+        yield Step(self, self._optimizers)
+
+    def log(self, **figures: Any) -> None:
+        """Add numbers of this step to the job's curves, where those of evaluations are.
+
+        Those of rank 0 count.  If steps are short, some steps are left out.
+
+        Args:
+            figures: numbers, or tensors with one element, by name.
+
+        Raises:
+            TaskError: a name is not fit for a curve, or there are more than 64.
+        """
+        task = self._in_batch("run.log()")
+        for name, value in figures.items():
+            if not is_metric(name):
+                raise self._wrong(f"logs {name!r}", f"a figure's name has {METRIC_WORDS}")
+            task.logged[name] = float(value)
+        if len(task.logged) > _MOST_LOGGED:
+            raise self._wrong(f"logs more than {_MOST_LOGGED} figures in a step", "log fewer")
 
     def stop(self, reason: str = "the loop has said so") -> None:
         """End the job with the next step, on every rank, with a checkpoint."""
@@ -321,11 +380,39 @@ class Run:
             _BACKWARD(loss, *args, **kwargs)
             return
         if not isinstance(loss, Tensor) or any(args) or any(kwargs.values()):
-            raise TaskError(
-                f"backward() has several losses or arguments ({place_in_user_code()})",
-                remedy="call loss.backward() of one loss: the sum of all that counts in this step",
+            raise self._wrong(
+                "calls backward() with several losses or arguments",
+                "call loss.backward() of one loss: the sum of all that counts in this step",
             )
-        self._turns.arrive(Point.BACKWARD, loss)
+        self._differentiate(loss, None)
+
+    def _differentiate(self, loss: Tensor, weight: float | None) -> None:
+        """Have the gradients of a loss averaged over all ranks, and wait for them."""
+        if loss.numel() != 1:
+            raise self._wrong(
+                f"calls backward() of a tensor with the shape {tuple(loss.shape)}",
+                "take the mean over the rows",
+            )
+        if weight is None and getattr(loss.grad_fn, "_saved_reduction", 0) == _SUM:
+            raise self._wrong(
+                'calls backward() of a loss with reduction="sum", and losses are means over rows,'
+                " which are averaged over all ranks",
+                'use reduction="mean"; or say in `with run.step() as step:` what to divide the sum'
+                " by: step.backward(loss, weight=len(rows))",
+            )
+        self._turns.arrive(Point.BACKWARD, loss if weight is None else (loss, weight))
+
+    def _wrong(self, what: str, remedy: str) -> CodeError:
+        return CodeError(
+            f"the loop of rank {self.rank} {what} ({place_in_user_code()})", remedy=remedy
+        )
+
+    def _in_batch(self, method: str) -> LoopTask:
+        if self._task is None or not self._open:
+            raise self._wrong(
+                f"calls {method} outside of the loop over run.batches()", "call it for a batch"
+            )
+        return self._task
 
     def _step(self, name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """An optimizer's step: the user's thread waits for it, the training thread makes it."""
@@ -333,10 +420,9 @@ class Run:
             assert self._task is not None
             return self._task.update(name, functools.partial(step, *args, **kwargs))
         if self._task is None or not self._open:
-            raise TaskError(
-                f"optimizer.step() is called outside of the loop over run.batches()"
-                f" ({place_in_user_code()})",
-                remedy="take the rows from run.batches(): it gives each rank its own, each once",
+            raise self._wrong(
+                "calls optimizer.step() outside of the loop over run.batches()",
+                "take the rows from run.batches(): it gives each rank its own, each once",
             )
         return self._turns.arrive(Point.STEP, name)
 
@@ -379,6 +465,45 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         self.close(error)
+
+
+class Step:
+    """The losses and updates of one batch, in a loop that spells them out.
+
+    Args:
+        run: has an open batch.
+        optimizers: by name.
+    """
+
+    def __init__(self, run: Run, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+        self._run, self._optimizers = run, optimizers
+
+    def backward(self, *losses: Tensor, weight: float | None = None) -> None:
+        """Compute the gradients of the losses' sum; `p.grad` has the averages afterwards.
+
+        Args:
+            losses: means over the batch's rows, or sums if there is a weight.
+            weight: of this batch, such as its tokens: sums and weights are added up over all ranks
+                and divided; None: means are averaged by rows.
+
+        Raises:
+            TaskError: a loss has more than one element.
+        """
+        self._run._differentiate(sum(losses[1:], losses[0]), weight)  # noqa: SLF001 - its other half
+
+    def update(self, optimizer: str = "") -> None:
+        """Let an optimizer step: the one of this name, or the only one.
+
+        Raises:
+            TaskError: there is none of this name.
+        """
+        if optimizer not in self._optimizers:
+            raise TaskError(
+                f"there is no optimizer {optimizer!r} ({place_in_user_code()})",
+                remedy=f"dtd.join() got {', '.join(map(repr, self._optimizers))}"
+                f"{did_you_mean(optimizer, self._optimizers)}",
+            )
+        self._optimizers[optimizer].step()
 
 
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:

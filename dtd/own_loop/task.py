@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from dtd.errors import LoopLeft, TaskError
+from dtd.errors import CodeError, DivergenceError, DtdError, LoopLeft, TaskError
 from dtd.job import Precision
 from dtd.own_loop.turns import Arrival, Point, Turns
 from dtd.own_loop.words import in_words_of_loops
@@ -39,6 +39,7 @@ _ORDER: Final = (
     " step(), alike on every rank; several losses: (a + b).backward(); few rows at a time:"
     " run.batches(..., accumulate=N)"
 )
+_ALIKE: Final = "do the same to averages, learning rates and registered objects on every rank"
 END: Final = object()
 """Answer to `next(batches)`: the job is complete."""
 
@@ -109,6 +110,7 @@ class LoopTask:
         moment: of the last committed step; None before the first generation.
         precision: of the forward pass; set by the host, before the first batch.
         stop: why the loop wants the job to end; empty if it does not.
+        logged: figures of `run.log` since the last committed step.
     """
 
     can_rehearse = False
@@ -125,10 +127,12 @@ class LoopTask:
         self._inside = False  # from the batch that it was given until it asks for the next one
         self._stands_in = False  # that batch is not of this step
         self._may_step = False
+        self._at_first = self._groups()
         self.sets_rates = loop.schedule is None
         self.moment: Moment | None = None
         self.precision: Precision = "float32"
         self.stop = ""
+        self.logged: dict[str, float] = {}
         # Optional methods of a task are those that it has.
         if loop.collate is not None:
             self.collate = loop.collate
@@ -208,6 +212,7 @@ class LoopTask:
         if self._inside:
             self._drop_discarded()
         self._sample, self._first, self._stands_in = sample, "", False
+        self.logged = {}
 
     def loss(self, model: nn.Module, batch: Any, update: str = "") -> Any:
         """Give the loop a batch, and return what it calls `backward()` for.
@@ -281,6 +286,11 @@ class LoopTask:
         for parameter, gradient in gradients:
             parameter.grad = gradient
 
+    def take_logged(self) -> dict[str, float]:
+        """Return the loop's figures of the committed step, once."""
+        taken, self.logged = self.logged, {}
+        return taken
+
     def on_start(self, moment: Moment) -> None:
         """A generation begins, perhaps with another rank; the loss stays the last step's."""
         metrics = self.moment.metrics if self.moment is not None else {}
@@ -313,6 +323,17 @@ class LoopTask:
                 raise self._wrong(arrival, "calls optimizer.step() a second time for one batch")
             self._may_step = False
             self._turns.go_on()
+        if self._groups() != self._at_first:
+            raise self._wrong(
+                arrival,
+                "adds parameters to an optimizer after dtd.join()",
+                "give it all of them before, and freeze some with requires_grad_(False) or lr = 0",
+            )
+
+    def _groups(self) -> list[int]:
+        """Return the number of parameters of each group of each optimizer."""
+        several = self._loop.optimizers.values()
+        return [len(group["params"]) for one in several for group in one.param_groups]
 
     def _drop(self) -> None:
         """Let the loop come to its next batch from a step that was discarded or skipped.
@@ -383,17 +404,24 @@ class LoopTask:
 
     def _wrong(self, arrival: Arrival, what: str, remedy: str = _ORDER) -> TaskError:
         """Return the error of a loop that does something at a wrong point, and tell the loop."""
-        error = TaskError(f"the loop of rank {self._rank} {what} ({arrival.place})", remedy=remedy)
+        error = CodeError(f"the loop of rank {self._rank} {what} ({arrival.place})", remedy=remedy)
         self._turns.fail(error)
         return error
 
-    def worded(self, error: TaskError) -> TaskError:
-        """Return an error of the engine in the words of a loop, with its rank and its line."""
-        place = self._turns.place
-        if isinstance(error, LoopLeft) or not place or place in error.message:
+    def worded(self, error: DtdError) -> DtdError:
+        """Return an error of the engine in the words of a loop, with its rank and its line.
+
+        States that differ, none of which has a majority, are the loop's fault: the job would begin
+        again, and no loop can.
+        """
+        if error.message.startswith("the loop of rank"):
             return error
-        message = f"{in_words_of_loops(error.message)} (rank {self._rank}, {place})"
-        return TaskError(message, remedy=in_words_of_loops(error.remedy))
+        message, place = in_words_of_loops(error.message), self._turns.place
+        if isinstance(error, DivergenceError):
+            error.message = message
+            return error if error.majority else CodeError(message, remedy=_ALIKE)
+        message += f" (rank {self._rank}, {place})" if place else ""
+        return type(error)(message, remedy=in_words_of_loops(error.remedy))
 
     @property
     def _rank(self) -> int:
@@ -402,6 +430,7 @@ class LoopTask:
 
 def _left(arrival: Arrival, moment: Moment | None) -> LoopLeft:
     return LoopLeft(
-        f"the loop was left after step {moment.step if moment else 0} ({arrival.place})",
+        f"the loop of rank {moment.rank if moment else 0} was left after step"
+        f" {moment.step if moment else 0} ({arrival.place})",
         remedy="call run.stop(reason) to end the job before its last step, on any rank",
     )

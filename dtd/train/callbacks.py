@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from dtd.errors import TaskError
+from dtd.errors import CodeError
 from dtd.shown import cut
 from dtd.strategy.nested import leaves
 from dtd.train.record import CheckpointRecord, Moment
@@ -112,7 +112,7 @@ def _reason(name: str, returned: Any) -> str:
         return cut(returned or "")
     if isinstance(returned, bool):
         return f"{name}() of the task said so" if returned else ""
-    raise TaskError(
+    raise CodeError(
         f"{name}() of the task returned a {type(returned).__name__}",
         remedy="return True, or text as the reason, to end the job, and None or False to go on",
     )
@@ -152,7 +152,7 @@ def _compare(label: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
     changed = [what for what, mark in before.items() if after.get(what, None) != mark]
     changed += [what for what in after if what not in before]
     if changed:
-        raise TaskError(
+        raise CodeError(
             f"{label} changed {changed[0]}, which is state of the job",
             remedy="look at the state there, and leave changes to the optimizer",
         )

@@ -354,6 +354,9 @@ def _kept_buffers(session: JobSession) -> Iterator[None]:
 def _report(session: JobSession, record: StepRecord) -> None:
     """Report a committed step, and rows that differ from its plan."""
     session.reporter.progress()
+    logged: dict[str, float] = getattr(session.task, "take_logged", dict)()
+    if logged:
+        session.reporter.logged(record.step, logged)
     session.reporter.step_committed(record)
     session.checkpoints.poll()
     differ = record.rows_missing or record.rows_repeated

@@ -200,6 +200,7 @@ class WarmupReport:
     numerics_fingerprint: str
     parameters: int
     steps_total: int
+    batches: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +311,10 @@ class Reporter(Protocol):
 
     def evaluated(self, record: EvalRecord) -> None:
         """An evaluation is complete."""
+        ...
+
+    def logged(self, step: int, figures: Mapping[str, float]) -> None:
+        """Figures that the user's loop gives for a step that is about to be reported."""
         ...
 
     def agreed(self, key: StateKey, digest: bytes) -> None:

@@ -24,7 +24,7 @@ import torch
 from dtd.checkpoint.format import JobFolder, checkpoint_name
 from dtd.cluster.branches import Branch
 from dtd.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
-from dtd.errors import CheckpointError, TaskError
+from dtd.errors import CheckpointError, DivergenceError, DtdError, TaskError
 from dtd.exchange.api import Collective
 from dtd.job import JobSpec
 from dtd.process_memory import mapped_blocks
@@ -79,12 +79,12 @@ def _in_words_of(task: Any) -> Iterator[None]:
     """Let a task that stands for something else say an error in the words of that."""
     try:
         yield
-    except TaskError as error:
+    except (TaskError, DivergenceError) as error:
         raise _worded(task, error) from error.__cause__
 
 
-def _worded(task: Any, error: TaskError) -> TaskError:
-    worded: Callable[[TaskError], TaskError] | None = getattr(task, "worded", None)
+def _worded(task: Any, error: DtdError) -> DtdError:
+    worded: Callable[[DtdError], DtdError] | None = getattr(task, "worded", None)
     return error if worded is None else worded(error)
 
 
@@ -204,6 +204,8 @@ class JobSessionRunner:
             numerics_fingerprint=numerics_fingerprint(self._spec.optimizer, self._device),
             parameters=sum(parameter.numel() for _, parameter in session.replica.trained),
             steps_total=session.plan.steps_total,
+            batches=f"global_batch_size = {self._spec.job.global_batch_size}, accumulate ="
+            f" {self._spec.train.grad_accumulation}, precision = {self._spec.train.precision}",
         )
 
     def expect(self, step: int, *, rank: int, world_size: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtd.errors import TaskError
+from dtd.errors import CodeError, TaskError
 from dtd.exchange.api import Collective
 from dtd.strategy.api import LossSum
 from dtd.strategy.scalars import StepScalars
@@ -365,12 +365,12 @@ def _understand(returned: Any, rows: int) -> tuple[Tensor, float, bool]:
     pair = returned if isinstance(returned, tuple) else (returned, rows)
     loss = pair[0]
     if not (len(pair) == 2 and isinstance(loss, Tensor) and loss.numel() == 1):
-        raise TaskError(
+        raise CodeError(
             f"loss() of the task returned {type(returned).__name__}",
             remedy="return the mean over the rows as a tensor with one element, or (sum, weight)",
         )
     if not loss.requires_grad:
-        raise TaskError(
+        raise CodeError(
             "loss() of the task does not depend on any trained parameter",
             remedy="compute it from the model that is passed in, without no_grad() or detach()",
         )

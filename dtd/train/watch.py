@@ -23,7 +23,7 @@ import xxhash
 from torch import Tensor, nn
 
 from dtd.checkpoint.format import Progress, no_progress
-from dtd.errors import TaskError
+from dtd.errors import CodeError, TaskError
 from dtd.shown import listed
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.state.weights import add_to_hash, has_extra_state, persistent_buffers, plain_name
@@ -70,7 +70,7 @@ class Structure:
         """
         found = self._change()
         if found:
-            raise TaskError(
+            raise CodeError(
                 f"the model has changed since training began, in {by} or in a callback: {found}",
                 remedy="return the model from build_model() with all parameters and buffers that it"
                 " will have, in their final shapes (register_buffer(persistent=False) is for what"
@@ -79,7 +79,7 @@ class Structure:
             )
         for name, module, value in self._extra:
             if _extra_state(module) != value:
-                raise TaskError(
+                raise CodeError(
                     f"the extra state of {f'the module {name}' if name else 'the model'}"
                     f" (get_extra_state()) changes in {by} or in a callback, and ranks"
                     " would differ",
@@ -232,7 +232,7 @@ class ParameterWatch:
             return
         pairs = zip(self._names * 2, before, after, strict=False)
         changed = list(dict.fromkeys(name for name, old, new in pairs if old != new))
-        raise TaskError(
+        raise CodeError(
             f"{by} of the task changes parameters itself: {listed(changed, _NAMED)}",
             remedy="leave that to the optimizer (or to several of them); clip or renormalise"
             " weights in a hook of its step (register_step_post_hook), which runs alike on"
@@ -245,7 +245,7 @@ class ParameterWatch:
             name = next(
                 n for n, p in zip(self._names, self._parameters, strict=True) if p is parameter
             )
-            raise TaskError(
+            raise CodeError(
                 f"{self._by} of the task calls backward() itself: {name} has received a gradient",
                 remedy="add this loss to the one that is returned, or use torch.autograd.grad()"
                 " where a gradient is needed within it; a second optimizer belongs into"

@@ -22,7 +22,7 @@ import structlog
 from dtd.cluster import member
 from dtd.cluster.progress import ProgressWatch
 from dtd.config import WorkerConfig
-from dtd.errors import DtdError, RingBroken, UnreadableWord
+from dtd.errors import CodeError, DtdError, RingBroken, UnreadableWord
 from dtd.exchange.collective import Bridge, RingCollective
 from dtd.exchange.schedule.neighbours import CORRUPT
 from dtd.job import JobSpec
@@ -262,6 +262,7 @@ class JobThread(threading.Thread, ABC):
             reason=cut(f"{blame}{error}"),
             traceback=self._trace(error),
             step=step,
+            of_code=isinstance(error, CodeError),
         )
         self._post(failed)
 

@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,6 +116,8 @@ class JobReporter:
         self._tell = tell
         self._tell_steps = tell_steps
         self._untold: deque[StepRecord] = deque(maxlen=MAX_UNTOLD_STEPS)
+        self._logged: dict[str, float] = {}
+        self._logged_step, self._logged_told = -1, True
         self._watch = watch
         self._log = structlog.get_logger().bind(job=job)
         self._generation = 0
@@ -202,8 +204,21 @@ class JobReporter:
     def evaluated(self, record: EvalRecord) -> None:
         """An evaluation is complete; all ranks have the same figures."""
         self._log.info("evaluated", **dataclasses.asdict(record))
-        if self._rank == 0:
-            self._tell(m.Evaluated(job=self._job, step=record.step, metrics=dict(record.metrics)))
+        if record.step != self._logged_step:
+            self._tell_logged()
+        self.logged(record.step, record.metrics)
+        self._tell_logged()
+
+    def logged(self, step: int, figures: Mapping[str, float]) -> None:
+        """Figures of a step, to be told with its progress; those of a step are told together."""
+        self._logged = {**(self._logged if step == self._logged_step else {}), **figures}
+        self._logged_step, self._logged_told = step, False
+
+    def _tell_logged(self) -> None:
+        if self._rank == 0 and not self._logged_told:
+            step, figures = self._logged_step, dict(self._logged)
+            self._tell(m.Evaluated(job=self._job, step=step, metrics=figures))
+        self._logged_told = True
 
     def agreed(self, key: StateKey, digest: bytes) -> None:
         """All ranks hold this state, which is to be saved."""
@@ -256,6 +271,7 @@ class JobReporter:
 
     def _tell_progress(self, record: StepRecord) -> None:
         """Send progress with a round's figures per step, and up to MAX_STEP_ROWS untold steps."""
+        self._tell_logged()
         self._told_step = record.step
         count = min(len(self._untold), MAX_STEP_ROWS)
         steps = [self._untold.popleft() for _ in range(count)]

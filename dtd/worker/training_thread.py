@@ -187,6 +187,7 @@ class TrainingThread(JobThread):
             parameters=report.parameters,
             steps_total=report.steps_total,
             held=self._held(),
+            batches=report.batches,
             task_digest=task_digest(self._spec.job.task, place),
             environment=environment,
             committed_generation=self._committed[0],

@@ -19,6 +19,7 @@ from tests.integration.conftest import PATIENCE_S, Command, Daemons
 pytestmark = pytest.mark.integration
 
 SCRIPT = str(Path(__file__).with_name("loop_script.py"))
+WRONG = str(Path(__file__).with_name("wrong_loops.py"))
 STEPS = 32
 HOLD = 10
 
@@ -69,21 +70,63 @@ def test_a_loop_loses_a_worker_and_goes_on(daemons: Daemons, dtdctl: Command) ->
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (
-            "no-step",
-            " asks for its next batch, and has not called optimizer.step() (loop_script.py:",
-        ),
         ("twice", "loop_script.py begins a second run, and a job has one"),
         ("alone", "loop_script.py has ended, and has not taken a batch from run.batches()"),
     ],
 )
-def test_what_a_loop_does_wrong_fails_the_job(
-    daemons: Daemons, dtdctl: Command, fault: str, reason: str
-) -> None:
+def test_a_script_has_one_loop(daemons: Daemons, dtdctl: Command, fault: str, reason: str) -> None:
     daemons.await_idle()
     answer = daemons.wait(run(dtdctl, fault))
     assert answer["state"] == "failed"
     assert reason in answer["reason"]
+
+
+def run_wrong(daemons: Daemons, dtdctl: Command, mistake: str, workers: int) -> str:
+    """Submit a script that makes a mistake; returns its job."""
+    daemons.await_idle()
+    exit_code, out, err = dtdctl(
+        *("run", "--workers", str(workers), "--set", "elastic.min_workers=2"),
+        *("--set", "elastic.settle_s=1", "--"),
+        *("python", WRONG, mistake, str(daemons.directory / mistake)),
+    )
+    assert exit_code == 0, err
+    return out.strip()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "reason"),
+    [
+        ("two_steps", "rank 1 calls optimizer.step() a second time for one batch (wrong_loops.py:"),
+        ("leave", "the loop of rank 1 was left after step 4 (wrong_loops.py:"),
+        ("clip_on_one", "hold another state than"),
+        ("own_loader", "calls optimizer.step() outside of the loop over run.batches() (wrong_"),
+        ("loader_as_rows", "run.batches() got a DataLoader (wrong_loops.py:"),
+        ("meta_model", "the model is on the meta device"),
+        ("join_twice", "another run is open (wrong_loops.py:"),
+    ],
+)
+def test_a_mistake_fails_the_job(
+    daemons: Daemons, dtdctl: Command, mistake: str, reason: str
+) -> None:
+    answer = daemons.wait(run_wrong(daemons, dtdctl, mistake, 2))
+    assert answer["state"] == "failed"
+    assert reason in answer["reason"]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "reason"),
+    [
+        ("fewer_rows", "its dataset has 63 rows, not 64"),
+        ("other_batch", "it trains with global_batch_size = 8, "),
+        ("other_steps", "it would train 9 steps, not 8"),
+    ],
+)
+def test_a_host_that_differs_is_told_before_the_first_step(
+    daemons: Daemons, dtdctl: Command, mistake: str, reason: str
+) -> None:
+    job = run_wrong(daemons, dtdctl, mistake, 3)
+    daemons.await_event("worker_refused", reason, job=job)
+    assert daemons.wait(job)["state"] == "done"
 
 
 def test_what_is_no_script_is_refused(dtdctl: Command) -> None:
@@ -95,15 +138,21 @@ def test_what_is_no_script_is_refused(dtdctl: Command) -> None:
 EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples" / "loops").glob("*.py"))
 
 
+SMALL = {"classify": ["--epochs", "1"], "gpt": ["--steps", "20"]}
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_trains(daemons: Daemons, dtdctl: Command, example: Path) -> None:
     daemons.await_idle()
     exit_code, out, err = dtdctl(
-        "run", "--set", "elastic.min_workers=2", "--", "python", str(example)
+        *("run", "--workers", "2", "--set", "elastic.min_workers=2"),
+        *("--", "python", str(example), *SMALL.get(example.stem, ())),
     )
     assert exit_code == 0, err
     answer = daemons.wait(out.strip())
     assert answer["state"] == "done", answer
+    assert len(answer["result"]["replica_digests"]) == 2
+    assert len(set(answer["result"]["replica_digests"].values())) == 1
     assert "step " in dtdctl("logs", out.strip())[1]
 
 
@@ -126,3 +175,17 @@ def test_the_notebook_trains_alone_and_then_on_a_cluster(tmp_path: Path) -> None
     assert process.returncode == 0, err
     assert "145 steps, workers: 1, loss" in out
     assert "145 steps, workers: 2, loss" in out
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_trains_alone(tmp_path: Path, example: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(example), *SMALL.get(example.stem, ())],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step " in done.stdout

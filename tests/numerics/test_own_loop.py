@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import queue
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from dtd.errors import LoopLeft, RingBroken, TaskError
+from dtd.errors import CodeError, LoopLeft, RingBroken, TaskError
 from dtd.own_loop.run import Run, join
 from dtd.own_loop.task import LoopTask
 from dtd.own_loop.turns import Arrival, Point, Turns
+from tests.integration.wrong_loops import AT, right
+from tests.integration.wrong_loops import STEPS as MISTAKES
 from tests.numerics.cuts import Cut
 
 pytestmark = pytest.mark.numerics
@@ -272,6 +275,87 @@ def test_a_schedule_is_stepped_by_the_run_or_by_the_loop(arena, regression) -> N
         assert equal(ranks[1], by_task[0])
 
 
+def test_losses_may_be_sums_that_are_divided_by_what_all_ranks_have(arena, regression) -> None:
+    """As of texts with different numbers of tokens: here a row counts as often as it says."""
+    task = regression(LENGTH)
+
+    def counts(x):
+        return (x[:, 0].abs() * 10).ceil()
+
+    class Weighted(regression):
+        def build_optimizer(self, parameters):
+            return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+        def loss(self, model, batch):
+            x, y = batch
+            each = (model(x) - y).pow(2).sum(1) * counts(x)
+            return each.sum(), counts(x).sum()
+
+    def summing(run, model, optimizer, batches) -> None:
+        for x, y in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            each = (model(x) - y).pow(2).sum(1) * counts(x)
+            with run.step() as step:
+                step.backward(each[:1].sum(), each[1:].sum(), weight=float(counts(x).sum()))
+                run.log(norm=nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+                step.update()
+
+    loops = Loops(arena, task, summing)
+    ranks = arena.generation(loops.start(2))
+    loops.end()
+    by_task = arena.train(Weighted(LENGTH), arena.spec(job={"steps": STEPS}), 2, job_id="task")
+    for ours, theirs in zip(ranks[0].parameters(), by_task[0].parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-12)
+    told = {one.step: one.grad_norm for one in ranks[1].recorder.steps}
+    logged = {step: figures["norm"] for step, figures in ranks[0].recorder.figures}
+    assert logged == pytest.approx(told)
+
+
+def test_each_step_may_have_other_optimizers(arena, regression) -> None:
+    task = regression(LENGTH)
+
+    def updates(step):
+        return ["last"] if step % 3 else ["first", "last"]
+
+    def error(model, x, y, update):
+        out = model(x) if update == "first" else model[2](model[1](model[0](x).detach()))
+        return (out - y).pow(2).mean()
+
+    def choosing(run, model, optimizer, batches) -> None:
+        given = {"global_batch_size": BATCH, "steps": STEPS, "updates": updates}
+        for x, y in run.batches(task.rows, **given):
+            with run.step() as step:
+                for update in updates(run.step_number):
+                    step.backward(error(model, x, y, update))
+                    step.update(update)
+                with pytest.raises(TaskError, match=r"no optimizer 'frist'.*did you mean .first"):
+                    step.update("frist")
+
+    def parts(model):
+        return {"last": sgd(model[2]), "first": sgd(model[0])}
+
+    loops = Loops(arena, task, choosing, optimizers=parts)
+    ranks = arena.generation(loops.start(2))
+    loops.end()
+
+    class Choosing(regression):
+        def build_optimizers(self, named):
+            named = list(named)
+            return {
+                part: torch.optim.SGD([p for n, p in named if n[0] == at], lr=0.1, momentum=0.9)
+                for part, at in (("last", "2"), ("first", "0"))
+            }
+
+        def updates(self, step):
+            return updates(step)
+
+        def loss(self, model, batch, update):
+            return error(model, *batch, update)
+
+    by_task = arena.train(Choosing(LENGTH), arena.spec(job={"steps": STEPS}), 2, job_id="task")
+    assert equal(ranks[0], by_task[0])
+    assert equal(ranks[1], ranks[0])
+
+
 class Sum:
     """Adds up what the loop adds, in a tensor."""
 
@@ -390,29 +474,52 @@ def test_rows_are_evaluated_by_all_ranks(arena, regression) -> None:
 
 
 WRONG = {
-    "no backward": (lambda loss, step: None, "has not called backward"),
-    "no step": (lambda loss, step: loss.backward(), "has not called optimizer.step"),
-    "a step first": (lambda loss, step: step(), "has not called backward"),
-    "two backward": (lambda loss, step: [loss.backward(), loss.backward()], "and has not called"),
-    "two steps": (lambda loss, step: [loss.backward(), step(), step()], "second time for one"),
+    "no_backward": "calls optimizer.step(), and has not called backward() (wrong_loops.py:",
+    "no_step": "asks for its next batch, and has not called optimizer.step() (",
+    "neither": "asks for its next batch, and has not called backward() for the last one (",
+    "two_steps": "calls optimizer.step() a second time for one batch (wrong_loops.py:",
+    "two_backward": "calls backward(), and has not called optimizer.step() (wrong_loops.py:",
+    "leave": "was left after step 4 (",
+    "new_layer": "after optimizer.step(), changed 3.weight, which is state of the job (rank 1, ",
+    "new_group": "adds parameters to an optimizer after dtd.join() (",
+    "sum_of_losses": 'calls backward() of a loss with reduction="sum", and losses are means over',
+    "no_mean": "calls backward() of a tensor with the shape (4,) (wrong_loops.py:",
+    "no_graph": "the loss of backward() does not depend on any trained parameter (rank 1, wrong_",
+    "change_before": "before backward(), changes parameters itself: 0.weight, 0.bias, 2.weight and",
+    "change_between": "changes 0.weight after backward(), on which the step has been decided (",
+    "change_after": "after optimizer.step(), changed 0.weight, which is state of the job (rank 1, ",
+    "clip_on_one": "hold another state than others, and no state has a majority; what differs",
+    "rate_on_one": "hold another state than others, and no state has a majority; what differs",
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_a_loop_does_wrong_is_told_with_its_line(arena, regression, name) -> None:
-    task, (wrong, message) = regression(LENGTH), WRONG[name]
+def test_a_mistake_of_one_rank_is_told_with_rank_line_and_remedy(arena, regression, name) -> None:
+    task = regression(LENGTH)
 
     def loop(run, model, optimizer, batches) -> None:
-        for batch in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
-            wrong(task.loss(model, batch), optimizer[""].step)
+        wrong = MISTAKES[name]
+        ours = SimpleNamespace(
+            model=model,
+            optimizer=optimizer[""],
+            loss=lambda x, y: nn.functional.cross_entropy(model(x), y),
+        )
+        for x, y in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
+            at = run.step_number == AT and run.rank == 1
+            if (wrong if at else right)(ours, x, y.argmax(1)) == "leave":
+                return
 
     loops = Loops(arena, task, loop)
-    (rank,) = arena.generation(loops.start(1))
-    assert isinstance(rank.error, TaskError)
-    assert message in rank.error.message
-    assert "test_own_loop.py:" in rank.error.message
-    with pytest.raises(TaskError, match=message):
-        loops.end()
+    ranks = arena.generation(loops.start(2))
+    error = ranks[1].error
+    assert isinstance(error, CodeError)
+    assert WRONG[name] in error.message
+    assert error.remedy
+    assert ("rank 1" in error.message) != name.endswith("_on_one"), "states differ later"
+    for turns in loops.turns:
+        turns.fail(error)
+    for thread in loops.threads:
+        thread.join(60)
 
 
 def test_a_loop_that_is_left_or_raises_ends_the_job(arena, regression) -> None:

@@ -237,6 +237,7 @@ class Warmed(Message):
     `environment`: software and hardware, each as `KEY=VALUE`.
     `committed_generation`, `committed_step`: the last commit by an earlier process of the worker,
     whose state may be gone; 0 if it is unknown.
+    `batches`: how the job's code has a step's rows cut.
     """
 
     job: Name
@@ -251,6 +252,7 @@ class Warmed(Message):
     environment: Names = ()
     committed_generation: Generation = 0
     committed_step: U64 = 0
+    batches: Name = ""
 
 
 @message
@@ -339,13 +341,15 @@ class Finished(Message):
 class Failed(Message):
     """The job cannot continue here because of its own code, data or numbers, or this host.
 
-    `step`: committed steps of the state that the worker held; 0 while it warmed up.
+    `step`: committed steps of the state that the worker held; 0 while it warmed up.  `of_code`: the
+    code is at fault on any host.
     """
 
     job: Name
     reason: Words
     traceback: Text
     step: U64 = 0
+    of_code: Flag = False
 
 
 @message

@@ -398,6 +398,11 @@ def disagreement(
         return f"its dataset has {other.dataset_rows} rows, not {reference.dataset_rows}"
     if reference.dataset_fingerprint != other.dataset_fingerprint:
         return "sampled rows of its dataset, or their order, differ from the other workers'"
+    if reference.numerics_fingerprint != other.numerics_fingerprint:
+        return (
+            "its numerics differ (another torch version, device type or processor):"
+            f" {other.numerics_fingerprint}, not {reference.numerics_fingerprint}"
+        )
     if reference.steps_total != other.steps_total:
         return f"it would train {other.steps_total} steps, not {reference.steps_total}"
     if reference.batches != other.batches:
@@ -406,10 +411,5 @@ def disagreement(
         return (
             "its model has other parameters than the other workers', or its optimizer has them in"
             " another order or in other groups"
-        )
-    if reference.numerics_fingerprint != other.numerics_fingerprint:
-        return (
-            "its numerics differ (another torch version, device type or processor):"
-            f" {other.numerics_fingerprint}, not {reference.numerics_fingerprint}"
         )
     return ""

@@ -170,6 +170,8 @@ class _WaitProgress:
             return
         words = f"{job['state']}, loss {figures.number(job['loss'])}"
         words += f", {figures.rate(job['samples_per_s'])}"
+        if job.get("task", "").endswith(LAUNCHED):
+            words = ", ".join([job["state"], *progress_words(job)])
         self._say(words, job["step"], job["total_steps"])
 
     def close(self) -> None:
@@ -179,7 +181,8 @@ class _WaitProgress:
 
     def _say(self, words: str, step: int, total: int) -> None:
         if not self._draws:
-            output.say(f"job {self._job}: step {figures.steps(step, total)}, {words}")
+            at = f"step {figures.steps(step, total)}, " if step or total else ""
+            output.say(f"job {self._job}: {at}{words}")
             return
         if self._bar is None:
             self._bar = _bar(self._job)

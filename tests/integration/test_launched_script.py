@@ -17,6 +17,12 @@ from tests.integration.conftest import PATIENCE_S, Command, Daemons
 pytestmark = pytest.mark.integration
 
 HOLD = 12
+MORTAL = """
+import os, sys
+restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if os.environ["RANK"] == "1" and restart < int(sys.argv[1]):
+    os.kill(os.getpid(), 9)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +115,23 @@ def test_a_script_that_fails_fails_the_job(
     )
     assert answer["reason"].endswith("): what it says last")
     assert processes(tmp_path) == []
+
+
+@pytest.mark.parametrize(("deaths", "state"), [(2, "done"), (9, "failed")])
+def test_all_restart_when_a_process_is_killed_and_not_for_ever(
+    daemons: Daemons, dtdctl: Command, tmp_path: Path, deaths: int, state: str
+) -> None:
+    script = tmp_path / "mortal.py"
+    script.write_text(MORTAL)
+    daemons.await_idle()
+    exit_code, out, err = dtdctl(
+        *("run", "--set", "elastic.min_workers=2", "--", "python", str(script), str(deaths))
+    )
+    assert exit_code == 0, err
+    answer = daemons.wait(out.strip())
+    assert answer["state"] == state, answer
+    if state == "failed":
+        assert "mortal.py was ended by SIGKILL, 4 times in a row (rank 1 of 2" in answer["reason"]
 
 
 def test_a_script_outlives_the_coordinator_and_ends_with_its_job(

@@ -186,7 +186,7 @@ async def _starting_step(core: Core, request: m.SubmitJob) -> int:
         but = ", except ones that all ranks contradict or of which parts lack" if listed else ""
         raise RequestRefused(
             f"job {request.from_job} has no checkpoint{but}",
-            remedy="submit its job file again to start from the beginning",
+            remedy=f"start from the beginning with: dtdctl submit --like {request.from_job}",
         )
     if request.from_step and request.from_step not in steps:
         raise RequestRefused(

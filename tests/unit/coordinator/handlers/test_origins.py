@@ -25,7 +25,7 @@ def test_a_job_from_another_ones_checkpoint(daemon, play, spec, stopped, mode):
     parent = submit(daemon, spec)
     words, remedy = refused(daemon, m.SubmitJob(spec=spec, from_job=parent))
     assert words == f"job {parent} has no checkpoint"
-    assert remedy.startswith("submit its job file again")
+    assert remedy.startswith("start from the beginning with: dtdctl submit --like ")
     assign = worker.run_alone()
     await_state(daemon, parent, "running")
     worker.save(assign, 5)

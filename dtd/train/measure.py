@@ -181,13 +181,21 @@ def _memory(session: JobSession, worlds: Sequence[int]) -> dict[str, Any]:
         _world(session, worlds[0], limit_s=0.0)
     if worlds[1:]:
         _world(session, worlds[-1], limit_s=0.0)
-    job_of = session.replica, session.strategy, session.spec, session.device
+    size = session.memory.size
+    parts = memory_parts(
+        session.replica,
+        session.strategy,
+        session.spec,
+        session.device,
+        size=size,
+        world_size=worlds[-1],
+    )
     return {
         "parameters": sum(parameter.numel() for _, parameter in session.replica.trained),
         "rows": session.spec.job.global_batch_size,
-        "memory": {**memory_parts(*job_of), "activations": saved.peak_bytes},
+        "memory": {**parts, "activations": saved.peak_bytes},
         "available_bytes": available,
-        "state": asdict(session.memory.size),
+        "state": asdict(size),
     }
 
 

@@ -50,7 +50,7 @@ from dtd.strategy.sharded.units import units_of
 from dtd.strategy.sharded.wire_pool import pool_bytes
 from dtd.train.record import MemoryRecord, Reporter
 from dtd.train.state.replica import Replica
-from dtd.train.state.tensors import OPTIMIZER, named_tensors
+from dtd.train.state.tensors import MODEL, OPTIMIZER, named_tensors
 
 _ROOT: Final = Path("/")
 _UNLIMITED_BYTES: Final = 1 << 60
@@ -149,23 +149,27 @@ RUNTIME_BYTES: Final = resident_bytes()
 
 
 def memory_parts(
-    replica: Replica, strategy: Strategy, spec: JobSpec, device: torch.device
+    replica: Replica,
+    strategy: Strategy,
+    spec: JobSpec,
+    device: torch.device,
+    *,
+    size: StateSize,
+    world_size: int,
 ) -> dict[str, int]:
-    """Bytes of each part in a step, named as `dtd.doctor.memory` names them."""
-    names = _names(replica.model)
-    size_bytes = strategy.size_bytes
-    lies_in_buckets = size_bytes
+    """Bytes of each part in a step, after the first one, named as `dtd.doctor.memory` names them.
+
+    What the state needs is predicted, but for the optimizer's part, which is measured.
+    """
+    in_buckets = strategy.size_bytes
     if replica.shards is None or spec.strategy.stage < GRADIENTS_IN_POOL:
-        lies_in_buckets = min(size_bytes, sum(_bytes(one) for _, one in replica.trained))
-    model = [*replica.model.parameters(), *replica.model.buffers()]
-    state = sum(_bytes(tensor) for tensor in named_tensors(replica).values())
-    parameters = sum(_bytes(tensor) for tensor in model)
+        in_buckets = min(in_buckets, sum(_bytes(one) for _, one in replica.trained))
+    beside_model = [t for name, t in named_tensors(replica).items() if not name.startswith(MODEL)]
     divided = 0 if replica.shards is None else replica.shards.size_bytes
     return {
-        "parameters": parameters,
-        "gradients": lies_in_buckets + max(_gradients(p, names[p]) for _, p in replica.trained),
-        "buckets": size_bytes - lies_in_buckets,
-        "optimizer": max(0, state - parameters) + 2 * _local_bytes(replica) + divided,
+        **state_parts(size, division_of(spec), world_size),
+        "buckets": strategy.size_bytes - in_buckets,
+        "optimizer": sum(map(_bytes, beside_model)) + 2 * _local_bytes(replica) + divided,
         "snapshot": snapshot_bytes(replica),
         "runtime": RUNTIME_BYTES if device.type == "cpu" else 0,
     }

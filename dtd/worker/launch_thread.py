@@ -239,7 +239,7 @@ class LaunchThread(JobThread):
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "OMP_NUM_THREADS": str(self._config.threads or self._spec.train.threads),
             "PYTHONUNBUFFERED": "1",  # `dtdctl logs` has each line at once
-            "CUDA_VISIBLE_DEVICES": _visible(self._config.device, os.environ),
+            "CUDA_VISIBLE_DEVICES": visible_devices(self._config.device, os.environ),
         }
 
     def _watch_over(self, script: ScriptProcess, ring: RingCollective) -> OutcomeKind:
@@ -316,7 +316,7 @@ def _found(module: str, place: Path | None) -> Path:
     return source.path
 
 
-def _visible(device: str, environment: Mapping[str, str]) -> str:
+def visible_devices(device: str, environment: Mapping[str, str]) -> str:
     """CUDA_VISIBLE_DEVICES for a process that is to see this worker's device alone."""
     number = device.partition(":")[2]
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")

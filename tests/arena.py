@@ -190,7 +190,6 @@ class Arena:
             device="cpu",
             state_dir=self.directory / name,
             reporter=recorder,
-            requests=recorder,
         )
         run.prepare()
         rank = Rank(run=run, recorder=recorder, name=name)

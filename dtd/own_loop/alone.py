@@ -65,7 +65,6 @@ class Alone:
             device=str(next(loop.model.parameters()).device),
             state_dir=DIRECTORY / self._name,
             reporter=_Console(),
-            requests=_NoRequests(),
             threads=torch.get_num_threads(),
             load=lambda spec: (task, spec),
         )
@@ -106,14 +105,12 @@ class Alone:
                 say(f"{self._name} is saved after step {held.step}: start it again to go on")
 
 
-class _NoRequests:
-    def flags(self) -> Flags:
-        """Nobody asks for anything."""
-        return Flags()
-
-
 class _Console:
     """Reports only what a user has to know."""
+
+    def flags(self) -> Flags:
+        """Implement `Reporter`: nobody asks for anything."""
+        return Flags()
 
     def progress(self) -> None:
         """Implement `Reporter`."""

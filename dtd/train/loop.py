@@ -165,7 +165,7 @@ class Loop:
         """
         session, ring, record = self._session, self._ring, self._record
         replica, marks = session.replica, session.profiler.marks
-        flags = session.requests.flags()
+        flags = session.reporter.flags()
         word = exchange(session, ring, flags)
         averaged_s = time.perf_counter()
         marks.ended(VOTE)

@@ -117,7 +117,7 @@ class _EveryUpdate:
 
 
 class _Silent:
-    """Reporter and requests of a job that is not run: nobody listens, and nothing is asked."""
+    """The reporter of a job that is not run: nobody listens, and nothing is asked."""
 
     def flags(self) -> Flags:
         return Flags()
@@ -229,7 +229,6 @@ def _session(spec: job.JobSpec, device: str) -> Iterator[JobSession]:
             task=load_task(spec.job.task, spec.task),
             device=torch.device(device),
             reporter=silent,
-            requests=silent,
         )
         session.callbacks = Callbacks(None, session.replica, lambda _step: 0)
         session.task = _EveryUpdate(session.task)

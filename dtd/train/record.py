@@ -283,16 +283,12 @@ class InitFrom:
         return JobFolder(directory, self.job_id, self.identity)
 
 
-class Requests(Protocol):
-    """Requests to this rank, polled by the training thread."""
+class Reporter(Protocol):
+    """Receives progress and events from the training thread, and has requests to it; is quick."""
 
     def flags(self) -> Flags:
-        """Return the current requests; must not block."""
+        """Return the current requests to this rank, such as to stop or to leave."""
         ...
-
-
-class Reporter(Protocol):
-    """Receives progress and events from the training thread; must be quick."""
 
     def progress(self) -> None:
         """The thread has advanced: a micro-batch, an evaluation batch, an update, part of a file.

@@ -42,7 +42,6 @@ from dtd.train.record import (
     InitFrom,
     Outcome,
     Reporter,
-    Requests,
     StateImage,
     WarmupReport,
 )
@@ -102,8 +101,7 @@ class JobSessionRunner:
         init_from: another job's checkpoint to begin with; None begins with a fresh state.
         device: "cpu" or "cuda:N".
         state_dir: where checkpoints are kept unless the job names a directory.
-        reporter: receives progress and events.
-        requests: requests to this rank, such as to stop or to leave.
+        reporter: receives progress and events, and has requests to this rank.
         threads: CPU threads of torch; 0 uses the job's `train.threads`.
         weights: a safetensors file with the weights of a fresh state, or None.
         strict: weights loaded without the rest of a state must match the model completely.
@@ -121,7 +119,6 @@ class JobSessionRunner:
         device: str,
         state_dir: Path,
         reporter: Reporter,
-        requests: Requests,
         threads: int = 0,
         identity: str = "",
         weights: Path | None = None,
@@ -141,7 +138,6 @@ class JobSessionRunner:
         self._folder = JobFolder(directory, job_id, identity)
         self._origin = Origin(self._folder, init_from=init_from, reporter=reporter)
         self._reporter = reporter
-        self._requests = requests
         self._threads = threads or spec.train.threads
         self._world_size = 1
         self._built: JobSession | None = None
@@ -169,7 +165,6 @@ class JobSessionRunner:
                 task=task,
                 device=self._device,
                 reporter=self._reporter,
-                requests=self._requests,
                 serves=self._serves,
             )
         session.profiler = self._profiler

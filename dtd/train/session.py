@@ -35,7 +35,7 @@ from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_o
 from dtd.train.optimizer import JoinedOptimizer
 from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
-from dtd.train.record import Reporter, Requests, Warn, WarningThrottle
+from dtd.train.record import Reporter, Warn, WarningThrottle
 from dtd.train.rehearsal import Rehearsal
 from dtd.train.saver import Checkpoints
 from dtd.train.state.buffers import RunningBuffers
@@ -108,7 +108,6 @@ class JobSession:
     checkpoints: Checkpoints
     reporter: Reporter
     warn: WarningThrottle
-    requests: Requests
     callbacks: Callbacks
     memory: MemoryMeter
     doubts: list[tuple[str, str]]
@@ -224,7 +223,6 @@ def build_session(
     task: Task,
     device: torch.device,
     reporter: Reporter,
-    requests: Requests,
     serves: bool = False,
 ) -> JobSession:
     """Build the model, open the data, lay out the buckets.
@@ -279,7 +277,6 @@ def build_session(
         callbacks=callbacks,
         reporter=reporter,
         warn=warn,
-        requests=requests,
     )
 
 

@@ -161,7 +161,6 @@ class TrainingThread(JobThread):
             threads=self._config.threads,
             state_dir=self._config.state_dir,
             reporter=self._reporter,
-            requests=self._reporter,
             serves=self._config.role == "server",
             profiler=self._profiler,
             load=load_job_code if self._script is None else self._script.load,

@@ -75,7 +75,6 @@ def digest_without_loans(directory):
             device="cpu",
             state_dir=directory / str(rank),
             reporter=silent,
-            requests=silent,
         )
         run.prepare()
         run.adopt_local(*FRESH)

@@ -28,12 +28,12 @@ ENDING_JOBS = frozenset({JobState.STOPPING, JobState.SAVING})
 """States of a job for which workers warm up: not those of a job that is ending."""
 
 
-def register(cluster: ClusterState, message: m.Register, now: float) -> None:
+def register(cluster: ClusterState, message: m.Register) -> None:
     """Handle REGISTER: a new, restarted or reconnected worker."""
     known = cluster.workers.get(message.name)
     leaving = known is not None and known.leaving and known.incarnation == message.incarnation
     if known is not None and known.state not in GONE:
-        lose(cluster, known, "the worker registered again", now)
+        lose(cluster, known, "the worker registered again")
     if known is None or known.incarnation != message.incarnation:
         cluster.links.forget(message.name)
     _fence(cluster, message)
@@ -41,7 +41,7 @@ def register(cluster: ClusterState, message: m.Register, now: float) -> None:
     worker = registration.newcomer(message)
     worker.leaving, worker.reason = leaving, "was about to leave" if leaving else ""
     cluster.workers[worker.name] = worker
-    cluster.detector.watch(worker.name, now)
+    cluster.detector.watch(worker.name, cluster.now)
     if not message.generation and registration.is_foreign(cluster, worker):
         return
     registration.send_welcome(cluster, worker)
@@ -52,13 +52,13 @@ def register(cluster: ClusterState, message: m.Register, now: float) -> None:
     elif message.joined and (job is None or job.id != message.joined):
         release(cluster, worker, "unknown", f"job {message.joined} is no longer running")
     elif job is not None and job.state not in ENDING_JOBS:
-        _prepare_unless_set_aside(cluster, worker, job, now)
+        _prepare_unless_set_aside(cluster, worker, job)
 
 
-def _prepare_unless_set_aside(cluster: ClusterState, worker: Worker, job: Job, now: float) -> None:
+def _prepare_unless_set_aside(cluster: ClusterState, worker: Worker, job: Job) -> None:
     """Prepare a worker, unless it is set aside and has not been restarted by an operator."""
     aside = cluster.set_aside.get(worker.name)
-    if aside is not None and now < aside.until and aside.pid == worker.registration.pid:
+    if aside is not None and cluster.now < aside.until and aside.pid == worker.registration.pid:
         cluster.move_worker(worker, WorkerEvent.LEFT_ALONE)
         worker.reason = aside.reason
     else:
@@ -171,7 +171,7 @@ def warmed(cluster: ClusterState, worker: Worker, message: m.Warmed) -> None:
 
 
 def taken_back(
-    cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen | m.Finished, now: float
+    cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen | m.Finished
 ) -> None:
     """A returned worker has left its old generation and reports its state."""
     checkpoints.left(job, worker, message)
@@ -179,7 +179,7 @@ def taken_back(
         job.fenced = True
     why = digests.why_distrusted(cluster, job, worker)
     if why:
-        expel(cluster, worker, why, now)
+        expel(cluster, worker, why)
         return
     finished = isinstance(message, m.Finished)
     worker.reconnection.phase = (MemberState.FINISHED if finished else MemberState.FROZEN).value
@@ -222,42 +222,42 @@ def compare(cluster: ClusterState, job: Job) -> None:
             cluster.move_worker(worker, WorkerEvent.AGREES)
 
 
-def give_up_warming(cluster: ClusterState, job: Job, now: float) -> None:
+def give_up_warming(cluster: ClusterState, job: Job) -> None:
     """Evict workers that warm up for too long; reading a large checkpoint counts as progress."""
     limit_s = job.terms.warmup_timeout_s
     for name, since in list(cluster.warming_since.items()):
         worker = cluster.workers[name]
         beat = worker.liveness.heartbeat
         makes_progress = beat is not None and 0 < beat.stalled_s <= limit_s
-        if now - since > limit_s and not (worker.reconnection.returning or makes_progress):
+        if cluster.now - since > limit_s and not (worker.reconnection.returning or makes_progress):
             why = f"did not warm up within {limit_s:g} s (elastic.warmup_timeout_s)"
-            expel(cluster, worker, why, now)
+            expel(cluster, worker, why)
 
 
-def evict(cluster: ClusterState, worker: Worker, reason: str, now: float) -> None:
+def evict(cluster: ClusterState, worker: Worker, reason: str) -> None:
     """Close a silent worker's connection and count it as lost."""
     cluster.emit(Disconnect(name=worker.name, reason=reason))
-    lose(cluster, worker, reason, now)
+    lose(cluster, worker, reason)
 
 
-def expel(cluster: ClusterState, worker: Worker, reason: str, now: float) -> None:
+def expel(cluster: ClusterState, worker: Worker, reason: str) -> None:
     """Evict a worker whose process responds but whose training hangs: it restarts."""
     job = cluster.job.id if cluster.job is not None else ""
     cluster.send(worker.name, m.Release(job=job, state="evicted", reason=reason))
-    evict(cluster, worker, reason, now)
+    evict(cluster, worker, reason)
 
 
-def bar_revoked(cluster: ClusterState, name: str, reason: str, now: float) -> None:
+def bar_revoked(cluster: ClusterState, name: str, reason: str) -> None:
     """Evict a worker whose credential was revoked; it cannot return, so nothing waits for it."""
     worker = cluster.workers.get(name)
     if worker is not None and worker.state not in GONE:
-        evict(cluster, worker, reason, now)
+        evict(cluster, worker, reason)
 
 
-def lose(cluster: ClusterState, worker: Worker, reason: str, now: float) -> None:
+def lose(cluster: ClusterState, worker: Worker, reason: str) -> None:
     """A worker is gone without having been released."""
     was_member = worker.state in MEMBERS
-    silent_s = cluster.detector.silence_s(worker.name, now)
+    silent_s = cluster.detector.silence_s(worker.name, cluster.now)
     cluster.move_worker(worker, WorkerEvent.LOST)
     worker.reason = reason
     cluster.incident(
@@ -269,17 +269,17 @@ def lose(cluster: ClusterState, worker: Worker, reason: str, now: float) -> None
     if was_member:
         if cluster.run.has_run and not worker.leaving and not worker.liveness.signalled:
             cluster.crashed(worker.name, cluster.job.step if cluster.job is not None else 0)
-        ending.member_lost(cluster, worker, reason, now, silent_s=silent_s)
+        ending.member_lost(cluster, worker, reason, silent_s=silent_s)
 
 
-def let_leave(cluster: ClusterState, worker: Worker, reason: str, now: float) -> None:
+def let_leave(cluster: ClusterState, worker: Worker, reason: str) -> None:
     """Let a worker leave: a member at a step boundary, others when no state is lost."""
     worker.leaving, worker.reason = True, reason
     job = cluster.job
     if job is not None and not roster.can_spare(job, worker.name):
         worker.reason = f"{reason}; it stays, as nobody else has its shards (strategy.mirrors = 0)"
     elif worker.state in MEMBERS and cluster.run.phase is GenerationState.RUNNING:
-        ending.end_at_boundary(cluster, f"{worker.name} leaves: {reason}", now)
+        ending.end_at_boundary(cluster, f"{worker.name} leaves: {reason}")
 
 
 def release_leavers(cluster: ClusterState) -> None:

@@ -51,31 +51,29 @@ def freeze_one(
     cluster.send(worker.name, message)
 
 
-def end_at_boundary(cluster: ClusterState, reason: str, now: float) -> None:
+def end_at_boundary(cluster: ClusterState, reason: str) -> None:
     """End a running generation after its current step; no step is redone."""
     freeze(cluster, at_boundary=True, stop=False, reason=reason)
-    _begin_ending(cluster, reason, now, at_boundary=True)
+    _begin_ending(cluster, reason, at_boundary=True)
 
 
-def end_now(
-    cluster: ClusterState, reason: str, now: float, *, worker: str = "", silent_s: float = 0
-) -> None:
+def end_now(cluster: ClusterState, reason: str, *, worker: str = "", silent_s: float = 0) -> None:
     """End the generation at once; members that do not respond in time are evicted.
 
     If the job is to end and its time for a step boundary is over, they still have time to leave.
     """
     if cluster.ending.freeze_by is None and cluster.ending.stop_by is not None:
-        cluster.ending.stop_by = max(cluster.ending.stop_by, now + LEAVE_S)
+        cluster.ending.stop_by = max(cluster.ending.stop_by, cluster.now + LEAVE_S)
     if cluster.run.phase is not GenerationState.ENDING:
-        _begin_ending(cluster, reason, now, worker=worker, silent_s=silent_s)
+        _begin_ending(cluster, reason, worker=worker, silent_s=silent_s)
     else:
         assert cluster.ending.recovery is not None, (
             "a generation ends, and nothing is recovered from"
         )
-        cluster.ending.recovery.breaks(reason, now, worker=worker, silent_s=silent_s)
+        cluster.ending.recovery.breaks(reason, cluster.now, worker=worker, silent_s=silent_s)
     freeze(cluster, at_boundary=False, stop=False, reason=reason)
     waited_for = [cluster.workers[name] for name in cluster.not_frozen()]
-    cluster.ending.freeze_by = now + max(
+    cluster.ending.freeze_by = cluster.now + max(
         map(freeze_patience_s, waited_for), default=FREEZE_PATIENCE_S
     )
 
@@ -95,7 +93,6 @@ def freeze_patience_s(worker: Worker) -> float:
 def _begin_ending(
     cluster: ClusterState,
     reason: str,
-    now: float,
     *,
     at_boundary: bool = False,
     worker: str = "",
@@ -107,7 +104,7 @@ def _begin_ending(
         cluster.ending.recovery = Recovery(
             cause=reason,
             worker=worker,
-            began_at=now,
+            began_at=cluster.now,
             detected_after_s=silent_s,
             at_boundary=at_boundary,
             running=cluster.run.has_run,
@@ -117,19 +114,15 @@ def _begin_ending(
     cluster.incident("generation_ending", f"generation {cluster.run.generation} ends: {reason}")
 
 
-def member_lost(
-    cluster: ClusterState, worker: Worker, reason: str, now: float, *, silent_s: float
-) -> None:
+def member_lost(cluster: ClusterState, worker: Worker, reason: str, *, silent_s: float) -> None:
     """A member is gone: its ring cannot continue."""
     why = f"{worker.name} is lost: {reason}"
     if cluster.ending.recovery is not None and cluster.ending.recovery.worker == worker.name:
         cluster.ending.recovery.cause = why  # more precise than its neighbour's report
-    end_now(cluster, why, now, worker=worker.name, silent_s=silent_s)
+    end_now(cluster, why, worker=worker.name, silent_s=silent_s)
 
 
-def member_frozen(
-    cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen, now: float
-) -> None:
+def member_frozen(cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen) -> None:
     """A member takes no further part and reports its state."""
     cluster.move_worker(worker, WorkerEvent.FROZE)
     checkpoints.left(job, worker, message)
@@ -146,7 +139,7 @@ def member_frozen(
         reason = f"{worker.name} has lost {about} ({message.evidence}: {message.reason})"
     if message.evidence in DEAD:
         silent_s = cluster.heartbeat_timeout_s
-    end_now(cluster, reason, now, worker=about, silent_s=silent_s)
+    end_now(cluster, reason, worker=about, silent_s=silent_s)
 
 
 def _tell_evidence(cluster: ClusterState, worker: Worker, message: m.Frozen) -> None:
@@ -203,12 +196,12 @@ def is_complete(cluster: ClusterState) -> bool:
     return {member.state for member in cluster.members()} - GONE == {WorkerState.FINISHED}
 
 
-def close(cluster: ClusterState, job: Job, now: float) -> None:
+def close(cluster: ClusterState, job: Job) -> None:
     """Close the generation: its last living member has frozen."""
     for member in cluster.members():
         if member.state is WorkerState.FINISHED:
             cluster.move_worker(member, WorkerEvent.CLOSED)
-    for pair, evidence in cluster.links.judge(cluster.living(), now):
+    for pair, evidence in cluster.links.judge(cluster.living(), cluster.now):
         one, other = pair
         every_s = cluster.links.probed_every_s(pair)
         cluster.incident(
@@ -219,7 +212,7 @@ def close(cluster: ClusterState, job: Job, now: float) -> None:
             probed_every_s=every_s,
         )
     began_at = cluster.run.advanced_at
-    if job.terms.launched and began_at is not None and now - began_at >= FRUITFUL_S:
+    if job.terms.launched and began_at is not None and cluster.now - began_at >= FRUITFUL_S:
         cluster.advance(cluster.setbacks.crash_step + 1)
     cluster.setbacks.crash_generations += cluster.run.lost_member
     cluster.note_brevity(job)

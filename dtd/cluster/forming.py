@@ -72,13 +72,13 @@ def _next_number(cluster: ClusterState, start: int) -> int:
     return max(cluster.run.generation, cluster.run.highest, start) + 1
 
 
-def saved(cluster: ClusterState, job: Job, event: JobSaved, now: float) -> None:
+def saved(cluster: ClusterState, job: Job, event: JobSaved) -> None:
     """The decided generation is stored and may be announced, or could not be stored."""
     decision = cluster.run.decision
     if decision is None or (event.job, event.generation) != (job.id, job.generation):
         return
     if event.failure:
-        decision.failure, decision.again_at = event.failure, now + SAVE_AGAIN_S
+        decision.failure, decision.again_at = event.failure, cluster.now + SAVE_AGAIN_S
     elif _stands(cluster, job, decision):
         cluster.run.decision = None
         _announce(cluster, job, decision)
@@ -86,11 +86,11 @@ def saved(cluster: ClusterState, job: Job, event: JobSaved, now: float) -> None:
         cluster.withdraw(job)
 
 
-def save_again(cluster: ClusterState, job: Job, now: float) -> None:
+def save_again(cluster: ClusterState, job: Job) -> None:
     """Retry storing the decided generation, unless it is no longer valid."""
     decision = cluster.run.decision
     assert decision is not None, "nothing is decided"
-    if decision.again_at is None or now < decision.again_at:
+    if decision.again_at is None or cluster.now < decision.again_at:
         return
     if not _stands(cluster, job, decision):
         cluster.withdraw(job)
@@ -317,15 +317,15 @@ def _prepared(cluster: ClusterState, job: Job) -> list[Worker]:
     return [worker for worker in ended if worker.holdings.prepared != roster.held_key(worker)]
 
 
-def member_running(cluster: ClusterState, job: Job, worker: Worker, now: float) -> None:
+def member_running(cluster: ClusterState, job: Job, worker: Worker) -> None:
     """A member's ring is up and its state agreed; once all are, the generation runs."""
     cluster.move_worker(worker, WorkerEvent.RUNS)
     worker.holdings.held = roster.start_held(job, worker.name)
     worker.holdings.prepared = roster.held_key(worker)
-    check_running(cluster, job, now)
+    check_running(cluster, job)
 
 
-def check_running(cluster: ClusterState, job: Job, now: float) -> None:
+def check_running(cluster: ClusterState, job: Job) -> None:
     """Start the generation's running phase once no member is still forming."""
     waited_for = (WorkerState.FORMING, WorkerState.DISCONNECTED)
     if cluster.run.phase is not GenerationState.FORMING:
@@ -348,7 +348,7 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
         servers=job.servers,
     )
     if job.terms.launched:
-        recovered(cluster, job, now)
+        recovered(cluster, job)
     leaving = [
         member.name
         for member in cluster.members()
@@ -357,16 +357,14 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
     if stopping:
         ending.freeze(cluster, at_boundary=True, stop=True, reason=job.reason)
     elif leaving:
-        ending.end_at_boundary(cluster, f"{', '.join(leaving)} leaves", now)
+        ending.end_at_boundary(cluster, f"{', '.join(leaving)} leaves")
 
 
 ADMIT_PATIENCE_S = 0.5
 """Seconds that a ready worker waits for others that warm up, to join together with them."""
 
 
-def progressed(
-    cluster: ClusterState, job: Job, name: str, generation: int, step: int, now: float
-) -> None:
+def progressed(cluster: ClusterState, job: Job, name: str, generation: int, step: int) -> None:
     """A member reports a committed step.
 
     A member that is still forming has committed none in this generation: it may still have the
@@ -378,13 +376,13 @@ def progressed(
     if cluster.workers[name].state is WorkerState.FORMING or step <= max(job.start_step, job.step):
         return
     cluster.advance(step)
-    run.advanced_at = now
+    run.advanced_at = cluster.now
     job.step = step
     if run.phase is not GenerationState.ENDING:
-        recovered(cluster, job, now)
+        recovered(cluster, job)
 
 
-def recovered(cluster: ClusterState, job: Job, now: float) -> None:
+def recovered(cluster: ClusterState, job: Job) -> None:
     """The job trains again, if it had a loss to recover from."""
     recovery, cluster.ending.recovery = cluster.ending.recovery, None
     if recovery is not None:
@@ -393,31 +391,31 @@ def recovered(cluster: ClusterState, job: Job, now: float) -> None:
             f"job {job.id} trains again: {recovery.cause}",
             worker=recovery.worker,
             step=job.step,
-            **recovery.details(now),
+            **recovery.details(cluster.now),
         )
 
 
-def left(
-    cluster: ClusterState, job: Job, name: str, message: m.Frozen | m.Finished, now: float
-) -> None:
+def left(cluster: ClusterState, job: Job, name: str, message: m.Frozen | m.Finished) -> None:
     """Count steps of a leaving member that no heartbeat has reported."""
     held = roster.held_by(message)
     if held.generation == message.generation:
-        progressed(cluster, job, name, message.generation, held.step, now)
+        progressed(cluster, job, name, message.generation, held.step)
 
 
-def admit_ready(cluster: ClusterState, job: Job, now: float) -> None:
+def admit_ready(cluster: ClusterState, job: Job) -> None:
     """End the running generation at a step boundary when a worker is ready to join."""
     finishing = any(member.state is WorkerState.FINISHED for member in cluster.members())
     if finishing or job.state is JobState.STOPPING:
         return
     full = len(cluster.run.roster) - job.servers >= most_workers(job)
-    ready = [w for w in _ready(cluster) if now >= ready_by(cluster, w) and (w.serves or not full)]
+    ready = [
+        w for w in _ready(cluster) if cluster.now >= ready_by(cluster, w) and (w.serves or not full)
+    ]
     if not ready or not _fit_in(cluster, job, ready):
         return
     for worker in ready:
         worker.reason = "joins at the next step boundary"
-    end_at_boundary(cluster, f"{', '.join(w.name for w in ready)} joins", now)
+    end_at_boundary(cluster, f"{', '.join(w.name for w in ready)} joins")
 
 
 def _ready(cluster: ClusterState) -> list[Worker]:

@@ -31,29 +31,29 @@ FIRST_PAUSE_S: Final = 10.0
 MAX_PAUSE_S: Final = 600.0
 
 
-def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed, now: float) -> None:
+def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed) -> None:
     """Set a worker aside, or fail the job."""
     if worker.state in GONE:
         return
     to_blame = blamed(cluster, job, message.step)
     if to_blame and worker.name in cluster.run.roster and worker.name not in to_blame:
-        _blame(cluster, job, worker, to_blame, message, now)
+        _blame(cluster, job, worker, to_blame, message)
         return
     at = message.step if _has_begun(job, worker) else WARM_UP
-    aside = _excluded(cluster, worker, message, now, at=at)
+    aside = _excluded(cluster, worker, message, at=at)
     harmless = at == WARM_UP and job.state in admission.ENDING_JOBS
     if harmless or worker.name in to_blame:  # it was not a member of the generation that goes on
-        _set_aside(cluster, worker, aside, now)
+        _set_aside(cluster, worker, aside)
         return
     also = _also_on(cluster, job, worker, aside)
     if also:
         named = ", ".join(sorted(also, key=roster.natural_key))
         message = replace(message, reason=f"{message.reason} (on {named}, too)")
     ends = bool(also) or message.of_code or job.state in admission.ENDING_JOBS
-    if ends or not _can_do_without(cluster, job, worker, aside, now):
-        jobs.fail(cluster, worker.name, message, now)
+    if ends or not _can_do_without(cluster, job, worker, aside):
+        jobs.fail(cluster, worker.name, message)
     else:
-        _set_aside(cluster, worker, aside, now)
+        _set_aside(cluster, worker, aside)
 
 
 def _blame(
@@ -62,7 +62,6 @@ def _blame(
     worker: Worker,
     to_blame: Collection[str],
     message: m.Failed,
-    now: float,
 ) -> None:
     """Set joiners aside in whose presence a worker fails that trained before; it keeps its state.
 
@@ -72,8 +71,8 @@ def _blame(
     for name in sorted(to_blame, key=roster.natural_key):
         one = cluster.workers[name]
         if one.state not in GONE:
-            aside = _excluded(cluster, one, why, now, at=WARM_UP)
-            _set_aside(cluster, one, aside, now)
+            aside = _excluded(cluster, one, why, at=WARM_UP)
+            _set_aside(cluster, one, aside)
     cluster.fence(job)  # the worker that failed takes no further step of this generation
 
 
@@ -124,9 +123,7 @@ def _somebody_can(cluster: ClusterState, worker: Worker) -> bool:
     )
 
 
-def _can_do_without(
-    cluster: ClusterState, job: Job, worker: Worker, aside: SetAside, now: float
-) -> bool:
+def _can_do_without(cluster: ClusterState, job: Job, worker: Worker, aside: SetAside) -> bool:
     """Whether others are present, or may still come, that can do this worker's step.
 
     The last holder of committed steps is not set aside: the job ends, and they are saved.  A
@@ -136,7 +133,7 @@ def _can_do_without(
         return False
     others = _others(cluster, worker.name)
     if not others:
-        return _may_come(cluster, job, now)
+        return _may_come(cluster, job)
     step = max(job.step, aside.failed.step)
     unsaved = aside.at != WARM_UP and step > branches.saved_step(job)
     if unsaved and not any(_is_heir(cluster, job, one) for one in others):
@@ -162,19 +159,17 @@ def _others(cluster: ClusterState, name: str) -> list[Worker]:
     ]
 
 
-def _may_come(cluster: ClusterState, job: Job, now: float) -> bool:
+def _may_come(cluster: ClusterState, job: Job) -> bool:
     """Whether other workers may still come: a new job waits briefly before it is judged."""
     settle_s = job.terms.settle_s
     if not cluster.waiting.must_settle or not settle_s:
         return False
     if cluster.verdict_by is None:
-        cluster.verdict_by = now + settle_s
-    return now < cluster.verdict_by
+        cluster.verdict_by = cluster.now + settle_s
+    return cluster.now < cluster.verdict_by
 
 
-def _excluded(
-    cluster: ClusterState, worker: Worker, failed: m.Failed, now: float, *, at: int
-) -> SetAside:
+def _excluded(cluster: ClusterState, worker: Worker, failed: m.Failed, *, at: int) -> SetAside:
     """Record that a worker is not given the job for a while.
 
     `failed` is what it, or another worker because of it, has reported after `at` committed steps.
@@ -186,7 +181,7 @@ def _excluded(
     aside = cluster.set_aside[worker.name] = SetAside(
         at=at,
         failed=failed,
-        until=now + pause_s,
+        until=cluster.now + pause_s,
         pause_s=pause_s,
         incarnation=worker.incarnation,
         pid=worker.registration.pid,
@@ -195,7 +190,7 @@ def _excluded(
     return aside
 
 
-def _set_aside(cluster: ClusterState, worker: Worker, aside: SetAside, now: float) -> None:
+def _set_aside(cluster: ClusterState, worker: Worker, aside: SetAside) -> None:
     """Restart its process and leave it alone for a while."""
     was_member = worker.state in MEMBERS
     _tell(cluster, worker, aside)
@@ -204,7 +199,7 @@ def _set_aside(cluster: ClusterState, worker: Worker, aside: SetAside, now: floa
     admission.release(cluster, worker, "evicted", aside.reason)
     if was_member and cluster.run.phase is not GenerationState.NONE:
         why = f"{worker.name} has failed: {aside.failed.reason}"
-        ending.end_now(cluster, why, now, worker=worker.name)
+        ending.end_now(cluster, why, worker=worker.name)
 
 
 def _tell(cluster: ClusterState, worker: Worker, aside: SetAside) -> None:
@@ -216,7 +211,7 @@ def _tell(cluster: ClusterState, worker: Worker, aside: SetAside) -> None:
     )
 
 
-def try_again(cluster: ClusterState, job: Job, now: float) -> None:
+def try_again(cluster: ClusterState, job: Job) -> None:
     """Warm up set-aside workers whose pause is over; fail the job if no other worker has come.
 
     A job that is ending needs no more workers.
@@ -224,11 +219,11 @@ def try_again(cluster: ClusterState, job: Job, now: float) -> None:
     if job.state in admission.ENDING_JOBS:
         return
     for worker in _here(cluster):
-        if now >= cluster.set_aside[worker.name].until:
+        if cluster.now >= cluster.set_aside[worker.name].until:
             worker.reason = ""
             admission.prepare(cluster, worker, job)
-    if cluster.verdict_by is not None and now >= cluster.verdict_by:
-        _judge_all(cluster, now)
+    if cluster.verdict_by is not None and cluster.now >= cluster.verdict_by:
+        _judge_all(cluster)
 
 
 def _here(cluster: ClusterState) -> list[Worker]:
@@ -237,12 +232,12 @@ def _here(cluster: ClusterState) -> list[Worker]:
     ]
 
 
-def _judge_all(cluster: ClusterState, now: float) -> None:
+def _judge_all(cluster: ClusterState) -> None:
     """Fail the job: it failed on the only worker, and no other has come."""
     cluster.verdict_by = None
     if cluster.waiting.must_settle and cluster.set_aside and not _others(cluster, ""):
         name, aside = list(cluster.set_aside.items())[-1]
-        jobs.fail(cluster, name, aside.failed, now)
+        jobs.fail(cluster, name, aside.failed)
 
 
 def next_deadline(cluster: ClusterState) -> float | None:
@@ -268,11 +263,11 @@ def blamed(cluster: ClusterState, job: Job, step: int) -> frozenset[str]:
     return dispensable(cluster, job) if step == job.start_step >= job.step else frozenset()
 
 
-def keep_away(cluster: ClusterState, job: Job, worker: Worker, why: str, now: float) -> None:
+def keep_away(cluster: ClusterState, job: Job, worker: Worker, why: str) -> None:
     """Do not give a joiner the job again as soon as it has restarted, which it is about to do."""
     known = cluster.set_aside.get(worker.name)
     if known is not None and known.incarnation == worker.incarnation:
         return
     failed = m.Failed(job=job.id, reason=why, traceback="", step=job.step)
-    aside = _excluded(cluster, worker, failed, now, at=WARM_UP)
+    aside = _excluded(cluster, worker, failed, at=WARM_UP)
     _tell(cluster, worker, aside)

@@ -59,7 +59,7 @@ def may_start(cluster: ClusterState) -> bool:
     return not cluster.queue[0].terms.workers
 
 
-def activate(cluster: ClusterState, job: Job, now: float) -> None:
+def activate(cluster: ClusterState, job: Job) -> None:
     """Make a queued job the active one and warm up idle workers."""
     cluster.job = job
     cluster.start_afresh()
@@ -70,7 +70,7 @@ def activate(cluster: ClusterState, job: Job, now: float) -> None:
         _is_to_end_again(cluster, job)
     if job.announced and not job.in_doubt:
         if not registration.has_left(cluster, job):
-            registration.adopt(cluster, job, now)
+            registration.adopt(cluster, job)
             return
         cluster.fence(job)
         job.announced = False
@@ -178,9 +178,9 @@ def check_unused(cluster: ClusterState, job_id: str, step: int) -> None:
             )
 
 
-def progress(cluster: ClusterState, job: Job, name: str, message: m.Progress, now: float) -> None:
+def progress(cluster: ClusterState, job: Job, name: str, message: m.Progress) -> None:
     """The newest committed step's figures, from rank 0."""
-    forming.progressed(cluster, job, name, message.generation, message.step, now)
+    forming.progressed(cluster, job, name, message.generation, message.step)
     if message.generation == cluster.run.generation:
         job.epoch, job.loss = message.epoch, figures.finite(message.loss)
         if 0 < message.step_s < math.inf:  # waiting times for workers depend on it
@@ -222,7 +222,7 @@ def finish(cluster: ClusterState, state: JobState, reason: str) -> None:
     cluster.waiting.resumed = False
 
 
-def fail(cluster: ClusterState, name: str, message: m.Failed, now: float) -> None:
+def fail(cluster: ClusterState, name: str, message: m.Failed) -> None:
     """The job's own code, data or numbers failed on a worker; the others' state is saved first.
 
     Only the first failure is reported: later ones may be its consequences.
@@ -235,17 +235,17 @@ def fail(cluster: ClusterState, name: str, message: m.Failed, now: float) -> Non
         job.result["traceback"] = message.traceback
     give_up(cluster, job, f"{name}: {message.reason}")
     if cluster.run.phase is not GenerationState.NONE:
-        ending.end_now(cluster, f"{name} has failed: {message.reason}", now, worker=name)
+        ending.end_now(cluster, f"{name} has failed: {message.reason}", worker=name)
 
 
-def undeliverable(cluster: ClusterState, event: Undeliverable, now: float) -> None:
+def undeliverable(cluster: ClusterState, event: Undeliverable) -> None:
     """End a job that no worker can be sent: it would be retried for ever."""
     job = cluster.job
     if job is None or job.id != event.job or job.verdict:
         return
     give_up(cluster, job, event.reason)
     if cluster.run.phase is not GenerationState.NONE:
-        ending.end_now(cluster, event.reason, now)
+        ending.end_now(cluster, event.reason)
 
 
 def give_up(cluster: ClusterState, job: Job, reason: str) -> None:
@@ -284,19 +284,19 @@ def hurry(cluster: ClusterState) -> None:
     )
 
 
-def break_off_late(cluster: ClusterState, job: Job, now: float) -> None:
+def break_off_late(cluster: ClusterState, job: Job) -> None:
     """Abort the generation of an ending job once its time is up."""
     if job.state is not JobState.STOPPING or cluster.run.phase is GenerationState.NONE:
         cluster.ending.stop_by = None
         return
     if cluster.ending.stop_by is None:
-        cluster.ending.stop_by = now + BOUNDARY_S
-    if now < cluster.ending.stop_by:
+        cluster.ending.stop_by = cluster.now + BOUNDARY_S
+    if cluster.now < cluster.ending.stop_by:
         return
     if cluster.run.phase is not GenerationState.ENDING or cluster.ending.freeze_by is None:
-        ending.end_now(cluster, "the job is ending, and no step boundary was reached in time", now)
+        ending.end_now(cluster, "the job is ending, and no step boundary was reached in time")
         return
     for name in cluster.not_frozen():
         worker = cluster.workers[name]
         if worker.state is not WorkerState.FINISHED:
-            admission.expel(cluster, worker, "it did not leave the ring of an ending job", now)
+            admission.expel(cluster, worker, "it did not leave the ring of an ending job")

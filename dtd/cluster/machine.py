@@ -81,10 +81,10 @@ def handle(cluster: ClusterState, event: Event, now: float) -> None:
     cluster.slept(cluster.detector.awake(now))
     on_event = _EVENTS.get(type(event))
     if on_event is not None:
-        on_event(cluster, event, now)
-    suspicion.evict_silent(cluster, now)
-    suspicion.probe(cluster, now)
-    _advance(cluster, now)
+        on_event(cluster, event)
+    suspicion.evict_silent(cluster)
+    suspicion.probe(cluster)
+    _advance(cluster)
 
 
 def next_deadline(cluster: ClusterState, now: float) -> float | None:
@@ -127,91 +127,91 @@ def begin_again(cluster: ClusterState, *, given_up: bool) -> list[Job]:
 # --- what has become possible ------------------------------------------------------------
 
 
-def _advance(cluster: ClusterState, now: float) -> None:
+def _advance(cluster: ClusterState) -> None:
     if jobs.may_start(cluster):
-        jobs.activate(cluster, cluster.queue.popleft(), now)
+        jobs.activate(cluster, cluster.queue.popleft())
     admission.release_leavers(cluster)
     if cluster.job is not None:
-        isolation.try_again(cluster, cluster.job, now)
+        isolation.try_again(cluster, cluster.job)
     if cluster.job is not None:
-        suspicion.give_up_returning(cluster, cluster.job, now)
-        admission.give_up_warming(cluster, cluster.job, now)
-        jobs.break_off_late(cluster, cluster.job, now)
+        suspicion.give_up_returning(cluster, cluster.job)
+        admission.give_up_warming(cluster, cluster.job)
+        jobs.break_off_late(cluster, cluster.job)
     if cluster.job is not None and cluster.run.phase is GenerationState.RUNNING:
-        _advance_running(cluster, cluster.job, now)
+        _advance_running(cluster, cluster.job)
     if cluster.job is not None and cluster.run.phase is GenerationState.ENDING:
-        _advance_ending(cluster, cluster.job, now)
+        _advance_ending(cluster, cluster.job)
     if cluster.job is not None and cluster.run.phase is GenerationState.NONE:
-        _advance_waiting(cluster, cluster.job, now)
+        _advance_waiting(cluster, cluster.job)
     if jobs.may_start(cluster):
-        _advance(cluster, now)
+        _advance(cluster)
 
 
-def _advance_running(cluster: ClusterState, job: Job, now: float) -> None:
+def _advance_running(cluster: ClusterState, job: Job) -> None:
     if all(member.state is WorkerState.FINISHED for member in cluster.members()):
-        _finish(cluster, job, now)
+        _finish(cluster, job)
     else:
-        forming.admit_ready(cluster, job, now)
+        forming.admit_ready(cluster, job)
 
 
-def _finish(cluster: ClusterState, job: Job, now: float) -> None:
+def _finish(cluster: ClusterState, job: Job) -> None:
     if ending.was_stopped(cluster, job):
         job.reason = job.reason or ending.STOP_FORGOTTEN
-        saving.begin(cluster, job, _verdict(job), now)
+        saving.begin(cluster, job, _verdict(job))
     else:
-        saving.begin(cluster, job, JobState.DONE, now)
+        saving.begin(cluster, job, JobState.DONE)
 
 
 def _verdict(job: Job) -> JobState:
     return JobState(job.verdict) if job.verdict else JobState.CANCELLED
 
 
-def _advance_ending(cluster: ClusterState, job: Job, now: float) -> None:
-    if cluster.ending.freeze_by is not None and now >= cluster.ending.freeze_by:
-        suspicion.give_up_late(cluster, job, now)
+def _advance_ending(cluster: ClusterState, job: Job) -> None:
+    if cluster.ending.freeze_by is not None and cluster.now >= cluster.ending.freeze_by:
+        suspicion.give_up_late(cluster, job)
     if any(cluster.workers[n].state is not WorkerState.FINISHED for n in cluster.not_frozen()):
         return
     if ending.is_complete(cluster):
-        _finish(cluster, job, now)
+        _finish(cluster, job)
         return
-    _close(cluster, job, now)
+    _close(cluster, job)
 
 
-def _close(cluster: ClusterState, job: Job, now: float) -> None:
-    ending.close(cluster, job, now)
+def _close(cluster: ClusterState, job: Job) -> None:
+    ending.close(cluster, job)
     hopeless = digests.settle(cluster, job)
     for worker in cluster.available():
         why = digests.why_distrusted(cluster, job, worker)
         if why:
-            admission.expel(cluster, worker, why, now)
+            admission.expel(cluster, worker, why)
     if hopeless and not job.verdict:
         jobs.give_up(cluster, job, hopeless)
     admission.release_leavers(cluster)
 
 
-def _advance_waiting(cluster: ClusterState, job: Job, now: float) -> None:
+def _advance_waiting(cluster: ClusterState, job: Job) -> None:
     """Form a generation once there is nothing left to wait for."""
     if job.state is JobState.SAVING:
-        saving.advance(cluster, job, now)
+        saving.advance(cluster, job)
         return
     if job.state is JobState.STOPPING:
-        _end_waiting(cluster, job, now)
+        _end_waiting(cluster, job)
         return
     if cluster.run.decision is not None:
-        forming.save_again(cluster, job, now)
+        forming.save_again(cluster, job)
         return
     admission.compare(cluster, job)
-    cluster.waiting.reason = waiting.awaited(cluster, job, now)
+    cluster.waiting.reason = waiting.awaited(cluster, job)
     if cluster.waiting.reason:
         _let_wait(cluster, job)
         return
-    if waiting.restart_partial(cluster, job, now):
+    if waiting.restart_partial(cluster, job):
         return
     forming.count_prepared(cluster, job)
     why = _hopeless(cluster, job)
     if why:
         jobs.give_up(cluster, job, why)
-        saving.begin(cluster, job, JobState.FAILED, now)
+        saving.begin(cluster, job, JobState.FAILED)
         return
     forming.decide(cluster, job)
 
@@ -226,14 +226,14 @@ def _let_wait(cluster: ClusterState, job: Job) -> None:
         cluster.incident(kind, f"job {job.id} waits: {explain(cluster)}")
 
 
-def _end_waiting(cluster: ClusterState, job: Job, now: float) -> None:
+def _end_waiting(cluster: ClusterState, job: Job) -> None:
     """End the wait for members that may come back to a new coordinator with their state."""
     if job.in_doubt:
         admission.end_doubt(cluster, job)
     never_heard = [name for name in job.roster if name not in cluster.workers]
     patience_s = registration.ADOPTION_PATIENCE * cluster.heartbeat_timeout_s
     hopes_s = patience_s if never_heard else 0.0
-    saving.begin(cluster, job, _verdict(job), now, hopes_s=hopes_s)
+    saving.begin(cluster, job, _verdict(job), hopes_s=hopes_s)
 
 
 def _hopeless(cluster: ClusterState, job: Job) -> str:
@@ -292,106 +292,98 @@ def _why_unfinished(cluster: ClusterState) -> str:
 # --- events ------------------------------------------------------------------------------------
 
 
-def _on_message(cluster: ClusterState, event: FromWorker, now: float) -> None:
+def _on_message(cluster: ClusterState, event: FromWorker) -> None:
     name, message = event.name, event.message
     if isinstance(message, m.Register):
-        if not registration.comes_back(cluster, message, now):
-            admission.register(cluster, message, now)
+        if not registration.comes_back(cluster, message):
+            admission.register(cluster, message)
         return
     worker = cluster.workers.get(name)
     if worker is None:  # it was rejected, and has not read the rejection yet
         return
-    cluster.detector.heard(name, now)
+    cluster.detector.heard(name, cluster.now)
     if not counts(cluster, name, message):
         return
     kind, job = type(message), cluster.job
     if kind in _OF_ANY_WORKER:
-        _OF_ANY_WORKER[kind](cluster, worker, message, now)
+        _OF_ANY_WORKER[kind](cluster, worker, message)
     elif kind in _OF_A_JOB and job is not None and getattr(message, "job", "") == job.id:
-        _OF_A_JOB[kind](cluster, job, worker, message, now)
+        _OF_A_JOB[kind](cluster, job, worker, message)
 
 
-def _on_heartbeat(cluster: ClusterState, worker: Worker, beat: m.Heartbeat, now: float) -> None:
+def _on_heartbeat(cluster: ClusterState, worker: Worker, beat: m.Heartbeat) -> None:
     worker.liveness.heartbeat = beat
     cluster.send(worker.name, m.HeartbeatAck())
     job = cluster.job
     if job is not None and beat.job == job.id and worker.state in MEMBERS:
-        forming.progressed(cluster, job, worker.name, beat.generation, beat.step, now)
-        suspicion.judge(cluster, job, worker, now)
-        if cluster.straggler.is_due(now):
-            cluster.straggler.look(cluster.running_beats(), now)
+        forming.progressed(cluster, job, worker.name, beat.generation, beat.step)
+        suspicion.judge(cluster, job, worker)
+        if cluster.straggler.is_due(cluster.now):
+            cluster.straggler.look(cluster.running_beats(), cluster.now)
 
 
-def _on_evaluated(
-    _cluster: ClusterState, job: Job, _worker: Worker, message: m.Evaluated, _now: float
-) -> None:
+def _on_evaluated(_cluster: ClusterState, job: Job, _worker: Worker, message: m.Evaluated) -> None:
     job.metrics = {**job.metrics, **figures.finite(message.metrics)}
 
 
 def _on_checkpoint_saved(
-    cluster: ClusterState, job: Job, worker: Worker, message: m.CheckpointSaved, now: float
+    cluster: ClusterState, job: Job, worker: Worker, message: m.CheckpointSaved
 ) -> None:
     """A worker that has saved a state has committed it."""
-    forming.progressed(cluster, job, worker.name, message.generation, message.step, now)
+    forming.progressed(cluster, job, worker.name, message.generation, message.step)
     checkpoints.saved(cluster, job, worker.name, message)
 
 
-def _on_notice(
-    cluster: ClusterState, _job: Job, worker: Worker, message: m.Notice, now: float
-) -> None:
+def _on_notice(cluster: ClusterState, _job: Job, worker: Worker, message: m.Notice) -> None:
     if message.event == "checkpoint_failed":
-        saving.failed(cluster, worker.name, message.message, now)
+        saving.failed(cluster, worker.name, message.message)
     cluster.incident(message.event, f"{worker.name}: {message.message}", worker=worker.name)
 
 
-def _on_frozen(
-    cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen, now: float
-) -> None:
+def _on_frozen(cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen) -> None:
     if worker.state is WorkerState.WARMING:
-        admission.taken_back(cluster, job, worker, message, now)
+        admission.taken_back(cluster, job, worker, message)
         return
     suspicion.forgive(cluster, worker)
-    forming.left(cluster, job, worker.name, message, now)
-    ending.member_frozen(cluster, job, worker, message, now)
-    suspicion.accused(cluster, worker.name, message, now)
+    forming.left(cluster, job, worker.name, message)
+    ending.member_frozen(cluster, job, worker, message)
+    suspicion.accused(cluster, worker.name, message)
     dissenter = digests.reported(cluster, message)
     if dissenter is not None and dissenter.name in isolation.dispensable(cluster, job):
-        isolation.keep_away(cluster, job, dissenter, message.reason, now)
+        isolation.keep_away(cluster, job, dissenter, message.reason)
     if dissenter is not None and dissenter.state not in GONE:
-        admission.expel(cluster, dissenter, digests.MINORITY, now)
+        admission.expel(cluster, dissenter, digests.MINORITY)
 
 
-def _on_finished(
-    cluster: ClusterState, job: Job, worker: Worker, message: m.Finished, now: float
-) -> None:
+def _on_finished(cluster: ClusterState, job: Job, worker: Worker, message: m.Finished) -> None:
     if worker.state is WorkerState.WARMING:
-        admission.taken_back(cluster, job, worker, message, now)
+        admission.taken_back(cluster, job, worker, message)
         return
     if worker.state is WorkerState.FORMING:  # it has run, even if it has not said so
-        forming.member_running(cluster, job, worker, now)
-    forming.left(cluster, job, worker.name, message, now)
+        forming.member_running(cluster, job, worker)
+    forming.left(cluster, job, worker.name, message)
     ending.member_finished(cluster, job, worker, message)
 
 
-def _on_job_saved(cluster: ClusterState, event: JobSaved, now: float) -> None:
+def _on_job_saved(cluster: ClusterState, event: JobSaved) -> None:
     if cluster.job is not None:
-        forming.saved(cluster, cluster.job, event, now)
+        forming.saved(cluster, cluster.job, event)
 
 
-def _on_worker_lost(cluster: ClusterState, event: WorkerLost, now: float) -> None:
+def _on_worker_lost(cluster: ClusterState, event: WorkerLost) -> None:
     worker = cluster.workers.get(event.name)
     if worker is None or worker.incarnation != event.incarnation or worker.state in GONE:
         return
     if event.farewell or not registration.goes_away(cluster, worker, event.reason):
-        admission.lose(cluster, worker, event.reason, now)
+        admission.lose(cluster, worker, event.reason)
 
 
-def _on_drain_requested(cluster: ClusterState, event: DrainRequested, now: float) -> None:
+def _on_drain_requested(cluster: ClusterState, event: DrainRequested) -> None:
     worker = connected(cluster.workers.values(), event.name)
-    admission.let_leave(cluster, worker, "drained by the operator", now)
+    admission.let_leave(cluster, worker, "drained by the operator")
 
 
-def _on_kill_requested(cluster: ClusterState, event: KillRequested, _now: float) -> None:
+def _on_kill_requested(cluster: ClusterState, event: KillRequested) -> None:
     worker = connected(cluster.workers.values(), event.name)
     worker.liveness.signalled, pid = True, worker.registration.pid
     cluster.send(worker.name, m.Signal(signal=event.signal))
@@ -402,45 +394,39 @@ def _on_kill_requested(cluster: ClusterState, event: KillRequested, _now: float)
     )
 
 
-_EVENTS: Final[dict[type, Callable[[ClusterState, Any, float], None]]] = {
+_EVENTS: Final[dict[type, Callable[[ClusterState, Any], None]]] = {
     FromWorker: _on_message,
     WorkerLost: _on_worker_lost,
-    Submitted: lambda cluster, event, _: jobs.submit(cluster, event.job),
-    CancelRequested: lambda cluster, event, _: jobs.cancel(cluster, event.job, event.reason),
-    ResumeRequested: lambda cluster, event, _: jobs.resume(cluster, event.job),
-    DeleteRequested: lambda cluster, event, _: jobs.delete(cluster, event.job, event.step),
+    Submitted: lambda cluster, event: jobs.submit(cluster, event.job),
+    CancelRequested: lambda cluster, event: jobs.cancel(cluster, event.job, event.reason),
+    ResumeRequested: lambda cluster, event: jobs.resume(cluster, event.job),
+    DeleteRequested: lambda cluster, event: jobs.delete(cluster, event.job, event.step),
     DrainRequested: _on_drain_requested,
     KillRequested: _on_kill_requested,
     JobSaved: _on_job_saved,
     Undeliverable: jobs.undeliverable,
-    Revoked: lambda cluster, event, now: admission.bar_revoked(
-        cluster, event.name, event.reason, now
-    ),
+    Revoked: lambda cluster, event: admission.bar_revoked(cluster, event.name, event.reason),
 }
 """The function for each event; `Ticked` has none."""
 
-_OF_ANY_WORKER: Final[dict[type, Callable[[ClusterState, Worker, Any, float], None]]] = {
+_OF_ANY_WORKER: Final[dict[type, Callable[[ClusterState, Worker, Any], None]]] = {
     m.Heartbeat: _on_heartbeat,
-    m.Leave: lambda cluster, worker, message, now: admission.let_leave(
-        cluster, worker, message.reason, now
-    ),
+    m.Leave: lambda cluster, worker, message: admission.let_leave(cluster, worker, message.reason),
     m.Probed: suspicion.probed,
-    m.Warmed: lambda cluster, worker, message, _: admission.warmed(cluster, worker, message),
+    m.Warmed: admission.warmed,
 }
 """The function for each message that a worker may send at any time."""
 
-_OF_A_JOB: Final[dict[type, Callable[[ClusterState, Job, Worker, Any, float], None]]] = {
-    m.Progress: lambda cluster, job, worker, message, now: jobs.progress(
-        cluster, job, worker.name, message, now
+_OF_A_JOB: Final[dict[type, Callable[[ClusterState, Job, Worker, Any], None]]] = {
+    m.Progress: lambda cluster, job, worker, message: jobs.progress(
+        cluster, job, worker.name, message
     ),
     m.Evaluated: _on_evaluated,
     m.CheckpointSaved: _on_checkpoint_saved,
-    m.Agreed: lambda cluster, job, _, message, __: checkpoints.agreed(cluster, job, message),
+    m.Agreed: lambda cluster, job, _, message: checkpoints.agreed(cluster, job, message),
     m.Failed: isolation.failed,
     m.Notice: _on_notice,
-    m.Running: lambda cluster, job, worker, _, now: forming.member_running(
-        cluster, job, worker, now
-    ),
+    m.Running: lambda cluster, job, worker, _: forming.member_running(cluster, job, worker),
     m.Frozen: _on_frozen,
     m.Finished: _on_finished,
 }

@@ -248,7 +248,7 @@ class Pools:
         self._pools.append(pool)
         self._keep_numbers_apart()
         self._at_work, pool.now = pool, now
-        jobs.activate(pool, job, now)
+        jobs.activate(pool, job)
         self._pass(pool, Ticked(), now)
 
     def _keep_numbers_apart(self, *ended: ClusterState) -> None:

@@ -149,7 +149,7 @@ def has_left(cluster: ClusterState, job: Job) -> bool:
     return any(one is not None and one.state not in GONE for one in here)
 
 
-def adopt(cluster: ClusterState, job: Job, now: float) -> None:
+def adopt(cluster: ClusterState, job: Job) -> None:
     """Adopt the generation that an earlier coordinator has announced."""
     cluster.run.generation = job.generation
     cluster.run.roster = list(job.roster)
@@ -168,7 +168,7 @@ def adopt(cluster: ClusterState, job: Job, now: float) -> None:
         worker = _absent(name, instances.get(name, ""), serves=name in servers)
         cluster.workers[name] = worker
         cluster.move_worker(worker, WorkerEvent.EXPECTED)
-        cluster.detector.watch(name, now, timeout_s=patience_s)
+        cluster.detector.watch(name, cluster.now, timeout_s=patience_s)
     run = cluster.run
     cluster.incident(
         "generation_adopted",
@@ -250,7 +250,7 @@ def goes_away(cluster: ClusterState, worker: Worker, reason: str) -> bool:
     return True
 
 
-def comes_back(cluster: ClusterState, message: m.Register, now: float) -> bool:
+def comes_back(cluster: ClusterState, message: m.Register) -> bool:
     """Whether this is a member of the current generation that reconnects."""
     known, job = cluster.workers.get(message.name), cluster.job
     if known is None or job is None or known.state not in MEMBERS:
@@ -278,7 +278,7 @@ def comes_back(cluster: ClusterState, message: m.Register, now: float) -> bool:
         _catch_up(cluster, worker)
     elif job.state is JobState.STOPPING:
         ending.freeze_one(cluster, worker, at_boundary=True, stop=True, reason=job.reason)
-    forming.check_running(cluster, job, now)
+    forming.check_running(cluster, job)
     return True
 
 

@@ -27,9 +27,7 @@ MOST_S = 600.0
 """... and after this time even if a worker is still writing."""
 
 
-def begin(
-    cluster: ClusterState, job: Job, verdict: JobState, now: float, *, hopes_s: float = 0.0
-) -> None:
+def begin(cluster: ClusterState, job: Job, verdict: JobState, *, hopes_s: float = 0.0) -> None:
     """Begin to save the state of a job that ends with this verdict; no worker trains it any more.
 
     Absent workers may take `hopes_s` to reconnect with their states.
@@ -43,9 +41,9 @@ def begin(
         _finish(cluster, job)
         return
     if cluster.run.phase is not GenerationState.NONE:
-        ending.close(cluster, job, now)
-    cluster.saving = SaveOrders(key=key, began_at=now, hopes_until=now + hopes_s)
-    advance(cluster, job, now)
+        ending.close(cluster, job)
+    cluster.saving = SaveOrders(key=key, began_at=cluster.now, hopes_until=cluster.now + hopes_s)
+    advance(cluster, job)
     if cluster.saving is not None:
         cluster.move_job(job, JobEvent.SAVES)
         cluster.emit(SaveJob(job=job))
@@ -56,11 +54,11 @@ def begin(
         )
 
 
-def advance(cluster: ClusterState, job: Job, now: float) -> None:
+def advance(cluster: ClusterState, job: Job) -> None:
     """Ask holders to write the state, and end the job once that is done or impossible."""
     orders = cluster.saving
     assert orders is not None, "a job is saved that is not to end"
-    _put_out_faulty(cluster, orders, now)
+    _put_out_faulty(cluster, orders)
     key = newest_key(cluster, job)
     orders.about(key)
     holders = _holders(cluster, key) if not _is_short(job, key[1]) else []
@@ -71,15 +69,15 @@ def advance(cluster: ClusterState, job: Job, now: float) -> None:
         _finish(cluster, job)
     elif orders.hurried:
         _let_go(cluster, job)
-    elif _has_waited(cluster, job, orders, now):
+    elif _has_waited(cluster, job, orders):
         _finish(cluster, job)
     elif not left:
-        _nobody_left(cluster, job, now)
+        _nobody_left(cluster, job)
     else:
-        _ask(cluster, job, left, now)
+        _ask(cluster, job, left)
 
 
-def _put_out_faulty(cluster: ClusterState, orders: SaveOrders, now: float) -> None:
+def _put_out_faulty(cluster: ClusterState, orders: SaveOrders) -> None:
     """Restart holders whose memory is not the state that they are to write.
 
     If nobody else has that state, the job repeats the steps since its newest checkpoint.
@@ -88,20 +86,20 @@ def _put_out_faulty(cluster: ClusterState, orders: SaveOrders, now: float) -> No
         worker = cluster.workers.get(name)
         if worker is not None and worker.state in AVAILABLE:
             why = "the state in its memory is not the one on which the ranks agreed"
-            admission.expel(cluster, worker, why, now)
+            admission.expel(cluster, worker, why)
         del orders.contradicted[name]
 
 
-def _ask(cluster: ClusterState, job: Job, left: list[Worker], now: float) -> None:
+def _ask(cluster: ClusterState, job: Job, left: list[Worker]) -> None:
     """Ask holders to write, as many as the copies need that neither exist nor are being written."""
     orders = cluster.saving
     assert orders is not None, "a job is saved that is not to end"
     key = orders.key
     parts = _written(job, key)
     there = tuple(parts)
-    writers = orders.writers(now)
+    writers = orders.writers(cluster.now)
     parts |= {one.name: roster.part_at(one, key) for one in left if one.name in writers}
-    free = [worker for worker in left if orders.may_be_asked(worker.name, now)]
+    free = [worker for worker in left if orders.may_be_asked(worker.name, cluster.now)]
     free = _best(cluster, free, there)
     while free:
         lacking = roster.scarce(parts, job.terms.copies)
@@ -110,14 +108,14 @@ def _ask(cluster: ClusterState, job: Job, left: list[Worker], now: float) -> Non
             break
         free.remove(worker)
         parts[worker.name] = roster.part_at(worker, key)
-        orders.asked[worker.name] = now
+        orders.asked[worker.name] = cluster.now
         cluster.send(worker.name, m.Save(job=job.id, generation=key[0], step=key[1]))
 
 
-def failed(cluster: ClusterState, name: str, reason: str, now: float) -> None:
+def failed(cluster: ClusterState, name: str, reason: str) -> None:
     """A worker reports that it could not write."""
     if cluster.saving is not None:
-        cluster.saving.failed(name, reason, now)
+        cluster.saving.failed(name, reason, cluster.now)
 
 
 def next_deadline(cluster: ClusterState, now: float) -> float | None:
@@ -213,26 +211,26 @@ def _let_go(cluster: ClusterState, job: Job) -> None:
     _finish(cluster, job)
 
 
-def _has_waited(cluster: ClusterState, job: Job, orders: SaveOrders, now: float) -> bool:
+def _has_waited(cluster: ClusterState, job: Job, orders: SaveOrders) -> bool:
     """Whether no worker could write in time, and the operator wants the job to end."""
     if job.verdict == JobState.DONE.value:
         return False
-    waited_s = now - orders.began_at
-    busy = orders.writing(now) > 0 or _may_be_told_more(cluster, job, orders, now)
+    waited_s = cluster.now - orders.began_at
+    busy = orders.writing(cluster.now) > 0 or _may_be_told_more(cluster, job, orders)
     return waited_s >= MOST_S or (waited_s >= GIVE_UP_S and not busy)
 
 
-def _may_be_told_more(cluster: ClusterState, job: Job, orders: SaveOrders, now: float) -> bool:
+def _may_be_told_more(cluster: ClusterState, job: Job, orders: SaveOrders) -> bool:
     """Whether a worker has reconnected, or may do so soon, and has not reported its state yet."""
     returning = any(cluster.workers[name].reconnection.returning for name in cluster.warming_since)
-    return returning or (now < orders.hopes_until and bool(cluster.missing(job)))
+    return returning or (cluster.now < orders.hopes_until and bool(cluster.missing(job)))
 
 
-def _nobody_left(cluster: ClusterState, job: Job, now: float) -> None:
+def _nobody_left(cluster: ClusterState, job: Job) -> None:
     """Handle that all present holders have written the state, or that none is left."""
     orders = cluster.saving
     assert orders is not None, "a job is saved that is not to end"
-    if _may_be_told_more(cluster, job, orders, now):
+    if _may_be_told_more(cluster, job, orders):
         return
     if _copies_of(job, orders.key) or job.verdict != JobState.DONE.value:
         _finish(cluster, job)

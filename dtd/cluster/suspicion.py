@@ -31,22 +31,22 @@ ADVANCING_STEPS = 1.5
 """A generation advances if its last commit is at most this many step durations ago."""
 
 
-def evict_silent(cluster: ClusterState, now: float) -> None:
+def evict_silent(cluster: ClusterState) -> None:
     """Evict workers that are silent for too long, except members of an advancing generation.
 
     Every step needs every member, so a member of a ring that commits steps is alive, even if the
     coordinator does not hear from it.
     """
-    for name, reason in cluster.detector.suspects(now):
+    for name, reason in cluster.detector.suspects(cluster.now):
         worker = cluster.workers[name]
-        if worker.state in MEMBERS and _advances(cluster, now):
+        if worker.state in MEMBERS and _advances(cluster):
             worker.reason = f"{reason}, but its generation advances"
             continue
-        admission.evict(cluster, worker, reason, now)
-    _evict_ended(cluster, now)
+        admission.evict(cluster, worker, reason)
+    _evict_ended(cluster)
 
 
-def _advances(cluster: ClusterState, now: float) -> bool:
+def _advances(cluster: ClusterState) -> bool:
     job = cluster.job
     running = cluster.run.phase is GenerationState.RUNNING
     if job is None or not running or cluster.run.advanced_at is None:
@@ -55,10 +55,10 @@ def _advances(cluster: ClusterState, now: float) -> bool:
     step_s = max((beat.step_s for beat in beats if beat is not None), default=0.0)
     round_steps = job.rounds.end(job.step) - job.step  # nothing advances before the end of a round
     grace_s = max(2 * cluster.heartbeat_interval_s, ADVANCING_STEPS * round_steps * step_s)
-    return now - cluster.run.advanced_at <= grace_s
+    return cluster.now - cluster.run.advanced_at <= grace_s
 
 
-def accused(cluster: ClusterState, name: str, message: m.Frozen, now: float) -> None:
+def accused(cluster: ClusterState, name: str, message: m.Frozen) -> None:
     """A member has lost its neighbour: evict that one if the coordinator cannot reach it either.
 
     A lifeline is closed by the end of a process, while the kernel closes its control connection
@@ -69,17 +69,17 @@ def accused(cluster: ClusterState, name: str, message: m.Frozen, now: float) -> 
     if suspect is None or suspect.state not in MEMBERS or not message.evidence:
         return
     if suspect.state is WorkerState.DISCONNECTED and suspect.incarnation != NEVER_HEARD:
-        admission.lose(cluster, suspect, "its control connection and its ring are both gone", now)
+        admission.lose(cluster, suspect, "its control connection and its ring are both gone")
     elif message.evidence == ENDED:
         cluster.run.said_ended.setdefault(suspect.name, set()).add(name)
-        _evict_ended(cluster, now)
-    elif message.evidence in DEAD and _misses_beats(cluster, suspect.name, now):
-        silent_s = cluster.detector.silence_s(suspect.name, now)
+        _evict_ended(cluster)
+    elif message.evidence in DEAD and _misses_beats(cluster, suspect.name):
+        silent_s = cluster.detector.silence_s(suspect.name, cluster.now)
         why = f"silent towards its neighbour, and no heartbeat for {silent_s:.1f} s"
-        admission.evict(cluster, suspect, why, now)
+        admission.evict(cluster, suspect, why)
 
 
-def _evict_ended(cluster: ClusterState, now: float) -> None:
+def _evict_ended(cluster: ClusterState) -> None:
     """Evict workers reported dead by two neighbours, or by one if heartbeats are missing too."""
     for name, by in cluster.run.said_ended.items():
         suspect = cluster.workers.get(
@@ -87,17 +87,19 @@ def _evict_ended(cluster: ClusterState, now: float) -> None:
         )  # that generation may be over, and its members forgotten
         if suspect is None or suspect.state not in MEMBERS:
             continue
-        if len(by - {name}) > 1 or _misses_beats(cluster, name, now):
-            admission.evict(cluster, suspect, "its process has ended", now)
+        if len(by - {name}) > 1 or _misses_beats(cluster, name):
+            admission.evict(cluster, suspect, "its process has ended")
 
 
-def _misses_beats(cluster: ClusterState, name: str, now: float) -> bool:
-    return cluster.detector.silence_s(name, now) > MISSED_BEATS * cluster.heartbeat_interval_s
+def _misses_beats(cluster: ClusterState, name: str) -> bool:
+    return (
+        cluster.detector.silence_s(name, cluster.now) > MISSED_BEATS * cluster.heartbeat_interval_s
+    )
 
 
-def probe(cluster: ClusterState, now: float) -> None:
+def probe(cluster: ClusterState) -> None:
     """Have the ends of bad links probe each other."""
-    for by, other in cluster.links.due(cluster.living(), now):
+    for by, other in cluster.links.due(cluster.living(), cluster.now):
         target = cluster.workers[other]
         message = m.Probe(
             name=other, host=target.registration.data_host, port=target.registration.data_port
@@ -105,10 +107,10 @@ def probe(cluster: ClusterState, now: float) -> None:
         cluster.send(by, message)
 
 
-def probed(cluster: ClusterState, worker: Worker, message: m.Probed, now: float) -> None:
+def probed(cluster: ClusterState, worker: Worker, message: m.Probed) -> None:
     """Handle the result of a probe; a link that works both ways may be used again."""
     good = cluster.links.answered(
-        worker.name, message.name, now, reachable=message.reachable, greeted=message.greeted
+        worker.name, message.name, cluster.now, reachable=message.reachable, greeted=message.greeted
     )
     if not good:
         return
@@ -143,11 +145,11 @@ def makes_progress(beat: m.Heartbeat | None) -> bool:
     return beat is not None and 0 < beat.stalled_s <= beat.patience_s
 
 
-def judge(cluster: ClusterState, job: Job, worker: Worker, now: float) -> None:
+def judge(cluster: ClusterState, job: Job, worker: Worker) -> None:
     """Judge a member's heartbeat: whether it is stuck, and whether to restart it."""
     beat = worker.liveness.heartbeat
     if beat is not None and beat.generation == cluster.run.generation and is_stuck(beat):
-        _give_up(cluster, job, worker, why_stuck(beat), now)
+        _give_up(cluster, job, worker, why_stuck(beat))
     elif cluster.ending.freeze_by is None or makes_progress(
         beat
     ):  # otherwise it has not frozen yet
@@ -162,17 +164,17 @@ def forgive(cluster: ClusterState, worker: Worker) -> None:
     worker.liveness.makes_progress()
 
 
-def give_up_late(cluster: ClusterState, job: Job, now: float) -> None:
+def give_up_late(cluster: ClusterState, job: Job) -> None:
     """Evict members that have not frozen in time, except those that visibly make progress."""
     late = [cluster.workers[name] for name in cluster.not_frozen()]
-    for worker in [one for one in late if _is_late(cluster, one, now)]:
+    for worker in [one for one in late if _is_late(cluster, one)]:
         why = "it did not freeze in time: its training thread does not respond"
-        _give_up(cluster, job, worker, why, now)
+        _give_up(cluster, job, worker, why)
     assert cluster.ending.freeze_by is not None, "nobody was asked to freeze by now"
-    cluster.ending.freeze_by = max(cluster.ending.freeze_by, now + LOOK_AGAIN_S)
+    cluster.ending.freeze_by = max(cluster.ending.freeze_by, cluster.now + LOOK_AGAIN_S)
 
 
-def _is_late(cluster: ClusterState, worker: Worker, now: float) -> bool:
+def _is_late(cluster: ClusterState, worker: Worker) -> bool:
     """Whether it should have frozen and makes no progress; stuck workers are judged separately.
 
     A member that does not know the generation yet is not late: its assignment is still waiting for
@@ -182,7 +184,7 @@ def _is_late(cluster: ClusterState, worker: Worker, now: float) -> bool:
     knows = beat is None or _is_of(cluster, beat)
     return (
         cluster.ending.freeze_by is not None
-        and now >= cluster.ending.freeze_by
+        and cluster.now >= cluster.ending.freeze_by
         and worker.state in MEMBERS - {WorkerState.FINISHED}
         and knows
         and not (makes_progress(beat) or is_stuck(beat))
@@ -193,26 +195,26 @@ def _is_of(cluster: ClusterState, beat: m.Heartbeat) -> bool:
     return beat.generation == cluster.run.generation
 
 
-def give_up_returning(cluster: ClusterState, job: Job, now: float) -> None:
+def give_up_returning(cluster: ClusterState, job: Job) -> None:
     """Evict workers that came back, stay in an old generation, and make no progress."""
     for name, since in list(cluster.warming_since.items()):
         worker = cluster.workers[name]
-        late = now - since > ending.freeze_patience_s(worker)
+        late = cluster.now - since > ending.freeze_patience_s(worker)
         hangs = not makes_progress(worker.liveness.heartbeat)
-        hangs |= now - since > MOST_LIMITS * job.terms.longest_limit_s
+        hangs |= cluster.now - since > MOST_LIMITS * job.terms.longest_limit_s
         if worker.reconnection.returning and late and hangs:
-            _give_up(cluster, job, worker, "came back and did not freeze: its training hangs", now)
+            _give_up(cluster, job, worker, "came back and did not freeze: its training hangs")
 
 
-def _give_up(cluster: ClusterState, job: Job, worker: Worker, why: str, now: float) -> None:
+def _give_up(cluster: ClusterState, job: Job, worker: Worker, why: str) -> None:
     if worker.liveness.stuck_since is None:
-        worker.liveness.stuck_since = now
-    kept = _why_kept(cluster, job, worker, now)
+        worker.liveness.stuck_since = cluster.now
+    kept = _why_kept(cluster, job, worker)
     if not kept:
         worker.liveness.kept = ""
         if worker.name in isolation.blamed(cluster, job, job.step):
-            isolation.keep_away(cluster, job, worker, why, now)
-        admission.expel(cluster, worker, why, now)
+            isolation.keep_away(cluster, job, worker, why)
+        admission.expel(cluster, worker, why)
         return
     if not worker.liveness.kept:
         text = f"{worker.name}: {why}; it is kept, since {kept}"
@@ -238,7 +240,7 @@ def why_late(worker: Worker) -> str:
 # --- needed workers --------------------------------------------------------------------------
 
 
-def _why_kept(cluster: ClusterState, job: Job, worker: Worker, now: float) -> str:
+def _why_kept(cluster: ClusterState, job: Job, worker: Worker) -> str:
     """Why a stuck worker is not evicted; empty when it is."""
     unfinished = job.verdict != JobState.DONE.value
     if job.state is JobState.STOPPING or (job.state is JobState.SAVING and unfinished):
@@ -249,7 +251,10 @@ def _why_kept(cluster: ClusterState, job: Job, worker: Worker, now: float) -> st
         return f"no other worker that makes progress holds step {job.step}"
     if worker.reconnection.returning or (others and not alike):
         return ""
-    if worker.liveness.stuck_since is None or now - worker.liveness.stuck_since < ALIKE_PATIENCE_S:
+    if (
+        worker.liveness.stuck_since is None
+        or cluster.now - worker.liveness.stuck_since < ALIKE_PATIENCE_S
+    ):
         return f"{', '.join(alike)} are stuck alike" if alike else "no worker waits for it"
     return ""
 

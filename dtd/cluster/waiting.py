@@ -23,7 +23,7 @@ FIRST_PAUSE_S = 0.1
 MAX_DOUBLINGS = 6
 
 
-def awaited(cluster: ClusterState, job: Job, now: float) -> str:
+def awaited(cluster: ClusterState, job: Job) -> str:
     """Return what the next generation waits for, in words; empty if it may form now.
 
     The times of the wait are kept in `cluster.waiting`: each begins when its reason does.
@@ -36,17 +36,17 @@ def awaited(cluster: ClusterState, job: Job, now: float) -> str:
     if too_few:
         times.enough_since = None
     elif times.enough_since is None:
-        times.enough_since = now
+        times.enough_since = cluster.now
     reason = _warm_up(cluster, job) or _refusals(cluster, too_few)
     reason = reason or _links(cluster, job) or _origin(cluster, job)
     if reason:
         times.settle_by = times.form_at = None
         return reason
-    reason = _latecomers(cluster, job, now) or _newer_state(cluster, job, now)
+    reason = _latecomers(cluster, job) or _newer_state(cluster, job)
     if reason:
         times.form_at = None
         return reason
-    return _pause(cluster, now)
+    return _pause(cluster)
 
 
 def _doubt(cluster: ClusterState, job: Job) -> str:
@@ -141,25 +141,25 @@ def lacks_origin(cluster: ClusterState, job: Job) -> bool:
     return not said_before and roster.start_key(job, cluster.available()) == untrained
 
 
-def _latecomers(cluster: ClusterState, job: Job, now: float) -> str:
+def _latecomers(cluster: ClusterState, job: Job) -> str:
     """A job's first generation gives late workers a moment to join."""
     times = cluster.waiting
     if not times.must_settle or (job.roster and not cluster.missing(job)):
         return ""
     if times.settle_by is None:
-        times.settle_by = now + job.terms.settle_s
-    return "settling: giving late workers a moment to join" if now < times.settle_by else ""
+        times.settle_by = cluster.now + job.terms.settle_s
+    return "settling: giving late workers a moment to join" if cluster.now < times.settle_by else ""
 
 
-def _newer_state(cluster: ClusterState, job: Job, now: float) -> str:
+def _newer_state(cluster: ClusterState, job: Job) -> str:
     """Absent workers that may hold a newer state, until the wait for them is over."""
     times = cluster.waiting
     if _is_newest_here(cluster, job):
         times.newer_since = None
     elif times.newer_since is None:
-        times.newer_since = now
+        times.newer_since = cluster.now
     resume_at = resume_by(cluster)
-    if times.resumed or resume_at is None or now >= resume_at:
+    if times.resumed or resume_at is None or cluster.now >= resume_at:
         return ""
     step = max(job.step, branches.saved_step(job))
     lack = forming.why_incomplete(cluster, job)
@@ -167,11 +167,11 @@ def _newer_state(cluster: ClusterState, job: Job, now: float) -> str:
     return (
         f"waiting for {', '.join(absent_holders(cluster, job))}: {lack};"
         f" `dtdctl resume {job.id}` goes on without it,"
-        f" as the job does in {_in_words(resume_at - now)}"
+        f" as the job does in {_in_words(resume_at - cluster.now)}"
     )
 
 
-def _pause(cluster: ClusterState, now: float) -> str:
+def _pause(cluster: ClusterState) -> str:
     """A pause that grows with each generation that makes no progress."""
     times = cluster.waiting
     past = cluster.setbacks
@@ -181,8 +181,8 @@ def _pause(cluster: ClusterState, now: float) -> str:
         return ""
     if times.form_at is None:
         doublings = min(in_row - QUICK_GENERATIONS, MAX_DOUBLINGS)
-        times.form_at = now + FIRST_PAUSE_S * 2**doublings
-    if now >= times.form_at:
+        times.form_at = cluster.now + FIRST_PAUSE_S * 2**doublings
+    if cluster.now >= times.form_at:
         return ""
     if brief > idle:
         return f"pausing after {brief} generations that broke after hardly a step"
@@ -223,7 +223,7 @@ def absent_holders(cluster: ClusterState, job: Job) -> list[str]:
     return sorted(absent, key=roster.natural_key)
 
 
-def restart_partial(cluster: ClusterState, job: Job, now: float) -> bool:
+def restart_partial(cluster: ClusterState, job: Job) -> bool:
     """Restart workers with a part of the untrained state if there is nothing else to start from.
 
     A fresh state is complete, and comes from a worker that has none in memory yet.
@@ -235,7 +235,7 @@ def restart_partial(cluster: ClusterState, job: Job, now: float) -> bool:
         return False
     cluster.waiting.reason = f"the job begins afresh: {forming.why_incomplete(cluster, job)}"
     for worker in holders:
-        admission.expel(cluster, worker, cluster.waiting.reason, now)
+        admission.expel(cluster, worker, cluster.waiting.reason)
     return True
 
 

@@ -318,10 +318,10 @@ def test_all_begins_again_with_the_job_at_fault_first(two: Cluster) -> None:
 def test_an_error_leaves_what_was_decided_before_it(two: Cluster, monkeypatch: Any) -> None:
     broken, advance = two.pools.all_clusters()[2], machine._advance
 
-    def fails(cluster: Any, now: float) -> None:
+    def fails(cluster: Any) -> None:
         if cluster is broken:
             raise KeyError("a defect")
-        advance(cluster, now)
+        advance(cluster)
 
     monkeypatch.setattr(machine, "_advance", fails)
     with pytest.raises(KeyError):

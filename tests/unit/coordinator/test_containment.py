@@ -172,10 +172,10 @@ def test_a_job_with_which_it_fails_for_ever_has_failed(desk, monkeypatch):
     desk.handle(Submitted(job=job(2)))
     cursed = machine._advance
 
-    def fail(cluster, now):
+    def fail(cluster):
         if cluster.job is not None and cluster.job.id == "j-1":
             raise KeyError("a defect")
-        cursed(cluster, now)
+        cursed(cluster)
 
     monkeypatch.setattr(machine, "_advance", fail)
     for _ in range(MAX_TICKS_FAILED * (MAX_BEGINNINGS + 1)):

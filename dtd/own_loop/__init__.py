@@ -2,7 +2,8 @@
 
 turns    two threads, of which one runs at a time
 task     the loop as a task of the engine: the points at which the two meet
-run      `dtd.join` and `Run`, in the user's thread
+words    the engine's messages in words for a loop
+run      `dtd.join`, `Run` and `Step`, in the user's thread
 alone    trains a loop in its own process, without a coordinator
 script   runs a script as the job of a worker
 """

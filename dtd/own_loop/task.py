@@ -17,13 +17,12 @@ the same rows are the next batch.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from dtd.errors import CodeError, DivergenceError, DtdError, LoopLeft, TaskError
@@ -122,6 +121,7 @@ class LoopTask:
         self._ended = ended
         self._built = False
         self._trained = [one for one in loop.model.parameters() if one.requires_grad]
+        self._watched: list[tuple[str, Tensor]] = []
         self._sample: Callable[[], Any] = list
         self._first = ""
         self._inside = False  # from the batch that it was given until it asks for the next one
@@ -295,6 +295,8 @@ class LoopTask:
         """A generation begins, perhaps with another rank; the loss stays the last step's."""
         metrics = self.moment.metrics if self.moment is not None else {}
         self.moment = replace(moment, metrics=metrics)
+        model = self._loop.model
+        self._watched = [*model.named_parameters(), *model.named_buffers()]
 
     def on_step(self, moment: Moment) -> str:
         """A step is committed: let the loop go on until it asks for its next batch."""
@@ -369,14 +371,13 @@ class LoopTask:
         for module, name, buffer in kept:
             setattr(module, name, buffer)
 
-    def _marks(self) -> dict[str, int]:
+    def _marks(self) -> list[int]:
         """Return values that differ once the loop has changed parameters or buffers."""
-        model = self._loop.model
-        named = itertools.chain(model.named_parameters(), model.named_buffers())
-        return {name: one._version for name, one in named}  # noqa: SLF001 - torch's only one
+        return [one._version for _, one in self._watched]  # noqa: SLF001 - torch's only one
 
-    def _check_unchanged(self, before: Mapping[str, int], arrival: Arrival) -> None:
-        changed = [name for name, mark in self._marks().items() if before.get(name) != mark]
+    def _check_unchanged(self, before: Sequence[int], arrival: Arrival) -> None:
+        marks = zip(self._watched, before, self._marks(), strict=True)
+        changed = [name for (name, _), old, new in marks if old != new]
         if changed:
             raise self._wrong(
                 arrival,

@@ -354,7 +354,7 @@ class Sample:
 
 
 FIGURES: Final = ("resident_bytes", "descriptors", "threads")
-SETTLED_S: Final = 20.0
+SETTLED_S: Final = 45.0
 """A process that works for less long is still growing into its job."""
 
 Growth = dict[str, dict[str, tuple[float, float]]]

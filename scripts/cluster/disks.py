@@ -1,7 +1,8 @@
 """The workers' state directories, and their disks' faults: full, read-only, rotten.
 
 Each directory is a small file system of its own, in a mount namespace that only the daemons see and
-that vanishes with this process.
+that vanishes with this process.  The checkpoints in it are mounted once more, since only they can
+be made read-only: other files of a worker are always open for writing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final, TypeVar
 from scripts.cluster.namespaces import Namespace
 
 _SIZE: Final = "256m"
+_CHECKPOINTS: Final = "checkpoints"
 _FILLER: Final = "filler"
 _FILLER_PIECE: Final = bytes(1024 * 1024)
 _SMALLEST_PIECE: Final = 1024
@@ -34,6 +36,9 @@ class SmallDisks:
         for directory in directories:
             directory.mkdir(parents=True, exist_ok=True)
             self._space.run("mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "dtd", str(directory))
+            saved = str(directory / _CHECKPOINTS)
+            self._space.run("mkdir", saved)
+            self._space.run("mount", "--bind", saved, saved)
 
     def wrapped(self, command: Sequence[str]) -> list[str]:
         """A daemon's command, to be run where its disk is."""
@@ -44,7 +49,7 @@ class SmallDisks:
         return self._space.inside(function)
 
     def set_read_only(self, directory: Path, *, read_only: bool) -> None:
-        """Refuse all writing there, or allow it again; waits for files that are being written.
+        """Make its checkpoints read-only, or writable; waits for one that is being written.
 
         Raises:
             TimeoutError: there is always one.
@@ -53,7 +58,9 @@ class SmallDisks:
         deadline_s = time.monotonic() + _BUSY_S
         while time.monotonic() < deadline_s:
             try:
-                self._space.run("mount", "-o", f"remount,{mode}", str(directory))
+                self._space.run(
+                    "mount", "-o", f"remount,bind,{mode}", str(directory / _CHECKPOINTS)
+                )
             except subprocess.CalledProcessError as error:
                 if b"busy" not in error.stderr:
                     raise

@@ -98,9 +98,10 @@ def test_proxies_cut_one_direction_of_the_control_connection():
 def test_small_disks_fill_up_and_turn_read_only_for_those_inside_alone(tmp_path):
     directory = tmp_path / "worker-0"
     with contextlib.closing(SmallDisks([directory])) as disks:
-        write = lambda: (directory / "state").write_bytes(bytes(4096))  # noqa: E731
+        write = lambda: (directory / "checkpoints/a").write_bytes(bytes(4096))  # noqa: E731
         disks.inside(write)
-        assert not (directory / "state").exists()
+        assert not (directory / "checkpoints").exists()
+        lock = disks.inside(lambda: (directory / "lock").open("w"))  # as a worker has one
         disks.fill(directory)
         with pytest.raises(OSError, match="No space"):
             disks.inside(lambda: (directory / "more").write_bytes(bytes(1 << 20)))
@@ -111,6 +112,7 @@ def test_small_disks_fill_up_and_turn_read_only_for_those_inside_alone(tmp_path)
             disks.inside(write)
         disks.set_read_only(directory, read_only=False)
         disks.inside(write)
+        lock.close()
         assert disks.wrapped(["a"])[-1] == "a"
 
 

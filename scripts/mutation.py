@@ -11,6 +11,7 @@ file may be moved and the list still holds; a test checks that each finds its pl
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import queue
 import re
@@ -163,6 +164,7 @@ def _copy(tree: Path) -> Path:
             shutil.copytree(source, tree / name, ignore=ignored)
         else:
             shutil.copy(source, tree / name)
+    compileall.compile_dir(tree, quiet=2)  # what is planted is newer than that
     return tree
 
 

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 from tests.sim import many, story
@@ -40,7 +39,7 @@ class Verdict:
 
 
 def judge(seeds: Iterable[int], *, first: str, most_s: float) -> Verdict:
-    """Run stories and the plans of seeds in turn.
+    """Run all stories, then the plans of seeds.
 
     Args:
         seeds: seeds of random plans.
@@ -48,7 +47,7 @@ def judge(seeds: Iterable[int], *, first: str, most_s: float) -> Verdict:
         most_s: limit of processor time in seconds.
     """
     begun_s, plans, told_otherwise = time.process_time(), 0, ""
-    for by in _in_turn(seeds, first):
+    for by in _chosen(seeds, first):
         seconds = time.process_time() - begun_s
         if seconds > most_s:
             break
@@ -69,15 +68,12 @@ def judge(seeds: Iterable[int], *, first: str, most_s: float) -> Verdict:
     return Verdict(rule="", by="", told_otherwise=told_otherwise, plans=plans, seconds=seconds)
 
 
-def _in_turn(seeds: Iterable[int], first: str) -> Iterator[str]:
+def _chosen(seeds: Iterable[int], first: str) -> Iterator[str]:
     if first:
         yield first
-    stories = sorted(path.stem for path in STORIES.glob("*.txt"))
-    for one, seed in zip_longest(stories, seeds):
-        if one is not None:
-            yield one
-        if seed is not None:
-            yield from (f"{seed}{kind}" for kind in KINDS)
+    yield from sorted(path.stem for path in STORIES.glob("*.txt"))
+    for seed in seeds:
+        yield from (f"{seed}{kind}" for kind in KINDS)
 
 
 def _tell(name: str) -> tuple[str, bool]:
@@ -90,7 +86,7 @@ def _tell(name: str) -> tuple[str, bool]:
 
 def _in_short(failure: str) -> str:
     """The rule without the details, which differ from plan to plan."""
-    kind, _, words = failure.partition(": ")
+    kind, _, words = re.sub(r"(?<= )/\S+", "...", failure).partition(": ")
     rule = re.split(r"[:;(\[]", words)[0].strip()
     if kind == "Broken":
         return re.sub(r"nothing has ended by .*", "nothing has ended", rule)

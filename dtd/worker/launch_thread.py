@@ -231,7 +231,6 @@ class LaunchThread(JobThread):
             "LOCAL_RANK": "0",
             "LOCAL_WORLD_SIZE": "1",
             "GROUP_RANK": rank,
-            "GROUP_WORLD_SIZE": world_size,
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
             "TORCHELASTIC_RUN_ID": self._prepare.job,

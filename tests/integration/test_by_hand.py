@@ -38,9 +38,10 @@ class Hands:
         }
 
     def start(self, *arguments: str, settings: str = "", **environ: str) -> Child:
+        here = "/usr/bin/env", f"--chdir={self.directory}"
         one = Child(
             f"script {len(self.started)}",
-            [sys.executable, "-m", "loop_script", *arguments],
+            [*here, sys.executable, "-m", "loop_script", *arguments],
             self.directory / f"{len(self.started)}.log",
             self._environ | {"DTD_SET": f"elastic.settle_s=0 {settings}"} | environ,
         )
@@ -123,7 +124,7 @@ def test_processes_come_are_killed_are_interrupted_and_end(
     assert len(digests) == 2
     assert "worker-0" not in digests
 
-    alone = hands.start("", "", "", weights[1], settings="job.name=alone", DTD_COORDINATOR="none")
+    alone = hands.start("", "", "", weights[1], DTD_COORDINATOR="none")
     assert hands.end(alone)[0] == 0
     ours, theirs = map(torch.load, weights)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

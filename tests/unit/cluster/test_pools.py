@@ -397,6 +397,9 @@ def test_processes_started_by_hand_get_their_job_and_no_other_does(by_hand: Clus
     by_hand.handle(WorkerLost(name="a", incarnation=1, reason="killed"))
     by_hand.handle(WorkerLost(name="b", incarnation=1, reason="killed"))
     assert by_hand.pools.cluster_of("v").job is by_hand.pools.home.job, "it replaces nobody"
+    by_hand.handle(WorkerLost(name="c", incarnation=1, reason="killed"))
+    waits = by_hand.pools.explanations()["h-2"]
+    assert waits == "0 of at least 1 workers are ready; start the job's script on more hosts"
 
 
 def test_a_process_whose_job_has_ended_is_told_so(by_hand: Cluster) -> None:

@@ -306,7 +306,7 @@ def _count_lost(cluster: ClusterState, job: Job, lost: int) -> None:
 def _is_redone(cluster: ClusterState, job: Job, start: roster.Key) -> bool:
     """Whether the broken generation's current step is redone instead of committed after all."""
     recovery = cluster.ending.recovery
-    if recovery is None or recovery.at_boundary or not recovery.running:
+    if recovery is None or recovery.at_boundary or not recovery.running or job.terms.launched:
         return False
     return start not in {w.holdings.prepared for w in _prepared(cluster, job)}
 

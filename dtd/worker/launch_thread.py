@@ -43,8 +43,8 @@ log = structlog.get_logger()
 
 TICK_S: Final = 0.2
 """How often ranks tell each other whether their scripts run."""
-END_S: Final = 10.0
-"""Time between SIGTERM and SIGKILL."""
+END_S: Final = 8.0
+"""Time between SIGTERM and SIGKILL; a worker that is stopped waits a little longer."""
 STORE_TIMEOUT_S: Final = 30.0
 MOST_DEATHS: Final = 4
 """The job fails when a signal has ended so many of a worker's scripts in a row, each within

@@ -59,6 +59,7 @@ def test_it_has_recovered_when_it_runs_again(driver: Any, job: Any) -> None:
     die(driver)
     (told,) = driver.told_of("recovered")
     assert (told.worker, told.job) == ("b", job.id)
+    assert told.details["steps_redone"] == 0
 
 
 def test_one_error_fails_it_on_all_workers(driver: Any, job: Any) -> None:

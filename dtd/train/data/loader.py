@@ -114,7 +114,9 @@ class ThreadSource:
         self._dataset = dataset
         self._seed = seed
         self._pin = pin
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dtd-loader")
+        self._thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="dtd-loader", initializer=_compute_alone
+        )
         self._requests: Iterator[BatchRequest] = iter(())
         self._under_way: deque[tuple[BatchRequest, Future[LoadedBatch]]] = deque()
 
@@ -147,6 +149,19 @@ class ThreadSource:
             self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=False
         )
         return loaded.pin_memory() if self._pin else loaded
+
+
+def _compute_alone() -> None:
+    """Use no more than this thread, as torch's loader processes do.
+
+    A pool of its own would spin beside the training thread's, on the same processors.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # Threads that start later take the last number that any thread has set.
+    restorer = threading.Thread(target=torch.set_num_threads, args=(threads,))
+    restorer.start()
+    restorer.join()
 
 
 def _failed(future: Future[LoadedBatch]) -> bool:

@@ -26,7 +26,7 @@ class Fetched:
 
     def __init__(self) -> None:
         self.fetched: list[list[int]] = []
-        self.threads: set[str] = set()
+        self.threads: set[tuple[str, int]] = set()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
 
@@ -39,7 +39,7 @@ class Fetched:
     def fetch(self, row_ids: list[int], *, epoch: int, seed: int) -> torch.Tensor:
         assert self.may_go_on.wait(10)
         self.fetched.append(row_ids)
-        self.threads.add(threading.current_thread().name)
+        self.threads.add((threading.current_thread().name, torch.get_num_threads()))
         if 13 in row_ids and epoch == 9:
             raise ValueError("row 13 is cursed")
         return torch.tensor([[row, epoch, seed] for row in row_ids])
@@ -83,15 +83,21 @@ def expect(loader: Loader, request: BatchRequest) -> None:
     assert loader.next(request).batch[:, 0].tolist() == list(request.rows)
 
 
-def test_batches_come_in_order_from_a_thread_of_their_own() -> None:
-    data, plan = Fetched(), plan_for(1, 0)
+def test_batches_come_in_order_from_one_thread_that_computes_alone() -> None:
+    data, plan, before = Fetched(), plan_for(1, 0), torch.get_num_threads()
+    torch.set_num_threads(3)
     with Loader(data, seed=3) as loader:
         loader.start(plan)
         for step in range(LENGTH // BATCH):
             batch = loader.next(at(plan, step)).batch
             assert batch.tolist() == [[row, 0, 3] for row in at(plan, step).rows]
     assert len(data.fetched) == LENGTH // BATCH  # nothing was loaded twice
-    assert all(name.startswith("dtd-loader") for name in data.threads)
+    ((name, threads),) = data.threads
+    assert name.startswith("dtd-loader")
+    assert threads == 1
+    with ThreadPoolExecutor(1) as later:
+        assert {torch.get_num_threads(), later.submit(torch.get_num_threads).result()} == {3}
+    torch.set_num_threads(before)
     assert loader_threads() == []
 
 

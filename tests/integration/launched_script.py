@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-FOLDER, DEED, GATE, HOLD = [*sys.argv[1:], "", "", "0"][:4]
+FOLDER, DEED, GATE, HOLD = [*sys.argv[1:5], *["", "", "", "0"][len(sys.argv) - 1 :]]
 STEPS, ROWS, SAVE_EVERY = 24, 32, 5
 
 

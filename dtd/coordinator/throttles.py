@@ -142,6 +142,7 @@ class ReportQuotas:
         self._put_bytes = 0
         self._written_bytes = 0  # counted by the store's thread alone
         self._timer: asyncio.TimerHandle | None = None
+        self._tells_at_s = 0.0
 
     def accepts(self, worker: str, message: m.Message) -> bool:
         """Whether a message is no notice beyond its worker's quota.
@@ -208,9 +209,17 @@ class ReportQuotas:
         self.dropped[worker, kind] += count
         reporter = self._reporter(worker)
         reporter.untold[kind] += count
-        if self._timer is None:
-            pause_s = max(0.0, reporter.told_s + TELL_EVERY_S - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._tell)
+        self._tell_at(reporter.told_s + TELL_EVERY_S)
+
+    def _tell_at(self, at_s: float) -> None:
+        """Tell at this time, or when it was to be told anyway, if that is earlier."""
+        if self._timer is not None:
+            if self._tells_at_s <= at_s:
+                return
+            self._timer.cancel()
+        self._tells_at_s = at_s
+        pause_s = max(0.0, at_s - self._clock())
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._tell)
 
     def _tell(self) -> None:
         self._timer, now = None, self._clock()
@@ -222,8 +231,7 @@ class ReportQuotas:
                 self._tell_operators("share_exceeded", why, worker=worker, **counts)
         waits = [one.told_s for one in self._reporters.values() if one.untold]
         if waits:
-            pause_s = min(waits) + TELL_EVERY_S - now
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._tell)
+            self._tell_at(min(waits) + TELL_EVERY_S)
 
 
 def first_lines(payload: bytes, most_lines: int, most_bytes: int) -> list[bytes]:

@@ -217,3 +217,18 @@ async def test_notices_beyond_the_share_are_dropped_and_an_answer_to_save_is_not
     async with asyncio.timeout(10):
         _, message, _, _ = await world.told.get()
     assert message.endswith("1 notices were dropped")
+
+
+async def test_a_second_worker_is_told_of_at_once_while_the_first_goes_on(world):
+    notice = m.Notice(job="digits-1", event="row_retried", message="again")
+
+    def exceed(worker):
+        while world.desk.accepts(worker, notice):
+            pass
+
+    async with asyncio.timeout(10):
+        exceed("first")
+        assert (await world.told.get())[2] == "first"
+        exceed("first")  # told of in a minute
+        exceed("second")
+        assert (await world.told.get())[2] == "second"

@@ -77,6 +77,7 @@ EVENTS: Final = {
     "job_prepared": "The worker has started to warm up for a job.",
     "weights_received": "The weights file with which a job starts was fetched.",
     "package_received": "The task's package was received from the coordinator.",
+    "script_started": "A script that does not join was started for a new generation.",
     "job_output": "The job's own code printed a line.",
     "memory_not_shared": "There is no directory for sockets, so neighbours on this host send all"
     " elements.",

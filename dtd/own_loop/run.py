@@ -40,7 +40,7 @@ from dtd.train.task import Collate, MapDataset
 
 _MOST_LOGGED: Final = 64
 _SUM: Final = 2
-"""What torch keeps of a loss that was computed with reduction="sum"."""
+"""Kept by torch with a loss that was computed with reduction="sum"."""
 _BACKWARD: Final = torch.autograd.backward
 _AT_START: Final = Moment(rank=0, world_size=1, step=0, epoch=0, metrics={})
 

@@ -47,7 +47,7 @@ from dtd.worker.main import STOP_PATIENCE_S, SWITCH_INTERVAL_S
 from dtd.worker.state_directory import StateDirectory
 
 MOST_PROCESSES: Final = 64
-"""Of one job and user on one host."""
+"""Most processes of one job and user on one host."""
 _NO_FILE: Final = Path(os.devnull)
 """In place of /etc/dtd/worker.toml, which names what daemons use: ports, directories."""
 _GOES_WELL: Final = frozenset({"done", "cancelled"})

@@ -222,7 +222,7 @@ class LaunchThread(JobThread):
         )
 
     def _variables(self, ring: RingCollective, place: str, starts: int) -> dict[str, str]:
-        """What torchrun sets of the environment, for one process on this host."""
+        """The environment as torchrun sets it, for one process on this host."""
         host, _, port = place.rpartition(" ")
         rank, world_size = str(ring.rank), str(ring.world_size)
         return {

@@ -205,21 +205,28 @@ def test_what_the_loop_does_to_the_averages_counts(arena, regression) -> None:
         assert torch.allclose(ours, theirs, rtol=1e-6)
 
 
-def test_several_optimizers_step_in_turn(arena, regression) -> None:
-    """A generator and its judge, as in docs/tasks.md."""
-    task = regression(LENGTH)
+def alternating(task):
+    """A loop that updates the last layer, then the first one, as `parts` has their optimizers."""
 
-    def alternating(run, model, optimizer, batches) -> None:
+    def loop(run, model, optimizer, batches) -> None:
         for x, y in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
             (model[2](model[1](model[0](x).detach())) - y).pow(2).mean().backward()
             optimizer["last"].step()
             (model(x) - y).pow(2).mean().backward()
             optimizer["first"].step()
 
-    def parts(model):
-        return {"last": sgd(model[2]), "first": sgd(model[0])}
+    return loop
 
-    loops = Loops(arena, task, alternating, optimizers=parts)
+
+def parts(model):
+    return {"last": sgd(model[2]), "first": sgd(model[0])}
+
+
+def test_several_optimizers_step_in_turn(arena, regression) -> None:
+    """A generator and its judge, as in docs/tasks.md."""
+    task = regression(LENGTH)
+
+    loops = Loops(arena, task, alternating(task), optimizers=parts)
     ranks = arena.generation(loops.start(2))
     loops.end()
 
@@ -405,20 +412,10 @@ def test_a_step_of_two_optimizers_is_redone(arena, regression, call) -> None:
     """The ring breaks at one of the waits for the sums of the one or the other."""
     task = regression(LENGTH)
 
-    def alternating(run, model, optimizer, batches) -> None:
-        for x, y in run.batches(task.rows, global_batch_size=BATCH, steps=STEPS):
-            (model[2](model[1](model[0](x).detach())) - y).pow(2).mean().backward()
-            optimizer["last"].step()
-            (model(x) - y).pow(2).mean().backward()
-            optimizer["first"].step()
-
-    def parts(model):
-        return {"last": sgd(model[2]), "first": sgd(model[0])}
-
-    whole = Loops(arena, task, alternating, optimizers=parts)
+    whole = Loops(arena, task, alternating(task), optimizers=parts)
     (expected,) = arena.generation(whole.start(1))
     whole.end()
-    loops = Loops(arena, task, alternating, optimizers=parts)
+    loops = Loops(arena, task, alternating(task), optimizers=parts)
     (rank,) = loops.start(1)
     arena.generation([rank], wrap=lambda _, inner: Cut(inner, 4, call=call))
     assert isinstance(rank.error, RingBroken)

@@ -1,0 +1,153 @@
+"""Lossless coding of floating-point payloads: sign and exponent of each element, made short.
+
+The exponents of neighbouring gradients hold about 3 of their 8 bits, the mantissas are noise
+(protocol.md, "Coded payloads").  So the elements are cut into planes, and only the plane of their
+highest bytes is compressed, as a Zstandard frame (RFC 8878); all other bytes travel as they are:
+
+    float32   bytes 0 and 1 of each element | byte 2 of each | Zstandard frame of byte 3 of each
+    bfloat16  byte 0 of each element | Zstandard frame of byte 1 of each
+
+A float32 gradient shrinks to 0.84 of its bytes, a bfloat16 one to 0.69: within 1 % of what
+entropy coding of all bytes reaches, in half its time.  Both ways release the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+import zstandard
+
+from dtd.errors import ErrorCode, ProtocolError
+
+ELEMENT_BYTES: Final = (2, 4, 8)
+"""The widths of elements that can be coded."""
+
+MIN_CODED_BYTES: Final = 4096
+"""Shorter payloads are not coded: their header and calls weigh more than what they lose."""
+
+_LEVEL: Final = 1
+_MAX_WINDOW_BYTES: Final = 8 * 1024 * 1024
+
+
+class _Plane(NamedTuple):
+    """The bytes `start` to `start + width` of each element."""
+
+    start: int
+    width: int
+
+
+def _planes(item_bytes: int) -> tuple[_Plane, ...]:
+    """The planes that are not compressed: half of an element, half of what is left, to one byte."""
+    widths = []
+    while item_bytes > 1:
+        item_bytes //= 2
+        widths.append(item_bytes)
+    return tuple(map(_Plane, accumulate(widths[:-1], initial=0), widths))
+
+
+_PLAIN: Final = {item_bytes: _planes(item_bytes) for item_bytes in ELEMENT_BYTES}
+
+
+def _plane_of(payload: memoryview, item_bytes: int, plane: _Plane) -> np.ndarray:
+    """A strided view of one plane of a payload."""
+    units = np.frombuffer(payload, f"<u{plane.width}")
+    return units.reshape(-1, item_bytes // plane.width)[:, plane.start // plane.width]
+
+
+class PlaneCoder:
+    """Codes and decodes payloads.  One thread at a time may use it."""
+
+    def __init__(self) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+
+    def encode(self, payload: memoryview, item_bytes: int) -> memoryview | None:
+        """Code a payload of elements.
+
+        Args:
+            payload: contiguous bytes; they must not change meanwhile.
+            item_bytes: width of an element.
+
+        Returns:
+            New memory with the coded payload; None if it would not be shorter.
+        """
+        elements, rest = divmod(len(payload), item_bytes)
+        if rest or item_bytes not in _PLAIN or len(payload) < MIN_CODED_BYTES:
+            return None
+        top = _plane_of(payload, item_bytes, _Plane(item_bytes - 1, 1))
+        frame = self._compressor.compress(np.ascontiguousarray(top).data)
+        if len(frame) >= elements:
+            return None
+        coded = np.empty(elements * (item_bytes - 1) + len(frame), np.uint8).data
+        begin = 0
+        for plane in _PLAIN[item_bytes]:
+            end = begin + elements * plane.width
+            _fill(coded[begin:end], _plane_of(payload, item_bytes, plane))
+            begin = end
+        coded[begin:] = frame
+        return coded
+
+    def decode(self, coded: memoryview, into: memoryview, item_bytes: int) -> None:
+        """Restore a payload.
+
+        Args:
+            coded: what `encode` returned.
+            into: contiguous memory of the payload's own length.
+            item_bytes: width of an element.
+
+        Raises:
+            ProtocolError: it is damaged, or not the code of a payload of this length; what is in
+                `into` is undefined then.
+        """
+        elements = check_coded(len(coded), len(into), item_bytes)
+        begin = elements * (item_bytes - 1)
+        top = self._decompressed(coded[begin:], elements)
+        begin = 0
+        for plane in _PLAIN[item_bytes]:
+            end = begin + elements * plane.width
+            theirs = np.frombuffer(coded[begin:end], f"<u{plane.width}")
+            _plane_of(into, item_bytes, plane)[:] = theirs
+            begin = end
+        _plane_of(into, item_bytes, _Plane(item_bytes - 1, 1))[:] = np.frombuffer(top, np.uint8)
+
+    def _decompressed(self, frame: memoryview, elements: int) -> bytes:
+        """The bytes of a Zstandard frame; none are written before their number is known."""
+        try:
+            declared = zstandard.frame_content_size(frame)
+            if declared != elements:
+                raise _bad(f"a plane of {declared} bytes, not {elements}")
+            return self._decompressor.decompress(frame, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise _bad(str(error)) from error
+
+
+def _fill(memory: memoryview, plane: np.ndarray) -> None:
+    np.frombuffer(memory, plane.dtype)[:] = plane
+
+
+def check_coded(coded_bytes: int, payload_bytes: int, item_bytes: int) -> int:
+    """Check the lengths of a coded payload, before there is memory for it.
+
+    Args:
+        coded_bytes: length of the code.
+        payload_bytes: length of the payload that it stands for.
+        item_bytes: width of an element.
+
+    Returns:
+        The number of elements.
+
+    Raises:
+        ProtocolError: a payload of this length has no code of that length.
+    """
+    elements, rest = divmod(payload_bytes, item_bytes)
+    if item_bytes not in _PLAIN or rest:
+        raise _bad(f"{payload_bytes} bytes are no elements of {item_bytes} bytes")
+    if not elements * (item_bytes - 1) < coded_bytes < payload_bytes:
+        raise _bad(f"{coded_bytes} bytes are no code of {payload_bytes}")
+    return elements
+
+
+def _bad(fault: str) -> ProtocolError:
+    return ProtocolError(ErrorCode.BAD_PAYLOAD, f"coded payload: {fault}")

@@ -65,11 +65,12 @@ class Detector:
     def suspects(self, now: float) -> list[tuple[str, str]]:
         """(name, reason) of every worker silent for longer than its time-out, in name order."""
         self.awake(now)
-        return [
-            (name, f"no heartbeat for {now - heard:.1f} s (limit {self._patience[name]:g} s)")
-            for name, heard in sorted(self._heard.items())
-            if now - heard > self._patience[name]
-        ]
+        silent = [name for name, at in self._heard.items() if now - at > self._patience[name]]
+        return [(name, self._silence(name, now)) for name in sorted(silent)]
+
+    def _silence(self, name: str, now: float) -> str:
+        silent_s = now - self._heard[name]
+        return f"no heartbeat for {silent_s:.1f} s (limit {self._patience[name]:g} s)"
 
     def next_deadline(self, now: float) -> float | None:
         """The time of the next check."""

@@ -227,9 +227,8 @@ def try_again(cluster: ClusterState, job: Job) -> None:
 
 
 def _here(cluster: ClusterState) -> list[Worker]:
-    return [
-        worker for worker in cluster.workers.values() if admission.is_set_aside(cluster, worker)
-    ]
+    known = (cluster.workers[name] for name in cluster.set_aside if name in cluster.workers)
+    return [worker for worker in known if admission.is_set_aside(cluster, worker)]
 
 
 def _judge_all(cluster: ClusterState) -> None:

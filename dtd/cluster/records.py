@@ -88,9 +88,9 @@ class Reconnection:
     phase: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
-    """One worker, by its stable name.
+    """One worker, by its stable name; equal only to itself.
 
     Attributes:
         registration: the message with which its process registered.

@@ -10,10 +10,13 @@ Pure functions of the workers' reports; each docstring gives the reason for its 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 
 from dtd.cluster.links import Pair, pair_of
@@ -25,6 +28,7 @@ MAX_TRIES: Final = 10_000
 """Limit of the search for a ring; with few bad links the first attempt succeeds."""
 
 
+@lru_cache(maxsize=1024)
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key that puts worker-10 after worker-9."""
     return tuple(
@@ -130,12 +134,19 @@ def needed(workers: Sequence[Worker], key: Key) -> list[Worker]:
     """
     left = WHOLE
     few: list[Worker] = []
-    while True:
-        best = max(workers, key=lambda worker: size(part_at(worker, key) & left), default=None)
-        if best is None or not part_at(best, key) & left:
-            return few
-        few.append(best)
-        left = left - part_at(best, key)
+    # What a part adds only shrinks, so a figure that is out of date still bounds it from above.
+    most = [(-size(part_at(worker, key)), index) for index, worker in enumerate(workers)]
+    heapq.heapify(most)
+    while most and left:
+        _, index = heapq.heappop(most)
+        part = part_at(workers[index], key) & left
+        added = (-size(part), index)
+        if most and added > most[0]:
+            heapq.heappush(most, added)
+        elif part:
+            few.append(workers[index])
+            left = left - part
+    return few
 
 
 def size(part: ShardSet) -> float:
@@ -351,7 +362,8 @@ def ring_order(
         )
         if pair_of(order[-1], candidate) not in bad_links and not too_early:
             order.append(candidate)
-            untried.append([name for name in names if name not in order])
+            placed = {*order}
+            untried.append([name for name in names if name not in placed])
 
 
 def roster_id(
@@ -373,12 +385,23 @@ def reference(reports: Sequence[m.Warmed], *, steps_total: int = 0) -> m.Warmed:
     (`steps_total`) takes precedence.  A single worker that later reports another number therefore
     does not change the length of the job.
     """
+    alike = Counter(map(_COMPARED, reports))
+    first: dict[tuple[object, ...], m.Warmed] = {}
+    for one in reports:
+        first.setdefault(_COMPARED(one), one)
 
     def agreement(one: m.Warmed) -> tuple[int, bool]:
-        agree = sum(not disagreement(one, other) for other in reports)
+        agree = sum(alike[kind] for kind, other in first.items() if not disagreement(one, other))
         return agree, one.steps_total == steps_total
 
-    return max(reports, key=agreement)
+    return max(first.values(), key=agreement)
+
+
+_COMPARED: Final = attrgetter(
+    *("task_digest", "dataset_rows", "dataset_fingerprint", "numerics_fingerprint"),
+    *("steps_total", "batches", "plan_digest"),
+)
+"""What `disagreement` looks at."""
 
 
 def disagreement(

@@ -99,6 +99,9 @@ def _misses_beats(cluster: ClusterState, name: str) -> bool:
 
 def probe(cluster: ClusterState) -> None:
     """Have the ends of bad links probe each other."""
+    at = cluster.links.next_deadline()
+    if at is None or cluster.now < at:
+        return
     for by, other in cluster.links.due(cluster.living(), cluster.now):
         target = cluster.workers[other]
         message = m.Probe(

@@ -362,11 +362,22 @@ def record_values(record: Any, *, where: str, into: dict[str, Any] | None = None
     return values
 
 
+_LONG: Final = 16
+_long_list: tuple[object, object, list[Any]] = ((), None, [])
+"""The last long tuple that was sent, its check, and its items: each member gets the same roster."""
+
+
 def _sendable(where: str, check: Check, value: Any) -> Any:
+    global _long_list  # noqa: PLW0603 - replaced as a whole, so that threads need no lock
     if isinstance(value, tuple):
+        known, passed, items = _long_list
+        if known is value and passed is check:
+            return items
         plain = (str, int)
         items = [one if type(one) in plain else record_values(one, where=where) for one in value]
         check(where, items)
+        if len(value) >= _LONG:
+            _long_list = value, check, items
         return items
     return check(where, check.cut(value) if isinstance(check, _Words) else value)
 

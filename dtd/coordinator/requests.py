@@ -127,6 +127,12 @@ async def compare_jobs(
     return await loop.run_in_executor(None, compare, runs, request.names)
 
 
+async def submit(coordinator: Coordinator, _caller: Caller, request: m.SubmitJob) -> dict[str, Any]:
+    """Answer SUBMIT_JOB; with the job's place on the web page, if one is served."""
+    answer = await job_requests.submit(coordinator, request)
+    return {**answer, "page": coordinator.web.job_url(answer["job"])}
+
+
 async def logs(core: Core, _caller: Caller, request: m.ReadLogs) -> dict[str, Any]:
     """Answer READ_LOGS: a page of a job's output."""
     await core.known_job(request.job)
@@ -204,7 +210,7 @@ HANDLERS: Final[Mapping[type[m.Message], Handler]] = {
     m.ReadEvents: events,
     m.ReadAudit: audit,
     m.ListCheckpoints: checkpoints,
-    m.SubmitJob: lambda coordinator, _, request: job_requests.submit(coordinator, request),
+    m.SubmitJob: submit,
     m.WaitJob: job_requests.wait,
     m.CancelJob: job_requests.cancel,
     m.ResumeJob: job_requests.resume,

@@ -90,6 +90,10 @@ class WebPage:
         if self._server is not None:
             await self._server.close()
 
+    def job_url(self, job: str) -> str:
+        """The page of a job; empty if none is served."""
+        return f"{self._server.url}#/job/{job}" if self._server is not None else ""
+
     async def open(self, caller: Caller) -> dict[str, Any]:
         """The answer to OPEN_WEB.
 

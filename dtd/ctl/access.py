@@ -9,7 +9,6 @@ import datetime as dt
 import getpass
 import os
 import platform
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,9 +28,7 @@ from dtd.security.token import Token, parse_life_s
 from dtd.wire import messages as m
 
 _AUDIT_HEADINGS: Final = ("TIME", "WHO", "FROM", "WHAT", "ABOUT", "OUTCOME", "RESULT")
-_AGO: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 _RENEWAL_TIMEOUT_S: Final = 5.0
-_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def join(settings: Settings, text: str, *, name: str) -> None:
@@ -164,9 +161,9 @@ def _own_name() -> str:
     return name_of(f"{user}-{platform.node()}", most=60)
 
 
-def show_audit(settings: Settings, *, since: str, who: str, what: str) -> None:
+def show_audit(settings: Settings, *, since_s: float, who: str, what: str) -> None:
     """Print the requested entries of the audit log, oldest first; in JSON one object a line."""
-    asked = m.ReadAudit(since_s=since_s(since, now_s=time.time()), who=who, what=what)
+    asked = m.ReadAudit(since_s=since_s, who=who, what=what)
     with settings.connect() as client:
         seen = list(items(client.request, lambda after: replace(asked, after=after), "entries"))
     if settings.as_json:
@@ -174,25 +171,6 @@ def show_audit(settings: Settings, *, since: str, who: str, what: str) -> None:
             output.print_json(entry)
     else:
         output.print_table(_AUDIT_HEADINGS, map(_entry_row, seen))
-
-
-def since_s(text: str, *, now_s: float) -> float:
-    """The Unix time that is meant: so long ago ("90m", "2d"), or a date with or without a time.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if not text:
-        return 0.0
-    ago = _AGO.fullmatch(text)
-    if ago is not None:
-        return max(0.0, now_s - int(ago[1]) * _UNIT_S[ago[2]])
-    try:
-        return max(0.0, dt.datetime.fromisoformat(text).timestamp())
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(
-            f"--since: {text!r} is not a time", remedy='write "90m", "2d" or "2026-11-22T14:00"'
-        ) from None
 
 
 def _entry_row(entry: Mapping[str, Any]) -> tuple[str, ...]:

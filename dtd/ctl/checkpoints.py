@@ -28,7 +28,7 @@ HOLDERS_BACK_S: Final = 20.0
 """Longer than a worker's process takes to start."""
 
 _HEADINGS: Final = (
-    *("JOB", "GENERATION", "STEP", "SIZE", "WORKER", "THERE", "VERIFIED", "METRICS"),
+    *("JOB", "GENERATION", "STEP", "SIZE", "WORKER", "AVAILABLE", "VERIFIED", "METRICS"),
     *("BRANCH", "DIRECTORY"),
 )
 
@@ -44,16 +44,21 @@ def loading_lines(spec: Mapping[str, Any], *weights: Path) -> list[str]:
 
 def list_checkpoints(settings: Settings, job: str) -> None:
     """Print the known checkpoints of a job, or of all jobs."""
-    ask_and_show(settings, m.ListCheckpoints(job=job), _print_checkpoints)
+    ask_and_show(
+        settings,
+        m.ListCheckpoints(job=job),
+        lambda answer: _print_checkpoints(answer, wide=settings.is_wide),
+    )
 
 
-def _print_checkpoints(answer: Answer) -> None:
+def _print_checkpoints(answer: Answer, *, wide: bool) -> None:
     rows: list[tuple[str, ...]] = []
     for group in by_checkpoint(answer["checkpoints"]):
         parts = [one for one in group if one.get("part")]
         rows += [_row([one]) for one in group if not one.get("part")]
         rows += [_row(parts)] if parts else []
-    output.print_table(_HEADINGS, rows)
+    only_wide = ("GENERATION", "DIRECTORY")
+    output.print_table(_HEADINGS, rows, wide=wide, only_wide=only_wide, none="no checkpoints yet")
     _say_how_to_go_back([one for one in answer["checkpoints"] if one.get("left_behind")])
 
 

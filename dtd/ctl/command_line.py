@@ -1,4 +1,4 @@
-"""The parts of dtdctl's command line: a command with its arguments, the parser, help, completion.
+"""The parts of dtdctl's command line: a command with its arguments, the parser, and help.
 
 `dtd.ctl.commands` is the table of all commands.  A line is split into the words that name a command
 and the rest, which argparse reads; the result is the keyword arguments of the command's function.
@@ -7,8 +7,11 @@ and the rest, which argparse reads; the result is the keyword arguments of the c
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import math
+import re
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -17,28 +20,44 @@ from dtd.errors import UsageError
 
 PROGRAM: Final = "dtdctl"
 HELP_FLAGS: Final = frozenset({"-h", "--help"})
-_WIDTH: Final = 96
+_WIDTH: Final = 80
+_AGO: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A positional argument or an option, as `argparse.ArgumentParser.add_argument` takes it."""
+    """A positional argument or an option, as `argparse.ArgumentParser.add_argument` takes it.
+
+    Attributes:
+        names: its name, or its flags.
+        options: keywords of `add_argument`.
+        named: what its value names, such as "job", for completion; empty: nothing known.
+    """
 
     names: tuple[str, ...]
     options: Mapping[str, Any]
+    named: str = ""
 
 
-def argument(name: str, metavar: str, meaning: str, **options: Any) -> Argument:
+def argument(name: str, metavar: str, meaning: str, *, named: str = "", **options: Any) -> Argument:
     """Return a positional argument; `options` are further keywords of `add_argument`."""
-    return Argument(names=(name,), options={"metavar": metavar, "help": meaning, **options})
+    given = {"metavar": metavar, "help": meaning, **options}
+    return Argument(names=(name,), options=given, named=named)
 
 
 def option(
-    flags: str | tuple[str, ...], metavar: str | None, meaning: str, **options: Any
+    flags: str | tuple[str, ...],
+    metavar: str | None,
+    meaning: str,
+    *,
+    named: str = "",
+    **options: Any,
 ) -> Argument:
     """Return an option with a value; without a default it is None."""
     names = (flags,) if isinstance(flags, str) else flags
-    return Argument(names=names, options={"metavar": metavar, "help": meaning, **options})
+    given = {"metavar": metavar, "help": meaning, **options}
+    return Argument(names=names, options=given, named=named)
 
 
 def switch(flags: str | tuple[str, ...], meaning: str, **options: Any) -> Argument:
@@ -57,17 +76,23 @@ class Command:
             the arguments by name, and returns the exit code if that is not 0.
         help: a sentence, then perhaps a paragraph.
         arguments: what may follow the name.
+        examples: lines to type, without the name of the program.
     """
 
     name: str
     function: str
     help: str
     arguments: tuple[Argument, ...] = ()
+    examples: tuple[str, ...] = ()
 
 
-def command(name: str, function: str, meaning: str, *arguments: Argument) -> Command:
+def command(
+    name: str, function: str, meaning: str, *arguments: Argument, examples: Sequence[str] = ()
+) -> Command:
     """Return a `Command`; the parameters are its attributes."""
-    return Command(name=name, function=function, help=meaning, arguments=arguments)
+    return Command(
+        name=name, function=function, help=meaning, arguments=arguments, examples=tuple(examples)
+    )
 
 
 def number(kind: Callable[[str], float], *, least: float, most: float = math.inf) -> Any:
@@ -89,6 +114,41 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word)
 
 
+def kinds(text: str) -> tuple[str, ...]:
+    """Read kinds of events with commas between, as argparse's `type`."""
+    from dtd.event_names import INCIDENTS
+
+    wrong = [kind for kind in names(text) if kind not in INCIDENTS]
+    if wrong:
+        raise argparse.ArgumentTypeError(
+            f"{wrong[0]!r} is not a kind of event{_near(wrong[0], INCIDENTS)}"
+        )
+    return names(text)
+
+
+def since_s(text: str) -> float:
+    """Read "90m" or "2d" before now, or a date with or without a time, as argparse's `type`.
+
+    Returns:
+        The Unix time that is meant.
+    """
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return max(0.0, time.time() - int(ago[1]) * _UNIT_S[ago[2]])
+    try:
+        return max(0.0, dt.datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a time: write "90m", "2d" or "2026-11-22T14:00"'
+        ) from None
+
+
+def _near(typed: str, known: Iterable[str]) -> str:
+    from dtd.rules import did_you_mean  # seldom needed, and slow to load
+
+    return did_you_mean(typed, known)
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports a wrong line as any other failure of dtdctl."""
 
@@ -104,8 +164,12 @@ def read_arguments(command: Command, words: Sequence[str]) -> dict[str, Any]:
     """
     parser = _parser(command)
     # The second one reads options after "--", too.
-    parse = parser.parse_args if "--" in words else parser.parse_intermixed_args
-    return vars(parse(words))
+    intermixed = parser.parse_known_intermixed_args
+    values, extra = (parser.parse_known_args if "--" in words else intermixed)(words)
+    if extra:
+        near = _near(extra[0], flags_of(command)) if extra[0].startswith("-") else ""
+        parser.error(f"unexpected argument {extra[0]!r}{near}")
+    return vars(values)
 
 
 def command_help(command: Command) -> str:
@@ -119,6 +183,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"{PROGRAM} {command.name}",
         description=text,
+        epilog="\n".join(example_lines(command.examples)),
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -127,10 +192,15 @@ def _parser(command: Command) -> argparse.ArgumentParser:
     return parser
 
 
-def list_help(rows: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines that list names with their meaning."""
+def example_lines(examples: Sequence[str]) -> list[str]:
+    """Return examples under their heading; nothing if there are none."""
+    return ["examples:", *(f"  {PROGRAM} {one}" for one in examples)] if examples else []
+
+
+def list_help(rows: Iterable[tuple[str, str]], *, width: int = 0) -> list[str]:
+    """Return lines that list names with their meaning, in a column of this width or what fits."""
     rows = list(rows)
-    width = max(len(name) for name, _ in rows) + 4
+    width = width or max(len(name) for name, _ in rows) + 4
     lines = []
     for name, meaning in rows:
         wrapped = textwrap.wrap(meaning, _WIDTH - width)

@@ -1,7 +1,7 @@
 """The commands of dtdctl: one table with names, functions, arguments and help.
 
 A module of commands is imported only when one of its commands runs.  `--coordinator`,
-`--credential` and `-o` may stand anywhere on the line: `dtd.ctl.settings` takes them out before.
+`--credential` and `-o` may be anywhere on the line: `dtd.ctl.settings` takes them out before.
 """
 
 from __future__ import annotations
@@ -11,12 +11,24 @@ import math
 from pathlib import Path
 from typing import Final
 
-from dtd.ctl.command_line import Argument, argument, command, names, number, option, switch
+from dtd.ctl.command_line import (
+    Argument,
+    argument,
+    command,
+    kinds,
+    names,
+    number,
+    option,
+    since_s,
+    switch,
+)
 
-_JOB = argument("job", "JOB", "A job's id, as `jobs` lists it.")
-_ENDED_JOB = argument("text", "JOB[@STEP]", "An ended job, or a checkpoint of it.")
+_JOB = argument("job", "JOB", "A job's id, as `jobs` lists it.", named="job")
+_ENDED_JOB = argument(
+    "text", "JOB[@STEP]", "An ended job, or a checkpoint of it.", named="checkpoint"
+)
 _JOB_FILE = argument("path", "JOB.toml", "The job file.", type=Path)
-_WORKER = argument("name", "NAME", "A worker's name.")
+_WORKER = argument("name", "NAME", "A worker's name.", named="worker")
 _OVERRIDES = option(
     "--set",
     "A.B=V",
@@ -27,9 +39,21 @@ _OVERRIDES = option(
 )
 _YES = switch(("--yes", "-y"), "Do not ask for confirmation.", dest="confirmed")
 _TAGS = argument("tags", "TAG", "Words to find jobs again by.", nargs="+")
-_VERSION = argument("text", "NAME[@VERSION|@ALIAS]", "A model; without @ its newest version.")
-_VERSIONS = argument("text", "NAME[@VERSION|@ALIAS]", "A version, or the whole model.")
-_SWEEP = argument("sweep", "SWEEP", "A sweep's id, as `sweep list` shows it.")
+_VERSION = argument(
+    "text", "NAME[@VERSION|@ALIAS]", "A model; without @ its newest version.", named="model"
+)
+_VERSIONS = argument(
+    "text", "NAME[@VERSION|@ALIAS]", "A version, or the whole model.", named="model"
+)
+_SWEEP = argument("sweep", "SWEEP", "A sweep's id, as `sweep list` shows it.", named="sweep")
+_SINCE = option(
+    "--since",
+    "AGO|TIME",
+    'Only from then on: "90m", "2d", "2026-11-22".',
+    dest="since_s",
+    type=since_s,
+    default=0.0,
+)
 _BEST = option(
     "--best",
     "METRIC",
@@ -63,40 +87,69 @@ _SERVICES = (
 GROUPS: Final = {
     "token": "Tokens with which hosts and people join.",
     "authority": "The cluster's certificate authority.",
-    "tag": "Tags of jobs: `jobs --tag TAG` lists those that have it.",
-    "models": "Registered models: versions of weights that outlive their jobs.",
+    "tag": "Label jobs; `jobs --tag TAG` lists those with the label.",
+    "models": "Versions of weights that outlive their jobs.",
     "sweep": "Try a job with many settings: `sweep SWEEP.toml` begins.",
 }
 """Groups of commands, which have two words."""
+
+TOPICS: Final = {
+    "run jobs": (
+        *("submit", "run", "validate", "wait", "cancel", "resume", "extend", "delete"),
+        "sweep",
+    ),
+    "look at jobs": (
+        *("jobs", "show", "logs", "metrics", "report", "compare", "profile", "tag", "note"),
+    ),
+    "checkpoints and models": ("checkpoints", "fetch", "models"),
+    "the cluster": ("status", "events", "doctor", "drain", "kill-worker", "web"),
+    "hosts and access": (
+        *("install", "uninstall", "join", "token", "credentials", "revoke", "authority", "audit"),
+    ),
+}
+"""Commands of one word and groups, as the help lists them."""
+
+EXAMPLES: Final = (
+    "submit job.toml --set optimizer.lr=0.05 --wait",
+    "status --watch",
+    "logs -f digits-1",
+    "events -f --since 10m",
+)
 
 COMMANDS: Final = (
     # Jobs.
     command(
         "validate",
         "submit:validate",
-        "Check a job file: all errors at once, with line and nearest known key.",
+        "Check a job file: all errors at once, each with its line.",
         _JOB_FILE,
         _OVERRIDES,
     ),
     command(
         "submit",
         "submit:submit",
-        "Queue a job and print its id; the task's own package is shipped to the workers.",
+        "Queue a job and print its id; ships the task's own package.",
         argument("path", "JOB.toml", "The job file.", nargs="?", type=Path),
         _OVERRIDES,
         option(
-            "--like", "JOB", "Repeat this job instead: its settings, code and origin.", default=""
+            "--like",
+            "JOB",
+            "Repeat this job instead: its settings, code and origin.",
+            named="job",
+            default="",
         ),
         option(
             "--resume-from",
             "JOB[@STEP]",
             "Continue from another job's checkpoint: model, optimizer, data position.",
+            named="checkpoint",
             default="",
         ),
         option(
             "--weights-from",
             "JOB[@STEP]|FILE.safetensors",
             "Start at step 0 with the weights of another job or of a file.",
+            named="checkpoint",
             default="",
         ),
         option(
@@ -108,13 +161,17 @@ COMMANDS: Final = (
         ),
         switch("--wait", "Wait until the job has ended.", dest="wait_for_end"),
         switch("--no-ship", "Use the task's code installed on the workers."),
+        examples=(
+            "submit job.toml --set job.epochs=5",
+            "submit --like digits-1 --set optimizer.lr=0.05",
+            "submit job.toml --resume-from digits-1@200",
+        ),
     ),
     command(
         "run",
         "submit:run_script",
-        "Ship a script with what it imports from its folder, and run it on the workers as a job."
-        "\n\nOne that calls dtd.join trains with them; any other one is started as torchrun does."
-        "\n\nExample: dtdctl run --workers 4 -- python train.py --lr 0.1",
+        "Run a script on the workers as a job; ships what it imports."
+        "\n\nOne that calls dtd.join trains with them; any other one is started as torchrun does.",
         argument("words", "[python] SCRIPT.py", "The script, and its arguments.", nargs="+"),
         option(
             "--workers", "N", "At most so many.", type=number(int, least=1, most=1024), default=64
@@ -122,11 +179,12 @@ COMMANDS: Final = (
         option("--name", "NAME", "Of the job; default: the script's.", default=""),
         _OVERRIDES,
         switch("--wait", "Wait until the job has ended.", dest="wait_for_end"),
+        examples=("run --workers 4 -- python train.py --lr 0.1",),
     ),
     command(
         "wait",
         "jobs:wait",
-        "Wait until a job has ended; exit 4 if it failed or was cancelled.",
+        "Wait until a job ends; exit 4 if it failed or was cancelled.",
         _JOB,
         option(
             "--timeout",
@@ -152,38 +210,55 @@ COMMANDS: Final = (
     command(
         "extend",
         "submit:extend",
-        "Extend an ended job, as a new job; the schedule follows its new length.",
+        "Train an ended job for longer, as a new job.\n\nThe schedule follows the new length.",
         _JOB,
         _length("--epochs"),
         _length("--steps"),
         _OVERRIDES,
+        examples=("extend digits-1 --epochs 40",),
     ),
     command(
         "jobs",
         "jobs:list_jobs",
-        "List all jobs with their results, newest first.",
+        "List all jobs with their results, newest first.\n\n"
+        "-o wide adds each job's task and when it was submitted.",
         option("--tag", "TAG", "Only jobs that have it.", default=""),
+        examples=("jobs --tag baseline -o wide",),
     ),
     command(
         "delete",
         "jobs:delete",
-        "Delete an ended job with its checkpoints on all workers, or its checkpoints of one step.",
+        "Delete an ended job with its checkpoints, or those of one step.",
         _ENDED_JOB,
         _YES,
     ),
-    command("logs", "jobs:logs", "Print what a job's own code printed, per rank.", _JOB),
+    command(
+        "logs",
+        "jobs:logs",
+        "Print what a job's own code printed, per rank.",
+        _JOB,
+        switch(("-f", "--follow"), "Print new lines as they come, until the job has ended."),
+        option(
+            "--tail",
+            "N",
+            "Only the last N lines of the output so far.",
+            type=number(int, least=0),
+        ),
+        option("--worker", "NAME", "Only lines of this worker.", named="worker", default=""),
+        examples=("logs -f digits-1", "logs digits-1 --tail 20 --worker worker-1"),
+    ),
     # Records of jobs.
     command(
         "show",
         "runs:show_job",
-        "Show a job: settings, code, data, results, times, incidents, checkpoints.",
+        "Show a job: settings, code, data, results, checkpoints.",
         _JOB,
     ),
     command(
         "compare",
         "runs:compare_jobs",
-        "Compare jobs: settings, code, data, environment, final and best figures, curves.",
-        argument("jobs", "JOB", "Two jobs or more, by their ids.", nargs="+"),
+        "Compare jobs: settings, code, data, best figures, curves.",
+        argument("jobs", "JOB", "Two jobs or more, by their ids.", nargs="+", named="job"),
         option(
             "--names",
             "A,B",
@@ -198,6 +273,7 @@ COMMANDS: Final = (
             type=number(int, least=2, most=200),
             default=60,
         ),
+        examples=("compare digits-1 digits-2 --names loss,accuracy",),
     ),
     command("tag add", "runs:add_tags", "Add tags to a job.", _JOB, _TAGS),
     command("tag remove", "runs:remove_tags", "Remove tags from a job.", _JOB, _TAGS),
@@ -211,8 +287,7 @@ COMMANDS: Final = (
     command(
         "metrics",
         "metrics:show_metrics",
-        "Show figures of a job over its steps; -o csv and -o parquet print them for other"
-        " programs.",
+        "Show a job's figures over its steps; -o csv or parquet exports them.",
         _JOB,
         option("--names", "A,B", "Only these figures; default: all.", type=names, default=()),
         switch("--workers", "Also those of each worker and link."),
@@ -227,34 +302,27 @@ COMMANDS: Final = (
             type=number(int, least=1, most=20_000),
             default=1000,
         ),
+        examples=(
+            "metrics digits-1 --names loss,step_s",
+            "metrics digits-1 -o csv > digits-1.csv",
+        ),
     ),
     command(
         "report",
         "metrics:write_report",
-        "Write a job's report: curves, rates, scaling, where time went, incidents, in words too.",
+        "Write a job's report: curves, rates, where time went, incidents.\n\n"
+        "-o (--format) is html, md or json. Without --output the file is JOB.html or JOB.md; JSON"
+        " goes to stdout.",
         _JOB,
-        option("--against", "JOB", "Compare it with another job.", default=""),
-        option(
-            "--format",
-            None,
-            "A page to look at, or Markdown.",
-            dest="form",
-            choices=("html", "md"),
-            default="html",
-        ),
-        option(
-            ("-o", "--output"),
-            "FILE",
-            "Default: JOB.html or JOB.md; -: stdout.",
-            dest="file",
-            type=Path,
-        ),
+        option("--against", "JOB", "Compare it with another job.", named="job", default=""),
+        option("--output", "FILE", "The file; -: stdout.", dest="file", type=Path),
+        examples=("report digits-2 --against digits-1", "report digits-1 --format md --output -"),
     ),
     command(
         "profile",
         "profile:profile_job",
-        "Record steps on all workers as one trace for Perfetto, and say what limits them.",
-        argument("job", "JOB", "A job that trains."),
+        "Record some steps as a trace for Perfetto; say what limits them.",
+        argument("job", "JOB", "A job that trains.", named="job"),
         argument(
             "target", "FILE", "The trace; default: ./JOB.trace.json.gz.", nargs="?", type=Path
         ),
@@ -271,45 +339,66 @@ COMMANDS: Final = (
     command(
         "checkpoints",
         "checkpoints:list_checkpoints",
-        "List the checkpoints of all jobs, or of one: step, size, worker and directory.\n\n"
-        "THERE: whether connected workers have all of it; `incomplete` if no disk has some part."
-        " VERIFIED: `yes` if more than half of the ranks reported its digest, otherwise"
+        "List checkpoints: step, size, worker, metrics.\n\n"
+        "AVAILABLE: whether connected workers have all of it; `incomplete` if no disk has some"
+        " part. VERIFIED: `yes` if more than half of the ranks reported its digest, otherwise"
         " `unconfirmed`; one whose digest differs is `contradicted`. BRANCH: `left` if the job has"
-        " since continued from an older state. Continue from a checkpoint with `dtdctl submit"
-        " JOB.toml --resume-from JOB@STEP`; fetch its weights with `dtdctl fetch JOB@STEP`.",
-        argument("job", "JOB", "Only those of this job.", nargs="?", default=""),
+        " since continued from an older state. -o wide adds generation and directory.",
+        argument("job", "JOB", "Only those of this job.", nargs="?", default="", named="job"),
+        examples=(
+            "checkpoints digits-1",
+            "submit job.toml --resume-from digits-1@200",
+            "fetch digits-1@200",
+        ),
     ),
     command(
         "fetch",
         "checkpoints:fetch",
-        "Fetch a job's weights as safetensors, and show how to load them.",
-        argument("text", "JOB[@STEP]", "A job, or one of its checkpoints."),
+        "Fetch a job's weights as safetensors, with lines that load them.",
+        argument("text", "JOB[@STEP]", "A job, or one of its checkpoints.", named="checkpoint"),
         argument(
             "directory", "DIR", "Destination directory; default: ./JOB.", nargs="?", type=Path
         ),
         _BEST,
         _MODE,
+        examples=("fetch digits-1", "fetch digits-1 weights --best accuracy"),
     ),
     # The cluster.
     command(
         "status",
         "status:show_status",
-        "Show the job, its loss and rate, the workers, the slowest one, and why the job waits.",
-        switch("--watch", "Keep the display up to date."),
+        "Show jobs, workers, the slowest one, and what a job waits for."
+        "\n\n-o wide adds each worker's process and its limit for a stalled step.",
+        switch(("-w", "--watch"), "Keep the display up to date, until Ctrl-C."),
         switch("--memory", "Also each worker's memory by part."),
+        examples=("status -w", "status -o json"),
     ),
     command(
         "events",
         "status:show_events",
-        "List incidents: cause, worker, time to detection and recovery, steps redone and lost.",
-        switch("--follow", "Print each event when it happens."),
+        "List incidents: cause, worker, time to recovery, steps lost."
+        "\n\n-o wide has a column for each of them.",
+        switch(("-f", "--follow"), "Also print new ones as they come, until Ctrl-C."),
+        option("--job", "JOB", "Only events of this job.", named="job", default=""),
+        option(
+            "--kind",
+            "KIND,...",
+            "Only events of these kinds; docs/events.md lists them.",
+            dest="kinds",
+            named="kind",
+            type=kinds,
+            default=(),
+        ),
+        _SINCE,
+        examples=("events -f", "events --job digits-1 --kind worker_lost,recovered --since 2h"),
     ),
     command(
         "doctor",
         "doctor:doctor",
-        "Examine coordinator, workers and links; with a job, forecast step time and memory.",
+        "Examine hosts and links; forecast a job's step time and memory.",
         argument("job_file", "JOB.toml", "Also forecast this job's step.", nargs="?", type=Path),
         switch("--force", "Measure bandwidths even while a job runs."),
+        examples=("doctor", "doctor job.toml"),
     ),
     command(
         "kill-worker",
@@ -334,12 +423,12 @@ COMMANDS: Final = (
     command(
         "web",
         "access:open_web",
-        "Print the address of the coordinator's web page, with a code to log in once.",
+        "Print a link to the web page that logs you in once.",
     ),
     command(
         "install",
         "install:install",
-        "Install the daemons as systemd services; repeatable, and keeps files that you changed.",
+        "Install the daemons as systemd services.\n\nRepeatable; it keeps files that you changed.",
         *_SERVICES,
     ),
     command(
@@ -353,14 +442,14 @@ COMMANDS: Final = (
     command(
         "join",
         "access:join",
-        "Get a credential, so that dtdctl can be used on this host.",
+        "Get a credential for dtdctl on this host.",
         argument("text", "TOKEN", "Token printed by `token create`."),
         option("--name", "NAME", "Name of the credential; default: user and host.", default=""),
     ),
     command(
         "token create",
         "access:create_token",
-        "Create a token with which a host or a user can join; it is shown only once.",
+        "Create a token for hosts or users to join with, shown once.",
         option(
             "--role",
             "worker|operator|viewer",
@@ -390,40 +479,46 @@ COMMANDS: Final = (
             default=[],
         ),
         switch("--replace", "Replace the credential of that name; needs --name.", dest="replaces"),
+        examples=("token create --uses 8", "token create --role viewer --ttl 2h"),
     ),
     command("token list", "access:list_tokens", "List all tokens, without their secrets."),
     command(
         "token revoke",
         "access:revoke_token",
-        "Revoke a token, so that it can no longer be used to join; existing members remain.",
+        "Revoke a token: nobody can join with it; members remain.",
         argument("token", "ID", "As `token list` shows it."),
     ),
     command("credentials", "access:list_credentials", "List the credentials that were issued."),
     command(
         "revoke",
         "access:revoke",
-        "Revoke a credential: its connections end at once, its workers are evicted.",
+        "Revoke a credential: its connections end, its workers leave.",
         argument("name", "NAME|SERIAL", "As `credentials` shows it."),
     ),
     command(
         "audit",
         "access:show_audit",
-        "List the audit log: time, caller, host, request and result of every change.",
-        option("--since", "AGO|TIME", 'Such as "90m", "2d", "2026-11-22".', default=""),
+        "List the changes: when, by whom, from where, with which result.",
+        _SINCE,
         option("--who", "NAME|SERIAL", "Only requests by this caller.", default=""),
         option("--what", "WORD", 'Only requests such as "cancel".', default=""),
     ),
     command(
         "authority show",
         "access:show_authority",
-        "Show the authority's fingerprint and until when it is valid.",
+        "Show the authority's fingerprint and when it expires.",
     ),
     # Models.
     command(
         "models register",
         "models:register",
         "Register a job's checkpoint as the next version of a model.",
-        argument("text", "JOB[@STEP]", "Its checkpoint of that step; without: the newest."),
+        argument(
+            "text",
+            "JOB[@STEP]",
+            "Its checkpoint of that step; without: the newest.",
+            named="checkpoint",
+        ),
         argument("name", "NAME", "The model; new or known."),
         _BEST,
         _MODE,
@@ -444,21 +539,23 @@ COMMANDS: Final = (
             type=number(float, least=0.0),
             default=120.0,
         ),
+        examples=("models register digits-1 digits --best accuracy",),
     ),
     command("models list", "models:list_models", "List all versions of all models."),
     command(
         "models show",
         "models:show_model",
-        "Show a version: files, metrics, job, data, code, copies; or its model card.",
+        "Show a version: files, metrics, job, copies; or its model card.",
         _VERSION,
         switch("--card", "Print its model card, as Markdown."),
     ),
     command(
         "models alias",
         "models:set_alias",
-        "Have an alias stand for a version of a model.",
-        argument("text", "NAME@ALIAS", "For example digits@production."),
+        "Point an alias at a version of a model.",
+        argument("text", "NAME@ALIAS", "For example digits@production.", named="model"),
         argument("version", "VERSION", "A number; 0 removes the alias.", type=number(int, least=0)),
+        examples=("models alias digits@production 3",),
     ),
     command(
         "models card",
@@ -477,13 +574,13 @@ COMMANDS: Final = (
     command(
         "models copy",
         "models:copy",
-        "Have other workers make the copies that disconnected workers keep, or that failed.",
+        "Replace the copies that failed or are on disconnected workers.",
         _VERSIONS,
     ),
     command(
         "models delete",
         "models:delete",
-        "Delete a version, or a model with all of its versions, and the copies on workers.",
+        "Delete a version, or a model with all of its versions.",
         _VERSIONS,
         _YES,
     ),
@@ -491,7 +588,7 @@ COMMANDS: Final = (
     command(
         "sweep begin",
         "sweeps:begin_sweep",
-        "Check a sweep and begin it; the coordinator carries it out, also across its restarts.",
+        "Check a sweep and begin it; the coordinator carries it out.",
         argument("path", "SWEEP.toml", "The sweep.", type=Path),
         option(
             "--ship",
@@ -505,7 +602,7 @@ COMMANDS: Final = (
     command(
         "sweep status",
         "sweeps:show_sweep",
-        "Show a sweep: its trials, the best one, and which settings matter.",
+        "Show a sweep: its trials, the best one, settings that matter.",
         _SWEEP,
     ),
     command("sweep list", "sweeps:list_sweeps", "List the sweeps, the newest first."),

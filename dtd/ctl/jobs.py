@@ -7,7 +7,8 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from dtd import figures
@@ -16,11 +17,14 @@ from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, items, parse_jo
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed
 from dtd.names import LAUNCHED
+from dtd.net.control_client import ControlClient
 from dtd.shown import counted, one_line
 from dtd.wire import messages as m
 
 BAR_EVERY_S: Final = 1.0
 LINE_EVERY_S: Final = 60.0
+LOOK_EVERY_S: Final = 1.0
+_ENDED: Final = {"failed": "failed", "cancelled": "was cancelled"}
 MOST_SETTINGS: Final = 4
 SETTING_CHARACTERS: Final = 24
 
@@ -51,7 +55,7 @@ def wait(settings: Settings, job: str, *, timeout_s: float = math.inf) -> int:
     if answer["state"] != "done":
         reason = answer["reason"] or "no reason was given"
         raise JobFailed(
-            f"job {job} is {answer['state']}: {reason}",
+            f"job {job} {_ENDED[answer['state']]}: {reason}",
             remedy=f"read what it printed with: dtdctl logs {job}",
         )
     return 0
@@ -217,11 +221,16 @@ def _say_state(answer: Answer) -> None:
 
 def list_jobs(settings: Settings, *, tag: str = "") -> None:
     """Print all jobs, or those with a tag, newest first, with their results."""
-    ask_and_show(settings, m.ListJobs(tag=tag), _print_jobs)
+    ask_and_show(
+        settings, m.ListJobs(tag=tag), lambda answer: _print_jobs(answer, wide=settings.is_wide)
+    )
 
 
-def _print_jobs(answer: Answer) -> None:
-    headings = ("JOB", "TASK", "STATE", "STEP", "SUBMITTED", "TOOK", "TAGS", "SETTINGS", "RESULT")
+def _print_jobs(answer: Answer, *, wide: bool) -> None:
+    headings = (
+        *("JOB", "TASK", "STATE", "STEP", "SUBMITTED", "DURATION", "TAGS", "SETTINGS"),
+        "RESULT",
+    )
     rows = [
         (
             job["id"],
@@ -229,14 +238,15 @@ def _print_jobs(answer: Answer) -> None:
             job["state"],
             figures.steps(job["step"], job["total_steps"]),
             figures.moment(job["submitted_s"]),
-            _took(job),
+            _duration(job),
             " ".join(job.get("tags", ())) or figures.NOTHING,
             settings_words(job.get("settings", {})),
             job["reason"] or result_words(job["result"]) or figures.NOTHING,
         )
         for job in answer["jobs"]
     ]
-    output.print_table(headings, rows)
+    only_wide = ("TASK", "SUBMITTED")
+    output.print_table(headings, rows, wide=wide, only_wide=only_wide, none="no jobs")
 
 
 def settings_words(settings: dict[str, Any]) -> str:
@@ -252,7 +262,7 @@ def _setting(value: Any) -> str:
     return figures.NOTHING if value is None else one_line(str(value), SETTING_CHARACTERS)
 
 
-def _took(job: dict[str, Any]) -> str:
+def _duration(job: dict[str, Any]) -> str:
     if not job["started_s"]:
         return figures.NOTHING
     return figures.duration((job["ended_s"] or time.time()) - job["started_s"])
@@ -263,14 +273,60 @@ def printed_lines(line: Mapping[str, Any]) -> list[str]:
     return [f"[{line['rank']} {line['worker']}] {part}" for part in line["text"].split("\n")]
 
 
-def logs(settings: Settings, job: str) -> None:
-    """Print what the job's own code printed, each line with its rank."""
+def logs(settings: Settings, job: str, *, follow: bool, tail: int | None, worker: str) -> None:
+    """Print what a job's own code printed, each line with its rank; or follow it to the job's end.
+
+    Args:
+        settings: of the command.
+        job: its id.
+        follow: go on with new lines until the job has ended.
+        tail: of the output so far only so many lines; None: all.
+        worker: only lines of this one; empty: of all.
+    """
+    after = 0
+    workers: set[str] = set()
+
+    def lines(client: ControlClient) -> Iterator[Mapping[str, Any]]:
+        nonlocal after
+        page = items(client.request, lambda at: m.ReadLogs(job=job, after=max(at, after)), "lines")
+        for line in page:
+            after = line["seq"]
+            workers.add(line["worker"])
+            if worker in ("", line["worker"]):
+                yield line
+
     with settings.connect() as client:
-        for line in items(client.request, lambda after: m.ReadLogs(job=job, after=after), "lines"):
-            if settings.as_json:
-                output.print_json(line)
-            else:
-                output.print_lines(printed_lines(line))
+        _print_lines(settings, lines(client) if tail is None else deque(lines(client), maxlen=tail))
+    if follow:
+        _until_end(settings, job, lambda client: _print_lines(settings, lines(client)))
+    if worker and worker not in workers:
+        from dtd.rules import did_you_mean  # seldom needed, and slow to load
+
+        output.say(f"{worker} printed nothing in {job}{did_you_mean(worker, workers)}")
+
+
+def _until_end(settings: Settings, job: str, look: Callable[[ControlClient], None]) -> None:
+    """Look every second until the job has ended, and once after it."""
+    patience = Patience()
+    ended: Answer | None = None
+    while ended is None:
+        try:
+            with settings.connect() as waiting, settings.connect() as client:
+                patience.answered()
+                waiting.ask(m.WaitJob(job=job))
+                while ended is None:
+                    ended = waiting.answer(timeout_s=LOOK_EVERY_S)
+                    look(client)
+        except CoordinatorUnreachable as error:
+            patience.pause_or_raise(error)
+
+
+def _print_lines(settings: Settings, lines: Iterable[Mapping[str, Any]]) -> None:
+    for line in lines:
+        if settings.as_json:
+            output.print_json(line)
+        else:
+            output.print_lines(printed_lines(line))
 
 
 def delete(settings: Settings, text: str, *, confirmed: bool) -> None:

@@ -1,8 +1,7 @@
 """`dtdctl`: the entry point.
 
 Takes the options that every command has, runs the command (`dtd.ctl.commands` has the table), and
-turns every failure into one sentence on stderr and an exit code.  Also help, and completion for
-bash.
+turns every failure into one sentence on stderr and an exit code.  Also help.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ from dtd.ctl.command_line import (
     HELP_FLAGS,
     PROGRAM,
     command_help,
-    flags_of,
+    example_lines,
     list_help,
     read_arguments,
 )
-from dtd.ctl.commands import COMMANDS, GROUPS
+from dtd.ctl.commands import COMMANDS, EXAMPLES, GROUPS, TOPICS
 from dtd.ctl.settings import Settings, make_settings, take_settings
 from dtd.errors import DtdError, UsageError
 from dtd.streams import fit_streams
 
-COMPLETION_VARIABLE: Final = "_DTDCTL_COMPLETE"
 EXIT_BROKEN_PIPE: Final = 1
 _BY_NAME: Final = {one.name: one for one in COMMANDS}
 
@@ -39,30 +37,29 @@ _OPTIONS: Final = (
         "HOST:PORT or unix:/PATH; default: DTD_COORDINATOR, then a coordinator of this host",
     ),
     ("--credential FILE", "default: DTD_CREDENTIAL, then ~/.config/dtd/ctl.credential"),
-    ("-o, --output table|json", "form of the output; default: table"),
+    ("-o, --format FORM", "table, wide (all columns) or json; default: table"),
     ("--version", "show the version"),
-    ("--show-completion", 'show the completion for bash: eval "$(dtdctl --show-completion)"'),
+    (
+        "--show-completion SHELL",
+        'bash or zsh; type: eval "$(dtdctl --show-completion bash)"',
+    ),
     ("-h, --help", "show this help, or that of the command before it"),
 )
 _EXIT_CODES: Final = (
     "Exit codes: 0 healthy or done, 1 the command failed, 2 usage or invalid job,\n"
     "3 no coordinator, 4 degraded (status) or job failed (wait)."
 )
-_COMPLETION: Final = """\
-_dtdctl() {
-    COMPREPLY=($(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \
-_DTDCTL_COMPLETE=complete_bash "$1"))
-}
-complete -o default -F _dtdctl dtdctl"""
 
 
 def main() -> NoReturn:
     """Run dtdctl and exit with its code."""
     signal.signal(signal.SIGINT, _interrupted)
     fit_streams()
-    if COMPLETION_VARIABLE in os.environ:
-        words = os.environ.get("COMP_WORDS", "").split()
-        output.print_lines(completions(words, int(os.environ.get("COMP_CWORD", "1"))))
+    if "_DTDCTL_COMPLETE" in os.environ:
+        from dtd.ctl.completion import VARIABLE, completions
+
+        seconds = {group: [*_names(group)] for group in GROUPS}
+        output.print_lines(completions(os.environ[VARIABLE], _BY_NAME, seconds))
         sys.exit(0)
     try:
         exit_code = run(sys.argv[1:])
@@ -83,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
     as_json = False
     try:
         values, rest = take_settings(arguments)
-        as_json = values.get("output") == "json"
+        as_json = values.get("form") == "json"
         settings = make_settings(values, rest[0] if rest else "")
         exit_code = _run_command(settings, rest)
         if any(client.renew for client in settings.clients):
@@ -104,6 +101,8 @@ def _run_command(settings: Settings, words: Sequence[str]) -> int:
         DtdError: the command failed.
     """
     words = list(words)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     if words[:1] == ["sweep"] and words[1:2] and words[1].endswith(".toml"):
         words.insert(1, "begin")
     before = words[: words.index("--")] if "--" in words else words
@@ -128,7 +127,10 @@ def _run_no_command(words: Sequence[str]) -> int:
         output.print_lines([f"dtd {__version__}"])
         return 0
     if words[:1] == ["--show-completion"]:
-        output.print_document(f"{_COMPLETION}\n")
+        from dtd.ctl.completion import SCRIPTS
+
+        shell = words[1] if words[1:] else os.environ.get("SHELL", "").rpartition("/")[2]
+        output.print_document(SCRIPTS.get(shell, SCRIPTS["bash"]))
         return 0
     group = words[0] if words and words[0] in GROUPS else ""
     rest = words[1:] if group else words
@@ -137,7 +139,7 @@ def _run_no_command(words: Sequence[str]) -> int:
         return 0 if rest else UsageError.exit_code
     from dtd.rules import did_you_mean  # seldom needed, and slow to load
 
-    known = [name.removeprefix(f"{group} ") for name in _names(group)]
+    known = list(_names(group) if group else (name for names in TOPICS.values() for name in names))
     program = f"{PROGRAM} {group}".rstrip()
     raise UsageError(
         f"{program} has no command {rest[0]!r}{did_you_mean(rest[0], known)}",
@@ -146,41 +148,27 @@ def _run_no_command(words: Sequence[str]) -> int:
 
 
 def _names(group: str) -> Iterator[str]:
-    """Names of a group's commands; without one those of single commands, and of all groups."""
+    """Second words of a group's commands."""
     for one in COMMANDS:
         first, _, second = one.name.partition(" ")
-        if first == group if second else not group:
-            yield one.name
-    yield from () if group else GROUPS
+        if second and first == group:
+            yield second
 
 
 def _help(group: str) -> str:
-    if group:
-        head = [f"usage: {PROGRAM} {group} COMMAND [-h] ...", "", GROUPS[group], "", "commands:"]
-    else:
-        head = [f"usage: {PROGRAM} COMMAND [-h] ...", "", "Query and control a dtd coordinator."]
-        head += ["", "commands:"]
     known = {**GROUPS, **{one.name: one.help.partition("\n")[0] for one in COMMANDS}}
-    lines = [*head, *list_help((name, known[name]) for name in _names(group))]
-    lines += ["", "options, which may stand anywhere on the line:", *list_help(_OPTIONS)]
-    return "\n".join([*lines, *(() if group else ("", _EXIT_CODES))]) + "\n"
-
-
-def completions(words: Sequence[str], position: int) -> list[str]:
-    """Return the words that may stand at a position, given those of the line so far."""
-    typed = words[position] if position < len(words) else ""
-    before = list(words[1:position])
-    command = next(
-        (_BY_NAME[name] for length in (2, 1) if (name := " ".join(before[:length])) in _BY_NAME),
-        None,
-    )
-    if command is not None:
-        known = flags_of(command)
-    elif before and before[0] in GROUPS:
-        known = [name.partition(" ")[2] for name in _names(before[0])]
+    width = max(map(len, known)) + 4
+    lines = [f"usage: {' '.join([PROGRAM, *filter(None, [group])])} COMMAND [-h] ..."]
+    if group:
+        rows = [(f"{group} {name}", known[f"{group} {name}"]) for name in _names(group)]
+        lines += ["", GROUPS[group], "", "commands:", *list_help(rows, width=width)]
     else:
-        known = list(_names(""))
-    return sorted(word for word in known if word.startswith(typed))
+        lines += ["", "Train on a cluster, and look after it."]
+        for topic, names in TOPICS.items():
+            lines += ["", f"{topic}:", *list_help(((n, known[n]) for n in names), width=15)]
+        lines += ["", *example_lines(EXAMPLES)]
+    lines += ["", "options, anywhere on the line:", *list_help(_OPTIONS)]
+    return "\n".join([*lines, *(() if group else ("", _EXIT_CODES))]) + "\n"
 
 
 if __name__ == "__main__":

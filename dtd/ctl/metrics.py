@@ -23,7 +23,7 @@ from dtd.ctl.answers import Answer, pages
 from dtd.ctl.settings import Settings
 from dtd.errors import UsageError
 from dtd.net.control_client import ControlClient
-from dtd.observe.report.document import document_of
+from dtd.observe.report.document import as_mapping, document_of
 from dtd.observe.report.facts import Facts, facts_of, records_of
 from dtd.observe.report.render import to_html, to_markdown
 from dtd.observe.report.words import never_trained
@@ -157,33 +157,37 @@ def _pyarrow() -> tuple[Any, Any]:
     return arrow, parquet
 
 
-def write_report(
-    settings: Settings, job: str, *, against: str, form: str, file: Path | None
-) -> None:
-    """Write the report of a job to a file: None is JOB.html or JOB.md here, `-` stdout."""
+def write_report(settings: Settings, job: str, *, against: str, file: Path | None) -> None:
+    """Write the report of a job in the form of the settings.
+
+    Args:
+        settings: of the command.
+        job: its id.
+        against: id of a job to compare it with; empty: none.
+        file: `-` is stdout; None: JOB.html or JOB.md here, and stdout for JSON.
+    """
     with settings.connect() as client:
         facts = _facts(client, job)
         other = _facts(client, against) if against else None
-    made = figures.moment(time.time())
-    document = document_of(facts, other, made=made)
-    text = to_html(document) if form == "html" else to_markdown(document)
-    place = file if file is not None else Path(f"{job}.{form}")
+    if settings.as_json:
+        text = output.json_text(as_mapping(facts, other)) + "\n"
+    else:
+        document = document_of(facts, other, made=figures.moment(time.time()))
+        text = {"html": to_html, "md": to_markdown}[settings.form](document)
+    place = file or Path("-" if settings.as_json else f"{job}.{settings.form}")
     if place == _STDOUT:
         output.print_document(text)
         return
-    _write(place, text)
-    output.print_lines([str(place)])
-    if not facts.has_trained:
-        output.say(never_trained(facts))
-
-
-def _write(place: Path, text: str) -> None:
     try:
         place.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"{place} cannot be written: {error.strerror}", remedy="name another file with -o"
+            f"{place} cannot be written: {error.strerror}",
+            remedy="name another file with --output FILE",
         ) from None
+    output.print_lines([str(place)])
+    if not facts.has_trained:
+        output.say(never_trained(facts))
 
 
 def _facts(client: ControlClient, job: str) -> Facts:

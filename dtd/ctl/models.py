@@ -118,7 +118,7 @@ def _print_list(answer: Answer) -> None:
         )
         for one in answer["models"]
     ]
-    output.print_table(headings, rows)
+    output.print_table(headings, rows, none="no registered models")
 
 
 def size_of(version: Version) -> int:

@@ -2,8 +2,9 @@
 
 All output passes through this file, and all foreign text is escaped before
 (`dtd.shown`): answers as they are read (`dtd.ctl.settings`), errors and JSON in this file.
-Tables are plain columns, so that a shell can cut them; colour appears only on a terminal and never
-with NO_COLOR.  No heavy import: `dtdctl status` must answer at once.
+Tables are plain columns, so that a shell can cut them; on a terminal long cells are folded to its
+width.  Colour appears only on a terminal and never with NO_COLOR.  No heavy import: `dtdctl status`
+must answer at once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final, TextIO
 
 from dtd.errors import DtdError, RequestRefused, UsageError
+from dtd.figures import NOTHING
 from dtd.shown import escaped, indented, json_safe, one_line
 from dtd.streams import is_unicode
 
@@ -33,6 +36,8 @@ STATE_STYLES: Final[Mapping[str, str]] = {
 }
 """The style of a job's or a worker's state, if it has one."""
 _GAP: Final = "  "
+_LEAST: Final = 12
+"""Characters to which a column may be folded."""
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
 
@@ -53,12 +58,31 @@ def paint(text: str, style: str | None, stream: TextIO | None = None) -> str:
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
 
 
-def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Aligned columns under headings; a column is as wide as its widest cell, none is cut."""
+def table_lines(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    wide: bool = True,
+    only_wide: Collection[str] = (),
+) -> list[str]:
+    """Aligned columns under headings; a terminal that is too narrow folds cells, and cuts none.
+
+    Args:
+        headings: of all columns.
+        rows: a cell for each column.
+        wide: show all columns; otherwise those that have nothing in any row are left out.
+        only_wide: columns that are shown only then.
+    """
     cells = [[_one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    lines = [_row(headings, widths, [BOLD] * len(widths))]
-    lines += [_row(row, widths, list(map(STATE_STYLES.get, row))) for row in cells]
+    columns = [list(column) for column in zip(headings, *cells, strict=True)]
+    if not wide:
+        kept = [one for one in columns if one[0] not in only_wide]
+        columns = [one for one in kept if set(one[1:]) != {NOTHING}] or kept
+    widths = _folded([max(map(len, column)) for column in columns])
+    first, *rest = zip(*columns, strict=True)
+    lines = _row(first, widths, [BOLD] * len(widths))
+    for row in rest:
+        lines += _row(row, widths, list(map(STATE_STYLES.get, row)))
     return lines
 
 
@@ -66,7 +90,36 @@ def _one_line(text: str) -> str:
     return " ".join(one_line(text).split())
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], styles: Sequence[str | None]) -> str:
+def _folded(widths: list[int]) -> list[int]:
+    """Narrow the widest columns until a row fits the terminal."""
+    try:
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):  # it is none, or a test's
+        return widths
+    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - columns
+    for _ in range(excess):
+        widest = max(widths)
+        if widest <= _LEAST:
+            break
+        widths[len(widths) - 1 - widths[::-1].index(widest)] -= 1
+    return widths
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], styles: Sequence[str | None]) -> list[str]:
+    """The lines of one row."""
+    parts = [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    return [_line(line, widths, styles) for line in zip_longest(*parts, fillvalue="")]
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    if len(cell) <= width:
+        return [cell]
+    import textwrap  # seldom needed
+
+    return textwrap.wrap(cell, width, break_on_hyphens=False)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], styles: Sequence[str | None]) -> str:
     last = len(cells) - 1
     padded = [
         paint(cell, style) + " " * (width - len(cell) if index < last else 0)
@@ -75,9 +128,20 @@ def _row(cells: Sequence[str], widths: Sequence[int], styles: Sequence[str | Non
     return _GAP.join(padded).rstrip()
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print aligned columns to stdout."""
-    print_lines(table_lines(headings, rows))
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    wide: bool = True,
+    only_wide: Collection[str] = (),
+    none: str = "",
+) -> None:
+    """Print aligned columns to stdout, as `table_lines`; without a row only say `none`."""
+    rows = list(rows)
+    if none and not rows:
+        say(none)
+    else:
+        print_lines(table_lines(headings, rows, wide=wide, only_wide=only_wide))
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -92,12 +156,11 @@ def print_document(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON value on one line of stdout."""
-    print(_json_text(value, sys.stdout), flush=True)
+    print(json_text(value, ascii_only=not is_unicode(sys.stdout)), flush=True)
 
 
-def _json_text(value: Any, stream: TextIO) -> str:
-    """JSON that the stream can take; other characters are escaped."""
-    ascii_only = not is_unicode(stream)
+def json_text(value: Any, *, ascii_only: bool = False) -> str:
+    """One JSON value on one line, without its end."""
     return json_safe(json.dumps(value, ensure_ascii=ascii_only, default=_json_bytes))
 
 
@@ -137,7 +200,7 @@ def say_error(error: DtdError, *, as_json: bool) -> None:
     """One sentence and what to do about it."""
     if as_json:
         told = {"error": error.message, "remedy": error.remedy}
-        _to_stderr(_json_text(told, sys.stderr))
+        _to_stderr(json_text(told, ascii_only=not is_unicode(sys.stderr)))
         return
     _to_stderr(f"{paint('error:', RED, sys.stderr)} {indented(error.message)}")
     if error.remedy:

@@ -1,8 +1,8 @@
 """Options of every dtdctl command: the coordinator's address and the output format.
 
-`--coordinator`, `--credential` and `-o` may stand before or after the command's name;
+`--coordinator`, `--credential` and `-o` may be before or after the command's name;
 `take_settings` collects them from wherever they are, but for the `--coordinator` of `install`,
-which names a part, and the `-o` of `report`, which names a file.
+which names a part.
 Precedence: flag, DTD_COORDINATOR and DTD_CREDENTIAL, default.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dtd.address import Endpoint, parse_endpoint
 from dtd.errors import ConfigError, CoordinatorUnreachable, UsageError
-from dtd.net.control_client import ControlClient
+from dtd.net.control_client import DEFAULT_TIMEOUT_S, ControlClient
 from dtd.places import operator_file
 from dtd.security.targets import Target, credential_places, find_credential, targets, targets_here
 from dtd.shown import escaped_value
@@ -29,18 +29,19 @@ if TYPE_CHECKING:  # loaded when there is one
 
 ADDRESS_VARIABLE: Final = "DTD_COORDINATOR"
 EXAMPLE_ADDRESS: Final = "10.0.0.1:7117"
-FORMS: Final = ("table", "json")
-FORMS_OF: Final = {"metrics": (*FORMS, "csv", "parquet")}
-"""Output formats of commands that have more of them."""
+FORMS: Final = ("table", "wide", "json")
+FORMS_OF: Final = {"metrics": (*FORMS, "csv", "parquet"), "report": ("html", "md", "json")}
+"""Output formats of commands that have others; the first is the default."""
 CREDENTIAL_VARIABLE: Final = "DTD_CREDENTIAL"
 CREDENTIAL_FILE: Final = "ctl.credential"
 SYSTEM_FILE: Final = Path("/etc/dtd") / CREDENTIAL_FILE
-_OPTIONS: Final = {
+OPTIONS: Final = {
     "--coordinator": "coordinator",
     "--credential": "credential",
-    "--output": "output",
-    "-o": "output",
+    "--format": "form",
+    "-o": "form",
 }
+"""Options of every command, each with a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +66,20 @@ class Settings:
         return self.form == "json"
 
     @property
+    def is_wide(self) -> bool:
+        """Whether tables have all of their columns."""
+        return self.form == "wide"
+
+    @property
     def address(self) -> Endpoint:
         """The coordinator's address that is tried first."""
         return self.targets()[0].address
 
-    def connect(self) -> ControlClient:
+    def connect(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ControlClient:
         """Open a connection to the first of the coordinator's addresses that answers.
+
+        Args:
+            timeout_s: bound on connecting to each, and on each answer.
 
         Raises:
             CoordinatorUnreachable: none does.
@@ -83,12 +92,14 @@ class Settings:
         tried = self.targets()
         for target in tried[:-1]:
             with contextlib.suppress(CoordinatorUnreachable):
-                return self._connected(target, clean)
-        return self._connected(tried[-1], clean)
+                return self._connected(target, clean, timeout_s)
+        return self._connected(tried[-1], clean, timeout_s)
 
-    def _connected(self, to: Target, clean: Callable[[Any], Any] | None) -> ControlClient:
+    def _connected(
+        self, to: Target, clean: Callable[[Any], Any] | None, timeout_s: float
+    ) -> ControlClient:
         client = ControlClient(
-            to.address, context=to.context, credential=to.credential, clean=clean
+            to.address, timeout_s, context=to.context, credential=to.credential, clean=clean
         )
         self.clients.append(client)
         return client
@@ -152,18 +163,17 @@ def take_settings(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             rest += [word, *words]
             break
         option, joined, value = word.partition("=")
-        if word.startswith("-o") and word not in _OPTIONS:
+        if word.startswith("-o") and word not in OPTIONS:
             option, joined, value = "-o", "=", word[2:].removeprefix("=")
         is_part = word == "--coordinator" and rest[:1] in (["install"], ["uninstall"])
-        is_file = _OPTIONS.get(option) == "output" and rest[:1] == ["report"]
-        if option not in _OPTIONS or is_part or is_file:
+        if option not in OPTIONS or is_part:
             rest.append(word)
             continue
         if not joined:
             value = next(words, "")
         if not value:
             raise UsageError(f"{option} needs a value", remedy=_example(option))
-        values[_OPTIONS[option]] = value
+        values[OPTIONS[option]] = value
     return values, rest
 
 
@@ -172,15 +182,21 @@ def make_settings(values: dict[str, str], command: str = "") -> Settings:
 
     Args:
         values: as `take_settings` returns them.
-        command: its name; some have more forms of output.
+        command: its name; some have other forms of output.
 
     Raises:
         UsageError: a value is not one of those allowed.
     """
-    form = values.get("output", FORMS[0])
-    if form not in FORMS_OF.get(command, FORMS):
-        where = f" of {command}" if any(form in forms for forms in FORMS_OF.values()) else ""
-        raise UsageError(f"-o: {form!r} is not an output format{where}", remedy=_example("-o"))
+    forms = FORMS_OF.get(command, FORMS)
+    form = values.get("form", forms[0])
+    if form not in forms:
+        from dtd.rules import did_you_mean  # seldom needed, and slow to load
+
+        where = f" of {command}" if any(form in others for others in FORMS_OF.values()) else ""
+        raise UsageError(
+            f"-o: {form!r} is not an output format{where}{did_you_mean(form, forms)}",
+            remedy=f"-o {'|'.join(forms)}",
+        )
     typed = values.get("coordinator")
     source = "--coordinator" if typed else ADDRESS_VARIABLE
     text = typed or os.environ.get(ADDRESS_VARIABLE) or ""
@@ -207,8 +223,6 @@ def read_endpoint(text: str, *, source: str) -> Endpoint:
 
 
 def _example(option: str) -> str:
-    if option == "--credential":
-        return f"write {option} FILE"
     if option == "--coordinator":
         return f"write {option} HOST:PORT, for example {option} {EXAMPLE_ADDRESS}"
-    return f"write {option} {' or '.join(FORMS)}"
+    return f"write {option} {'FILE' if option == '--credential' else ' or '.join(FORMS)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from dtd import figures
@@ -38,8 +38,9 @@ _FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE
 _MEMORY_HEADINGS: Final = ("WORKER", *(part.upper() for part in PARTS))
 _EVENT_HEADINGS: Final = (
     *("TIME", "KIND", "JOB", "WORKER", "GENERATION", "STEP"),
-    *("DETECTED", "RECOVERED", "REDONE", "LOST", "WHAT"),
+    *("DETECTED", "RECOVERED", "REDONE", "LOST", "EVENT"),
 )
+_ONLY_WIDE: Final = ("JOB", "GENERATION", "STEP", "DETECTED", "RECOVERED", "REDONE", "LOST")
 _COSTS: Final = ("detected after", "recovered after", "steps redone", "steps lost")
 
 
@@ -52,7 +53,8 @@ def show_status(settings: Settings, *, watch: bool, memory: bool) -> int:
         return 0
 
     def print_status(status: Status) -> None:
-        output.print_lines(status_lines(status) + (memory_lines(status) if memory else []))
+        lines = status_lines(status, wide=settings.is_wide)
+        output.print_lines(lines + (memory_lines(status) if memory else []))
 
     status = ask_and_show(settings, m.GetStatus(), print_status)
     return EXIT_DEGRADED if degraded_because(status) else 0
@@ -72,8 +74,8 @@ def degraded_because(status: Status) -> str:
     return "; ".join(one["message"] for one in status.get("troubles", ()))
 
 
-def status_lines(status: Status) -> list[str]:
-    """The whole status as text."""
+def status_lines(status: Status, *, wide: bool = False) -> list[str]:
+    """The whole status as text; `wide`: all columns."""
     coordinator = status["coordinator"]
     uptime = figures.duration(coordinator["uptime_s"])
     version = coordinator["version"]
@@ -87,7 +89,7 @@ def status_lines(status: Status) -> list[str]:
         lines += [f"{_INDENT}{why}"] if why else []
     lines.append("")
     workers = status["workers"]
-    lines += _worker_lines(workers) if workers else ["no worker is registered"]
+    lines += _worker_lines(workers, wide=wide) if workers else ["no worker is registered"]
     return [*lines, *_diagnostic_lines(status.get("troubles", ()))]
 
 
@@ -146,12 +148,13 @@ def _failed_at(traceback: str) -> str:
     return f"in {function}, {path}:{line}"
 
 
-def _worker_lines(workers: Sequence[Status]) -> list[str]:
+def _worker_lines(workers: Sequence[Status], *, wide: bool) -> list[str]:
     """A table; it names each worker's job if there are several."""
     several = len({worker.get("job", "") for worker in workers} - {""}) > 1
     headings = (
         *(("WORKER", "JOB") if several else ("WORKER",)),
-        *("STATE", "RANK", "STEP", "RATE", "HEARD", "STUCK AFTER", "DEVICE", "HOST", "PID", "NOTE"),
+        *("STATE", "RANK", "STEP", "RATE", "LAST SEEN", "STALL LIMIT", "DEVICE", "HOST", "PID"),
+        "NOTE",
     )
     rows = [
         (
@@ -166,11 +169,12 @@ def _worker_lines(workers: Sequence[Status]) -> list[str]:
             "server" if worker.get("role") == "server" else worker["device"],
             worker["host"],
             str(worker["pid"]),
-            "; ".join(note for note in (worker["reason"], _stalled(worker)) if note),
+            "; ".join(note for note in (worker["reason"], _stalled(worker)) if note)
+            or figures.NOTHING,
         )
         for worker in workers
     ]
-    return output.table_lines(headings, rows)
+    return output.table_lines(headings, rows, wide=wide, only_wide=("STALL LIMIT", "PID"))
 
 
 def _stalled(worker: Status) -> str:
@@ -204,21 +208,54 @@ def _size(parts: Status, part: str, which: str) -> str:
     return figures.NOTHING if count is None else figures.size(count)
 
 
-def show_events(settings: Settings, *, follow: bool) -> None:
-    """Print all incidents that the coordinator remembers, oldest first; or follow them."""
+def show_events(
+    settings: Settings, *, follow: bool, job: str, kinds: Sequence[str], since_s: float
+) -> None:
+    """Print the incidents that the coordinator remembers, oldest first; or follow them.
+
+    Args:
+        settings: of the command.
+        follow: print further ones as they come.
+        job: only its events; empty: all.
+        kinds: only events of these; empty: of all.
+        since_s: only from this Unix time on.
+    """
+
+    def wanted(event: Event) -> bool:
+        right = job in ("", event["job"]) and (not kinds or event["kind"] in kinds)
+        return right and event["time_s"] >= since_s
+
     if follow:
-        _follow_events(settings)
+        _follow_events(settings, wanted)
     with settings.connect() as client:
-        seen = list(items(client.request, lambda after: m.ReadEvents(after=after), "events"))
+        if job:
+            client.request(m.ShowJob(job=job))  # says so if there is none
+        # From cursor 0 there would be the newest page alone.
+        first = 1 if job or kinds or since_s else 0
+        known = items(client.request, lambda after: m.ReadEvents(after=after or first), "events")
+        seen = [event for event in known if wanted(event)]
     if settings.as_json:
         for event in seen:
             output.print_json(event)
-    else:
-        rows = [(*_what(event), *_costs(event), event["message"]) for event in seen]
-        output.print_table(_EVENT_HEADINGS, rows)
+        return
+    rows = [(*_what(event), *_costs(event), _event(settings, event)) for event in seen]
+    output.print_table(
+        _EVENT_HEADINGS, rows, wide=settings.is_wide, only_wide=_ONLY_WIDE, none="no events"
+    )
 
 
-def _follow_events(settings: Settings) -> NoReturn:
+def _event(settings: Settings, event: Event) -> str:
+    """What happened; with the costs, unless they have columns of their own."""
+    message = str(event["message"])
+    return message if settings.is_wide else "; ".join([message, *_known_costs(event)])
+
+
+def _known_costs(event: Event) -> list[str]:
+    costs = zip(_COSTS, _costs(event), strict=True)
+    return [f"{label} {cost}" for label, cost in costs if cost != figures.NOTHING]
+
+
+def _follow_events(settings: Settings, wanted: Callable[[Event], bool]) -> NoReturn:
     """Print incidents as they happen; a coordinator that restarts meanwhile is waited for."""
     after = 0
     patience = Patience()
@@ -230,25 +267,19 @@ def _follow_events(settings: Settings) -> NoReturn:
                     client.ask(m.ReadEvents(after=after, follow=True))
                     answer = client.answer()
                     assert answer is not None
-                    _print_followed(answer["events"], as_json=settings.as_json)
+                    for event in filter(wanted, answer["events"]):
+                        if settings.as_json:
+                            output.print_json(event)
+                        else:
+                            output.print_lines([_line(event)])
                     after = answer["next"]
         except CoordinatorUnreachable as error:
             patience.pause_or_raise(error)
 
 
-def _print_followed(events: Sequence[Event], *, as_json: bool) -> None:
-    for event in events:
-        if as_json:
-            output.print_json(event)
-        else:
-            output.print_lines([_line(event)])
-
-
 def _line(event: Event) -> str:
-    costs = zip(_COSTS, _costs(event), strict=True)
-    known = [f"{label} {cost}" for label, cost in costs if cost != figures.NOTHING]
     cells = [cell for cell in _what(event) if cell != figures.NOTHING]
-    return "  ".join([*cells, event["message"], *known])
+    return "  ".join([*cells, event["message"], *_known_costs(event)])
 
 
 def _what(event: Event) -> tuple[str, ...]:

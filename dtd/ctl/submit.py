@@ -124,11 +124,17 @@ def submit(
 
 
 def _submitted(settings: Settings, answer: Answer, *, wait_for_end: bool) -> int:
+    _say_page(answer)
     if wait_for_end:
-        output.say(f"job {answer['job']} is submitted")
+        output.say(f"job {answer['job']} submitted")
         return wait(settings, answer["job"])
     show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
     return 0
+
+
+def _say_page(answer: Answer) -> None:
+    if answer.get("page"):
+        output.say(f"web page: {answer['page']} (to log in: dtdctl web)")
 
 
 def run_script(
@@ -302,6 +308,7 @@ def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> An
     answer = ask(settings, request)
     output.say(f"job {answer['job']} continues where {known['id']} ended")
     _say_origin(origin, answer)
+    _say_page(answer)
     return answer
 
 

@@ -77,7 +77,7 @@ def list_sweeps(settings: Settings) -> None:
             )
             for one in answer["sweeps"]
         ]
-        output.print_lines(output.table_lines(headings, rows) if rows else ["none"])
+        output.print_table(headings, rows, none="no sweeps")
 
     ask_and_show(settings, m.ListSweeps(), say)
 

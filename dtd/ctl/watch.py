@@ -335,7 +335,7 @@ def _workers(scene: Scene, width: int, *, most: int) -> list[Text]:
     times = {one["name"]: one for one in scene.figures.get("workers", ())}
     longest_s = max((one["step_s"] for one in times.values()), default=0.0)
     heading = (
-        f"{'WORKER':<{names}} {'STATE':<8} {'STEP TIME':<{bar}} {'':>7} {'MEMORY':>9} {'HEARD':>5}"
+        f"{'WORKER':<{names}} {'STATE':<8} {'STEP TIME':<{bar}} {'':>7} {'MEMORY':>9} {'SEEN':>5}"
     )
     lines = [_heading(heading)]
     lines += [_worker(one, times.get(one["name"]), names, bar, longest_s) for one in workers[:most]]
@@ -363,8 +363,8 @@ def _worker(worker: Values, times: Values | None, names: int, bar: int, longest_
         pieces.append(" " * (bar - sum(lengths)))
         step = figures.span(times["step_s"])
     memory = figures.size(worker.get("memory_bytes", 0))
-    heard = figures.duration(worker["last_heartbeat_s"])
-    pieces.append(f" {step:>7} {memory:>9} {heard:>5}")
+    seen = figures.duration(worker["last_heartbeat_s"])
+    pieces.append(f" {step:>7} {memory:>9} {seen:>5}")
     return _line(*pieces)
 
 

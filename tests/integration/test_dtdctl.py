@@ -80,7 +80,7 @@ def test_a_job_that_waits_from_submission_to_its_end(dtdctl, tmp_path):
     assert dtdctl("cancel", "waits-1")[0] == 0
     exit_code, _out, err = dtdctl("wait", "waits-1")
     assert exit_code == 4
-    assert "job waits-1 is cancelled" in err
+    assert "job waits-1 was cancelled" in err
     kinds = [json.loads(line)["kind"] for line in dtdctl("events", "-o", "json")[1].splitlines()]
     assert {"job_started", "job_cancelled"} <= set(kinds)
     assert dtdctl("logs", "waits-1") == (0, "", "")

@@ -57,7 +57,7 @@ def test_what_three_workers_have_in_parts(daemons, dtdctl, tmp_path) -> None:
     done = finished(dtdctl, "submit", str(file))
     daemons.await_idle()
 
-    exit_code, out, err = dtdctl("checkpoints", done)
+    exit_code, out, err = dtdctl("checkpoints", done, "-o", "wide")
     assert exit_code == 0, err
     newest = out.splitlines()[1].split()
     assert newest[:3] == [done, "1", str(STEPS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -55,6 +56,12 @@ def document_of(facts: Facts, against: Facts | None, *, made: str) -> Document:
         subtitle=f"Report of a training job{other} · {made} · dtd {__version__}",
         sections=[one for one in sections if one.blocks],
     )
+
+
+def as_mapping(facts: Facts, against: Facts | None) -> dict[str, Any]:
+    """The report for programs: all facts under their names, and the sentences about them."""
+    found = {"summary": words.interpretation(facts, against), **dataclasses.asdict(facts)}
+    return found if against is None else {**found, "against": dataclasses.asdict(against)}
 
 
 def _summary(facts: Facts, against: Facts | None) -> Section:

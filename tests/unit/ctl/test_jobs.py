@@ -19,7 +19,7 @@ def test_wait_exits_4_when_the_job_failed(dtdctl, server, result):
     server.script = lambda _message: result(FAILED)
     exit_code, out, err = dtdctl("wait", "digits-1")
     assert (exit_code, out) == (4, "")
-    assert "job digits-1 is failed: ValueError: no" in err
+    assert "job digits-1 failed: ValueError: no" in err
     assert "dtdctl logs digits-1" in err
     exit_code, out, _err = dtdctl("wait", "digits-1", "-o", "json")
     assert (exit_code, json.loads(out)) == (4, FAILED)
@@ -84,13 +84,60 @@ def test_jobs(dtdctl, server, result):
     failed = {**job, "state": "failed", "reason": "boom", "tags": ["x", "y"]}
     failed["settings"] = {"a": 1, "b": 2, "c": 3, "d": None, "e": 5}
     server.script = lambda _message: result({"jobs": [job, queued, failed]})
-    lines = dtdctl("jobs", "--tag", "x")[1].splitlines()
+    lines = dtdctl("jobs", "--tag", "x", "-o", "wide")[1].splitlines()
     assert server.received == [m.ListJobs(tag="x")]
-    headings = "JOB TASK STATE STEP SUBMITTED TOOK TAGS SETTINGS RESULT"
+    headings = "JOB TASK STATE STEP SUBMITTED DURATION TAGS SETTINGS RESULT"
     assert lines[0].split() == headings.split()
+    narrow = dtdctl("jobs")[1].splitlines()
+    assert narrow[0].split() == ["JOB", "STATE", "STEP", "DURATION", "TAGS", "SETTINGS", "RESULT"]
     assert "46/46 (100%)" in lines[1]
-    assert "7.5s  -     optimizer.lr=0.1 " in lines[1]
+    assert "7.5s      -     optimizer.lr=0.1 " in lines[1]
     assert "  steps 46, train loss 0.5, accuracy 0.9125" in lines[1]
     assert lines[2].split()[-3:] == ["-", "-", "-"]
     assert " x y   a=1 b=2 c=3 d=- and 1 more  boom" in lines[3]
     assert json.loads(dtdctl("jobs", "-o", "json")[1])["jobs"] == [job, queued, failed]
+
+
+# --- logs --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def printed(server, result):
+    """Serves three lines of two workers, and a fourth when the job has ended."""
+    lines = [
+        {"seq": seq, "rank": seq % 2, "worker": f"w-{seq % 2}", "text": f"line {seq}"}
+        for seq in range(1, 5)
+    ]
+    seen = lines[:3]
+
+    def answer(message):
+        if isinstance(message, m.WaitJob):
+            seen.append(lines[3])
+            return result({"job": "j", "state": "done", "result": {}})
+        rest = [line for line in seen if line["seq"] > message.after]
+        return result({"lines": rest, "next": rest[-1]["seq"] if rest else message.after})
+
+    server.script = answer
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ("", [1, 2, 3]),
+        ("--tail 2", [2, 3]),
+        ("--worker w-1", [1, 3]),
+        ("--worker w-1 --tail 1", [3]),
+        ("-f", [1, 2, 3, 4]),
+        ("-f --tail 0", [4]),
+        ("-f --worker w-0", [2, 4]),
+    ],
+)
+def test_logs(dtdctl, printed, options, numbers):
+    exit_code, out, err = dtdctl("logs", "j", *options.split())
+    expected = [f"[{number % 2} w-{number % 2}] line {number}" for number in numbers]
+    assert (exit_code, out.splitlines(), err) == (0, expected, "")
+
+
+def test_logs_of_a_worker_that_printed_nothing(dtdctl, printed):
+    message = 'w1 printed nothing in j; did you mean "w-1"?\n'
+    assert dtdctl("logs", "j", "--worker", "w1")[2] == message

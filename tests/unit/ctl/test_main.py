@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import sys
 import pytest
 
 from dtd import __version__
-from dtd.ctl.commands import COMMANDS
+from dtd.ctl.command_line import read_arguments
+from dtd.ctl.commands import COMMANDS, EXAMPLES, TOPICS
 from dtd.ctl.main import run
+from dtd.ctl.settings import take_settings
 from dtd.wire import messages as m
 
 DTDCTL = (sys.executable, "-m", "dtd.ctl.main")
@@ -67,7 +70,12 @@ def test_status_loads_nothing_heavy(server, result, status):
         ("wait", 2, "dtdctl wait: "),
         ("kill-worker w --signal HUP", 2, "invalid choice: 'HUP'"),
         ("wait a --timeout -1", 2, "must be at least 0, not -1"),
-        ("status -o csv", 2, "'csv' is not an output format of status"),
+        ("status -o csv", 2, "'csv' is not an output format"),
+        ("status -o jsno", 2, 'did you mean "json"?'),
+        ("logs a --tial 3", 2, "unexpected argument '--tial'; did you mean \"--tail\"?"),
+        ("logs a b", 2, "unexpected argument 'b'"),
+        ("events --kind recoverd", 2, 'did you mean "recovered"?'),
+        ("events --since soon", 2, "'soon' is not a time: write"),
         ("--coordinator nonsense status", 2, "--coordinator must be HOST:PORT"),
     ],
 )
@@ -87,9 +95,10 @@ def test_a_line_that_fails(free_socket, monkeypatch, capsys, line, exit_code, to
     [
         ("--version", 0, f"dtd {__version__}\n"),
         ("", 2, "  fetch "),
+        ("help logs", 0, "  dtdctl logs -f digits-1\n"),
         ("models", 2, "  models register "),
         ("kill-worker --help", 0, "--signal"),
-        ("checkpoints --help", 0, "THERE: whether connected workers have all of it"),
+        ("checkpoints --help", 0, "AVAILABLE: whether connected workers"),
     ],
 )
 def test_help(line, exit_code, told):
@@ -98,13 +107,28 @@ def test_help(line, exit_code, told):
     assert told in out
 
 
+def test_the_help_lists_every_command_once():
+    listed = [name for names in TOPICS.values() for name in names]
+    assert sorted(listed) == sorted({one.name.partition(" ")[0] for one in COMMANDS})
+
+
+@pytest.mark.parametrize(
+    "line", [*EXAMPLES, *(line for command in COMMANDS for line in command.examples)]
+)
+def test_every_example_is_a_line_that_dtdctl_reads(line):
+    _values, words = take_settings(shlex.split(line.partition(" >")[0]))
+    commands = {command.name: command for command in COMMANDS}
+    name = next(name for n in (2, 1) if (name := " ".join(words[:n])) in commands)
+    read_arguments(commands[name], words[len(name.split()) :])
+
+
 def test_every_command_has_a_function_for_its_arguments():
     for command in COMMANDS:
         module, _, name = command.function.partition(":")
         function = getattr(importlib.import_module(f"dtd.ctl.{module}"), name)
         _settings, *parameters = inspect.signature(function).parameters
         read = {
-            one.options.get("dest", one.names[0].lstrip("-").replace("-", "_"))
+            one.options.get("dest", max(one.names, key=len).lstrip("-").replace("-", "_"))
             for one in command.arguments
         }
         assert read == set(parameters), command.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -149,12 +150,24 @@ def test_a_report_beside_the_caller(dtdctl, jobs):
     assert (code, err) == (0, "idle-3 never trained a step; it is failed.\n")
 
 
+def test_a_report_for_programs(dtdctl, jobs, check_output):
+    words = ("report", "digits-1", "--against", "idle-3", "-o", "json")
+    code, out, err = dtdctl(*words)
+    assert (code, err) == (0, "")
+    check_output(["report"], out)
+    made = json.loads(out)
+    assert [one["rows_per_s"] for one in made["worlds"]] == pytest.approx([300, 360])
+    assert made["against"]["job"]["id"] == "idle-3"
+    assert dtdctl(*words, "--output", "r.json")[1] == "r.json\n"
+    assert json.loads(Path("r.json").read_text()) == made
+
+
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
         ("digts-1", 1, "job 'digts-1' does not exist"),
         ("digits-1 --against digts-1", 1, "job 'digts-1' does not exist"),
-        ("digits-1 -o no/where.html", 2, "no/where.html cannot be written: No such file"),
+        ("digits-1 --output no/where.html", 2, "no/where.html cannot be written: No such file"),
     ],
 )
 def test_a_report_that_cannot_be_made(dtdctl, jobs, words, code, why):

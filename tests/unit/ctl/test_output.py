@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,28 @@ def test_json_is_one_line_and_bytes_are_hex(capsys):
         output.print_json(object())
 
 
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (100, ["NAME  EMPTY  WHY", "a     -      its worker is gone, and nobody waits for it"]),
+        (
+            38,
+            [
+                "NAME  EMPTY  WHY",
+                "a     -      its worker is gone, and",
+                "             nobody waits for it",
+            ],
+        ),
+    ],
+)
+def test_a_table_is_folded_to_the_terminal(monkeypatch, columns, lines):
+    monkeypatch.setattr(os, "get_terminal_size", lambda _fd: os.terminal_size((columns, 24)))
+    row = ("a", "-", "its worker is gone, and nobody waits for it")
+    assert output.table_lines(("NAME", "EMPTY", "WHY"), [row]) == lines
+    narrow = output.table_lines(("NAME", "EMPTY", "WHY"), [row], wide=False, only_wide=("NAME",))
+    assert narrow[0] == "WHY"
+
+
 def test_an_error_is_a_sentence_and_a_remedy(capsys):
     output.say_error(DtdError("it broke", remedy="mend it"), as_json=False)
     output.say_error(DtdError("it broke"), as_json=False)
@@ -44,9 +67,6 @@ def test_an_error_is_a_sentence_and_a_remedy(capsys):
 
 def test_every_command_has_its_schema():
     schema = json.loads((Path(__file__).parents[3] / "docs/output.schema.json").read_text("utf-8"))
-    printing = {command.name for command in COMMANDS} - {
-        "join",
-        "report",
-    }  # a report is a file, in forms of its own
+    printing = {command.name for command in COMMANDS} - {"join"}
     assert printing <= set(schema["$defs"])
     Draft202012Validator.check_schema(schema)

@@ -11,12 +11,13 @@ from dtd.errors import UsageError
     ("line", "values", "rest"),
     [
         ("status", {}, ["status"]),
-        ("-o json status", {"output": "json"}, ["status"]),
-        ("status -o json", {"output": "json"}, ["status"]),
-        ("status -ojson", {"output": "json"}, ["status"]),
-        ("status -o=json", {"output": "json"}, ["status"]),
-        ("status --output=json", {"output": "json"}, ["status"]),
-        ("status --output table --output json", {"output": "json"}, ["status"]),
+        ("-o json status", {"form": "json"}, ["status"]),
+        ("status -o json", {"form": "json"}, ["status"]),
+        ("status -ojson", {"form": "json"}, ["status"]),
+        ("status -o=json", {"form": "json"}, ["status"]),
+        ("status --format=json", {"form": "json"}, ["status"]),
+        ("status --format table --format json", {"form": "json"}, ["status"]),
+        ("report j -o md --output f", {"form": "md"}, ["report", "j", "--output", "f"]),
         (
             "--coordinator h:1 wait j --timeout 3",
             {"coordinator": "h:1"},
@@ -41,12 +42,12 @@ def test_precedence_flag_environment_default(monkeypatch):
     with pytest.raises(UsageError, match=r"no credential for \[::1\]:9"):
         make_settings({"coordinator": "[::1]:9"}).targets()
     assert not make_settings({}).as_json
-    assert make_settings({"output": "json"}).as_json
+    assert make_settings({"form": "json"}).as_json
 
 
 def test_wrong_values_name_where_they_came_from(monkeypatch):
     with pytest.raises(UsageError, match="-o: 'xml' is not an output format"):
-        make_settings({"output": "xml"})
+        make_settings({"form": "xml"})
     with pytest.raises(UsageError, match=r"^--coordinator must be HOST:PORT"):
         make_settings({"coordinator": "nonsense"})
     monkeypatch.setenv("DTD_COORDINATOR", "h:99999")

@@ -151,9 +151,32 @@ def test_events_are_followed_over_a_restart(dtdctl, events, server, monkeypatch,
     assert server.received[:3] == [m.ReadEvents(after=seq, follow=True) for seq in (0, 1, 2)]
 
 
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ("", ["event 1", "event 2; detected after 31 ms; recovered after 1.25 s; steps redone 1"]),
+        ("--kind recovered,job_done", ["event 2"]),
+        ("--kind recovered -o wide", ["31 ms     1.25 s     1       0     event 2"]),
+        ("--since 2023-11-15", []),
+    ],
+)
+def test_events_are_filtered(dtdctl, events, options, seen):
+    exit_code, out, err = dtdctl("events", *options.split())
+    lines = out.splitlines()[1:]
+    assert (exit_code, len(lines), err) == (0, len(seen), "" if seen else "no events\n")
+    assert all(one in line for one, line in zip(seen, lines, strict=True))
+
+
+def test_events_of_one_job_are_read_from_the_first(dtdctl, events, server, result):
+    answer = server.script
+    server.script = lambda one: result({}) if isinstance(one, m.ShowJob) else answer(one)
+    assert dtdctl("events", "--job", "b-1")[1:] == ("", "no events\n")
+    assert server.received[:2] == [m.ShowJob(job="b-1"), m.ReadEvents(after=1)]
+
+
 def test_the_present_limit_of_each_workers_thread_is_shown(dtdctl, server, result, status):
     status["workers"][0]["patience_s"] = 7.5
     server.script = lambda _message: result(status)
-    headings, first = dtdctl("status")[1].partition("WORKER ")[2].splitlines()[:2]
-    assert "STUCK AFTER" in headings
+    headings, first = dtdctl("status", "-o", "wide")[1].partition("WORKER ")[2].splitlines()[:2]
+    assert "STALL LIMIT" in headings
     assert "7.5s" in first

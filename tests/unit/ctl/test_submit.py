@@ -56,6 +56,13 @@ def test_validate_needs_no_coordinator(dtdctl, job_file, server):
     assert server.received == []
 
 
+def test_the_link_to_the_job_on_the_web_page_is_not_data(dtdctl, known):
+    known(taken={**TAKEN, "page": "http://h:7118/#/job/digits-2"})
+    out, err = dtdctl("submit", "--like", "digits-1")[1:]
+    assert "web page: http://h:7118/#/job/digits-2 (to log in: dtdctl web)\n" in err
+    assert "http" not in out
+
+
 # --- origins -----------------------------------------------------------------------------------
 
 

@@ -106,6 +106,8 @@ INCIDENTS: Final = {
     " as after a restart.",
     "worker_registered": "A worker has registered.",
     "worker_crashed": "A worker's new process reports how the previous one ended.",
+    "instructions_lowered": "A job computes its updates with fewer processor instructions than some"
+    " of its workers have, because another one has no more.",
     "worker_refused": "A worker cannot take part in the job; the reason says what differs.",
     "worker_lost": "A worker disappeared without having been released, or was evicted as dead.",
     "worker_set_aside": "The job's code failed on one worker only, or since it joined, or it joined"

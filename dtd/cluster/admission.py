@@ -6,7 +6,7 @@ Part of the membership machine; changes the cluster's state, adds effects.  `dtd
 
 from __future__ import annotations
 
-from dtd.cluster import checkpoints, digests, ending, figures, registration, roster
+from dtd.cluster import checkpoints, digests, ending, figures, instructions, registration, roster
 from dtd.cluster.events import Disconnect
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
@@ -130,8 +130,13 @@ def prepare(cluster: ClusterState, worker: Worker, job: Job) -> None:
     if worker.serves and not job.terms.has_servers:
         worker.reason = 'a parameter server: it waits for a job with [strategy] owners = "servers"'
         return
-    if worker.serves:
-        worker.reason = ""
+    why = instructions.why_not(job, worker)
+    if why or not worker.leaving:
+        worker.reason = why
+    if why:
+        return
+    for other in instructions.settle(cluster, job):
+        release(cluster, other, "restarted", "all workers begin with the same instructions")
     cluster.move_worker(worker, WorkerEvent.PREPARED)
     cluster.send(worker.name, what_to_prepare(job))
 
@@ -149,6 +154,7 @@ def what_to_prepare(job: Job) -> m.Prepare:
         strict=job.strict,
         identity=job.identity,
         from_identity=job.from_identity,
+        instructions=job.instructions,
     )
 
 

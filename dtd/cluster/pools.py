@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dtd.cluster import admission, jobs, machine, waiting
+from dtd.cluster import admission, instructions, jobs, machine, waiting
 from dtd.cluster.events import (
     CancelRequested,
     DeleteRequested,
@@ -400,7 +400,11 @@ def next_for(pool: ClusterState, home: ClusterState, now: float) -> Worker | Non
     if job.terms.has_servers and job.state in GOES_ON:
         offered += idle(home, serves=True)
     known = {*job.roster, *job.checkpoint_holders}
-    free = [one for one in offered if _set_aside_until(pool, one, now) is None]
+    free = [
+        one
+        for one in offered
+        if _set_aside_until(pool, one, now) is None and not instructions.why_not(job, one)
+    ]
     return min(free, key=lambda one: one.name not in known, default=None)
 
 

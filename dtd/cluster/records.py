@@ -211,6 +211,8 @@ class Job:
         environment: software and hardware, as most workers report them.
         from_newest: step of the newest checkpoint of `from_job` at submission, if none was named.
         identity, from_identity: identities of this job and of `from_job`, see `dtd.job.terms`.
+        instructions: those with which all its workers compute updates, see
+            `dtd.cluster.instructions`; empty: each its own.
     """
 
     id: str
@@ -255,6 +257,7 @@ class Job:
     task_digest: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     from_newest: int = 0
+    instructions: str = ""
     divergences: tuple[Any, ...] = ()
     agreed: tuple[Any, ...] = ()
     parts: tuple[Any, ...] = ()

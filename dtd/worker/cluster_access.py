@@ -32,6 +32,7 @@ from dtd.security.targets import Target, credential_places, find_credential, tar
 from dtd.shown import one_line
 from dtd.wire import messages as m
 from dtd.wire.fields import NAME_CHARACTERS
+from dtd.worker.host_checks import best_instructions
 
 if TYPE_CHECKING:  # takes long to load, and a credential is seldom renewed
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -77,6 +78,7 @@ def registration(
         last_end=one_line(last_end, NAME_CHARACTERS),
         instance=instance,
         serves=config.role == "server",
+        instructions=best_instructions(config.device, os.environ),
     )
 
 

@@ -45,6 +45,7 @@ from dtd.wire.session import State
 from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
 from dtd.worker.cluster_access import CredentialRenewal, coordinator_targets, registration
 from dtd.worker.control import ControlConnection, Requests
+from dtd.worker.host_checks import ATEN_CPU_CAPABILITY
 from dtd.worker.job_thread import Facilities, OwnScript
 from dtd.worker.measure import PREFIX as PROFILES
 from dtd.worker.measure import PROFILE, PeerDiagnostics, Profiles, measure, probe
@@ -383,6 +384,8 @@ class Worker:
             self._feed(m.Failed(job=prepare.job, reason=cut(str(error)), traceback=""))
 
     def _begin_training(self, prepare: m.Prepare, spec: JobSpec) -> None:
+        if prepare.instructions:
+            os.environ[ATEN_CPU_CAPABILITY] = prepare.instructions
         if self._script is None:
             sys.argv = [spec.job.task]  # a script's arguments are its own, not the worker's
             self._output = OutputPipe()

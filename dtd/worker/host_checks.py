@@ -11,7 +11,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,6 +20,8 @@ from dtd.errors import ConfigError
 
 DRIVER_ANSWERS_WITHIN_S: Final = 60.0
 CPU: Final = "cpu"
+ATEN_CPU_CAPABILITY: Final = "ATEN_CPU_CAPABILITY"
+"""torch reads it once, when it first chooses a kernel."""
 _NO_DEVICE: Final = 100
 """CUDA_ERROR_NO_DEVICE; CUDA_VISIBLE_DEVICES counts."""
 
@@ -100,6 +102,32 @@ def _is_for_other_gpus() -> bool:
     except OSError:
         return False
     return re.search(r"^hip\b.*=\s*['\"]", text, re.MULTILINE) is not None
+
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_NEEDED: Final = {
+    "avx512": {"avx512vl", "avx512bw", "avx512dq", "fma"},
+    "avx2": {"avx2", "fma"},
+    "default": {"sse2"},
+}
+"""Flags of x86 processors for which torch chooses each of its sets of kernels, the best first."""
+
+
+def best_instructions(device: str, environ: Mapping[str, str]) -> str:
+    """The level of this host's processor, as ATEN_CPU_CAPABILITY names it.
+
+    Returns:
+        What that variable says, if it is set; empty for a GPU, and for processors of other kinds.
+    """
+    if device != CPU:
+        return ""
+    try:
+        found = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    flags = set(found[1].split()) if found else set()
+    best = next((level for level, needed in _NEEDED.items() if needed <= flags), "")
+    return environ.get(ATEN_CPU_CAPABILITY) or best
 
 
 READ_ONLY: Final = ("/", "/etc", "/home", "/mnt", "/opt", "/root", "/run", "/srv", "/usr", "/var")

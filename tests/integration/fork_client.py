@@ -40,7 +40,17 @@ _HEAVY: Final = (
 )
 
 _UNDERSTOOD: Final = {"capture_output", "text", "check", "stdin", "timeout", "env", "cwd"}
-_READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_")
+_READ_AT_START: Final = (
+    "PYTHON",
+    "LC_",
+    "LANG",
+    "LD_",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "MALLOC_",
+    "ATEN_",
+)
 
 
 class ForkedProcess:

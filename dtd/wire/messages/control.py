@@ -118,7 +118,8 @@ class Register(Message):
     directory. `last_end` says how the previous process ended; empty if it ended normally.
     `serves`: it is a parameter server, which trains no rows.  `clock_s` is the worker's monotonic
     clock, by which the tickets for its data port expire.  `joined` is the only job that a process
-    which was started by hand takes part in; empty for a worker that takes any.
+    which was started by hand takes part in; empty for a worker that takes any.  `instructions`: the
+    best that its processor has, as ATEN_CPU_CAPABILITY names them; empty on GPUs and other kinds.
     """
 
     name: MemberName
@@ -142,6 +143,7 @@ class Register(Message):
     serves: Flag = False
     clock_s: Seconds = 0.0
     joined: Name = ""
+    instructions: Name = ""
 
 
 @message
@@ -214,6 +216,7 @@ class Prepare(Message):
 
     `package` names the task's code that was shipped with the job; empty: the installed code.
     `identity` is the job's permanent identity across stores and directories (`dtd.job.terms`).
+    `instructions`: those with which all compute updates; empty: each its own.
     """
 
     job: Name
@@ -226,6 +229,7 @@ class Prepare(Message):
     from_identity: Name = ""
     weights: Name = ""
     strict: Flag = True
+    instructions: Name = ""
 
 
 @message

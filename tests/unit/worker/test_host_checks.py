@@ -12,7 +12,13 @@ import pytest
 
 from dtd.errors import ConfigError
 from dtd.worker import host_checks
-from dtd.worker.host_checks import Driver, check_device, check_sandbox, refuse_if_laxer
+from dtd.worker.host_checks import (
+    Driver,
+    best_instructions,
+    check_device,
+    check_sandbox,
+    refuse_if_laxer,
+)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +107,17 @@ def test_all_holes_are_named(host):
 def test_a_job_that_wants_more_than_a_worker_has_is_refused():
     with pytest.raises(ConfigError, match=r"sandbox = .strict.*no such sandbox"):
         refuse_if_laxer("normal", "strict")
+
+
+def test_a_level_that_is_set_counts_and_a_gpu_has_none() -> None:
+    assert best_instructions("cpu", {"ATEN_CPU_CAPABILITY": "default"}) == "default"
+    assert best_instructions("cuda:0", {}) == ""
+
+
+def test_the_level_is_the_one_that_torch_chooses() -> None:
+    environ = {key: value for key, value in os.environ.items() if key != "ATEN_CPU_CAPABILITY"}
+    ask = "import torch; print(torch.backends.cpu.get_cpu_capability().lower())"
+    torch_has = subprocess.run(
+        [sys.executable, "-c", ask], env=environ, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert best_instructions("cpu", environ) in (torch_has, "")

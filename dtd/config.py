@@ -207,6 +207,18 @@ class WorkerConfig:
         "`strict`: start only inside a sandbox in which jobs write only to this worker's own"
         " directories and reach no address outside the cluster; accepts jobs that require one.",
     )
+    drain_timeout_s: float = setting(
+        20.0,
+        "Time that a worker has to leave when it is told to: for the step boundary, for passing its"
+        " state on and, as the last one, for writing it.",
+        above=0,
+        maximum=3600,
+    )
+    drain_when: Path | None = setting(
+        None,
+        "Command that is run every 5 s; while its exit code is 0 the worker leaves and stands by;"
+        " its first line of output is the reason; default: none.",
+    )
     metrics: Address | None = field(default=None, metadata=_METRICS)
     metrics_for: MetricsFor = field(default="anybody", metadata=_METRICS_FOR)
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)

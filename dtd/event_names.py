@@ -54,6 +54,9 @@ EVENTS: Final = {
     " stack.",
     "worker_started": "The worker's process has started and its data port is open.",
     "worker_stopping": "The worker was asked to stop and leaves at the next step boundary.",
+    "stands_by": "The command of `drain_when` asks this worker to stay away; the reason is its.",
+    "drain_command_failed": "The command of `drain_when` could not be run or did not end; it counts"
+    " as one that asks for nothing.",
     "worker_failed": "The worker's own code raised what nobody expected; its process ends, and the"
     " unit starts another.",
     "worker_ends": "The worker's process exits, or replaces itself after a job.",

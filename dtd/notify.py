@@ -66,6 +66,10 @@ class Notifier:
         """The daemon is stopping, and will not continue in this process."""
         self._tell("STOPPING=1")
 
+    def extend(self, time_s: float) -> None:
+        """Ask for this much time until the daemon has stopped, whatever its TimeoutStopSec= is."""
+        self._tell(f"EXTEND_TIMEOUT_USEC={round(time_s * 1e6)}")
+
     async def keep(self, describe: Callable[[], str]) -> None:
         """Until cancelled, feed the watchdog at half its time, and tell the status every second.
 

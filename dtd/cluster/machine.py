@@ -201,7 +201,7 @@ def _advance_waiting(cluster: ClusterState, job: Job) -> None:
         forming.save_again(cluster, job)
         return
     admission.compare(cluster, job)
-    cluster.waiting.reason = waiting.awaited(cluster, job)
+    cluster.waiting.reason = saving.before_leaving(cluster, job) or waiting.awaited(cluster, job)
     if cluster.waiting.reason:
         _let_wait(cluster, job)
         return

@@ -1,4 +1,4 @@
-"""The end of a job: its state is written to disks before any holder is released.
+"""A job's state is written to disks before its last holders are released.
 
     all finished, cancelled, failed -> begin -SAVE-> holders of the newest state -> finish
 
@@ -8,6 +8,9 @@ its final state is durable on `checkpoint.copies` workers, or on all its holders
 failed waits a bounded time, since the operator wants it to end.  Of a sharded state each holder
 writes its part, and a copy is durable when the parts cover [0, 1).  What came before is in
 `running` and `ending`.
+
+The same orders serve a job that goes on: where all holders leave and no other worker is ready to
+take the state over, they write it first (`before_leaving`).
 """
 
 from __future__ import annotations
@@ -74,7 +77,31 @@ def advance(cluster: ClusterState, job: Job) -> None:
     elif not left:
         _nobody_left(cluster, job)
     else:
-        _ask(cluster, job, left)
+        _ask(cluster, job, left, job.terms.copies)
+
+
+def before_leaving(cluster: ClusterState, job: Job) -> str:
+    """Have the last workers that hold the state write it before they leave.
+
+    Returns:
+        why the next generation waits for that; empty if it may form.  Where nothing can be written,
+        they train on, and are asked again.
+    """
+    key = newest_key(cluster, job)
+    holders = _holders(cluster, key)
+    written = roster.copies(_written(job, key).values())
+    if not holders or written or not all(worker.leaving for worker in cluster.available()):
+        cluster.saving = None
+        return ""
+    if cluster.saving is None:
+        cluster.saving = SaveOrders(key=key, began_at=cluster.now, hopes_until=cluster.now)
+    orders = cluster.saving
+    orders.about(key)
+    orders.keep([worker.name for worker in holders])
+    left = [worker for worker in holders if worker.name not in _written(job, key)]
+    _ask(cluster, job, left, 1)
+    writers = ", ".join(sorted(orders.writers(cluster.now), key=roster.natural_key))
+    return f"saving step {key[1]}: {writers} writes it before it leaves" if writers else ""
 
 
 def _put_out_faulty(cluster: ClusterState, orders: SaveOrders) -> None:
@@ -90,7 +117,7 @@ def _put_out_faulty(cluster: ClusterState, orders: SaveOrders) -> None:
         del orders.contradicted[name]
 
 
-def _ask(cluster: ClusterState, job: Job, left: list[Worker]) -> None:
+def _ask(cluster: ClusterState, job: Job, left: list[Worker], copies: int) -> None:
     """Ask holders to write, as many as the copies need that neither exist nor are being written."""
     orders = cluster.saving
     assert orders is not None, "a job is saved that is not to end"
@@ -102,7 +129,7 @@ def _ask(cluster: ClusterState, job: Job, left: list[Worker]) -> None:
     free = [worker for worker in left if orders.may_be_asked(worker.name, cluster.now)]
     free = _best(cluster, free, there)
     while free:
-        lacking = roster.scarce(parts, job.terms.copies)
+        lacking = roster.scarce(parts, copies)
         worker = max(free, key=lambda one: roster.size(roster.part_at(one, key) & lacking))
         if not roster.part_at(worker, key) & lacking:
             break

@@ -86,7 +86,7 @@ class ClusterState:
         verdict_by: when the job fails if only such workers are present.
         links: pairs of workers that cannot reach each other.
         vouched: members of the newest known generation that have registered without having left it.
-        saving: which workers write the job's last state; None unless the job is saving.
+        saving: which workers write the job's last state, or the one that they would leave with.
         straggler: which worker slows the others down.
         now: time of the current event, on the coordinator's clock.
         impossible: a requested transition that no table has; empty if there was none.
@@ -399,7 +399,7 @@ class ClusterState:
             assert self.run.phase is GenerationState.NONE
         else:
             assert self.job.state not in ENDED
-            assert (self.job.state is JobState.SAVING) == (self.saving is not None)
+            assert self.job.state is not JobState.SAVING or self.saving is not None
         if self.run.decision is not None:
             assert self.run.phase is GenerationState.NONE
             assert self.job is not None

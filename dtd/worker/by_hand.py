@@ -43,7 +43,7 @@ from dtd.security.credential import Credential
 from dtd.security.identity import HAND_INSTANCES
 from dtd.worker.cluster_access import coordinator_targets, load_credential, settled
 from dtd.worker.daemon import Worker
-from dtd.worker.main import STOP_PATIENCE_S, SWITCH_INTERVAL_S
+from dtd.worker.main import SWITCH_INTERVAL_S
 from dtd.worker.state_directory import StateDirectory
 
 MOST_PROCESSES: Final = 64
@@ -137,10 +137,9 @@ class ByHand:
 
     def _stop(self) -> None:
         assert self._worker is not None, "it has started"
-        self._worker.stop("the script was interrupted")
-        asyncio.get_running_loop().call_later(
-            STOP_PATIENCE_S, self._worker.stop, "the script was interrupted"
-        )
+        reason, patience_s = "the script was interrupted", self._worker.config.drain_timeout_s
+        self._worker.stop(reason)
+        asyncio.get_running_loop().call_later(patience_s, self._worker.stop, reason)
 
     def _serve(
         self,

@@ -39,13 +39,15 @@ from dtd.worker.cluster_access import (
 from dtd.worker.daemon import Worker
 from dtd.worker.host_checks import check_device, check_sandbox
 from dtd.worker.last_end import LastEnd
+from dtd.worker.leaving import Departure, Notice, check_command
 from dtd.worker.process_state import ProcessState, free_forked_children, replace_process
 from dtd.worker.state_directory import StateDirectory
 
 # Python lets a thread keep the interpreter for 5 ms; the event loop must not wait that long for
 # the training thread, which holds it only between tensor operations.
 SWITCH_INTERVAL_S: Final = 0.0005
-STOP_PATIENCE_S: Final = 10.0
+_END_S: Final = 10.0
+"""Ample time from the departure to the process's end."""
 START_AGAIN_EXIT_CODE: Final = 75
 """The supervisor is to start another process: this one was ended by `dtdctl kill-worker --signal
 TERM`, or a job has changed its state for good."""
@@ -89,28 +91,59 @@ async def _serve(
     targets = coordinator_targets(config, credential, os.environ)
     worker = Worker(config, targets, credential, last_end=last_end, instance=instance)
     notifier = Notifier.from_environment(os.environ)
-    stopping = asyncio.Event()
+    departure = Departure(worker.stop, config.drain_timeout_s)
+    notice = Notice(config.drain_when) if config.drain_when is not None else None
 
     def stop(name: str) -> None:
-        stopping.set()
-        worker.stop(name)
-        loop.call_later(STOP_PATIENCE_S, worker.stop, f"{name}, and no step boundary was reached")
+        notifier.extend(config.drain_timeout_s + _END_S)
+        departure.on_signal(name)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
+    if notice is not None:
+        await _stand_by(notice, notifier, departure.signalled)
+        if departure.signalled.is_set():
+            notifier.stopping()
+            return 0
     await worker.start()
     notifier.ready()
     async with asyncio.TaskGroup() as tasks:
-        telling = tasks.create_task(notifier.keep(worker.describe))
+        beside = [tasks.create_task(notifier.keep(worker.describe))]
+        if notice is not None:
+            beside.append(tasks.create_task(departure.upon(notice)))
         ending = await worker.run()
-        telling.cancel()
+        for task in beside:
+            task.cancel()
     # Stopped while a restart was under way: the new process would know nothing of it.
-    if isinstance(ending, member.Restart) and not stopping.is_set():
-        return ending
+    if not departure.signalled.is_set() and worker.failure is None:
+        if isinstance(ending, member.Restart):
+            return ending
+        if departure.noticed:
+            return member.Restart(reason=departure.noticed)
     notifier.stopping()  # a restart is not the end: it is this process that goes on
     if worker.failure is not None:
         raise worker.failure
     return START_AGAIN_EXIT_CODE if worker.drilled else 0
+
+
+async def _stand_by(notice: Notice, notifier: Notifier, signalled: asyncio.Event) -> None:
+    """Wait while the command asks this worker to stay away, until a signal ends the wait."""
+    reason = ""
+
+    def stands_by(told: str) -> None:
+        nonlocal reason
+        reason = told
+        notifier.ready()
+
+    async with asyncio.TaskGroup() as tasks:
+        telling = tasks.create_task(notifier.keep(lambda: f"stands by: {reason}"))
+        waits = [
+            tasks.create_task(notice.over(stands_by)),
+            tasks.create_task(signalled.wait()),
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in (telling, *waits):
+            task.cancel()
 
 
 def _run(
@@ -146,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config, credential, ignored = _load(flags, os.environ)
         check_device(config.device)
         check_sandbox(config.sandbox)
+        check_command(config.drain_when)
         begun = _state()
         free_forked_children()
         place = StateDirectory(config.state_dir, os.environ)

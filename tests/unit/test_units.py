@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from dtd.config import WorkerConfig
 from dtd.ctl.install import Parts, is_ours, sealed, service_files, shipped
 from dtd.errors import ConfigError, UsageError
 from dtd.net.server import MAX_CONNECTIONS
-from dtd.worker.main import STOP_PATIENCE_S
+from dtd.rules import fields_of
 
 UNITS = shipped("units")
 SERVICES = ("dtd-coordinator.service", "dtd-worker@.service")
@@ -103,7 +104,7 @@ def test_the_manager_is_told_by_the_daemon_itself(name):
 def test_a_worker_may_finish_its_step(name):
     unit = (UNITS / name).read_text()
     (patience,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
-    assert float(patience) >= 2 * STOP_PATIENCE_S
+    assert float(patience) >= 10 + fields_of(WorkerConfig)["drain_timeout_s"].default
     assert "KillMode=mixed\n" in unit
 
 

@@ -130,26 +130,51 @@ def test_member_leaves_at_the_step_boundary(driver: Any) -> None:
     assert driver.cluster.run.roster == ["b"]
 
 
-def test_the_only_one_that_remembers_stays_until_another_does(driver: Any) -> None:
+def test_the_last_one_leaves_when_it_has_written_its_state(driver: Any) -> None:
     driver.submit()
     number = driver.run_generation("a", "b")
-    driver.lost("a")
+    for name in "ab":
+        driver.handle(DrainRequested(name=name))
+    driver.froze("a", generation=number, step=7)
+    driver.froze("b", generation=number, step=7)
+    (order,) = driver.told("a", m.Save) + driver.told("b", m.Save)
+    assert (order.generation, order.step) == (number, 7)
+    assert driver.cluster.waiting.reason == "saving step 7: a writes it before it leaves"
+    assert [driver.state(name) for name in "ab"] == ["frozen", "frozen"]
+    driver.saved_checkpoint("a", generation=number, step=7)
+    assert [driver.state(name) for name in "ab"] == ["released", "released"]
+
+
+def test_the_last_one_that_cannot_write_trains_on_and_hands_its_state_over(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("b")
     driver.handle(DrainRequested(name="b"))
     driver.froze("b", generation=number, step=7)
+    driver.say("b", m.Notice(job="j-1", event="checkpoint_failed", message="disk full"))
     assert driver.cluster.run.roster == ["b"]
     alone = driver.all_run("b")
     assert [one.leave for one in driver.told("b", m.Freeze)][-1] is True
-    driver.register("a", incarnation=2)
-    driver.saved_checkpoint("b", generation=alone, step=8)
-    driver.froze("b", generation=alone, step=8)
-    assert driver.state("b") == "frozen"
+    driver.register("a")
     driver.warmed("a")
+    driver.froze("b", generation=alone, step=8)
     assert driver.cluster.run.roster == ["a", "b"]
     together = driver.all_run("a", "b")
     for name in "ab":
         driver.froze(name, generation=together, step=9)
     assert driver.state("b") == "released"
     assert driver.cluster.run.roster == ["a"]
+
+
+def test_the_last_one_that_has_written_waits_for_an_heir_that_warms_up(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("b")
+    driver.register("a")
+    driver.handle(DrainRequested(name="b"))
+    driver.froze("b", generation=number, step=7)
+    driver.saved_checkpoint("b", generation=number, step=7)
+    assert driver.state("b") == "frozen"
+    driver.warmed("a")
+    assert driver.cluster.run.roster == ["a", "b"]
 
 
 def test_standby_leaves_although_it_remembers_something_old(driver: Any) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,8 @@ from dtd.exchange.node import RING, SCRATCH_SLOTS, STAR, Node, NodeCollective
 from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.neighbours import ENDED, NEXT, PREVIOUS, Neighbours, RingLoss
 from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
+from dtd.net.coding_choice import Mode
+from dtd.net.coding_link import PLANES, Coding, CodingLink
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
 from dtd.net.link import Link, Traffic
 from dtd.net.liveness import Lifeline, LinkHeartbeats
@@ -93,6 +96,7 @@ class RingEndpoint:
         context: TLS for all links, if the job requires it.
         fd_dir: directory private to this user, through which neighbours pass each other memory to
             read; None sends everything over the sockets.
+        lossless: whether payloads are coded, as in the job file.
 
     Attributes:
         node: the ring's node.
@@ -112,6 +116,7 @@ class RingEndpoint:
         lifeline: Lifeline | None = None,
         context: ssl.SSLContext | None = None,
         fd_dir: Path | None = None,
+        lossless: Mode = "off",
     ) -> None:
         self.assign = assign
         self.listener = listener
@@ -121,8 +126,9 @@ class RingEndpoint:
         self._context = context
         self._lifelines: dict[Link, str] = {}
         self._pass = DataCredential.of(assign)
-        self._out: Link | None = None
-        self._in: Link | None = None
+        self._coding = Coding(lossless)
+        self._out: CodingLink | None = None
+        self._in: CodingLink | None = None
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._silence_s = silence_s
         size = len(assign.roster)
@@ -173,6 +179,7 @@ class RingEndpoint:
         star = () if self.star is None else tuple(self.star.links())
         return Traffic(
             sent_bytes=sum(link.sent_bytes for link in (self._out, *star) if link is not None),
+            plain_bytes=sum(link.plain_bytes for link in (self._out, *star) if link is not None),
             received_bytes=sum(
                 link.received_bytes for link in (self._in, *star) if link is not None
             ),
@@ -192,20 +199,24 @@ class RingEndpoint:
         )
         self._dialling[neighbour] = asyncio.create_task(dialling)
 
-    def new_link(self, handler: Any, role: m.Role) -> Link:
+    def new_link(self, handler: Any, role: m.Role) -> CodingLink:
         """Create the opening side of a link of this generation."""
         name = self.assign.roster[self.assign.rank].name
-        hello = self._pass.hello(role, name)
-        return Link(
+        hello = replace(self._pass.hello(role, name), coding=PLANES)
+        link = CodingLink(
             handler, hello=hello, secret=self._pass.secret, staging_bytes=RING_STAGING_BYTES
         )
+        link.coding = self._coding
+        return link
 
-    def _new_link(self) -> Link:
+    def _new_link(self) -> CodingLink:
         self._out = self.new_link(self, m.Role.RING)
         return self._out
 
     def accept(self, link: Link, hello: m.Hello) -> None:
         """A neighbour has connected and proved that it has the generation's key."""
+        assert isinstance(link, CodingLink)
+        link.coding = self._coding
         accepts = {
             m.Role.RING: self._accept_ring,
             m.Role.STAR: self._accept_star,
@@ -213,18 +224,18 @@ class RingEndpoint:
         }
         accepts[m.Role(hello.role)](link, hello.rank)
 
-    def _accept_ring(self, link: Link, rank: int) -> None:
+    def _accept_ring(self, link: CodingLink, rank: int) -> None:
         self.neighbours.check_caller(rank, in_star=False, has_link=self._in is not None)
         self._in = link
         link.handler = self
         self.attach(PREVIOUS, link)
 
-    def _accept_star(self, link: Link, rank: int) -> None:
+    def _accept_star(self, link: CodingLink, rank: int) -> None:
         if self.star is None:
             raise ProtocolError(ErrorCode.WRONG_STATE, "this generation has no servers")
         self.star.accept(link, rank)
 
-    def _accept_lifeline(self, link: Link, rank: int) -> None:
+    def _accept_lifeline(self, link: CodingLink, rank: int) -> None:
         """It is idle until the neighbour's process ends."""
         self._lifelines[link] = self.neighbours.lifeline_of(rank)
         link.handler = self
@@ -324,6 +335,7 @@ class RingEndpoint:
                 link.abort()
         if self.star is not None:
             self.star.end()
+        self._coding.close()
         self.listener.ring_broken(loss)
 
     # --- Links: what the ring's node asks for --------------------------------------------------
@@ -333,7 +345,8 @@ class RingEndpoint:
     ) -> None:
         """Send a message to the next rank."""
         assert self._out is not None
-        self._out.send(message, payload)
+        item_bytes = self.node.item_bytes(message.bucket) if isinstance(message, m.Chunk) else 0
+        self._out.send(message, payload, item_bytes)
 
     def resume(self, rank: int) -> None:
         """Resume in a later callback: a held frame may lead to many more."""
@@ -390,7 +403,7 @@ class StarLinks:
     def __init__(self, assign: m.Assign, endpoint: RingEndpoint, *, chunk_bytes: int) -> None:
         self._endpoint = endpoint
         self._neighbours = endpoint.neighbours
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, CodingLink] = {}
         self._ranks: dict[Link, int] = {}
         self._outboxes: dict[int, deque[tuple[m.Chunk, memoryview]]] = {}
         self._full: set[int] = set()
@@ -423,12 +436,12 @@ class StarLinks:
         neighbour = self._neighbours.star_neighbour(rank)
         self._endpoint.dial(neighbour, partial(self._new_link, rank), pause_s)
 
-    def _new_link(self, rank: int) -> Link:
+    def _new_link(self, rank: int) -> CodingLink:
         link = self._endpoint.new_link(self, m.Role.STAR)
         self._own(link, rank)
         return link
 
-    def accept(self, link: Link, rank: int) -> None:
+    def accept(self, link: CodingLink, rank: int) -> None:
         """A rank has connected and proved that it has the generation's key.
 
         Raises:
@@ -439,11 +452,11 @@ class StarLinks:
         link.handler = self
         self._endpoint.attach(self._neighbours.star_neighbour(rank), link)
 
-    def _own(self, link: Link, rank: int) -> None:
+    def _own(self, link: CodingLink, rank: int) -> None:
         self._links[rank] = link
         self._ranks[link] = rank
 
-    def links(self) -> Iterable[Link]:
+    def links(self) -> Iterable[CodingLink]:
         """Return the links that are open or about to open."""
         return self._links.values()
 
@@ -538,7 +551,7 @@ class StarLinks:
         """Send the next chunk to a rank; returns its length."""
         chunk, payload = self._outboxes[rank].popleft()
         link = self._links[rank]
-        link.send(chunk, payload)
+        link.send(chunk, payload, self.node.item_bytes(chunk.bucket))
         if link.queued_bytes() > QUEUED_BYTES and (drained := link.drained()) is not None:
             self._full.add(rank)
             drained.add_done_callback(partial(self._on_drained, rank))

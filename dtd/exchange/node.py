@@ -238,6 +238,10 @@ class Node:
         if self.spans is not None:
             self.spans.chunk_done(message, time.monotonic_ns())
 
+    def item_bytes(self, bucket: int) -> int:
+        """Width of a bucket's elements."""
+        return self._buckets[bucket].item_bytes
+
     def released(self, message: ShmReleased) -> None:
         """The next rank has read the shared part of a bucket."""
         self._perform(self.machine.handle(BucketReleased(released=message)))

@@ -207,6 +207,11 @@ class SyncTable:
     chunk_kib: int = setting(
         1024, "Piece of a bucket in one frame, in KiB.", minimum=16, maximum=16 * 1024
     )
+    lossless: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "Whether floats travel entropy-coded, which changes no bit of a result: `auto` where the"
+        " network is slower than the coder and processors are free; `on` always; `off` never.",
+    )
     transport: Literal["ring", "gloo", "nccl"] = setting(
         "ring",
         "How gradients travel: around dtd's own ring, or through a process group of torch, "

@@ -21,12 +21,13 @@ import contextlib
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.net.coding_link import PLANES, CodingLink
 from dtd.net.limits import ConnectionLimiter
 from dtd.net.link import HANDSHAKE_TIMEOUT_S, Link
 from dtd.net.server import Server
@@ -420,7 +421,7 @@ class DataServer:
     # --- callers -----------------------------------------------------------------------------
 
     def _new_link(self) -> Link:
-        return Link(self, accepts=DATA_ROLES, staging_bytes=RING_STAGING_BYTES)
+        return CodingLink(self, accepts=DATA_ROLES, staging_bytes=RING_STAGING_BYTES)
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         """A caller has sent HELLO."""
@@ -448,7 +449,9 @@ class DataServer:
                 why = f"{assign.job} is encrypted, and this connection is not"
                 link.fail(ProtocolError(ErrorCode.WRONG_STATE, why))
             else:
-                link.welcome(welcome(self._name), secret=assign.secret)
+                coding = PLANES if hello.role in (m.Role.RING, m.Role.STAR) else 0
+                answer = replace(welcome(self._name), coding=coding)
+                link.welcome(answer, secret=assign.secret)
         elif assign is not None and hello.generation <= assign.generation:
             self._refuse_stale(link, hello)
         else:

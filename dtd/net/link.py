@@ -43,6 +43,10 @@ DEAD_S: Final = 30
 TLS_ENDS: Final = b"tls"
 _RTT_OFFSET_BYTES: Final = 68
 _MICROSECONDS: Final = struct.Struct("=I")
+_ACKED_OFFSET_BYTES: Final = 120
+_U64: Final = struct.Struct("=Q")
+_BUSY_OFFSET_BYTES: Final = 168
+_BUSY: Final = struct.Struct("=QQ")
 
 
 def private_ends(own: Any, peer: Any, *, opened: bool, encrypted: bool) -> bytes:
@@ -174,17 +178,32 @@ class Link(asyncio.BufferedProtocol):
 
     def round_trip_s(self) -> float:
         """Smoothed round-trip time measured by the kernel; 0 when it is not known."""
+        info = self._tcp_info(_RTT_OFFSET_BYTES + _MICROSECONDS.size)
+        return float(_MICROSECONDS.unpack_from(info, _RTT_OFFSET_BYTES)[0]) / 1e6 if info else 0.0
+
+    def transmitted(self) -> tuple[int, float]:
+        """Bytes that the other side's kernel has acknowledged, and how long that took in seconds.
+
+        Time with nothing to send, and time in which the other side did not read, do not count.
+        Both are 0 when they are not known.
+        """
+        info = self._tcp_info(_BUSY_OFFSET_BYTES + _BUSY.size)
+        if not info:
+            return 0, 0.0
+        busy_us, unread_us = _BUSY.unpack_from(info, _BUSY_OFFSET_BYTES)
+        acked_bytes = int(_U64.unpack_from(info, _ACKED_OFFSET_BYTES)[0])
+        return acked_bytes, max(busy_us - unread_us, 0) / 1e6
+
+    def _tcp_info(self, size: int) -> bytes:
+        """The first bytes of what the kernel knows of the connection (tcp(7)); or none."""
         if self._transport is None or self.closing:
-            return 0.0
+            return b""
         connection = self._transport.get_extra_info("socket")
-        size = _RTT_OFFSET_BYTES + _MICROSECONDS.size
         try:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+            info = bytes(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size))
         except OSError:  # just closed
-            return 0.0
-        if len(info) < size:
-            return 0.0
-        return float(_MICROSECONDS.unpack_from(info, _RTT_OFFSET_BYTES)[0]) / 1e6
+            return b""
+        return info if len(info) == size else b""
 
     def keep_alive(self) -> None:
         """Enable TCP keep-alive: probe a quiet peer, and drop the connection when it is dead.
@@ -411,6 +430,9 @@ class Link(asyncio.BufferedProtocol):
     def _place(self, message: m.Message, payload_bytes: int) -> memoryview | Hold | None:
         return self.handler.link_place(self, message, payload_bytes)
 
+    def _pass_on(self, message: m.Message, payload: memoryview) -> None:
+        self.handler.link_received(self, message, payload)
+
     def _deliver(self, received: Iterator[Received]) -> None:
         try:
             for message, payload in received:
@@ -418,7 +440,7 @@ class Link(asyncio.BufferedProtocol):
                 if type(message) in OF_THE_SESSION:
                     self._heed(message, payload)
                 else:
-                    self.handler.link_received(self, message, payload)
+                    self._pass_on(message, payload)
                 if self.closing:
                     return
         except ProtocolError as error:
@@ -480,13 +502,15 @@ class Traffic(NamedTuple):
     Attributes:
         sent_bytes: payload bytes to the next rank and over the star, without those read from shared
             memory.
+        plain_bytes: the same before they were coded.
         received_bytes: all bytes from the previous rank and over the star.
         rtt_s: round-trip time to the next rank; 0 when there is no link.
     """
 
     sent_bytes: int
+    plain_bytes: int
     received_bytes: int
     rtt_s: float
 
 
-NO_TRAFFIC: Final = Traffic(sent_bytes=0, received_bytes=0, rtt_s=0.0)
+NO_TRAFFIC: Final = Traffic(sent_bytes=0, plain_bytes=0, received_bytes=0, rtt_s=0.0)

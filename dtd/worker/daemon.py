@@ -556,6 +556,7 @@ class TrafficMeter:
         total = self._total()
         return {
             "sent_bytes": total.sent_bytes,
+            "plain_bytes": total.plain_bytes,
             "received_bytes": total.received_bytes,
             "rtt_s": total.rtt_s,
         }
@@ -564,6 +565,7 @@ class TrafficMeter:
         now = NO_TRAFFIC if self._ring is None else self._ring.traffic()
         return Traffic(
             sent_bytes=self._before.sent_bytes + now.sent_bytes,
+            plain_bytes=self._before.plain_bytes + now.plain_bytes,
             received_bytes=self._before.received_bytes + now.received_bytes,
             rtt_s=now.rtt_s,
         )

@@ -86,6 +86,7 @@ class Training:
         self._fd_dir = fd_directory(worker.config.state_dir, os.environ)
         self._output = output
         self._chunk_bytes = spec.sync.chunk_kib * 1024
+        self._lossless = spec.sync.lossless
         self._watch = ProgressWatch(
             first_stall_limit_s=spec.elastic.warmup_timeout_s,
             least_stall_limit_s=spec.elastic.stall_timeout_s,
@@ -190,6 +191,7 @@ class Training:
             lifeline=self._worker.lifeline,
             context=self._context,
             fd_dir=self._fd_dir,
+            lossless=self._lossless,
         )
         self.ring.endpoint.connect()
         self._thread.assign(self.ring)

@@ -31,6 +31,7 @@ HANDSHAKE: Final = {
     m.Goodbye: "| all | either | open |",
     m.Prove: "| ring, lifeline, fetch, star | opener | await prove |",
     m.Chunk: "| ring, star | rank r; on a star either | open |",
+    m.CodedChunk: "| ring, star | rank r; on a star either | open |",
     m.LinkHeartbeat: "| ring, star | either | open |",
     m.Renew: "| worker, ctl | opener | open |",
     m.Renewed: "| worker, ctl | coordinator | open |",

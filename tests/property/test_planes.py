@@ -1,6 +1,8 @@
 """Coded payloads: the same bytes come back, whatever they are; anything else is refused."""
 
 import contextlib
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +46,19 @@ def test_any_bytes_come_back_or_travel_as_they_are(
     back = memoryview(bytearray(len(payload)))
     CODER.decode(coded, back, item_bytes)
     assert back == payload
+
+
+def test_the_example_of_the_protocol_decodes_to_its_numbers() -> None:
+    lines = (Path(__file__).parents[1] / "protocol_examples.jsonl").read_text().splitlines()
+    (example,) = (one for one in map(json.loads, lines) if one["message"] == "CODED_CHUNK")
+    header, numbers = example["header"], np.empty(32, "<f4")
+    assert header["plain_bytes"] == numbers.nbytes
+    CODER.decode(
+        memoryview(bytes.fromhex(example["payload"])),
+        memoryview(numbers.view(np.uint8)),
+        header["item_bytes"],
+    )
+    assert (numbers == 1 + np.arange(32) / 32).all()
 
 
 def test_noise_travels_as_it_is() -> None:

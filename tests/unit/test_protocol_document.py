@@ -172,7 +172,7 @@ def test_table_of_frames_is_what_connections_allow() -> None:
         if cls in (m.Renew, m.Renewed):
             assert (role, sender) == ("worker, ctl", "opener" if cls is m.Renew else "coordinator")
             continue
-        if cls in (m.Chunk, m.LinkHeartbeat):
+        if cls in (m.Chunk, m.CodedChunk, m.LinkHeartbeat):
             said_by = "either" if cls is m.LinkHeartbeat else "rank r; on a star either"
             assert (role, sender) == ("ring, star", said_by)
             continue

@@ -132,6 +132,12 @@ METRICS: Final = (
         "Payload sent to its next ring neighbour; nothing where it is read in shared memory.",
     ),
     _metric(
+        "dtd_worker_plain_bytes_total",
+        "worker",
+        BOTH,
+        "The same payload before it was coded without loss; equal where nothing is coded.",
+    ),
+    _metric(
         "dtd_worker_received_bytes_total",
         "worker",
         BOTH,

@@ -161,6 +161,7 @@ _ALWAYS: Final = {
     "cpu_seconds_total": "cpu_s",
     "resident_memory_bytes": "memory_bytes",
     "sent_bytes_total": "sent_bytes",
+    "plain_bytes_total": "plain_bytes",
     "received_bytes_total": "received_bytes",
 }
 _OF_A_MEMBER: Final = {"generation": "generation", "stalled_seconds": "stalled_s"}

@@ -122,6 +122,7 @@ KINDS: Final = (
     Kind("data", 0x34, "ShmRequest", _NONE, _RING),
     Kind("data", 0x35, "ShmMapped", _NONE, _RING),
     Kind("data", 0x36, "ShmReleased", _NONE, _RING),
+    Kind("data", 0x37, "CodedChunk", _RING | _STAR, _STAR, _LARGE),
     # Client that fetches a state or a checkpoint, and its holder
     Kind("data", 0x38, "FetchOpen", _FETCH),
     Kind("data", 0x39, "FetchInfo", _NONE, _FETCH, _LARGE),

@@ -27,6 +27,7 @@ class Hello(Message):
     scope: Text = ""
     expires_s: U64 = 0
     ends: Octets = b""
+    coding: U8 = 0
 
 
 @message
@@ -39,6 +40,7 @@ class Welcome(Message):
     max_payload_bytes: U32
     nonce: Octets = b""
     tag: U8 = FLAG_XXH3
+    coding: U8 = 0
 
 
 @message

@@ -195,6 +195,7 @@ class Heartbeat(Message):
     grad_norm: Figure = 0.0
     cpu_s: F64 = 0.0
     sent_bytes: U64 = 0
+    plain_bytes: U64 = 0
     received_bytes: U64 = 0
     rtt_s: Seconds = 0.0
     link_bytes_per_s: F64 = 0.0

@@ -46,6 +46,21 @@ class Chunk(Message):
 
 
 @message
+class CodedChunk(Message):
+    """A chunk whose payload is coded: the fields of CHUNK, and the form of the elements."""
+
+    generation: Generation
+    step: U64
+    phase: U8
+    hop: U16
+    bucket: U16
+    chunk: U32
+    source: U16
+    plain_bytes: U32
+    item_bytes: U8
+
+
+@message
 class SmallGather(Message):
     """One rank's word of a small gather on its way around the ring; the payload is the word."""
 

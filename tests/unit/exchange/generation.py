@@ -136,7 +136,9 @@ class Ranks:
         self._servers, self._fd_dir = servers, fd_dir
         self.nodes = [Node(rank) for rank in range(trainers + servers)]
 
-    async def listen(self, late=None, *, chunk_bytes=64, silence_s=PATIENCE_S) -> None:
+    async def listen(
+        self, late=None, *, chunk_bytes=64, silence_s=PATIENCE_S, lossless="off"
+    ) -> None:
         """Make the endpoints; a rank whose address is in `late` does not listen yet."""
         late = late or {}
         addresses = [
@@ -152,6 +154,7 @@ class Ranks:
                 silence_s=silence_s,
                 listener=node,
                 fd_dir=self._fd_dir,
+                lossless=lossless,
             )
 
     async def come_up(self) -> None:
@@ -176,8 +179,11 @@ class Ranks:
 class Collectives:
     """All ranks' collectives; their loop runs in one other thread, each rank in one of its own."""
 
-    def __init__(self, loop_thread, size, servers=0, *, chunk_bytes=64, fd_dir=None) -> None:
+    def __init__(
+        self, loop_thread, size, servers=0, *, chunk_bytes=64, fd_dir=None, lossless=("off",)
+    ) -> None:
         self._thread, self._chunk_bytes, self._fd_dir = loop_thread, chunk_bytes, fd_dir
+        self._lossless = lossless
         self.agreed = [0] * size
         self.pool = ThreadPoolExecutor(size)
         self.servers, self.collectives = loop_thread.run(self._make(size, servers))
@@ -196,6 +202,7 @@ class Collectives:
                 silence_s=PATIENCE_S,
                 agreed=self._agree(assign.rank),
                 fd_dir=self._fd_dir,
+                lossless=self._lossless[assign.rank % len(self._lossless)],
             )
             for assign, port in zip(assigns(addresses, servers), ports, strict=True)
         ]

@@ -28,6 +28,7 @@ from scripts import markdown
 from scripts.chaosrun.faults import KINDS
 from scripts.chaosrun.judge import Growth, Outcome, spread
 from scripts.chaosrun.run import SCENARIOS, NetworkKind, Result, Scenario, run
+from scripts.cluster.networks import COORDINATOR
 from scripts.cluster.processes import exit_on_stop_signals
 
 # --- the tables at the end ------------------------------------------------------------------------
@@ -67,10 +68,17 @@ def phase_table(found: Sequence[Outcome], kind: str) -> list[str]:
     return markdown.table(["phase", "count", f"recovered: {_THREE}"], rows).splitlines()
 
 
+MOST_WORKERS: Final = 8
+"""Workers in the table of memory; all are judged."""
+
+
 def growth_table(growths: Growth) -> list[str]:
     """Return the memory, descriptors and threads of daemons, first against last third."""
     rows = []
-    for name, figures in growths.items():
+    workers = [name for name in growths if name != COORDINATOR]
+    shown = [name for name in growths if name not in workers] + workers[:MOST_WORKERS]
+    for name in shown:
+        figures = growths[name]
         first, last = figures["resident_bytes"]
         counts = (f"{a:g} -> {b:g}" for a, b in (figures["descriptors"], figures["threads"]))
         rows.append([name, f"{first / 1e6:.0f} -> {last / 1e6:.0f}", *counts])
@@ -172,6 +180,8 @@ def _lines(result: Result) -> list[str]:
         f"{result.steps} steps, median {1000 * result.median_step_s:.1f} ms;"
         f" longest time between two steps {result.longest_stall_s:.2f} s"
     )
+    one, all_ = (result.memory[key] / 1e6 for key in ("coordinator", "workers"))
+    lines.append(f"coordinator {one:.0f} MB at most; all workers together {all_:.0f} MB")
     return [*lines, "", *map(str, result.checks)]
 
 

@@ -356,7 +356,6 @@ KINDS: Final[dict[str, Kind]] = {
 }
 
 
-SETTLE_S: Final = 120.0
 RECOVER_S: Final = 15.0
 NEXT_LINE_S: Final = 10.0
 STEPS_WITHIN: Final = 1.2
@@ -376,11 +375,13 @@ _CUTS: Final = ("link", "oneway", "partition")
 def one_by_one(harness: Harness, kinds: Sequence[str], *, until_s: float) -> None:
     """Inject these in this order, each into a settled cluster."""
     for kind in kinds:
-        settled = harness.until(lambda: harness.settled(len(harness.workers)), SETTLE_S)
+        settled = harness.until(harness.whole, harness.settle_s)
         if time.time() >= until_s:
             return
         if not settled:
-            harness.say(f"not settled within {SETTLE_S:g} s: only {', '.join(harness.fit())} train")
+            harness.say(
+                f"not settled within {harness.settle_s:g} s: only {', '.join(harness.fit())} train"
+            )
         harness.go_on(harness.chance.uniform(0.0, 0.5))
         victim = harness.chance.choice(harness.fit() or harness.workers)
         await_moment(harness, victim)
@@ -410,8 +411,8 @@ def _kill_returning(harness: Harness, before: Injection) -> None:
     def has_come() -> bool:
         return harness.timeline.last_s.get((victim, event), 0.0) > before.at_s
 
-    if not harness.until(has_come, SETTLE_S):
-        harness.say(f"{victim} has not come to {event} within {SETTLE_S:g} s")
+    if not harness.until(has_come, harness.settle_s):
+        harness.say(f"{victim} has not come to {event} within {harness.settle_s:g} s")
         return
     harness.go_on(harness.chance.uniform(0.0, within_s))
     injection = kill(harness, victim)
@@ -425,7 +426,7 @@ def mixed(
     """Inject so many at random, by weights, spread over the run's time."""
     fewest = min(FEWEST_FIT, len(harness.workers) - 1)
     while len(harness.injections) < count and time.time() < until_s:
-        harness.until(lambda: len(harness.fit()) > fewest, SETTLE_S)
+        harness.until(lambda: len(harness.fit()) > fewest, harness.settle_s)
         kind = _choose(harness, kinds)
         victim = harness.chance.choice(harness.fit() or harness.workers)
         await_moment(harness, victim)

@@ -10,6 +10,7 @@ import contextlib
 import heapq
 import itertools
 import math
+import os
 import random
 import signal
 import time
@@ -23,12 +24,15 @@ from scripts.chaosrun.judge import Injection, Sample
 from scripts.cluster.log_timeline import LogTimeline, phase_at
 from scripts.cluster.networked import NetworkedCluster
 from scripts.cluster.networks import COORDINATOR
+from scripts.cluster.processes import proc_bytes
 
 TURN_S: Final = 0.004
 SAMPLE_EVERY_S: Final = 2.0
 SETTLED_COMMITS: Final = 3
 TAKES_EFFECT_S: Final = 60.0
-START_S: Final = 120.0
+SETTLE_S: Final = 120.0
+STARTS_IN_S: Final = 8.0
+"""Processor time of a worker's start; all start at once."""
 ASK_AGAIN_S: Final = 2.0
 
 
@@ -57,6 +61,7 @@ class Harness:
         jobs: ids of all jobs submitted.
         job_wanted: whether to submit a job whenever there is none.
         away_s: outage of the coordinator; 0 is random.
+        settle_s: patience until all workers are there and train.
     """
 
     def __init__(
@@ -83,6 +88,8 @@ class Harness:
         self.commands = Path(str(spec["task"]["commands"]))
         self.job_wanted = False
         self.away_s = 0.0
+        processors = len(os.sched_getaffinity(0))
+        self.settle_s = SETTLE_S + STARTS_IN_S * len(workers) / processors
         self.tail = cluster.log_tail()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -129,7 +136,7 @@ class Harness:
         """Start all daemons; whether all workers are registered in time."""
         for name in (COORDINATOR, *self.workers):
             self.cluster.start(name)
-        return self.until(lambda: self._registered() >= set(self.workers), START_S)
+        return self.until(lambda: self._registered() >= set(self.workers), self.settle_s)
 
     def _registered(self) -> set[str]:
         return {
@@ -154,6 +161,11 @@ class Harness:
             return False
         recent = timeline.commits[-SETTLED_COMMITS * len(timeline.roster) :]
         return all(commit.generation == timeline.generation for commit in recent)
+
+    def whole(self) -> bool:
+        """Whether all workers, and the spare one if it runs, have trained together for a while."""
+        joined = bool(self.spare) and self.cluster.runs(self.spare)
+        return self.settled(len(self.workers) + joined)
 
     # --- faults ------------------------------------------------------------------------------
 
@@ -257,6 +269,18 @@ class Harness:
         for line in self.tail.poll():
             self.timeline.see(line)
         self.tail.close()
+
+    def memory(self) -> dict[str, int]:
+        """The coordinator's peak and all workers' sum in bytes; shared pages count once."""
+        found = {"coordinator": 0, "workers": 0}
+        for name in self.cluster.names:
+            with contextlib.suppress(OSError, StopIteration):  # it does not run, or has just ended
+                pid = self.cluster.pid(name) if self.cluster.runs(name) else 0
+                if name == COORDINATOR:
+                    found["coordinator"] = proc_bytes(pid, "VmHWM")
+                else:
+                    found["workers"] += proc_bytes(pid, "Pss", file="smaps_rollup")
+        return found
 
     def _sample(self, now_s: float) -> None:
         started_s = {name: at_s for name, _pid, at_s in self.cluster.starts}

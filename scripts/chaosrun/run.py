@@ -60,7 +60,9 @@ class Scenario:
         network: the daemons' network; "auto" is the best that there is.
         load: busy processes beside the daemons, as a multiple of the processors.
         steps: of each job.
+        to_the_end: whether the last job trains all of them; otherwise it is cancelled.
         away_s: outage of the coordinator; 0 is random.
+        settings: of the job, before those of the command line.
     """
 
     kinds: tuple[str, ...]
@@ -71,7 +73,9 @@ class Scenario:
     network: NetworkKind = "loopback"
     load: float = 0.0
     steps: int = 1_000_000
+    to_the_end: bool = False
     away_s: float = 0.0
+    settings: tuple[str, ...] = ()
 
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -83,6 +87,14 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     ),
     "coordinator": Scenario(kinds=("coordinator",), faults=50),
     "away": Scenario(kinds=("coordinator_away",), faults=3, away_s=60.0),
+    "many": Scenario(
+        kinds=("join", "stop", "kill"),
+        faults=3,
+        workers=63,
+        steps=200,
+        to_the_end=True,
+        settings=("train.threads=1", "task.parameters=20000", "task.compute_ms=0.0"),
+    ),
     "soak": Scenario(
         kinds=tuple(KINDS),
         faults=300,
@@ -100,7 +112,7 @@ def job_of(
     scenario: Scenario, *, task: str, commands: str, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The job's mapping, ready to submit."""
-    words = [f"job.steps={scenario.steps}", f'job.task="{_TASK}"', *overrides]
+    words = [f"job.steps={scenario.steps}", f'job.task="{_TASK}"', *scenario.settings, *overrides]
     spec = to_mapping(parse_job(_JOB, source="chaos", overrides=words))
     spec["task"] = {
         "commands": commands,
@@ -114,7 +126,6 @@ def job_of(
 
 
 FINISH_S: Final = 120.0
-SETTLE_S: Final = 120.0
 QUIET_SHARE: Final = 0.35
 """Share of the time for each fault that is not spent on waiting for recovery."""
 
@@ -123,11 +134,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All findings of a run; `steps` were committed, with the longest stall between two."""
+    """All findings of a run; `steps` were committed, with the longest stall between two.
+
+    `memory` is in bytes: the coordinator's peak, and all workers' together, shared pages once.
+    """
 
     outcomes: list[judge.Outcome]
     checks: list[judge.Check]
     growths: judge.Growth
+    memory: dict[str, int]
     steps: int
     median_step_s: float
     longest_stall_s: float
@@ -213,13 +228,13 @@ def run(
             raise UsageError("none of these faults can be injected here")
         if not harness.start():
             raise DtdError(f"the daemons did not start; read their logs in {directory}")
-        _inject(harness, scenario, kinds)
-        return _conclude(harness)
+        return _conclude(harness, _inject(harness, scenario, kinds))
 
 
-def _inject(harness: Harness, scenario: Scenario, kinds: Sequence[str]) -> None:
+def _inject(harness: Harness, scenario: Scenario, kinds: Sequence[str]) -> dict[str, int]:
+    """Returns the daemons' memory at the end, while all of them train."""
     harness.job_wanted = True
-    if not harness.until(lambda: harness.settled(scenario.workers), SETTLE_S):
+    if not harness.until(harness.whole, harness.settle_s):
         raise DtdError(f"the job did not begin; read the logs in {harness.cluster.directory}")
     until_s = time.time() + 60.0 * scenario.minutes
     if scenario.schedule == "kills":
@@ -231,10 +246,16 @@ def _inject(harness: Harness, scenario: Scenario, kinds: Sequence[str]) -> None:
     else:
         kinds = [kinds[index % len(kinds)] for index in range(scenario.faults)]
         faults.one_by_one(harness, kinds, until_s=until_s)
-    harness.until(lambda: harness.settled(scenario.workers), SETTLE_S)
+    harness.until(harness.whole, harness.settle_s)
+    memory = harness.memory()
+    if scenario.to_the_end:
+        harness.job_wanted = False
+        ended = harness.timeline.jobs_ended
+        harness.until(lambda: harness.jobs[-1] in ended, until_s - time.time())
+    return memory
 
 
-def _conclude(harness: Harness) -> Result:
+def _conclude(harness: Harness, memory: dict[str, int]) -> Result:
     trained_until_s = time.time()
     jobs = harness.finish(FINISH_S)
     harness.close()
@@ -259,6 +280,7 @@ def _conclude(harness: Harness) -> Result:
         outcomes=judge.outcomes(injections, in_loop, decisions, quiet=quiet),
         checks=verdicts,
         growths=growths,
+        memory=memory,
         steps=len({(one.job, one.step) for one in commits}),
         median_step_s=timeline.median_step_s(),
         longest_stall_s=judge.longest_stall_s(in_loop, injections),

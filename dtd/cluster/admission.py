@@ -23,6 +23,8 @@ from dtd.cluster.transitions import (
 from dtd.wire import messages as m
 
 MAX_KNOWN_WORKERS = 256
+COMPUTES_SHARE = 0.02
+"""A warm-up that uses this share of a processor goes on; a loop that polls uses less."""
 COMPARED = AVAILABLE | {WorkerState.INCOMPATIBLE}
 ENDING_JOBS = frozenset({JobState.STOPPING, JobState.SAVING})
 """States of a job for which workers warm up: not those of a job that is ending."""
@@ -228,12 +230,24 @@ def compare(cluster: ClusterState, job: Job) -> None:
             cluster.move_worker(worker, WorkerEvent.AGREES)
 
 
+def note_warm_up(cluster: ClusterState, job: Job, worker: Worker, beat: m.Heartbeat) -> None:
+    """Record that a warm-up advances: its process computes, if only now and then on a busy host."""
+    least_s = COMPUTES_SHARE * job.terms.warmup_timeout_s
+    if beat.cpu_s - worker.liveness.computed_s >= least_s:
+        worker.liveness.computed_s, worker.liveness.computed_at = beat.cpu_s, cluster.now
+
+
 def give_up_warming(cluster: ClusterState, job: Job) -> None:
-    """Evict workers that warm up for too long; reading a large checkpoint counts as progress."""
-    limit_s = job.terms.warmup_timeout_s
-    for name, since in list(cluster.warming_since.items()):
+    """Evict workers that warm up for too long.
+
+    Reading a large checkpoint counts as progress, and so does computing while the host is shared
+    by many.
+    """
+    limit_s, most_s = job.terms.warmup_timeout_s, job.terms.longest_limit_s
+    for name, began in list(cluster.warming_since.items()):
         worker = cluster.workers[name]
         beat = worker.liveness.heartbeat
+        since = max(began, min(worker.liveness.computed_at, began + most_s - limit_s))
         makes_progress = beat is not None and 0 < beat.stalled_s <= limit_s
         if cluster.now - since > limit_s and not (worker.reconnection.returning or makes_progress):
             why = f"did not warm up within {limit_s:g} s (elastic.warmup_timeout_s)"

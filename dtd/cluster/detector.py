@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,8 +13,16 @@ from dtd.wire import messages as m
 # --- failure detector: workers that have been silent for too long ------------------------------
 #
 # Silence counts only while this process ran: when nothing was handled for longer than a tick, it
-# was stopped or starved, and the gap is deducted from every worker's silence.  Pure; times are
-# seconds of any monotonic clock.
+# was stopped or starved, and the gap is deducted from every worker's silence.  Healthy workers are
+# late where many share few processors; so the limit grows with the pauses that were no deaths: the
+# worker's own, and those that half of the workers make.  Pure; times are seconds of any monotonic
+# clock.
+
+PAUSES: Final = 3.0
+"""A worker may be silent for this many times the longest recent pause."""
+MOST_TIMEOUTS: Final = 10.0
+HALF_LIFE_S: Final = 30.0
+"""A pause counts half as much after this time."""
 
 
 class Detector:
@@ -29,22 +38,34 @@ class Detector:
         self.tick_s = tick_s
         self._heard: dict[str, float] = {}
         self._patience: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
+        self._look_at = -math.inf
         self._clock = PauseDetector()
 
     def watch(self, name: str, now: float, *, timeout_s: float | None = None) -> None:
         """Begin or continue watching; workers that warm up have a longer `timeout_s`."""
         self._heard[name] = now
+        self._pauses.pop(name, None)
         self._patience[name] = self.timeout_s if timeout_s is None else timeout_s
 
     def heard(self, name: str, now: float) -> None:
         """Record a sign of life."""
-        if name in self._heard:
-            self._heard[name] = now
+        before = self._heard.get(name)
+        if before is not None:
+            pause_s = now - before
+            faded_s = self._pauses.get(name, 0.0) * 0.5 ** (pause_s / HALF_LIFE_S)
+            self._heard[name], self._pauses[name] = now, max(pause_s, faded_s)
 
     def forget(self, name: str) -> None:
         """Stop watching."""
-        self._heard.pop(name, None)
-        self._patience.pop(name, None)
+        for kept in (self._heard, self._patience, self._pauses):
+            kept.pop(name, None)
+
+    def pause_s(self, name: str) -> float:
+        """The longest recent pause of a worker, or of half of the workers if that is longer."""
+        pauses_s = [self._pauses.get(one, 0.0) for one in self._heard]
+        usual_s = statistics.median_low(pauses_s) if pauses_s else 0.0
+        return max(usual_s, self._pauses.get(name, 0.0))
 
     def silence_s(self, name: str, now: float) -> float:
         """Seconds since the last sign of life; 0 for a worker that is not watched."""
@@ -63,18 +84,25 @@ class Detector:
         return gap
 
     def suspects(self, now: float) -> list[tuple[str, str]]:
-        """(name, reason) of every worker silent for longer than its time-out, in name order."""
+        """(name, reason) of every worker silent for longer than its limit, in name order."""
         self.awake(now)
-        silent = [name for name, at in self._heard.items() if now - at > self._patience[name]]
-        return [(name, self._silence(name, now)) for name in sorted(silent)]
+        self._look_at = now + self.tick_s
+        late = sorted(name for name, at in self._heard.items() if now - at > self._patience[name])
+        limits = {name: self._limit_s(name) for name in late}
+        silent = [(name, now - self._heard[name]) for name in late]
+        return [
+            (name, f"no heartbeat for {silent_s:.1f} s (limit {limits[name]:.3g} s)")
+            for name, silent_s in silent
+            if silent_s > limits[name]
+        ]
 
-    def _silence(self, name: str, now: float) -> str:
-        silent_s = now - self._heard[name]
-        return f"no heartbeat for {silent_s:.1f} s (limit {self._patience[name]:g} s)"
+    def _limit_s(self, name: str) -> float:
+        patience_s = self._patience[name]
+        return min(max(patience_s, PAUSES * self.pause_s(name)), MOST_TIMEOUTS * patience_s)
 
     def next_deadline(self, now: float) -> float | None:
-        """The time of the next check."""
-        return now + self.tick_s if self._heard else None
+        """The time of the next check; a check that is overdue is due now."""
+        return max(now, self._look_at) if self._heard else None
 
 
 # ---

@@ -71,7 +71,8 @@ def end_now(cluster: ClusterState, reason: str, *, worker: str = "", silent_s: f
             "a generation ends, and nothing is recovered from"
         )
         cluster.ending.recovery.breaks(reason, cluster.now, worker=worker, silent_s=silent_s)
-    freeze(cluster, at_boundary=False, stop=False, reason=reason)
+    if cluster.ending.freeze_by is None:  # otherwise all have been told
+        freeze(cluster, at_boundary=False, stop=False, reason=reason)
     waited_for = [cluster.workers[name] for name in cluster.not_frozen()]
     cluster.ending.freeze_by = cluster.now + max(
         map(freeze_patience_s, waited_for), default=FREEZE_PATIENCE_S

@@ -110,7 +110,12 @@ class Undeliverable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
-    """A deadline has been reached."""
+    """A deadline has been reached, and everything that had arrived by then was handed in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HappenedElsewhere:
+    """Something has happened in another cluster of the same workers."""
 
 
 Event = (
@@ -126,6 +131,7 @@ Event = (
     | JobSaved
     | Undeliverable
     | Ticked
+    | HappenedElsewhere
 )
 
 

@@ -44,6 +44,7 @@ from dtd.cluster.events import (
     ResumeRequested,
     Revoked,
     Submitted,
+    Ticked,
     Undeliverable,
     WorkerLost,
 )
@@ -82,7 +83,8 @@ def handle(cluster: ClusterState, event: Event, now: float) -> None:
     on_event = _EVENTS.get(type(event))
     if on_event is not None:
         on_event(cluster, event)
-    suspicion.evict_silent(cluster)
+    if isinstance(event, Ticked):  # by then everything that has arrived is read
+        suspicion.evict_silent(cluster)
     suspicion.probe(cluster)
     _advance(cluster)
 
@@ -90,7 +92,6 @@ def handle(cluster: ClusterState, event: Event, now: float) -> None:
 def next_deadline(cluster: ClusterState, now: float) -> float | None:
     """Return when `handle` must be called with `Ticked` if nothing else happens before."""
     waits = (
-        cluster.detector.next_deadline(now),
         cluster.waiting.settle_by,
         waiting.resume_by(cluster),
         cluster.ending.freeze_by,
@@ -102,7 +103,9 @@ def next_deadline(cluster: ClusterState, now: float) -> float | None:
         saving.next_deadline(cluster, now),
         isolation.next_deadline(cluster),
     )
-    return min((moment for moment in waits if moment is not None and moment > now), default=None)
+    later = [moment for moment in waits if moment is not None and moment > now]
+    silence = cluster.detector.next_deadline(now)
+    return min(later if silence is None else [*later, silence], default=None)
 
 
 def begin_again(cluster: ClusterState, *, given_up: bool) -> list[Job]:
@@ -315,6 +318,8 @@ def _on_heartbeat(cluster: ClusterState, worker: Worker, beat: m.Heartbeat) -> N
     worker.liveness.heartbeat = beat
     cluster.send(worker.name, m.HeartbeatAck())
     job = cluster.job
+    if job is not None and worker.state is WorkerState.WARMING:
+        admission.note_warm_up(cluster, job, worker, beat)
     if job is not None and beat.job == job.id and worker.state in MEMBERS:
         forming.progressed(cluster, job, worker.name, beat.generation, beat.step)
         suspicion.judge(cluster, job, worker)

@@ -31,6 +31,7 @@ from dtd.cluster.events import (
     Effect,
     Event,
     FromWorker,
+    HappenedElsewhere,
     JobSaved,
     KillRequested,
     ResumeRequested,
@@ -98,9 +99,10 @@ class Pools:
             self._open(event.job, now)
         else:
             self._pass(receiver, event, now)
+        seen = event if isinstance(event, Ticked) else HappenedElsewhere()
         for cluster in self.all_clusters():
             if cluster is not receiver:
-                self._pass(cluster, Ticked(), now)
+                self._pass(cluster, seen, now)
         self._allot(now)
         return self.take_decided()
 

@@ -52,6 +52,8 @@ class Liveness:
 
     Attributes:
         heartbeat: the last heartbeat.
+        computed_s, computed_at: the processor time by which its warm-up was last seen to advance,
+            and when that was.
         stuck_since: when its training was first found stuck, without progress since.
         kept: why it is not evicted although stuck; empty if there is no reason to evict it.
         signalled: whether the operator sent its process a signal, so that its end does not count
@@ -59,6 +61,8 @@ class Liveness:
     """
 
     heartbeat: m.Heartbeat | None = None
+    computed_s: float = 0.0
+    computed_at: float = 0.0
     stuck_since: float | None = None
     kept: str = ""
     signalled: bool = False

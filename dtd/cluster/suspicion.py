@@ -92,9 +92,8 @@ def _evict_ended(cluster: ClusterState) -> None:
 
 
 def _misses_beats(cluster: ClusterState, name: str) -> bool:
-    return (
-        cluster.detector.silence_s(name, cluster.now) > MISSED_BEATS * cluster.heartbeat_interval_s
-    )
+    beat_s = max(cluster.heartbeat_interval_s, cluster.detector.pause_s(name))
+    return cluster.detector.silence_s(name, cluster.now) > MISSED_BEATS * beat_s
 
 
 def probe(cluster: ClusterState) -> None:

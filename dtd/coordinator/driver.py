@@ -52,6 +52,7 @@ class Driver:
         self._beginnings: deque[float] = deque(maxlen=MAX_BEGINNINGS)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline_s = 0.0
 
     @property
     def now(self) -> float:
@@ -69,10 +70,20 @@ class Driver:
             for effect in self._decided_on(event, self.now):
                 self._perform(effect)
         finally:
-            self.stop()
-            deadline_s = self._membership.next_deadline(self.now)
-            if deadline_s is not None:
-                self._timer = self._loop.call_at(deadline_s, self.handle, Ticked())
+            self._keep_time(self._membership.next_deadline(self.now))
+
+    def _keep_time(self, deadline_s: float | None) -> None:
+        """Wake the core at a deadline or before; a timer that is due keeps its turn."""
+        if self._timer is not None and deadline_s is not None and self._deadline_s <= deadline_s:
+            return
+        self.stop()
+        if deadline_s is not None:
+            self._deadline_s = deadline_s
+            self._timer = self._loop.call_at(deadline_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.handle(Ticked())
 
     def stop(self) -> None:
         """Stop waking the core."""

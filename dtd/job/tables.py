@@ -263,7 +263,8 @@ class ElasticTable:
         120.0,
         "How long a worker may take to import the task and build model and data, and how long"
         " nothing may move in whatever it then does for the first time: its first step, its"
-        " first evaluation, with a compiler or on a GPU a batch of another shape.",
+        " first evaluation, with a compiler or on a GPU a batch of another shape. An import that"
+        " computes, if only 2 % of the time, has `busy_timeout_s`.",
         above=0,
         maximum=86400,
     )

@@ -86,7 +86,7 @@ class ControlConnection:
         self._troubled = troubled
         self._link: Link | None = None
         self._disconnected = asyncio.Event()
-        self._was_welcome = self._was_registered = self._leaving = False
+        self._was_welcome = self._was_registered = self._leaving = self._owes_answer = False
         self._detector: Detector | None = None
         self._calls = ""
         self._calling_since: float | None = None
@@ -107,6 +107,16 @@ class ControlConnection:
         """Send a message; lost when there is no connection."""
         if self._link is not None:
             self._link.send(message, payload)
+
+    def beat(self, heartbeat: m.Heartbeat) -> None:
+        """Send a heartbeat once the last one is answered: a coordinator that is late needs no more.
+
+        Where it has less of a processor than all heartbeats take, they would pile up in front of
+        everything else, and the answers would come ever later.
+        """
+        if self._link is not None and not self._owes_answer:
+            self._owes_answer = True
+            self._link.send(heartbeat)
 
     async def leave(self, reason: str) -> None:
         """Send GOODBYE, and wait until the coordinator has read it and closes the connection.
@@ -236,6 +246,7 @@ class ControlConnection:
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         """The coordinator answered."""
         self._link, self._detector, self._was_welcome = link, None, True
+        self._owes_answer = False
         self._calling_since = None
         self._opened()
 
@@ -260,6 +271,7 @@ class ControlConnection:
             self._detector.watch(_COORDINATOR, now)
         if self._detector is not None:
             self._detector.heard(_COORDINATOR, now)
+        self._owes_answer &= not isinstance(message, m.HeartbeatAck)
         self._received(message, payload)
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:

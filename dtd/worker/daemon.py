@@ -452,7 +452,7 @@ class Worker:
             self._control.look(self._loop.time())
             beat = self._heartbeat()
             if not self._core.introducing:
-                self._control.send(beat)
+                self._control.beat(beat)
             self._metrics.publish(beat, self._training.roster if self._training else ())
             await asyncio.sleep(self._interval_s)
 

@@ -335,7 +335,9 @@ class Oracle:
         if self.checks % EXPLAIN_EVERY == 0:
             self._joiners(cluster, now)
         deadline = machine.next_deadline(cluster, now)
-        require(deadline is None or deadline > now, "a deadline that has passed is asked for again")
+        require(
+            deadline is None or deadline >= now, "a deadline that has passed is asked for again"
+        )
         watched = cluster.job is None or not cluster.members() or deadline is not None
         require(watched, "a generation has members and nobody looks at the clock")
 

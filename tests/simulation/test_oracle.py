@@ -342,7 +342,7 @@ def core(**more: Any) -> Any:
     ("judge", "rule"),
     [
         (lambda o: o.membership(core(explain=""), 1.0, ()), "does not say for what"),
-        (lambda o: o.membership(core(deadline=1.0), 1.0, ()), "asked for again"),
+        (lambda o: o.membership(core(deadline=0.5), 1.0, ()), "asked for again"),
         (lambda o: o.membership(core(members=["w"]), 1.0, ()), "nobody looks at the clock"),
         (lambda o: o.member("w", core(explain="")), "a member waits"),
         (lambda o: [o.ring(core(explain="")) for _ in range(16)], "a ring does not say"),

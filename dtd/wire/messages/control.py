@@ -208,7 +208,7 @@ class Heartbeat(Message):
 
 @message
 class HeartbeatAck(Message):
-    """The coordinator received the heartbeat."""
+    """The coordinator received the heartbeat; until then the worker sends no other one."""
 
 
 @message

@@ -1,7 +1,7 @@
 from typing import Any
 
 from dtd.cluster import admission
-from dtd.cluster.events import DrainRequested, Revoked
+from dtd.cluster.events import DrainRequested, Revoked, Ticked
 from dtd.wire import messages as m
 
 # --- registering -----------------------------------------------------------------------------
@@ -66,6 +66,21 @@ def test_warming_for_too_long_is_given_up(driver: Any) -> None:
     driver.tick(22.0)
     assert driver.state("a") == "lost"
     assert "elastic.warmup_timeout_s" in driver.cluster.workers["a"].reason
+
+
+def test_warm_up_that_computes_slowly_goes_on_and_ends_once_it_only_polls(driver: Any) -> None:
+    driver.submit(warmup_timeout_s=20.0, busy_timeout_s=1800.0)
+    driver.register("a")
+    for _ in range(4 * 60):
+        driver.now += 0.25
+        driver.beat("a", cpu_s=1.0 + 0.03 * driver.now)
+        driver.handle(Ticked())
+    assert driver.state("a") == "warming"
+    for beat in range(4 * 60):
+        driver.now += 0.25
+        driver.beat("a", cpu_s=3.0 + 0.0001 * beat)
+        driver.handle(Ticked())
+    assert driver.state("a") == "lost"
 
 
 # --- who may train with whom -----------------------------------------------------------------

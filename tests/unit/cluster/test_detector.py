@@ -51,6 +51,30 @@ def test_sign_of_life_begins_the_silence_anew() -> None:
     assert detector.silence_s("a", 6.0) == 2.0
 
 
+def test_limit_grows_with_the_pauses_that_a_worker_has_survived() -> None:
+    detector = watching("a", "b")
+    look_until(detector, 4.0)
+    detector.heard("a", 4.0)
+    assert "a" not in [name for name, _ in look_until(detector, 4.0 + 5.5)]
+    assert ("a", "no heartbeat for 12.5 s (limit 12 s)") in look_until(detector, 4.0 + 12.5)
+
+
+def test_limit_grows_for_all_where_half_of_the_workers_are_late() -> None:
+    detector = watching("a", "b", "c")
+    for name in ("a", "b"):
+        detector.heard(name, 3.0)
+    assert [name for name, _ in look_until(detector, 9.0)] == []
+    assert [name for name, _ in look_until(detector, 9.5)] == ["c"]
+
+
+def test_pauses_fade() -> None:
+    detector = watching("a")
+    detector.heard("a", 4.0)
+    for beat in range(1, 2 * 120):
+        detector.heard("a", 4.0 + 0.5 * beat)
+    assert detector.pause_s("a") == pytest.approx(0.5)
+
+
 def test_longer_patience_is_for_one_watch() -> None:
     detector = watching("a")
     detector.watch("a", 0.0, timeout_s=30.0)

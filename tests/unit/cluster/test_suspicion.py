@@ -34,6 +34,7 @@ def test_silence_is_excused_while_the_generation_advances(driver: Any) -> None:
     for step in range(1, 21):
         driver.now += 0.25
         driver.beat("b", step=step)
+        driver.handle(Ticked())
     assert driver.now == 5.0
     assert driver.state("a") == "running"
     assert driver.cluster.workers["a"].reason.endswith("but its generation advances")
@@ -49,11 +50,33 @@ def test_slow_steps_count_as_advancing_for_longer(driver: Any) -> None:
     for _ in range(4 * 6):
         driver.now += 0.25
         driver.beat("b", step=1, step_s=4.0)
+        driver.handle(Ticked())
     assert driver.now == suspicion.ADVANCING_STEPS * 4.0
     assert driver.state("a") == "running"
     driver.now += 0.25
     driver.beat("b", step=1, step_s=4.0)
+    driver.handle(Ticked())
     assert driver.state("a") == "lost"
+
+
+def test_worker_whose_heartbeat_has_arrived_and_is_not_read_yet_is_not_silent(driver: Any) -> None:
+    driver.submit()
+    driver.run_generation("a", "b")
+    driver.silence(1.25, "b")
+    driver.now += 0.5
+    driver.beat("b")  # and that of the other one is the next to be read
+    driver.beat("a")
+    driver.handle(Ticked())
+    assert driver.state("a") == "running"
+
+
+def test_members_that_are_told_to_freeze_are_told_once(driver: Any) -> None:
+    driver.submit()
+    number = driver.run_generation("a", "b", "c", "d")
+    driver.lost("a")
+    driver.lost("b")
+    driver.froze("c", generation=number, step=0, evidence="reset", suspect="d")
+    assert [len(driver.told(name, m.Freeze)) for name in "cd"] == [1, 1]
 
 
 # --- a neighbour's word ------------------------------------------------------------------------

@@ -125,6 +125,21 @@ async def test_a_connection_on_which_nothing_comes_back_is_cut(
     assert connected.control.is_open
 
 
+async def test_the_next_heartbeat_follows_the_answer_to_the_last_one(
+    coordinator: FakeCoordinator, connected: Connected
+) -> None:
+    link = await soon(coordinator.links)
+    await soon(connected.opened)
+    for step in (1, 2):  # the second one would wait in front of a coordinator that is late
+        connected.control.beat(m.Heartbeat(state="running", step=step))
+    connected.control.send(m.Leave(reason="not a heartbeat"))
+    link.send(m.HeartbeatAck())
+    await soon(connected.received)
+    connected.control.beat(m.Heartbeat(state="running", step=3))
+    said = [await soon(coordinator.heard) for _ in range(3)]
+    assert [getattr(one, "step", 0) for one in said] == [1, 0, 3]
+
+
 async def test_a_refusal_is_logged_once_however_often_it_asks(tmp_path: Path) -> None:
     """Also where another address is called in between, at which nothing listens."""
     coordinator = FakeCoordinator()

@@ -69,6 +69,7 @@ class DaemonRun:
         blocks: int,
         strategy: Mapping[str, Any] | None = None,
         servers: Sequence[str] = (),
+        lossless: str = "auto",
     ) -> None:
         self._workers = workers
         self._servers = servers
@@ -91,6 +92,7 @@ class DaemonRun:
                 strategy=strategy,
             )
             spec["elastic"]["min_workers"] = len(workers)
+            spec["sync"] = {**spec.get("sync", {}), "lossless": lossless}
             self._cluster.try_ask(m.SubmitJob(spec=spec))
         except BaseException:
             self._stack.close()

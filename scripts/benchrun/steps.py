@@ -75,6 +75,7 @@ class Side:
         keeps_memory: whether torch's processes keep freed memory, as dtd's workers do.
         single: one process with all rows.
         over: links over which it is compared unless it is asked for.
+        lossless: the job's `sync.lossless`.
     """
 
     strategy: Mapping[str, Any] | None = None
@@ -83,6 +84,7 @@ class Side:
     keeps_memory: bool = True
     single: bool = False
     over: Sequence[str] = LINKS
+    lossless: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,21 @@ COMPARISONS: Final[Mapping[str, Comparison]] = {
         workloads=("paced-16", "paced-small"),
         buckets_mib=(4, 25),
         optimizer={"name": "adamw"},
+    ),
+    "lossless": Comparison(
+        what="coding of payloads without loss, against none and against DDP",
+        sides={
+            **{mode: Side(strategy={}, lossless=mode) for mode in ("auto", "on", "off")},
+            **{
+                f"bfloat16 {mode}": Side(strategy={"codec": "bfloat16"}, lossless=mode)
+                for mode in ("auto", "off")
+            },
+            "DDP": Side(by="ddp"),
+        },
+        against=("off", "bfloat16 off", "DDP"),
+        workloads=("paced-16",),
+        buckets_mib=(4, 25),
+        floor=True,
     ),
 }
 
@@ -288,7 +305,10 @@ def _daemons(case: Case, side: Side, stack: contextlib.ExitStack) -> DaemonRun:
         steps = steps // int(strategy["fragments"]) * _ROUNDS_A_BLOCK
     workload = dataclasses.replace(case.workload, block_steps=steps)
     _, network = case.hosts(stack, servers)
-    return DaemonRun(workload, case.workers, network, case.rounds + 1, strategy, servers)
+    blocks = case.rounds + 1
+    return DaemonRun(
+        workload, case.workers, network, blocks, strategy, servers, lossless=side.lossless
+    )
 
 
 @contextlib.contextmanager

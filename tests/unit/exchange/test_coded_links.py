@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dtd.engine.shards import Division
-from dtd.errors import ErrorCode, ProtocolError
+from dtd.errors import ErrorCode, ProtocolError, RingBroken
 from dtd.exchange.schedule.chunks import Operation
 from dtd.net.coding_link import Coding
 from dtd.net.planes import PlaneCoder
@@ -176,3 +176,36 @@ async def test_no_thread_works_on_payloads_of_a_generation_that_has_ended():
     assert len(results) == 2
     await asyncio.wait(late)
     assert len(results) == 2
+
+
+def test_a_step_is_redone_in_the_same_memory_after_a_loss(collectives):
+    memory = {rank: contributions(rank, 0) for rank in range(3)}
+
+    def begin(collective):
+        arrays = memory[collective.rank]
+        collective.open_step(0, [memory_of(array) for array in arrays])
+        for bucket in range(len(arrays)):
+            collective.start(bucket)
+        if collective.rank == 2:
+            three.end(2, "killed")
+            return
+        with pytest.raises(RingBroken):
+            collective.gather(b"")
+
+    def redo(collective):
+        arrays = memory[collective.rank]
+        for array, fresh in zip(arrays, contributions(collective.rank, 0), strict=True):
+            array[:] = fresh
+        collective.open_step(0, [memory_of(array) for array in arrays])
+        for bucket in range(len(arrays)):
+            collective.start(bucket)
+        for bucket in range(len(arrays)):
+            collective.wait(bucket)
+        return [array.tobytes() for array in arrays]
+
+    three = collectives(3, chunk_bytes=CHUNK_BYTES, lossless=("on",))
+    three.come_up()
+    three.all(begin)
+    redone, _ = run(collectives, 2, 0, ("on",), redo)
+    plain, _ = run(collectives, 2, 0, ("off",), redo)
+    assert redone == plain

@@ -26,10 +26,11 @@ from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.neighbours import ENDED, NEXT, PREVIOUS, Neighbours, RingLoss
 from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
 from dtd.net.coding_choice import Mode
-from dtd.net.coding_link import PLANES, Coding, CodingLink
+from dtd.net.coding_link import Coding, CodingLink
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
 from dtd.net.link import Link, Traffic
 from dtd.net.liveness import Lifeline, LinkHeartbeats
+from dtd.net.planes import PLANES
 from dtd.net.tls import tls_fault
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold

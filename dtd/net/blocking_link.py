@@ -15,6 +15,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from dtd.address import Address, Endpoint, SocketPath
@@ -52,6 +53,7 @@ class BlockingLink:
         entry: the credential of a data connection.
         place: provides payload memory; without it each payload gets its own.
         connect: opens the TCP connection.
+        coding: the coding of payloads that the caller can undo; 0: none.
 
     Attributes:
         peer_name: the name that the other side states in WELCOME.
@@ -67,6 +69,7 @@ class BlockingLink:
         entry: DataCredential | None = None,
         place: Place | None = None,
         connect: Connect = connect_tcp,
+        coding: int = 0,
     ) -> None:
         deadline_s = time.monotonic() + timeout_s
         self._send_timeout_s = timeout_s
@@ -83,7 +86,7 @@ class BlockingLink:
         else:
             self._socket = connect(address, timeout_s)
         try:
-            self._shake_hands(role, name, entry)
+            self._shake_hands(role, name, entry, coding)
             welcome, _ = self.receive(timeout_s=deadline_s - time.monotonic())
             assert isinstance(welcome, m.Welcome), "the session accepts nothing else"
             self.peer_name = welcome.name
@@ -92,7 +95,9 @@ class BlockingLink:
             self.close()
             raise
 
-    def _shake_hands(self, role: m.Role, name: str, entry: DataCredential | None) -> None:
+    def _shake_hands(
+        self, role: m.Role, name: str, entry: DataCredential | None, coding: int
+    ) -> None:
         if entry is None:
             self._send(self._session.hello(hello(role, name)))
             return
@@ -107,7 +112,7 @@ class BlockingLink:
             opened=True,
             encrypted=isinstance(connected, SSLSocket),
         )
-        said = entry.hello(role, name)
+        said = replace(entry.hello(role, name), coding=coding)
         self._send(self._session.hello(said, secret=entry.secret, ends=ends))
 
     @property

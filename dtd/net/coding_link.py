@@ -1,8 +1,9 @@
-"""Links between ranks that code the payloads of chunks (protocol.md, "Coded payloads").
+"""Links between workers that code payloads of floats (protocol.md, "Coded payloads").
 
+They carry the chunks of ranks, and the ranges of a state or a file that another worker fetches.
 Node and machine know nothing of it: a coded chunk is placed, and arrives, like the plain one.
-Coding runs in threads.  Chunks and small gathers keep their order, all else overtakes those that
-wait to be coded.  While a payload is decoded the next frame of its link is held; the kernel's
+Coding runs in threads.  Chunks, small gathers and ranges keep their order, all else overtakes those
+that wait to be coded.  While a payload is decoded the next frame of its link is held; the kernel's
 buffers receive meanwhile.
 """
 
@@ -13,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -23,13 +24,10 @@ import numpy as np
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.coding_choice import CodingChoice, Mode
 from dtd.net.link import Link
-from dtd.net.planes import ELEMENT_BYTES, MIN_CODED_BYTES, PlaneCoder, check_coded
+from dtd.net.planes import ELEMENT_BYTES, MIN_CODED_BYTES, PLANES, PlaneCoder, check_coded
 from dtd.wire import messages as m
 from dtd.wire.frames import HOLD, Hold
 from dtd.wire.session import Received
-
-PLANES: Final = 1
-"""The coding of `dtd.net.planes`, as HELLO and WELCOME name it."""
 
 READY_FRAMES: Final = 2
 """So many coded frames are ready when the kernel has taken all that it was given."""
@@ -41,6 +39,9 @@ LOOK_BYTES: Final = 1024 * 1024
 """After sending so much the rate of the link is read from the kernel."""
 
 _THREADS: Final = 2
+
+_CODED: Final = (m.Chunk, m.FetchData)
+_IN_ORDER: Final = (*_CODED, m.SmallGather)
 
 
 class _Arrived(NamedTuple):
@@ -103,7 +104,7 @@ class _Waiting:
 
 
 class CodingLink(Link):
-    """A link between ranks; arguments as for `Link`.
+    """A link between workers; arguments as for `Link`.
 
     Attributes:
         coding: set by its endpoint before the first chunk; without it nothing is coded, and a coded
@@ -145,11 +146,11 @@ class CodingLink(Link):
             item_bytes: width of its elements; 0: they are never coded.
         """
         self.plain_bytes += len(payload)
-        if self.closing or not isinstance(message, m.Chunk | m.SmallGather):
+        if self.closing or not isinstance(message, _IN_ORDER):
             super().send(message, payload)
             return
         frame = _Waiting(message, payload)
-        if isinstance(message, m.Chunk) and self._wants(payload, item_bytes):
+        if isinstance(message, _CODED) and self._wants(payload, item_bytes):
             assert isinstance(payload, memoryview)
             arrived = self.coding.arrived if self.coding is not None else None
             if arrived is not None and _is_same(arrived.place, payload):
@@ -234,7 +235,7 @@ class CodingLink(Link):
         encoded, plain_bytes, item_bytes = future.result(), len(frame.payload), frame.item_bytes
         frame.item_bytes = 0
         if encoded.code is not None:
-            assert isinstance(frame.message, m.Chunk)
+            assert isinstance(frame.message, _CODED)
             frame.message = _coded(frame.message, plain_bytes, item_bytes)
             frame.payload = encoded.code
         assert self._choice is not None
@@ -332,8 +333,12 @@ def _address(view: memoryview) -> int:
 _SHARED_FIELDS: Final = ("generation", "step", "phase", "hop", "bucket", "chunk", "source")
 
 
-def _coded(chunk: m.Chunk, plain_bytes: int, item_bytes: int) -> m.CodedChunk:
-    fields = {name: getattr(chunk, name) for name in _SHARED_FIELDS}
+def _coded(
+    message: m.Chunk | m.FetchData, plain_bytes: int, item_bytes: int
+) -> m.CodedChunk | m.FetchData:
+    if isinstance(message, m.FetchData):
+        return replace(message, plain_bytes=plain_bytes, item_bytes=item_bytes)
+    fields = {name: getattr(message, name) for name in _SHARED_FIELDS}
     return m.CodedChunk(**fields, plain_bytes=plain_bytes, item_bytes=item_bytes)
 
 

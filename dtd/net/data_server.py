@@ -27,9 +27,10 @@ from typing import Final
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
-from dtd.net.coding_link import PLANES, CodingLink
+from dtd.net.coding_link import Coding, CodingLink
 from dtd.net.limits import ConnectionLimiter
 from dtd.net.link import HANDSHAKE_TIMEOUT_S, Link
+from dtd.net.planes import PLANES
 from dtd.net.server import Server
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
@@ -116,6 +117,12 @@ def _read_zeros(offset: int, length: int) -> memoryview:
 
 MAX_FETCH_BYTES: Final = 4 * 1024 * 1024
 MAX_REQUESTS_AHEAD: Final = 16
+ITEM_BYTES: Final = 4
+"""Ranges are coded as float32, which most states are; of 16-bit floats that shortens every second.
+"""
+READ_AHEAD_BYTES: Final = 2 * 1024 * 1024
+"""With more than this waiting to be sent, no further range is read: the next one is coded while
+those before it are on their way."""
 STORED: Final = ("checkpoint/", "model/", "profile/")
 """Resources that are files, and stay open when a state is withdrawn."""
 STILL_WAITING_S: Final = 0.25
@@ -144,12 +151,14 @@ class FetchHandler:
         self._scopes: dict[Link, str] = {}
         self._open: dict[Link, _Opened] = {}
         self._unanswered: Counter[Link] = Counter()
+        self._coding = Coding("auto")
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         """Stop serving."""
         for task in self._tasks:
             task.cancel()
+        self._coding.close()
 
     def offer(self, resource: str, content: Resource) -> None:
         """Let clients fetch this until `withdraw`."""
@@ -178,11 +187,12 @@ class FetchHandler:
 
     # --- links -------------------------------------------------------------------------------
 
-    def admit(self, link: Link, resource: str) -> None:
+    def admit(self, link: CodingLink, resource: str) -> None:
         """Allow this link to fetch this one resource."""
+        link.coding = self._coding
         self._scopes[link] = resource
 
-    def request(self, link: Link, message: m.Message) -> None:
+    def request(self, link: CodingLink, message: m.Message) -> None:
         """A client requests a resource, or a range of the open one.
 
         Raises:
@@ -263,18 +273,17 @@ class FetchHandler:
         if link in self._unanswered:
             self._unanswered[link] -= 1
 
-    def _answer_at_once(self, link: Link, request: m.FetchRange) -> bool:
+    def _answer_at_once(self, link: CodingLink, request: m.FetchRange) -> bool:
         """Answer at once if the blob is in memory and nothing is queued; return whether it was."""
         opened = self._open.get(link)
         if self._unanswered[link] or link.queued_bytes() or opened is None:
             return False
         blob = _blob_of(opened, request)
         if blob.in_memory:
-            data = blob.read(request.offset, request.length)
-            link.send(m.FetchData(blob=request.blob, offset=request.offset), data)
+            _send_range(link, request, blob.read(request.offset, request.length))
         return blob.in_memory
 
-    async def _answer_range(self, link: Link, request: m.FetchRange) -> None:
+    async def _answer_range(self, link: CodingLink, request: m.FetchRange) -> None:
         opened = self._open.get(link)
         async with opened.turn if opened is not None else contextlib.nullcontext():
             try:
@@ -285,10 +294,9 @@ class FetchHandler:
             except OSError as error:
                 link.fail(ProtocolError(ErrorCode.REFUSED, f"cannot be read: {error}"))
                 return
-            link.send(m.FetchData(blob=request.blob, offset=request.offset), data)
+            _send_range(link, request, data)
             self._answered(link)
-            drained = link.drained()
-            if drained is not None:
+            while link.queued_bytes() > READ_AHEAD_BYTES and (drained := link.drained()):
                 await drained
 
     async def _read(self, opened: _Opened | None, request: m.FetchRange) -> bytes | memoryview:
@@ -297,6 +305,11 @@ class FetchHandler:
             return blob.read(request.offset, request.length)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, blob.read, request.offset, request.length)
+
+
+def _send_range(link: CodingLink, request: m.FetchRange, data: bytes | memoryview) -> None:
+    message = m.FetchData(blob=request.blob, offset=request.offset)
+    link.send(message, memoryview(data), ITEM_BYTES)
 
 
 def _blob_of(opened: _Opened | None, request: m.FetchRange) -> Blob:
@@ -475,7 +488,7 @@ class DataServer:
             )
         )
 
-    def _on_proved(self, link: Link) -> None:
+    def _on_proved(self, link: CodingLink) -> None:
         """The caller has proved that it has the key that its HELLO names."""
         self._server.proven(link)
         hello = self._claims[link]
@@ -507,6 +520,7 @@ class DataServer:
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
         """The caller has authenticated, or sends a request."""
+        assert isinstance(link, CodingLink)
         if isinstance(message, m.Prove):
             self._on_proved(link)
         else:

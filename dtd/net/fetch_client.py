@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
@@ -27,6 +28,8 @@ from dtd.wire.session import DataCredential
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 RANGE_BYTES: Final = 1024 * 1024
+RANGES_AHEAD: Final = 4
+"""The holder reads and codes the next ones while it sends."""
 CLIENT_NAME: Final = "dtdctl"
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
@@ -106,6 +109,9 @@ class FetchClient:
     ) -> None:
         self._where = f"{resource} at {address}"
         self._timeout_s = timeout_s
+        from dtd.net.planes import PLANES, PlaneCoder  # here: dtdctl does not wait for numpy
+
+        self._coder = PlaneCoder()
         with self._failures_told():
             self._link = BlockingLink(
                 address,
@@ -114,6 +120,7 @@ class FetchClient:
                 timeout_s=timeout_s,
                 entry=ticket,
                 connect=connect,
+                coding=PLANES,
             )
         try:
             with self._failures_told():
@@ -175,22 +182,37 @@ class FetchClient:
         index, size_bytes = self._blobs[name]
         if file.tell() > size_bytes:
             file.truncate(0)
-        offset = file.seek(0, os.SEEK_END)
-        while offset < size_bytes:
-            length = min(RANGE_BYTES, self._link.max_payload_bytes, size_bytes - offset)
-            answer, payload = self._ask(m.FetchRange(blob=index, offset=offset, length=length))
-            expected = m.FetchData(blob=index, offset=offset)
-            if answer != expected or len(payload) != length:
-                raise CheckpointError(f"{self._where} answered with another range of {name}")
-            file.write(payload)
-            offset += length
+        most_bytes = min(RANGE_BYTES, self._link.max_payload_bytes)
+        missing = deque(
+            m.FetchRange(blob=index, offset=offset, length=min(most_bytes, size_bytes - offset))
+            for offset in range(file.seek(0, os.SEEK_END), size_bytes, most_bytes)
+        )
+        asked: deque[m.FetchRange] = deque()
+        while missing or asked:
+            while missing and len(asked) < RANGES_AHEAD:
+                asked.append(missing.popleft())
+                with self._failures_told():
+                    self._link.send(asked[-1])
+            part = asked.popleft()
+            file.write(self._range(part, name))
             if on_bytes is not None:
-                on_bytes(offset, size_bytes)
+                on_bytes(part.offset + part.length, size_bytes)
 
-    def _ask(self, message: m.Message) -> tuple[m.Message, memoryview]:
+    def _range(self, part: m.FetchRange, name: str) -> memoryview:
+        """The answer to the first open request."""
         with self._failures_told():
-            self._link.send(message)
-            return self._link.receive(timeout_s=self._timeout_s)
+            answer, payload = self._link.receive(timeout_s=self._timeout_s)
+            if isinstance(answer, m.FetchData) and answer.plain_bytes:
+                plain = memoryview(bytearray(part.length))
+                self._coder.decode(payload, plain, answer.item_bytes)
+                payload = plain
+        same = isinstance(answer, m.FetchData) and (answer.blob, answer.offset) == (
+            part.blob,
+            part.offset,
+        )
+        if not same or len(payload) != part.length:
+            raise CheckpointError(f"{self._where} answered with another range of {name}")
+        return payload
 
     @contextlib.contextmanager
     def _failures_told(self) -> Iterator[None]:

@@ -21,6 +21,9 @@ import zstandard
 
 from dtd.errors import ErrorCode, ProtocolError
 
+PLANES: Final = 1
+"""The number of this coding in HELLO and WELCOME."""
+
 ELEMENT_BYTES: Final = (2, 4, 8)
 """The widths of elements that can be coded."""
 

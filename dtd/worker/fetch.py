@@ -22,6 +22,7 @@ from dtd.exchange.schedule.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.data_server import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_client import open_resource, unexpected
+from dtd.net.planes import PLANES, PlaneCoder, check_coded
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 
@@ -201,6 +202,7 @@ def fetch_state(
     silence_s: float,
     ring: RingCollective,
     connect: Connect = connect_tcp,
+    coded: bool = True,
 ) -> FetchFigures:
     """Fetch `resource` from `donors` into the run.
 
@@ -213,6 +215,7 @@ def fetch_state(
         silence_s: a donor that sends not a byte for so long is given up.
         ring: cuts the fetch off when it breaks.
         connect: makes the connections.
+        coded: donors may code what they send.
 
     Raises:
         RingBroken: no donor is left, or the ring broke; what we held is unchanged.
@@ -227,6 +230,7 @@ def fetch_state(
         entry=entry,
         silence_s=silence_s,
         connect=connect,
+        coding=PLANES if coded else 0,
     )
     ring.on_broken(fetch.stripes.stop)
     size = fetch.into(run, ring)
@@ -246,6 +250,7 @@ class _Lane:
 
     asked: deque[Range] = field(default_factory=deque)
     coming: deque[Range] = field(default_factory=deque)
+    coder: PlaneCoder = field(default_factory=PlaneCoder)
     open: int = 0
     open_bytes: int = 0
 
@@ -262,7 +267,9 @@ class _Fetch:
         entry: DataCredential,
         silence_s: float,
         connect: Connect,
+        coding: int,
     ) -> None:
+        self._coding = coding
         self._count = min(DONORS_AT_ONCE, len(donors))
         self.stripes = RangeScheduler(self._count)
         self.gave: set[str] = set()
@@ -325,6 +332,7 @@ class _Fetch:
                 entry=self._entry,
                 connect=self._connect,
                 place=lambda message, size: self._place(lane, message, size),
+                coding=self._coding,
             )
             self.stripes.enter(link)
             _, manifest = open_resource(link, self._resource, silence_s=self._silence_s)
@@ -345,9 +353,11 @@ class _Fetch:
             self._ask(link, lane)
             if not lane.open:
                 return
-            message, _ = link.receive(silence_s=self._silence_s)
+            message, payload = link.receive(silence_s=self._silence_s)
             if not isinstance(message, m.FetchData):
                 raise unexpected(message)
+            if message.plain_bytes:
+                lane.coder.decode(payload, self._memory(lane.coming[0]), message.item_bytes)
             lane.open -= 1
             lane.open_bytes -= lane.coming.popleft().length
             self.gave.add(name)
@@ -371,14 +381,19 @@ class _Fetch:
                 link.send(*questions)
 
     def _place(self, lane: _Lane, message: m.Message, payload_bytes: int) -> memoryview | None:
-        """Memory of the part that was asked for first."""
+        """Memory of the part that was asked for first; None if what comes is its code."""
         if not isinstance(message, m.FetchData):
             return None
-        answer = Range(message.blob, message.offset, payload_bytes)
+        if message.plain_bytes:
+            check_coded(payload_bytes, message.plain_bytes, message.item_bytes)
+        answer = Range(message.blob, message.offset, message.plain_bytes or payload_bytes)
         if not lane.asked or answer != lane.asked[0]:
             raise unexpected(message)
         lane.coming.append(lane.asked.popleft())
-        return self.stripes.views[answer.blob][answer.offset : answer.offset + answer.length]
+        return None if message.plain_bytes else self._memory(answer)
+
+    def _memory(self, part: Range) -> memoryview:
+        return self.stripes.views[part.blob][part.offset : part.offset + part.length]
 
 
 def _failure(donor: str, error: OSError | DtdError, *, connected: bool) -> RingBroken:

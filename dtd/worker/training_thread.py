@@ -308,6 +308,7 @@ class TrainingThread(JobThread):
                 silence_s=self._silence_s,
                 ring=ring,
                 connect=ring.connect_data,
+                coded=self._spec.sync.lossless != "off",
             )
             log.info("state_received", **dataclasses.asdict(figures))
             return

@@ -160,7 +160,9 @@ class FetchRange(Message):
 
 @message
 class FetchData(Message):
-    """The requested range, as payload."""
+    """The requested range, as payload; coded if `plain_bytes`, its own length, is not 0."""
 
     blob: U32
     offset: U64
+    plain_bytes: U32 = 0
+    item_bytes: U8 = 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import xxhash
 
 from dtd.errors import CheckpointError
 from dtd.net.fetch_client import RANGE_BYTES, FetchClient
+from dtd.net.planes import PlaneCoder
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 
@@ -16,13 +19,15 @@ TICKET = DataCredential(secret=b"s" * 32, scope="any")
 RESOURCE = "checkpoint/digits-1/step-10"
 NAME = "model.safetensors"
 CONTENT = bytes(range(256)) * 9000 + b"tail"
+FLOATS = np.random.default_rng(4).standard_normal(3 * RANGE_BYTES // 4 + 5).astype("<f4").tobytes()
+CODER = PlaneCoder()
 
 
 @pytest.fixture
 def offer(server):
     """Lets the server offer a file; returns the ranges asked for."""
 
-    def start(content=CONTENT, *, digest=None, stop_after=None):
+    def start(content=CONTENT, *, digest=None, stop_after=None, coded=False, cut=0):
         digest = digest or xxhash.xxh3_128(content).hexdigest()
         manifest = json.dumps({"files": {NAME: {"hash": digest}, "lost": {}}}).encode()
         ranges = []
@@ -35,7 +40,11 @@ def offer(server):
                 return None
             ranges.append((message.offset, message.length))
             data = content[message.offset : message.offset + message.length]
-            return m.message_bytes(m.FetchData(blob=message.blob, offset=message.offset), data)
+            answer = m.FetchData(blob=message.blob, offset=message.offset)
+            if coded and (code := CODER.encode(memoryview(data), 4)) is not None:
+                answer = replace(answer, plain_bytes=len(data), item_bytes=4)
+                data = bytes(code[:-cut] if cut else code)
+            return m.message_bytes(answer, data)
 
         server.script = script
         return ranges
@@ -77,3 +86,16 @@ def test_a_damaged_file_gets_no_name(server, offer, tmp_path):
     with pytest.raises(CheckpointError, match="does not match the hash in its manifest"):
         fetch(server, tmp_path / "here")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_coded_ranges_make_the_same_file(server, offer, tmp_path):
+    offer(FLOATS, coded=True)
+    fetch(server, tmp_path / "here")
+    assert (tmp_path / "here").read_bytes() == FLOATS
+
+
+def test_damaged_code_gets_no_name_and_nothing_of_it_is_kept(server, offer, tmp_path):
+    offer(FLOATS, coded=True, cut=3)
+    with pytest.raises(CheckpointError, match="coded payload"):
+        fetch(server, tmp_path / "here")
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0]

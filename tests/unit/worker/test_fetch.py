@@ -6,12 +6,14 @@ import contextlib
 import queue
 import threading
 
+import numpy as np
 import pytest
 
 import dtd.net.data_server as fetch_desk_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
 from dtd.net.blocking_link import connect_tcp
+from dtd.net.coding_link import Coding
 from dtd.net.data_server import Blob, DataServer, Resource, memory_blob
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
@@ -143,7 +145,7 @@ def member(address, name="worker-0"):
     return m.Member(name=name, incarnation=1, host=address.host, port=address.port, holds=True)
 
 
-def fetch(run, *donors, ring=None, silence_s=PATIENCE_S, connect=connect_tcp):
+def fetch(run, *donors, ring=None, silence_s=PATIENCE_S, connect=connect_tcp, coded=True):
     return fetch_state(
         run,
         donors,
@@ -153,6 +155,7 @@ def fetch(run, *donors, ring=None, silence_s=PATIENCE_S, connect=connect_tcp):
         silence_s=silence_s,
         ring=ring or Ring(),
         connect=connect,
+        coded=coded,
     )
 
 
@@ -286,3 +289,79 @@ def test_a_ring_that_breaks_cuts_the_fetch_off(sources, nothing):
         donor.call(donor.server.close)
     assert [bytes(one) for one in run.memory] == before
     assert not run.finished
+
+
+# --- coded ranges ----------------------------------------------------------------------------
+
+
+class Damaging(Coding):
+    """Turns one bit of every code."""
+
+    def __init__(self):
+        super().__init__("on")
+
+    def run(self, function, *arguments):
+        def damaged():
+            encoded = function(*arguments)
+            encoded.code[-1] ^= 1
+            return encoded
+
+        return super().run(damaged)
+
+
+WEIGHTS = np.random.default_rng(3).standard_normal(5 * RANGE_BYTES // 4 + 7).astype("<f4").tobytes()
+
+
+def coding(source, made):
+    """Let a donor code what it sends, as it would where the network is slow."""
+    source.call(setattr, source.server._fetches, "_coding", made)
+
+
+def test_a_state_is_the_same_from_donors_that_code_and_donors_that_do_not(sources):
+    codes, plain = sources(2)
+    coding(codes, Coding("on"))
+    coding(plain, Coding("off"))
+    run, lasting = Importer((len(WEIGHTS), len(LARGE))), [WEIGHTS, LARGE]
+    for one in (codes, plain):
+        one.offer(lasting)
+    fetch(run, codes.member, plain.member)
+    assert run.memory == lasting
+
+
+class Counting(Coding):
+    """Counts the payloads that are coded."""
+
+    coded = 0
+
+    def run(self, function, *arguments):
+        self.coded += 1
+        return super().run(function, *arguments)
+
+
+@pytest.mark.parametrize("coded", [True, False])
+def test_ranges_are_coded_if_the_job_lets_them_be(source, coded):
+    counting = Counting("on")
+    coding(source, counting)
+    source.offer([WEIGHTS])
+    run = Importer((len(WEIGHTS),))
+    fetch(run, source.member, coded=coded)
+    assert run.memory == [WEIGHTS]
+    assert counting.coded == (5 if coded else 0)
+
+
+def test_damaged_code_is_the_donors_fault_and_another_one_gives_the_state(sources):
+    damages, sound = sources(2)
+    coding(damages, Damaging())
+    run = Importer((len(WEIGHTS),))
+    for one in (damages, sound):
+        one.offer([WEIGHTS])
+    fetch(run, damages.member, sound.member)
+    assert run.memory == [WEIGHTS]
+
+
+def test_damaged_code_alone_breaks_the_ring_as_a_false_tag_does(source):
+    coding(source, Damaging())
+    source.offer([WEIGHTS])
+    with pytest.raises(RingBroken, match="coded payload") as raised:
+        fetch(Importer((len(WEIGHTS),)), source.member)
+    assert raised.value.evidence == "corrupt"

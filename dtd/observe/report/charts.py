@@ -1,20 +1,22 @@
-"""The charts of a report as SVG text, coloured by the page around them, for light and dark.
+"""The charts of a report as SVG, coloured by the page around them, for light and dark.
 
-Plain drawing without a library: a report has no script and loads nothing.  Every text is escaped.
+This file computes places in pixels; the templates draw.  A report has no script, loads nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Final
+from typing import Any, Final
+
+from markupsafe import Markup
 
 from dtd import figures
 from dtd.figures import is_logarithmic, number, sparklines
 from dtd.observe.report.facts import PARTS, Curve, Facts, WorkerShare, World
-from dtd.observe.report.render import Chart
+from dtd.observe.report.render import Chart, to_svg
 
 WIDTH: Final = 720
 HEIGHT: Final = 250
@@ -22,6 +24,7 @@ _LEFT: Final = 72
 _RIGHT: Final = 14
 _TOP: Final = 12
 _BOTTOM: Final = 36
+_NOTHING: Final = Markup()
 _BAR: Final = 22
 _GAP: Final = 10
 _TICKS: Final = 5
@@ -81,57 +84,82 @@ def line_chart(
     *,
     title: str,
     x_label: str = "step",
-    y_label: str = "",
+    y_label: str,
     marks: Iterable[tuple[float, str]] = (),
     from_zero: bool = False,
-) -> str:
+) -> Markup:
     """Curves over the same axes; the axis of values is logarithmic where they are far apart.
 
     Args:
         lines: the curves; values that are not finite are left out.
-        title: for readers who do not see it.
+        title: for screen readers.
         x_label: under the axis.
-        y_label: above the axis; empty where the title says it.
+        y_label: above the axis.
         marks: (x, event).
         from_zero: whether the axis of values begins at 0.
     """
     lines = [_finite(line) for line in lines]
     lines = [line for line in lines if line.points]
     if not lines:
-        return ""
+        return _NOTHING
     x, y = _axes(lines, from_zero=from_zero)
-    body = [*_frame(x, y, x_label, y_label), *_marks(marks, x)]
-    for line in lines:
-        body += _curve(line, x, y)
-    body += _legend([(line.name, line.colour) for line in lines] if len(lines) > 1 else [])
-    return _svg(title, HEIGHT + (20 if len(lines) > 1 else 0), body)
+    several = len(lines) > 1
+    return to_svg(
+        "lines.svg",
+        title=title,
+        width=WIDTH,
+        height=HEIGHT + 20 * several,
+        left=_LEFT,
+        right=WIDTH - _RIGHT,
+        top=_TOP,
+        bottom=HEIGHT - _BOTTOM,
+        x_label=x_label,
+        y_label=f"{y_label} (logarithmic)" if y.logarithmic else y_label,
+        x_ticks=[(x.at(value), _short(value)) for value in x.ticks() if value == int(value)],
+        y_ticks=[(y.at(value), _short(value)) for value in y.ticks()],
+        marks=[(x.at(at), event) for at, event in marks if x.low <= at <= x.high],
+        curves=[_curve(line, x, y) for line in lines],
+        legend=_legend([(one.name, one.colour) for one in lines if several], HEIGHT + 12),
+    )
 
 
-def bar_chart(bars: Sequence[Bar], *, title: str) -> str:
+def bar_chart(bars: Sequence[Bar], *, title: str) -> Markup:
     """Stacked bars of milliseconds on one scale, with a legend of the parts of a step."""
     longest = max((sum(length for length, _ in bar.parts) for bar in bars), default=0.0)
     if longest <= 0:
-        return ""
+        return _NOTHING
     left = min(200.0, 16 + _CHARACTER * max(len(bar.name) for bar in bars))
     note = 8 + _CHARACTER * max(len(bar.note) for bar in bars)
     scale = _Axis(0.0, longest, left, WIDTH - _RIGHT - note)
-    body, top = [], float(_TOP)
-    for bar in bars:
-        middle = top + _BAR / 2 + 4
-        body.append(_text(left - 8, middle, bar.name, anchor="end"))
-        reached = 0.0
-        for length, colour in bar.parts:
-            begin, end = scale.at(reached), scale.at(reached + length)
-            body.append(
-                f'<rect class="f{colour}" x="{begin:.1f}" y="{top:.1f}"'
-                f' width="{max(0.0, end - begin):.1f}" height="{_BAR}"/>'
-            )
-            reached += length
-        body.append(_text(scale.at(reached) + 8, middle, bar.note))
-        top += _BAR + _GAP
-    legend = [(name, number) for number, name in enumerate(PART_NAMES)]
-    body += _legend(legend, top=top + 14)
-    return _svg(f"{title} (milliseconds)", round(top + 24), body)
+    bottom = _TOP + len(bars) * (_BAR + _GAP)
+    return to_svg(
+        "bars.svg",
+        title=title,
+        width=WIDTH,
+        height=bottom + 64,
+        left=left,
+        right=WIDTH - _RIGHT,
+        top=_TOP - 6,
+        bottom=bottom,
+        x_label="milliseconds",
+        x_ticks=[(scale.at(value), _short(value)) for value in scale.ticks()],
+        bars=[_bar(bar, scale, _TOP + at * (_BAR + _GAP)) for at, bar in enumerate(bars)],
+        legend=_legend([(name, at) for at, name in enumerate(PART_NAMES)], bottom + 54),
+    )
+
+
+def _bar(bar: Bar, scale: _Axis, top: int) -> dict[str, Any]:
+    ends = list(itertools.accumulate((length for length, _ in bar.parts), initial=0.0))
+    places = zip(ends, ends[1:], bar.parts, strict=False)
+    return {
+        "name": bar.name,
+        "note": bar.note,
+        "top": top,
+        "middle": top + _BAR / 2 + 4,
+        "height": _BAR,
+        "end": scale.at(ends[-1]),
+        "parts": [(scale.at(begin), scale.at(end), part[1]) for begin, end, part in places],
+    }
 
 
 def _finite(line: Line) -> Line:
@@ -155,72 +183,24 @@ def _axes(lines: Sequence[Line], *, from_zero: bool) -> tuple[_Axis, _Axis]:
     return x, _Axis(low, high, HEIGHT - _BOTTOM, _TOP + 14, logarithmic)
 
 
-def _frame(x: _Axis, y: _Axis, x_label: str, y_label: str) -> list[str]:
-    found = [_text(_LEFT, _TOP, y_label, kind="label")] if y_label else []
-    for value in y.ticks():
-        at = y.at(value)
-        found.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{x.end:.0f}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        )
-        found.append(_text(_LEFT - 7, at + 4, _short(value), anchor="end"))
-    under = HEIGHT - _BOTTOM + 16
-    whole = [value for value in x.ticks() if x.low == x.high or value == int(value)]
-    found += [_text(x.at(value), under, _short(value), anchor="middle") for value in whole]
-    found.append(_text(x.end, HEIGHT - 4, x_label, anchor="end", kind="label"))
-    return found
-
-
-def _marks(marks: Iterable[tuple[float, str]], x: _Axis) -> list[str]:
-    return [
-        f'<line class="mark" x1="{x.at(at):.1f}" x2="{x.at(at):.1f}" y1="{_TOP + 14}"'
-        f' y2="{HEIGHT - _BOTTOM}"><title>{escape(what)}</title></line>'
-        for at, what in marks
-        if x.low <= at <= x.high
-    ]
-
-
-def _curve(line: Line, x: _Axis, y: _Axis) -> list[str]:
+def _curve(line: Line, x: _Axis, y: _Axis) -> dict[str, Any]:
     upper = [(x.at(at), y.at(high)) for at, _low, _mean, high in line.points]
     lower = [(x.at(at), y.at(low)) for at, low, _mean, _high in line.points]
     middle = [(x.at(at), y.at(mean)) for at, _low, mean, _high in line.points]
-    found = []
-    if upper != lower:
-        outline = _path([*upper, *reversed(lower)])
-        found.append(f'<path class="band f{line.colour}" d="{outline}Z"/>')
-    dashed = " dashed" if line.dashed else ""
-    found.append(f'<path class="line s{line.colour}{dashed}" d="{_path(middle)}"/>')
-    if len(middle) <= _DOTS_UP_TO:
-        dot = f'<circle class="f{line.colour}" r="3"'
-        found += [f'{dot} cx="{left:.1f}" cy="{top:.1f}"/>' for left, top in middle]
-    return found
+    return {
+        "colour": line.colour,
+        "dashed": line.dashed,
+        "band": [*upper, *reversed(lower)] if upper != lower else [],
+        "middle": middle,
+        "dots": middle if len(middle) <= _DOTS_UP_TO else [],
+    }
 
 
-def _path(points: Iterable[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{left:.1f},{top:.1f}" for left, top in points)
-
-
-def _legend(entries: Sequence[tuple[str, int]], top: float = HEIGHT + 12) -> list[str]:
-    found, left = [], float(_LEFT)
-    for name, colour in entries:
-        found.append(
-            f'<rect class="f{colour}" x="{left:.0f}" y="{top - 9:.0f}" width="10" height="10"/>'
-        )
-        found.append(_text(left + 15, top, name))
-        left += 34 + _CHARACTER * len(name)
-    return found
-
-
-def _text(left: float, top: float, text: str, *, anchor: str = "start", kind: str = "") -> str:
-    of = f' class="{kind}"' if kind else ""
-    return f'<text{of} x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _svg(title: str, height: int, body: Iterable[str]) -> str:
-    name = escape(title)
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}">'
-        f"<title>{name}</title>{''.join(body)}</svg>"
-    )
+def _legend(entries: Sequence[tuple[str, int]], y: float) -> list[tuple[float, float, str, int]]:
+    """Names with their colours, side by side."""
+    widths = [34 + _CHARACTER * len(name) for name, _ in entries]
+    places = itertools.accumulate(widths, initial=float(_LEFT))
+    return [(x, y, *entry) for x, entry in zip(places, entries, strict=False)]
 
 
 def _nice(step: float) -> float:
@@ -263,7 +243,8 @@ def loss_over_time(runs: Sequence[Facts]) -> Chart:
         Line(name=one.id, points=_over_time(one), colour=colour) for colour, one in enumerate(runs)
     ]
     title = "Training loss over time"
-    svg = line_chart(lines, title=title, x_label="seconds since its first step")
+    x_label = "seconds since its first step"
+    svg = line_chart(lines, title=title, x_label=x_label, y_label="training loss")
     return Chart(title, svg)
 
 
@@ -278,14 +259,14 @@ def single(facts: Facts, name: str, title: str) -> Chart:
     curve = facts.curves.get(name, ())
     means = [point.mean for point in curve] or [0.0]
     if math.isclose(min(means), max(means)):
-        return Chart(title, "")
+        return Chart(title, _NOTHING)
     return _over_steps([(facts.id, curve)], title, facts)
 
 
 def rate(facts: Facts) -> Chart:
     """Rows per second over steps."""
     curve = [(facts.id, facts.curves.get("rows_per_s", ()))]
-    return _over_steps(curve, "rows per second", facts, from_zero=True)
+    return _over_steps(curve, "throughput", facts, y_label="rows per second", from_zero=True)
 
 
 def times(facts: Facts) -> Chart:
@@ -314,7 +295,8 @@ def scaling(worlds: Sequence[World]) -> Chart:
         Line(name="ideal", points=[(x, y, y, y) for x, y in ideal], colour=4, dashed=True),
     ]
     title = "Throughput by number of workers"
-    svg = line_chart(lines, title=title, x_label="workers", y_label="rows/s", from_zero=True)
+    y_label = "rows per second"
+    svg = line_chart(lines, title=title, x_label="workers", y_label=y_label, from_zero=True)
     return Chart(title, svg)
 
 
@@ -332,13 +314,24 @@ def split(workers: Sequence[WorkerShare]) -> Chart:
 
 
 def _over_steps(
-    curves: Sequence[tuple[str, Curve]], title: str, facts: Facts, *, from_zero: bool = False
+    curves: Sequence[tuple[str, Curve]],
+    title: str,
+    facts: Facts,
+    *,
+    y_label: str = "",
+    from_zero: bool = False,
 ) -> Chart:
     lines = [
         Line(name=name, points=_band_of(curve, band=len(curves) == 1), colour=colour)
         for colour, (name, curve) in enumerate(curves)
     ]
-    svg = line_chart(lines, title=title, marks=_marks_of(facts), from_zero=from_zero)
+    svg = line_chart(
+        lines,
+        title=title,
+        y_label=y_label or title,
+        marks=_marks_of(facts),
+        from_zero=from_zero,
+    )
     drawn = sparklines([[(p.begin, p.mean) for p in curve] for _, curve in curves], width=_SPARK)
     width = max(len(name) for name, _ in curves)
     labelled = [f"{name:<{width}}  {line}" for (name, _), line in zip(curves, drawn, strict=True)]

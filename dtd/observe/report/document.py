@@ -14,7 +14,6 @@ from dtd.observe.report.render import (
     Block,
     Bullets,
     Chart,
-    Code,
     Document,
     Section,
     Table,
@@ -24,6 +23,7 @@ from dtd.observe.report.render import (
 from dtd.packages.limits import short
 
 MOST_INCIDENTS: Final = 200
+MOST_CARDS: Final = 20
 MOST_CHECKPOINTS: Final = 20
 _COMPUTED: Final = """\
 Figures of steps are those of rank 0 in every committed step, as the coordinator remembers them; \
@@ -70,7 +70,7 @@ def _summary(facts: Facts, against: Facts | None) -> Section:
     if job["started_s"]:
         ended = job["ended_s"] or job["started_s"]
         took = figures.duration(ended - job["started_s"]) if job["ended_s"] else "not ended"
-        tiles.append(("took", took))
+        tiles.append(("duration", took))
     if facts.worlds:
         best = max(facts.worlds, key=lambda one: one.rows_per_s)
         tiles.append(("rows, best", figures.rate(best.rows_per_s)))
@@ -180,24 +180,40 @@ def _communication(facts: Facts) -> Section:
 
 
 def _incidents(facts: Facts) -> Section:
-    headings = ("time", "event", "worker", "step", "detected", "recovered", "what")
+    headings = ("time", "kind", "worker", "step", "event")
     rows = [_incident(one) for one in facts.incidents[-MOST_INCIDENTS:]]
     if not rows:
-        return Section("Incidents", [Text("None is remembered.")])
+        return Section("Incidents", [Text("No incidents.")])
+    recoveries = [one for one in facts.incidents if one["kind"] == "recovered"]
+    cards = [_recovery(one, facts) for one in recoveries[-MOST_CARDS:]]
     left = len(facts.incidents) - len(rows)
     more = [Text(f"{left} earlier ones are left out: `dtdctl events`.")] if left else []
-    return Section("Incidents", [Table(headings, rows), *more])
+    return Section("Incidents", [*cards, Table(headings, rows), *more])
+
+
+def _recovery(one: Mapping[str, Any], facts: Facts) -> Tiles:
+    """One incident as a card: what it was, and what it cost."""
+    details = one["details"]
+    items = [
+        ("detected in", figures.span(details.get("detected_after_s"))),
+        ("recovered in", figures.span(details.get("recovered_after_s"))),
+        ("steps redone", figures.number(details.get("steps_redone"))),
+        ("steps lost", figures.number(details.get("steps_lost"))),
+    ]
+    digests = facts.job["result"].get("replica_digests")
+    if digests:
+        same = "equal" if len(set(digests.values())) == 1 else "differ"
+        items.append(("replicas at the end", same))
+    cause = details.get("cause") or one["message"]
+    return Tiles(items, title=f"Step {one['step']}: {cause} ({figures.moment(one['time_s'])})")
 
 
 def _incident(one: Mapping[str, Any]) -> tuple[str, ...]:
-    details = one["details"]
     return (
         figures.moment(one["time_s"]),
         one["kind"],
         one["worker"] or figures.NOTHING,
         str(one["step"] or figures.NOTHING),
-        figures.span(details.get("detected_after_s")),
-        figures.span(details.get("recovered_after_s")),
         one["message"],
     )
 
@@ -210,14 +226,9 @@ def _environment(facts: Facts) -> Section:
 
 
 def _configuration(facts: Facts) -> Section:
-    job = facts.job
-    rows = list(changed_settings(job["spec"]))
-    return Section("Configuration", list(_settings(rows)))
-
-
-def _settings(rows: Sequence[tuple[str, str]]) -> Iterator[Block]:
-    yield Text("Settings that differ from their defaults:")
-    yield Table(("setting", "value"), rows)
+    rows = list(changed_settings(facts.job["spec"]))
+    heading = Text("Settings that differ from their defaults:")
+    return Section("Configuration", [heading, Table(("setting", "value"), rows)])
 
 
 def _card(facts: Facts) -> Section:
@@ -272,8 +283,8 @@ def _checkpoints(job: Mapping[str, Any]) -> list[Block]:
     ]
     if not rows:
         return []
-    headings = ("checkpoint of step", "size", "on", "metrics", "")
-    return [Table(headings, rows), Code(f"dtdctl fetch {job['id']}")]
+    headings = ("checkpoint of step", "size", "stored on", "metrics", "")
+    return [Table(headings, rows), Text(f"To get the weights: `dtdctl fetch {job['id']}`.")]
 
 
 def _notes(facts: Facts) -> Section:

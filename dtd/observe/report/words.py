@@ -48,7 +48,7 @@ def never_trained(facts: Facts) -> str:
             " figures are not known: it is older than the store of figures, or was displaced"
             " from it."
         )
-    return f"{facts.id} never trained a step; it is {facts.job['state']}{why}."
+    return f"{facts.id} never trained a step; it {_state(facts)}{why}."
 
 
 def outcome(facts: Facts) -> str:
@@ -60,7 +60,13 @@ def outcome(facts: Facts) -> str:
     total = job["total_steps"]
     of = f" of {total}" if total and total != job["step"] else ""
     why = f" ({job['reason']})" if job["reason"] and job["state"] != "done" else ""
-    return f"The job is {job['state']}{why} after {job['step']}{of} steps{took}."
+    return f"The job {_state(facts)}{why} after {job['step']}{of} steps{took}."
+
+
+def _state(facts: Facts) -> str:
+    state = str(facts.job["state"])
+    ends = {"done": "finished", "failed": "failed", "cancelled": "was cancelled"}
+    return ends.get(state, f"is {state}")
 
 
 def convergence(facts: Facts) -> Iterator[str]:
@@ -178,11 +184,11 @@ def workers(facts: Facts) -> Iterator[str]:
         if one.step_s
     }
     if len(own) > 1:
-        usual = median(own.values())
+        typical = median(own.values())
         slowest = max(own, key=lambda name: own[name])
-        if own[slowest] > SLOWER_BY * usual > 0:
+        if own[slowest] > SLOWER_BY * typical > 0:
             yield (
-                f"{slowest} needs {_percent(own[slowest] / usual - 1)} more time of its own for a"
+                f"{slowest} needs {_percent(own[slowest] / typical - 1)} more time of its own for a"
                 " step than the median worker: the others wait for it."
             )
     step_s, data_s = facts.mean("step_s"), facts.mean("data_s")
@@ -201,7 +207,7 @@ def recoveries(facts: Facts) -> Iterator[str]:
         if lost:
             yield f"Lost workers: {', '.join(sorted(lost))}."
         elif facts.job["state"] != "failed":
-            yield "Nothing broke."
+            yield "No failures."
         return
     times = [one["details"].get("recovered_after_s") for one in events]
     known = [one for one in times if one is not None]

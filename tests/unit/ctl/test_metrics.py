@@ -147,7 +147,7 @@ def test_a_report_beside_the_caller(dtdctl, jobs):
     assert "360/s" in page
     assert "Nothing to compare with: idle-3" in page
     code, _out, err = dtdctl("report", "idle-3")
-    assert (code, err) == (0, "idle-3 never trained a step; it is failed.\n")
+    assert (code, err) == (0, "idle-3 never trained a step; it failed.\n")
 
 
 def test_a_report_for_programs(dtdctl, jobs, check_output):

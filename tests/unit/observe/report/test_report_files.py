@@ -14,7 +14,7 @@ from dtd.observe.report.facts import facts_of
 from dtd.observe.report.render import to_html, to_markdown
 from tests.unit.observe.report.conftest import EVENTS, HOSTILE, details, metrics
 
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "wbr"}
 
 
 class Reader(HTMLParser):
@@ -117,7 +117,9 @@ def line(*values: float, name: str = "x") -> Line:
     ],
 )
 def test_any_values_make_a_chart(lines) -> None:
-    svg = line_chart(lines, title=HOSTILE, marks=[(1.5, HOSTILE), (900.0, "outside")])
+    svg = line_chart(
+        lines, title=HOSTILE, y_label=HOSTILE, marks=[(1.5, HOSTILE), (900.0, "outside")]
+    )
     root = ET.fromstring(svg)
     numbers = re.findall(r"-?[0-9.]+(?:e-?[0-9]+)?|nan|inf", re.sub(r"<text.*?</text>", "", svg))
     assert "nan" not in numbers

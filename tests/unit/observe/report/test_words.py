@@ -22,7 +22,7 @@ def of(job=None, events=EVENTS, **curves) -> str:
 
 def test_a_job_that_never_trained(untrained, facts) -> None:
     (only,) = words.interpretation(untrained)
-    assert only.startswith("idle-3 never trained a step; it is failed: <script>")
+    assert only.startswith("idle-3 never trained a step; it failed: <script>")
     older = facts_of(details("old-1"), [], [])
     assert "has trained 100 steps, and their figures are not known" in said(older)
     assert "Nothing to compare with: idle-3 never trained" in said(facts, untrained)
@@ -30,7 +30,7 @@ def test_a_job_that_never_trained(untrained, facts) -> None:
 
 def test_the_whole_of_an_ordinary_job(facts) -> None:
     text = said(facts)
-    assert "The job is done after 100 steps in 1m30s." in text
+    assert "The job finished after 100 steps in 1m30s." in text
     assert "training loss fell from 0.9133 to 0.02041" in text
     assert "Best accuracy: 0.98, at step 60; the last was 0.97." in text
     assert "It trained 300/s with 2 workers, 360/s with 3 workers" in text

@@ -121,7 +121,7 @@ def to_cancel(
     trials: Sequence[Trial], table: SweepTable, *, cancelled: bool
 ) -> list[tuple[str, str]]:
     """(job, reason) of each trial that must not go on."""
-    why = "its sweep is cancelled" if cancelled else ""
+    why = "its sweep was cancelled" if cancelled else ""
     if not cancelled and _why_hopeless(trials, table):
         why = "its sweep has failed"
     found = []

@@ -285,7 +285,7 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
             display.say(f"coordinator at {cluster.address}, {ranks}")
             follow.web, link = cluster.web_page()
             if link:
-                display.say(f"web page, good once: {link}")
+                display.say(f"web page (the link works once): {link}")
             if kept is not None:
                 display.say(f"logs and checkpoints are kept in {kept}")
             run = _run_job(cluster, follow, display)
@@ -329,7 +329,7 @@ def show(options: argparse.Namespace) -> None:
             cluster.start_all()
             link = cluster.web_page()[1]
             with contextlib.suppress(SystemExit):
-                display.say(f"web page, good once: {link}")
+                display.say(f"web page (the link works once): {link}")
                 display.say("it is served until Ctrl-C")
                 _await_interrupt()
         finally:

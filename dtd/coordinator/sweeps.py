@@ -35,6 +35,7 @@ from dtd.wire import messages as m
 T = TypeVar("T")
 
 MAX_OPEN_SWEEPS: Final = 8
+_ENDED: Final = {"done": "is done", "failed": "failed", "cancelled": "was cancelled"}
 RETRY_S: Final = 2.0
 """Pause before a submission that was refused, because the queue is full, is tried again."""
 NAME_CHARACTERS: Final = 40
@@ -90,7 +91,7 @@ class Sweeps:
         except JobSpecError as error:  # an earlier release has written it
             why = f"this release does not accept it: {'; '.join(error.problems)}"
             await self._core.in_store(tables.change, row["number"], "failed", why)
-            self._core.incident("sweep_ended", f"{name} is failed: {why}")
+            self._core.incident("sweep_ended", f"{name} failed: {why}")
             return
         cancelled = row["state"] == "cancelling"
         run = _Run(row["number"], spec, row["package"], cancelled=cancelled)
@@ -345,7 +346,7 @@ class Sweeps:
     async def _end(self, run: _Run, end: End) -> None:
         found = course.best(run.trials, run.spec.sweep.direction)
         reason = end.reason
-        text = f"{name_of(run.number)} is {end.state}" + (f": {reason}" if reason else "")
+        text = f"{name_of(run.number)} {_ENDED[end.state]}" + (f": {reason}" if reason else "")
         if found is not None:
             text += f"; best: trial {found.number}, job {found.job}, {run.spec.sweep.metric}"
             text += f" {found.value:g}"

@@ -116,7 +116,7 @@ def revoke(settings: Settings, name: str) -> None:
 
 def _say_revoked(answer: Answer, name: str) -> None:
     for one in answer["revoked"]:
-        output.say(f"{one['role']}/{one['name']} ({one['serial']}) is revoked")
+        output.say(f"{one['role']}/{one['name']} ({one['serial']}) revoked")
     if not answer["revoked"]:
         output.say(f"{name} was already revoked")
     if answer["evicted"]:
@@ -209,9 +209,7 @@ def open_web(settings: Settings) -> None:
         output.print_json({**answer, "link": link})
         return
     output.print_lines([link])
-    output.say(
-        f"good once, until {moment(answer['expires_unix_s'])}; whoever opens it acts there as you"
-    )
+    output.say(f"the link works once, until {moment(answer['expires_unix_s'])}, and logs in as you")
     if answer["certificate_sha256"]:
         output.say(
             "the browser does not know this certificate; compare its SHA-256 fingerprint:"

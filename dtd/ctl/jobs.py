@@ -352,7 +352,7 @@ def _say_deleted(answer: Answer) -> None:
     step, job = answer["step"], answer["job"]
     gone = [one for one in answer["checkpoints"] if one["outcome"] == "deleted"]
     what = f"step {step} of {job}" if step else f"job {job}"
-    output.say(f"{what} is deleted: {counted(len(gone), 'checkpoint')} from disks")
+    output.say(f"{what} deleted, with {counted(len(gone), 'checkpoint')} on disks")
     for one in answer["checkpoints"]:
         if one["outcome"] == "later":
             why = f" ({one['reason']})" if one["reason"] else ""

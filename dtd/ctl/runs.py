@@ -31,7 +31,7 @@ _LABELS: Final = {
     "setting": "setting",
     "code": "code",
     "data": "data",
-    "origin": "begins with",
+    "origin": "starts from",
     "environment": "environment",
     "workers": "workers",
 }
@@ -47,7 +47,7 @@ def job_lines(job: Answer) -> list[str]:
     lines = [*_head(job), *_results(job), "", "settings that are not the default"]
     lines += [f"  {key} = {value}" for key, value in changed_settings(job["spec"])]
     lines += ["", "checkpoints"]
-    lines += list(_checkpoints(job)) or ["  none is known"]
+    lines += list(_checkpoints(job)) or ["  none yet"]
     trace = str(job["result"].get("traceback", "")).splitlines()
     if trace:
         lines += ["", "traceback", *(f"  {line}" for line in trace[-_OF_THE_TRACEBACK:])]
@@ -66,7 +66,7 @@ def _head(job: Answer) -> Iterator[str]:
     if job["started_s"]:
         ended = f"ended {figures.moment(job['ended_s'])}" if job["ended_s"] else ""
         took = figures.duration(job["ended_s"] - job["started_s"]) if job["ended_s"] else ""
-        yield _line("started", figures.moment(job["started_s"]), ended, took and f"took {took}")
+        yield _line("started", figures.moment(job["started_s"]), ended, took and f"duration {took}")
     if job.get("tags"):
         yield _line("tags", *job["tags"])
     if job.get("note"):
@@ -76,9 +76,9 @@ def _head(job: Answer) -> Iterator[str]:
     if job["from_job"]:
         step = f"at step {job['from_step']}" if job["from_step"] else "at its newest checkpoint"
         what = _MODES.get(job["from_mode"], job["from_mode"])
-        yield _line("begins with", f"{what} of {job['from_job']} {step}")
+        yield _line("starts from", f"{what} of {job['from_job']} {step}")
     if job.get("weights"):
-        yield _line("begins with", f"the weights of a file, {short(job['weights'])}")
+        yield _line("starts from", f"the weights of a file, {short(job['weights'])}")
     yield _line("task", job["task"], _code(job))
     rows = f"{job['dataset_rows']:,} rows" if job["dataset_rows"] else "no worker has reported it"
     prints = job["dataset_fingerprint"]
@@ -154,7 +154,7 @@ def _print_part(headings: Sequence[str], rows: list[tuple[str, ...]], *, none: s
 def _heads(jobs: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     yield "state", *(job["state"] for job in jobs)
     yield "step", *(figures.steps(job["step"], job["total_steps"]) for job in jobs)
-    yield "took", *(_took(job) for job in jobs)
+    yield "duration", *(_took(job) for job in jobs)
     if any(job["tags"] for job in jobs):
         yield "tags", *(" ".join(job["tags"]) or figures.NOTHING for job in jobs)
     if any(job["note"] for job in jobs):

@@ -89,7 +89,7 @@ def status_lines(status: Status, *, wide: bool = False) -> list[str]:
         lines += [f"{_INDENT}{why}"] if why else []
     lines.append("")
     workers = status["workers"]
-    lines += _worker_lines(workers, wide=wide) if workers else ["no worker is registered"]
+    lines += _worker_lines(workers, wide=wide) if workers else ["no workers registered"]
     return [*lines, *_diagnostic_lines(status.get("troubles", ()))]
 
 

@@ -329,7 +329,7 @@ def _curve(scene: Scene, width: int, *, rows: int) -> Iterator[Text]:
 def _workers(scene: Scene, width: int, *, most: int) -> list[Text]:
     workers = scene.status["workers"]
     if not workers:
-        return [_line("no worker is registered")]
+        return [_line("no workers registered")]
     names = max(6, *(min(20, len(worker["name"])) for worker in workers))
     bar = max(10, width - names - _FIGURES_WIDTH)
     times = {one["name"]: one for one in scene.figures.get("workers", ())}

@@ -109,7 +109,7 @@ _TABLES: Final[tuple[tuple[Table[Any, Any, Any], str, str], ...]] = (
     (
         GENERATION,
         "The generation that the job runs in",
-        "There is none at first, and none between two generations.",
+        "A job has no generation at first, nor between two of them.",
     ),
     (
         JOB,

@@ -240,7 +240,7 @@ def _card(facts: Facts) -> Section:
     if job["package"]:
         rows.append(("code package", short(job["package"])))
     if job["from_job"]:
-        rows.append(("begins with", f"{job['from_job']} at step {job['from_step']}"))
+        rows.append(("starts from", f"{job['from_job']} at step {job['from_step']}"))
     result = list(_result(job["result"]))
     blocks: list[Block] = [Table(("", ""), rows)]
     if result:

@@ -179,7 +179,7 @@ async def test_failures_in_a_row_end_it_and_cancel_the_others(cluster: Cluster) 
     assert await cluster.cancelled.get() in (second, third)
     assert await cluster.cancelled.get() in (second, third)
     assert await cluster.hear_end() == (
-        "sweep-1 is failed: 2 trials in a row have failed, the last one: no such task"
+        "sweep-1 failed: 2 trials in a row have failed, the last one: no such task"
     )
     assert await cluster.states() == ["failed", "cancelled", "cancelled", "failed"]
 
@@ -240,8 +240,8 @@ async def test_an_operator_cancels_it_with_its_jobs(cluster: Cluster) -> None:
     for _ in range(2):
         assert await cluster.sweeps.cancel(name) == {"sweep": name, "state": "cancelling"}
     assert [await cluster.cancelled.get(), await cluster.cancelled.get()] == jobs
-    assert {job.reason for job in jobs} == {"its sweep is cancelled"}
-    assert await cluster.hear_end() == "sweep-1 is cancelled: by the operator"
+    assert {job.reason for job in jobs} == {"its sweep was cancelled"}
+    assert await cluster.hear_end() == "sweep-1 was cancelled: by the operator"
     (row,) = (await cluster.sweeps.listing())["sweeps"]
     assert (row["state"], row["reason"]) == ("cancelled", "by the operator")
     assert await cluster.states() == ["cancelled", "cancelled"]
@@ -265,5 +265,5 @@ async def test_without_optuna_nothing_begins(
     with monkeypatch.context() as patch:
         patch.setattr(advisor_module.importlib, "import_module", missing)
         await cluster.again()
-        assert "sweep-1 is failed: the coordinator has no Optuna" in await cluster.hear_end()
+        assert "sweep-1 failed: the coordinator has no Optuna" in await cluster.hear_end()
     assert job.state is JobState.RUNNING

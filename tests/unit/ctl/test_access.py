@@ -56,7 +56,7 @@ REVOKED = {"role": "worker", "name": "w-0", "serial": "ab12"}
             ("revoke", "w-0"),
             m.RevokeCredential(name="w-0"),
             {"revoked": [REVOKED], "evicted": ["w-0", "w-1"]},
-            "worker/w-0 (ab12) is revoked\nevicted: w-0, w-1\n",
+            "worker/w-0 (ab12) revoked\nevicted: w-0, w-1\n",
         ),
         (
             ("revoke", "w-0"),

@@ -64,7 +64,7 @@ def test_a_job_that_is_done(dtdctl, server, result):
     assert out.splitlines() == [
         "job          digits-1  done  step 46/46 (100%)  epoch 2",
         "submitted    1970-01-01 00:01:00",
-        "started      1970-01-01 00:01:01  ended 1970-01-01 00:01:41  took 40s",
+        "started      1970-01-01 00:01:01  ended 1970-01-01 00:01:41  duration 40s",
         "task         digits  built in or installed",
         "data         1,437 rows  fingerprint ffffffffffff",
         "workers      worker-0, worker-1  generation 3",
@@ -125,7 +125,7 @@ def test_a_comparison(dtdctl, server, result):
     assert asked == m.CompareJobs(jobs=("digits-1", "digits-2"), names=("loss",), points=9)
     lines = [line.split() for line in out.splitlines()]
     assert lines[3:6] == [
-        ["took", "40s", "-"],
+        ["duration", "40s", "-"],
         ["tags", "-", "a", "b"],
         ["note", "-", "n" * 37 + "..."],
     ]

@@ -38,6 +38,12 @@ def test_kubernetes_accepts_the_manifests(overlay: str, tmp_path: Path) -> None:
     run("kubernetes-validate", "--strict", built)
 
 
+@needs("ansible-playbook")
+def test_ansible_can_read_the_playbook() -> None:
+    ansible = DEPLOY / "ansible"
+    run("ansible-playbook", "--syntax-check", "-i", ansible / "inventory.ini", ansible / "site.yml")
+
+
 @needs("cloud-init")
 def test_cloud_init_accepts_the_user_data() -> None:
     run("cloud-init", "schema", "--config-file", DEPLOY / "cloud-init.yaml")

@@ -144,9 +144,9 @@ def check_coded(coded_bytes: int, payload_bytes: int, item_bytes: int) -> int:
     Raises:
         ProtocolError: a payload of this length has no code of that length.
     """
-    elements, rest = divmod(payload_bytes, item_bytes)
-    if item_bytes not in _PLAIN or rest:
+    if item_bytes not in _PLAIN or payload_bytes % item_bytes:
         raise _bad(f"{payload_bytes} bytes are no elements of {item_bytes} bytes")
+    elements = payload_bytes // item_bytes
     if not elements * (item_bytes - 1) < coded_bytes < payload_bytes:
         raise _bad(f"{coded_bytes} bytes are no code of {payload_bytes}")
     return elements

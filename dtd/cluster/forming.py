@@ -225,6 +225,7 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
         )
         for w, has in zip(members, holds, strict=True)
     )
+    strides = roster.strides(job.roster, cluster.links.bad)
     for rank, worker in enumerate(members):
         cluster.move_worker(worker, WorkerEvent.ASSIGNED)
         worker.generation, worker.rank = cluster.run.generation, rank
@@ -238,6 +239,7 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
             held_generation=job.start_generation,
             held_step=job.start_step,
             branches=tuple(m.Branch(**one._asdict()) for one in branches.remembered(job.branches)),
+            strides=strides,
         )
         cluster.send(worker.name, assign)
 

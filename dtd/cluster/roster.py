@@ -366,6 +366,24 @@ def ring_order(
             untried.append([name for name in names if name not in placed])
 
 
+def strides(order: Sequence[str], bad_links: Collection[Pair]) -> int:
+    """The sum of the strides of a roster's trees (`exchange.schedule.tree`), for ASSIGN.
+
+    A stride is left out, which costs hops, if it would need a bad link; 0: none is left out.
+    """
+    size = len(order)
+    every = [1 << bit for bit in range((size - 1).bit_length())]
+    good = [
+        stride
+        for stride in every
+        if not any(
+            pair_of(name, order[(rank + stride) % size]) in bad_links
+            for rank, name in enumerate(order)
+        )
+    ]
+    return 0 if good == every else sum(good)
+
+
 def roster_id(
     job: str, generation: int, roster: Sequence[Worker] | Sequence[m.Member], *, start: Key
 ) -> int:

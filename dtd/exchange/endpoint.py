@@ -1,4 +1,4 @@
-"""One generation's links over TCP: to the next rank, from the previous one, and those of its star.
+"""One generation's links over TCP: those of its ring, on which the trees are, and of its star.
 
 A `RingEndpoint` belongs to the event loop.  It connects the links, passes frames between them and
 the nodes (`dtd.exchange.node`) and watches all neighbours (`dtd.net.liveness`).  It reports once
@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.exchange.memory_offers import SharedMemory
 from dtd.exchange.node import RING, SCRATCH_SLOTS, STAR, Node, NodeCollective
 from dtd.exchange.schedule.machine import Machine
-from dtd.exchange.schedule.neighbours import ENDED, NEXT, PREVIOUS, Neighbours, RingLoss
+from dtd.exchange.schedule.neighbours import ENDED, Neighbour, Neighbours, RingLoss
 from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
+from dtd.exchange.schedule.tree import strides_in
 from dtd.net.coding_choice import Mode
 from dtd.net.coding_link import Coding, CodingLink
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
@@ -53,7 +54,7 @@ _SHARED: Final = (m.ShmOffer, m.ShmRequest, m.ShmMapped)
 
 async def dial(
     neighbours: Neighbours,
-    neighbour: str,
+    neighbour: Neighbour,
     new_link: Callable[[], Link],
     *,
     context: ssl.SSLContext | None,
@@ -88,7 +89,7 @@ class RingEndpoint:
 
     Args:
         assign: the generation.
-        server: the data port where the previous rank will connect.
+        server: the data port where neighbours will connect.
         chunk_bytes: most payload bytes in one frame.
         beat_interval_s: interval of the heartbeats to all neighbours.
         silence_s: how long a neighbour may be silent, or take to connect.
@@ -101,8 +102,9 @@ class RingEndpoint:
 
     Attributes:
         node: the ring's node.
-        star: the links of the generation's star; None without servers.
-        neighbours: their links, and whether the generation has ended.
+        star: the star's node and what it has to send; None without servers.
+        neighbours: the other ends of the links, and whether the generation has ended.
+        links: by neighbour, those that are open or about to open.
     """
 
     def __init__(
@@ -121,19 +123,24 @@ class RingEndpoint:
     ) -> None:
         self.assign = assign
         self.listener = listener
-        self.neighbours = Neighbours(assign.roster, assign.rank)
+        schedules = RingSchedules(
+            assign.rank,
+            len(assign.roster),
+            chunk_bytes=chunk_bytes,
+            one_host=len({member.host for member in assign.roster}) == 1,
+            strides=strides_in(assign.strides),
+        )
+        self.neighbours = Neighbours(assign.roster, schedules.tree)
+        self.links: dict[Neighbour, CodingLink] = {}
+        self._at: dict[Link, Neighbour] = {}
         self._server = server
         self._lifeline = lifeline
         self._context = context
         self._lifelines: dict[Link, str] = {}
         self._pass = DataCredential.of(assign)
         self._coding = Coding(lossless)
-        self._out: CodingLink | None = None
-        self._in: CodingLink | None = None
-        self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._dialling: dict[Neighbour, asyncio.Task[None]] = {}
         self._silence_s = silence_s
-        size = len(assign.roster)
-        self._previous_rank = (assign.rank - 1) % size
         self._heartbeats = LinkHeartbeats(
             generation=assign.generation,
             beat_interval_s=beat_interval_s,
@@ -142,12 +149,7 @@ class RingEndpoint:
             neighbours=tuple(self.neighbours.members),
         )
         machine = Machine(
-            RingSchedules(
-                assign.rank,
-                size,
-                chunk_bytes=chunk_bytes,
-                one_host=len({member.host for member in assign.roster}) == 1,
-            ),
+            schedules,
             generation=assign.generation,
             first_step=assign.held_step,
             scratch_slots=SCRATCH_SLOTS,
@@ -170,21 +172,19 @@ class RingEndpoint:
             self.listener.ring_up()
             return
         self._heartbeats.begin()
-        self.dial(NEXT, self._new_link)
-        if self.star is not None:
-            self.star.connect()
+        for neighbour in self.neighbours.members:
+            if neighbour.opens:
+                self._dial(neighbour)
         self._server.expect_ring(self.assign, self.accept, encrypted=self._context is not None)
 
     def traffic(self) -> Traffic:
-        """Return what was sent to the next rank and over the star, and received likewise."""
-        star = () if self.star is None else tuple(self.star.links())
+        """Return what was sent and received over all links."""
+        after = self.links.get(self.neighbours.next)
         return Traffic(
-            sent_bytes=sum(link.sent_bytes for link in (self._out, *star) if link is not None),
-            plain_bytes=sum(link.plain_bytes for link in (self._out, *star) if link is not None),
-            received_bytes=sum(
-                link.received_bytes for link in (self._in, *star) if link is not None
-            ),
-            rtt_s=0.0 if self._out is None else self._out.round_trip_s(),
+            sent_bytes=sum(link.sent_bytes for link in self.links.values()),
+            plain_bytes=sum(link.plain_bytes for link in self.links.values()),
+            received_bytes=sum(link.received_bytes for link in self.links.values()),
+            rtt_s=0.0 if after is None else after.round_trip_s(),
         )
 
     def end(self, reason: str) -> None:
@@ -193,55 +193,53 @@ class RingEndpoint:
 
     # --- connecting --------------------------------------------------------------------------
 
-    def dial(self, neighbour: str, new_link: Callable[[], Link], pause_s: float = 0.0) -> None:
+    def _dial(self, neighbour: Neighbour, pause_s: float = 0.0) -> None:
         """Start connecting to a neighbour that waits for this rank."""
         dialling = dial(
-            self.neighbours, neighbour, new_link, context=self._context, pause_s=pause_s
+            self.neighbours,
+            neighbour,
+            partial(self._new_link, neighbour),
+            context=self._context,
+            pause_s=pause_s,
         )
         self._dialling[neighbour] = asyncio.create_task(dialling)
 
-    def new_link(self, handler: Any, role: m.Role) -> CodingLink:
+    def _new_link(self, neighbour: Neighbour) -> CodingLink:
         """Create the opening side of a link of this generation."""
         name = self.assign.roster[self.assign.rank].name
-        hello = replace(self._pass.hello(role, name), coding=PLANES)
+        hello = replace(self._pass.hello(neighbour.role, name), coding=PLANES)
         link = CodingLink(
-            handler, hello=hello, secret=self._pass.secret, staging_bytes=RING_STAGING_BYTES
+            self, hello=hello, secret=self._pass.secret, staging_bytes=RING_STAGING_BYTES
         )
-        link.coding = self._coding
+        self._own(link, neighbour)
         return link
 
-    def _new_link(self) -> CodingLink:
-        self._out = self.new_link(self, m.Role.RING)
-        return self._out
+    def _own(self, link: CodingLink, neighbour: Neighbour) -> None:
+        """This link is the one with a neighbour, instead of one that was never connected."""
+        before = self.links.get(neighbour)
+        if before is not None:
+            self._at.pop(before, None)
+        link.coding = self._coding
+        self.links[neighbour] = link
+        self._at[link] = neighbour
 
     def accept(self, link: Link, hello: m.Hello) -> None:
         """A neighbour has connected and proved that it has the generation's key."""
         assert isinstance(link, CodingLink)
-        link.coding = self._coding
-        accepts = {
-            m.Role.RING: self._accept_ring,
-            m.Role.STAR: self._accept_star,
-            m.Role.LIFELINE: self._accept_lifeline,
-        }
-        accepts[m.Role(hello.role)](link, hello.rank)
-
-    def _accept_ring(self, link: CodingLink, rank: int) -> None:
-        self.neighbours.check_caller(rank, in_star=False, has_link=self._in is not None)
-        self._in = link
+        if hello.role == m.Role.LIFELINE:
+            self._accept_lifeline(link, hello.rank)
+            return
+        neighbour = self.neighbours.caller(m.Role(hello.role), hello.rank)
+        self._own(link, neighbour)
         link.handler = self
-        self.attach(PREVIOUS, link)
-
-    def _accept_star(self, link: CodingLink, rank: int) -> None:
-        if self.star is None:
-            raise ProtocolError(ErrorCode.WRONG_STATE, "this generation has no servers")
-        self.star.accept(link, rank)
+        self._attach(neighbour, link)
 
     def _accept_lifeline(self, link: CodingLink, rank: int) -> None:
         """It is idle until the neighbour's process ends."""
         self._lifelines[link] = self.neighbours.lifeline_of(rank)
         link.handler = self
 
-    def attach(self, neighbour: str, link: Link) -> None:
+    def _attach(self, neighbour: Neighbour, link: Link) -> None:
         """A neighbour's link is open; with the last one the ring is up."""
         if self.neighbours.ended:
             return
@@ -254,7 +252,8 @@ class RingEndpoint:
         """Open lifelines to both neighbours; they are connected, so they accept this ring's."""
         if self._lifeline is None:
             return
-        members = (self.neighbours.members[at] for at in (NEXT, PREVIOUS))
+        both = (self.neighbours.next, self.neighbours.previous)
+        members = (self.neighbours.members[one] for one in both)
         targets = {Address(one.host, one.port) for one in members}
         self._lifeline.hold(
             sorted(targets, key=str),
@@ -267,31 +266,37 @@ class RingEndpoint:
     # --- LinkHandler -------------------------------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """The next rank has answered."""
-        self.attach(NEXT, link)
+        """A rank that this one has called has answered."""
+        self._attach(self._at[link], link)
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
         """Return where an incoming chunk is stored."""
         if isinstance(message, _NODE):
-            return self.node.place(message, payload_bytes, link=self._previous_rank)
+            neighbour = self._at[link]
+            return self._node_of(neighbour).place(message, payload_bytes, link=neighbour.rank)
         return None
+
+    def _node_of(self, neighbour: Neighbour) -> Node:
+        if self.star is not None and neighbour.role is m.Role.STAR:
+            return self.star.node
+        return self.node
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
         """A chunk, a small gather or another message of a neighbour has arrived."""
         if self.neighbours.ended:
             return
         if isinstance(message, _NODE):
-            self.node.received(message, payload)
+            self._node_of(self._at[link]).received(message, payload)
         elif isinstance(message, m.ShmReleased):
             self.node.released(message)
         elif isinstance(message, _SHARED):
             self._shared.received(message)
         else:
-            self.check_heartbeat(message)
+            self._check_heartbeat(message)
 
-    def check_heartbeat(self, message: m.Message) -> None:
+    def _check_heartbeat(self, message: m.Message) -> None:
         """Check the generation of a heartbeat.
 
         Raises:
@@ -309,15 +314,17 @@ class RingEndpoint:
             name = self._lifelines.pop(link)
             self.lose(RingLoss(suspect=name, evidence=ENDED, reason="its process has ended"))
             return
-        neighbour = NEXT if link is self._out else PREVIOUS
+        neighbour = self._at.get(link)
+        if neighbour is None:  # another attempt has replaced it
+            return
         if self.neighbours.calls_again(neighbour, error):
-            self.dial(NEXT, self._new_link, CONNECT_PAUSE_S)
+            self._dial(neighbour, CONNECT_PAUSE_S)
             return
         self.lose(self.neighbours.closed(neighbour, error))
 
     # --- ending ------------------------------------------------------------------------------
 
-    def _on_silent(self, neighbour: str, now: float) -> None:
+    def _on_silent(self, neighbour: Neighbour, now: float) -> None:
         """A neighbour has been silent for too long."""
         silence_s = self._heartbeats.silence_s(neighbour, now)
         trickles = self._heartbeats.trickles(neighbour, now)
@@ -331,9 +338,8 @@ class RingEndpoint:
         self._shared.close()
         for dialling in self._dialling.values():
             dialling.cancel()
-        for link in (self._out, self._in, *self._lifelines):
-            if link is not None:
-                link.abort()
+        for link in (*self.links.values(), *self._lifelines):
+            link.abort()
         if self.star is not None:
             self.star.end()
         self._coding.close()
@@ -344,23 +350,40 @@ class RingEndpoint:
     def send(
         self, rank: int, message: m.Chunk | m.SmallGather, payload: bytes | memoryview
     ) -> None:
-        """Send a message to the next rank."""
-        assert self._out is not None
+        """Send a message to a rank that is a stride after this one."""
         item_bytes = self.node.item_bytes(message.bucket) if isinstance(message, m.Chunk) else 0
-        self._out.send(message, payload, item_bytes)
+        self.links[self.neighbours.ring[rank, True]].send(message, payload, item_bytes)
 
     def resume(self, rank: int) -> None:
         """Resume in a later callback: a held frame may lead to many more."""
-        if self._in is not None and not self.neighbours.ended:
-            asyncio.get_running_loop().call_soon(self._in.resume)
+        self.resume_link(self.neighbours.ring[rank, False])
+
+    def resume_link(self, neighbour: Neighbour) -> None:
+        """Place a neighbour's held frame in a later callback."""
+        if not self.neighbours.ended:
+            asyncio.get_running_loop().call_soon(self.links[neighbour].resume)
 
     def bucket_done(self, bucket: int) -> None:
         """The bucket holds the sum; its memory is free once the kernel has taken all of it."""
-        drained = self._out.drained() if self._out is not None else None
-        if drained is None:
-            self.listener.bucket_done(RING, bucket)
-        else:
-            drained.add_done_callback(lambda _: self.listener.bucket_done(RING, bucket))
+        opened = (one for one in self.neighbours.ring.values() if one.opens)
+        self.when_drained(opened, partial(self.listener.bucket_done, RING, bucket))
+
+    def when_drained(self, neighbours: Iterable[Neighbour], then: Callable[[], None]) -> None:
+        """Call this once the kernel has accepted everything that was sent so far to these."""
+        links = (self.links[one] for one in neighbours if one in self.links)
+        waiting = [drained for link in links if (drained := link.drained())]
+        left = len(waiting)
+
+        def one_drained(_: asyncio.Future[None]) -> None:
+            nonlocal left
+            left -= 1
+            if not left and not self.neighbours.ended:
+                then()
+
+        for drained in waiting:
+            drained.add_done_callback(one_drained)
+        if not waiting:
+            then()
 
     def gather_done(self, entries: list[bytes]) -> None:
         """All ranks' entries have arrived."""
@@ -370,31 +393,30 @@ class RingEndpoint:
 
     def is_next_on_this_host(self) -> bool:
         """Whether the next rank is on this host, judging by addresses."""
-        return self._out is not None and self._out.is_same_host
+        after = self.links.get(self.neighbours.next)
+        return after is not None and after.is_same_host
 
     def tell_next(self, message: m.ShmOffer) -> None:
         """Send an offer to the next rank."""
-        assert self._out is not None
-        self._out.send(message)
+        self.links[self.neighbours.next].send(message)
 
     def tell_previous(self, message: m.ShmRequest | m.ShmMapped | m.ShmReleased) -> None:
         """Send an answer to the previous rank."""
-        assert self._in is not None
-        self._in.send(message)
+        self.links[self.neighbours.previous].send(message)
 
     def unreadable(self, error: ProtocolError) -> None:
         """The memory that the previous rank offered is not readable: end the ring immediately."""
-        assert self._in is not None
-        self._in.fail(error)
-        self.link_closed(self._in, error)
+        link = self.links[self.neighbours.previous]
+        link.fail(error)
+        self.link_closed(link, error)
 
 
 class StarLinks:
-    """The star's links of one rank: with every server, or from a server with every other rank.
+    """What the star's node of one rank sends: to every server, or from a server to other ranks.
 
     Args:
         assign: the generation; its roster names servers.
-        endpoint: the ring's end, which watches these neighbours too and ends with the first loss.
+        endpoint: has the links.
         chunk_bytes: most payload bytes in one frame.
 
     Attributes:
@@ -404,8 +426,6 @@ class StarLinks:
     def __init__(self, assign: m.Assign, endpoint: RingEndpoint, *, chunk_bytes: int) -> None:
         self._endpoint = endpoint
         self._neighbours = endpoint.neighbours
-        self._links: dict[int, CodingLink] = {}
-        self._ranks: dict[Link, int] = {}
         self._outboxes: dict[int, deque[tuple[m.Chunk, memoryview]]] = {}
         self._full: set[int] = set()
         self._unsent: Counter[int] = Counter()
@@ -425,79 +445,9 @@ class StarLinks:
         )
         self.node = Node(machine, self)
 
-    # --- connecting --------------------------------------------------------------------------
-
-    def connect(self) -> None:
-        """Start connecting to all ranks that wait for this one."""
-        for rank, opens in self._neighbours.star.items():
-            if opens:
-                self._dial(rank)
-
-    def _dial(self, rank: int, pause_s: float = 0.0) -> None:
-        neighbour = self._neighbours.star_neighbour(rank)
-        self._endpoint.dial(neighbour, partial(self._new_link, rank), pause_s)
-
-    def _new_link(self, rank: int) -> CodingLink:
-        link = self._endpoint.new_link(self, m.Role.STAR)
-        self._own(link, rank)
-        return link
-
-    def accept(self, link: CodingLink, rank: int) -> None:
-        """A rank has connected and proved that it has the generation's key.
-
-        Raises:
-            ProtocolError: this star does not wait for it.
-        """
-        self._neighbours.check_caller(rank, in_star=True, has_link=rank in self._links)
-        self._own(link, rank)
-        link.handler = self
-        self._endpoint.attach(self._neighbours.star_neighbour(rank), link)
-
-    def _own(self, link: CodingLink, rank: int) -> None:
-        self._links[rank] = link
-        self._ranks[link] = rank
-
-    def links(self) -> Iterable[CodingLink]:
-        """Return the links that are open or about to open."""
-        return self._links.values()
-
     def end(self) -> None:
-        """Reset all links."""
+        """Send nothing more."""
         self._outboxes.clear()
-        for link in list(self._ranks):
-            link.abort()
-
-    # --- LinkHandler -------------------------------------------------------------------------
-
-    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """A rank that this one has called has answered."""
-        self._endpoint.attach(self._neighbours.star_neighbour(self._ranks[link]), link)
-
-    def link_place(
-        self, link: Link, message: m.Message, payload_bytes: int
-    ) -> memoryview | Hold | None:
-        """Return where an incoming chunk is stored."""
-        if isinstance(message, m.Chunk):
-            return self.node.place(message, payload_bytes, link=self._ranks[link])
-        return None
-
-    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """A chunk or a heartbeat has arrived."""
-        if self._neighbours.ended:
-            return
-        if isinstance(message, m.Chunk):
-            self.node.received(message, payload)
-        else:
-            self._endpoint.check_heartbeat(message)
-
-    def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """A connection was lost, or brought something invalid."""
-        rank = self._ranks.pop(link)
-        neighbour = self._neighbours.star_neighbour(rank)
-        if self._neighbours.calls_again(neighbour, error):
-            self._dial(rank, CONNECT_PAUSE_S)
-        else:
-            self._endpoint.lose(self._neighbours.closed(neighbour, error))
 
     # --- Links: what the star's node asks for --------------------------------------------------
 
@@ -513,8 +463,7 @@ class StarLinks:
 
     def resume(self, rank: int) -> None:
         """Resume in a later callback: a held frame may lead to many more."""
-        if not self._neighbours.ended:
-            asyncio.get_running_loop().call_soon(self._links[rank].resume)
+        self._endpoint.resume_link(self._neighbours.star[rank])
 
     def bucket_done(self, bucket: int) -> None:
         """The bucket has its result; its memory is free once the kernel has taken what is sent."""
@@ -551,7 +500,7 @@ class StarLinks:
     def _send_next(self, rank: int) -> int:
         """Send the next chunk to a rank; returns its length."""
         chunk, payload = self._outboxes[rank].popleft()
-        link = self._links[rank]
+        link = self._endpoint.links[self._neighbours.star[rank]]
         link.send(chunk, payload, self.node.item_bytes(chunk.bucket))
         if link.queued_bytes() > QUEUED_BYTES and (drained := link.drained()) is not None:
             self._full.add(rank)
@@ -569,24 +518,5 @@ class StarLinks:
         if bucket in self._ended and not self._unsent[bucket]:
             self._ended.discard(bucket)
             del self._unsent[bucket]
-            self._drain(bucket)
-
-    def _drain(self, bucket: int) -> None:
-        """Report a bucket once the kernel has accepted everything that was sent so far."""
-        waiting = [drained for link in self._links.values() if (drained := link.drained())]
-        left = len(waiting)
-
-        def one_drained(_: asyncio.Future[None]) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                self._finish(bucket)
-
-        for drained in waiting:
-            drained.add_done_callback(one_drained)
-        if not waiting:
-            self._finish(bucket)
-
-    def _finish(self, bucket: int) -> None:
-        if not self._neighbours.ended:
-            self._endpoint.listener.bucket_done(STAR, bucket)
+            done = partial(self._endpoint.listener.bucket_done, STAR, bucket)
+            self._endpoint.when_drained(self._neighbours.star.values(), done)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RingBroken
 from dtd.exchange.api import BucketMemory, BusyTime, CommTiming
 from dtd.exchange.memory_offers import NOTHING_SHARED, SharedMemory
-from dtd.exchange.schedule.chunks import BucketShape
+from dtd.exchange.schedule.chunks import BucketShape, Segments
 from dtd.exchange.schedule.events import (
     BucketDone,
     BucketReleased,
@@ -287,8 +287,8 @@ class Node:
         self._links.send(effect.rank, effect.chunk, payload)
 
     def _send_gather(self, effect: SendGather) -> None:
-        gather, after = effect.gather, (self.machine.rank + 1) % self.machine.world_size
-        self._links.send(after, gather, self._entries[gather.origin][gather.sequence])
+        gather = effect.gather
+        self._links.send(effect.rank, gather, self._entries[gather.origin][gather.sequence])
 
     def _send_released(self, effect: SendReleased) -> None:
         assert self._shared is not None
@@ -316,18 +316,28 @@ class Node:
         own[:] = self._buckets[effect.bucket].view
 
     def _sum(self, effect: SumContributions) -> None:
-        """Sum the contributions in rank order on every rank, so that even a NaN is the same."""
-        memory = self._buckets[effect.bucket]
+        """Sum the contributions in one order on every rank.
+
+        It is that of the ring in segments: segment i begins with the part of rank i.  So the way of
+        a bucket changes no bit, unless the bucket has a `total` of its own.
+        """
+        memory, world_size = self._buckets[effect.bucket], self.machine.world_size
         if not memory.elements:
             return
-        ranks = range(self.machine.world_size)
-        contributions = [self._contribution(effect.bucket, origin) for origin in ranks]
+        contributions = [self._contribution(effect.bucket, one) for one in range(world_size)]
         if memory.total is not None:
             memory.total(contributions)
             return
-        memory.view[:] = contributions[0]
-        for contribution in contributions[1:]:
-            memory.add(0, memory.elements, contribution)
+        segments = Segments(memory.elements, world_size, memory.elements)
+        bounds = [segments.segment(index) for index in range(world_size)]
+        added = memoryview(bytearray(len(memory.view)))
+        for turn in range(world_size):
+            to = added if turn else memory.view
+            for index, (first, last) in enumerate(bounds):
+                start, stop = first * memory.item_bytes, last * memory.item_bytes
+                to[start:stop] = contributions[(index + turn) % world_size][start:stop]
+            if turn:
+                memory.add(0, memory.elements, added)
 
     def _bucket_done(self, effect: BucketDone) -> None:
         self._busy.end(time.monotonic())

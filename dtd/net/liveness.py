@@ -1,10 +1,12 @@
 """Signs of life between the members of a generation: heartbeats, and connections that end first.
 
 *Heartbeats.* A rank may compute for any length of time, so chunks and small gathers do not prove
-that it is alive; heartbeats do, sent from its event loop in both directions of each link. A
-complete frame from a neighbour is a sign of life, and so is enough of a long frame; a trickle that
-completes nothing is not. A neighbour that has not connected yet is watched in the same way. What
-follows from silence is not decided here.
+that it is alive; heartbeats do, sent from its event loop where nothing else was sent for an
+interval. A complete frame from a neighbour is a sign of life, and so is enough of a long frame; a
+trickle that completes nothing is not. A neighbour that has not connected yet is watched in the same
+way. Most links of a ring bring frames one way only, and then heartbeats too: so 64 ranks of 12
+links each are not busy with the proof that they live. What follows from silence is not decided
+here.
 
 *Lifeline.* When a process is killed the kernel first frees its memory and only then closes its
 sockets. With torch in memory that takes 50 ms, on a busy machine three times as long, with a GPU
@@ -21,6 +23,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import math
 import queue
 import socket
 import ssl
@@ -32,7 +35,7 @@ from typing import Final
 from dtd.address import Address
 from dtd.cluster.detector import Detector
 from dtd.errors import DtdError
-from dtd.exchange.schedule.neighbours import NEXT, PREVIOUS
+from dtd.exchange.schedule.neighbours import Neighbour
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.link import Link
 from dtd.net.tls import tls_connect
@@ -47,10 +50,12 @@ LOOKS_PER_SILENCE: Final = 12
 
 
 @dataclass(slots=True)
-class _Heard:
-    """The traffic counted as a sign of life, and the time of the last byte."""
+class _Watched:
+    """The traffic counted as a sign of life, and the times of the last byte in either direction."""
 
     link: Link
+    sent_bytes: int = 0
+    sent_s: float = -math.inf
     frames: int = 0
     bytes: int = 0
     seen_bytes: int = 0
@@ -72,11 +77,10 @@ class LinkHeartbeats:
 
     Args:
         generation: carried by every heartbeat.
-        beat_interval_s: interval of heartbeats on each link.
+        beat_interval_s: longest time between two frames on a link.
         silence_s: how long a neighbour may be silent, or take to connect.
         silent: called with a neighbour and the time, when that limit is exceeded.
-        neighbours: those to watch; those of a ring, unless there are others
-            (`dtd.exchange.schedule.neighbours.Neighbours.all`).
+        neighbours: the other ends of all links.
     """
 
     def __init__(
@@ -85,17 +89,16 @@ class LinkHeartbeats:
         generation: int,
         beat_interval_s: float,
         silence_s: float,
-        silent: Callable[[str, float], None],
-        neighbours: Sequence[str] = (NEXT, PREVIOUS),
+        silent: Callable[[Neighbour, float], None],
+        neighbours: Sequence[Neighbour],
     ) -> None:
         self._beat = m.LinkHeartbeat(generation=generation)
         self._beat_interval_s = beat_interval_s
         self._tick_s = min(beat_interval_s, silence_s / LOOKS_PER_SILENCE)
         self._detector = Detector(timeout_s=silence_s, tick_s=self._tick_s)
         self._silent = silent
-        self._neighbours = neighbours
-        self._links: dict[str, _Heard] = {}
-        self._next_beat_s = 0.0
+        self._neighbours = {str(one): one for one in neighbours}
+        self._links: dict[Neighbour, _Watched] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -106,46 +109,52 @@ class LinkHeartbeats:
 
     def watch(self, now: float) -> None:
         """Start counting silence of all neighbours now."""
-        for neighbour in self._neighbours:
-            self._detector.watch(neighbour, now)
+        for name in self._neighbours:
+            self._detector.watch(name, now)
 
-    def attach(self, neighbour: str, link: Link) -> None:
+    def attach(self, neighbour: Neighbour, link: Link) -> None:
         """This neighbour's link is open."""
-        self._links[neighbour] = _Heard(link)
+        self._links[neighbour] = _Watched(link)
+        if neighbour.opens and not neighbour.beats:
+            self._detector.forget(str(neighbour))
 
-    def trickles(self, neighbour: str, now: float) -> bool:
+    def trickles(self, neighbour: Neighbour, now: float) -> bool:
         """Whether bytes still arrive from this neighbour without completing a frame."""
         heard = self._links.get(neighbour)
         return heard is not None and now - heard.seen_s < self._detector.timeout_s / 2
 
-    def silence_s(self, neighbour: str, now: float) -> float:
+    def silence_s(self, neighbour: Neighbour, now: float) -> float:
         """Return how long this neighbour has been silent."""
-        return self._detector.silence_s(neighbour, now)
+        return self._detector.silence_s(str(neighbour), now)
 
     def end(self) -> None:
         """Stop sending and watching."""
-        for neighbour in self._neighbours:
-            self._detector.forget(neighbour)
+        for name in self._neighbours:
+            self._detector.forget(name)
         self._links.clear()
         if self._timer is not None:
             self._timer.cancel()
 
     def look(self, now: float) -> None:
         """Send due heartbeats, and report the first neighbour that is silent for too long."""
-        for neighbour, heard in self._links.items():
-            if heard.is_heard(now):
-                self._detector.heard(neighbour, now)
-        if now >= self._next_beat_s - self._tick_s / 2:
-            self._next_beat_s = now + self._beat_interval_s
-            self._send_beats()
-        for neighbour, _ in self._detector.suspects(now)[:1]:
-            self._silent(neighbour, now)
+        for neighbour, watched in self._links.items():
+            if watched.is_heard(now):
+                self._detector.heard(str(neighbour), now)
+            if neighbour.opens or neighbour.beats:
+                self._beat_if_due(watched, now)
+        for name, _ in self._detector.suspects(now)[:1]:
+            self._silent(self._neighbours[name], now)
 
-    def _send_beats(self) -> None:
-        """Send heartbeats, except where queued bytes would delay them anyway."""
-        for heard in self._links.values():
-            if not heard.link.queued_bytes():
-                heard.link.send(self._beat)
+    def _beat_if_due(self, watched: _Watched, now: float) -> None:
+        """Send a heartbeat where nothing was sent for an interval, and no queue would delay it."""
+        if watched.link.sent_bytes != watched.sent_bytes:
+            watched.sent_bytes, watched.sent_s = watched.link.sent_bytes, now
+        elif (
+            now >= watched.sent_s + self._beat_interval_s - self._tick_s / 2
+            and not watched.link.queued_bytes()
+        ):
+            watched.sent_s = now
+            watched.link.send(self._beat)
 
     def _again(self) -> None:
         loop = asyncio.get_running_loop()

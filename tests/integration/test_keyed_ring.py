@@ -26,7 +26,7 @@ side.join(*json.loads(sys.stdin.readline()))
 side.prepare(1 << 20, "float32")
 side.verify()
 endpoint = side._ring.endpoint
-print(json.dumps([link.session.tag.flag for link in (endpoint._out, endpoint._in)]), flush=True)
+print(json.dumps([link.session.tag.flag for link in endpoint.links.values()]), flush=True)
 sys.stdin.readline()
 """
 

@@ -13,7 +13,7 @@ done is overwritten at once: nobody may need it any more.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
@@ -94,12 +94,15 @@ class _Memory:
         self.write(start, [value + other for value, other in zip(own, values, strict=True)])
 
 
+_Sent = tuple[Chunk | SmallGather, Callable[[], list[int]]]
+
+
 class _Node:
     """One rank: its machine, the memory it names, and the program that its trainer runs.
 
     Attributes:
         previous: the node of the rank before.
-        outbox: frames to the next rank.
+        outboxes: by rank, frames to those after this one.
         answers: frames to the previous rank.
     """
 
@@ -129,7 +132,7 @@ class _Node:
         self.sent_elements = 0
         self.loan = 1
         self.lent: frozenset[int] = frozenset()
-        self.outbox: deque[tuple[Chunk | SmallGather, Callable[[], list[int]]]] = deque()
+        self.outboxes: dict[int, deque[_Sent]] = defaultdict(deque)
         self.answers: deque[ShmReleased] = deque()
         self.buckets: list[_Memory] = []
         self.shapes: list[BucketShape] = []
@@ -264,7 +267,7 @@ class _Node:
         if isinstance(effect, SendChunk):
             self._send_chunk(effect)
         elif isinstance(effect, SendGather):
-            self.outbox.append((effect.gather, list))
+            self.outboxes[effect.rank].append((effect.gather, list))
         elif isinstance(effect, Reduce):
             self.buckets[effect.bucket].add(effect.start, self.slots.pop(effect.slot))
         elif isinstance(effect, ReduceShared):
@@ -279,7 +282,7 @@ class _Node:
             self.contributions[effect.bucket, self.core.rank] = own
         elif isinstance(effect, SendContribution):
             given = self.contributions[effect.chunk.bucket, effect.origin]
-            self.outbox.append((effect.chunk, lambda: given))
+            self.outboxes[effect.rank].append((effect.chunk, lambda: given))
         elif isinstance(effect, SumContributions):
             self._sum(effect.bucket)
         elif isinstance(effect, BucketDone):
@@ -294,10 +297,11 @@ class _Node:
         if effect.chunk.loan:
             assert effect.chunk.bucket in self.lent
             bucket.lend(effect.start, effect.stop)
-            self.outbox.append((effect.chunk, list))
+            self.outboxes[effect.rank].append((effect.chunk, list))
         else:
             values = bucket.values
-            self.outbox.append((effect.chunk, lambda: values[effect.start : effect.stop]))
+            outbox = self.outboxes[effect.rank]
+            outbox.append((effect.chunk, lambda: values[effect.start : effect.stop]))
 
     def _borrowed(self, effect: ReduceShared | CopyShared) -> list[int]:
         """Elements of the previous rank's bucket as they are now."""
@@ -320,16 +324,14 @@ class _Node:
         bucket.write(0, [(1 << self.core.world_size) - 1] * size)
 
     def receive(self, message: Chunk | SmallGather, payload: Callable[[], list[int]]) -> bool:
-        """Take a frame from the previous rank, or leave it where it is."""
+        """Take a frame from a rank before this one, or leave it where it is."""
         values = payload()
         if isinstance(message, SmallGather):
-            if isinstance(self.core.accept_gather(message, link=self.previous.core.rank), Hold):
+            if isinstance(self.core.accept_gather(message, link=message.source), Hold):
                 return False
             self.handle(GatherReceived(gather=message))
             return True
-        place = self.core.place(
-            message, len(values) * self.item_bytes, link=self.previous.core.rank
-        )
+        place = self.core.place(message, len(values) * self.item_bytes, link=message.source)
         if isinstance(place, Hold):
             return False
         slot = place.slot if isinstance(place, InScratch | InShared) else None
@@ -359,6 +361,7 @@ def run_network(
     added: Sequence[int] = (),
     kinds: Sequence[BucketShape] = (SUM,),
     uneven: bool = False,
+    strides: Sequence[int] = (),
 ) -> list[_Node]:
     """Run all ranks' programs; in every turn one thing that can happen does, chosen at random.
 
@@ -369,7 +372,9 @@ def run_network(
     nodes = [
         _Node(
             Machine(
-                RingSchedules(rank, world_size, chunk_bytes=chunk_elements * item_bytes),
+                RingSchedules(
+                    rank, world_size, chunk_bytes=chunk_elements * item_bytes, strides=strides
+                ),
                 generation=3,
                 first_step=0,
                 scratch_slots=slots,
@@ -394,7 +399,8 @@ def run_network(
         for place in random.sample(range(3 * world_size), 3 * world_size):
             node, turn = nodes[place // 3], place % 3
             if turn == 0:
-                moved |= _deliver_some(node, nodes[(node.core.rank + 1) % world_size], random)
+                for rank in random.sample(list(node.outboxes), len(node.outboxes)):
+                    moved |= _deliver_some(node.outboxes[rank], nodes[rank], random)
             elif turn == 1:
                 moved |= _answer(node, random)
             elif node in runnable and random.random() < pace[node.core.rank]:
@@ -403,20 +409,20 @@ def run_network(
         if not moved and not any(node.may_run() for node in nodes):
             raise AssertionError("stuck: " + "; ".join(node.core.explain() for node in nodes))
     assert all(node.finished_steps == len(steps) for node in nodes)
-    assert not any(node.outbox or node.answers for node in nodes)
+    assert not any(any(node.outboxes.values()) or node.answers for node in nodes)
     assert not any(node.slots for node in nodes)
     assert {node.core.explain() for node in nodes} == {f"step {len(steps) - 1}: waits for nothing"}
     return nodes
 
 
-def _deliver_some(node: _Node, following: _Node, random: Random) -> bool:
+def _deliver_some(outbox: deque[_Sent], to: _Node, random: Random) -> bool:
     """Let a random number of frames of one link arrive, in their order."""
     delivered = 0
     wanted = random.choice((0, 1, 1, 2, 5, 1000))
-    while node.outbox and delivered < wanted and following.receive(*node.outbox[0]):
-        node.outbox.popleft()
+    while outbox and delivered < wanted and to.receive(*outbox[0]):
+        outbox.popleft()
         delivered += 1
-    return delivered > 0 or (wanted == 0 and bool(node.outbox))
+    return delivered > 0 or (wanted == 0 and bool(outbox))
 
 
 def _answer(node: _Node, random: Random) -> bool:
@@ -444,9 +450,18 @@ kinds_of_bucket = st.one_of(
 )
 
 
+@st.composite
+def strides_of(draw: st.DrawFn, world_size: int) -> tuple[int, ...]:
+    """Those of the tree: all powers of two, or some strides and the way around the ring."""
+    if world_size == 1 or draw(st.booleans()):
+        return ()
+    return tuple(sorted({1, *draw(st.sets(st.integers(1, world_size - 1), max_size=3))}))
+
+
 @settings(max_examples=50)
 @given(
-    world_size=st.integers(1, 8),
+    data=st.data(),
+    world_size=st.integers(1, 12),
     steps=st.lists(st.lists(sizes, max_size=4), min_size=1, max_size=3),
     chunk_elements=st.one_of(st.integers(1, 12), st.just(1000)),
     slots=st.integers(1, 8),
@@ -454,6 +469,7 @@ kinds_of_bucket = st.one_of(
     seed=st.integers(0, 2**32),
 )
 def test_every_element_is_summed_exactly_once_in_any_interleaving(
+    data: st.DataObject,
     world_size: int,
     steps: list[list[int]],
     chunk_elements: int,
@@ -468,11 +484,13 @@ def test_every_element_is_summed_exactly_once_in_any_interleaving(
         slots=slots,
         lending=lending,
         random=Random(seed),
+        strides=data.draw(strides_of(world_size)),
     )
 
 
 @settings(max_examples=75)
 @given(
+    data=st.data(),
     world_size=st.integers(1, 8),
     steps=st.lists(st.lists(sizes, max_size=3), min_size=1, max_size=2),
     added=st.lists(sizes, max_size=3),
@@ -484,6 +502,7 @@ def test_every_element_is_summed_exactly_once_in_any_interleaving(
     seed=st.integers(0, 2**32),
 )
 def test_halves_of_a_sum_and_buckets_that_are_added_in_any_interleaving(
+    data: st.DataObject,
     world_size: int,
     steps: list[list[int]],
     added: list[int],
@@ -504,6 +523,7 @@ def test_halves_of_a_sum_and_buckets_that_are_added_in_any_interleaving(
         added=added,
         kinds=kinds,
         uneven=uneven,
+        strides=data.draw(strides_of(world_size)),
     )
 
 
@@ -581,5 +601,8 @@ def test_a_large_bucket_with_many_chunks_in_flight(seed: int, lending: float) ->
     run_network(5, [[20_003]], chunk_elements=64, slots=4, lending=lending, random=random)
 
 
-def test_the_largest_world() -> None:
-    run_network(64, [[64 * 3 + 5, 10]], chunk_elements=2, slots=8, lending=0.5, random=Random(1))
+@pytest.mark.parametrize("strides", [(), (1, 4, 32), (1,)])
+def test_a_large_world(strides: tuple[int, ...]) -> None:
+    steps = [[64 * 3 + 5, 10, 2]]
+    random = Random(1)
+    run_network(64, steps, chunk_elements=20, slots=8, lending=0.5, random=random, strides=strides)

@@ -68,8 +68,8 @@ class _Asked:
 class RingAcceptor(Protocol):
     """The ring of a generation that waits for its neighbours."""
 
-    def accept_ring(self, port: Port) -> None:
-        """Accept the connection of the previous rank."""
+    def accept_ring(self, port: Port, rank: int) -> None:
+        """Accept the connection of a rank that sends to this one."""
         ...
 
     def accept_lifeline(self, port: Port, rank: int) -> None:
@@ -90,9 +90,9 @@ class DataPort:
         self._sending = sending
         self._piece_bytes = int(pace.state_bytes[1]) // pieces_of(pace)
         self._generation = 0
-        self._expected: RingKey | None = None
+        self._ring = (0, 0)
+        self._expected: set[RingKey] = set()
         self._acceptor: RingAcceptor | None = None
-        self._taken = False
         self._early: dict[RingKey, Port] = {}
         self._offers: dict[int, State] = {}
         self._asked: list[_Asked] = []
@@ -112,9 +112,9 @@ class DataPort:
             self._accept_lifeline(port, greeting.key)
             return True
         assert isinstance(greeting, RingHello)
-        if greeting.key == self._expected and self._acceptor is not None and not self._taken:
-            self._taken = True
-            self._acceptor.accept_ring(port)
+        if greeting.key in self._expected and self._acceptor is not None:
+            self._expected.remove(greeting.key)
+            self._acceptor.accept_ring(port, greeting.key[2])
             return True
         if greeting.key[0] <= self._generation:
             port.close("stale generation")
@@ -129,25 +129,27 @@ class DataPort:
 
     def _accept_lifeline(self, port: Port, key: RingKey) -> None:
         """A lifeline arrives once its ring is up, so that ring is the expected one, or is over."""
-        expected = self._expected
-        if self._acceptor is None or expected is None or expected[:2] != key[:2]:
+        if self._acceptor is None or self._ring != key[:2]:
             port.close("stale generation")
         else:
             self._acceptor.accept_lifeline(port, key[2])
 
     # --- rings -----------------------------------------------------------------------------
 
-    def expect_ring(self, key: RingKey, by: RingAcceptor) -> None:
-        """Pass the neighbours' connections to `by`; refuse those of older generations."""
-        self._generation, self._expected = key[0], key
-        self._acceptor, self._taken = by, False
-        for old in [known for known in self._early if known[0] < key[0]]:
+    def expect_ring(
+        self, generation: int, roster_id: int, ranks: set[int], by: RingAcceptor
+    ) -> None:
+        """Pass the connections of these ranks to `by`; refuse those of older generations."""
+        self._generation, self._ring, self._acceptor = generation, (generation, roster_id), by
+        self._expected = {(generation, roster_id, rank) for rank in ranks}
+        for old in [known for known in self._early if known[0] < generation]:
             self._early.pop(old).close("stale generation")
-        early = self._early.pop(key, None)
-        if early is not None and early.is_open:
-            self._taken = True
-            by.accept_ring(early)
-            early.resume()
+        for key in sorted(self._expected & self._early.keys()):
+            early = self._early.pop(key)
+            if early.is_open:
+                self._expected.remove(key)
+                by.accept_ring(early, key[2])
+                early.resume()
 
     # --- states ----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""One generation's two links in the simulation: to the next rank and from the previous one.
+"""One generation's links in the simulation: to and from the ranks at all strides of its tree.
 
 The counterpart of `dtd.exchange.endpoint`: connects, retries while the neighbour is not ready,
 passes frames to the node, sends and expects heartbeats, opens lifelines, and reports once that the
@@ -8,13 +8,16 @@ ring is up and once that it is broken, with the evidence.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from dtd.cluster.detector import Detector
 from dtd.cluster.links import ENDED
 from dtd.errors import DtdError
 from dtd.exchange.schedule.machine import Machine
+from dtd.exchange.schedule.neighbours import Neighbour, Neighbours
 from dtd.exchange.schedule.schedules import RingSchedules
+from dtd.exchange.schedule.tree import strides_in
 from dtd.wire import messages as m
 from tests.sim.data_port import DataPort, LifelineHello, RingHello
 from tests.sim.lifeline import Lifeline
@@ -25,8 +28,6 @@ from tests.sim.surroundings import Surroundings
 
 CONNECT_PAUSE_S: Final = 0.05
 LINK_HEARTBEAT: Final = "beat"
-NEXT: Final = "next"
-PREVIOUS: Final = "previous"
 
 
 class RingEndpoint:
@@ -35,8 +36,8 @@ class RingEndpoint:
     Args:
         surroundings: clock, network, oracle.
         assign: the generation.
-        data_port: port to which the previous rank connects.
-        lifeline: holds a connection to each neighbour that ends with this process.
+        data_port: port to which neighbours connect.
+        lifeline: holds connections to the next and the previous rank that end with this process.
         after: runs an action after a delay, unless the process has died by then.
         changed: called whenever a waiting trainer should check its condition again.
         reached: called with the phase of every chunk that arrives; returns False if the process
@@ -68,23 +69,24 @@ class RingEndpoint:
         self._lifelines: list[Port] = []
         self._after = after
         self._changed = changed
-        world_size = len(assign.roster)
         self._name = assign.roster[assign.rank].name
-        self._previous_rank = (assign.rank - 1) % world_size
-        self._names = {
-            NEXT: assign.roster[(assign.rank + 1) % world_size].name,
-            PREVIOUS: assign.roster[self._previous_rank].name,
-        }
-        self._out: Port | None = None
-        self._in: Port | None = None
-        self._answered = False
-        self._holds = False
+        schedules = RingSchedules(
+            assign.rank,
+            len(assign.roster),
+            chunk_bytes=CHUNK_BYTES,
+            strides=strides_in(assign.strides),
+        )
+        self._neighbours = Neighbours(assign.roster, schedules.tree)
+        self._sides = {str(one): one for one in self._neighbours.ring.values()}
+        self._ports: dict[Neighbour, Port] = {}
+        self._open: set[Neighbour] = set()
+        self._holds: set[Neighbour] = set()
         self._detector = Detector(
             timeout_s=surroundings.heartbeat_timeout_s, tick_s=surroundings.heartbeat_interval_s
         )
         self.node = RingNode(
             Machine(
-                RingSchedules(assign.rank, world_size, chunk_bytes=CHUNK_BYTES),
+                schedules,
                 generation=assign.generation,
                 first_step=assign.held_step,
                 scratch_slots=SCRATCH_SLOTS,
@@ -98,20 +100,22 @@ class RingEndpoint:
         )
 
     def is_up(self) -> bool:
-        """Whether both links are connected."""
-        return len(self.assign.roster) == 1 or (self._in is not None and self._answered)
+        """Whether all links are connected."""
+        return len(self._open) == len(self._sides)
 
     def connect(self) -> None:
-        """Begin to connect to both neighbours."""
+        """Begin to connect to all neighbours."""
         assign = self.assign
         if len(assign.roster) == 1 or self.why_broken:
             return
-        for side in (NEXT, PREVIOUS):
-            self._detector.watch(side, self._surroundings.scheduler.now)
+        for name in self._sides:
+            self._detector.watch(name, self._surroundings.scheduler.now)
         self._beat()
-        key = (assign.generation, assign.roster_id, self._previous_rank)
-        self._data_port.expect_ring(key, self)
-        self._connect_next()
+        ranks = {one.rank for one in self._sides.values() if not one.opens}
+        self._data_port.expect_ring(assign.generation, assign.roster_id, ranks, self)
+        for side in self._sides.values():
+            if side.opens:
+                self._connect(side)
 
     def end(self, reason: str) -> None:
         """Leave the ring."""
@@ -119,74 +123,79 @@ class RingEndpoint:
 
     # --- links -----------------------------------------------------------------------------
 
-    def _connect_next(self) -> None:
+    def _connect(self, side: Neighbour) -> None:
         if self.why_broken:
             return
         assign = self.assign
-        self._out = self._surroundings.network.connect(
+        self._ports[side] = self._surroundings.network.connect(
             self._name,
-            self._names[NEXT],
+            self._neighbours.members[side].name,
             RingHello(key=(assign.generation, assign.roster_id, assign.rank)),
-            receive=self._on_answer,
-            closed=self._on_out_closed,
+            receive=lambda _: self._on_answer(side),
+            closed=lambda reason: self._on_out_closed(side, reason),
         )
 
-    def accept_ring(self, port: Port) -> None:
-        """The previous rank has connected."""
+    def accept_ring(self, port: Port, rank: int) -> None:
+        """A rank that sends to this one has connected."""
         if self.why_broken:
             port.close("the ring has ended")
             return
-        self._in = port
-        self._heard(PREVIOUS)
-        port.receive, port.closed = self._on_frame, self._on_in_closed
+        side = self._neighbours.ring[rank, False]
+        self._ports[side] = port
+        port.receive = partial(self._on_frame, side)
+        port.closed = partial(self._lost, side)
         port.send(LINK_HEARTBEAT)
-        self._hold_lifelines()
+        self._stands(side)
+
+    def _stands(self, side: Neighbour) -> None:
+        """A link is connected."""
+        self._heard(side)
+        if side not in self._open:
+            self._open.add(side)
+            self._hold_lifelines()
+            if side.opens and not side.beats:
+                self._detector.forget(str(side))
         self._changed()
 
     def accept_lifeline(self, port: Port, rank: int) -> None:
         """Accept a neighbour's lifeline, which is idle until the neighbour's process ends."""
-        roster = self.assign.roster
-        name = roster[rank].name if rank < len(roster) else ""
-        if self.why_broken or name not in self._names.values():
+        both = {self._neighbours.next.rank, self._neighbours.previous.rank}
+        if self.why_broken or rank not in both:
             port.close("no neighbour in this ring")
             return
+        name = self.assign.roster[rank].name
         self._lifelines.append(port)
         port.closed = lambda _: self._fail(name, ENDED, "its process has ended")
 
     def _hold_lifelines(self) -> None:
-        """Open lifelines; both neighbours have connected, so they know this ring."""
+        """Open lifelines; all neighbours have connected, so they know this ring."""
         if self.is_up():
             assign = self.assign
             key = (assign.generation, assign.roster_id, assign.rank)
-            self._lifeline.hold(set(self._names.values()), LifelineHello(key=key))
+            members = self._neighbours.members
+            both = {members[self._neighbours.next].name, members[self._neighbours.previous].name}
+            self._lifeline.hold(both, LifelineHello(key=key))
 
-    def _on_answer(self, _content: object) -> bool:
-        if not self._answered:
-            self._answered = True
-            self._hold_lifelines()
-        self._heard(NEXT)
-        self._changed()
+    def _on_answer(self, side: Neighbour) -> bool:
+        self._stands(side)
         return True
 
-    def _on_out_closed(self, reason: str) -> None:
-        if reason == "connection refused" and not self._answered:
-            self._after(CONNECT_PAUSE_S, self._connect_next)
+    def _on_out_closed(self, side: Neighbour, reason: str) -> None:
+        if reason == "connection refused" and side not in self._open:
+            self._after(CONNECT_PAUSE_S, partial(self._connect, side))
         else:
-            self._lost(NEXT, reason)
+            self._lost(side, reason)
 
-    def _on_in_closed(self, reason: str) -> None:
-        self._lost(PREVIOUS, reason)
-
-    def _lost(self, side: str, reason: str) -> None:
-        self._fail(self._names[side], "corrupt" if reason == DAMAGED else "reset", reason)
+    def _lost(self, side: Neighbour, reason: str) -> None:
+        name = self._neighbours.members[side].name
+        self._fail(name, "corrupt" if reason == DAMAGED else "reset", reason)
 
     def _fail(self, suspect: str, evidence: str, reason: str) -> None:
         if self.why_broken:
             return
         self.suspect, self.evidence, self.why_broken = suspect, evidence, reason
-        for port in (self._out, self._in):
-            if port is not None:
-                port.abort("connection reset")
+        for port in self._ports.values():
+            port.abort("connection reset")
         for port in self._lifelines:
             port.close("the ring has ended")
         self._changed()
@@ -197,41 +206,43 @@ class RingEndpoint:
         """Send heartbeats, and check for silent neighbours."""
         if self.why_broken:
             return
-        if self._out is not None and self._answered:
-            self._out.send(LINK_HEARTBEAT)
-        if self._in is not None:
-            self._in.send(LINK_HEARTBEAT)
-        if self._holds:
-            self._heard(PREVIOUS)
+        for side in self._sides.values():
+            if side in self._open and (side.opens or side.beats):
+                self._ports[side].send(LINK_HEARTBEAT)
+        for side in self._holds:
+            self._heard(side)
         now = self._surroundings.scheduler.now
-        for side, _ in self._detector.suspects(now)[:1]:
-            stood = self._answered if side == NEXT else self._in is not None
-            silent_s = self._detector.silence_s(side, now)
+        for name, _ in self._detector.suspects(now)[:1]:
+            side = self._sides[name]
+            stood = side in self._open
+            silent_s = self._detector.silence_s(name, now)
             what = "sends nothing" if stood else "cannot be reached"
             evidence = "silent" if stood else "unreachable"
-            self._fail(self._names[side], evidence, f"{what} for {silent_s:.1f} s")
+            suspect = self._neighbours.members[side].name
+            self._fail(suspect, evidence, f"{what} for {silent_s:.1f} s")
         self._after(self._surroundings.heartbeat_interval_s, self._beat)
 
-    def _heard(self, side: str) -> None:
-        self._detector.heard(side, self._surroundings.scheduler.now)
+    def _heard(self, side: Neighbour) -> None:
+        self._detector.heard(str(side), self._surroundings.scheduler.now)
 
     # --- frames ----------------------------------------------------------------------------
 
-    def _on_frame(self, content: object) -> bool:
-        self._heard(PREVIOUS)
+    def _on_frame(self, side: Neighbour, content: object) -> bool:
+        self._heard(side)
         if content == LINK_HEARTBEAT:
             return True
         try:
-            self._holds = not self.node.receive(content)
+            is_taken = self.node.receive(content, side.rank)
         except DtdError as error:
             raise Broken(f"an honest frame was refused: {error}") from error
-        return not self._holds
+        if not is_taken:
+            self._holds.add(side)
+        return is_taken
 
-    def _send(self, frame: Frame, size_bytes: int) -> None:
-        assert self._out is not None
-        self._out.send(frame, size_bytes)
+    def _send(self, rank: int, frame: Frame, size_bytes: int) -> None:
+        self._ports[self._neighbours.ring[rank, True]].send(frame, size_bytes)
 
-    def _resume(self) -> None:
-        self._holds = False
-        if self._in is not None:
-            self._in.resume()
+    def _resume(self, rank: int) -> None:
+        side = self._neighbours.ring[rank, False]
+        self._holds.discard(side)
+        self._ports[side].resume()

@@ -25,6 +25,7 @@ from dtd.exchange.schedule.events import (
     InScratch,
     KeepOwn,
     Reduce,
+    Resume,
     SendChunk,
     SendContribution,
     SendGather,
@@ -59,8 +60,8 @@ class RingNode:
         core: the ring machine.
         roster_id: id of the ring's roster.
         oracle: is told of every accepted frame and every sum.
-        send: sends a frame of the given size to the next rank.
-        resume: offers the held frame again.
+        send: sends a frame of the given size to a rank.
+        resume: offers the held frame of a rank again.
         changed: called when a bucket or a small gather is complete.
         reached: called with phase and step of every chunk that arrives; returns False if the
             process has ended.
@@ -72,13 +73,12 @@ class RingNode:
         *,
         roster_id: int,
         oracle: Oracle,
-        send: Callable[[Frame, int], None],
-        resume: Callable[[], None],
+        send: Callable[[int, Frame, int], None],
+        resume: Callable[[int], None],
         changed: Callable[[], None],
         reached: Callable[[int, int], bool],
     ) -> None:
         self.core = core
-        self._previous = (core.rank - 1) % core.world_size
         self._roster_id = roster_id
         self._oracle = oracle
         self._send = send
@@ -137,12 +137,12 @@ class RingNode:
 
     # --- the network -----------------------------------------------------------------------
 
-    def receive(self, content: object) -> bool:
-        """Accept a frame from the previous rank; False if it is not its turn yet."""
+    def receive(self, content: object, sender: int) -> bool:
+        """Accept a frame from a neighbour with this rank; False if it is not its turn yet."""
         assert isinstance(content, Frame)
         message, payload = content.message, content.payload
         if isinstance(message, SmallGather):
-            if isinstance(self.core.accept_gather(message, link=self._previous), Hold):
+            if isinstance(self.core.accept_gather(message, link=sender), Hold):
                 return False
             assert isinstance(payload, bytes)
             self._oracle.accepted(self._roster_id, content.roster_id)
@@ -150,7 +150,7 @@ class RingNode:
             self._handle(GatherReceived(gather=message))
             return True
         assert isinstance(payload, tuple)
-        place = self.core.place(message, len(payload) * ITEM_BYTES, link=self._previous)
+        place = self.core.place(message, len(payload) * ITEM_BYTES, link=sender)
         if isinstance(place, Hold):
             return False
         if not self._reached(message.phase, message.step):
@@ -181,7 +181,7 @@ class RingNode:
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, SendChunk):
             payload = tuple(self._buckets[effect.chunk.bucket][effect.start : effect.stop])
-            self._transmit(effect.chunk, payload, len(payload) * ITEM_BYTES)
+            self._transmit(effect.rank, effect.chunk, payload, len(payload) * ITEM_BYTES)
         elif isinstance(effect, Reduce):
             bucket = self._buckets[effect.bucket]
             for index, value in enumerate(self._slots.pop(effect.slot), effect.start):
@@ -191,14 +191,14 @@ class RingNode:
             self._contributions[effect.bucket, self.core.rank] = own
         elif isinstance(effect, SendContribution):
             payload = self._contributions[effect.chunk.bucket, effect.origin]
-            self._transmit(effect.chunk, payload, len(payload) * ITEM_BYTES)
+            self._transmit(effect.rank, effect.chunk, payload, len(payload) * ITEM_BYTES)
         elif isinstance(effect, SumContributions):
             ranks = range(self.core.world_size)
             given = [self._contributions.pop((effect.bucket, rank)) for rank in ranks]
             self._buckets[effect.bucket][:] = map(sum, zip(*given, strict=True))
         elif isinstance(effect, SendGather):
             word = self._words[effect.gather.origin][effect.gather.sequence]
-            self._transmit(effect.gather, word, WORD_BYTES)
+            self._transmit(effect.rank, effect.gather, word, WORD_BYTES)
         elif isinstance(effect, BucketDone):
             self._oracle.summed(self.core.world_size, self._buckets[effect.bucket])
             self._unfinished.remove(effect.bucket)
@@ -208,9 +208,10 @@ class RingNode:
             self._exchanged = [self._words[rank][effect.sequence] for rank in ranks]
             self._changed()
         else:
-            self._resume()
+            assert isinstance(effect, Resume)
+            self._resume(effect.rank)
 
     def _transmit(
-        self, message: Chunk | SmallGather, payload: tuple[int, ...] | bytes, size: int
+        self, rank: int, message: Chunk | SmallGather, payload: tuple[int, ...] | bytes, size: int
     ) -> None:
-        self._send(Frame(self._roster_id, message, payload), 64 + size)
+        self._send(rank, Frame(self._roster_id, message, payload), 64 + size)

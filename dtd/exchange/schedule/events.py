@@ -146,15 +146,16 @@ class SendContribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumContributions:
-    """Replace the bucket by the sum of its contributions, added in rank order."""
+    """Replace the bucket by the sum of its contributions."""
 
     bucket: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendGather:
-    """Send the entry of `gather.origin` to the next rank."""
+    """Send the entry of `gather.origin` to a rank."""
 
+    rank: int
     gather: SmallGather
 
 

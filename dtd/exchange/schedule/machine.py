@@ -1,8 +1,8 @@
 """The exchange of one generation's buckets as a state machine: route, order and form of chunks.
 
 One machine follows any schedule (`schedules.py`): a generation has one for its ring and, with
-parameter servers, another one for its star.  Small gathers (`gathers.py`) travel on the ring beside
-the buckets.  Buckets start in index order, and several are in flight at a time.
+parameter servers, another one for its star.  Small gathers (`gathers.py`) travel on the links of
+the ring beside the buckets.  Buckets start in index order, and several are in flight at a time.
 
 The machine handles indices, never bytes.  It must not know sockets, tensors or clocks: the shell
 (`dtd.exchange.node`) asks it where a payload goes (`place`), reports events (`handle`) and performs
@@ -21,6 +21,11 @@ Rule for callers: start every bucket of a step before waiting for any of them; o
 for the same first ones before they start the others, which costs nothing, since these are ahead on
 each link.  All ranks take part in a small gather on the ring in every step, so none is more than
 one step ahead.
+
+Small gathers and buckets that travel whole go down trees (`tree.py`).  A rank passes on what
+arrives before it has all of it, so whatever it sends of a gather or bucket precedes on each link
+what it sends of a later one that it starts when the first is complete: no held frame is before one
+that the receiver waits for.
 
 No link of a star waits for ever.  Links keep order, and every rank starts all buckets in index
 order, after the same ones have been awaited on all servers.  Take the lowest bucket u that some
@@ -501,7 +506,8 @@ class Machine:
         return self._bucket(released.bucket).released(released)
 
     def _new_gathers(self) -> SmallGathers:
-        return SmallGathers(self.rank, self.world_size, generation=self.generation, step=self.step)
+        tree = self._schedules.tree
+        return SmallGathers(tree, generation=self.generation, step=self.step)
 
     # --- explaining ------------------------------------------------------------------------
 

@@ -1,21 +1,21 @@
 """The neighbours of a rank: which of their links are open, and the loss with which a ring ends.
 
-A rank of a ring has two neighbours.  In a generation with parameter servers it has others in a star
-besides.  The shell (`dtd.exchange.endpoint`) reports events of a link; the answer is the loss with
-which the ring ends, or nothing if it continues.  A ring ends once, and the first loss counts.
+A rank sends to those that are a stride after it on the ring (`tree.py`), the next one among them,
+and receives from those that are a stride before it.  In a generation with parameter servers it has
+others in a star besides.  The shell (`dtd.exchange.endpoint`) reports events of a link; the answer
+is the loss with which the ring ends, or nothing if it continues.  A ring ends once, and the first
+loss counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.wire.messages import Member
-
-NEXT: Final = "next"
-PREVIOUS: Final = "previous"
+from dtd.exchange.schedule.tree import Tree
+from dtd.wire.messages import Member, Role
 
 RESET: Final = "reset"
 SILENT: Final = "silent"
@@ -43,6 +43,23 @@ class RingLoss:
     reason: str
 
 
+class Neighbour(NamedTuple):
+    """The other end of one of a rank's links.
+
+    Attributes:
+        role: RING or STAR, as in the link's HELLO.
+        rank: its rank.
+        opens: this side opens the link; one of a ring brings chunks from the side that opens it.
+        beats: both sides send heartbeats; otherwise only the one that opens the link, and the other
+            one alone is watched for silence.
+    """
+
+    role: Role
+    rank: int
+    opens: bool
+    beats: bool = True
+
+
 def star_links(roster: Sequence[Member], rank: int) -> dict[int, bool]:
     """Return the ranks with which a rank has a star link, and whether it opens that link.
 
@@ -65,57 +82,48 @@ class Neighbours:
 
     Args:
         roster: all members, by rank.
-        rank: this member's rank.
+        tree: this member's place in the trees; the strides are those of its links on the ring.
 
     Attributes:
         ended: the ring has ended.
         refusals: why a neighbour refused the last connection, if it did.
-        star: the ranks linked with this one in the star, and whether this one opens the link.
-        members: the neighbours' entries in the roster.
+        next, previous: those of the ring with the stride 1, which may share memory with this rank
+            and have lifelines.
+        ring: by rank and whether this side opens the link, the neighbours on the ring.
+        star: by rank, those in the star.
+        members: the entries of all in the roster.
     """
 
-    def __init__(self, roster: Sequence[Member], rank: int) -> None:
+    def __init__(self, roster: Sequence[Member], tree: Tree) -> None:
         self.ended = False
-        self.refusals: dict[str, str] = {}
-        self.star = star_links(roster, rank)
         self._roster = roster
-        self._previous_rank = (rank - 1) % len(roster)
-        self.members = {
-            NEXT: roster[(rank + 1) % len(roster)],
-            PREVIOUS: roster[self._previous_rank],
-            **{self.star_neighbour(other): roster[other] for other in self.star},
+        self.refusals: dict[Neighbour, str] = {}
+        self.ring = {
+            (one.rank, one.opens): one for stride in tree.strides for one in _at(tree, stride)
         }
-        self._callers = {PREVIOUS}
-        self._callers |= {self.star_neighbour(one) for one, opens in self.star.items() if not opens}
-        self._attached: set[str] = set()
+        self.star = {
+            other: Neighbour(Role.STAR, other, opens)
+            for other, opens in star_links(roster, tree.rank).items()
+        }
+        self.previous, self.next = _at(tree, 1)
+        self.members = {one: roster[one.rank] for one in (*self.ring.values(), *self.star.values())}
+        self._attached: set[Neighbour] = set()
 
-    @staticmethod
-    def star_neighbour(rank: int) -> str:
-        """The name of the neighbour that is this rank in the star."""
-        return f"star {rank}"
-
-    def attached(self, neighbour: str) -> bool:
+    def attached(self, neighbour: Neighbour) -> bool:
         """Record that this neighbour's link is open; returns whether the ring is now up."""
         self._attached.add(neighbour)
         return len(self._attached) == len(self.members)
 
-    def check_caller(self, rank: int, *, in_star: bool, has_link: bool) -> None:
-        """Check a caller that says it is this rank.
-
-        Args:
-            rank: the caller's.
-            in_star: it calls for the star; otherwise as the previous rank.
-            has_link: that rank is connected already.
+    def caller(self, role: Role, rank: int) -> Neighbour:
+        """Return the neighbour that calls in this role as this rank.
 
         Raises:
-            ProtocolError: it is not expected.
+            ProtocolError: it is not expected, or connected already.
         """
-        expected = not self.star.get(rank, True) if in_star else rank == self._previous_rank
-        if has_link or self.ended or not expected:
-            route = "star" if in_star else "ring"
-            raise ProtocolError(
-                ErrorCode.WRONG_STATE, f"this {route} does not wait for rank {rank}"
-            )
+        found = self.star.get(rank) if role is Role.STAR else self.ring.get((rank, False))
+        if self.ended or found is None or found.opens or found in self._attached:
+            raise ProtocolError(ErrorCode.WRONG_STATE, f"this {role} does not wait for rank {rank}")
+        return found
 
     def lifeline_of(self, rank: int) -> str:
         """The name of the neighbour that owns this lifeline.
@@ -123,12 +131,11 @@ class Neighbours:
         Raises:
             ProtocolError: no neighbour has this rank.
         """
-        name = self._roster[rank].name if rank < len(self._roster) else ""
-        if self.ended or name not in {self.members[at].name for at in (NEXT, PREVIOUS)}:
+        if self.ended or rank not in (self.next.rank, self.previous.rank):
             raise ProtocolError(ErrorCode.WRONG_STATE, "no neighbour in this ring")
-        return name
+        return self._roster[rank].name
 
-    def calls_again(self, neighbour: str, error: DtdError | None) -> bool:
+    def calls_again(self, neighbour: Neighbour, error: DtdError | None) -> bool:
         """Whether to retry a link that was closed before it was open.
 
         The other side refuses when too many wait for a generation that it does not know yet.
@@ -136,7 +143,7 @@ class Neighbours:
         no_room = isinstance(error, ProtocolError) and error.code is ErrorCode.REFUSED
         return not self.ended and no_room and neighbour not in self._attached
 
-    def closed(self, neighbour: str, error: DtdError | None) -> RingLoss:
+    def closed(self, neighbour: Neighbour, error: DtdError | None) -> RingLoss:
         """Handle the end of a neighbour's link, with or without an error."""
         damaged = isinstance(error, ProtocolError) and error.code not in _INTACT
         return RingLoss(
@@ -145,7 +152,7 @@ class Neighbours:
             reason=str(error) if error is not None else "the link was closed",
         )
 
-    def silent(self, neighbour: str, silence_s: float, *, trickles: bool) -> RingLoss:
+    def silent(self, neighbour: Neighbour, silence_s: float, *, trickles: bool) -> RingLoss:
         """Handle a neighbour that has shown no sign of life for too long.
 
         Args:
@@ -160,7 +167,7 @@ class Neighbours:
             refusal = self.refusals.get(neighbour, "")
             reason = f"{place} has not answered within {silence_s:.1f} s"
             reason += f": {refusal}" if refusal else ""
-            if neighbour in self._callers:
+            if not neighbour.opens:
                 reason = f"{member.name} has not connected within {silence_s:.1f} s"
         elif trickles:
             evidence, reason = CORRUPT, f"no whole frame from {place} for {silence_s:.1f} s"
@@ -172,3 +179,12 @@ class Neighbours:
         """End the ring; returns whether it was up until now."""
         stood, self.ended = not self.ended, True
         return stood
+
+
+def _at(tree: Tree, stride: int) -> tuple[Neighbour, Neighbour]:
+    """The neighbours a stride before and after a rank."""
+    ranks = (tree.rank - stride) % tree.world_size, (tree.rank + stride) % tree.world_size
+    return (
+        Neighbour(Role.RING, ranks[0], opens=False, beats=stride == 1),
+        Neighbour(Role.RING, ranks[1], opens=True, beats=stride == 1),
+    )

@@ -8,9 +8,8 @@ them, chunk by chunk.  There are three, and all end with the same bytes on every
   segments.  Numbered through reduce-scatter and all-gather, hop h of 2 (N - 1) moves segment
   (r - h) mod N out of rank r and (r - h - 1) mod N in; in the first N - 1 hops what comes is added,
   later it replaces.  An operation is a window of these hops (`BucketShape.window`).
-- *Ring whole* (protocol.md, "Exchange"): few hops, for small buckets.  Every rank receives every
-  contribution, and sums them itself in rank order: in hop h rank r receives that of rank
-  (r - h - 1) mod N.
+- *Whole* (protocol.md, "Exchange"): few hops, for small buckets.  Every rank receives every
+  contribution by its tree (`tree.py`), and sums them itself; hop h is at a distance of h + 1.
 - *Star* (Li et al., "Scaling distributed machine learning with the parameter server", 2014;
   protocol.md, "Star"): the last S ranks are servers, server i owns segment i of S.  In a
   reduce-scatter every trainer *pushes* each segment to its owner, which adds the contributions in
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field
 from dtd.engine.shards import Division
 from dtd.errors import LocalProtocolError
 from dtd.exchange.schedule.chunks import BucketShape, Operation, Segments, cut, exchanged
+from dtd.exchange.schedule.tree import Tree
 from dtd.wire.messages import Phase
 
 
@@ -107,18 +107,22 @@ def ring_in_segments(rank: int, world_size: int, window: range) -> Schedule:
     return Schedule((transfer(window.start),) if window else (), tuple(arrivals))
 
 
-def ring_whole(rank: int, world_size: int) -> Schedule:
+def in_whole(tree: Tree) -> Schedule:
     """The schedule of a rank for a bucket that travels whole; segment i is the part of rank i."""
-    before, after = (rank - 1) % world_size, (rank + 1) % world_size
-    arrivals = []
-    for hop in range(world_size - 1):
-        origin = (rank - hop - 1) % world_size
-        onward = Transfer(after, Phase.EXCHANGE, hop + 1, origin)
-        ends = hop + 1 == world_size - 1
-        arrivals.append(
-            Arrival(before, Phase.EXCHANGE, hop, origin, onward=() if ends else (onward,))
+
+    def onward(origin: int) -> tuple[Transfer, ...]:
+        return tuple(
+            Transfer(rank, Phase.EXCHANGE, distance - 1, origin)
+            for rank, distance in tree.onward(origin)
         )
-    return Schedule((Transfer(after, Phase.EXCHANGE, 0, rank),), tuple(arrivals), whole=True)
+
+    arrivals = []
+    for hop in range(tree.world_size - 1):
+        origin = (tree.rank - hop - 1) % tree.world_size
+        arrivals.append(
+            Arrival(tree.source(origin), Phase.EXCHANGE, hop, origin, onward=onward(origin))
+        )
+    return Schedule(onward(tree.rank), tuple(arrivals), whole=True)
 
 
 def star(rank: int, world_size: int, servers: int, shape: BucketShape) -> Schedule:
@@ -171,13 +175,24 @@ class RingSchedules:
         world_size: number of ranks.
         chunk_bytes: most payload bytes in one frame; equal on all ranks.
         one_host: all ranks are on one host, as far as the roster tells; equal on all ranks.
+        strides: those of the tree; equal on all ranks.
+
+    Attributes:
+        tree: the way of small gathers and of buckets that travel whole.
     """
 
     def __init__(
-        self, rank: int, world_size: int, *, chunk_bytes: int, one_host: bool = False
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        chunk_bytes: int,
+        one_host: bool = False,
+        strides: Sequence[int] = (),
     ) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.tree = Tree(rank, world_size, strides)
         self._chunk_bytes = chunk_bytes
         self._one_host = one_host
         self._made: dict[range | None, Schedule] = {}
@@ -204,7 +219,7 @@ class RingSchedules:
         schedule = self._made.get(window)
         if schedule is None:
             schedule = self._made[window] = (
-                ring_whole(self.rank, self.world_size)
+                in_whole(self.tree)
                 if window is None
                 else ring_in_segments(self.rank, self.world_size, window)
             )
@@ -235,6 +250,7 @@ class StarSchedules:
             raise LocalProtocolError(f"a star of {world_size} ranks has {servers} servers")
         self.rank = rank
         self.world_size = world_size
+        self.tree = Tree(rank, world_size)
         self.servers = servers
         self._chunk_bytes = chunk_bytes
         self._made: dict[tuple[Operation, int], Schedule] = {}

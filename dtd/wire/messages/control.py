@@ -265,6 +265,8 @@ class Assign(Message):
     """A new generation: its roster, this worker's rank in it, and the state it starts from.
 
     A state is named by the generation that committed its last step, and by its number of steps.
+    `strides` is the sum of the powers of two at which ranks have links (protocol.md, "Tree"); 0:
+    all of them.
     """
 
     job: Name
@@ -276,6 +278,7 @@ class Assign(Message):
     held_step: U64
     branches: Annotated[tuple[Branch, ...], list_of(Branch, MAX_BRANCHES)] = ()
     secret: Octets = field(default=b"", repr=False)
+    strides: U64 = 0
 
 
 @message

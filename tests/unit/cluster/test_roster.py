@@ -422,3 +422,13 @@ def chosen_names(workers: list[Worker], most: int, *bad: tuple[str, str]) -> lis
 def test_without_a_link_it_is_not_the_one_that_alone_has_a_shard_that_stays_out() -> None:
     workers = [holder("a", half(0, 1)), holder("b", half(0, 1)), holder("z", half(2, 3))]
     assert chosen_names(workers, 3, ("b", "z")) == ["a", "z"]
+
+
+def test_strides_that_need_a_bad_link_are_left_out() -> None:
+    names = [f"w{rank}" for rank in range(8)]
+    assert roster.strides(names, ()) == 0
+    assert roster.strides(names, {("w0", "w3")}) == 0
+    assert roster.strides(names, {("w1", "w3")}) == 1 + 4
+    assert roster.strides(names, {("w1", "w7")}) == 1 + 4
+    assert roster.strides(names, {("w1", "w3"), ("w2", "w6")}) == 1
+    assert roster.strides(names[:4], {("w0", "w2")}) == 1

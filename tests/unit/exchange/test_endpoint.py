@@ -202,10 +202,11 @@ async def test_a_peer_that_is_pushed_out_while_it_waits_calls_again(ranks, dial,
     async with asyncio.timeout(PATIENCE_S):
         while not second.server._early:
             await dial(ring.address(0), m.Role.FETCH)
-    waiting = first.endpoint._out
+    links, after = first.endpoint.links, first.endpoint.neighbours.next
+    waiting = links[after]
     await dial(ring.address(1), m.Role.RING, **(hello_of(0) | {"generation": GENERATION + 1}))
     async with asyncio.timeout(PATIENCE_S):
-        while first.endpoint._out is waiting:
+        while links[after] is waiting:
             await dial(ring.address(0), m.Role.FETCH)
     second.endpoint.connect()
     await ring.are_up()

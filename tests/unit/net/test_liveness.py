@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from dtd.address import Address
-from dtd.exchange.schedule.neighbours import NEXT, PREVIOUS
+from dtd.exchange.schedule.neighbours import Neighbour
 from dtd.net.liveness import PIECE_BYTES, LinkHeartbeats
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential, Session, welcome
@@ -20,6 +20,11 @@ INTERVAL_S = 0.25
 SILENCE_S = 1.5
 TICK_S = SILENCE_S / 12
 BEAT_BYTES = 48
+
+NEXT = Neighbour(m.Role.RING, 1, opens=True)
+PREVIOUS = Neighbour(m.Role.RING, 3, opens=False)
+FAR_OUT = Neighbour(m.Role.RING, 2, opens=True, beats=False)
+FAR_IN = Neighbour(m.Role.RING, 2, opens=False, beats=False)
 
 
 class Counters:
@@ -30,6 +35,7 @@ class Counters:
         self.received_frames = 0
         self.held = False
         self.queued = 0
+        self.sent_bytes = 0
         self.sent = []
 
     def queued_bytes(self):
@@ -46,19 +52,20 @@ class Counters:
 class Watched:
     """A pulse, its two links, and a clock that only the test moves."""
 
-    def __init__(self, *, attached=(NEXT, PREVIOUS)):
+    def __init__(self, *neighbours, attached=(NEXT, PREVIOUS)):
         self.silent = []
-        self.links = {name: Counters() for name in attached}
+        self.links = {neighbour: Counters() for neighbour in attached}
         self.now = 100.0
         self.pulse = LinkHeartbeats(
             generation=3,
             beat_interval_s=INTERVAL_S,
             silence_s=SILENCE_S,
             silent=lambda neighbour, now: self.silent.append((neighbour, now)),
+            neighbours=neighbours or (NEXT, PREVIOUS),
         )
         self.pulse.watch(self.now)
-        for name, link in self.links.items():
-            self.pulse.attach(name, link)
+        for neighbour, link in self.links.items():
+            self.pulse.attach(neighbour, link)
 
     def pass_by(self, seconds, *, each=lambda: None):
         """Let time pass, a tick at a time, until somebody is silent."""
@@ -90,6 +97,33 @@ def test_a_long_chunk_on_a_slow_link_is_a_sign_of_life():
 
     watched.pass_by(10.0, each=receive)
     assert watched.silent == []
+
+
+def test_a_link_that_brings_frames_one_way_beats_one_way():
+    watched = Watched(FAR_OUT, FAR_IN, attached=(FAR_OUT, FAR_IN))
+    watched.pass_by(3.0)
+    assert [neighbour for neighbour, _ in watched.silent] == [FAR_IN]
+    assert watched.links[FAR_OUT].sent
+    assert not watched.links[FAR_IN].sent
+
+
+def test_a_rank_that_does_not_answer_is_found_on_every_link():
+    watched = Watched(FAR_OUT, attached=())
+    watched.pass_by(3.0)
+    assert [neighbour for neighbour, _ in watched.silent] == [FAR_OUT]
+
+
+def test_no_beat_where_frames_are_sent_anyway():
+    watched = Watched(attached=(NEXT, PREVIOUS))
+
+    def work():
+        for link in watched.links.values():
+            link.hear_beat()
+        watched.links[NEXT].sent_bytes += 24
+
+    watched.pass_by(3.0, each=work)
+    assert not watched.links[NEXT].sent
+    assert len(watched.links[PREVIOUS].sent) >= 3.0 / (INTERVAL_S + TICK_S)
 
 
 PATIENCE_S = 60.0

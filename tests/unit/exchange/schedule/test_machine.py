@@ -126,7 +126,7 @@ class Rank:
             "generation": GENERATION,
             "step": max(0, self.machine.step),
             "source": self.previous,
-            "hop": (self.previous - origin) % self.machine.world_size,
+            "hop": (self.machine.rank - 1 - origin) % self.machine.world_size,
         } | changed
         return SmallGather(origin=origin, sequence=sequence, **values)
 
@@ -136,7 +136,7 @@ class Rank:
 
     def refused_entry(self, entry: SmallGather) -> ProtocolError:
         with pytest.raises(ProtocolError) as caught:
-            self.machine.accept_gather(entry, link=self.previous)
+            self.machine.accept_gather(entry, link=entry.source)
         return caught.value
 
     def release(self, bucket: int = 0, **changed: int) -> list[Effect]:
@@ -293,17 +293,20 @@ def test_a_payload_of_the_wrong_size_is_refused(payload_bytes: int) -> None:
 # --- small gathers -------------------------------------------------------------------------------
 
 
-def test_entries_go_round_and_complete_the_gather() -> None:
-    rank = Rank(3, rank=1)
+def test_entries_go_down_the_tree_and_complete_the_gather() -> None:
+    rank = Rank(4, rank=1)
     rank.open()
+
+    def sent(effects: list[Effect]) -> list[tuple[int, int, int]]:
+        assert all(isinstance(one, SendGather) for one in effects)
+        return [(one.rank, one.gather.origin, one.gather.hop) for one in effects]
+
     for sequence in range(2):
-        (own,) = rank.handle(GatherOffered())
-        assert isinstance(own, SendGather)
-        assert (own.gather.origin, own.gather.hop, own.gather.sequence) == (1, 0, sequence)
-        (passed_on,) = rank.take_entry(rank.entry(0, sequence))
-        assert isinstance(passed_on, SendGather)
-        assert (passed_on.gather.origin, passed_on.gather.hop, passed_on.gather.source) == (0, 1, 1)
-        assert rank.take_entry(rank.entry(2, sequence)) == [GatherDone(sequence=sequence)]
+        assert sent(rank.handle(GatherOffered())) == [(2, 1, 0), (3, 1, 1)]
+        assert sent(rank.take_entry(rank.entry(0, sequence))) == [(3, 0, 2)]
+        assert rank.take_entry(rank.entry(3, sequence, source=3)) == []
+        last = rank.entry(2, sequence, source=3)
+        assert rank.take_entry(last) == [GatherDone(sequence=sequence)]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +314,8 @@ def test_entries_go_round_and_complete_the_gather() -> None:
     [
         (0, {}, "not possible at rank 0"),  # our own
         (3, {"hop": 2}, "not possible"),
-        (1, {"hop": 0}, "not possible"),
+        (1, {"hop": 0, "source": 1}, "not possible"),
+        (1, {}, "not possible"),  # it comes over the stride of 2
         (2, {"sequence": 1}, "expected number 0"),
         (2, {"generation": 4}, "generation 4"),
     ],

@@ -5,55 +5,67 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.exchange.schedule.neighbours import NEXT, PREVIOUS, Neighbours, star_links
-from dtd.wire.messages import Member
+from dtd.exchange.schedule.neighbours import Neighbours, star_links
+from dtd.exchange.schedule.tree import Tree
+from dtd.wire.messages import Member, Role
 
-NAMES = ("a", "b", "c")
 
-
-def neighbours(rank: int = 1) -> Neighbours:
+def neighbours(rank: int = 1, names: str = "abc", strides: tuple[int, ...] = ()) -> Neighbours:
     roster = [
         Member(name=name, incarnation=1, host=f"10.0.0.{at}", port=9, holds=True)
-        for at, name in enumerate(NAMES)
+        for at, name in enumerate(names)
     ]
-    return Neighbours(roster, rank)
+    return Neighbours(roster, Tree(rank, len(names), strides))
+
+
+def test_a_rank_has_links_over_all_strides() -> None:
+    ring = neighbours(rank=5, names="abcdefgh")
+    assert {one.rank: one.beats for one in ring.members if one.opens} == {
+        6: True,
+        7: False,
+        1: False,
+    }
+    assert {one.rank for one in ring.members if not one.opens} == {4, 3, 1}
+    assert len(neighbours(rank=63, names="x" * 64).members) == 12
+    assert len(neighbours(rank=63, names="x" * 64, strides=(1, 8)).members) == 4
+    assert neighbours(rank=0, names="a").members == {}
 
 
 def test_a_link_that_was_refused_for_want_of_room_is_tried_again_until_it_stood() -> None:
     ring, no_room = neighbours(), ProtocolError(ErrorCode.REFUSED, "full")
-    assert ring.calls_again(NEXT, no_room)
-    assert not ring.calls_again(NEXT, None)
-    assert not ring.calls_again(NEXT, ProtocolError(ErrorCode.BAD_TAG, "no"))
-    ring.attached(NEXT)
-    assert not ring.calls_again(NEXT, no_room)
-    assert ring.calls_again(PREVIOUS, no_room)
+    assert ring.calls_again(ring.next, no_room)
+    assert not ring.calls_again(ring.next, None)
+    assert not ring.calls_again(ring.next, ProtocolError(ErrorCode.BAD_TAG, "no"))
+    ring.attached(ring.next)
+    assert not ring.calls_again(ring.next, no_room)
+    assert ring.calls_again(ring.previous, no_room)
     ring.end()
-    assert not ring.calls_again(PREVIOUS, no_room)
+    assert not ring.calls_again(ring.previous, no_room)
 
 
 def test_what_a_closed_link_says() -> None:
     ring, damaged = neighbours(), ProtocolError(ErrorCode.BAD_TAG, "the tag is wrong")
-    loss = ring.closed(NEXT, damaged)
+    loss = ring.closed(ring.next, damaged)
     assert (loss.suspect, loss.evidence) == ("c", "reset")
-    ring.attached(NEXT)
-    loss = ring.closed(NEXT, damaged)
+    ring.attached(ring.next)
+    loss = ring.closed(ring.next, damaged)
     assert (loss.suspect, loss.evidence) == ("c", "corrupt")
     assert "the tag is wrong" in loss.reason
-    loss = ring.closed(PREVIOUS, None)
+    loss = ring.closed(ring.previous, None)
     assert (loss.suspect, loss.evidence, loss.reason) == ("a", "reset", "the link was closed")
 
 
 def test_what_silence_says() -> None:
     ring = neighbours()
-    ring.refusals[NEXT] = "connection refused"
-    loss = ring.silent(NEXT, 2.0, trickles=False)
+    ring.refusals[ring.next] = "connection refused"
+    loss = ring.silent(ring.next, 2.0, trickles=False)
     assert (loss.suspect, loss.evidence) == ("c", "unreachable")
     assert loss.reason.endswith("has not answered within 2.0 s: connection refused")
-    loss = ring.silent(PREVIOUS, 2.0, trickles=False)
+    loss = ring.silent(ring.previous, 2.0, trickles=False)
     assert (loss.suspect, loss.reason) == ("a", "a has not connected within 2.0 s")
-    ring.attached(PREVIOUS)
-    assert ring.silent(PREVIOUS, 2.0, trickles=False).evidence == "silent"
-    assert ring.silent(PREVIOUS, 2.0, trickles=True).evidence == "corrupt"
+    ring.attached(ring.previous)
+    assert ring.silent(ring.previous, 2.0, trickles=False).evidence == "silent"
+    assert ring.silent(ring.previous, 2.0, trickles=True).evidence == "corrupt"
 
 
 def test_a_star_has_links_with_servers_only() -> None:
@@ -67,11 +79,11 @@ def test_a_star_has_links_with_servers_only() -> None:
         {0: False, 1: False, 3: True},
         {0: False, 1: False, 2: False},
     ]
-    server = Neighbours(roster, 3)
-    assert len(server.members) == 5
-    server.check_caller(2, in_star=True, has_link=False)
-    for rank, has_link in ((3, False), (2, True), (9, False)):
+    server = Neighbours(roster, Tree(3, 4))
+    assert len(server.members) == 3 + 4
+    server.attached(server.caller(Role.STAR, 2))
+    for rank in (3, 2, 9):
         with pytest.raises(ProtocolError, match=f"this star does not wait for rank {rank}"):
-            server.check_caller(rank, in_star=True, has_link=has_link)
+            server.caller(Role.STAR, rank)
     with pytest.raises(ProtocolError):
-        Neighbours(roster, 0).check_caller(2, in_star=True, has_link=False)
+        Neighbours(roster, Tree(0, 4)).caller(Role.STAR, 2)

@@ -208,7 +208,7 @@ class SyncTable:
         1024, "Piece of a bucket in one frame, in KiB.", minimum=16, maximum=16 * 1024
     )
     lossless: Literal["auto", "on", "off"] = setting(
-        "auto",
+        "off",
         "Whether floats travel entropy-coded, which changes no bit of a result: `auto` where the"
         " network is slower than the coder and processors are free; `on` always; `off` never.",
     )

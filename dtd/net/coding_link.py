@@ -3,8 +3,7 @@
 They carry the chunks of ranks, and the ranges of a state or a file that another worker fetches.
 Node and machine know nothing of it: a coded chunk is placed, and arrives, like the plain one.
 Coding runs in threads.  Chunks, small gathers and ranges keep their order, all else overtakes those
-that wait to be coded.  While a payload is decoded the next frame of its link is held; the kernel's
-buffers receive meanwhile.
+that wait to be coded.  While a payload is decoded, the next ones are received.
 """
 
 from __future__ import annotations
@@ -29,6 +28,9 @@ from dtd.wire import messages as m
 from dtd.wire.frames import HOLD, Hold
 from dtd.wire.session import Received
 
+ARRIVED_FRAMES: Final = 4
+"""So many coded frames are received before the first of them is decoded; then reading pauses."""
+
 READY_FRAMES: Final = 2
 """So many coded frames are ready when the kernel has taken all that it was given."""
 
@@ -39,6 +41,9 @@ LOOK_BYTES: Final = 1024 * 1024
 """After sending so much the rate of the link is read from the kernel."""
 
 _THREADS: Final = 2
+
+_SCHEDULED: Final = "/proc/thread-self/schedstat"
+"""The thread's time on a processor, and in the queue for one, in nanoseconds (proc(5))."""
 
 _CODED: Final = (m.Chunk, m.FetchData)
 _IN_ORDER: Final = (*_CODED, m.SmallGather)
@@ -83,12 +88,30 @@ class _Encoded(NamedTuple):
     code: memoryview | None
     wall_s: float
     cpu_s: float
+    queued_s: float
 
 
 def _encode(coder: PlaneCoder, payload: memoryview, item_bytes: int) -> _Encoded:
-    wall_s, cpu_s = time.monotonic(), time.thread_time()
+    wall_s, cpu_s, queued_s = time.monotonic(), time.thread_time(), _queued_s()
     code = coder.encode(payload, item_bytes)
-    return _Encoded(code, time.monotonic() - wall_s, time.thread_time() - cpu_s)
+    return _Encoded(
+        code,
+        wall_s=time.monotonic() - wall_s,
+        cpu_s=time.thread_time() - cpu_s,
+        queued_s=_queued_s() - queued_s,
+    )
+
+
+def _queued_s() -> float:
+    """How long this thread has waited for a processor; 0 where the kernel does not count it.
+
+    Waiting for the interpreter's lock does not count: nothing else could have used a processor.
+    """
+    try:
+        with open(_SCHEDULED, "rb", buffering=0) as file:  # noqa: PTH123 - for each payload
+            return int(file.read(64).split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 @dataclass(slots=True)
@@ -124,7 +147,7 @@ class CodingLink(Link):
         self._is_encoding = False
         self._is_decoding = False
         self._drains = False
-        self._place_of_code: tuple[m.Chunk, memoryview] | None = None
+        self._arrived: deque[tuple[m.CodedChunk, memoryview]] = deque()
         self._looked_bytes = 0
         self._seen = (0, 0.0)
 
@@ -240,44 +263,62 @@ class CodingLink(Link):
             frame.payload = encoded.code
         assert self._choice is not None
         self._choice.coded(
-            plain_bytes, len(frame.payload), wall_s=encoded.wall_s, cpu_s=encoded.cpu_s
+            plain_bytes,
+            len(frame.payload),
+            wall_s=encoded.wall_s,
+            cpu_s=encoded.cpu_s,
+            queued_s=encoded.queued_s,
         )
         self._advance()
 
     # --- receiving ---------------------------------------------------------------------------
 
     def _place(self, message: m.Message, payload_bytes: int) -> memoryview | Hold | None:
-        if self._is_decoding:
+        if isinstance(message, m.CodedChunk):
+            if self.coding is None:
+                raise ProtocolError(ErrorCode.WRONG_STATE, "no coded payload was agreed here")
+            check_coded(payload_bytes, message.plain_bytes, message.item_bytes)
+            is_full = len(self._arrived) >= ARRIVED_FRAMES
+            return HOLD if is_full else np.empty(payload_bytes, np.uint8).data
+        if self._arrived and isinstance(message, _IN_ORDER):
             return HOLD
-        if not isinstance(message, m.CodedChunk):
-            return super()._place(message, payload_bytes)
-        if self.coding is None:
-            raise ProtocolError(ErrorCode.WRONG_STATE, "no coded payload was agreed here")
-        check_coded(payload_bytes, message.plain_bytes, message.item_bytes)
-        chunk = _plain(message)
-        place = super()._place(chunk, message.plain_bytes)
-        if place is None or isinstance(place, Hold):
-            return place
-        self._place_of_code = chunk, place
-        return np.empty(payload_bytes, np.uint8).data
+        return super()._place(message, payload_bytes)
 
     def _pass_on(self, message: m.Message, payload: memoryview) -> None:
-        if not isinstance(message, m.CodedChunk):
+        if isinstance(message, m.CodedChunk):
+            self._arrived.append((message, payload))
+            self._decode_next()
+        else:
             super()._pass_on(message, payload)
-            return
-        assert self.coding is not None
-        assert self._place_of_code is not None
-        chunk, place = self._place_of_code
-        self._is_decoding = True
-        arrived = _Arrived(place, payload, message.item_bytes)
-        decoded = self.coding.run(self._decoder.decode, payload, place, message.item_bytes)
-        decoded.add_done_callback(partial(self._on_decoded, chunk, arrived))
+
+    def resume(self) -> None:
+        """Place a frame that the handler held."""
+        self._decode_next()
+        super().resume()
+
+    def _decode_next(self) -> None:
+        """Have the first coded frame decoded, once the handler has memory for it."""
+        if self._arrived and not self._is_decoding and not self.closing:
+            self._deliver(self._begin_decoding(*self._arrived[0]))
+
+    def _begin_decoding(self, message: m.CodedChunk, code: memoryview) -> Iterator[Received]:
+        """Nothing is delivered yet; raises as `link_place` does."""
+        chunk = _plain(message)
+        place = super()._place(chunk, message.plain_bytes)
+        if isinstance(place, memoryview):
+            assert self.coding is not None
+            self._is_decoding = True
+            arrived = _Arrived(place, code, message.item_bytes)
+            decoded = self.coding.run(self._decoder.decode, code, place, message.item_bytes)
+            decoded.add_done_callback(partial(self._on_decoded, chunk, arrived))
+        yield from ()
 
     def _on_decoded(self, chunk: m.Chunk, arrived: _Arrived, future: asyncio.Future[None]) -> None:
         self._is_decoding = False
         if future.cancelled() or self.closing:
             return
         assert self.coding is not None
+        self._arrived.popleft()
         self.coding.arrived = arrived
         self._deliver(_result(future, Received(chunk, arrived.place)))
         self.coding.arrived = None

@@ -2,14 +2,14 @@
 
 The exchange of a bucket starts when the backward pass has filled it on every rank and the previous
 exchange is complete.  Every hop of the ring waits for the slowest link, so the lowest bandwidth and
-the highest latency of the ring's links count.  Then the control word travels once around the ring,
-and the optimizer runs.  With local steps, the change of the model is exchanged once per several
-steps, and each step bears an equal share of that time: all of the share if training waits for the
-exchange, or only the part that the following steps do not hide if they overlap with it.  Where the
-state is divided, gradients are reduce-scattered during the backward pass, and the parameters are
-gathered while the next step loads its rows and runs forward, which needs the first bucket at once.
-Parameter servers own what is divided, and their star carries both halves.  The limit is the part of
-the step whose cost, if it were zero, would shorten the step most.
+the highest latency of the ring's links count.  Then the control word travels to all ranks down
+trees, and the optimizer runs.  With local steps, the change of the model is exchanged once per
+several steps, and each step bears an equal share of that time: all of the share if training waits
+for the exchange, or only the part that the following steps do not hide if they overlap with it.
+Where the state is divided, gradients are reduce-scattered during the backward pass, and the
+parameters are gathered while the next step loads its rows and runs forward, which needs the first
+bucket at once.  Parameter servers own what is divided, and their star carries both halves.  The
+limit is the part of the step whose cost, if it were zero, would shorten the step most.
 
 Buckets are followed as the events of one rank, in order.  A codec has one thread.  It encodes a
 bucket's first stage when the bucket is full, the next stage when the one before is through, and
@@ -29,10 +29,13 @@ bucket up, later all of it down, at the rate that the narrowest of the links lea
 
     half   wire_k = max(bytes_k / rate, N added_k / S) + latency + overhead
 
-and everything else goes round the ring of N + S ranks.  A small bucket that goes round whole
+and everything else goes round the ring of N + S ranks.  A small bucket that travels whole
 (`dtd.exchange.schedule.chunks.exchanged`) takes
 
-    wire_k = (N-1) * (bytes_k / bandwidth + added_k + latency) + overhead
+    wire_k = (N-1) * (bytes_k / bandwidth + added_k) + hops * latency + overhead
+
+since each rank sends and receives N-1 copies, and the control word hops * latency, with the hops of
+the tree (`dtd.exchange.schedule.tree.most_hops`).
 
 What costs nothing to encode or to decode does not wait for the thread: without a codec nothing
 does.  Pure; times in seconds.
@@ -46,6 +49,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dtd.exchange.schedule.chunks import EXCHANGE_BYTES, BucketShape, Operation, exchanged
+from dtd.exchange.schedule.tree import most_hops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +189,7 @@ def estimate_transfer(
 
 
 def _whole(coded: Coded, world_size: int) -> frozenset[int]:
-    """Exchanges that go round whole."""
+    """Exchanges that travel whole."""
     shapes = [
         BucketShape(elements=one.size_bytes, item_bytes=1, operation=one.operation)
         for one in coded.exchanges
@@ -206,8 +210,8 @@ def _star_s(one: Exchange, ring: Ring, star: Star, world_size: int) -> float:
 def _wire_s(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> float:
     """Return the time from the first byte to the last."""
     if whole:
-        hop_s = one.size_bytes / ring.bytes_per_s + one.add_s + ring.latency_s
-        return (world_size - 1) * hop_s + ring.overhead_s
+        copies_s = (world_size - 1) * (one.size_bytes / ring.bytes_per_s + one.add_s)
+        return copies_s + most_hops(world_size) * ring.latency_s + ring.overhead_s
     added, passed = one.hops(world_size)
     if not added + passed:
         return 0.0
@@ -361,7 +365,7 @@ def forecast(
         compute_s=slowest.compute_s,
         exposed_s=exposed_s,
         optimizer_s=slowest.optimizer_s,
-        comm_s=(gone.comm_s + (ranks - 1) * ring.latency_s) / what.every_steps,
+        comm_s=(gone.comm_s + most_hops(ranks) * ring.latency_s) / what.every_steps,
         samples_per_s=rows / step_s if step_s > 0 else 0.0,
         limit=_limit(slowest, ring, links, what, world_size),
     )
@@ -408,7 +412,7 @@ def _exposed(
     local = what.every_steps > 1
     full_s = (compute.compute_s,) * len(compute.ready_s) if local else compute.ready_s
     gone = estimate_transfer(full_s, what.coded, ring, world_size)
-    hops = ring.ranks(world_size) - 1
+    hops = most_hops(ring.ranks(world_size))
     late_s = max(0.0, gone.end_s - compute.compute_s) + hops * ring.latency_s
     share_s = late_s / what.every_steps
     if what.overlaps:

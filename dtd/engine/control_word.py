@@ -2,7 +2,7 @@
 
 A rank offers its entry only after all buckets of the step are averaged, so a complete control word
 proves that every rank has *prepared* the step; it is committed unless digests differ.  Entries go
-once around the ring and every rank reduces the same list in rank order, so all reach the same
+to all ranks down trees, and every rank reduces the same list in rank order, so all reach the same
 verdict.  Values to be summed (losses, weights, presence of gradients) are in the step's last bucket
 (`dtd.strategy.scalars`).  Pure; the layout is in protocol.md, "Control word".
 """

@@ -431,13 +431,14 @@ class Link(asyncio.BufferedProtocol):
         return self.handler.link_place(self, message, payload_bytes)
 
     def _pass_on(self, message: m.Message, payload: memoryview) -> None:
+        self.received_frames += 1
         self.handler.link_received(self, message, payload)
 
     def _deliver(self, received: Iterator[Received]) -> None:
         try:
             for message, payload in received:
-                self.received_frames += 1
                 if type(message) in OF_THE_SESSION:
+                    self.received_frames += 1
                     self._heed(message, payload)
                 else:
                     self._pass_on(message, payload)

@@ -2,7 +2,7 @@
 
 Pure arithmetic over element indices, shared by the ring, the simulation and protocol.md ("Two ways
 round", "Segments and chunks").  Every segment has at least one chunk, possibly empty, so that even
-a bucket without elements goes around the ring and still proves that every rank took part.
+a bucket without elements travels and still proves that every rank took part.
 """
 
 from __future__ import annotations

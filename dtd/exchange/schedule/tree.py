@@ -23,6 +23,11 @@ def powers_of_two(world_size: int) -> tuple[int, ...]:
     return tuple(1 << bit for bit in range((world_size - 1).bit_length()))
 
 
+def most_hops(world_size: int) -> int:
+    """Hops to the furthest of the ranks, over all powers of two: most bits set in a distance."""
+    return world_size.bit_length() - 1
+
+
 def strides_in(total: int) -> tuple[int, ...]:
     """The powers of two whose sum this is, as ASSIGN has them."""
     return tuple(1 << bit for bit in range(total.bit_length()) if total >> bit & 1)

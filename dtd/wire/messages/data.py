@@ -62,7 +62,7 @@ class CodedChunk(Message):
 
 @message
 class SmallGather(Message):
-    """One rank's word of a small gather on its way around the ring; the payload is the word."""
+    """One rank's word of a small gather on its way down its tree; the payload is the word."""
 
     generation: Generation
     step: U64

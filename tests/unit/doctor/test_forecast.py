@@ -82,6 +82,19 @@ def test_what_limits_a_step(changed, latency_s, limit):
 # --- parameter servers ---------------------------------------------------------------------------
 
 
+def test_the_vote_grows_with_the_logarithm_of_the_world():
+    def vote_s(world_size):
+        links = ring(world_size, latency_s=1.0)
+        return forecast([compute(())] * world_size, links, what=plain([]), rows=1).exposed_s
+
+    assert [vote_s(2**bits) for bits in range(1, 7)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_small_bucket_is_sent_whole_to_every_rank_in_few_hops():
+    gone = estimate_transfer([0.0], Coded.plain([1000]), limits(latency_s=1.0), 8)
+    assert gone.comm_s == pytest.approx(7 * 1000 / 1e6 + 3 * 1.0)
+
+
 def star(**changed):
     rates = {"up_bytes_per_s": 1e9, "down_bytes_per_s": 1e9}
     return Star(**{"servers": 1, "latency_s": 0.0, "narrowest": "server-0"} | rates | changed)

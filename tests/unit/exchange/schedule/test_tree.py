@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import LocalProtocolError
-from dtd.exchange.schedule.tree import Tree, powers_of_two
+from dtd.exchange.schedule.tree import Tree, most_hops, powers_of_two
 
 
 def hops_to(world_size: int, strides: tuple[int, ...], origin: int) -> dict[int, int]:
@@ -29,7 +29,8 @@ def test_all_ranks_are_reached_in_as_many_hops_as_the_logarithm(world_size: int)
     for origin in {0, world_size // 2, world_size - 1}:
         hops = hops_to(world_size, (), origin)
         assert sorted(hops) == list(range(world_size))
-        assert max(hops.values()) <= (world_size - 1).bit_length()
+        assert max(hops.values()) == most_hops(world_size)
+    assert most_hops(world_size) <= (world_size - 1).bit_length()
 
 
 def test_the_hops_of_64_and_of_a_ring() -> None:

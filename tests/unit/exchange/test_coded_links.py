@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from dtd.engine.shards import Division
 from dtd.errors import ErrorCode, ProtocolError, RingBroken
+from dtd.exchange.endpoint import RingEndpoint
 from dtd.exchange.schedule.chunks import Operation
 from dtd.net.coding_link import Coding
 from dtd.net.planes import PlaneCoder
@@ -86,14 +88,24 @@ def run(collectives, size, servers, lossless, work):
 
 @pytest.mark.parametrize("lossless", MODES, ids="-".join)
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_ring_ends_with_the_same_bits(collectives, size, lossless):
+def test_a_ring_ends_with_the_same_bits(collectives, size, lossless, monkeypatch):
     plain, _ = run(collectives, size, 0, ("off",), train)
+    passed_on, receive = Counter(), RingEndpoint.link_received
+
+    def count(endpoint, link, message, payload):
+        passed_on[link] += 1
+        receive(endpoint, link, message, payload)
+
+    monkeypatch.setattr(RingEndpoint, "link_received", count)
     coded, traffic = run(collectives, size, 0, lossless, train)
     assert coded == plain
     for rank, one in enumerate(traffic):
         is_on = lossless[rank % len(lossless)] == "on"
         assert (one.sent_bytes < 0.95 * one.plain_bytes) == is_on
         assert is_on or one.sent_bytes == one.plain_bytes
+    handshake_frames = 3
+    assert passed_on
+    assert all(link.received_frames <= n + handshake_frames for link, n in passed_on.items())
 
 
 @pytest.mark.parametrize("lossless", [("on",), ("on", "off", "off")], ids="-".join)

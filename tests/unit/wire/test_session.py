@@ -190,7 +190,7 @@ def test_handshake_takes_nothing_else(make: Any, state: State, role: m.Role, exp
 
 
 def test_every_message_has_exactly_one_sender() -> None:
-    several = {m.Chunk, m.LinkHeartbeat, m.Renew, m.Renewed}
+    several = {m.Chunk, m.CodedChunk, m.LinkHeartbeat, m.Renew, m.Renewed}
     either = {m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye} | several
     for cls in set(TYPES) - either:
         senders = [role for table in TABLES for role in ROLES if cls in table(role)]

@@ -35,17 +35,17 @@ def why_not(job: Job, worker: Worker) -> str:
 
 
 def settle(cluster: ClusterState, job: Job) -> list[Worker]:
-    """Have the job take the lowest level of its workers, until it has trained.
+    """Have the job take the lowest level of its workers, until it has trained; it never rises.
 
     Returns:
-        Those that have warmed up for a higher one, which must begin again.
+        Those that warm up, or have warmed up, for a higher one, and must begin again.
     """
     if job.generation:
         return []
     here = [one for one in cluster.workers.values() if one.state not in GONE and not one.foreign]
     levels = {one.registration.instructions for one in here} - {""}
     lowest, before = min(levels, key=_rank, default=""), job.instructions
-    if lowest == before:
+    if not lowest or (before and _rank(lowest) >= _rank(before)):
         return []
     job.instructions = lowest
     if len(levels) > 1:
@@ -55,7 +55,8 @@ def settle(cluster: ClusterState, job: Job) -> list[Worker]:
             f"all compute updates with {lowest} instructions: {has_it} has no better",
             worker=has_it,
         )
-    return [one for one in here if one.name in cluster.warming_since or one.holdings.warmed]
+    higher = [one for one in here if _rank(one.registration.instructions) > _rank(lowest)]
+    return [one for one in higher if one.name in cluster.warming_since or one.holdings.warmed]
 
 
 def _rank(level: str) -> int:

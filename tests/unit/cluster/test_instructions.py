@@ -50,3 +50,14 @@ def test_workers_of_other_kinds_choose_for_themselves(driver: Driver) -> None:
     driver.submit()
     assert level(driver, "arm") == ""
     assert not driver.told_of("instructions_lowered")
+
+
+def test_a_level_does_not_rise_again_and_costs_nobody_a_second_start(driver: Driver) -> None:
+    driver.submit(min_workers=3)
+    driver.register("old", instructions="default")
+    driver.register("gpu")
+    driver.warmed("gpu")
+    driver.lost("old")
+    driver.register("new", instructions="avx2")
+    assert level(driver, "new") == "default"
+    assert not driver.told("gpu", m.Release)

@@ -419,7 +419,7 @@ _COMPARED: Final = attrgetter(
     *("task_digest", "dataset_rows", "dataset_fingerprint", "numerics_fingerprint"),
     *("steps_total", "batches", "plan_digest"),
 )
-"""What `disagreement` looks at."""
+"""The fields that `disagreement` compares."""
 
 
 def disagreement(

@@ -38,7 +38,7 @@ _dtdctl() {
 compdef _dtdctl dtdctl
 """,
 }
-"""What a shell evaluates, by the shell's name."""
+"""Text for a shell to evaluate, by the shell's name."""
 
 
 def _checkpoint_names(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -59,7 +59,7 @@ _NAMES: Final[Mapping[str, tuple[m.Message, Callable[[Mapping[str, Any]], Iterab
     "model": (m.ListModels(), _model_names),
     "sweep": (m.ListSweeps(), lambda answer: [one["id"] for one in answer["sweeps"]]),
 }
-"""What to ask for names of a kind, and the names in the answer."""
+"""The request for names of a kind, and the names in its answer."""
 
 
 def completions(
@@ -104,7 +104,7 @@ def _option(command: Command, flag: str) -> Argument | None:
 
 
 def _awaited(command: Command, words: Sequence[str]) -> Argument | None:
-    """What comes after these words: the value of an option, or the next positional argument."""
+    """The argument after these words: the value of an option, or the next positional one."""
     places = [one for one in command.arguments if not one.names[0].startswith("-")]
     at, waiting = 0, None
     for word in words:

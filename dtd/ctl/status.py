@@ -245,7 +245,7 @@ def show_events(
 
 
 def _event(settings: Settings, event: Event) -> str:
-    """What happened; with the costs, unless they have columns of their own."""
+    """An event's message, with its costs unless they have columns of their own."""
     message = str(event["message"])
     return message if settings.is_wide else "; ".join([message, *_known_costs(event)])
 

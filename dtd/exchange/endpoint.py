@@ -412,7 +412,7 @@ class RingEndpoint:
 
 
 class StarLinks:
-    """What the star's node of one rank sends: to every server, or from a server to other ranks.
+    """The way out of a star's node: to every server, or from a server to other ranks.
 
     Args:
         assign: the generation; its roster names servers.

@@ -58,7 +58,7 @@ class _Arrived(NamedTuple):
 
 
 class Coding:
-    """What the links of one generation share; belongs to the event loop.
+    """The threads and the mode that several links share; belongs to the event loop.
 
     Args:
         mode: whether they code what they send.
@@ -349,7 +349,7 @@ def _when(drained: asyncio.Future[None] | None, future: asyncio.Future[None]) ->
 
 
 def _result(future: asyncio.Future[None], decoded: Received) -> Iterator[Received]:
-    """What was decoded; damaged code is an error of the link, like a false tag.
+    """The decoded chunk; damaged code is an error of the link, like a false tag.
 
     Raises:
         ProtocolError: it could not be decoded.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
+import os
+import select
 from pathlib import Path
 
 import pytest
@@ -58,9 +60,12 @@ def test_a_command_that_hangs_asks_for_nothing_and_is_killed(
     pids = command.with_name("pids")
     command.write_text(f"#!/bin/sh\nsleep 1000 & echo $! >{pids}; wait\n")
     assert asyncio.run(notice(command).ask()) == ""
-    child = Path("/proc", pids.read_text().strip(), "cmdline")
-    while child.exists() and child.read_bytes():  # until the kernel has ended it
-        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        child = os.pidfd_open(int(pids.read_text()))
+        try:
+            select.select([child], [], [])  # until the kernel has ended it
+        finally:
+            os.close(child)
 
 
 def test_a_command_that_cannot_be_run_asks_for_nothing(command: Path) -> None:

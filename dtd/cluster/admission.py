@@ -282,7 +282,7 @@ def lose(cluster: ClusterState, worker: Worker, reason: str) -> None:
     worker.reason = reason
     cluster.incident(
         "worker_lost",
-        f"{worker.name} is lost: {reason}",
+        f"{worker.name} was lost: {reason}",
         worker=worker.name,
         silent_s=round(silent_s, 3),
     )

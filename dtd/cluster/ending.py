@@ -117,7 +117,7 @@ def _begin_ending(
 
 def member_lost(cluster: ClusterState, worker: Worker, reason: str, *, silent_s: float) -> None:
     """A member is gone: its ring cannot continue."""
-    why = f"{worker.name} is lost: {reason}"
+    why = f"{worker.name} was lost ({reason})"
     if cluster.ending.recovery is not None and cluster.ending.recovery.worker == worker.name:
         cluster.ending.recovery.cause = why  # more precise than its neighbour's report
     end_now(cluster, why, worker=worker.name, silent_s=silent_s)

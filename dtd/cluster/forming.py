@@ -385,12 +385,12 @@ def progressed(cluster: ClusterState, job: Job, name: str, generation: int, step
 
 
 def recovered(cluster: ClusterState, job: Job) -> None:
-    """The job trains again, if it had a loss to recover from."""
+    """The job has resumed training, if it had a loss to recover from."""
     recovery, cluster.ending.recovery = cluster.ending.recovery, None
     if recovery is not None:
         cluster.incident(
             "recovered",
-            f"job {job.id} trains again: {recovery.cause}",
+            f"job {job.id} resumed training: {recovery.cause}",
             worker=recovery.worker,
             step=job.step,
             **recovery.details(cluster.now),

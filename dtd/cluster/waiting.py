@@ -87,7 +87,7 @@ def why_too_few(workers: Sequence[Worker], job: Job) -> str:
     ready, least = sum(not worker.serves for worker in workers), job.terms.min_workers
     if ready < least:
         how = "; start the job's script on more hosts" if job.terms.by_hand else ""
-        return f"{ready} of at least {least} workers are ready{how}"
+        return f"{ready} {'worker' if ready == 1 else 'workers'} ready, {least} needed{how}"
     if job.terms.has_servers and ready == len(workers):
         return (
             "no parameter server is ready; start one with `dtd-worker --role server`"

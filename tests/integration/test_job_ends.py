@@ -103,7 +103,7 @@ def test_cancel_while_waiting_keeps_what_the_survivor_holds(daemons: Daemons) ->
     victim.wait(30.0)
     daemons.await_event("worker_lost", "worker-1")
     gates.open(0)
-    daemons.await_event("job_waiting", "1 of at least 2", job=job)
+    daemons.await_event("job_waiting", "1 worker ready, 2 needed", job=job)
     daemons.ask(m.CancelJob(job=job))
     assert daemons.wait(job)["state"] == "cancelled"
     (step,) = kept_steps(daemons, job)

@@ -21,6 +21,6 @@ def rightly_waits(machines: Machines, job: Job) -> bool:
     least = int(job.spec["elastic"]["min_workers"])
     if len(running - servers - unfit) < least:
         named = all(f"{name} is refused: " in said for name in unfit)
-        return named and f"of at least {least} workers are ready" in said
+        return named and f"ready, {least} needed" in said
     lacks_server = job.terms.has_servers and not running & servers
     return lacks_server and "start one with `dtd-worker --role server`" in said

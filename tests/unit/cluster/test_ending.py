@@ -191,7 +191,7 @@ def test_recovery_is_told_once_when_the_job_commits_again(driver: Any) -> None:
     (told,) = driver.told_of("recovered")
     assert (told.worker, told.step) == ("b", 5)
     assert told.details == {
-        "cause": "b is lost: gone",
+        "cause": "b was lost (gone)",
         "detected_after_s": 0.25,
         "recovered_after_s": 0.3,
         "steps_redone": 1,

@@ -447,7 +447,7 @@ def test_jobs_of_processes_started_by_hand_begin_at_once_or_are_refused(
     spec = {"job": {"name": "h"}, "elastic": {"by_hand": True}}
     cluster.handle(Submitted(job=Job(id="h-1", spec=spec)))
     waits = cluster.pools.explanations()["h-1"]
-    assert waits == "0 of at least 1 workers are ready; start the job's script on more hosts"
+    assert waits == "0 workers ready, 1 needed; start the job's script on more hosts"
     with pytest.raises(RequestRefused, match="1 jobs run already"):
         cluster.handle(Submitted(job=Job(id="h-2", spec=spec)))
     cluster.register("w")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.coding_choice import CodingChoice, Mode
+from dtd.net.coding_choice import LinkChoice, Mode, StepTrial
 from dtd.net.link import Link
 from dtd.net.planes import ELEMENT_BYTES, MIN_CODED_BYTES, PLANES, PlaneCoder, check_coded
 from dtd.wire import messages as m
@@ -42,9 +42,6 @@ LOOK_BYTES: Final = 1024 * 1024
 
 _THREADS: Final = 2
 
-_SCHEDULED: Final = "/proc/thread-self/schedstat"
-"""The thread's time on a processor, and in the queue for one, in nanoseconds (proc(5))."""
-
 _CODED: Final = (m.Chunk, m.FetchData)
 _IN_ORDER: Final = (*_CODED, m.SmallGather)
 
@@ -58,7 +55,7 @@ class _Arrived(NamedTuple):
 
 
 class Coding:
-    """The threads and the mode that several links share; belongs to the event loop.
+    """The threads and the choices that several links share; belongs to the event loop.
 
     Args:
         mode: whether they code what they send.
@@ -70,7 +67,23 @@ class Coding:
     def __init__(self, mode: Mode) -> None:
         self.mode: Mode = mode
         self.arrived: _Arrived | None = None
+        self._trial = StepTrial()
+        self._step = -1
+        self._wanted = Counter[bool]()
         self._threads: ThreadPoolExecutor | None = None
+
+    def allows(self, step: int) -> bool:
+        """Whether chunks of a step may be coded; steps come in their order."""
+        if step != self._step:
+            self._step = step
+            mostly = self._wanted[True] > self._wanted[False]
+            self._trial.next_step(time.monotonic(), coded=mostly)
+            self._wanted.clear()
+        return self._trial.codes or self.mode == "on"
+
+    def chosen(self, wanted: bool) -> None:
+        """A link has chosen for a chunk that may be coded."""
+        self._wanted[wanted] += 1
 
     def run(self, function: Callable[..., Any], *arguments: object) -> asyncio.Future[Any]:
         """Call a function in a thread."""
@@ -84,34 +97,12 @@ class Coding:
             self._threads.shutdown(cancel_futures=True)
 
 
-class _Encoded(NamedTuple):
-    code: memoryview | None
-    wall_s: float
-    cpu_s: float
-    queued_s: float
-
-
-def _encode(coder: PlaneCoder, payload: memoryview, item_bytes: int) -> _Encoded:
-    wall_s, cpu_s, queued_s = time.monotonic(), time.thread_time(), _queued_s()
-    code = coder.encode(payload, item_bytes)
-    return _Encoded(
-        code,
-        wall_s=time.monotonic() - wall_s,
-        cpu_s=time.thread_time() - cpu_s,
-        queued_s=_queued_s() - queued_s,
-    )
-
-
-def _queued_s() -> float:
-    """How long this thread has waited for a processor; 0 where the kernel does not count it.
-
-    Waiting for the interpreter's lock does not count: nothing else could have used a processor.
-    """
-    try:
-        with open(_SCHEDULED, "rb", buffering=0) as file:  # noqa: PTH123 - for each payload
-            return int(file.read(64).split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+def _encode(
+    coder: PlaneCoder, payload: memoryview, item_bytes: int
+) -> tuple[memoryview | None, float]:
+    """The code, if it is shorter, and how long that took in seconds."""
+    begun_s = time.monotonic()
+    return coder.encode(payload, item_bytes), time.monotonic() - begun_s
 
 
 @dataclass(slots=True)
@@ -139,7 +130,7 @@ class CodingLink(Link):
         super().__init__(*arguments, **settings)
         self.coding: Coding | None = None
         self.plain_bytes = 0
-        self._choice: CodingChoice | None = None
+        self._choice: LinkChoice | None = None
         self._coder = PlaneCoder()
         self._decoder = PlaneCoder()
         self._peer_decodes = False
@@ -173,7 +164,7 @@ class CodingLink(Link):
             super().send(message, payload)
             return
         frame = _Waiting(message, payload)
-        if isinstance(message, _CODED) and self._wants(payload, item_bytes):
+        if isinstance(message, _CODED) and self._wants(message, payload, item_bytes):
             assert isinstance(payload, memoryview)
             arrived = self.coding.arrived if self.coding is not None else None
             if arrived is not None and _is_same(arrived.place, payload):
@@ -187,8 +178,10 @@ class CodingLink(Link):
             assert isinstance(frame.message, m.Message)
             super().send(frame.message, frame.payload)
 
-    def _wants(self, payload: bytes | memoryview, item_bytes: int) -> bool:
-        """Whether to code a payload of a chunk."""
+    def _wants(
+        self, message: m.Chunk | m.FetchData, payload: bytes | memoryview, item_bytes: int
+    ) -> bool:
+        """Whether to code a payload."""
         if (
             self.coding is None
             or not self._peer_decodes
@@ -197,12 +190,18 @@ class CodingLink(Link):
         ):
             return False
         if self._choice is None:
-            self._choice = CodingChoice(self.coding.mode, same_host=self.is_same_host)
+            self._choice = LinkChoice(self.coding.mode, same_host=self.is_same_host)
         if self.sent_bytes - self._looked_bytes >= LOOK_BYTES:
             self._looked_bytes, before = self.sent_bytes, self._seen
             self._seen = acked_bytes, busy_s = self.transmitted()
             self._choice.sent(acked_bytes - before[0], busy_s - before[1])
-        return self._choice.wants()
+        if isinstance(message, m.FetchData):
+            return self._choice.wants()
+        if not self.coding.allows(message.step):
+            return False
+        wanted = self._choice.wants()
+        self.coding.chosen(wanted)
+        return wanted
 
     def drained(self) -> asyncio.Future[None] | None:
         """None when the kernel has accepted everything sent so far, else a future for that."""
@@ -248,27 +247,24 @@ class CodingLink(Link):
         encoded = self.coding.run(_encode, self._coder, frame.payload, frame.item_bytes)
         encoded.add_done_callback(partial(self._on_encoded, frame))
 
-    def _on_encoded(self, frame: _Waiting, future: asyncio.Future[_Encoded]) -> None:
+    def _on_encoded(
+        self, frame: _Waiting, future: asyncio.Future[tuple[memoryview | None, float]]
+    ) -> None:
         self._is_encoding = False
         if future.cancelled() or self.closing:
             return
         if (error := future.exception()) is not None:
             self.fail(ProtocolError(ErrorCode.INTERNAL, f"a payload cannot be coded: {error!r}"))
             return
-        encoded, plain_bytes, item_bytes = future.result(), len(frame.payload), frame.item_bytes
+        code, coder_s = future.result()
+        plain_bytes, item_bytes = len(frame.payload), frame.item_bytes
         frame.item_bytes = 0
-        if encoded.code is not None:
+        if code is not None:
             assert isinstance(frame.message, _CODED)
             frame.message = _coded(frame.message, plain_bytes, item_bytes)
-            frame.payload = encoded.code
+            frame.payload = code
         assert self._choice is not None
-        self._choice.coded(
-            plain_bytes,
-            len(frame.payload),
-            wall_s=encoded.wall_s,
-            cpu_s=encoded.cpu_s,
-            queued_s=encoded.queued_s,
-        )
+        self._choice.coded(plain_bytes, len(frame.payload), coder_s)
         self._advance()
 
     # --- receiving ---------------------------------------------------------------------------

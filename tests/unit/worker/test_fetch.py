@@ -302,9 +302,9 @@ class Damaging(Coding):
 
     def run(self, function, *arguments):
         def damaged():
-            encoded = function(*arguments)
-            encoded.code[-1] ^= 1
-            return encoded
+            code, coder_s = function(*arguments)
+            code[-1] ^= 1
+            return code, coder_s
 
         return super().run(damaged)
 

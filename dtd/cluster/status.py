@@ -194,6 +194,8 @@ def _worker(cluster: ClusterState, worker: Worker, now: float) -> dict[str, Any]
         "comm_s": beat.comm_s,
         "exposed_s": beat.exposed_s,
         "own_s": beat.own_s,
+        "sent_bytes": beat.sent_bytes,
+        "plain_bytes": beat.plain_bytes,
         "memory_bytes": beat.memory_bytes,
         "memory": memory_of(beat.memory),
         "stalled_s": beat.stalled_s,

@@ -73,6 +73,8 @@ def _links(beats: Mapping[str, m.Heartbeat], roster: Sequence[str]) -> list[dict
             "to": to,
             "rtt_s": beats[name].rtt_s,
             "bytes_per_s": beats[name].link_bytes_per_s,
+            "sent_bytes": beats[name].sent_bytes,
+            "plain_bytes": beats[name].plain_bytes,
         }
         for name in roster
         if (to := next_in_ring(roster, name)) and name in beats

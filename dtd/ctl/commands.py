@@ -368,7 +368,8 @@ COMMANDS: Final = (
         "status",
         "status:show_status",
         "Show jobs, workers, the slowest one, and what a job waits for."
-        "\n\n-o wide adds each worker's process and its limit for a stalled step.",
+        "\n\n-o wide adds each worker's process, its limit for a stalled step, and the bytes that"
+        " it has sent to other workers: as they travelled, and before they were coded.",
         switch(("-w", "--watch"), "Keep the display up to date, until Ctrl-C."),
         switch("--memory", "Also each worker's memory by part."),
         examples=("status -w", "status -o json"),

@@ -153,7 +153,8 @@ def _worker_lines(workers: Sequence[Status], *, wide: bool) -> list[str]:
     several = len({worker.get("job", "") for worker in workers} - {""}) > 1
     headings = (
         *(("WORKER", "JOB") if several else ("WORKER",)),
-        *("STATE", "RANK", "STEP", "RATE", "LAST SEEN", "STALL LIMIT", "DEVICE", "HOST", "PID"),
+        *("STATE", "RANK", "STEP", "RATE", "LAST SEEN", "STALL LIMIT", "SENT", "UNCODED"),
+        *("DEVICE", "HOST", "PID"),
         "NOTE",
     )
     rows = [
@@ -166,6 +167,8 @@ def _worker_lines(workers: Sequence[Status], *, wide: bool) -> list[str]:
             figures.rate(worker.get("samples_per_s")),
             figures.duration(worker["last_heartbeat_s"]),
             figures.duration(limit_s) if (limit_s := worker.get("patience_s")) else figures.NOTHING,
+            figures.size(worker.get("sent_bytes", 0)),
+            figures.size(worker.get("plain_bytes", 0)),
             "server" if worker.get("role") == "server" else worker["device"],
             worker["host"],
             str(worker["pid"]),
@@ -174,7 +177,8 @@ def _worker_lines(workers: Sequence[Status], *, wide: bool) -> list[str]:
         )
         for worker in workers
     ]
-    return output.table_lines(headings, rows, wide=wide, only_wide=("STALL LIMIT", "PID"))
+    only_wide = ("STALL LIMIT", "SENT", "UNCODED", "PID")
+    return output.table_lines(headings, rows, wide=wide, only_wide=only_wide)
 
 
 def _stalled(worker: Status) -> str:

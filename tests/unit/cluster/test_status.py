@@ -171,6 +171,11 @@ def test_a_worker_says_where_its_training_stands_still():
     assert worker["rank"] == 0
 
 
+def test_bytes_of_a_worker_are_those_that_travelled_and_those_before_coding():
+    (worker,) = status(cluster(beat(0.01, sent_bytes=84, plain_bytes=100)))["workers"]
+    assert (worker["sent_bytes"], worker["plain_bytes"]) == (84, 100)
+
+
 @pytest.mark.parametrize(
     "state", [WorkerState.LOST, WorkerState.RELEASED, WorkerState.DISCONNECTED]
 )

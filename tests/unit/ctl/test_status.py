@@ -174,9 +174,15 @@ def test_events_of_one_job_are_read_from_the_first(dtdctl, events, server, resul
     assert server.received[:2] == [m.ShowJob(job="b-1"), m.ReadEvents(after=1)]
 
 
-def test_the_present_limit_of_each_workers_thread_is_shown(dtdctl, server, result, status):
-    status["workers"][0]["patience_s"] = 7.5
+def test_the_wide_form_shows_limits_of_threads_and_bytes_that_travelled(
+    dtdctl, server, result, status
+):
+    status["workers"][0].update(patience_s=7.5, sent_bytes=84 << 20, plain_bytes=100 << 20)
     server.script = lambda _message: result(status)
     headings, first = dtdctl("status", "-o", "wide")[1].partition("WORKER ")[2].splitlines()[:2]
     assert "STALL LIMIT" in headings
     assert "7.5s" in first
+    assert "SENT" in headings
+    assert "UNCODED" in headings
+    assert "84.0 MiB" in first
+    assert "100.0 MiB" in first

@@ -2,7 +2,7 @@
 
 import { h, s } from "./dom.js";
 import { tone } from "./parts.js";
-import { bandwidth, span } from "./words.js";
+import { bandwidth, bytes, span } from "./words.js";
 
 const [WIDTH, HEIGHT, RADIUS, NODE] = [520, 340, 112, 21];
 const MOST_DRAWN = 16;
@@ -33,7 +33,9 @@ function arrow(end, control, cls) {
   return s("polygon", { class: cls, points: `${at(0, 7)} ${at(2.5, 8)} ${at(-2.5, 8)}` });
 }
 
-const facts = (link) => [link?.rtt_s > 0 ? span(link.rtt_s) : "", link?.bytes_per_s > 0 ? bandwidth(link.bytes_per_s) : ""].filter(Boolean);
+// What has travelled, and what it was before it was coded.
+const sent = (link) => (link?.plain_bytes > link?.sent_bytes ? `${bytes(link.sent_bytes)} for ${bytes(link.plain_bytes)}` : "");
+const facts = (link) => [link?.rtt_s > 0 ? span(link.rtt_s) : "", link?.bytes_per_s > 0 ? bandwidth(link.bytes_per_s) : "", sent(link)].filter(Boolean);
 
 function drawn(members, links) {
   const count = members.length;
@@ -80,9 +82,9 @@ export function ring(status, figures) {
 
 function linkTable(members, links) {
   return h("div", { class: "scroll" }, h("table", {},
-    h("thead", {}, h("tr", {}, ["Rank", "From", "To", "Round trip", "Rate"].map((one) => h("th", { scope: "col" }, one)))),
+    h("thead", {}, h("tr", {}, ["Rank", "From", "To", "Round trip", "Rate", "Coded"].map((one) => h("th", { scope: "col" }, one)))),
     h("tbody", {}, members.map((one) => {
       const link = links.get(one.name);
-      return h("tr", {}, h("td", { class: "num" }, one.rank), h("td", {}, one.name), h("td", {}, link?.to ?? ""), h("td", { class: "num" }, span(link?.rtt_s)), h("td", { class: "num" }, bandwidth(link?.bytes_per_s ?? 0)));
+      return h("tr", {}, h("td", { class: "num" }, one.rank), h("td", {}, one.name), h("td", {}, link?.to ?? ""), h("td", { class: "num" }, span(link?.rtt_s)), h("td", { class: "num" }, bandwidth(link?.bytes_per_s ?? 0)), h("td", { class: "num" }, sent(link)));
     }))));
 }

@@ -19,7 +19,8 @@ from typing import Any, Final
 from dtd.address import Address
 from dtd.checkpoint.format import MANIFEST_FILE, Manifest, encode_manifest, read_manifest
 from dtd.checkpoint.tensor_file import FileInfo
-from dtd.errors import CheckpointError, ConfigError, TaskError, UsageError
+from dtd.errors import CheckpointError, ConfigError, ProtocolError, TaskError, UsageError
+from dtd.net.planes import ELEMENT_BYTES, MIN_CODED_BYTES, PlaneCoder, check_coded
 from dtd.packages.archive import unpack
 from dtd.security.credential import Credential
 from dtd.security.token import Token
@@ -108,6 +109,28 @@ def _address(data: bytes) -> int:
         address = Address.parse(data.decode("utf-8", "replace"))
         assert Address.parse(str(address)) == address
     return 1
+
+
+def _coded(data: bytes) -> int:
+    """Width of an element, length of the payload in 4 bytes, and its code."""
+    item_bytes, plain_bytes, code = data[:1], int.from_bytes(data[1:5]), memoryview(data)[5:]
+    coder, width = PlaneCoder(), int.from_bytes(item_bytes)
+    with contextlib.suppress(ProtocolError):
+        check_coded(len(code), plain_bytes, width)
+        assert plain_bytes <= 2 * len(code), "a few bytes reserve much memory"
+        payload, again = (memoryview(bytearray(plain_bytes)) for _ in range(2))
+        coder.decode(code, payload, width)
+        if (own := coder.encode(payload, width)) is not None:
+            coder.decode(own, again, width)
+            assert again == payload
+    return 1
+
+
+def _coded_seed(width: int) -> bytes:
+    payload = bytes(range(1, width)) + b"\x3f"
+    code = PlaneCoder().encode(memoryview(payload * (MIN_CODED_BYTES // width)), width)
+    assert code is not None
+    return bytes([width]) + MIN_CODED_BYTES.to_bytes(4) + code
 
 
 def _in_directory(work: Callable[[Path, bytes], object]) -> Callable[[bytes], int]:
@@ -218,6 +241,7 @@ TARGETS: Final[Mapping[str, Target]] = {
         run=_in_directory(_package),
         seeds=(_tar(task__init__py=b"x = 1\n", task__a=b""), _tar(a=b"1", a__b=b"2")),
     ),
+    "coded-payload": Target(run=_coded, seeds=tuple(map(_coded_seed, ELEMENT_BYTES))),
     "manifest": Target(run=_in_directory(_manifest), seeds=(_sample_manifest(),)),
 }
 """Everything."""

@@ -44,7 +44,7 @@ def installed_names(text: str) -> list[str]:
 
 
 def is_a_file(name: str) -> bool:
-    return name.startswith(("./", "/", "dist/")) and name.endswith(".whl")
+    return name.startswith(("./", "/", "dist/"))
 
 
 def texts() -> list[Path]:

@@ -61,9 +61,19 @@ def test_shells_can_read_the_scripts() -> None:
     run("bash", "-n", DEPLOY / "slurm/dtd.sbatch")
 
 
+def test_the_image_is_built_from_what_is_there() -> None:
+    root = DEPLOY.parents[1]
+    for line in (DEPLOY / "container/Containerfile").read_text().splitlines():
+        if line.startswith("COPY ") and "--from" not in line:
+            for name in line.split()[1:-1]:
+                assert (root / name).exists(), line
+
+
 def test_every_place_grants_the_time_that_its_workers_take() -> None:
     workers = "kubernetes/base/workers.yaml"
     drain_s = number(workers, r'DTD_DRAIN_TIMEOUT_S, value: "(\d+)"')
     assert number(workers, r"terminationGracePeriodSeconds: (\d+)") >= drain_s + 10
+    drain_s = number("container/compose.yaml", r"DTD_DRAIN_TIMEOUT_S: (\d+)")
+    assert number("container/compose.yaml", r"stop_grace_period: (\d+)s") >= drain_s + 10
     drain_s = number("slurm/dtd.sbatch", r"--drain-timeout-s (\d+)")
     assert number("slurm/dtd.sbatch", r"--signal=B:USR1@(\d+)") >= drain_s + 10

@@ -226,6 +226,8 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
         for w, has in zip(members, holds, strict=True)
     )
     strides = roster.strides(job.roster, cluster.links.bad)
+    cluster.run.hop_bytes = roster.hop_bytes(members, cluster.run.hop_bytes)
+    whole_bytes = roster.whole_bytes(members, strides, cluster.run.hop_bytes)
     for rank, worker in enumerate(members):
         cluster.move_worker(worker, WorkerEvent.ASSIGNED)
         worker.generation, worker.rank = cluster.run.generation, rank
@@ -240,6 +242,7 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
             held_step=job.start_step,
             branches=tuple(m.Branch(**one._asdict()) for one in branches.remembered(job.branches)),
             strides=strides,
+            whole_bytes=whole_bytes,
         )
         cluster.send(worker.name, assign)
 

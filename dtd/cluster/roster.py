@@ -22,6 +22,8 @@ from typing import Final
 from dtd.cluster.links import Pair, pair_of
 from dtd.cluster.records import Job, Worker
 from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
+from dtd.exchange.schedule import crossover
+from dtd.exchange.schedule.tree import Tree, strides_in
 from dtd.wire import messages as m
 
 MAX_TRIES: Final = 10_000
@@ -382,6 +384,25 @@ def strides(order: Sequence[str], bad_links: Collection[Pair]) -> int:
         )
     ]
     return 0 if good == every else sum(good)
+
+
+def hop_bytes(members: Iterable[Worker], before: int) -> int:
+    """What a link carries in the time of a hop in the next generation: the median of its members.
+
+    Args:
+        members: those of the next generation.
+        before: the same for the last one, which is kept unless links have clearly shown another.
+    """
+    beats = (member.liveness.heartbeat for member in members)
+    shown = sorted(beat.hop_bytes for beat in beats if beat is not None and beat.hop_bytes)
+    return crossover.settled(before, shown[(len(shown) - 1) // 2] if shown else 0)
+
+
+def whole_bytes(members: Sequence[Worker], strides: int, hop_bytes: int) -> int:
+    """Most bytes of a bucket that travels whole in a generation, for ASSIGN."""
+    tree = Tree(0, len(members), strides_in(strides))
+    one_host = len({member.registration.data_host for member in members}) == 1
+    return crossover.whole_bytes(len(members), tree.hops, hop_bytes=hop_bytes, one_host=one_host)
 
 
 def roster_id(

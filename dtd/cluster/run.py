@@ -57,6 +57,8 @@ class Run:
         joined: members that join others which have trained without them; empty if unknown.
         differed: the reports of members that have seen its states differ.
         said_ended: for each member, the names of those that report that its process has ended.
+        hop_bytes: what a link carries in the time of a hop, by which its buckets travel whole or in
+            segments; 0: links have not shown it.
     """
 
     generation: int = 0
@@ -71,6 +73,7 @@ class Run:
     joined: frozenset[str] = frozenset()
     differed: list[m.Frozen] = field(default_factory=list)
     said_ended: dict[str, set[str]] = field(default_factory=dict)
+    hop_bytes: int = 0
 
     def begin(self, brought: Iterable[str] = (), joined: Iterable[str] = ()) -> None:
         """Discard the reports of the previous generation when one begins or is adopted."""

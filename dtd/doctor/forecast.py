@@ -45,10 +45,12 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dtd.exchange.schedule.chunks import EXCHANGE_BYTES, BucketShape, Operation, exchanged
+from dtd.exchange.schedule.chunks import BucketShape, Operation, exchanged
+from dtd.exchange.schedule.crossover import whole_bytes
 from dtd.exchange.schedule.tree import most_hops
 
 
@@ -172,7 +174,7 @@ def estimate_transfer(
     """Follow the buckets of one step."""
     wires_s, sent_bytes = [], 0
     ranks = ring.ranks(world_size)
-    whole = _whole(coded, ranks)
+    whole = _whole(coded, ring, ranks)
     for position, one in enumerate(coded.exchanges):
         if ring.star is not None and one.operation.is_half:
             wires_s.append(_star_s(one, ring, ring.star, world_size))
@@ -188,13 +190,15 @@ def estimate_transfer(
     return TransferEstimate(end_s=end_s, comm_s=sum(wires_s), sent_bytes=sent_bytes)
 
 
-def _whole(coded: Coded, world_size: int) -> frozenset[int]:
-    """Exchanges that travel whole."""
+def _whole(coded: Coded, ring: Ring, world_size: int) -> frozenset[int]:
+    """Exchanges that travel whole, once links have shown their latency and rate."""
+    carried_bytes = min(ring.latency_s * min(ring.bytes_per_s, sys.float_info.max), 1e9)
+    most_bytes = whole_bytes(world_size, most_hops(world_size), hop_bytes=int(carried_bytes))
     shapes = [
         BucketShape(elements=one.size_bytes, item_bytes=1, operation=one.operation)
         for one in coded.exchanges
     ]
-    return exchanged(shapes, world_size=world_size, chunk_bytes=EXCHANGE_BYTES)
+    return exchanged(shapes, world_size=world_size, chunk_bytes=most_bytes, whole_bytes=most_bytes)
 
 
 def _star_s(one: Exchange, ring: Ring, star: Star, world_size: int) -> float:

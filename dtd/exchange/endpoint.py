@@ -22,6 +22,7 @@ from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.exchange.memory_offers import SharedMemory
 from dtd.exchange.node import RING, SCRATCH_SLOTS, STAR, Node, NodeCollective
+from dtd.exchange.schedule.crossover import HopMeter
 from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.neighbours import ENDED, Neighbour, Neighbours, RingLoss
 from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
@@ -127,7 +128,7 @@ class RingEndpoint:
             assign.rank,
             len(assign.roster),
             chunk_bytes=chunk_bytes,
-            one_host=len({member.host for member in assign.roster}) == 1,
+            whole_bytes=assign.whole_bytes,
             strides=strides_in(assign.strides),
         )
         self.neighbours = Neighbours(assign.roster, schedules.tree)
@@ -139,6 +140,7 @@ class RingEndpoint:
         self._lifelines: dict[Link, str] = {}
         self._pass = DataCredential.of(assign)
         self._coding = Coding(lossless)
+        self._meter = HopMeter()
         self._dialling: dict[Neighbour, asyncio.Task[None]] = {}
         self._silence_s = silence_s
         self._heartbeats = LinkHeartbeats(
@@ -185,6 +187,15 @@ class RingEndpoint:
             plain_bytes=sum(link.plain_bytes for link in self.links.values()),
             received_bytes=sum(link.received_bytes for link in self.links.values()),
             rtt_s=0.0 if after is None else after.round_trip_s(),
+            hop_bytes=0 if after is None else self._hop_bytes(after),
+        )
+
+    def _hop_bytes(self, link: Link) -> int:
+        """What a link carries in the time of a hop; 0: unknown, or within this host."""
+        if link.is_same_host:
+            return 0
+        return self._meter.hop_bytes(
+            *link.transmitted(), link.sent_frames, link.least_round_trip_s()
         )
 
     def end(self, reason: str) -> None:

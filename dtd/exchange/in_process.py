@@ -17,9 +17,11 @@ from typing import Any
 
 from dtd.errors import ProtocolError
 from dtd.exchange.node import SCRATCH_SLOTS, Node, NodeCollective
+from dtd.exchange.schedule.crossover import whole_bytes
 from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.neighbours import RingLoss
 from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
+from dtd.exchange.schedule.tree import most_hops
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, SmallGather
 
@@ -60,7 +62,12 @@ class InProcessRing:
         self._ranks: list[NodeCollective] = []
         for rank in range(world_size):
             schedules: list[RingSchedules | StarSchedules] = [
-                RingSchedules(rank, world_size, chunk_bytes=chunk_bytes)
+                RingSchedules(
+                    rank,
+                    world_size,
+                    chunk_bytes=chunk_bytes,
+                    whole_bytes=whole_bytes(world_size, most_hops(world_size)),
+                )
             ]
             if servers:
                 star = StarSchedules(rank, world_size, servers=servers, chunk_bytes=chunk_bytes)

@@ -43,7 +43,9 @@ DEAD_S: Final = 30
 TLS_ENDS: Final = b"tls"
 _RTT_OFFSET_BYTES: Final = 68
 _MICROSECONDS: Final = struct.Struct("=I")
+_NOT_MEASURED: Final = 2**32 - 1
 _ACKED_OFFSET_BYTES: Final = 120
+_LEAST_RTT_OFFSET_BYTES: Final = 148
 _U64: Final = struct.Struct("=Q")
 _BUSY_OFFSET_BYTES: Final = 168
 _BUSY: Final = struct.Struct("=QQ")
@@ -164,6 +166,7 @@ class Link(asyncio.BufferedProtocol):
         )
         self.on_lost: Callable[[], object] = lambda: None
         self.sent_bytes = 0
+        self.sent_frames = 0
         self.received_bytes = 0
         self.received_frames = 0
         self._hello = hello
@@ -178,8 +181,16 @@ class Link(asyncio.BufferedProtocol):
 
     def round_trip_s(self) -> float:
         """Smoothed round-trip time measured by the kernel; 0 when it is not known."""
-        info = self._tcp_info(_RTT_OFFSET_BYTES + _MICROSECONDS.size)
-        return float(_MICROSECONDS.unpack_from(info, _RTT_OFFSET_BYTES)[0]) / 1e6 if info else 0.0
+        return self._microseconds(_RTT_OFFSET_BYTES) / 1e6
+
+    def least_round_trip_s(self) -> float:
+        """The least round-trip time of the last minutes, without queues; 0 when it is not known."""
+        least_us = self._microseconds(_LEAST_RTT_OFFSET_BYTES)
+        return least_us / 1e6 if least_us != _NOT_MEASURED else 0.0
+
+    def _microseconds(self, offset_bytes: int) -> int:
+        info = self._tcp_info(offset_bytes + _MICROSECONDS.size)
+        return int(_MICROSECONDS.unpack_from(info, offset_bytes)[0]) if info else 0
 
     def transmitted(self) -> tuple[int, float]:
         """Bytes that the other side's kernel has acknowledged, and how long that took in seconds.
@@ -242,6 +253,7 @@ class Link(asyncio.BufferedProtocol):
             return
         self._transport.writelines(self.session.encode(message, payload))
         self.sent_bytes += len(payload)
+        self.sent_frames += 1
 
     def welcome(self, message: m.Welcome, *, secret: bytes = b"") -> None:
         """Accept the other side's HELLO; with a secret, it must still prove that it has it."""
@@ -506,12 +518,14 @@ class Traffic(NamedTuple):
         plain_bytes: the same before they were coded.
         received_bytes: all bytes from the previous rank and over the star.
         rtt_s: round-trip time to the next rank; 0 when there is no link.
+        hop_bytes: what that link carries in the time of a hop; 0 when it is not known.
     """
 
     sent_bytes: int
     plain_bytes: int
     received_bytes: int
     rtt_s: float
+    hop_bytes: int
 
 
-NO_TRAFFIC: Final = Traffic(sent_bytes=0, plain_bytes=0, received_bytes=0, rtt_s=0.0)
+NO_TRAFFIC: Final = Traffic(sent_bytes=0, plain_bytes=0, received_bytes=0, rtt_s=0.0, hop_bytes=0)

@@ -559,6 +559,7 @@ class TrafficMeter:
             "plain_bytes": total.plain_bytes,
             "received_bytes": total.received_bytes,
             "rtt_s": total.rtt_s,
+            "hop_bytes": total.hop_bytes,
         }
 
     def _total(self) -> Traffic:
@@ -568,4 +569,5 @@ class TrafficMeter:
             plain_bytes=self._before.plain_bytes + now.plain_bytes,
             received_bytes=self._before.received_bytes + now.received_bytes,
             rtt_s=now.rtt_s,
+            hop_bytes=now.hop_bytes or self._before.hop_bytes,
         )

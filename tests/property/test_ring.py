@@ -23,7 +23,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtd.exchange.schedule.chunks import (
-    EXCHANGE_BYTES,
     MAX_EXCHANGED,
     BucketShape,
     Operation,
@@ -31,6 +30,7 @@ from dtd.exchange.schedule.chunks import (
     cut,
     exchanged,
 )
+from dtd.exchange.schedule.crossover import whole_bytes
 from dtd.exchange.schedule.events import (
     BucketDone,
     BucketReleased,
@@ -58,6 +58,7 @@ from dtd.exchange.schedule.events import (
 )
 from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.schedules import RingSchedules
+from dtd.exchange.schedule.tree import most_hops
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, ShmReleased, SmallGather
 from tests.shards import held_segments
@@ -373,7 +374,11 @@ def run_network(
         _Node(
             Machine(
                 RingSchedules(
-                    rank, world_size, chunk_bytes=chunk_elements * item_bytes, strides=strides
+                    rank,
+                    world_size,
+                    chunk_bytes=chunk_elements * item_bytes,
+                    whole_bytes=whole_bytes(world_size, most_hops(world_size)),
+                    strides=strides,
                 ),
                 generation=3,
                 first_step=0,
@@ -562,13 +567,19 @@ def test_buckets_around_the_limit_go_round_in_either_way(
     data: st.DataObject, world_size: int, seed: int
 ) -> None:
     item_bytes = 8192
-    most = EXCHANGE_BYTES // (world_size - 1) // item_bytes
+    most_bytes = whole_bytes(world_size, most_hops(world_size))
+    most = most_bytes // item_bytes
     near = st.integers(most - 1, most + 2)
     steps = data.draw(st.lists(st.lists(near, min_size=1, max_size=4), min_size=1, max_size=3))
     chunk_elements = data.draw(st.sampled_from([most - 1, most, 1000]))
     for elements in range(most - 1, most + 3):
         shape = BucketShape(elements=elements, item_bytes=item_bytes)
-        whole = exchanged([shape], world_size=world_size, chunk_bytes=chunk_elements * item_bytes)
+        whole = exchanged(
+            [shape],
+            world_size=world_size,
+            chunk_bytes=chunk_elements * item_bytes,
+            whole_bytes=most_bytes,
+        )
         assert bool(whole) == (elements <= min(most, chunk_elements))
     run_network(
         world_size,

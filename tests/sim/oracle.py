@@ -195,6 +195,8 @@ class Oracle:
         known = self._rosters.setdefault((assign.job, assign.generation), assign)
         same = (known.roster_id, known.roster) == (assign.roster_id, assign.roster)
         require(same, "two rosters have one number", assign.generation)
+        alike = (known.strides, known.whole_bytes) == (assign.strides, assign.whole_bytes)
+        require(alike, "ranks have different schedules", known, assign)
         self.lineage.assigned(assign)
 
     def adopted(self, assign: m.Assign, state: State) -> None:

@@ -106,6 +106,10 @@ SERVED: Final = 0.4
 """Share of the sharded plans in which parameter servers own the state."""
 SERVED_BESIDE: Final = 0.6
 """Share of jobs with servers among sharded ones, where there are any."""
+SHOWN: Final = 0.5
+"""Share of plans in which links show what they carry in the time of a hop."""
+HOP_BYTES: Final = (0, 1, 2, 4, 8, 100)
+"""With buckets of up to 320 bytes, all, some or none of them travel whole."""
 DAMAGED: Final = 0.25
 """Share of plans with damaged shards."""
 BESIDE: Final = (
@@ -170,6 +174,7 @@ def draw(seed: int, *, sharded: bool = False) -> Cluster:
     if sharded:
         _harm_shards(cluster, seed, names, kind.calm_s)
     _look_after(cluster, rng, kind.calm_s)
+    _show_links(cluster, seed)
     _calm(cluster, names, kind.calm_s)
     return cluster
 
@@ -215,6 +220,7 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
         _hurt_the_store(cluster, seed, names, kind.calm_s)
     if sharded:
         _harm_shards(cluster, seed, names, kind.calm_s)
+    _show_links(cluster, seed)
     _calm(cluster, names, kind.calm_s)
     return cluster
 
@@ -305,6 +311,19 @@ def _calm(cluster: Cluster, names: list[str], calm_s: float) -> None:
         for verb in AFTER_CALM:
             cluster.do(verb, name, at_s=calm_s)
         cluster.do("unpause", name, at_s=calm_s + 1.0)  # a SIGNAL may have waited in its socket
+
+
+def _show_links(cluster: Cluster, seed: int) -> None:
+    """In some plans, let links show latencies and rates by which buckets travel whole or not.
+
+    Uses separate random generators, so that other plans do not change.
+    """
+
+    def hop_bytes(name: str, incarnation: int) -> int:
+        return random.Random(f"hop of {name} {incarnation} {seed}").choice(HOP_BYTES)
+
+    if random.Random(f"links {seed}").random() < SHOWN:
+        cluster.machines.surroundings.hop_bytes = hop_bytes
 
 
 def _look_after(cluster: Cluster, rng: random.Random, calm_s: float) -> None:

@@ -74,6 +74,7 @@ class RingEndpoint:
             assign.rank,
             len(assign.roster),
             chunk_bytes=CHUNK_BYTES,
+            whole_bytes=assign.whole_bytes,
             strides=strides_in(assign.strides),
         )
         self._neighbours = Neighbours(assign.roster, schedules.tree)

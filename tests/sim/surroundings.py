@@ -55,6 +55,7 @@ class Surroundings:
         servers: names of the workers that are parameter servers.
         joined: the only job of each process that was started by hand, by its name.
         unwelcome: a worker in whose presence the task raises on all others.
+        hop_bytes: what the links of a worker, by name and incarnation, carry in the time of a hop.
     """
 
     scheduler: Scheduler
@@ -72,6 +73,7 @@ class Surroundings:
     servers: frozenset[str] = frozenset()
     joined: dict[str, str] = field(default_factory=dict)
     unwelcome: str = ""
+    hop_bytes: Callable[[str, int], int] = lambda _name, _incarnation: 0
 
     def draw(self, limits: Range) -> float:
         """A random duration between the limits."""

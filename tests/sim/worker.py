@@ -182,6 +182,7 @@ class WorkerProcess:
             generation=ring.assign.generation if ring is not None else 0,
             step=state.step if state is not None else 0,
             step_s=0.1,
+            hop_bytes=self.surroundings.hop_bytes(self.name, self.incarnation),
             **{name: getattr(verdict, name) for name in _VERDICT},
             where="task.py:12 in loss" if verdict.stalled_s > TELL_AFTER_S else "",
         )

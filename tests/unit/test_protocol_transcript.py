@@ -130,7 +130,10 @@ def _floats(*values: float) -> bytearray:
 
 def _node(rank: int, sent: list[Any], under_way: list[Any]) -> Node:
     machine = Machine(
-        RingSchedules(rank, 2, chunk_bytes=16), generation=1, first_step=0, scratch_slots=4
+        RingSchedules(rank, 2, chunk_bytes=16, whole_bytes=16),
+        generation=1,
+        first_step=0,
+        scratch_slots=4,
     )
 
     class Wire:

@@ -14,19 +14,6 @@ from typing import Final
 
 from dtd.errors import LocalProtocolError
 
-EXCHANGE_BYTES: Final = 256 * 1024
-"""Most bytes that one link carries for a bucket that travels whole: (N - 1) * its size.
-
-A bucket in segments sends 2 (N - 1) / N of its size and 2 (N - 1) frames, one whole N / 2 times
-these bytes in half the frames.  On loopback, where a frame costs more time than its bytes, whole
-buckets were 1.5 to 1.8 times as fast at 4 to 32 KiB; two ranks gain up to 64 KiB, and eight even at
-448 KiB a link.  At 1 Gbit/s these take 3.6 ms, more than the hops that they save, so the limit is
-lower unless the whole ring is on one host.
-"""
-
-ONE_HOST_EXCHANGE_BYTES: Final = 512 * 1024
-"""The same where all ranks are on one host."""
-
 MAX_EXCHANGED: Final = 16
 """Most buckets of a step that travel whole: each needs memory for all N contributions."""
 
@@ -162,17 +149,17 @@ def cut(shape: BucketShape, *, world_size: int, chunk_bytes: int) -> Segments:
 
 
 def exchanged(
-    shapes: Sequence[BucketShape], *, world_size: int, chunk_bytes: int, one_host: bool = False
+    shapes: Sequence[BucketShape], *, world_size: int, chunk_bytes: int, whole_bytes: int
 ) -> frozenset[int]:
     """The indices of a step's buckets that travel whole (`dtd.exchange.schedule.schedules`).
 
-    These are small and fit in one chunk.  If there are many, only the last few: earlier ones travel
-    during backward, while the step may have to wait for the last ones.
+    These have at most `whole_bytes` (`dtd.exchange.schedule.crossover`) and fit in one chunk.  If
+    there are many, only the last few: earlier ones travel during backward, while the step may have
+    to wait for the last ones.
     """
     if world_size == 1:
         return frozenset()
-    link_bytes = ONE_HOST_EXCHANGE_BYTES if one_host else EXCHANGE_BYTES
-    limit_bytes = min(chunk_bytes, link_bytes // (world_size - 1))
+    limit_bytes = min(chunk_bytes, whole_bytes)
     small = [
         index
         for index, shape in enumerate(shapes)

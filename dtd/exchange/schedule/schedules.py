@@ -174,7 +174,7 @@ class RingSchedules:
         rank: this rank.
         world_size: number of ranks.
         chunk_bytes: most payload bytes in one frame; equal on all ranks.
-        one_host: all ranks are on one host, as far as the roster tells; equal on all ranks.
+        whole_bytes: most bytes of a bucket that travels whole; equal on all ranks.
         strides: those of the tree; equal on all ranks.
 
     Attributes:
@@ -187,14 +187,14 @@ class RingSchedules:
         world_size: int,
         *,
         chunk_bytes: int,
-        one_host: bool = False,
+        whole_bytes: int,
         strides: Sequence[int] = (),
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.tree = Tree(rank, world_size, strides)
         self._chunk_bytes = chunk_bytes
-        self._one_host = one_host
+        self._whole_bytes = whole_bytes
         self._made: dict[range | None, Schedule] = {}
 
     def whole(self, shapes: Sequence[BucketShape]) -> frozenset[int]:
@@ -210,7 +210,7 @@ class RingSchedules:
             shapes,
             world_size=self.world_size,
             chunk_bytes=self._chunk_bytes,
-            one_host=self._one_host,
+            whole_bytes=self._whole_bytes,
         )
 
     def of(self, shape: BucketShape, *, whole: bool) -> tuple[Schedule, Segments]:

@@ -41,6 +41,9 @@ class Tree:
         world_size: number of ranks, N.
         strides: ascending, from 1, below N; none: all powers of two.
 
+    Attributes:
+        hops: to the furthest of the ranks.
+
     Raises:
         LocalProtocolError: these are no such strides.
     """
@@ -55,10 +58,13 @@ class Tree:
             raise LocalProtocolError(f"a ring of {world_size} ranks has strides {self.strides}")
         self._last = [0] * world_size
         self._onward: list[list[int]] = [[] for _ in range(world_size)]
+        hops = [0] * world_size
         for distance in range(1, world_size):
             stride = max(stride for stride in self.strides if stride <= distance)
             self._last[distance] = stride
             self._onward[distance - stride].append(distance)
+            hops[distance] = hops[distance - stride] + 1
+        self.hops = max(hops)
 
     def distance(self, origin: int) -> int:
         """How far this rank is after `origin` on the ring."""

@@ -168,8 +168,9 @@ class Heartbeat(Message):
     beyond `patience_s` it counts as stuck, and `where` names the line of code.  `still_s` is
     the part of it without any sign of activity, and `evidence` names the activity seen.
     `rtt_s` and `link_bytes_per_s` describe the link to its next neighbour; bytes count from the
-    start of the process; a negative `gpu_use` is unknown.  `memory` was measured in an early step
-    of the generation; empty before it.
+    start of the process; a negative `gpu_use` is unknown.  `hop_bytes`: what that link carries in
+    the time of a hop (protocol.md, "Two ways round"), as last known; 0: unknown.  `memory` was
+    measured in an early step of the generation; empty before it.
     """
 
     state: Name
@@ -204,6 +205,7 @@ class Heartbeat(Message):
     still_s: Seconds = 0.0
     evidence: Words = ""
     memory: Annotated[tuple[MemoryPart, ...], list_of(MemoryPart, MAX_MEMORY_PARTS)] = ()
+    hop_bytes: U32 = 0
 
 
 @message
@@ -266,7 +268,7 @@ class Assign(Message):
 
     A state is named by the generation that committed its last step, and by its number of steps.
     `strides` is the sum of the powers of two at which ranks have links (protocol.md, "Tree"); 0:
-    all of them.
+    all of them.  `whole_bytes`: most bytes of a bucket that travels whole.
     """
 
     job: Name
@@ -279,6 +281,7 @@ class Assign(Message):
     branches: Annotated[tuple[Branch, ...], list_of(Branch, MAX_BRANCHES)] = ()
     secret: Octets = field(default=b"", repr=False)
     strides: U64 = 0
+    whole_bytes: U32 = 0
 
 
 @message

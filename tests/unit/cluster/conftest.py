@@ -129,7 +129,7 @@ class Driver:
             pid=1,
             host="h",
             device="cpu",
-            data_host="h",
+            data_host=more.pop("data_host", "h"),
             data_port=1,
             version="0",
             **more,

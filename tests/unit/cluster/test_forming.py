@@ -35,6 +35,28 @@ def test_job_is_saved_with_its_decision_before_its_generation_is_announced(drive
     assert saved[0] == (1, True)
 
 
+def test_buckets_travel_whole_up_to_a_size_that_changes_with_a_generation_alone(
+    driver: Any,
+) -> None:
+    driver.submit()
+    for name in "abcd":
+        driver.register(name, data_host=f"host of {name}")
+    for name in "abcd":
+        driver.warmed(name)
+    number = driver.all_run(*"abcd")
+    sizes = [driver.told(name, m.Assign)[-1].whole_bytes for name in "abcd"]
+    assert sizes == [256 * 1024 // 3] * 4
+    for hop_bytes in (1000, 4000):
+        for name in "abcd":
+            driver.beat(name, step=1, hop_bytes=hop_bytes)
+    assert [len(driver.told(name, m.Assign)) for name in "abcd"] == [1] * 4
+    driver.lost("d")
+    for name in "abc":
+        driver.froze(name, generation=number, step=1)
+    sizes = [driver.told(name, m.Assign)[-1].whole_bytes for name in "abc"]
+    assert sizes == [4000 * (4 - 1) * 3 // 2] * 3
+
+
 # --- which state -----------------------------------------------------------------------------
 
 

@@ -432,3 +432,32 @@ def test_strides_that_need_a_bad_link_are_left_out() -> None:
     assert roster.strides(names, {("w1", "w7")}) == 1 + 4
     assert roster.strides(names, {("w1", "w3"), ("w2", "w6")}) == 1
     assert roster.strides(names[:4], {("w0", "w2")}) == 1
+
+
+def linked(hop_bytes: int | None, host: str = "") -> Worker:
+    """A worker whose last heartbeat said this of its link; None: it has sent none."""
+    one = worker(f"w{hop_bytes}")
+    one.registration = replace(one.registration, data_host=host or f"{id(one)}")
+    if hop_bytes is not None:
+        one.liveness.heartbeat = m.Heartbeat(state="", hop_bytes=hop_bytes)
+    return one
+
+
+def test_the_median_of_the_links_that_have_shown_something_counts() -> None:
+    members = [linked(given) for given in (None, 900, 0, 100, 300)]
+    assert roster.hop_bytes(members, 0) == 300
+    assert roster.hop_bytes(members, 200) == 200
+    assert roster.hop_bytes(members, 100) == 300
+    assert roster.hop_bytes(members[:1], 700) == 700
+    assert roster.hop_bytes(members[:1], 0) == 0
+
+
+def test_a_missing_stride_costs_hops_and_so_less_travels_whole() -> None:
+    members = [linked(10_000) for _ in range(8)]
+    full, fewer = (roster.whole_bytes(members, strides, 10_000) for strides in (0, 1 + 2))
+    assert full > fewer > 0
+
+
+def test_on_one_host_links_do_not_count() -> None:
+    members = [linked(10**6, host="h") for _ in range(8)]
+    assert roster.whole_bytes(members, 0, 10**6) == 512 * 1024 // 7

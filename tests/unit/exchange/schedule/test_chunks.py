@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from dtd.errors import LocalProtocolError
 from dtd.exchange.schedule.chunks import (
-    EXCHANGE_BYTES,
     MAX_EXCHANGED,
     BucketShape,
     Operation,
@@ -59,20 +58,20 @@ def test_the_chunks_of_all_segments_tile_the_bucket(
 # --- which buckets are not cut ---------------------------------------------------------------
 
 
-def whole(*sizes_bytes: int, world_size: int, chunk_bytes: int = 1 << 20) -> list[int]:
+def whole(*sizes_bytes: int, whole_bytes: int = 1000, chunk_bytes: int = 1 << 20) -> list[int]:
     shapes = [BucketShape(elements=size, item_bytes=1) for size in sizes_bytes]
-    return sorted(exchanged(shapes, world_size=world_size, chunk_bytes=chunk_bytes))
+    found = exchanged(shapes, world_size=3, chunk_bytes=chunk_bytes, whole_bytes=whole_bytes)
+    return sorted(found)
 
 
-@pytest.mark.parametrize("world_size", range(2, 10))
-def test_the_limit_is_what_a_link_carries(world_size: int) -> None:
-    most = EXCHANGE_BYTES // (world_size - 1)
-    assert whole(most + 1, most, 0, 1, world_size=world_size) == [1, 2, 3]
+def test_small_buckets_that_fit_in_a_chunk_travel_whole() -> None:
+    assert whole(1001, 1000, 0, 1) == [1, 2, 3]
+    assert whole(1000, 999, chunk_bytes=999) == [1]
 
 
 def test_of_many_small_buckets_the_last_go_round_whole() -> None:
-    sizes = [1] * 20 + [EXCHANGE_BYTES + 1] + [1]
-    assert whole(*sizes, world_size=2) == [*range(20 - MAX_EXCHANGED + 1, 20), 21]
+    sizes = [1] * 20 + [1001] + [1]
+    assert whole(*sizes) == [*range(20 - MAX_EXCHANGED + 1, 20), 21]
 
 
 # --- operations as windows of one schedule -------------------------------------------------------

@@ -66,7 +66,9 @@ class Rank:
         if servers:
             schedules = StarSchedules(rank, world_size, servers=servers, chunk_bytes=CHUNK_BYTES)
         else:
-            schedules = RingSchedules(rank, world_size, chunk_bytes=CHUNK_BYTES)
+            schedules = RingSchedules(
+                rank, world_size, chunk_bytes=CHUNK_BYTES, whole_bytes=CHUNK_BYTES
+            )
         self.machine = Machine(
             schedules, generation=GENERATION, first_step=first_step, scratch_slots=slots
         )

@@ -22,7 +22,7 @@ def shape_of(operation: Operation, **parameters: object) -> BucketShape:
 
 
 def of_ring(rank: int, world_size: int, shape: BucketShape, *, whole: bool = False) -> Schedule:
-    return RingSchedules(rank, world_size, chunk_bytes=8).of(shape, whole=whole)[0]
+    return RingSchedules(rank, world_size, chunk_bytes=8, whole_bytes=8).of(shape, whole=whole)[0]
 
 
 def of_star(rank: int, trainers: int, servers: int, shape: BucketShape) -> Schedule:

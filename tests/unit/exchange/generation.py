@@ -177,20 +177,34 @@ class Ranks:
 
 
 class Collectives:
-    """All ranks' collectives; their loop runs in one other thread, each rank in one of its own."""
+    """All ranks' collectives; their loop runs in one other thread, each rank in one of its own.
+
+    `lossless` is repeated until all ranks have a mode; with a credential, links use TLS.
+    """
 
     def __init__(
-        self, loop_thread, size, servers=0, *, chunk_bytes=64, fd_dir=None, lossless=("off",)
+        self,
+        loop_thread,
+        size,
+        servers=0,
+        *,
+        chunk_bytes=64,
+        fd_dir=None,
+        lossless=("off",),
+        credential=None,
     ) -> None:
         self._thread, self._chunk_bytes, self._fd_dir = loop_thread, chunk_bytes, fd_dir
         self._lossless = lossless
+        self._server_context = credential and credential.server_context()
+        self._client_context = credential and credential.client_context()
         self.agreed = [0] * size
         self.pool = ThreadPoolExecutor(size)
         self.servers, self.collectives = loop_thread.run(self._make(size, servers))
 
     async def _make(self, size, servers):
         ports = [data_server(f"worker-{rank}") for rank in range(size)]
-        addresses = [await port.listen(Address("127.0.0.1", 0)) for port in ports]
+        here, context = Address("127.0.0.1", 0), self._server_context
+        addresses = [await port.listen(here, context=context) for port in ports]
         bridge = Bridge(self._thread.loop)
         return ports, [
             RingCollective(
@@ -201,6 +215,7 @@ class Collectives:
                 beat_interval_s=PATIENCE_S / 6,
                 silence_s=PATIENCE_S,
                 agreed=self._agree(assign.rank),
+                context=self._client_context,
                 fd_dir=self._fd_dir,
                 lossless=self._lossless[assign.rank % len(self._lossless)],
             )

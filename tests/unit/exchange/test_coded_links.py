@@ -9,12 +9,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from dtd.address import Address
 from dtd.engine.shards import Division
 from dtd.errors import ErrorCode, ProtocolError, RingBroken
 from dtd.exchange.endpoint import RingEndpoint
 from dtd.exchange.schedule.chunks import Operation
 from dtd.net.coding_link import Coding
 from dtd.net.planes import PlaneCoder
+from dtd.security.authority import Authority
+from dtd.security.credential import Credential
+from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 from tests.unit.exchange.generation import GENERATION, hello_of, memory_of
 
@@ -78,9 +82,9 @@ def train_sharded(collective):
     return results
 
 
-def run(collectives, size, servers, lossless, work):
+def run(collectives, size, servers, lossless, work, **settings):
     """The results of all ranks, and their traffic."""
-    ring = collectives(size, servers, chunk_bytes=CHUNK_BYTES, lossless=lossless)
+    ring = collectives(size, servers, chunk_bytes=CHUNK_BYTES, lossless=lossless, **settings)
     ring.come_up()
     results = ring.all(work)
     return results, [one.endpoint.traffic() for one in ring.collectives]
@@ -106,6 +110,17 @@ def test_a_ring_ends_with_the_same_bits(collectives, size, lossless, monkeypatch
     handshake_frames = 3
     assert passed_on
     assert all(link.received_frames <= n + handshake_frames for link, n in passed_on.items())
+
+
+def test_an_encrypted_ring_ends_with_the_same_bits(collectives, tmp_path):
+    path = tmp_path / "worker.credential"
+    here = (Address("127.0.0.1", 1),)
+    Authority.create(tmp_path / "pki").enrol(path, WORKER, "host", coordinators=here)
+    credential = Credential.load(path)
+    plain, _ = run(collectives, 3, 0, ("off",), train)
+    coded, traffic = run(collectives, 3, 0, ("on",), train, credential=credential)
+    assert coded == plain
+    assert all(one.sent_bytes < 0.95 * one.plain_bytes for one in traffic)
 
 
 @pytest.mark.parametrize("lossless", [("on",), ("on", "off", "off")], ids="-".join)

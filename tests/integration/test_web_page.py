@@ -210,7 +210,7 @@ def test_every_other_page(browser: Browser, job: str) -> None:
         (f"job/{job}", "Settings"),
         ("runs", "Choose two or more to compare"),
         ("checkpoints", "Fetch one with"),
-        ("incidents", "Time line"),
+        ("events", "Time line"),
     ):
         browser.run(f"location.hash = '#/{page}'")
         browser.until_text(expected)
@@ -220,7 +220,7 @@ def test_every_other_page(browser: Browser, job: str) -> None:
             browser.click("document.getElementById('report')")
             browser.until("document.getElementById('announce').textContent === a[0]", SAVED)
             browser.until("document.querySelectorAll('.js-plotly-plot').length >= 4")
-        if page == "incidents":
+        if page == "events":
             browser.until("document.querySelectorAll('#time-line path.point').length > 0")
         browser.picture(page.split("/", maxsplit=1)[0])
     assert browser.complaints() == []

@@ -3,7 +3,9 @@
 import { get, save } from "./api.js";
 import { announce, h, render } from "./dom.js";
 import { Curves } from "./curves.js";
-import { chartCard, command, failed, incidentList, state, table, tile, tiles } from "./parts.js";
+import { events, newestEvent, readEvents, readEventsOf } from "./eventlog.js";
+import { faultStrip, faultsOf, incidentCard } from "./incidents.js";
+import { chartCard, command, failed, eventList, state, table, tile, tiles } from "./parts.js";
 import { colour, curve, draw, newest, palette, seconds, spread, told } from "./plots.js";
 import { memoryCard } from "./memory.js";
 import { PARTS, legend } from "./split.js";
@@ -12,7 +14,7 @@ import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, trai
 
 const EVERY_MS = 4000;
 const POINTS = 300;
-const MOST_INCIDENTS = 1000;
+const LATEST = 12;
 const OF_JOB = [
   ["loss", "Loss", number, "series-1"],
   ["rows_per_s", "Throughput", rate, "series-3"],
@@ -34,7 +36,7 @@ export function openJob({ main, world, parts, confirmed }) {
   const id = parts[0] ?? "";
   const path = `jobs/${encodeURIComponent(id)}`;
   const closing = new AbortController();
-  const seen = { details: null, error: null, incidents: [], series: new Map(), workers: new Map(), event: 0 };
+  const seen = { details: null, error: null, series: new Map(), workers: new Map() };
   const ask = (query) => get(`${path}/metrics`, query, closing.signal);
   const of_job = new Curves((since) => ask({ points: POINTS, ...since }));
   const of_workers = new Curves((since) => ask({ workers: 1, points: 120, names: OF_WORKERS.map(([name]) => name).join(","), ...since }));
@@ -44,14 +46,12 @@ export function openJob({ main, world, parts, confirmed }) {
   async function look(first = false) {
     if ((document.hidden || ended) && !first) return;
     try {
-      const [details, figures, , events] = await Promise.all([
+      const [details, figures] = await Promise.all([
         get(path, {}, closing.signal), of_job.look(), of_workers.look().catch(() => null),
-        get("events", { after: seen.event || "" }, closing.signal)]);
+        first && readEventsOf(id)]);
       if (seen.details && details.steps_lost !== seen.details.steps_lost) [of_job, of_workers].forEach((one) => one.restart());
       ended = Boolean(details.ended_s);
       seen.details = details;
-      seen.event = events.next;
-      seen.incidents = [...events.events.filter((one) => one.job === id).reverse(), ...seen.incidents].slice(0, MOST_INCIDENTS);
       seen.series = new Map(of_job.series.map((one) => [one.name, one]));
       seen.stopped = figures.stopped;
       seen.workers = new Map();
@@ -108,6 +108,8 @@ export function openJob({ main, world, parts, confirmed }) {
       h("div", { class: "head" }, h("h1", {}, id), state(active?.state ?? seen.details.state),
         h("span", { class: "push" }, h("a", { class: "button", href: `#/logs/${encodeURIComponent(id)}` }, `Output (${whole(seen.details.lines)})`))),
       active ? jobCard(active, world, confirmed) : factsCard(seen.details),
+      faultStrip({ ...seen.details, steps_lost: active?.steps_lost ?? seen.details.steps_lost }),
+      faultsOf(id).reverse().map((one) => incidentCard(one, { ...seen.details, step: active?.step ?? seen.details.step })),
       seen.stopped && h("div", { class: "alert" }, `Figures are not stored now: ${seen.stopped}`),
       !charts.length && h("p", { class: "empty" }, "This job has not trained yet: there are no figures."),
       h("div", { class: "grid" },
@@ -119,14 +121,17 @@ export function openJob({ main, world, parts, confirmed }) {
       h("div", { class: "grid wide" }, OF_WORKERS.filter(([name]) => seen.workers.has(name)).map(([name, title, words]) =>
         chartCard(`many-${name}`, title, { value: words(Math.max(...seen.workers.get(name).map((one) => newest(one) ?? 0))), note: "largest now", label: `${title}, of ${counted(seen.workers.get(name).length, "series").replace("seriess", "series")} over time` }))),
       checkpointsCard(seen.details.checkpoints),
-      h("section", { class: "card", "aria-label": "Incidents" }, h("h2", {}, "Incidents"), countsOf(seen.details.incidents), incidentList(seen.incidents.slice(0, 12))),
+      h("section", { class: "card", "aria-label": "Events" }, h("h2", {}, "Events"), countsOf(seen.details.incidents), eventList(events().filter((one) => one.job === id).slice(-LATEST).reverse())),
       takeAwayCard(id, path, active, saving),
       settingsCard(seen.details));
   }
 
   show();
   look(true);
-  return { title: id, hear(topic) { if (topic === "status" && seen.details && !ended) show(); }, close() { clearInterval(timer); closing.abort(); } };
+  return { title: id, hear(topic) {
+    if (topic === "incidents" && world.newest > newestEvent()) readEvents().then(show, () => {});
+    if (topic === "status" && seen.details && !ended) show();
+  }, close() { clearInterval(timer); closing.abort(); } };
 }
 
 // The parts of a step as areas on top of each other; what is left over is the last.

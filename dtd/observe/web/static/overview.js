@@ -3,17 +3,22 @@
 import { get } from "./api.js";
 import { Curves } from "./curves.js";
 import { announce, h, render } from "./dom.js";
-import { alert, chartCard, dash, failed, incidentList, jobLink, state, table, tile, tiles } from "./parts.js";
+import { alert, chartCard, dash, eventList, jobLink, state, table, tile, tiles } from "./parts.js";
 import { colour, curve, draw, forget, newest, spread, told } from "./plots.js";
+import { events, readEvents } from "./eventlog.js";
+import { faultStrip, faultsOf, incidentCard } from "./incidents.js";
 import { ring } from "./ring.js";
 import { split } from "./split.js";
 import { ago, bytes, counted, number, rate, span, trainers, whole } from "./words.js";
 
 const CURVES_EVERY_MS = 3000;
 const LATEST = 10;
+const CARDS = 3;
+
+const jobOf = (status) => status?.job ?? status?.last_job ?? null;
 
 export function openOverview({ main, world, confirmed }) {
-  const seen = { incidents: [], newest: -1, curves: null, loss: null, rate: null, error: null, job: "" };
+  const seen = { newest: -1, details: null, curves: null, loss: null, rate: null, job: "" };
   const closing = new AbortController();
   const timer = setInterval(curves, CURVES_EVERY_MS);
 
@@ -21,14 +26,16 @@ export function openOverview({ main, world, confirmed }) {
     if (world.newest === seen.newest) return;
     seen.newest = world.newest;
     try {
-      const found = await get("events", {}, closing.signal);
-      seen.incidents = found.events.slice(-LATEST).reverse();
+      await readEvents();
+      show();
+      const job = jobOf(world.status)?.id;
+      if (job && faultsOf(job).length) seen.details = await get(`jobs/${encodeURIComponent(job)}`, {}, closing.signal);
       show();
     } catch (error) { if (error.name !== "AbortError") seen.newest = -1; }
   }
 
   async function curves() {
-    const job = world.status?.job?.id ?? world.status?.last_job?.id;
+    const job = jobOf(world.status)?.id;
     if (!job || document.hidden) return;
     if (job !== seen.job) { // a curve and its zoom are one job's; a new one has no points yet
       forget(main);
@@ -40,7 +47,6 @@ export function openOverview({ main, world, confirmed }) {
       await seen.curves.look();
       if (job !== seen.job) return; // another one has begun meanwhile
       [seen.loss, seen.rate] = ["loss", "rows_per_s"].map((name) => seen.curves.named(name));
-      seen.error = null;
     } catch (error) { if (error.name === "AbortError") return; }
     show();
     for (const [id, series, tint, name] of [["loss-curve", seen.loss, "series-1", "loss"], ["rate-curve", seen.rate, "series-3", "rows/s"]]) {
@@ -53,12 +59,15 @@ export function openOverview({ main, world, confirmed }) {
     const { status, figures } = world;
     if (!status) { render(main, h("p", { class: "empty" }, "Looking at the cluster …")); return; }
     const job = status.job;
+    const faults = jobOf(status) ? faultsOf(jobOf(status).id) : [];
     announce(job ? `${job.id} is ${job.state}` : "No job runs");
     render(main,
       h("h1", { class: "unseen" }, "Overview"),
       status.explain && alert(status.explain),
       status.troubles.map((one) => h("div", { "data-key": `trouble-${one.kind}-${one.where}` }, alert(one.message, one.remedy))),
       job ? jobCard(job, world, confirmed) : idleCard(status),
+      jobOf(status) && faultStrip(jobOf(status)),
+      faults.slice(-CARDS).reverse().map((one) => incidentCard(one, seen.details?.id === one.job ? { ...seen.details, step: jobOf(status).step } : null)),
       (job || seen.loss) && h("div", { class: "grid" },
         chartCard("loss-curve", "Loss", { value: number(job?.loss ?? newest(seen.loss)), note: `${seen.job}${spread(seen.loss) ? ", logarithmic" : ""}`, label: told(seen.loss, "Loss by step") }),
         chartCard("rate-curve", "Throughput", { value: rate(job?.samples_per_s ?? newest(seen.rate)), label: told(seen.rate, "Rows per second by step") })),
@@ -67,8 +76,8 @@ export function openOverview({ main, world, confirmed }) {
         h("section", { class: "card", "data-key": "split", "aria-labelledby": "split-title" }, h("h2", { id: "split-title" }, "Time of a step"), split(job ? figures : null))),
       workersCard(status, world, confirmed),
       h("section", { class: "card", "data-key": "latest", "aria-labelledby": "latest-title" },
-        h("div", { class: "card-head" }, h("h2", { id: "latest-title" }, "Latest incidents"), h("span", { class: "value small" }, h("a", { href: "#/incidents" }, "Time line"))),
-        seen.error ? failed(seen.error) : incidentList(seen.incidents)));
+        h("div", { class: "card-head" }, h("h2", { id: "latest-title" }, "Latest events"), h("span", { class: "value small" }, h("a", { href: "#/events" }, "All events"))),
+        eventList(events().slice(-LATEST).reverse())));
   }
 
   show();
@@ -79,7 +88,7 @@ export function openOverview({ main, world, confirmed }) {
     hear(topic) {
       if (topic === "incidents") incidents();
       else show();
-      if (topic === "status" && (world.status.job?.id ?? world.status.last_job?.id ?? "") !== seen.job) curves();
+      if (topic === "status" && (jobOf(world.status)?.id ?? "") !== seen.job) curves();
     },
     close() { clearInterval(timer); closing.abort(); },
   };

@@ -4,7 +4,7 @@ import { openOverview } from "./overview.js";
 import { openJob } from "./job.js";
 import { openRuns } from "./runs.js";
 import { openCompare } from "./compare.js";
-import { openIncidents } from "./incidents.js";
+import { openEvents } from "./events.js";
 import { openCheckpoints } from "./checkpoints.js";
 import { openLogs } from "./logs.js";
 import { openModels } from "./models.js";
@@ -16,7 +16,7 @@ export const PAGES = [
   { path: "job", open: openJob },
   { path: "compare", open: openCompare },
   { path: "sweeps", menu: "Sweeps", open: openSweeps },
-  { path: "incidents", menu: "Incidents", open: openIncidents },
+  { path: "events", menu: "Events", open: openEvents },
   { path: "checkpoints", menu: "Checkpoints", open: openCheckpoints },
   { path: "models", menu: "Models", open: openModels },
   { path: "logs", menu: "Logs", open: openLogs },

@@ -44,20 +44,25 @@ export function chartCard(id, title, { value = "", note = "", label = title, tal
     h("div", { id, class: `chart${tall ? " tall" : ""}`, role: "img", "aria-label": label, "data-keep": true }));
 }
 
-const GRAVE = ["worker_lost", "job_failed", "replicas_diverged", "internal_error", "metrics_stopped", "store_failed"];
-const FINE = ["job_done", "checkpoint_saved", "worker_registered", "generation_running", "job_submitted", "metrics_resumed"];
-export function gravity(name) {
-  if (GRAVE.includes(name) || /lost|failed|false|diverged|error|broken|damaged/.test(name)) return "bad";
-  if (FINE.includes(name) || /done|saved|joined|running|resumed|started/.test(name)) return "good";
-  return "warn";
-}
+// Levels of events; any other kind is a warning.
+export const ERRORS = [
+  "internal_error", "core_begun_again", "job_failed", "steps_lost", "state_discarded", "replicas_diverged", "shards_missing",
+  "rows_not_as_planned", "nothing_trained", "checkpoint_contradicted", "checkpoint_failed", "store_went_back", "metrics_stopped",
+];
+export const INFOS = [
+  "worker_registered", "job_started", "job_warming", "job_saving", "job_resumed", "job_done", "job_cancelled", "job_deleted", "sweep_ended",
+  "generation_forming", "generation_running", "generation_ending", "generation_adopted", "recovered", "link_good", "training_goes_on",
+  "weights_renamed", "model_registered", "model_copied", "model_deleted", "checkpoint_deleted", "metrics_resumed", "tracking_resumed",
+  "epoch_order_kept",
+];
+export const level = (name) => (ERRORS.includes(name) ? "error" : INFOS.includes(name) ? "info" : "warning");
 
-export function incidentList(incidents) {
-  if (!incidents.length) return h("p", { class: "empty" }, "Nothing has happened yet.");
-  return h("ol", { class: "incidents" }, incidents.map((one) => h("li", { "data-key": `incident-${one.seq}` },
+export function eventList(found) {
+  if (!found.length) return h("p", { class: "empty" }, "No events.");
+  return h("ol", { class: "incidents" }, found.map((one) => h("li", { "data-key": `event-${one.seq}` },
     h("span", { class: "faint num" }, clock(one.time_s)),
     h("div", {},
-      h("span", { class: "what" }, kind(one.kind)),
+      h("span", { class: `what ${level(one.kind)}` }, kind(one.kind)),
       h("span", { class: "tag" }, [one.worker, one.job, one.generation ? `generation ${one.generation}` : "", one.step ? `step ${one.step}` : ""].filter(Boolean).join(" · ")),
       h("div", { class: "soft small" }, one.message)))));
 }

@@ -125,6 +125,8 @@ INCIDENTS: Final = {
     "weights_left_out": "Weights of another job or of a file did not fit, and were left out.",
     "weights_renamed": "Weights of another job or of a file have names with another prefix than the"
     " model's, and were taken over.",
+    "shares_changed": "Rows of a step are divided anew among the workers, by their speed.",
+    "shares_unused": "The division of rows that a job asks for has no effect with these workers.",
     "model_registered": "A checkpoint was registered as a version of a model.",
     "model_copied": "A worker has made a copy of a registered model's version.",
     "models_unknown": "A worker keeps models that are not registered, for example since an older"
@@ -193,6 +195,7 @@ NOTICES: Final = frozenset(
         *("buffers_put_back", "settings_ignored", "checkpoint_failed", "checkpoint_left_out"),
         *("row_retried", "loader_restarted", "checkpoint_passed_over", "checkpoint_waited_for"),
         *("task_doubtful", "nothing_trained", "weights_renamed"),
+        *("shares_changed", "shares_unused"),
     }
 )
 """Kinds that a worker may report with NOTICE; only the coordinator reports all others."""

@@ -19,7 +19,7 @@ import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from dtd.shown import INTEGER_LIMIT, SHOWN_CHARACTERS, shown
 
@@ -44,7 +44,7 @@ class Rule:
         above: numbers must be larger than this.
         maximum: largest allowed number.
         below: numbers must be smaller than this.
-        pattern: regular expression that a whole string must match.
+        pattern: regular expression that a whole string, or each key of a table, must match.
         wording: the pattern in words, to follow "must be".
         only_for: values of the table's `name` (of a strategy also of its `codec`) with which the
             field has an effect; empty: all.
@@ -135,16 +135,27 @@ def fault(hint: Any, limits: Rule, value: object) -> str:
     if value is None and without_none(hint) is not hint:
         return ""
     kind = without_none(hint)
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        fits = isinstance(value, str) and value in choices
-        hint_text = did_you_mean(value, choices) if isinstance(value, str) else ""
-    else:
-        fits, hint_text = _fits(kind, limits, value), ""
-    return "" if fits else f"must be {allowed(hint, limits)}, not {shown(value)}{hint_text}"
+    if _fits(kind, limits, value):
+        return ""
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    near = did_you_mean(value, choices) if isinstance(value, str) else ""
+    return f"must be {allowed(hint, limits)}, not {shown(value)}{near}"
 
 
 def _fits(kind: Any, limits: Rule, value: object) -> bool:
+    origin = get_origin(kind)
+    if origin is Union:
+        return any(_fits(one, limits, value) for one in get_args(kind))
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if origin is dict:
+        of_key, of_value = get_args(kind)
+        return (
+            isinstance(value, Mapping)
+            and 0 < len(value) <= MAX_KEYS
+            and all(_fits(of_key, limits, key) for key in value)
+            and all(_fits(of_value, limits, one) for one in value.values())
+        )
     if kind is str:
         return (
             isinstance(value, str)

@@ -228,6 +228,7 @@ class Arena:
                         writers=writers,
                         voters=voters,
                         servers=servers,
+                        names=[one.name for one in ranks],
                     )
             except BaseException as error:  # noqa: BLE001
                 rank.error = error

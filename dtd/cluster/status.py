@@ -188,6 +188,7 @@ def _worker(cluster: ClusterState, worker: Worker, now: float) -> dict[str, Any]
         "step": beat.step,
         "last_heartbeat_s": None if unheard else cluster.detector.silence_s(worker.name, now),
         "reason": worker.reason or beat.waiting,
+        "rows": beat.rows,
         "samples_per_s": beat.samples_per_s,
         "step_s": beat.step_s,
         "compute_s": beat.compute_s,

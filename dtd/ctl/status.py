@@ -153,7 +153,7 @@ def _worker_lines(workers: Sequence[Status], *, wide: bool) -> list[str]:
     several = len({worker.get("job", "") for worker in workers} - {""}) > 1
     headings = (
         *(("WORKER", "JOB") if several else ("WORKER",)),
-        *("STATE", "RANK", "STEP", "RATE", "LAST SEEN", "STALL LIMIT", "SENT", "UNCODED"),
+        *("STATE", "RANK", "STEP", "ROWS", "RATE", "LAST SEEN", "STALL LIMIT", "SENT", "UNCODED"),
         *("DEVICE", "HOST", "PID"),
         "NOTE",
     )
@@ -164,6 +164,7 @@ def _worker_lines(workers: Sequence[Status], *, wide: bool) -> list[str]:
             worker["state"],
             figures.NOTHING if worker["rank"] is None else str(worker["rank"]),
             str(worker["step"]),
+            str(worker.get("rows") or figures.NOTHING),
             figures.rate(worker.get("samples_per_s")),
             figures.duration(worker["last_heartbeat_s"]),
             figures.duration(limit_s) if (limit_s := worker.get("patience_s")) else figures.NOTHING,

@@ -22,6 +22,7 @@ class BeforeStep:
         agree: compare the live state's digest across all ranks.
         catch_up: save the agreed state if a due save was missed.
         announce_start: report that the generation has begun and all members hold the same state.
+        divide: gather speeds, and decide how the rows of steps are divided from here on.
         evaluate: evaluate the live state.
         finish: no step follows: end the job here.
     """
@@ -29,11 +30,14 @@ class BeforeStep:
     agree: bool
     catch_up: bool
     announce_start: bool
+    divide: bool
     evaluate: bool
     finish: bool
 
 
-def before_step(*, met: bool, last: bool, evaluates: bool, awaits_digest: bool) -> BeforeStep:
+def before_step(
+    *, met: bool, last: bool, evaluates: bool, awaits_digest: bool, divides: bool | None
+) -> BeforeStep:
     """Return the work that is due before a step.
 
     Args:
@@ -41,11 +45,13 @@ def before_step(*, met: bool, last: bool, evaluates: bool, awaits_digest: bool) 
         last: no step follows the live state.
         evaluates: the live state is due for evaluation.
         awaits_digest: the live state is to be saved, and its digest has not been compared yet.
+        divides: it is time to reconsider the division of rows; None if it is never reconsidered.
     """
     return BeforeStep(
         agree=not met or last or (evaluates and awaits_digest),
         catch_up=not met or last,
         announce_start=not met,
+        divide=divides is not None and (divides or not met) and not last,
         evaluate=evaluates,
         finish=last,
     )

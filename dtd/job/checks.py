@@ -36,6 +36,7 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     """Everything in which the fields of a job contradict one another."""
     yield from _length(spec)
     yield from _numbers(spec)
+    yield from _shares(spec)
     yield from _encryption(spec)
     yield from _sparse(spec)
     yield from _best(spec)
@@ -143,6 +144,29 @@ def _numbers(spec: JobSpec) -> Iterator[Conflict]:
             fields=(("elastic", "workers"), ("elastic", "min_workers"), ("elastic", "max_workers")),
             text=f"must be 0, or from min_workers = {spec.elastic.min_workers} to"
             f" max_workers = {spec.elastic.max_workers}, not {spec.elastic.workers}",
+        )
+
+
+def _shares(spec: JobSpec) -> Iterator[Conflict]:
+    """Check that a division of rows by speed can take effect."""
+    shares, rows = spec.elastic.shares, spec.job.global_batch_size
+    key, batch = ("elastic", "shares"), ("job", "global_batch_size")
+    if shares != "equal" and spec.job.task.endswith(LAUNCHED):
+        yield Conflict(
+            fields=(key, ("job", "task")),
+            text="has no effect for a script that does not call dtd.join, which divides its rows"
+            " itself; remove it",
+        )
+    if not isinstance(shares, dict):
+        return
+    least = 2 * spec.train.grad_accumulation
+    name, weight = min(shares.items(), key=lambda one: one[1])
+    own = int(rows * weight / sum(shares.values()))
+    if own < least:
+        yield Conflict(
+            fields=(key, batch, ("train", "grad_accumulation")),
+            text=f"leaves {shown(name)} {own} of {rows} rows, and a worker needs {least} (two in"
+            " each micro-batch); raise its weight or [job] global_batch_size",
         )
 
 

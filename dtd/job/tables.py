@@ -253,6 +253,18 @@ class ElasticTable:
         "Only processes that were started for this job take part, as scripts with `dtd.join` are;"
         " the workers of hosts are left to other jobs, which run meanwhile. Not with `workers`.",
     )
+    shares: Literal["equal", "measured"] | dict[str, float] = setting(
+        "equal",
+        "How the rows of a step are divided among workers. `measured`: in proportion to their"
+        " speed, reconsidered every 8 steps, so that a slow worker does not hold up the others;"
+        " results then depend on the machines' speed as they do on the number of workers (by"
+        " rounding, dropout, BatchNorm). A table gives fixed weights by the name of a worker, or"
+        " of the host with which it begins; workers that are not named have 1.",
+        above=0,
+        maximum=1e6,
+        pattern=NAME,
+        wording='"equal", "measured", or a table of numbers above 0, such as { nas = 1, desk = 3 }',
+    )
     settle_s: float = setting(
         2.0,
         "How long the first generation waits for more workers once `min_workers` are ready.",

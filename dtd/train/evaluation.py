@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from dtd.engine.control_word import read_words
-from dtd.engine.sampler import slice_bounds
 from dtd.errors import ErrorCode, ProtocolError, TaskError
 from dtd.job import JobSpec, TrainTable
 from dtd.names import METRIC_WORDS, is_metric
@@ -69,8 +68,7 @@ class Evaluator:
         self,
         model: nn.Module,
         *,
-        rank: int,
-        world_size: int,
+        own: tuple[int, int],
         gather: Gather,
         progress: Callable[[], None],
         begins: Callable[[str, Hashable], None],
@@ -79,8 +77,7 @@ class Evaluator:
 
         Args:
             model: set to evaluation mode in the meantime.
-            rank: index of this rank's slice of the rows; one beyond the slices has no rows.
-            world_size: number of slices.
+            own: start and stop of this rank's slice of the rows.
             gather: gathers bytes from all ranks.
             progress: called after every batch; may raise to cancel the evaluation.
             begins: called with the kind of work that follows, and the shape of its batch.
@@ -89,9 +86,8 @@ class Evaluator:
             TaskError: the task's metrics are malformed.
             UnreadableWord: another rank's sums are malformed.
         """
-        start, stop = slice_bounds(self.rows, world_size, rank) if rank < world_size else (0, 0)
         begins("evaluation", None)
-        word = pack_sums(self._sums(model, start, stop, progress, begins))
+        word = pack_sums(self._sums(model, *own, progress, begins))
         return mean_values(read_words(gather(word), unpack_sums))
 
     def evaluate_some(

@@ -31,6 +31,7 @@ from dtd.strategy.codec.api import ResidualHandoff, World
 from dtd.train.agreement import agree, compare_moving, exchange, record_progress, timed_gather
 from dtd.train.evaluation import judge
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
+from dtd.train.row_shares import RowShares
 from dtd.train.session import JobSession
 from dtd.train.step import check_skips, commit, contribute
 
@@ -41,9 +42,10 @@ def train(
     writers: AbstractSet[int],
     voters: AbstractSet[int] | None = None,
     servers: int = 0,
+    names: Sequence[str] = (),
 ) -> Outcome:
     """Train the task until the job or the generation ends; the arguments are those of `Loop`."""
-    loop = Loop(session, ring, writers, voters, servers)
+    loop = Loop(session, ring, writers, voters, servers, names)
     try:
         loop.begin()
         while loop.open():
@@ -66,6 +68,7 @@ class Loop:
         writers: ranks that save the state.
         voters: ranks that already held the initial state; None for all.
         servers: how many of the last ranks are parameter servers.
+        names: of the workers, in rank order.
 
     Attributes:
         outcome: how the generation ended; None while it goes on.
@@ -78,13 +81,16 @@ class Loop:
         writers: AbstractSet[int],
         voters: AbstractSet[int] | None = None,
         servers: int = 0,
+        names: Sequence[str] = (),
     ) -> None:
         self.outcome: Outcome | None = None
         self._session = session
         self._ring = ring
         self._writes = ring.rank in writers
         self._voters = voters
+        self._trainers = ring.world_size - servers
         self._servers = servers
+        self._rows = RowShares(session, ring, self._trainers, names)
         self._record = StepRecord()
         self._exchange_number = 0
         self._met = False
@@ -92,15 +98,13 @@ class Loop:
 
     def begin(self) -> None:
         """Prepare this rank for the generation."""
-        session, ring, plan = self._session, self._ring, self._session.plan
-        step, trainers = session.replica.step, ring.world_size - self._servers
+        session, ring, step = self._session, self._ring, self._session.replica.step
         session.servers = self._servers
         session.strategy.regroup(
             World(rank=ring.rank, size=ring.world_size, servers=self._servers, first_step=step)
         )
-        requests = plan.requests(rank=ring.rank, world_size=trainers)
         session.memory.regroup(ring.world_size)
-        session.data.loader.start(requests, at=plan.request_number(step))
+        self._rows.begin()
         session.callbacks.rank, session.callbacks.world_size = ring.rank, ring.world_size
         compare = partial(compare_moving, session, ring, self._voters)
         with mapped_blocks():
@@ -131,6 +135,8 @@ class Loop:
             self._catch_up(digest, last=last)
         if due.announce_start:
             session.callbacks.tell("on_start", {})
+        if due.divide:
+            self._rows.reconsider(self._record)
         if due.evaluate:
             self._evaluate()
         self._met = True
@@ -178,6 +184,7 @@ class Loop:
         record.sent_bytes = timing.sent_bytes
         record.comm_s = max(0.0, timing.busy_s - record.aside_s)
         record.exposed_s = max(0.0, timing.exposed_s - record.aside_s)
+        self._rows.measured(record)
         _report(session, record)
         check_skips(session)
         self._follow(word, flags)
@@ -193,6 +200,7 @@ class Loop:
             last=last,
             evaluates=evaluates and (plan.evaluation_due(step) or last),
             awaits_digest=session.checkpoints.deferred.awaits(step),
+            divides=self._rows.due(),
         )
 
     def _open_exchange(self, buckets: Sequence[BucketMemory]) -> None:
@@ -231,8 +239,9 @@ class Loop:
         with unchanged, _kept_buffers(session), replica.evaluated_weights():
             session.metrics = evaluator.evaluate(
                 replica.model,
-                rank=ring.rank,
-                world_size=ring.world_size - self._servers,
+                own=session.plan.slice_of(
+                    evaluator.rows, rank=ring.rank, world_size=self._trainers
+                ),
                 gather=lambda word: timed_gather(ring, self._record, word),
                 progress=lambda: record_progress(session, ring),
                 begins=session.reporter.begins,

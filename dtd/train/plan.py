@@ -12,6 +12,7 @@ from typing import Final
 
 from dtd.engine.rounds import Rounds
 from dtd.engine.sampler import Ledger, Position, position_of_step, slice_bounds, steps_per_epoch
+from dtd.engine.shares import DECIDE_EVERY_STEPS, applies, starts
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.data.rows import BatchRequest, checksum
@@ -59,6 +60,8 @@ class JobPlan:
             many, if necessary because other ranks have none.
         begun: an epoch that another job has partly used, and that job's seed.  The rest of it
             follows the same order; otherwise some rows would be used twice and others never.
+        costs: of a row, by rank, if rows are divided by speed (`dtd.engine.shares`); empty: slices
+            are equal.
         rounds: which steps are committed together.
     """
 
@@ -66,6 +69,7 @@ class JobPlan:
     order: Order
     smallest_rows: int = 1
     begun: tuple[int, int] | None = None
+    costs: tuple[int, ...] = ()
     rounds: Rounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +127,7 @@ class JobPlan:
         """
         position, global_rows = self.position(step), self.global_rows(step)
         sharing = self._sharing(global_rows, world_size)
-        start, stop = slice_bounds(global_rows, sharing, rank) if rank < sharing else (0, 0)
+        start, stop = self.slice_of(global_rows, rank=rank, world_size=sharing)
         rows = tuple(self._rows(step)[start:stop].tolist())
         parts = self.spec.train.grad_accumulation
         requests, first_rows = [], []
@@ -143,6 +147,28 @@ class JobPlan:
             global_rows=global_rows,
             counts=rank == sharing - 1,
         )
+
+    def slice_of(self, rows: int, *, rank: int, world_size: int) -> tuple[int, int]:
+        """Return start and stop of a rank's slice of any rows, by its speed if there are enough."""
+        if rank >= world_size:
+            return 0, 0
+        if len(self.costs) == world_size and applies(rows, world_size, self.least_rows):
+            bounds = starts(rows, self.costs, self.least_rows)
+            return bounds[rank], bounds[rank + 1]
+        return slice_bounds(rows, world_size, rank)
+
+    @property
+    def least_rows(self) -> int:
+        """Fewest rows of a rank where rows are divided by speed: two in each micro-batch.
+
+        So BatchNorm has a variance, and as many micro-batches are on every rank as with equal
+        slices, which strategies count on.
+        """
+        return 2 * self.spec.train.grad_accumulation
+
+    def divides(self, step: int) -> bool:
+        """Whether the division of rows is reconsidered after `step` steps."""
+        return self.rounds.crossed(step, DECIDE_EVERY_STEPS)
 
     def most_parts(self, step: int, world_size: int) -> int:
         """Return the most micro-batches that any rank has in a step; others may have fewer."""

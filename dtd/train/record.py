@@ -83,6 +83,7 @@ class StepRecord:
         steps: number of steps in the round; 1 if each step is committed separately.
         rows_missing: rows of the plan that no rank's model processed.
         rows_repeated: rows that were processed but are not in the plan.
+        own_rows: rows of this rank; 0 if the step was committed at a take-over.
         step_s: wall time from opening to closing the step; 0 if it was not measured.
         data_s: time spent waiting for this rank's rows.
         compute_s: time of forward and backward.
@@ -106,6 +107,7 @@ class StepRecord:
     steps: int = 1
     rows_missing: int = 0
     rows_repeated: int = 0
+    own_rows: int = 0
     step_s: float = 0.0
     data_s: float = 0.0
     compute_s: float = 0.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
@@ -420,6 +420,7 @@ class JobSessionRunner:
         writers: AbstractSet[int] = _RANK_0,
         voters: AbstractSet[int] | None = None,
         servers: int = 0,
+        names: Sequence[str] = (),
     ) -> Outcome:
         """Train in one generation until the job or the generation ends.
 
@@ -430,6 +431,7 @@ class JobSessionRunner:
             voters: ranks that already held the initial state.  The others have copied it, so they
                 do not vote on which state is right.  None for all.
             servers: how many of the last ranks are parameter servers.
+            names: of the workers, in rank order.
 
         Raises:
             RingBroken: the generation is over; the state is that of the last committed step.
@@ -447,7 +449,7 @@ class JobSessionRunner:
         self._world_size = collective.world_size
         try:
             with _in_words_of(session.task):
-                return train(session, collective, writers, voters, servers)
+                return train(session, collective, writers, voters, servers, names)
         except BaseException:
             session.strategy.undo_redistribution()
             if session.engine.interrupted():

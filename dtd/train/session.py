@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from dtd.checkpoint.format import JobFolder
+from dtd.engine.shares import Pace
 from dtd.engine.step_protocol import StateKey, StepProtocol
 from dtd.errors import TaskError
 from dtd.exchange.api import BucketMemory, Collective
@@ -92,6 +93,7 @@ class JobSession:
         stream_position: position of the stream after the current step.
         servers: how many of the last ranks of the present generation are parameter servers, which
             train and evaluate no rows.
+        pace: how fast this rank has computed its rows, in any generation.
     """
 
     spec: JobSpec
@@ -119,6 +121,7 @@ class JobSession:
     ended: str = ""
     stream_position: Any = None
     servers: int = 0
+    pace: Pace = field(default_factory=Pace)
     profiler: StepProfiler = field(default_factory=StepProfiler)
 
     @property

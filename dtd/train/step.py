@@ -66,6 +66,7 @@ def contribute(session: JobSession, ring: Collective, record: StepRecord) -> Non
         session.plan.share(step, rank=ring.rank, world_size=ring.world_size - session.servers)
         for step in session.plan.round(session.replica.step)
     ]
+    record.own_rows = sum(share.rows for share in shares)
     work = Computation(session, record, shares=shares, check=ring.check)
     with session.replica.recomputation:
         session.strategy.compute(work, ring)

@@ -122,14 +122,13 @@ class JobReporter:
         self._log = structlog.get_logger().bind(job=job)
         self._generation = 0
         self._rank = -1
-        self._trainers = 1
         self._step: StepRecord | None = None
         self._epoch = -1
         self._told_s = 0.0
         self._told_step = -1
         self._means: dict[str, float] = {}
         self._sums = dict.fromkeys(TIMES, 0.0)
-        self._steps = self._rows = 0
+        self._steps = self._rows = self._own_rows = 0
         self._flags = Flags()
         self._memory: tuple[m.MemoryPart, ...] = ()
         self.disk_failure = ""
@@ -150,7 +149,6 @@ class JobReporter:
         """The next steps belong to this generation."""
         self._step = None
         self._generation, self._rank = assign.generation, assign.rank
-        self._trainers = max(1, sum(not one.serves for one in assign.roster))
         self._record.begin(assign.generation)
         self._flags = Flags()
         self._memory = ()
@@ -189,6 +187,7 @@ class JobReporter:
             self._means[key] = (1 - RECENT) * self._means.get(key, value) + RECENT * value
         for key in TIMES:
             self._sums[key] += float(getattr(record, key))
+        self._own_rows = round(record.own_rows / record.steps)
         self._steps += record.steps
         self._rows += record.rows
 
@@ -327,9 +326,8 @@ class JobReporter:
             "step": record.step,
             "epoch": record.epoch,
             "loss": record.loss,
-            "samples_per_s": record.rows / record.steps / self._trainers / step_s
-            if step_s
-            else 0.0,
+            "rows": self._own_rows,
+            "samples_per_s": self._own_rows / step_s if step_s else 0.0,
             "step_s": step_s,
             "data_s": means.get("data_s", 0.0),
             "compute_s": means.get("compute_s", 0.0),

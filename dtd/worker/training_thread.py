@@ -266,7 +266,12 @@ class TrainingThread(JobThread):
         voters = frozenset(rank for rank, member_ in enumerate(roster) if member_.holds)
         collective = self._collective(ring)
         return run.run(
-            collective, assign.generation, writers=writers, voters=voters, servers=servers
+            collective,
+            assign.generation,
+            writers=writers,
+            voters=voters,
+            servers=servers,
+            names=[member_.name for member_ in roster],
         )
 
     def _collective(self, ring: RingCollective) -> Collective:

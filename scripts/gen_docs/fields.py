@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from dtd.address import Address
 from dtd.config import (
@@ -26,6 +26,8 @@ _TYPE_NAMES: Final[dict[Any, str]] = {
     int: "integer",
     float: "number",
     str: "string",
+    Literal: "string",
+    dict: "table",
 }
 
 _JOB_INTRODUCTION: Final = """\
@@ -125,7 +127,9 @@ def _job_table(name: str, table: type) -> str:
 
 def _type_name(hint: Any) -> str:
     kind = without_none(hint)
-    return _TYPE_NAMES[str if get_origin(kind) is Literal else kind]
+    if get_origin(kind) is Union:
+        return " or ".join(_type_name(one) for one in get_args(kind))
+    return _TYPE_NAMES[get_origin(kind) or kind]
 
 
 def _default(info: FieldInfo) -> str:

@@ -2,6 +2,7 @@
 
 * replicas that differ commit nothing more, in a generation or in one after the other;
 * a majority is one, and who differs from it does not bring its state into a generation;
+* all ranks of a generation divide the rows of a step alike;
 * a state is forgotten only if no majority holds one, and kept only if it does not differ.
 """
 
@@ -22,6 +23,7 @@ class Agreements:
         self._contents: dict[tuple[str, int, int], dict[int, set[str]]] = defaultdict(dict)
         self._brought: dict[tuple[str, int], list[State]] = defaultdict(list)
         self._condemned: dict[tuple[str, int, int], int] = {}
+        self._divided: dict[tuple[str, int, int], tuple[int, ...]] = {}
 
     def adopted(self, assign: m.Assign, state: State) -> None:
         """A rank has the starting state of its generation, which it has brought or copied."""
@@ -48,6 +50,15 @@ class Agreements:
         before = set[str]().union(*by.values())
         alike = len(before) == 1 or (len(here) == 1 and state.corrupt and unknown)
         require(alike, "replicas that differ go on", state)
+
+    def divided(self, assign: m.Assign, step: int, costs: tuple[int, ...]) -> None:
+        """A rank computes the rows after so many steps, which it has divided by these costs."""
+        first = self._divided.setdefault((assign.job, assign.generation, step), costs)
+        require(first == costs, "ranks divide a step's rows differently", step, first, costs)
+
+    def unequal(self) -> int:
+        """Steps whose rows were divided by speed."""
+        return sum(costs != () for costs in self._divided.values())
 
     def contents(self, job: str, step: int) -> set[str]:
         """The contents on which ranks have agreed after so many steps of a job."""

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from dtd.engine.agenda import after_commit, before_step
 from dtd.engine.control_word import Comparison, ControlWord, Flags, compare, decode_entry
 from dtd.engine.digests import ShardDigests, combined, search
+from dtd.engine.shares import decide, pack_cost, unpack_cost
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.strategy.codec.api import ResidualHandoff
 from dtd.wire import messages as m
@@ -18,7 +19,7 @@ from tests.sim.phases import Phase
 from tests.sim.replica import State
 from tests.sim.residuals import add, given, taken, value
 from tests.sim.ring_endpoint import RingEndpoint
-from tests.sim.rows import share
+from tests.sim.rows import LEAST_ROWS, share
 from tests.sim.session import JobSession
 from tests.sim.thread import Busy, Reach, Request, Routine, Wait
 
@@ -32,6 +33,7 @@ def train(session: JobSession, ring: RingEndpoint) -> Routine:
         TaskError: the job's own code failed.
     """
     session.discard()
+    session.costs = ()
     met, exchange_number = False, ring.assign.held_step
     while True:
         state = session.live
@@ -41,6 +43,7 @@ def train(session: JobSession, ring: RingEndpoint) -> Routine:
             last=last,
             evaluates=session.evaluation_due(state.step),
             awaits_digest=session.deferred.awaits(state.step),
+            divides=session.divides(),
         )
         _open(session, ring, exchange_number)
         exchange_number += 1
@@ -55,6 +58,8 @@ def train(session: JobSession, ring: RingEndpoint) -> Routine:
         met = True
         if due.catch_up:
             yield from _catch_up(session, ring, last=last)
+        if due.divide:
+            yield from _divide(session, ring)
         if due.evaluate:
             yield from _evaluate(session, ring)
         if due.finish:
@@ -92,17 +97,30 @@ def _open(session: JobSession, ring: RingEndpoint, exchange_number: int) -> None
         ring.node.open_step(exchange_number, ())
         return
     ring.ahead = session.round.stop - exchange_number
-    mine = [_share(session, ring)] * len(session.buckets)
-    ring.node.open_step(exchange_number, session.buckets, mine)
+    ring.node.open_step(exchange_number, session.buckets)
+
+
+def _trainers(ring: RingEndpoint) -> int:
+    return sum(not member.serves for member in ring.assign.roster)
 
 
 def _share(session: JobSession, ring: RingEndpoint) -> int:
     """The sum of this rank's rows in the open round."""
-    rank, roster = ring.assign.rank, ring.assign.roster
-    if roster[rank].serves:
+    rank, trainers = ring.assign.rank, _trainers(ring)
+    if rank >= trainers:
         return 0
-    trainers = sum(not member.serves for member in roster)
-    return sum(share(session.data, one, rank=rank, world_size=trainers) for one in session.round)
+    return sum(
+        share(session.data, one, rank=rank, world_size=trainers, costs=session.costs)
+        for one in session.round
+    )
+
+
+def _divide(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, None]:
+    """Tell all ranks how fast this one is, and divide the next rows by what all have told."""
+    words = yield from _exchange(ring, pack_cost(session.cost))
+    told = [unpack_cost(one) for one in words][: _trainers(ring)]
+    decision = decide(session.costs, told, rows=session.data.batch, least=LEAST_ROWS)
+    session.costs = decision.costs
 
 
 def _end_early(
@@ -263,6 +281,9 @@ def _step(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, N
     """Compute the forward pass; then buckets of gradients become ready in arbitrary order."""
     steps = session.round
     session.engine.begin(ring.assign.generation, steps=len(steps))
+    ring.node.contribute([_share(session, ring)] * len(session.buckets))
+    agreements = session.shell.surroundings.oracle.agreements
+    agreements.divided(ring.assign, steps.start, session.costs)
     yield Reach(Phase.FORWARD, steps.stop)
     for step in steps:
         session.watch.begins("batch", len(ring.assign.roster), specialises=False)

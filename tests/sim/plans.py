@@ -24,6 +24,8 @@ STORES: Final = ("restore", "fill", *("",) * 4)
 NEIGHBOURS: Final = 0.6
 LOCAL_STEPS: Final = 0.3
 """Share of jobs that take rounds of several steps."""
+BY_SPEED: Final = 0.5
+"""Share of plans in which rows are divided by speed."""
 HANDS_ON: Final = 0.5
 """Share of jobs in which leaving ranks hand on their residuals."""
 PHASES: Final = tuple(phase for phase in Phase if phase is not Phase.REGROUP)
@@ -150,6 +152,7 @@ def draw(seed: int, *, sharded: bool = False) -> Cluster:
         copies=rng.choice((1, 1, 2)),
         settle_s=rng.choice((0.2, 1.0)),
         strategy=strategy,
+        shares=_shares(seed),
         hands_on=not sharded and strategy_rng.random() < HANDS_ON,
     )
     if rng.random() < 0.2:
@@ -203,6 +206,7 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
             copies=rng.choice((1, 1, 2)),
             settle_s=rng.choice((0.2, 1.0)),
             strategy=_beside(rng, takes, sharded=sharded, served=served),
+            shares=_shares(seed),
             at_s=rng.choice((0.0, rng.uniform(0.0, 8.0))),
         )
     names = [f"worker-{number}" for number in range(1, workers + 2)]
@@ -270,6 +274,11 @@ def _rounds(rng: random.Random) -> dict[str, object] | None:
         "local_start_step": rng.choice((0, 0, 3, 7)),
         **({"inner_steps_double_every": 10, "inner_steps_max": 3 * inner_steps} if grows else {}),
     }
+
+
+def _shares(seed: int) -> str:
+    """How rows are divided in a plan; uses a separate random generator."""
+    return "measured" if random.Random(f"rows {seed}").random() < BY_SPEED else "equal"
 
 
 def _shards(rng: random.Random) -> dict[str, object]:

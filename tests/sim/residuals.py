@@ -112,14 +112,19 @@ class Residuals:
         account = self._accounts[name, job]
         self._same(name, account, held, "a step is computed with another residual than of before")
 
-    def committed(self, name: str, state: State, held: float) -> None:
-        """A rank has committed the step, or the round, that ends with this state."""
+    def committed(self, name: str, state: State, held: float, costs: tuple[int, ...] = ()) -> None:
+        """A rank has committed the step, or the round, that ends with this state.
+
+        `costs` are those by which its rows were divided.
+        """
         account = self._accounts[name, state.job]
         roster = self._rosters[state.job, state.generation]
         own = 0  # of a parameter server
         if name in roster:
             rank, world_size = roster.index(name), len(roster)
-            own = rows.expected_share(state.data, state.step, rank=rank, world_size=world_size)
+            own = rows.expected_share(
+                state.data, state.step, rank=rank, world_size=world_size, costs=costs
+            )
         account.key = state.key
         account.value += part_of(own)
         self._same(name, account, held, "a residual does not follow from what was committed")

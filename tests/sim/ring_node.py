@@ -97,17 +97,23 @@ class RingNode:
     def open_step(
         self, step: int, bucket_elements: Sequence[int], shares: Sequence[int] = ()
     ) -> None:
-        """Begin a step in which this rank contributes one of `shares` to each bucket."""
-        self._buckets = [
-            [share << RANK_BITS | 1 << self.core.rank] * elements
-            for elements, share in zip(bucket_elements, shares, strict=True)
-        ]
+        """Begin a step in which this rank contributes one of `shares` to each bucket.
+
+        They may be told later, by `contribute`.
+        """
+        self._buckets = [[0] * elements for elements in bucket_elements]
+        self.contribute(shares)
         self._unfinished = set(range(len(self._buckets)))
         self._words = {rank: [] for rank in range(self.core.world_size)}
         shapes = tuple(
             BucketShape(elements=elements, item_bytes=ITEM_BYTES) for elements in bucket_elements
         )
         self._handle(StepOpened(step=step, buckets=shapes))
+
+    def contribute(self, shares: Sequence[int]) -> None:
+        """Write this rank's contributions to the first buckets, none of which has been started."""
+        for bucket, share in zip(self._buckets, shares, strict=False):
+            bucket[:] = [share << RANK_BITS | 1 << self.core.rank] * len(bucket)
 
     def start(self, bucket: int) -> None:
         """Begin the reduction of a bucket whose own contribution is complete."""

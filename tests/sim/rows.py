@@ -16,9 +16,12 @@ from functools import cache
 from typing import Any, Final
 
 from dtd.engine.sampler import advance, position_of_step, slice_bounds
+from dtd.engine.shares import applies, starts
 from dtd.train.data.sampling import ordered_rows
 
 SEED: Final = 11
+LEAST_ROWS: Final = 2
+"""Of a rank, where rows are divided by speed."""
 RANK_BITS: Final = 64
 """Lower bits of an element, one for each rank that contributed; the sum of rows is above."""
 
@@ -63,11 +66,15 @@ def value(epoch: int, row: int) -> int:
     return (mixed * 0x2C1B3C6D & 0xFFFFFFFF) | 1
 
 
-def places(data: Data, step: int, *, rank: int, world_size: int) -> tuple[int, list[int]]:
+def places(
+    data: Data, step: int, *, rank: int, world_size: int, costs: tuple[int, ...] = ()
+) -> tuple[int, list[int]]:
     """(epoch, positions in its order) of a rank's slice of a step, computed by the product."""
     position = position_of_step(step, global_batch_size=data.batch, length=data.length)
     rows = min(data.batch, data.length - position.offset)
     start, stop = slice_bounds(rows, world_size, rank)
+    if costs and applies(rows, world_size, LEAST_ROWS):
+        start, stop = starts(rows, costs, LEAST_ROWS)[rank : rank + 2]
     return position.epoch, list(range(position.offset + start, position.offset + stop))
 
 
@@ -82,9 +89,9 @@ def follows(data: Data, step: int) -> bool:
 
 
 @cache
-def share(data: Data, step: int, *, rank: int, world_size: int) -> int:
+def share(data: Data, step: int, *, rank: int, world_size: int, costs: tuple[int, ...] = ()) -> int:
     """The sum of a rank's rows in a step."""
-    epoch, mine = places(data, step, rank=rank, world_size=world_size)
+    epoch, mine = places(data, step, rank=rank, world_size=world_size, costs=costs)
     if not mine:
         return 0
     rows = ordered_rows(SEED, epoch, mine[0], mine[-1] + 1, data.length)
@@ -102,12 +109,20 @@ def expected(data: Data, step: int) -> int:
 
 
 @cache
-def expected_share(data: Data, end: int, *, rank: int, world_size: int) -> int:
-    """The sum of a rank's rows in the round that ends at this step."""
+def expected_share(
+    data: Data, end: int, *, rank: int, world_size: int, costs: tuple[int, ...] = ()
+) -> int:
+    """The sum of a rank's rows in the round that ends at this step.
+
+    Whether they are fairly divided is not judged here, only that they are what was divided.
+    """
     total = 0
     for step in range(round_begin(data, end), end):
         epoch, batch = _batch(data, step)
-        start, stop = (len(batch) * one // world_size for one in (rank, rank + 1))
+        bounds = [len(batch) * one // world_size for one in range(world_size + 1)]
+        if costs and len(batch) >= LEAST_ROWS * world_size:
+            bounds = [*starts(len(batch), costs, LEAST_ROWS)]
+        start, stop = bounds[rank : rank + 2]
         total += sum(value(epoch, row) for row in batch[start:stop])
     return total
 

@@ -7,6 +7,7 @@ process.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from dtd.cluster.progress import ProgressWatch
 from dtd.engine.control_word import Flags
 from dtd.engine.digests import DeferredDigest
 from dtd.engine.rounds import Rounds
+from dtd.engine.shares import DECIDE_EVERY_STEPS, UNKNOWN
 from dtd.engine.step_protocol import StateKey, StepProtocol
 from dtd.job.terms import terms_of
 from dtd.strategy.codec.api import LocalState
@@ -83,6 +85,8 @@ class JobSession:
         flags: requests to this rank.
         rounds: which steps are committed together.
         hands_on: whether leaving ranks hand on their residuals.
+        measures: whether rows are divided by speed.
+        costs: of a row on each rank, by which rows are divided now; empty: equally.
         residual: the part of its shares that this rank has not sent.
         watch: watches the thread's progress.
         writes: whether this rank writes checkpoints in its generation.
@@ -103,6 +107,8 @@ class JobSession:
     watch: ProgressWatch
     rounds: Rounds = field(default_factory=Rounds)
     hands_on: bool = False
+    measures: bool = False
+    costs: tuple[int, ...] = ()
     residual: LocalState = field(default_factory=zero)
     drifts_at: int = 0
     mirrors: int | None = None
@@ -182,7 +188,7 @@ class JobSession:
         require(key == state.key, "a step is committed under another name", key, state.key)
         self.residual.commit()
         residuals = self.shell.surroundings.oracle.residuals
-        residuals.committed(self.shell.name, state, value(self.residual))
+        residuals.committed(self.shell.name, state, value(self.residual), self.costs)
         if 0 < self.drifts_at <= state.step:
             state = corrupted(state, self.shell.name, DRIFTING)
         self.state = state
@@ -284,6 +290,17 @@ class JobSession:
         surroundings = self.shell.surroundings
         return surroundings.draw(getattr(surroundings.pace, what))
 
+    @property
+    def cost(self) -> int:
+        """What this rank has measured of its speed, which changes every few steps."""
+        rng = random.Random(f"{self.shell.name} {self.shell.incarnation} {self.live.step // 10}")
+        return rng.choice((UNKNOWN, 100, 100, 110, 200, 400))
+
+    def divides(self) -> bool | None:
+        """Whether the division of rows is reconsidered before the next step."""
+        due = self.rounds.crossed(self.live.step, DECIDE_EVERY_STEPS)
+        return due if self.measures else None
+
     def digest(self) -> Iterator[Busy]:
         """Hash or copy the state piece by piece."""
         if self.shell.surroundings.pace.digest_s[1]:
@@ -309,6 +326,7 @@ def begin(shell: Shell, job: str, spec: Mapping[str, Any], origin: str = "") -> 
         data=data_of(spec),
         rounds=Rounds.of(terms.strategy),
         hands_on=bool(model["hands_on"]),
+        measures=spec["elastic"]["shares"] == "measured",
         checkpoint_every=int(model["checkpoint_every"]),
         evaluate_every=int(model["evaluate_every"]),
         drifts_at=int(model["drifts_at"]),

@@ -67,6 +67,13 @@ def memory(own: State, prepared: State | None = None) -> Memory:
     return Memory(name="w-0", incarnation=7, state=own, prepared=prepared)
 
 
+def test_ranks_that_divide_a_step_differently(oracle: Oracle) -> None:
+    oracle.agreements.divided(an_assign(), 3, (1, 2))
+    oracle.agreements.divided(an_assign(2), 3, ())
+    with pytest.raises(Broken, match="divide a step's rows differently"):
+        oracle.agreements.divided(an_assign(), 3, (2, 1))
+
+
 def test_frame_of_another_roster(oracle: Oracle) -> None:
     oracle.accepted(1, 1)
     with pytest.raises(Broken, match="another roster"):

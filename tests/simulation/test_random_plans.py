@@ -30,3 +30,8 @@ def test_no_rule_is_broken_by_several_jobs(first: int) -> None:
 
 def test_same_seed_tells_the_same_story() -> None:
     assert plans.draw(7).run().story == plans.draw(7).run().story
+
+
+def test_rows_are_divided_by_speeds_that_change_in_plans_with_faults() -> None:
+    divided = [plans.draw(seed).run().oracle.agreements.unequal() for seed in range(12)]
+    assert sum(steps > 0 for steps in divided) > 1

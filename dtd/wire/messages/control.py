@@ -170,7 +170,7 @@ class Heartbeat(Message):
     `rtt_s` and `link_bytes_per_s` describe the link to its next neighbour; bytes count from the
     start of the process; a negative `gpu_use` is unknown.  `hop_bytes`: what that link carries in
     the time of a hop (protocol.md, "Two ways round"), as last known; 0: unknown.  `memory` was
-    measured in an early step of the generation; empty before it.
+    measured in an early step of the generation; empty before it.  `rows`: its own ones in a step.
     """
 
     state: Name
@@ -206,6 +206,7 @@ class Heartbeat(Message):
     evidence: Words = ""
     memory: Annotated[tuple[MemoryPart, ...], list_of(MemoryPart, MAX_MEMORY_PARTS)] = ()
     hop_bytes: U32 = 0
+    rows: U64 = 0
 
 
 @message

@@ -16,9 +16,9 @@ from dtd.engine.agenda import (
 from dtd.engine.control_word import ControlEntry, ControlWord, Flags, encode_entry, reduce_entries
 
 
-def due(**facts: bool) -> set[str]:
+def due(*, divides: bool | None = None, **facts: bool) -> set[str]:
     given = dict.fromkeys(("met", "last", "evaluates", "awaits_digest"), False) | facts
-    found = before_step(**given)
+    found = before_step(**given, divides=divides)
     return {name for name in BeforeStep.__slots__ if getattr(found, name)}
 
 
@@ -30,6 +30,13 @@ def test_a_generation_begins_with_an_agreement() -> None:
 def test_what_is_to_be_saved_is_agreed_on_before_it_is_evaluated() -> None:
     assert due(met=True, evaluates=True) == {"evaluate"}
     assert due(met=True, evaluates=True, awaits_digest=True) == {"agree", "evaluate"}
+
+
+def test_rows_are_divided_anew_in_time_and_by_a_new_generation() -> None:
+    assert "divide" in due(divides=False)
+    assert due(met=True, divides=True) == {"divide"}
+    assert due(met=True, divides=False) == set()
+    assert "divide" not in due(met=True, last=True, divides=True)
 
 
 def word(*flags: Flags) -> ControlWord:

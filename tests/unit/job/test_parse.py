@@ -104,6 +104,22 @@ SHARDED = "strategy.name='sharded'"
         ("elastic.workers=2 elastic.min_workers=3", "must be 0, or from min_workers = 3 to"),
         ("strategy.rank=2", 'rank: has no effect with codec = "none", only with "powersgd"'),
         ("strategy.density=0.1", 'has no effect with codec = "none", only with "top_k" or "random'),
+        # Shares.
+        ("elastic.shares='measured'", ""),
+        ("elastic.shares={nas=1,desk=3.5}", ""),
+        ("elastic.shares='fast'", '"equal", "measured", or a table of numbers above 0, such as'),
+        ("elastic.shares={nas=0}", "[elastic] shares: must be"),
+        ("elastic.shares={nas=-1}", "[elastic] shares: must be"),
+        ("elastic.shares={}", "[elastic] shares: must be"),
+        ("elastic.shares={'a b'=1}", "[elastic] shares: must be"),
+        (
+            "elastic.shares={nas=1,desk=500}",
+            'shares: leaves "nas" 0 of 128 rows, and a worker needs 2 (two in each micro-batch)',
+        ),
+        (
+            "elastic.shares='measured' job.task='train:__launch__'",
+            "shares: has no effect for a script that does not call dtd.join",
+        ),
         # Encryption.
         (TLS, 'does not encrypt: with encryption = "tls" use "ring" instead of "gloo"'),
         (f"{TLS} sync.plain_gradients=true", ""),

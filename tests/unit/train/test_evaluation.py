@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dtd.engine.sampler import slice_bounds
 from dtd.errors import TaskError
 from dtd.job import from_mapping
 from dtd.train.evaluation import Evaluator, mean_values, unpack_sums
@@ -49,8 +50,7 @@ def evaluate(task, world_size: int = 1, *, progress=lambda: None, kinds=None, sa
     for rank in range(world_size):
         evaluator.evaluate(
             model,
-            rank=rank,
-            world_size=world_size,
+            own=slice_bounds(evaluator.rows, world_size, rank),
             gather=collect,
             progress=progress,
             begins=lambda kind, shape: kinds.append((kind, shape)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -149,13 +148,10 @@ def test_a_step_committed_at_a_take_over_is_told_and_changes_no_mean(reporter, c
 
 
 def test_a_workers_rate_is_of_its_own_rows(reporter):
-    two = tuple(
-        m.Member(name=f"worker-{rank}", incarnation=1, host="127.0.0.1", port=1, holds=True)
-        for rank in range(2)
-    )
-    reporter.begin_generation(dataclasses.replace(assign(generation=4), roster=two))
-    reporter.step_committed(record(1, rows=64, step_s=0.5))
-    assert reporter.heartbeat_fields()["samples_per_s"] == 64.0
+    reporter.begin_generation(assign(generation=4))
+    reporter.step_committed(record(1, rows=64, own_rows=16, step_s=0.5))
+    told = reporter.heartbeat_fields()
+    assert (told["rows"], told["samples_per_s"]) == (16, 32.0)
     assert reporter.result(outcome())["samples_per_s"] == 128.0
 
 

@@ -88,7 +88,7 @@ class FakeRun:
     def saved(self):
         return ()
 
-    def run(self, ring, generation, *, writers, voters, servers):
+    def run(self, ring, generation, *, writers, voters, servers, names):
         raise self._ends.pop(0)
 
     def save(self, generation, step):

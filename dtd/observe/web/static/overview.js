@@ -130,13 +130,14 @@ function idleCard(status) {
 }
 
 function workersCard(status, world, confirmed) {
-  const headings = [{ name: "Worker" }, { name: "State" }, { name: "Rank", num: true }, { name: "Step", num: true }, { name: "Rate", num: true }, { name: "Step time", num: true }, { name: "Memory", num: true }, { name: "Heard", num: true }, { name: "Host" }, { name: "Why" }];
+  const headings = [{ name: "Worker" }, { name: "State" }, { name: "Rank", num: true }, { name: "Step", num: true }, { name: "Rows", num: true }, { name: "Rate", num: true }, { name: "Step time", num: true }, { name: "Memory", num: true }, { name: "Heard", num: true }, { name: "Host" }, { name: "Why" }];
   if (world.me.may_act) headings.push({ name: "Actions", hidden: true });
   const rows = status.workers.map((one) => h("tr", { "data-key": `worker-${one.name}` },
     h("th", { scope: "row" }, one.name),
     h("td", {}, state(one.state)),
     h("td", { class: "num" }, dash(one.rank)),
     h("td", { class: "num" }, one.rank === null ? "–" : whole(one.step)),
+    h("td", { class: "num" }, one.rows > 0 ? whole(one.rows) : "–"),
     h("td", { class: "num" }, rate(one.samples_per_s)),
     h("td", { class: "num" }, one.step_s > 0 ? span(one.step_s) : "–"),
     h("td", { class: "num" }, one.memory_bytes > 0 ? bytes(one.memory_bytes) : "–"),

@@ -2,7 +2,7 @@
 
 The counterpart of `dtd.net.data_server`: a ring connection that arrives early waits; a stale one is
 refused, and so is a lifeline of any ring but the current one.  A state is served in pieces once it
-is offered.
+is offered; until then those that have asked are told at intervals that it is being prepared.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from dtd.net.data_server import STILL_WAITING_S
 from tests.sim.network import Port
 from tests.sim.replica import State
 from tests.sim.surroundings import Pace
@@ -20,6 +21,7 @@ PIECE_BYTES: Final = 50_000_000
 """A larger state has more pieces, so that a slow donor can be told from a dead one."""
 WELCOME: Final = "welcome"
 PAYLOAD: Final = "payload"
+STILL_WAITING: Final = "still waiting"
 PROBE_BYTES: Final = 256 * 1024
 RingKey = tuple[int, int, int]
 
@@ -84,10 +86,18 @@ class DataPort:
         sending: called before each piece of a state is sent; returns False if the process has
             ended.
         pace: defines the size of a state.
+        after: runs an action after a delay, unless the process has died by then.
     """
 
-    def __init__(self, sending: Callable[[], bool], *, pace: Pace) -> None:
+    def __init__(
+        self,
+        sending: Callable[[], bool],
+        *,
+        pace: Pace,
+        after: Callable[[float, Callable[[], None]], None],
+    ) -> None:
         self._sending = sending
+        self._after = after
         self._piece_bytes = int(pace.state_bytes[1]) // pieces_of(pace)
         self._generation = 0
         self._ring = (0, 0)
@@ -172,10 +182,17 @@ class DataPort:
         assert isinstance(index, int)
         state = self._offers.get(generation)
         if state is None:
-            self._asked.append(_Asked(generation, index, port))
+            asked = _Asked(generation, index, port)
+            self._asked.append(asked)
+            self._after(STILL_WAITING_S, lambda: self._still_waits(asked))
         elif self._sending():
             port.send(Piece(index=index, state=state), self._piece_bytes)
         return True
+
+    def _still_waits(self, asked: _Asked) -> None:
+        if asked in self._asked and asked.port.is_open:
+            asked.port.send(STILL_WAITING)
+            self._after(STILL_WAITING_S, lambda: self._still_waits(asked))
 
 
 def pieces_of(pace: Pace) -> int:

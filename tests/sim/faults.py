@@ -73,6 +73,10 @@ class Target(Protocol):
         """Whether the job waits although every running worker is connected."""
         ...
 
+    def trains_unseen(self) -> bool:
+        """Whether a process of which the coordinator knows nothing may commit steps."""
+        ...
+
     def ask(self, event: Event) -> None:
         """Pass an operator's request to the coordinator, if it is running."""
         ...
@@ -243,7 +247,9 @@ def _cancel(target: Target, job: str) -> None:
 
 
 def _resume(target: Target, job: str) -> None:
-    target.ask(ResumeRequested(job=job))
+    """As the operator, who may not declare gone what still trains."""
+    if not target.trains_unseen():
+        target.ask(ResumeRequested(job=job))
 
 
 def _drain(target: Target, name: str) -> None:

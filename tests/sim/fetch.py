@@ -6,11 +6,12 @@ requested from the others; if none is left, the generation cannot begin.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from tests.sim.data_port import FetchHello, Piece, pieces_of
+from tests.sim.data_port import STILL_WAITING, FetchHello, Piece, pieces_of
 from tests.sim.network import Port
 from tests.sim.replica import State
 from tests.sim.surroundings import Surroundings
@@ -57,6 +58,7 @@ class Fetch:
         self._count = pieces_of(process.surroundings.pace)
         self._wanted = list(range(self._count))
         self._asked: dict[str, int] = {}
+        self._signs: Counter[str] = Counter()
         self._ports: dict[str, Port] = {}
         for donor in donors:
             self._ports[donor] = process.surroundings.network.connect(
@@ -88,21 +90,30 @@ class Fetch:
             return
         index = self._asked[donor] = self._wanted.pop(0)
         self._ports[donor].send(index)
-        patience_s = self._process.surroundings.heartbeat_timeout_s
-        self._process.after(patience_s, lambda: self._check(donor, index))
+        self._expect(donor)
 
-    def _check(self, donor: str, index: int) -> None:
-        """Give up the donor if it has not answered by now."""
-        if self._asked.get(donor) == index and not self.over() and donor in self._ports:
+    def _expect(self, donor: str) -> None:
+        """Give up the donor unless anything comes from it in time."""
+        self._signs[donor] += 1
+        seen, patience_s = self._signs[donor], self._process.surroundings.heartbeat_timeout_s
+        self._process.after(patience_s, lambda: self._check(donor, seen))
+
+    def _check(self, donor: str, seen: int) -> None:
+        """Give up the donor if nothing has come by now."""
+        if self._signs[donor] == seen and not self.over() and donor in self._ports:
             self._ports[donor].close("silent")
             self._give_up(donor, "sent nothing for too long")
 
     def _on_piece(self, donor: str, piece: object) -> bool:
+        if piece == STILL_WAITING:
+            self._expect(donor)
+            return True
         assert isinstance(piece, Piece)
         if not self._receiving():
             return True
         self._pieces[piece.index] = piece.state
         self._asked.pop(donor, None)
+        self._signs[donor] += 1
         self._ask(donor)
         self._look()
         return True

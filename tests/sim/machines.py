@@ -157,6 +157,18 @@ class Machines:
         here |= {(one.name, one.incarnation) for one in others if one.state not in GONE}
         return all((name, one.incarnation) in here for name, one in self.running().items())
 
+    def trains_unseen(self) -> bool:
+        """Whether a process of which the coordinator knows nothing may commit steps."""
+        if self.coordinator is None:
+            return False
+        pools = self.coordinator.membership.clusters()
+        workers = [one for pool in pools for one in pool.workers.values() if one.state not in GONE]
+        seen = {(one.name, one.incarnation) for one in workers}
+        return any(
+            one.is_in_ring and (name, one.incarnation) not in seen
+            for name, one in self.running().items()
+        )
+
     def ask(self, event: Event) -> None:
         """Pass an operator's request to the coordinator, if it is running."""
         if self.coordinator is None:

@@ -57,7 +57,9 @@ class WorkerProcess:
         self.name = name
         self.incarnation = incarnation
         self.disk = disk
-        self.data_port = DataPort(sending=self._on_sending, pace=surroundings.pace)
+        self.data_port = DataPort(
+            sending=self._on_sending, pace=surroundings.pace, after=self.after
+        )
         self.fails_at_step = fails_at_step
         self.alive = True
         self.pid = pid
@@ -91,6 +93,11 @@ class WorkerProcess:
         self._beat()
 
     # --- life ------------------------------------------------------------------------------
+
+    @property
+    def is_in_ring(self) -> bool:
+        """Whether it takes part in a generation whose ring has not broken."""
+        return self._ring is not None and not self._ring.why_broken
 
     def crash(self) -> None:
         """Die immediately; peers notice when the kernel closes the streams."""

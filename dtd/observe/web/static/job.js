@@ -102,7 +102,7 @@ export function openJob({ main, world, parts, confirmed }) {
   function show() {
     if (seen.error) { render(main, h("h1", {}, id), failed(seen.error)); return; }
     if (!seen.details) { render(main, h("h1", {}, id), h("p", { class: "empty" }, "…")); return; }
-    const active = world.status?.job?.id === id ? world.status.job : null;
+    const active = !ended && world.status?.job?.id === id ? world.status.job : null;
     const charts = OF_JOB.filter(([name]) => newest(seen.series.get(name)) !== null);
     render(main,
       h("div", { class: "head" }, h("h1", {}, id), state(active?.state ?? seen.details.state),

@@ -31,7 +31,7 @@ function showLogin(why = "", remedy = "") {
   } },
     h("div", { class: "brand" }, h("img", { src: "/static/icon.svg", alt: "" }), h("h1", { id: "login-title" }, "dtd")),
     h("div", { class: "field" }, h("label", { for: "word" }, "Code or token"), word),
-    h("p", { class: "small soft", id: "word-help" }, "Run ", h("code", {}, "dtdctl web"), " for a link that logs you in once, or paste an operator’s or a viewer’s token."),
+    h("p", { class: "small soft", id: "word-help" }, "Run ", h("code", {}, "dtdctl web"), " for a link that logs you in, or paste an operator or viewer token."),
     why && h("div", { role: "alert" }, h("p", { class: "error" }, why), remedy && h("p", { class: "small soft" }, remedy)),
     h("div", {}, h("button", { class: "primary", type: "submit" }, "Log in")));
   app.replaceChildren(h("main", { class: "login", id: "main", tabindex: "-1" }, form));
@@ -49,7 +49,7 @@ async function start() {
   world.me = await get("me");
   const main = h("main", { id: "main", tabindex: "-1" });
   app.replaceChildren(h("header", { class: "top" }), main, h("footer"));
-  live = new Live(heard, (link) => { world.link = link; frame(); if (link === "broken") announce("The connection is interrupted."); });
+  live = new Live(heard, (link) => { world.link = link; frame(); if (link === "broken") announce("Connection lost."); });
   route();
 }
 
@@ -72,7 +72,7 @@ async function begin() {
   try { await start(); } catch (error) { showLogin(error.status === 401 ? "" : error.message, error.remedy); }
 }
 
-onLoggedOut(() => showLogin("The session has ended.", "It lasts twelve hours at most; a credential that is revoked, and a user who has no role any more, end it before that."));
+onLoggedOut(() => showLogin("The session has ended.", "Sessions last twelve hours at most, and end when the credential is revoked or the user loses the role."));
 
 // --- the frame ----------------------------------------------------------------------------------
 
@@ -103,9 +103,9 @@ function stale() {
   const old = age_ms > STALE_MS;
   main?.classList.toggle("stale", old);
   const banner = document.getElementById("stale");
-  if (old && banner.hidden) announce("The coordinator does not answer.");
+  if (old && banner.hidden) announce("The coordinator is not responding.");
   banner.hidden = !old;
-  if (old) banner.textContent = `The coordinator has not answered for ${span(Math.round(age_ms / 1000))}. This page shows the last data that it sent.`;
+  if (old) banner.textContent = `The coordinator has not responded for ${span(Math.round(age_ms / 1000))}. This page shows the last data received.`;
 }
 setInterval(stale, 1000);
 

@@ -3,13 +3,11 @@
 import { h } from "./dom.js";
 import { events, readEventsOf } from "./eventlog.js";
 import { level } from "./parts.js";
-import { clock, counted, kind, span } from "./words.js";
+import { clock, counted, kind, seconds } from "./words.js";
 
 const BEGINS = ["worker_signalled", "ring_broken", "worker_lost", "replicas_diverged", "generation_ending"];
 const ENDS = ["job_done", "job_failed", "job_cancelled"];
 const MOST_PARTS = 40;
-
-const seconds = (value) => (value < 10 ? `${value.toFixed(2)} s` : span(value));
 
 // Groups events by incident, oldest first; one without `recovered_s` is not over.
 export function incidentsOf(all) {
@@ -43,7 +41,11 @@ function summary(parts, end) {
   };
 }
 
-export const faultsOf = (job) => incidentsOf(events()).filter((one) => one.job === job && one.is_fault);
+let grouped = { from: null, found: [] }; // of the newest events, which several cards look at
+export function faultsOf(job) {
+  if (grouped.from !== events()) grouped = { from: events(), found: incidentsOf(events()) };
+  return grouped.found.filter((one) => one.job === job && one.is_fault);
+}
 
 // Where a job's curves are marked: [{ step, time_s, label }], oldest first.
 export async function incidentMarks(job) {

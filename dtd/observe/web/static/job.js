@@ -70,7 +70,7 @@ export function openJob({ main, world, parts, confirmed }) {
   const saving = { busy: false, error: null, run: async () => {
     Object.assign(saving, { busy: true, error: null });
     show();
-    try { await save(`${path}/report`, `${id}.html`); announce("The report is saved."); } catch (error) { saving.error = error; }
+    try { await save(`${path}/report`, `${id}.html`); announce("Report saved."); } catch (error) { saving.error = error; }
     saving.busy = false;
     show();
   } };
@@ -110,8 +110,8 @@ export function openJob({ main, world, parts, confirmed }) {
       active ? jobCard(active, world, confirmed) : factsCard(seen.details),
       faultStrip({ ...seen.details, steps_lost: active?.steps_lost ?? seen.details.steps_lost }),
       faultsOf(id).reverse().map((one) => incidentCard(one, { ...seen.details, step: active?.step ?? seen.details.step })),
-      seen.stopped && h("div", { class: "alert" }, `Figures are not stored now: ${seen.stopped}`),
-      !charts.length && h("p", { class: "empty" }, "This job has not trained yet: there are no figures."),
+      seen.stopped && h("div", { class: "alert" }, `Metrics are not being stored: ${seen.stopped}`),
+      !charts.length && h("p", { class: "empty" }, "No metrics yet: the job has not trained a step."),
       h("div", { class: "grid" },
         charts.map(([name, title, words]) => chartCard(`curve-${name}`, title, { value: words(newest(seen.series.get(name))), note: name !== "rows_per_s" && spread(seen.series.get(name)) ? "logarithmic" : "", label: told(seen.series.get(name), `${title} by step`) })),
         newest(seen.series.get("step_s")) !== null && chartCard("curve-split", "Time of a step on rank 0", { value: span(newest(seen.series.get("step_s"))), label: told(seen.series.get("step_s"), "Seconds of a step, by step"), above: legend() }),
@@ -157,7 +157,7 @@ function factsCard(job) {
       tile("Steps", whole(result.steps ?? job.step)), tile("Train loss", number(result.train_loss ?? job.loss)),
       result.eval_loss !== undefined && tile("Eval loss", number(result.eval_loss)),
       result.eval_accuracy !== undefined && result.eval_accuracy !== null && tile("Accuracy", `${(100 * result.eval_accuracy).toFixed(1)} %`),
-      tile("Throughput", rate(result.samples_per_s)), tile("Workers", whole(trainers(result.world_size, result.servers))), tile("Took", span(took)),
+      tile("Throughput", rate(result.samples_per_s)), tile("Workers", whole(trainers(result.world_size, result.servers))), tile("Duration", span(took)),
       tile("Steps lost", whole(result.steps_lost ?? job.steps_lost)), tile("Submitted", clock(job.submitted_s), true), tile("Ended", clock(job.ended_s), true)));
 }
 
@@ -170,13 +170,13 @@ function failureCard(job, result) {
 }
 
 function takeAwayCard(id, path, active, saving) {
-  return h("section", { class: "card", "data-key": "take-away", "aria-labelledby": "take-away-title" }, h("h2", { id: "take-away-title" }, active ? "Report and profile" : "Report, and once more"),
+  return h("section", { class: "card", "data-key": "take-away", "aria-labelledby": "take-away-title" }, h("h2", { id: "take-away-title" }, active ? "Report and profile" : "Report and rerun"),
     h("div", { class: "take-away" },
-      h("p", { class: "soft" }, "One file about this job to keep or to send: curves, throughput, communication, incidents, and what the figures mean."),
-      h("button", { type: "button", id: "report", disabled: saving.busy, onclick: saving.run }, saving.busy ? "The report is made …" : "Download the report"),
+      h("p", { class: "soft" }, "One file to keep or share: curves, throughput, communication, incidents, and what limits the job."),
+      h("button", { type: "button", id: "report", disabled: saving.busy, onclick: saving.run }, saving.busy ? "Creating the report …" : "Download the report"),
       saving.error && failed(saving.error),
-      active ? [h("p", { class: "soft" }, "What each worker does in each microsecond of some steps, to be opened in Perfetto:"), command(`dtdctl profile ${id}`)]
-        : [h("p", { class: "soft" }, "The same once more, with settings of your choice:"), command(`dtdctl submit --like ${id}`)]));
+      active ? [h("p", { class: "soft" }, "Record some steps of every worker as a trace for Perfetto:"), command(`dtdctl profile ${id}`)]
+        : [h("p", { class: "soft" }, "Run it again; add --set to change settings:"), command(`dtdctl submit --like ${id}`)]));
 }
 
 function checkpointsCard(checkpoints) {
@@ -184,13 +184,13 @@ function checkpointsCard(checkpoints) {
 }
 
 export function checkpointTable(checkpoints, with_job) {
-  if (!checkpoints?.length) return h("p", { class: "empty" }, "There is none.");
+  if (!checkpoints?.length) return h("p", { class: "empty" }, "No checkpoints yet.");
   const groups = new Map();
   for (const one of checkpoints) {
     const key = `${one.job} ${one.generation} ${one.step}`;
     groups.set(key, [...(groups.get(key) ?? []), one]);
   }
-  const headings = [...(with_job ? [{ name: "Job" }] : []), { name: "Step", num: true }, { name: "Generation", num: true }, { name: "Size", num: true }, { name: "On" }, { name: "Digest" }, { name: "Metrics" }, { name: "Agreed" }];
+  const headings = [...(with_job ? [{ name: "Job" }] : []), { name: "Step", num: true }, { name: "Generation", num: true }, { name: "Size", num: true }, { name: "Stored on" }, { name: "Digest" }, { name: "Metrics" }, { name: "Verified" }];
   return table("Checkpoints", headings, [...groups].map(([key, held]) => {
     const one = held[0];
     const alive = held.filter((copy) => copy.alive);
@@ -200,7 +200,7 @@ export function checkpointTable(checkpoints, with_job) {
       h("td", {}, held.map((copy) => copy.worker).sort().join(", "), alive.length ? "" : h("span", { class: "faint" }, " (none connected)")),
       h("td", { class: "mono faint" }, String(one.digest ?? "").slice(0, 12)),
       h("td", { class: "small" }, Object.entries(one.metrics ?? {}).map(([name, value]) => `${name} ${number(value)}`).join(", ") || "–"),
-      h("td", {}, held.some((copy) => copy.verified) ? h("span", { class: "state good" }, "agreed") : h("span", { class: "state" }, one.left_behind ? "left behind" : one.confirmation || "not yet")));
+      h("td", {}, held.some((copy) => copy.verified) ? h("span", { class: "state good" }, "verified") : h("span", { class: "state" }, one.left_behind ? "superseded" : one.confirmation || "not yet")));
   }));
 }
 

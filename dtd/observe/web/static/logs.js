@@ -69,7 +69,7 @@ export function openLogs({ main, world, parts }) {
           } }))),
         seen.lines.length ? h("ol", { class: "lines", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Lines" }, seen.lines.map((one) => h("li", { "data-key": `line-${one.seq}` },
           h("span", { class: "faint num" }, clock(one.time_s)), h("span", { class: "faint" }, `${one.rank} ${one.worker}`), h("span", { class: "text" }, marked(one.text, seen.text)))))
-          : h("p", { class: "empty" }, seen.at_end ? (seen.text ? "No line contains this." : "The job has printed nothing.") : "…")));
+          : h("p", { class: "empty" }, seen.at_end ? (seen.text ? "No matching lines." : "No output yet.") : "…")));
     const list = main.querySelector(".lines");
     if (list && !seen.text && list.dataset.read !== "1") list.scrollTop = list.scrollHeight;
     list?.addEventListener("scroll", () => { list.dataset.read = list.scrollTop + list.clientHeight < list.scrollHeight - 30 ? "1" : ""; }, { passive: true });

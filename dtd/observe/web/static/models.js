@@ -25,7 +25,7 @@ export function openModels({ main, world, confirmed }) {
   function setAlias(event) {
     event.preventDefault();
     const chosen = found.find((one) => one.id === (form.version || found[0].id));
-    confirmed(`Call version ${chosen.number} of ${chosen.name} “${form.alias}”?`, `Whoever fetches ${chosen.name}@${form.alias} gets this version from now on.`, "Set the alias",
+    confirmed(`Set the alias “${form.alias}” to version ${chosen.number} of ${chosen.name}?`, `From now on, ${chosen.name}@${form.alias} is this version.`, "Set the alias",
       { what: "alias", model: chosen.name, alias: form.alias, version: chosen.number });
   }
 
@@ -48,7 +48,7 @@ export function openModels({ main, world, confirmed }) {
 }
 
 function versions(found) {
-  const headings = [{ name: "Model" }, { name: "Version", num: true }, { name: "Aliases" }, { name: "State" }, { name: "From" }, { name: "Size", num: true }, { name: "Metrics" }, { name: "Held by" }, { name: "Registered" }];
+  const headings = [{ name: "Model" }, { name: "Version", num: true }, { name: "Aliases" }, { name: "State" }, { name: "From" }, { name: "Size", num: true }, { name: "Metrics" }, { name: "Stored on" }, { name: "Registered" }];
   return table("Versions", headings, found.map((one) => h("tr", { "data-key": one.id },
     h("th", { scope: "row" }, one.name),
     h("td", { class: "num" }, whole(one.number)),

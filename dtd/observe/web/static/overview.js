@@ -7,7 +7,8 @@ import { alert, chartCard, dash, eventList, jobLink, state, table, tile, tiles }
 import { colour, curve, draw, forget, newest, spread, told } from "./plots.js";
 import { events, readEvents } from "./eventlog.js";
 import { faultStrip, faultsOf, incidentCard } from "./incidents.js";
-import { ring } from "./ring.js";
+import { BreakShown } from "./breaks.js";
+import { membersOf, ring } from "./ring.js";
 import { split } from "./split.js";
 import { ago, bytes, counted, number, rate, span, trainers, whole } from "./words.js";
 
@@ -21,12 +22,14 @@ export function openOverview({ main, world, confirmed }) {
   const seen = { newest: -1, details: null, curves: null, loss: null, rate: null, job: "" };
   const closing = new AbortController();
   const timer = setInterval(curves, CURVES_EVERY_MS);
+  const breaks = new BreakShown(show);
 
   async function incidents() {
     if (world.newest === seen.newest) return;
     seen.newest = world.newest;
     try {
       await readEvents();
+      breaks.look(faultsOf(jobOf(world.status)?.id));
       show();
       const job = jobOf(world.status)?.id;
       if (job && faultsOf(job).length) seen.details = await get(`jobs/${encodeURIComponent(job)}`, {}, closing.signal);
@@ -57,23 +60,24 @@ export function openOverview({ main, world, confirmed }) {
 
   function show() {
     const { status, figures } = world;
-    if (!status) { render(main, h("p", { class: "empty" }, "Looking at the cluster …")); return; }
+    if (!status) { render(main, h("p", { class: "empty" }, "Loading …")); return; }
     const job = status.job;
+    if (job?.state === "running") breaks.note(membersOf(status));
     const faults = jobOf(status) ? faultsOf(jobOf(status).id) : [];
-    announce(job ? `${job.id} is ${job.state}` : "No job runs");
+    announce(job ? `${job.id}: ${job.state}` : "No job running");
     render(main,
       h("h1", { class: "unseen" }, "Overview"),
-      status.explain && alert(status.explain),
+      (job || status.queue.length > 0) && status.explain && alert(status.explain),
       status.troubles.map((one) => h("div", { "data-key": `trouble-${one.kind}-${one.where}` }, alert(one.message, one.remedy))),
       job ? jobCard(job, world, confirmed) : idleCard(status),
       jobOf(status) && faultStrip(jobOf(status)),
       faults.slice(-CARDS).reverse().map((one) => incidentCard(one, seen.details?.id === one.job ? { ...seen.details, step: jobOf(status).step } : null)),
+      h("div", { class: "grid" },
+        h("section", { class: "card", "data-key": "ring", "aria-labelledby": "ring-title" }, h("h2", { id: "ring-title" }, "Ring"), ring(status, figures, breaks.shown())),
+        h("section", { class: "card", "data-key": "split", "aria-labelledby": "split-title" }, h("h2", { id: "split-title" }, "Time of a step"), split(job ? figures : null))),
       (job || seen.loss) && h("div", { class: "grid" },
         chartCard("loss-curve", "Loss", { value: number(job?.loss ?? newest(seen.loss)), note: `${seen.job}${spread(seen.loss) ? ", logarithmic" : ""}`, label: told(seen.loss, "Loss by step") }),
         chartCard("rate-curve", "Throughput", { value: rate(job?.samples_per_s ?? newest(seen.rate)), label: told(seen.rate, "Rows per second by step") })),
-      h("div", { class: "grid" },
-        h("section", { class: "card", "data-key": "ring", "aria-labelledby": "ring-title" }, h("h2", { id: "ring-title" }, "Ring"), ring(status, figures)),
-        h("section", { class: "card", "data-key": "split", "aria-labelledby": "split-title" }, h("h2", { id: "split-title" }, "Time of a step"), split(job ? figures : null))),
       workersCard(status, world, confirmed),
       h("section", { class: "card", "data-key": "latest", "aria-labelledby": "latest-title" },
         h("div", { class: "card-head" }, h("h2", { id: "latest-title" }, "Latest events"), h("span", { class: "value small" }, h("a", { href: "#/events" }, "All events"))),
@@ -90,7 +94,7 @@ export function openOverview({ main, world, confirmed }) {
       else show();
       if (topic === "status" && (jobOf(world.status)?.id ?? "") !== seen.job) curves();
     },
-    close() { clearInterval(timer); closing.abort(); },
+    close() { clearInterval(timer); breaks.close(); closing.abort(); },
   };
 }
 
@@ -102,7 +106,7 @@ export function jobCard(job, world, confirmed) {
     h("div", { class: "head" },
       h("strong", {}, jobLink(job.id)), state(job.state), h("span", { class: "faint small mono" }, job.task),
       world.me.may_act && h("span", { class: "push" }, h("button", { class: "danger", type: "button", id: "cancel", onclick: () => confirmed(
-        `Cancel ${job.id}?`, "It stops at its next step boundary and keeps a checkpoint, from which it can be resumed.", "Cancel the job", { what: "cancel", job: job.id }) }, "Cancel"))),
+        `Cancel ${job.id}?`, "It stops after its current step and keeps a checkpoint from which it can be resumed.", "Cancel the job", { what: "cancel", job: job.id }) }, "Cancel"))),
     job.reason && h("p", { class: "soft" }, job.reason),
     h("div", { class: "bar", css: { margin: "14px 0" }, role: "progressbar", "aria-label": "Steps", "aria-valuemin": "0", "aria-valuemax": job.total_steps ?? null, "aria-valuenow": job.step, "aria-valuetext": `step ${job.step}${job.total_steps ? ` of ${job.total_steps}` : ""}` },
       h("span", { css: { width: `${100 * (share ?? 0)}%` } })),
@@ -119,18 +123,18 @@ export function jobCard(job, world, confirmed) {
 }
 
 function stragglerWords(found) {
-  return `The straggler is ${found.name}, which costs ${span(found.cost_s)} a step.`;
+  return `Straggler: ${found.name}, which adds ${span(found.cost_s)} to each step.`;
 }
 
 function idleCard(status) {
   const last = status.last_job;
   return h("section", { class: "card", "data-key": "job", "aria-label": "The job" },
-    h("div", { class: "head" }, h("strong", {}, "No job runs"), h("span", { class: "soft" }, status.queue.length ? counted(status.queue.length, "job") + " in the queue" : "The queue is empty.")),
+    h("div", { class: "head" }, h("strong", {}, "No job running"), h("span", { class: "soft" }, status.queue.length ? counted(status.queue.length, "job") + " queued" : "The queue is empty.")),
     last && h("p", { class: "soft", css: { "margin-top": "8px" } }, "Last: ", jobLink(last.id), " ", state(last.state), ` ${ago(last.ended_s)}, ${whole(last.step)} steps. ${last.reason ?? ""}`));
 }
 
 function workersCard(status, world, confirmed) {
-  const headings = [{ name: "Worker" }, { name: "State" }, { name: "Rank", num: true }, { name: "Step", num: true }, { name: "Rows", num: true }, { name: "Rate", num: true }, { name: "Step time", num: true }, { name: "Memory", num: true }, { name: "Heard", num: true }, { name: "Host" }, { name: "Why" }];
+  const headings = [{ name: "Worker" }, { name: "State" }, { name: "Rank", num: true }, { name: "Step", num: true }, { name: "Rows", num: true }, { name: "Rate", num: true }, { name: "Step time", num: true }, { name: "Memory", num: true }, { name: "Last seen", num: true }, { name: "Host" }, { name: "Note" }];
   if (world.me.may_act) headings.push({ name: "Actions", hidden: true });
   const rows = status.workers.map((one) => h("tr", { "data-key": `worker-${one.name}` },
     h("th", { scope: "row" }, one.name),
@@ -145,9 +149,9 @@ function workersCard(status, world, confirmed) {
     h("td", { class: "faint" }, `${one.host} ${one.device}`),
     h("td", { class: "soft small text" }, dash(one.reason)),
     world.me.may_act && h("td", {}, h("div", { class: "row-actions" },
-      h("button", { type: "button", "aria-label": `Drain ${one.name}`, onclick: () => confirmed(`Drain ${one.name}?`, "It leaves at the next step boundary, with nothing lost.", "Drain the worker", { what: "drain", worker: one.name }) }, "Drain"),
-      h("button", { class: "danger", type: "button", "aria-label": `Kill ${one.name}`, onclick: () => confirmed(`Kill ${one.name}?`, "Its process gets SIGKILL, as a fault drill. The others go on without it.", "Kill the worker", { what: "kill", worker: one.name }) }, "Kill")))));
+      h("button", { type: "button", "aria-label": `Drain ${one.name}`, onclick: () => confirmed(`Drain ${one.name}?`, "It leaves after the current step; nothing is lost.", "Drain the worker", { what: "drain", worker: one.name }) }, "Drain"),
+      h("button", { class: "danger", type: "button", "aria-label": `Kill ${one.name}`, onclick: () => confirmed(`Kill ${one.name}?`, "Its process receives SIGKILL, to test recovery. The other workers continue without it.", "Kill the worker", { what: "kill", worker: one.name }) }, "Kill")))));
   return h("section", { class: "card", "data-key": "workers", "aria-labelledby": "workers-title" },
     h("div", { class: "card-head" }, h("h2", { id: "workers-title" }, "Workers"), h("span", { class: "note" }, counted(status.workers.length, "worker"))),
-    status.workers.length ? table("Workers", headings, rows) : h("p", { class: "empty" }, "No worker has registered."));
+    status.workers.length ? table("Workers", headings, rows) : h("p", { class: "empty" }, "No workers yet."));
 }

@@ -44,6 +44,9 @@ export function span(value) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+// Seconds of a stopwatch: 0.22 s; long ones as a span.
+export const seconds = (value) => (value < 10 ? `${value.toFixed(2)} s` : span(value));
+
 export function clock(unix) {
   if (!unix) return NOTHING;
   const at = new Date(unix * 1000);

@@ -51,13 +51,17 @@ Reader = Callable[[int, int], "bytes | memoryview"]
 class Blob:
     """Bytes that may be fetched: `read(offset, length)` returns a range.
 
-    `in_memory`: reading never blocks.
+    Attributes:
+        in_memory: reading never blocks.
+        item_bytes: width of the elements as which it is coded.  Files have several: most of their
+            elements are float32, and of those of 16 bits every second one is shortened.
     """
 
     name: str
     size_bytes: int
     read: Reader
     in_memory: bool = False
+    item_bytes: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +72,14 @@ class Resource:
     blobs: Sequence[Blob]
 
 
-def memory_blob(name: str, view: memoryview) -> Blob:
+def memory_blob(name: str, view: memoryview, item_bytes: int) -> Blob:
     """A blob in memory; its ranges are not copied."""
     return Blob(
         name=name,
         size_bytes=len(view),
         read=lambda offset, length: view[offset : offset + length],
         in_memory=True,
+        item_bytes=item_bytes,
     )
 
 
@@ -117,9 +122,6 @@ def _read_zeros(offset: int, length: int) -> memoryview:
 
 MAX_FETCH_BYTES: Final = 4 * 1024 * 1024
 MAX_REQUESTS_AHEAD: Final = 16
-ITEM_BYTES: Final = 4
-"""Ranges are coded as float32, which most states are; of 16-bit floats that shortens every second.
-"""
 READ_AHEAD_BYTES: Final = 2 * 1024 * 1024
 """With more than this waiting to be sent, no further range is read: the next one is coded while
 those before it are on their way."""
@@ -280,36 +282,39 @@ class FetchHandler:
             return False
         blob = _blob_of(opened, request)
         if blob.in_memory:
-            _send_range(link, request, blob.read(request.offset, request.length))
+            _send_range(link, request, blob, blob.read(request.offset, request.length))
         return blob.in_memory
 
     async def _answer_range(self, link: CodingLink, request: m.FetchRange) -> None:
         opened = self._open.get(link)
         async with opened.turn if opened is not None else contextlib.nullcontext():
             try:
-                data = await self._read(self._open.get(link), request)
+                blob = _blob_of(self._open.get(link), request)
+                data = await _read(blob, request)
             except ProtocolError as error:
                 link.fail(error)
                 return
             except OSError as error:
                 link.fail(ProtocolError(ErrorCode.REFUSED, f"cannot be read: {error}"))
                 return
-            _send_range(link, request, data)
+            _send_range(link, request, blob, data)
             self._answered(link)
             while link.queued_bytes() > READ_AHEAD_BYTES and (drained := link.drained()):
                 await drained
 
-    async def _read(self, opened: _Opened | None, request: m.FetchRange) -> bytes | memoryview:
-        blob = _blob_of(opened, request)
-        if blob.in_memory:
-            return blob.read(request.offset, request.length)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, blob.read, request.offset, request.length)
+
+async def _read(blob: Blob, request: m.FetchRange) -> bytes | memoryview:
+    if blob.in_memory:
+        return blob.read(request.offset, request.length)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, blob.read, request.offset, request.length)
 
 
-def _send_range(link: CodingLink, request: m.FetchRange, data: bytes | memoryview) -> None:
+def _send_range(
+    link: CodingLink, request: m.FetchRange, blob: Blob, data: bytes | memoryview
+) -> None:
     message = m.FetchData(blob=request.blob, offset=request.offset)
-    link.send(message, memoryview(data), ITEM_BYTES)
+    link.send(message, memoryview(data), blob.item_bytes)
 
 
 def _blob_of(opened: _Opened | None, request: m.FetchRange) -> Blob:

@@ -258,10 +258,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateImage:
-    """A whole state as one JSON text and the bytes of its tensors, in the text's order."""
+    """A whole state as one JSON text and its tensors, in the text's order.
+
+    Attributes:
+        manifest: the text.
+        blobs: bytes of each tensor.
+        item_bytes: width of each tensor's elements.
+    """
 
     manifest: bytes
     blobs: Sequence[memoryview]
+    item_bytes: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

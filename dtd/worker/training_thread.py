@@ -320,7 +320,8 @@ class TrainingThread(JobThread):
         self._adopt(run, ring)
         if not all(member_.holds for member_ in assign.roster):
             image = run.export_state()
-            blobs = [memory_blob(str(i), view) for i, view in enumerate(image.blobs)]
+            parts = enumerate(zip(image.blobs, image.item_bytes, strict=True))
+            blobs = [memory_blob(str(i), view, item_bytes) for i, (view, item_bytes) in parts]
             self._offer(name, Resource(manifest=image.manifest, blobs=blobs))
 
     def _adopt(self, run: JobSessionRunner, ring: RingCollective) -> None:

@@ -410,7 +410,8 @@ def export_image(
         "digest": digest_of(tensors, about, progress).hex(),
     }
     blobs = [tensor_bytes(tensor) for tensor in tensors.values()]
-    return StateImage(manifest=canonical_json(manifest), blobs=blobs)
+    widths = [tensor.element_size() for tensor in tensors.values()]
+    return StateImage(manifest=canonical_json(manifest), blobs=blobs, item_bytes=widths)
 
 
 class IncomingImage:

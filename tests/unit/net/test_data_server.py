@@ -315,7 +315,7 @@ async def fetched(peer, blob, offset, length):
 
 
 def state(content=b"0123456789"):
-    blobs = [memory_blob("0", memoryview(content)), memory_blob("1", memoryview(b""))]
+    blobs = [memory_blob("0", memoryview(content), 4), memory_blob("1", memoryview(b""), 4)]
     return Resource(manifest=b"{}", blobs=blobs)
 
 

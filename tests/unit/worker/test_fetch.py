@@ -104,9 +104,9 @@ class Source:
     def call(self, function, *arguments):
         return self._loop_thread.call(function, *arguments)
 
-    def offer(self, blobs=BLOBS, *, manifest=b"the manifest"):
+    def offer(self, blobs=BLOBS, *, manifest=b"the manifest", item_bytes=4):
         named = [
-            blob if isinstance(blob, Blob) else memory_blob(str(i), memoryview(blob))
+            blob if isinstance(blob, Blob) else memory_blob(str(i), memoryview(blob), item_bytes)
             for i, blob in enumerate(blobs)
         ]
         self.call(self.server.offer, RESOURCE, Resource(manifest=manifest, blobs=named))
@@ -329,24 +329,37 @@ def test_a_state_is_the_same_from_donors_that_code_and_donors_that_do_not(source
 
 
 class Counting(Coding):
-    """Counts the payloads that are coded."""
+    """Keeps the widths of the payloads' elements that are coded."""
 
-    coded = 0
+    def __init__(self):
+        super().__init__("on")
+        self.widths = []
 
     def run(self, function, *arguments):
-        self.coded += 1
+        self.widths.append(arguments[-1])
         return super().run(function, *arguments)
 
 
 @pytest.mark.parametrize("coded", [True, False])
 def test_ranges_are_coded_if_the_job_lets_them_be(source, coded):
-    counting = Counting("on")
+    counting = Counting()
     coding(source, counting)
     source.offer([WEIGHTS])
     run = Importer((len(WEIGHTS),))
     fetch(run, source.member, coded=coded)
     assert run.memory == [WEIGHTS]
-    assert counting.coded == (5 if coded else 0)
+    assert counting.widths == ([4] * 5 if coded else [])
+
+
+def test_a_tensor_is_coded_by_the_width_of_its_own_elements(source):
+    counting = Counting()
+    coding(source, counting)
+    halves = np.random.default_rng(3).standard_normal(RANGE_BYTES // 2).astype("<f2").tobytes()
+    source.offer([halves], item_bytes=2)
+    run = Importer((len(halves),))
+    fetch(run, source.member)
+    assert run.memory == [halves]
+    assert counting.widths == [2]
 
 
 def test_damaged_code_is_the_donors_fault_and_another_one_gives_the_state(sources):

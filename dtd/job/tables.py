@@ -208,9 +208,9 @@ class SyncTable:
         1024, "Piece of a bucket in one frame, in KiB.", minimum=16, maximum=16 * 1024
     )
     lossless: Literal["auto", "on", "off"] = setting(
-        "off",
+        "auto",
         "Whether floats travel entropy-coded, which changes no bit of a result: `auto` where the"
-        " network is slower than the coder and processors are free; `on` always; `off` never.",
+        " network is slower than the coder and trial steps are shorter; `on` always; `off` never.",
     )
     transport: Literal["ring", "gloo", "nccl"] = setting(
         "ring",

@@ -14,6 +14,7 @@ from dtd.engine.shards import Division
 from dtd.errors import ErrorCode, ProtocolError, RingBroken
 from dtd.exchange.endpoint import RingEndpoint
 from dtd.exchange.schedule.chunks import Operation
+from dtd.net.coding_choice import LEAD, WARM_UP_STEPS
 from dtd.net.coding_link import Coding
 from dtd.net.planes import PlaneCoder
 from dtd.security.authority import Authority
@@ -129,6 +130,42 @@ def test_a_star_ends_with_the_same_bits(collectives, lossless):
     coded, traffic = run(collectives, 4, 2, lossless, train_sharded)
     assert coded == plain
     assert traffic[0].sent_bytes < 0.95 * traffic[0].plain_bytes
+
+
+class SlowLink:
+    """A link on which coding pays."""
+
+    def __init__(self, mode, *, same_host):
+        assert (mode, same_host) == ("auto", True)
+
+    def wants(self):
+        return True
+
+    def coded(self, plain_bytes, coded_bytes, coder_s):
+        """Fast enough."""
+
+
+def test_coded_and_plain_steps_take_turns_on_all_ranks(collectives, monkeypatch):
+    monkeypatch.setattr("dtd.net.coding_link.LinkChoice", SlowLink)
+    monkeypatch.setattr("dtd.net.coding_link.LOOK_BYTES", 1 << 40)
+
+    def turns(collective):
+        coded, before = [], collective.endpoint.traffic()
+        for step in range(WARM_UP_STEPS + 2 * LEAD):
+            (array,) = contributions(collective.rank, step)[:1]
+            collective.open_step(step, [memory_of(array)])
+            collective.start(0)
+            collective.wait(0)
+            collective.gather(b"")
+            collective.close_step()
+            now = collective.endpoint.traffic()
+            plain_bytes = now.plain_bytes - before.plain_bytes
+            coded.append(now.sent_bytes - before.sent_bytes < 0.95 * plain_bytes)
+            before = now
+        return coded
+
+    results, _ = run(collectives, 3, 0, ("auto",), turns)
+    assert results == [[False] * 3 + [True, True, False, True, False, False, True]] * 3
 
 
 def test_a_neighbour_that_decodes_nothing_gets_plain_chunks(collectives, monkeypatch):

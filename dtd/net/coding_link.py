@@ -73,8 +73,8 @@ class Coding:
         self._threads: ThreadPoolExecutor | None = None
 
     def allows(self, step: int) -> bool:
-        """Whether chunks of a step may be coded; steps come in their order."""
-        if step != self._step:
+        """Whether a chunk may be coded; it begins its step unless a later one has begun."""
+        if step > self._step:
             self._step = step
             mostly = self._wanted[True] > self._wanted[False]
             self._trial.next_step(time.monotonic(), coded=mostly)

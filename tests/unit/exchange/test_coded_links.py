@@ -168,6 +168,12 @@ def test_coded_and_plain_steps_take_turns_on_all_ranks(collectives, monkeypatch)
     assert results == [[False] * 3 + [True, True, False, True, False, False, True]] * 3
 
 
+def test_a_late_chunk_of_the_step_before_begins_no_step():
+    coding = Coding("auto")
+    turns = [coding.allows(step) for step in (0, 1, 2, 3, 2, 4, 5)]
+    assert turns == [False, False, False, True, True, True, False]
+
+
 def test_a_neighbour_that_decodes_nothing_gets_plain_chunks(collectives, monkeypatch):
     plain, _ = run(collectives, 2, 0, ("off",), train)
     monkeypatch.setattr("dtd.net.data_server.PLANES", 0)

@@ -116,15 +116,16 @@ class PlaneCoder:
                 `into` is undefined then.
         """
         elements = check_coded(len(coded), len(into), item_bytes)
-        begin = elements * (item_bytes - 1)
-        top = self._decompressed(coded[begin:], elements)
-        begin = 0
-        for plane in _PLAIN[item_bytes]:
-            end = begin + elements * plane.width
-            theirs = np.frombuffer(coded[begin:end], f"<u{plane.width}")
-            _plane_of(into, item_bytes, plane)[:] = theirs
-            begin = end
-        _plane_of(into, item_bytes, _Plane(item_bytes - 1, 1))[:] = np.frombuffer(top, np.uint8)
+        end = elements * (item_bytes - 1)
+        high = np.frombuffer(self._decompressed(coded[end:], elements), np.uint8)
+        for plane in reversed(_PLAIN[item_bytes]):
+            begin, width = end - elements * plane.width, 2 * plane.width
+            whole = into if width == item_bytes else bytearray(elements * width)
+            values = np.frombuffer(whole, f"<u{width}")
+            np.copyto(values, high)
+            values <<= 8 * plane.width
+            values |= np.frombuffer(coded[begin:end], f"<u{plane.width}")
+            high, end = values, begin
 
     def _decompressed(self, frame: memoryview, elements: int) -> bytes:
         """The bytes of a Zstandard frame; none are written before their number is known."""

@@ -37,7 +37,7 @@ TRIAL_STEPS: Final = 256
 """After so many steps a new trial begins; an even number."""
 
 _ASSUMED_RATIO: Final = 0.85
-_ASSUMED_S: Final = 0.5e-9
+_ASSUMED_S: Final = 0.4e-9
 _LINK_MEMORY: Final = 0.7
 _CODER_MEMORY: Final = 0.95
 

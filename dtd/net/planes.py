@@ -13,8 +13,7 @@ entropy coding of all bytes reaches, in half its time.  Both ways release the in
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import zstandard
@@ -23,9 +22,6 @@ from dtd.errors import ErrorCode, ProtocolError
 
 PLANES: Final = 1
 """The number of this coding in HELLO and WELCOME."""
-
-ELEMENT_BYTES: Final = (2, 4, 8)
-"""The widths of elements that can be coded."""
 
 MIN_CODED_BYTES: Final = 4096
 """Shorter payloads are not coded: their header and calls weigh more than what they lose."""
@@ -45,29 +41,11 @@ Blocks are as large as the window, each with its own code.  Three times as fast 
 _MAX_WINDOW_BYTES: Final = 8 * 1024 * 1024
 
 
-class _Plane(NamedTuple):
-    """The bytes `start` to `start + width` of each element."""
+_PLAIN_WIDTHS: Final = {2: (1,), 4: (2, 1), 8: (4, 2, 1)}
+"""By width of elements: the planes that are not compressed, half of what is left each time."""
 
-    start: int
-    width: int
-
-
-def _planes(item_bytes: int) -> tuple[_Plane, ...]:
-    """The planes that are not compressed: half of an element, half of what is left, to one byte."""
-    widths = []
-    while item_bytes > 1:
-        item_bytes //= 2
-        widths.append(item_bytes)
-    return tuple(map(_Plane, accumulate(widths[:-1], initial=0), widths))
-
-
-_PLAIN: Final = {item_bytes: _planes(item_bytes) for item_bytes in ELEMENT_BYTES}
-
-
-def _plane_of(payload: memoryview, item_bytes: int, plane: _Plane) -> np.ndarray:
-    """A strided view of one plane of a payload."""
-    units = np.frombuffer(payload, f"<u{plane.width}")
-    return units.reshape(-1, item_bytes // plane.width)[:, plane.start // plane.width]
+ELEMENT_BYTES: Final = tuple(_PLAIN_WIDTHS)
+"""The widths of elements that can be coded."""
 
 
 class PlaneCoder:
@@ -88,20 +66,21 @@ class PlaneCoder:
             New memory with the coded payload; None if it would not be shorter.
         """
         elements, rest = divmod(len(payload), item_bytes)
-        if rest or item_bytes not in _PLAIN or len(payload) < MIN_CODED_BYTES:
+        if rest or item_bytes not in _PLAIN_WIDTHS or len(payload) < MIN_CODED_BYTES:
             return None
-        top = _plane_of(payload, item_bytes, _Plane(item_bytes - 1, 1))
-        frame = self._compressor.compress(np.ascontiguousarray(top).data)
+        coded = np.empty(len(payload), np.uint8).data
+        high, begin = np.frombuffer(payload, f"<u{item_bytes}"), 0
+        for width in _PLAIN_WIDTHS[item_bytes]:
+            end = begin + elements * width
+            low = np.frombuffer(coded[begin:end], f"<u{width}")
+            np.copyto(low, high, casting="unsafe")
+            high, begin = (high >> 8 * width).astype(low.dtype), end
+        frame = self._compressor.compress(high.data)
         if len(frame) >= elements:
             return None
-        coded = np.empty(elements * (item_bytes - 1) + len(frame), np.uint8).data
-        begin = 0
-        for plane in _PLAIN[item_bytes]:
-            end = begin + elements * plane.width
-            _fill(coded[begin:end], _plane_of(payload, item_bytes, plane))
-            begin = end
-        coded[begin:] = frame
-        return coded
+        end = begin + len(frame)
+        coded[begin:end] = frame
+        return coded[:end]
 
     def decode(self, coded: memoryview, into: memoryview, item_bytes: int) -> None:
         """Restore a payload.
@@ -118,13 +97,13 @@ class PlaneCoder:
         elements = check_coded(len(coded), len(into), item_bytes)
         end = elements * (item_bytes - 1)
         high = np.frombuffer(self._decompressed(coded[end:], elements), np.uint8)
-        for plane in reversed(_PLAIN[item_bytes]):
-            begin, width = end - elements * plane.width, 2 * plane.width
-            whole = into if width == item_bytes else bytearray(elements * width)
-            values = np.frombuffer(whole, f"<u{width}")
+        for width in reversed(_PLAIN_WIDTHS[item_bytes]):
+            begin = end - elements * width
+            whole = into if 2 * width == item_bytes else bytearray(2 * width * elements)
+            values = np.frombuffer(whole, f"<u{2 * width}")
             np.copyto(values, high)
-            values <<= 8 * plane.width
-            values |= np.frombuffer(coded[begin:end], f"<u{plane.width}")
+            values <<= 8 * width
+            values |= np.frombuffer(coded[begin:end], f"<u{width}")
             high, end = values, begin
 
     def _decompressed(self, frame: memoryview, elements: int) -> bytes:
@@ -136,10 +115,6 @@ class PlaneCoder:
             return self._decompressor.decompress(frame, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise _bad(str(error)) from error
-
-
-def _fill(memory: memoryview, plane: np.ndarray) -> None:
-    np.frombuffer(memory, plane.dtype)[:] = plane
 
 
 def check_coded(coded_bytes: int, payload_bytes: int, item_bytes: int) -> int:
@@ -156,7 +131,7 @@ def check_coded(coded_bytes: int, payload_bytes: int, item_bytes: int) -> int:
     Raises:
         ProtocolError: a payload of this length has no code of that length.
     """
-    if item_bytes not in _PLAIN or payload_bytes % item_bytes:
+    if item_bytes not in _PLAIN_WIDTHS or payload_bytes % item_bytes:
         raise _bad(f"{payload_bytes} bytes are no elements of {item_bytes} bytes")
     elements = payload_bytes // item_bytes
     if not elements * (item_bytes - 1) < coded_bytes < payload_bytes:

@@ -37,7 +37,8 @@ TRIAL_STEPS: Final = 256
 """After so many steps a new trial begins; an even number."""
 
 _ASSUMED_RATIO: Final = 0.85
-_ASSUMED_S: Final = 0.4e-9
+_LEAST_CODER_S: Final = 1.0e-9
+"""A byte is not counted as coded and decoded faster: links of 10 Gbit/s need no trial."""
 _LINK_MEMORY: Final = 0.7
 _CODER_MEMORY: Final = 0.95
 
@@ -69,7 +70,7 @@ class LinkChoice:
         if self.codes or not self._is_auto or not self._busy_s:
             return self.codes
         self._passed += 1
-        if self._passed >= PROBE_EVERY and self._gain(_ASSUMED_S) >= BEGIN_GAIN:
+        if self._passed >= PROBE_EVERY and self._gain() >= BEGIN_GAIN:
             self._passed = 0
             self._measure_anew()
         self._asked += 1
@@ -100,13 +101,13 @@ class LinkChoice:
             gain = self._gain(self._coder_s / self._plain_bytes)
             self.codes = gain >= (1.0 if self.codes else BEGIN_GAIN)
 
-    def _gain(self, coder_s: float) -> float:
+    def _gain(self, coder_s: float = _LEAST_CODER_S) -> float:
         """How many times as fast the link is with a coder that takes so long for each byte."""
         if not self._busy_s or not self._acked_bytes:
             return 0.0
         ratio = self._coded_bytes / self._plain_bytes if self._plain_bytes else _ASSUMED_RATIO
         link_s = self._busy_s / self._acked_bytes
-        return link_s / max(link_s * ratio, coder_s)
+        return link_s / max(link_s * ratio, coder_s, _LEAST_CODER_S)
 
 
 class StepTrial:

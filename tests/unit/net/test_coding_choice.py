@@ -45,7 +45,8 @@ class MeasuredLink:
         (GIGABIT, 0.84, BUSY_S, False),
         (GIGABIT / 10, 0.84, BUSY_S, True),
         (10 * GIGABIT, 0.84, FREE_S, False),
-        (10 * GIGABIT, 0.69, FREE_S, False),
+        (5 * GIGABIT, 0.84, FREE_S, True),
+        (10 * GIGABIT, 0.69, FREE_S / 4, False),
         (GIGABIT / 10, 0.999, FREE_S, False),
     ],
 )
@@ -60,7 +61,7 @@ def test_nothing_is_coded_before_the_link_is_known():
 
 
 def test_a_fast_link_codes_nothing_at_all():
-    assert MeasuredLink(20 * GIGABIT).sends(10 * PROBE_EVERY) == 0
+    assert MeasuredLink(10 * GIGABIT).sends(10 * PROBE_EVERY) == 0
 
 
 def test_a_busy_host_pays_for_few_probes_and_notices_that_it_is_free():

@@ -29,6 +29,7 @@ from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.figures import curve, is_logarithmic, progress_bar, shares
 from dtd.net.control_client import ControlClient
+from dtd.observe.step_parts import STEP_PARTS
 from dtd.shown import one_line
 from dtd.wire import messages as m
 
@@ -215,13 +216,6 @@ LEAST_EVENTS: Final = 3
 WORKERS_FRAME: Final = 4
 """Lines around the workers: their heading, how many more there are, the legend, and one below."""
 _FIGURES_WIDTH: Final = 34  # what stands beside name and bar
-# Where a worker's step time goes: key, character, style, word.
-PARTS: Final = (
-    ("data_s", "▒", "yellow", "data"),
-    ("compute_s", "█", "green", "compute"),
-    ("exposed_s", "░", "red", "exposed communication"),
-    ("optimizer_s", "▓", "cyan", "optimizer"),
-)
 
 
 def view(scene: Scene, *, width: int, height: int) -> Text:
@@ -343,7 +337,7 @@ def _workers(scene: Scene, width: int, *, most: int) -> list[Text]:
         lines.append(_line(f"and {len(workers) - most} more: see dtdctl status"))
     if times:
         legend = [
-            piece for _, mark, style, word in PARTS for piece in ((mark, style), f" {word}  ")
+            piece for part in STEP_PARTS for piece in ((part.mark, part.style), f" {part.name}  ")
         ]
         lines.append(_line(*legend))
     return [*lines, _line("")]
@@ -358,8 +352,8 @@ def _worker(worker: Values, times: Values | None, names: int, bar: int, longest_
     if times is None:
         pieces.append(f"{worker['reason'][:bar]:<{bar}}")
     else:
-        lengths = shares([times[part[0]] for part in PARTS], whole=longest_s, width=bar)
-        pieces += [(part[1] * n, part[2]) for part, n in zip(PARTS, lengths, strict=True)]
+        lengths = shares([times[part.field] for part in STEP_PARTS], whole=longest_s, width=bar)
+        pieces += [(part.mark * n, part.style) for part, n in zip(STEP_PARTS, lengths, strict=True)]
         pieces.append(" " * (bar - sum(lengths)))
         step = figures.span(times["step_s"])
     memory = figures.size(worker.get("memory_bytes", 0))

@@ -13,7 +13,14 @@ from typing import Any, Final, NamedTuple
 
 from dtd.errors import RequestRefused
 from dtd.observe.pyramid import LEVELS, Cell, aligned, merged, unpack_column, width
-from dtd.observe.series import LINK_MARK, STEP_COLUMNS, Kind
+from dtd.observe.series import (
+    EVALUATION,
+    LINK_COLUMNS,
+    LINK_MARK,
+    STEP_COLUMNS,
+    WORKER_COLUMNS,
+    Kind,
+)
 from dtd.observe.store import MetricsStore
 from dtd.rules import did_you_mean
 from dtd.shown import shown
@@ -70,6 +77,7 @@ def columns_at_once(points: int) -> int:
 
 _OF_THE_JOB = (Kind.STEPS, Kind.EVALUATIONS)
 _TIME = STEP_COLUMNS.index("unix_s")
+_EVALUATION_LOSS = f"{EVALUATION}loss"
 
 
 class _Track(NamedTuple):
@@ -156,9 +164,13 @@ def _wanted(tracks: Sequence[_Track], request: m.GetMetrics) -> list[_Wanted]:
 def _check_names(
     tracks: Sequence[_Track], shown_tracks: Sequence[_Track], request: m.GetMetrics
 ) -> None:
-    # Every job has these, though its workers' figures may be stored before its first step is.
-    known = {*STEP_COLUMNS, *(name for track in shown_tracks for name in track.columns)}
-    anywhere = {*STEP_COLUMNS, *(name for track in tracks for name in track.columns)}
+    # A job that has just begun, or was short, may have no evaluation and no figures of its workers;
+    # one of a single worker has no links.
+    of_job, of_workers = {*STEP_COLUMNS, _EVALUATION_LOSS}, {*WORKER_COLUMNS, *LINK_COLUMNS}
+    known = {*of_job, *(name for track in shown_tracks for name in track.columns)}
+    if request.workers:
+        known |= of_workers
+    anywhere = {*of_job, *of_workers, *(name for track in tracks for name in track.columns)}
     for name in request.names:
         if name in known:
             continue

@@ -76,11 +76,7 @@ class MetricsRecorder:
 
     def progress(self, identity: str, message: m.Progress) -> None:
         """Store the steps that rank 0 reports."""
-        unix_s = self._wall()
-        entries = [
-            series.step_entry(message.job, row, unix_s) for row in series.known_rows(message)
-        ]
-        self._put(identity, entries)
+        self._put(identity, series.step_entries(message, self._wall()))
 
     def evaluated(self, identity: str, message: m.Evaluated) -> None:
         """Store the figures of an evaluation."""

@@ -86,6 +86,18 @@ def step_entry(job: str, row: StepRow, unix_s: float) -> Entry:
     return Entry(Track(job, Kind.STEPS), row.step, row.generation, STEP_COLUMNS, values)
 
 
+def step_entries(message: m.Progress, unix_s: float) -> list[Entry]:
+    """The committed steps of a report that was received now.
+
+    The last one has just ended; each of the others ended when the next one began.
+    """
+    entries = []
+    for row in reversed(known_rows(message)):
+        entries.append(step_entry(message.job, row, unix_s))
+        unix_s -= row.step_s
+    return entries[::-1]
+
+
 def evaluation_entry(message: m.Evaluated) -> Entry:
     """The figures of an evaluation, by name."""
     names = sorted(message.metrics)

@@ -94,9 +94,13 @@ def test_a_running_job(daemons, pool, dtdctl, tmp_path):
     for pid in (1, 2):
         steps = named(events, pid, "step ")
         assert len(steps) == 3
-        for kind in ("wait", "chunk", "hop"):  # a neighbour that is ahead sends before this step
+        for kind in (
+            "exposed communication",
+            "chunk",
+            "hop",
+        ):  # a neighbour that is ahead sends before this step
             assert named(events, pid, kind), kind
-        for kind in ("bucket ", "forward", "vote", "commit", "data"):
+        for kind in ("bucket ", "compute", "vote", "optimizer", "data"):
             spans = named(events, pid, kind)
             assert spans, kind
             for begin, end in spans:

@@ -71,8 +71,9 @@ class Browser:
         look = (
             "const done = arguments[arguments.length - 1], given = [...arguments].slice(0, -1);"
             f"const look = () => {{ const found = ((...a) => ({script}))(...given);"
-            " if (found) done(found); };"
-            "new MutationObserver(look).observe(document, {subtree: true, childList: true,"
+            " if (found) { watch.disconnect(); done(found); } };"
+            "const watch = new MutationObserver(look);"
+            "watch.observe(document, {subtree: true, childList: true,"
             " attributes: true, characterData: true}); look();"
         )
         return self.driver.execute_async_script(look, *arguments)
@@ -176,12 +177,12 @@ def test_what_somebody_zooms_to_stays_when_the_curve_is_drawn_again(
     browser: Browser, job: str
 ) -> None:
     browser.run(
-        "(async () => { const place = document.getElementById('loss-curve');"
+        "(async () => { const place = document.getElementById('curve-loss');"
         " await Plotly.relayout(place, {'xaxis.range': [3, 7]});"
         " place.on('plotly_afterplot', () => { document.body.dataset.again = 1; }); })()"
     )
     browser.until("document.body.dataset.again")
-    assert browser.run("document.getElementById('loss-curve').layout.xaxis.range") == [3, 7]
+    assert browser.run("document.getElementById('curve-loss').layout.xaxis.range") == [3, 7]
 
 
 def test_a_coordinator_that_does_not_answer_is_told_and_old_data_is_dim(
@@ -217,7 +218,7 @@ def test_what_a_job_prints_is_text(browser: Browser, job: str) -> None:
 def test_every_other_page(browser: Browser, job: str) -> None:
     for page, expected in (
         (f"job/{job}", "Settings"),
-        ("runs", "Choose two or more to compare"),
+        ("runs", "Select two or more to compare"),
         ("checkpoints", "Fetch one with"),
         ("events", "errors only"),
     ):
@@ -281,10 +282,10 @@ def test_logs_and_curves_are_those_of_the_job_that_is_named(
     """A job that has no points yet has another one's neither; a choice is made once."""
     gates = daemons.hold(1)
     browser.run("location.hash = '#/'")
-    browser.until("document.getElementById('loss-curve')?.data?.length")
+    browser.until("document.getElementById('curve-loss')?.data?.length")
     other = daemons.submit(gates=gates)
     named = "document.querySelector('main').innerText.includes(a[0])"
-    drawn = "document.getElementById('loss-curve')?.data?.length"
+    drawn = "document.getElementById('curve-loss')?.data?.length"
     browser.until(f"{named} && !{drawn}", f"{other}\n")
     browser.run(f"location.hash = '#/logs/{job}'")
     browser.until_text("a quiet line")

@@ -56,15 +56,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"errors", "job", "names", "rules", "shown", "wire"},
     "exchange.schedule": {"engine", "errors", "names", "shown", "wire"},
     "exchange.api": {"observe.profile", *PURE_BELOW},
-    "observe.profile": {"errors", "job", "shown", "wire"},
+    "observe.profile": {"errors", "job", "observe.step_parts", "shown", "wire"},
     "observe.series": {"wire"},
     "observe.pyramid": set(),
+    "observe.step_parts": set(),
     "observe.comparison": {"errors", "job", "observe.series", "rules", "shown"},
     "observe": BASE | {"observe.pyramid", "observe.series", "wire"},
     "observe.metrics": BASE | {"cluster", "doctor", "net.limits", "wire"},
     "observe.sinks": BASE | {"cluster", "wire"},
-    "observe.report": BASE | {"observe.series", "packages", "wire"},
-    "observe.web": BASE | {"net", "net.limits", "observe.report", "security", "wire"},
+    "observe.report": BASE | {"observe.series", "observe.step_parts", "packages", "wire"},
+    "observe.web": BASE
+    | {"net", "net.limits", "observe.report", "observe.step_parts", "security", "wire"},
     "doctor": {"figures", *PURE_BELOW},
     "cluster": {"diagnostics", "doctor", *PURE_BELOW},
     "registry": PURE_BELOW,
@@ -100,6 +102,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "net",
         "observe.profile",
         "observe.report",
+        "observe.step_parts",
         "packages",
     }
     | {"registry", "security", "wire"},
@@ -107,7 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     *("cluster", "doctor", "engine", "exchange.api", "exchange.schedule"),
     *("observe.comparison", "observe.profile", "observe.pyramid"),
-    *("observe.series", "registry", "sweeps", "wire"),
+    *("observe.series", "observe.step_parts", "registry", "sweeps", "wire"),
 }
 IMPURE = {
     *("asyncio", "socket", "threading", "time", "random", "os", "torch", "numpy"),
@@ -127,7 +130,7 @@ LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
 CONTRACTS = {
     *(("exchange", "api"), ("exchange", "schedule"), ("net", "limits")),
     *(("observe", name) for name in ("comparison", "metrics", "profile")),
-    *(("observe", name) for name in ("pyramid", "report", "series", "sinks", "web")),
+    *(("observe", name) for name in ("pyramid", "report", "series", "sinks", "step_parts", "web")),
 }
 """Modules and folders that are a unit of their own, which others may import without the rest."""
 

@@ -101,6 +101,7 @@ METRICS: Final = (
         "dtd_worker_samples_per_second", "worker", BOTH, "Rows of a worker's share per second."
     ),
     _metric("dtd_worker_step_seconds", "worker", BOTH, "Duration of a step, from start to end."),
+    _metric("dtd_worker_data_seconds", "worker", BOTH, "Time of a step waiting for data."),
     _metric(
         "dtd_worker_compute_seconds", "worker", BOTH, "Duration of forward and backward in a step."
     ),
@@ -115,6 +116,12 @@ METRICS: Final = (
         "worker",
         BOTH,
         "The part of that time during which training waited.",
+    ),
+    _metric(
+        "dtd_worker_optimizer_seconds",
+        "worker",
+        BOTH,
+        "Time of the optimizer in a step.",
     ),
     _metric(
         "dtd_worker_own_seconds",

@@ -172,8 +172,10 @@ _OF_A_STEP: Final = {
     "gradient_norm": "grad_norm",
     "samples_per_second": "samples_per_s",
     "step_seconds": "step_s",
+    "data_seconds": "data_s",
     "compute_seconds": "compute_s",
     "communication_seconds": "comm_s",
     "exposed_communication_seconds": "exposed_s",
+    "optimizer_seconds": "optimizer_s",
     "own_seconds": "own_s",
 }

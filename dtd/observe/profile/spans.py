@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from dtd.observe.step_parts import STEP_PARTS
 from dtd.wire.messages import Chunk
 
 MAX_SPANS: Final = 100_000
@@ -20,12 +21,9 @@ NS: Final = 1e9
 """Nanoseconds of a second."""
 
 STEP: Final = "step"
-DATA: Final = "data"
-COMPUTE: Final = "forward and backward"
+DATA, COMPUTE, WAIT, COMMIT = (part.name for part in STEP_PARTS)
 COLLECT: Final = "collect"
 VOTE: Final = "vote"
-COMMIT: Final = "commit"
-WAIT: Final = "wait"
 BUCKET: Final = "bucket"
 WORD: Final = "word"
 CHUNK: Final = "chunk"

@@ -15,8 +15,9 @@ from markupsafe import Markup
 
 from dtd import figures
 from dtd.figures import is_logarithmic, number, sparklines
-from dtd.observe.report.facts import PARTS, Curve, Facts, WorkerShare, World
+from dtd.observe.report.facts import Curve, Facts, WorkerShare, World
 from dtd.observe.report.render import Chart, to_svg
+from dtd.observe.step_parts import OTHER, STEP_PARTS, StepPart
 
 WIDTH: Final = 720
 HEIGHT: Final = 250
@@ -47,10 +48,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A stacked bar: (length, colour) of its parts, from left to right."""
+    """A stacked bar: (length, style) of its parts, from left to right."""
 
     name: str
-    parts: Sequence[tuple[float, int]]
+    parts: Sequence[tuple[float, str]]
     note: str = ""
 
 
@@ -119,7 +120,7 @@ def line_chart(
         y_ticks=[(y.at(value), _short(value)) for value in y.ticks()],
         marks=[(x.at(at), event) for at, event in marks if x.low <= at <= x.high],
         curves=[_curve(line, x, y) for line in lines],
-        legend=_legend([(one.name, one.colour) for one in lines if several], HEIGHT + 12),
+        legend=_legend([(one.name, f"f{one.colour}") for one in lines if several], HEIGHT + 12),
     )
 
 
@@ -144,7 +145,7 @@ def bar_chart(bars: Sequence[Bar], *, title: str) -> Markup:
         x_label="milliseconds",
         x_ticks=[(scale.at(value), _short(value)) for value in scale.ticks()],
         bars=[_bar(bar, scale, _TOP + at * (_BAR + _GAP)) for at, bar in enumerate(bars)],
-        legend=_legend([(name, at) for at, name in enumerate(PART_NAMES)], bottom + 54),
+        legend=_legend([(part.name, _style(part)) for part in _BAR_PARTS], bottom + 54),
     )
 
 
@@ -196,8 +197,8 @@ def _curve(line: Line, x: _Axis, y: _Axis) -> dict[str, Any]:
     }
 
 
-def _legend(entries: Sequence[tuple[str, int]], y: float) -> list[tuple[float, float, str, int]]:
-    """Names with their colours, side by side."""
+def _legend(entries: Sequence[tuple[str, str]], y: float) -> list[tuple[float, float, str, str]]:
+    """Names with their styles, side by side."""
     widths = [34 + _CHARACTER * len(name) for name, _ in entries]
     places = itertools.accumulate(widths, initial=float(_LEFT))
     return [(x, y, *entry) for x, entry in zip(places, entries, strict=False)]
@@ -229,7 +230,7 @@ def _short(value: float) -> str:
 _SPARK: Final = 60
 _MILLIS: Final = 1000.0
 _MARKED: Final = frozenset({"recovered", "worker_lost", "steps_lost", "replicas_diverged"})
-PART_NAMES: Final = ("data", "compute", "exposed communication", "optimizer", "other")
+_BAR_PARTS: Final = (*STEP_PARTS, OTHER)
 
 
 def loss(runs: Sequence[Facts]) -> Chart:
@@ -305,12 +306,17 @@ def split(workers: Sequence[WorkerShare]) -> Chart:
     bars = []
     for one in workers:
         assert one.step_s is not None
-        parts = [_MILLIS * one.parts.get(part, 0.0) for part in PARTS]
+        parts = [_MILLIS * one.parts.get(part.field, 0.0) for part in STEP_PARTS]
         rest = max(0.0, _MILLIS * one.step_s - sum(parts))
-        stacked = [(length, colour) for colour, length in enumerate([*parts, rest])]
+        styles = map(_style, _BAR_PARTS)
+        stacked = list(zip([*parts, rest], styles, strict=True))
         bars.append(Bar(name=one.name, parts=stacked, note=figures.span(one.step_s)))
     title = "A mean step of each worker"
     return Chart(title, bar_chart(bars, title=title))
+
+
+def _style(part: StepPart) -> str:
+    return f"part-{part.key}"
 
 
 def _over_steps(

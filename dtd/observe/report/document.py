@@ -9,7 +9,7 @@ from typing import Any, Final
 from dtd import __version__, figures
 from dtd.job.differences import changed_settings
 from dtd.observe.report import charts, words
-from dtd.observe.report.facts import PARTS, Facts, World
+from dtd.observe.report.facts import Facts, World
 from dtd.observe.report.render import (
     Block,
     Bullets,
@@ -20,6 +20,7 @@ from dtd.observe.report.render import (
     Text,
     Tiles,
 )
+from dtd.observe.step_parts import STEP_PARTS
 from dtd.packages.limits import short
 
 MOST_INCIDENTS: Final = 200
@@ -133,12 +134,12 @@ def share(value: float | None) -> str:
 
 def _step_time(facts: Facts) -> Section:
     known = [one for one in facts.workers if one.step_s]
-    headings = ("worker", "step", "data", "compute", "exposed", "optimizer", "memory", "cores")
+    headings = ("worker", "step", *(part.name for part in STEP_PARTS), "memory", "cores")
     rows = [
         (
             one.name,
             figures.span(one.step_s),
-            *(figures.span(one.parts.get(part)) for part in PARTS),
+            *(figures.span(one.parts.get(part.field)) for part in STEP_PARTS),
             figures.NOTHING if one.memory_bytes is None else figures.size(round(one.memory_bytes)),
             figures.number(None if one.cores is None else round(one.cores, 2)),
         )

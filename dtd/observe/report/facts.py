@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from dtd.observe.series import EVALUATION, Kind
+from dtd.observe.step_parts import STEP_PARTS
 from dtd.wire import messages as m
 
 QUIET: Final = frozenset(
@@ -27,9 +28,6 @@ POINTS: Final = 500
 
 MOST_PAGES: Final = 400
 """Most pages of incidents or of curves; the rest is left out."""
-
-PARTS: Final = ("data_s", "compute_s", "exposed_s", "optimizer_s")
-"""Parts of a step's time; the rest is measured by none of them."""
 
 
 class Point(NamedTuple):
@@ -74,7 +72,7 @@ class WorkerShare:
     Attributes:
         name: the worker.
         step_s: its mean step.
-        parts: by name of `PARTS`.
+        parts: by field of `STEP_PARTS`.
         memory_bytes: the most that its process had.
         cores: mean use of the processor.
     """
@@ -297,7 +295,11 @@ def _worker(name: str, curves: Mapping[str, Curve]) -> WorkerShare:
     def mean(figure: str) -> float | None:
         return _mean(point for point in curves.get(figure, ()) if point.begin in busy)
 
-    parts = {part: value for part in PARTS if (value := mean(f"worker_{part}")) is not None}
+    parts = {
+        part.field: value
+        for part in STEP_PARTS
+        if (value := mean(f"worker_{part.field}")) is not None
+    }
     memory = [point.greatest for point in curves.get("memory_bytes", ())]
     return WorkerShare(
         name=name,

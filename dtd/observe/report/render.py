@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Final
 import jinja2
 from markupsafe import Markup, escape
 
+from dtd.observe.step_parts import OTHER, STEP_PARTS, stylesheet
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -132,6 +134,7 @@ def _environment() -> jinja2.Environment:
     )
     made.filters |= {"breakable": _breakable, "code": _code, "md": _md, "path": _path}
     made.filters["px"] = "{:.1f}".format
+    made.globals |= {"parts": (*STEP_PARTS, OTHER), "part_colours": stylesheet()}
     return made
 
 

@@ -23,12 +23,12 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from importlib.resources.abc import Traversable
 from typing import Any, Final
 
 from aiohttp import web
 
 from dtd.errors import DtdError, ProtocolError
+from dtd.observe.step_parts import STEP_PARTS, stylesheet
 from dtd.shown import escaped
 
 API: Final = "/api/"
@@ -245,13 +245,22 @@ def read_files() -> dict[str, ServedFile]:
         ModuleNotFoundError: the chart library is not installed.
     """
     own = importlib.resources.files("dtd.observe.web").joinpath("static")
-    found = {one.name: _read(one, one.name) for one in own.iterdir() if "." in one.name}
     script = importlib.resources.files(_CHART_PACKAGE).joinpath(*_CHART_SCRIPT)
-    return {**found, CHARTS: _read(script, CHARTS)}
+    named = {one.name: one.read_bytes() for one in own.iterdir() if "." in one.name}
+    made = {CHARTS: script.read_bytes(), **_step_parts()}
+    return {name: _served(plain, name) for name, plain in {**named, **made}.items()}
 
 
-def _read(file: Traversable, name: str) -> ServedFile:
-    plain = file.read_bytes()
+def _step_parts() -> dict[str, bytes]:
+    """The names and the colours of a step's parts as the page's modules and styles have them."""
+    parts = json.dumps([part._asdict() for part in STEP_PARTS], ensure_ascii=False)
+    return {
+        "step_parts.js": f"export const STEP_PARTS = {parts};\n".encode(),
+        "step_parts.css": stylesheet().encode(),
+    }
+
+
+def _served(plain: bytes, name: str) -> ServedFile:
     return ServedFile(
         content_type=_TYPES[name[name.rindex(".") :]],
         plain=plain,

@@ -6,13 +6,13 @@ import sqlite3
 
 import pytest
 
+from dtd.errors import RequestRefused
 from dtd.observe import query
-from dtd.observe.series import (
-    step_entry,
-)
+from dtd.observe.series import step_entries, step_entry
 from dtd.observe.store import DAMAGED_NAME, FILE_NAME, MetricsStore
 from dtd.wire import messages as m
-from tests.unit.observe.reports import row
+from dtd.wire.step_rows import pack_step_rows
+from tests.unit.observe.reports import progress, row
 
 LIMIT_BYTES = 1 << 30
 
@@ -52,6 +52,21 @@ def test_every_step_is_remembered(box):
     box.steps(1, 30)
     assert box.loss() == [[step, step, 1, step, step, step] for step in range(1, 30)]
     assert box.ask()["steps"] == 29
+
+
+def test_steps_of_one_report_ended_one_after_another(box):
+    steps = pack_step_rows([row(step, 1, step_s=0.5) for step in (7, 8, 9)])
+    box.write(*step_entries(progress(job="j-1", step=9, steps=steps), 1000.0))
+    (times,) = box.ask(names=("unix_s",))["series"]
+    assert [point[4] for point in times["points"]] == [999.0, 999.5, 1000.0]
+
+
+def test_a_short_job_has_no_figures_of_workers_and_no_evaluations_yet(box):
+    box.steps(1, 3)
+    names = ("memory_bytes", "round_trip_s", "eval/loss")
+    assert box.ask(names=names, workers=True)["series"] == []
+    with pytest.raises(RequestRefused, match="is a figure of its workers"):
+        box.ask(names=names)
 
 
 def test_a_plot_of_many_steps_has_their_sums(box):

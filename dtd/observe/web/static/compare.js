@@ -1,55 +1,56 @@
-// Several jobs side by side: results, and curves on top of each other.
+// Several jobs side by side: curves on top of each other, results, differences.
 
 import { get } from "./api.js";
+import { chartChoices, drawFigures, figureCards } from "./chart.js";
+import { Curves } from "./curves.js";
 import { h, render } from "./dom.js";
-import { chartCard, failed, jobLink, state, table } from "./parts.js";
-import { curve, draw, palette } from "./plots.js";
+import { incidentMarks } from "./incidents.js";
+import { failed, jobLink, state, table } from "./parts.js";
 import { number, rate, shown, span, trainers, whole } from "./words.js";
 
-const MOST = 8;
-const CURVES = [["loss", "Loss"], ["rows_per_s", "Throughput"], ["learning_rate", "Learning rate"], ["gradient_norm", "Gradient norm"]];
+export const MOST_COMPARED = 8;
+const EVERY_MS = 5000;
 
 export function openCompare({ main, query }) {
-  const ids = (query.get("jobs") ?? "").split(",").filter(Boolean).slice(0, MOST);
+  const ids = (query.get("jobs") ?? "").split(",").filter(Boolean).slice(0, MOST_COMPARED);
   const closing = new AbortController();
-  let [jobs, curves, compared, error] = [null, new Map(), null, null];
+  const path = (id) => `jobs/${encodeURIComponent(id)}`;
+  const runs = ids.map((id) => ({ id, curves: new Curves((query) => get(`${path(id)}/metrics`, query, closing.signal)), details: null, spec: null, marks: [] }));
+  const timer = setInterval(look, EVERY_MS);
+  let [compared, error] = [null, null];
 
-  async function look() {
+  async function lookAt(run) {
+    if (run.details?.ended_s) return;
+    const [details, marks] = await Promise.all([get(path(run.id), {}, closing.signal), incidentMarks(run.id), run.curves.look()]);
+    Object.assign(run, { details, spec: details.spec, marks: marks.map((one) => ({ ...one, label: `${run.id}: ${one.label}`, curves: run.curves })) });
+  }
+
+  async function look(first = false) {
+    if (ids.length < 2 || (!first && (document.hidden || runs.every((run) => run.details?.ended_s)))) return;
     try {
-      compared = await get("compare", { jobs: ids.join(",") }, closing.signal);
-      const found = await Promise.all(ids.map((id) => Promise.all([
-        get(`jobs/${encodeURIComponent(id)}`, {}, closing.signal), get(`jobs/${encodeURIComponent(id)}/metrics`, { points: 300 }, closing.signal)])));
-      jobs = found.map(([job]) => job);
-      curves = new Map(found.map(([job, metrics]) => [job.id, metrics.series]));
+      [compared] = await Promise.all([get("compare", { jobs: ids.join(",") }, closing.signal), ...runs.map(lookAt)]);
+      error = null;
     } catch (found) {
       if (found.name === "AbortError") return;
       error = found;
     }
     show();
-    for (const name of names()) {
-      const place = document.getElementById(`curve-${name}`);
-      if (place) draw(place, () => ids.flatMap((id, at) => {
-        const series = curves.get(id)?.find((one) => one.name === name);
-        return series ? curve(series, id, palette()[at]).filter((trace) => trace.hoverinfo !== "skip") : [];
-      }), { showlegend: true, xaxis: { title: { text: "step" } } });
-    }
+    if (compared) drawFigures(runs, runs.flatMap((run) => run.marks));
   }
-
-  const known = (name) => [...curves.values()].some((all) => all.some((one) => one.name === name && one.points.some((point) => point[4] !== null)));
-  const names = () => [...CURVES.map(([name]) => name).filter(known), ...new Set([...curves.values()].flat().map((one) => one.name).filter((name) => name.startsWith("eval/") && known(name)))];
 
   function show() {
     if (ids.length < 2) { render(main, h("h1", {}, "Compare"), h("p", { class: "empty" }, "Choose two or more jobs in ", h("a", { href: "#/runs" }, "Runs"), ".")); return; }
+    const jobs = runs.map((run) => run.details);
     render(main, h("div", { class: "head" }, h("h1", {}, "Compare"), h("span", { class: "soft" }, ids.join(", "))),
       error && failed(error),
-      jobs && h("div", { class: "grid" }, names().map((name) => chartCard(`curve-${name}`, CURVES.find(([one]) => one === name)?.[1] ?? name.replace("eval/", "Evaluation: "), { label: `${name} of ${ids.join(", ")}` }))),
-      jobs && h("section", { class: "card", "aria-label": "Results" }, h("h2", {}, "Results"), table("Results", [{ name: "Figure" }, ...jobs.map((one) => ({ name: one.id, num: true }))], [...resultRows(jobs), ...bestRows(compared)])),
-      jobs && h("section", { class: "card", "aria-label": "Differences" }, h("h2", {}, "Differences"), differing(compared)));
+      compared && [chartChoices(), h("div", { class: "grid" }, figureCards(runs))],
+      compared && h("section", { class: "card", "aria-label": "Results" }, h("h2", {}, "Results"), table("Results", [{ name: "Figure" }, ...jobs.map((one) => ({ name: one.id, num: true }))], [...resultRows(jobs), ...bestRows(compared)])),
+      compared && h("section", { class: "card", "aria-label": "Differences" }, h("h2", {}, "Differences"), differing(compared)));
   }
 
   show();
-  if (ids.length >= 2) look();
-  return { title: "Compare", hear() {}, close() { closing.abort(); } };
+  look(true);
+  return { title: "Compare", hear() {}, close() { clearInterval(timer); closing.abort(); } };
 }
 
 function resultRows(jobs) {

@@ -2,26 +2,19 @@
 
 import { get, save } from "./api.js";
 import { announce, h, render } from "./dom.js";
+import { chartChoices, drawCurves, drawFigures, figureCards } from "./chart.js";
 import { Curves } from "./curves.js";
-import { events, newestEvent, readEvents, readEventsOf } from "./eventlog.js";
-import { faultStrip, faultsOf, incidentCard } from "./incidents.js";
+import { events, newestEvent, readEvents } from "./eventlog.js";
+import { faultStrip, faultsOf, incidentCard, incidentMarks } from "./incidents.js";
 import { chartCard, command, failed, eventList, state, table, tile, tiles } from "./parts.js";
-import { colour, curve, draw, newest, palette, seconds, spread, told } from "./plots.js";
+import { known, newest } from "./points.js";
 import { memoryCard } from "./memory.js";
-import { PARTS, legend } from "./split.js";
+import { splitCard, splitChart } from "./split.js";
 import { jobCard } from "./overview.js";
 import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, trainers, whole } from "./words.js";
 
 const EVERY_MS = 4000;
-const POINTS = 300;
 const LATEST = 12;
-const OF_JOB = [
-  ["loss", "Loss", number, "series-1"],
-  ["rows_per_s", "Throughput", rate, "series-3"],
-  ["learning_rate", "Learning rate", number, "series-5"],
-  ["gradient_norm", "Gradient norm", number, "series-4"],
-];
-const FROM_ZERO = ["rows_per_s", "learning_rate"];
 const OF_WORKERS = [
   ["memory_bytes", "Memory", bytes, 1 / 2 ** 20, " MiB"],
   ["processor_cores", "Processor cores", (value) => number(value, 2), 1, ""],
@@ -30,35 +23,26 @@ const OF_WORKERS = [
   ["round_trip_s", "Round trip of links", span, 1000, " ms"],
   ["link_bytes_per_s", "Rate of links", bandwidth, 1, "B/s"],
 ];
-const SPLIT = [...PARTS.map(([field]) => field), "step_s"];
 
 export function openJob({ main, world, parts, confirmed }) {
   const id = parts[0] ?? "";
   const path = `jobs/${encodeURIComponent(id)}`;
   const closing = new AbortController();
-  const seen = { details: null, error: null, series: new Map(), workers: new Map() };
+  const seen = { details: null, error: null, marks: [] };
   const ask = (query) => get(`${path}/metrics`, query, closing.signal);
-  const of_job = new Curves((since) => ask({ points: POINTS, ...since }));
-  const of_workers = new Curves((since) => ask({ workers: 1, points: 120, names: OF_WORKERS.map(([name]) => name).join(","), ...since }));
+  const of_job = new Curves(ask);
+  const of_workers = new Curves((since) => ask({ workers: 1, names: OF_WORKERS.map(([name]) => name).join(","), ...since }));
   const timer = setInterval(look, EVERY_MS);
   let ended = false;
 
   async function look(first = false) {
     if ((document.hidden || ended) && !first) return;
     try {
-      const [details, figures] = await Promise.all([
-        get(path, {}, closing.signal), of_job.look(), of_workers.look().catch(() => null),
-        first && readEventsOf(id)]);
+      const [details, figures, , marks] = await Promise.all([
+        get(path, {}, closing.signal), of_job.look(), of_workers.look(), incidentMarks(id)]);
       if (seen.details && details.steps_lost !== seen.details.steps_lost) [of_job, of_workers].forEach((one) => one.restart());
       ended = Boolean(details.ended_s);
-      seen.details = details;
-      seen.series = new Map(of_job.series.map((one) => [one.name, one]));
-      seen.stopped = figures.stopped;
-      seen.workers = new Map();
-      for (const one of of_workers.series) {
-        if (one.points.some((point) => point[4] !== null)) seen.workers.set(one.name, [...(seen.workers.get(one.name) ?? []), one]);
-      }
-      seen.error = null;
+      Object.assign(seen, { details, marks, stopped: figures.stopped, error: null });
     } catch (error) {
       if (error.name === "AbortError") return;
       seen.error = error;
@@ -75,35 +59,23 @@ export function openJob({ main, world, parts, confirmed }) {
     show();
   } };
 
-  function evaluations() {
-    return [...seen.series.keys()].filter((name) => name.startsWith("eval/")).sort();
-  }
+  const runs = () => [{ id, curves: of_job, spec: seen.details?.spec }];
+  const shownWorkers = () => OF_WORKERS.map((one) => [...one, of_workers.all(one[0])]).filter((one) => one.at(-1).length);
 
   function plot() {
-    const step = { xaxis: { title: { text: "step" } } };
-    for (const [name, title, , tint] of OF_JOB) drawSeries(`curve-${name}`, seen.series.get(name), title, tint, { ...step, yaxis: spread(seen.series.get(name)) && name !== "rows_per_s" ? { type: "log" } : { type: "linear", rangemode: FROM_ZERO.includes(name) ? "tozero" : "normal" } });
-    for (const name of evaluations()) drawSeries(`curve-${name}`, seen.series.get(name), name, "series-2", step);
-    const place = document.getElementById("curve-split");
-    if (place && seen.series.get("step_s")) draw(place, () => splitTraces(seen.series), { ...step, yaxis: { rangemode: "tozero", ticksuffix: " ms" } });
-    for (const [name, , , factor, unit] of OF_WORKERS) {
-      const many = document.getElementById(`many-${name}`);
-      if (many && seen.workers.has(name)) {
-        draw(many, () => seen.workers.get(name).flatMap((one, at) => curve(one, one.to ? `${one.source} → ${one.to}` : one.source, palette()[at % 8], seconds, factor)).filter((trace) => trace.hoverinfo !== "skip"),
-          { showlegend: seen.workers.get(name).length < 9, yaxis: { rangemode: "tozero", ticksuffix: unit } });
-      }
+    drawFigures(runs(), seen.marks);
+    drawCurves(document.getElementById("curve-split"), { ...splitChart(of_job), marks: seen.marks });
+    for (const [name, , , factor, unit, all] of shownWorkers()) {
+      drawCurves(document.getElementById(`many-${name}`), { name, unit, from_zero: true, marks: seen.marks, lines: all.map((one, at) => (
+        { name: one.to ? `${one.source} → ${one.to}` : one.source, points: known(one), tint: `series-${1 + (at % 8)}`, factor })) });
     }
-  }
-
-  function drawSeries(where, series, title, tint, extra) {
-    const place = document.getElementById(where);
-    if (place && series) draw(place, () => curve(series, title, colour(tint)), extra);
   }
 
   function show() {
     if (seen.error) { render(main, h("h1", {}, id), failed(seen.error)); return; }
     if (!seen.details) { render(main, h("h1", {}, id), h("p", { class: "empty" }, "…")); return; }
     const active = !ended && world.status?.job?.id === id ? world.status.job : null;
-    const charts = OF_JOB.filter(([name]) => newest(seen.series.get(name)) !== null);
+    const charts = figureCards(runs());
     render(main,
       h("div", { class: "head" }, h("h1", {}, id), state(active?.state ?? seen.details.state),
         h("span", { class: "push" }, h("a", { class: "button", href: `#/logs/${encodeURIComponent(id)}` }, `Output (${whole(seen.details.lines)})`))),
@@ -112,14 +84,12 @@ export function openJob({ main, world, parts, confirmed }) {
       faultsOf(id).reverse().map((one) => incidentCard(one, { ...seen.details, step: active?.step ?? seen.details.step })),
       seen.stopped && h("div", { class: "alert" }, `Metrics are not being stored: ${seen.stopped}`),
       !charts.length && h("p", { class: "empty" }, "No metrics yet: the job has not trained a step."),
-      h("div", { class: "grid" },
-        charts.map(([name, title, words]) => chartCard(`curve-${name}`, title, { value: words(newest(seen.series.get(name))), note: name !== "rows_per_s" && spread(seen.series.get(name)) ? "logarithmic" : "", label: told(seen.series.get(name), `${title} by step`) })),
-        newest(seen.series.get("step_s")) !== null && chartCard("curve-split", "Time of a step on rank 0", { value: span(newest(seen.series.get("step_s"))), label: told(seen.series.get("step_s"), "Seconds of a step, by step"), above: legend() }),
-        evaluations().map((name) => chartCard(`curve-${name}`, name.replace("eval/", "Evaluation: "), { value: number(newest(seen.series.get(name))), label: told(seen.series.get(name), name) }))),
+      charts.length > 0 && chartChoices(),
+      h("div", { class: "grid" }, charts, splitCard(of_job)),
       active && memoryCard(world.status.workers),
-      seen.workers.size ? h("h2", {}, "Workers and links over time") : null,
-      h("div", { class: "grid wide" }, OF_WORKERS.filter(([name]) => seen.workers.has(name)).map(([name, title, words]) =>
-        chartCard(`many-${name}`, title, { value: words(Math.max(...seen.workers.get(name).map((one) => newest(one) ?? 0))), note: "largest now", label: `${title}, of ${counted(seen.workers.get(name).length, "series").replace("seriess", "series")} over time` }))),
+      shownWorkers().length ? h("h2", {}, "Workers and links over time") : null,
+      h("div", { class: "grid wide" }, shownWorkers().map(([name, title, words, , , all]) =>
+        chartCard(`many-${name}`, title, { value: words(Math.max(...all.map((one) => newest(one) ?? 0))), note: "largest now", label: `${title} over time, of ${all.length} workers or links` }))),
       checkpointsCard(seen.details.checkpoints),
       h("section", { class: "card", "aria-label": "Events" }, h("h2", {}, "Events"), countsOf(seen.details.incidents), eventList(events().filter((one) => one.job === id).slice(-LATEST).reverse())),
       takeAwayCard(id, path, active, saving),
@@ -132,19 +102,6 @@ export function openJob({ main, world, parts, confirmed }) {
     if (topic === "incidents" && world.newest > newestEvent()) readEvents().then(show, () => {});
     if (topic === "status" && seen.details && !ended) show();
   }, close() { clearInterval(timer); closing.abort(); } };
-}
-
-// The parts of a step as areas on top of each other; what is left over is the last.
-function splitTraces(series) {
-  const total = series.get("step_s").points;
-  const value = (name, at) => series.get(name)?.points[at]?.[4] ?? 0;
-  const x = total.map((point) => point[1]);
-  const areas = PARTS.map(([name, title, tint]) => ({
-    x, y: total.map((_, at) => 1000 * value(name, at)), name: title, stackgroup: "step", mode: "lines",
-    line: { width: 0, color: colour(tint) }, fillcolor: colour(tint), hovertemplate: `%{y:.3g} ms<extra>${title}</extra>`,
-  }));
-  const rest = total.map((point, at) => Math.max(0, 1000 * ((point[4] ?? 0) - PARTS.reduce((sum, [name]) => sum + value(name, at), 0))));
-  return [...areas, { x, y: rest, name: "other", stackgroup: "step", mode: "lines", line: { width: 0, color: colour("faint") }, fillcolor: colour("grid"), hovertemplate: "%{y:.3g} ms<extra>other</extra>" }];
 }
 
 function factsCard(job) {

@@ -1,12 +1,13 @@
 // The cluster as it is: the job, its curves, the ring, the workers, what happened last.
 
 import { get } from "./api.js";
+import { chartChoices, drawFigures, figureCards } from "./chart.js";
 import { Curves } from "./curves.js";
 import { announce, h, render } from "./dom.js";
-import { alert, chartCard, dash, eventList, jobLink, state, table, tile, tiles } from "./parts.js";
-import { colour, curve, draw, forget, newest, spread, told } from "./plots.js";
+import { alert, dash, eventList, jobLink, state, table, tile, tiles } from "./parts.js";
+import { forget } from "./plots.js";
 import { events, readEvents } from "./eventlog.js";
-import { faultStrip, faultsOf, incidentCard } from "./incidents.js";
+import { faultStrip, faultsOf, incidentCard, incidentMarks } from "./incidents.js";
 import { BreakShown } from "./breaks.js";
 import { membersOf, ring } from "./ring.js";
 import { split } from "./split.js";
@@ -15,14 +16,17 @@ import { ago, bytes, counted, number, rate, span, trainers, whole } from "./word
 const CURVES_EVERY_MS = 3000;
 const LATEST = 10;
 const CARDS = 3;
+const NAMES = "loss,rows_per_s,eval/loss,epoch,unix_s";
 
 const jobOf = (status) => status?.job ?? status?.last_job ?? null;
 
 export function openOverview({ main, world, confirmed }) {
-  const seen = { newest: -1, details: null, curves: null, loss: null, rate: null, job: "" };
+  const seen = { newest: -1, details: null, curves: null, marks: [], job: "" };
   const closing = new AbortController();
   const timer = setInterval(curves, CURVES_EVERY_MS);
   const breaks = new BreakShown(show);
+
+  const runs = () => [{ id: seen.job, curves: seen.curves }];
 
   async function incidents() {
     if (world.newest === seen.newest) return;
@@ -42,20 +46,16 @@ export function openOverview({ main, world, confirmed }) {
     if (!job || document.hidden) return;
     if (job !== seen.job) { // a curve and its zoom are one job's; a new one has no points yet
       forget(main);
-      const ask = (since) => get(`jobs/${encodeURIComponent(job)}/metrics`, { names: "loss,rows_per_s", points: 300, ...since }, closing.signal);
-      Object.assign(seen, { job, curves: new Curves(ask), loss: null, rate: null });
+      const ask = (since) => get(`jobs/${encodeURIComponent(job)}/metrics`, { names: NAMES, ...since }, closing.signal);
+      Object.assign(seen, { job, curves: new Curves(ask), marks: [] });
       show();
     }
     try {
-      await seen.curves.look();
+      [seen.marks] = await Promise.all([incidentMarks(job), seen.curves.look()]);
       if (job !== seen.job) return; // another one has begun meanwhile
-      [seen.loss, seen.rate] = ["loss", "rows_per_s"].map((name) => seen.curves.named(name));
     } catch (error) { if (error.name === "AbortError") return; }
     show();
-    for (const [id, series, tint, name] of [["loss-curve", seen.loss, "series-1", "loss"], ["rate-curve", seen.rate, "series-3", "rows/s"]]) {
-      const place = document.getElementById(id);
-      if (place) draw(place, () => (series ? curve(series, name, colour(tint)) : []), { xaxis: { title: { text: "step" } }, yaxis: name === "rows/s" ? { rangemode: "tozero" } : { type: spread(series) ? "log" : "linear" } });
-    }
+    drawFigures(runs(), seen.marks);
   }
 
   function show() {
@@ -75,9 +75,7 @@ export function openOverview({ main, world, confirmed }) {
       h("div", { class: "grid" },
         h("section", { class: "card", "data-key": "ring", "aria-labelledby": "ring-title" }, h("h2", { id: "ring-title" }, "Ring"), ring(status, figures, breaks.shown())),
         h("section", { class: "card", "data-key": "split", "aria-labelledby": "split-title" }, h("h2", { id: "split-title" }, "Time of a step"), split(job ? figures : null))),
-      (job || seen.loss) && h("div", { class: "grid" },
-        chartCard("loss-curve", "Loss", { value: number(job?.loss ?? newest(seen.loss)), note: `${seen.job}${spread(seen.loss) ? ", logarithmic" : ""}`, label: told(seen.loss, "Loss by step") }),
-        chartCard("rate-curve", "Throughput", { value: rate(job?.samples_per_s ?? newest(seen.rate)), label: told(seen.rate, "Rows per second by step") })),
+      seen.curves?.steps ? [chartChoices(), h("div", { class: "grid" }, figureCards(runs()))] : null,
       workersCard(status, world, confirmed),
       h("section", { class: "card", "data-key": "latest", "aria-labelledby": "latest-title" },
         h("div", { class: "card-head" }, h("h2", { id: "latest-title" }, "Latest events"), h("span", { class: "value small" }, h("a", { href: "#/events" }, "All events"))),

@@ -41,7 +41,7 @@ export const failed = (error) => h("div", { role: "alert" }, alert(error.message
 export function chartCard(id, title, { value = "", note = "", label = title, tall = false, above = null } = {}) {
   return h("section", { class: "card", "data-key": id, "aria-labelledby": `${id}-title` },
     h("div", { class: "card-head" }, h("h2", { id: `${id}-title` }, title), note && h("span", { class: "note" }, note), h("span", { class: "value num" }, value)), above,
-    h("div", { id, class: `chart${tall ? " tall" : ""}`, role: "img", "aria-label": label, "data-keep": true }));
+    h("div", { class: "plot", "data-keep": true }, h("div", { class: "plot-tools" }), h("div", { id, class: `chart${tall ? " tall" : ""}`, role: "img", "aria-label": label })));
 }
 
 // Levels of events; any other kind is a warning.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dtd.observe.metrics.catalogue import BY_NAME, METRICS, Metric
+from dtd.observe.step_parts import STEP_PARTS
 from scripts.gen_docs.__main__ import PAGES
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_per_second", "_total")
@@ -61,6 +62,16 @@ def labels_asked(target: dict[str, str]) -> set[str]:
     groups = re.findall(r"\b(?:by|on|without|ignoring) \(([^)]*)\)", target["expr"])
     grouped = {name.strip() for group in groups for name in group.split(",")}
     return grouped | set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+
+
+def test_the_dashboard_shows_the_parts_of_a_step_as_the_page_does() -> None:
+    (panel,) = (one for one in PANELS if one["title"] == "Where a step's time goes")
+    colours = {
+        one["matcher"]["options"]: one["properties"][0]["value"]["fixedColor"]
+        for one in panel["fieldConfig"]["overrides"]
+    }
+    assert [one["legendFormat"] for one in panel["targets"]] == [part.name for part in STEP_PARTS]
+    assert colours == {part.name: part.light for part in STEP_PARTS}
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -66,7 +66,7 @@ def test_each_worker_is_a_process_with_its_threads():
     assert names == {"rank 0: a", "rank 1: b"}
     assert rows(events, 1) == {
         ("step 12", 0.0, 8.0),
-        ("wait", 1.0, 1.0),
+        ("exposed communication", 1.0, 1.0),
         ("bucket 0", 0.5, 3.5),
         ("bucket 1", 1.5, 3.5),
         ("word", 5.0, 1.0),

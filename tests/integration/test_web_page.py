@@ -308,6 +308,10 @@ def test_a_failed_job_shows_its_traceback_and_what_to_do(
     browser.run(f"location.hash = '#/job/{failed}'")
     browser.until("document.querySelector('pre.traceback')?.innerText.includes('row 17 is odd')")
     assert f"dtdctl submit JOB.toml --resume-from {failed}" in browser.text()
+    assert "gated_task.py" in browser.run("document.querySelector('pre.traceback').innerText")
+    browser.click("document.querySelector('.failure summary')")
+    browser.until("document.querySelector('.failure details pre').offsetHeight > 0")
+    browser.picture("failed", width=390)
 
 
 def test_a_model_gets_an_alias(daemons: Daemons, browser: Browser, job: str) -> None:

@@ -129,15 +129,25 @@ def of_error(error: DtdError) -> web.Response:
 
 
 PIECE_BYTES: Final = 32 * 1024
+SMALL_BYTES: Final = 1024
+CONTENT_ENCODING: Final = "Content-Encoding"
 _MAX_LOG_CHARACTERS: Final = 200
 
 
 async def in_pieces(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
-    """Send an answer with a large body; any other is returned as it is, to be sent."""
+    """Send an answer with a large body; any other is returned as it is, to be sent.
+
+    Text is compressed if the browser takes it so.
+    """
     body = answer.body if isinstance(answer, web.Response) else None
-    if not isinstance(body, bytes) or len(body) <= PIECE_BYTES or request.method == "HEAD":
+    if not isinstance(body, bytes) or len(body) <= SMALL_BYTES or request.method == "HEAD":
         return answer
-    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    headers = {**answer.headers}
+    accepted = "gzip" in request.headers.get("Accept-Encoding", "")
+    if accepted and CONTENT_ENCODING not in headers:
+        body = await asyncio.to_thread(gzip.compress, body, _FAST, mtime=0)
+        headers[CONTENT_ENCODING] = "gzip"
+    response = web.StreamResponse(status=answer.status, headers=headers)
     response.content_length = len(body)
     await response.prepare(request)
     view = memoryview(body)
@@ -173,24 +183,25 @@ class _Noting(logging.Handler):
 
 async def encoded(value: Any) -> bytes:
     """An answer as JSON; a large one takes a while, in a thread."""
-    return await asyncio.to_thread(_dumped, value)
+    return await asyncio.to_thread(lambda: dumped(safe(value)))
 
 
-def _dumped(value: Any) -> bytes:
-    safe = _safe(value)
-    return json.dumps(safe, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+def dumped(value: Any) -> bytes:
+    """JSON of a value that is `safe`."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _safe(value: Any) -> Any:
+def safe(value: Any) -> Any:
+    """A value as JSON can carry it and a page may show it."""
     match value:
         case str():
             return escaped(value)
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {escaped(str(key)): _safe(one) for key, one in value.items()}
+            return {escaped(str(key)): safe(one) for key, one in value.items()}
         case list() | tuple():
-            return [_safe(one) for one in value]
+            return [safe(one) for one in value]
         case bytes():
             return value.hex()
         case _:
@@ -231,7 +242,7 @@ class ServedFile:
         body = self.plain
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             body = self.compressed
-            headers["Content-Encoding"] = "gzip"
+            headers[CONTENT_ENCODING] = "gzip"
         return web.Response(
             body=body, content_type=self.content_type, charset="utf-8", headers=headers
         )

@@ -5,13 +5,16 @@ depend on the caller: twenty pages that draw the same curves cost the store one 
 one look at the coordinator a second for all watchers, and none without watchers.
 
 The page shows a state, not a sequence, so a browser that is slow gets the newest of each topic
-and misses those between; nothing piles up.
+and misses those between; nothing piles up.  A browser gets the difference to what it was sent last,
+of figures that are rounded to what the page shows, in one compressed stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import zlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -22,9 +25,28 @@ from aiohttp import web
 from dtd.errors import DtdError
 from dtd.observe.report.facts import Look
 from dtd.observe.web.backend import Backend, WebCaller
-from dtd.observe.web.http import HTTP_TOO_MANY, encoded, refused
+from dtd.observe.web.http import CONTENT_ENCODING, HTTP_TOO_MANY, dumped, encoded, refused, safe
 from dtd.observe.web.logins import Session
 from dtd.wire import messages as m
+
+SHOWN_DIGITS: Final = 4
+CURVE_DIGITS: Final = 5
+_SHORT: Final = 1e6
+"""Numbers from here on, such as times of day, keep their milliseconds."""
+
+
+def rounded(value: Any, digits: int) -> Any:
+    """A value whose fractions have at most so many significant digits."""
+    match value:
+        case float() if math.isfinite(value):
+            return float(f"{value:.{digits}g}") if abs(value) < _SHORT else round(value, 3)
+        case dict():
+            return {key: rounded(one, digits) for key, one in value.items()}
+        case list() | tuple():
+            return [rounded(one, digits) for one in value]
+        case _:
+            return value
+
 
 FRESH_S: Final = 2.0
 MAX_KEPT: Final = 64
@@ -72,7 +94,10 @@ class SharedAnswers:
         return await asyncio.shield(kept.task)
 
     async def _answer(self, message: m.Message) -> bytes:
-        return await encoded(await self.look(message))
+        found = await self.look(message)
+        if isinstance(message, m.GetMetrics):
+            return await asyncio.to_thread(lambda: dumped(rounded(safe(found), CURVE_DIGITS)))
+        return await encoded(found)
 
     def _forget(self) -> None:
         while len(self._kept) > MAX_KEPT:
@@ -98,22 +123,54 @@ BUFFER_BYTES: Final = 64 * 1024
 RETRY_MS: Final = 2000
 
 
+def change(old: Any, new: Any) -> Any:
+    """What makes `new` of `old`, which differ.
+
+    In an object or array of the same shape: an object of the changes by key or index.  Another
+    object or array is replaced by the only element of an array, anything else by the new value.
+    """
+    match old, new:
+        case dict(), dict() if old.keys() == new.keys():
+            return {key: change(old[key], one) for key, one in new.items() if old[key] != one}
+        case list(), list() if len(old) == len(new):
+            pairs = enumerate(zip(old, new, strict=True))
+            return {str(at): change(a, b) for at, (a, b) in pairs if a != b}
+        case ((dict() | list()), _):
+            return [new]
+        case _:
+            return new
+
+
 class _Watcher:
-    """The messages to send to one browser next, the newest of each topic."""
+    """What one browser has been sent, and the newest of each topic, to be sent next."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, compressed: bool) -> None:
         self.session = session
-        self.pending: dict[str, bytes] = {}
+        self.pending: dict[str, Any] = {}
         self.wake = asyncio.Event()
+        self._sent: dict[str, Any] = {}
+        self._deflate = zlib.compressobj() if compressed else None
 
-    def put(self, topic: str, body: bytes) -> None:
-        self.pending[topic] = body
+    def put(self, topic: str, value: Any) -> None:
+        self.pending[topic] = value
         self.wake.set()
 
     def take(self) -> bytes:
         found, self.pending = self.pending, {}
         self.wake.clear()
-        return b"".join(b"event: %b\ndata: %b\n\n" % (t.encode(), b) for t, b in found.items())
+        parts = []
+        for topic, value in found.items():
+            if value != self._sent.get(topic):
+                body = dumped(change(self._sent.get(topic), value))
+                parts.append(b"event: %b\ndata: %b\n\n" % (topic.encode(), body))
+                self._sent[topic] = value
+        return self.packed(b"".join(parts) or b": still here\n\n")
+
+    def packed(self, text: bytes, *, last: bool = False) -> bytes:
+        if self._deflate is None:
+            return text
+        flush = zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH
+        return self._deflate.compress(text) + self._deflate.flush(flush)
 
 
 class Live:
@@ -135,7 +192,7 @@ class Live:
         self._house = house
         self._is_open = is_open
         self._watchers: set[_Watcher] = set()
-        self._last: dict[str, bytes] = {}
+        self._last: dict[str, Any] = {}
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def watch(self, request: web.Request, session: Session) -> web.StreamResponse:
@@ -143,10 +200,12 @@ class Live:
         if len(self._watchers) >= MAX_WATCHERS:
             why = f"{MAX_WATCHERS} pages are watching already"
             return refused(HTTP_TOO_MANY, why, "close some, or reload later")
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
-        )
-        watcher = _Watcher(session)
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        compressed = "deflate" in request.headers.get("Accept-Encoding", "")
+        if compressed:
+            headers[CONTENT_ENCODING] = "deflate"
+        response = web.StreamResponse(headers=headers)
+        watcher = _Watcher(session, compressed=compressed)
         watcher.pending.update(self._last)
         watcher.wake.set()
         self._watchers.add(watcher)
@@ -155,7 +214,7 @@ class Live:
             await response.prepare(request)
             if request.transport is not None:
                 request.transport.set_write_buffer_limits(high=BUFFER_BYTES)
-            await response.write(b"retry: %d\n\n" % RETRY_MS)
+            await response.write(watcher.packed(b"retry: %d\n\n" % RETRY_MS))
             await self._send(response, watcher)
         except ConnectionError:
             pass  # the browser is gone, or has read nothing: `dtd.observe.web.server` cuts it
@@ -169,8 +228,8 @@ class Live:
         while self._is_open(watcher.session):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(watcher.wake.wait(), STILL_HERE_S)
-            await response.write(watcher.take() or b": still here\n\n")
-        await response.write(b"event: ended\ndata: {}\n\n")
+            await response.write(watcher.take())
+        await response.write(watcher.packed(b"event: ended\ndata: {}\n\n", last=True))
 
     def close(self) -> None:
         """Stop reading."""
@@ -212,9 +271,9 @@ class Live:
                 return
 
     async def _put(self, topic: str, value: dict[str, Any]) -> None:
-        body = await encoded(value)
-        if self._last.get(topic) == body:
+        value = await asyncio.to_thread(lambda: rounded(safe(value), SHOWN_DIGITS))
+        if self._last.get(topic) == value:
             return
-        self._last[topic] = body
+        self._last[topic] = value
         for watcher in tuple(self._watchers):
-            watcher.put(topic, body)
+            watcher.put(topic, value)

@@ -6,14 +6,17 @@ import { chartChoices, drawCurves, drawFigures, figureCards } from "./chart.js";
 import { Curves } from "./curves.js";
 import { events, newestEvent, readEvents } from "./eventlog.js";
 import { faultStrip, faultsOf, incidentCard, incidentMarks } from "./incidents.js";
-import { chartCard, command, failed, eventList, state, table, tile, tiles } from "./parts.js";
+import { chartCard, command, empty, eventList, failed, state, table, tile, tiles } from "./parts.js";
 import { known, newest } from "./points.js";
 import { memoryCard } from "./memory.js";
 import { splitCard, splitChart } from "./split.js";
 import { jobCard } from "./overview.js";
+import { ownFirst } from "./traceback.js";
 import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, trainers, whole } from "./words.js";
 
 const EVERY_MS = 4000;
+const WORKERS_EVERY = 3; // looks
+const DETAILS_EVERY = 5; // looks; what changes sooner is in the status, or follows an event
 const LATEST = 12;
 const OF_WORKERS = [
   ["memory_bytes", "Memory", bytes, 1 / 2 ** 20, " MiB"],
@@ -33,13 +36,16 @@ export function openJob({ main, world, parts, confirmed }) {
   const of_job = new Curves(ask);
   const of_workers = new Curves((since) => ask({ workers: 1, names: OF_WORKERS.map(([name]) => name).join(","), ...since }));
   const timer = setInterval(look, EVERY_MS);
-  let ended = false;
+  let [ended, news, rounds] = [false, false, 0];
 
   async function look(first = false) {
     if ((document.hidden || ended) && !first) return;
+    rounds += 1;
     try {
       const [details, figures, , marks] = await Promise.all([
-        get(path, {}, closing.signal), of_job.look(), of_workers.look(), incidentMarks(id)]);
+        first || news || rounds % DETAILS_EVERY === 0 ? get(path, {}, closing.signal) : seen.details, of_job.look(),
+        rounds % WORKERS_EVERY === 1 && of_workers.look(), first || news ? incidentMarks(id) : seen.marks]);
+      news = false;
       if (seen.details && details.steps_lost !== seen.details.steps_lost) [of_job, of_workers].forEach((one) => one.restart());
       ended = Boolean(details.ended_s);
       Object.assign(seen, { details, marks, stopped: figures.stopped, error: null });
@@ -79,6 +85,7 @@ export function openJob({ main, world, parts, confirmed }) {
     render(main,
       h("div", { class: "head" }, h("h1", {}, id), state(active?.state ?? seen.details.state),
         h("span", { class: "push" }, h("a", { class: "button", href: `#/logs/${encodeURIComponent(id)}` }, `Output (${whole(seen.details.lines)})`))),
+      seen.details.state === "failed" && failureCard(seen.details, seen.details.result ?? {}),
       active ? jobCard(active, world, confirmed) : factsCard(seen.details),
       faultStrip({ ...seen.details, steps_lost: active?.steps_lost ?? seen.details.steps_lost }),
       faultsOf(id).reverse().map((one) => incidentCard(one, { ...seen.details, step: active?.step ?? seen.details.step })),
@@ -99,6 +106,7 @@ export function openJob({ main, world, parts, confirmed }) {
   show();
   look(true);
   return { title: id, hear(topic) {
+    if (topic === "incidents") news = true;
     if (topic === "incidents" && world.newest > newestEvent()) readEvents().then(show, () => {});
     if (topic === "status" && seen.details && !ended) show();
   }, close() { clearInterval(timer); closing.abort(); } };
@@ -108,8 +116,7 @@ function factsCard(job) {
   const result = job.result ?? {};
   const took = job.started_s && job.ended_s ? job.ended_s - job.started_s : null;
   return h("section", { class: "card", "aria-label": "Result" },
-    job.reason && h("p", { class: "soft", css: { "margin-bottom": "12px" } }, job.reason),
-    job.state === "failed" && failureCard(job, result),
+    job.reason && job.state !== "failed" && h("p", { class: "soft", css: { "margin-bottom": "12px" } }, job.reason),
     tiles(
       tile("Steps", whole(result.steps ?? job.step)), tile("Train loss", number(result.train_loss ?? job.loss)),
       result.eval_loss !== undefined && tile("Eval loss", number(result.eval_loss)),
@@ -119,10 +126,13 @@ function factsCard(job) {
 }
 
 function failureCard(job, result) {
-  return h("div", { css: { "margin-bottom": "14px" } },
-    result.traceback && h("pre", { class: "traceback", tabindex: "0", "aria-label": "Traceback" }, result.traceback),
-    h("p", { class: "soft" }, "What its code printed before that is in its ", h("a", { href: `#/logs/${encodeURIComponent(job.id)}` }, "output"),
-      ". When the cause is mended, it goes on from its newest checkpoint with:"),
+  const [error, own, all] = ownFirst(result.traceback ?? "");
+  return h("section", { class: "card incident bad failure", "aria-label": "Failure" },
+    h("p", { class: "headline" }, h("strong", {}, error || job.reason || "The job failed.")),
+    error && job.reason && !job.reason.endsWith(error) && h("p", { class: "soft" }, job.reason),
+    own && h("pre", { class: "traceback", tabindex: "0", "aria-label": "Your code" }, own),
+    all && h("details", {}, h("summary", {}, "Full traceback"), h("pre", { class: "traceback", tabindex: "0", "aria-label": "Traceback" }, all)),
+    h("p", { class: "soft" }, "See its ", h("a", { href: `#/logs/${encodeURIComponent(job.id)}` }, "output"), ". Once fixed, continue from its newest checkpoint:"),
     command(`dtdctl submit JOB.toml --resume-from ${job.id}`));
 }
 
@@ -141,7 +151,7 @@ function checkpointsCard(checkpoints) {
 }
 
 export function checkpointTable(checkpoints, with_job) {
-  if (!checkpoints?.length) return h("p", { class: "empty" }, "No checkpoints yet.");
+  if (!checkpoints?.length) return empty("No checkpoints yet", "A job writes one at its end, and every checkpoint.every_steps steps.");
   const groups = new Map();
   for (const one of checkpoints) {
     const key = `${one.job} ${one.generation} ${one.step}`;

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { h, render } from "./dom.js";
-import { failed, jobLink, table } from "./parts.js";
+import { empty, failed, jobLink, table } from "./parts.js";
 import { bytes, clock, counted, number, whole } from "./words.js";
 
 const EVERY_MS = 4000;
@@ -39,7 +39,7 @@ export function openModels({ main, world, confirmed }) {
         h("div", { class: "field" }, h("label", { for: "alias" }, "Alias"), h("input", { id: "alias", required: true, placeholder: "production", oninput: (event) => { form.alias = event.target.value; } })),
         h("button", { type: "submit" }, "Set the alias")) : null,
       h("section", { class: "card", "aria-label": "Versions" }, found?.length ? versions(found)
-        : h("p", { class: "empty" }, found ? "No model is registered: dtdctl models register JOB NAME" : "…")));
+        : found ? empty("No models yet", "A model is a checkpoint with a name and a version, kept when its job is deleted.", "dtdctl models register JOB NAME") : h("p", { class: "empty" }, "…")));
   }
 
   show();

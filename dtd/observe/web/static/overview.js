@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { chartChoices, drawFigures, figureCards } from "./chart.js";
 import { Curves } from "./curves.js";
 import { announce, h, render } from "./dom.js";
-import { alert, dash, eventList, jobLink, state, table, tile, tiles } from "./parts.js";
+import { alert, dash, empty, eventList, jobLink, state, table, tile, tiles } from "./parts.js";
 import { forget } from "./plots.js";
 import { events, readEvents } from "./eventlog.js";
 import { faultStrip, faultsOf, incidentCard, incidentMarks } from "./incidents.js";
@@ -21,7 +21,7 @@ const NAMES = "loss,rows_per_s,eval/loss,epoch,unix_s";
 const jobOf = (status) => status?.job ?? status?.last_job ?? null;
 
 export function openOverview({ main, world, confirmed }) {
-  const seen = { newest: -1, details: null, curves: null, marks: [], job: "" };
+  const seen = { newest: -1, details: null, curves: null, marks: null, job: "" };
   const closing = new AbortController();
   const timer = setInterval(curves, CURVES_EVERY_MS);
   const breaks = new BreakShown(show);
@@ -30,7 +30,7 @@ export function openOverview({ main, world, confirmed }) {
 
   async function incidents() {
     if (world.newest === seen.newest) return;
-    seen.newest = world.newest;
+    Object.assign(seen, { newest: world.newest, marks: null });
     try {
       await readEvents();
       breaks.look(faultsOf(jobOf(world.status)?.id));
@@ -47,11 +47,11 @@ export function openOverview({ main, world, confirmed }) {
     if (job !== seen.job) { // a curve and its zoom are one job's; a new one has no points yet
       forget(main);
       const ask = (since) => get(`jobs/${encodeURIComponent(job)}/metrics`, { names: NAMES, ...since }, closing.signal);
-      Object.assign(seen, { job, curves: new Curves(ask), marks: [] });
+      Object.assign(seen, { job, curves: new Curves(ask), marks: null });
       show();
     }
     try {
-      [seen.marks] = await Promise.all([incidentMarks(job), seen.curves.look()]);
+      [seen.marks] = await Promise.all([seen.marks ?? incidentMarks(job), seen.curves.look()]);
       if (job !== seen.job) return; // another one has begun meanwhile
     } catch (error) { if (error.name === "AbortError") return; }
     show();
@@ -128,6 +128,7 @@ function idleCard(status) {
   const last = status.last_job;
   return h("section", { class: "card", "data-key": "job", "aria-label": "The job" },
     h("div", { class: "head" }, h("strong", {}, "No job running"), h("span", { class: "soft" }, status.queue.length ? counted(status.queue.length, "job") + " queued" : "The queue is empty.")),
+    !last && !status.queue.length && empty("No jobs yet", "A job file names the code, the data and the number of epochs.", "dtdctl submit JOB.toml"),
     last && h("p", { class: "soft", css: { "margin-top": "8px" } }, "Last: ", jobLink(last.id), " ", state(last.state), ` ${ago(last.ended_s)}, ${whole(last.step)} steps. ${last.reason ?? ""}`));
 }
 
@@ -149,7 +150,9 @@ function workersCard(status, world, confirmed) {
     world.me.may_act && h("td", {}, h("div", { class: "row-actions" },
       h("button", { type: "button", "aria-label": `Drain ${one.name}`, onclick: () => confirmed(`Drain ${one.name}?`, "It leaves after the current step; nothing is lost.", "Drain the worker", { what: "drain", worker: one.name }) }, "Drain"),
       h("button", { class: "danger", type: "button", "aria-label": `Kill ${one.name}`, onclick: () => confirmed(`Kill ${one.name}?`, "Its process receives SIGKILL, to test recovery. The other workers continue without it.", "Kill the worker", { what: "kill", worker: one.name }) }, "Kill")))));
-  return h("section", { class: "card", "data-key": "workers", "aria-labelledby": "workers-title" },
+  // On a phone a worker is a block, and each figure names itself.
+  for (const row of rows) [...row.children].forEach((cell, at) => { if (at > 1 && !headings[at].hidden) cell.dataset.name = headings[at].name; });
+  return h("section", { class: "card workers", "data-key": "workers", "aria-labelledby": "workers-title" },
     h("div", { class: "card-head" }, h("h2", { id: "workers-title" }, "Workers"), h("span", { class: "note" }, counted(status.workers.length, "worker"))),
-    status.workers.length ? table("Workers", headings, rows) : h("p", { class: "empty" }, "No workers yet."));
+    status.workers.length ? table("Workers", headings, rows) : empty("No workers yet", "Each host that trains runs one; it appears here when it has registered.", "dtd-worker"));
 }

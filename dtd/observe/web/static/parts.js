@@ -78,6 +78,11 @@ export function command(text) {
   return h("div", { class: "command" }, h("code", {}, text), h("button", { type: "button", "aria-label": `Copy ${text}`, onclick: copy }, "Copy"));
 }
 
+// What is missing, why, and the command with which to begin.
+export function empty(what, why, begin = "") {
+  return h("div", { class: "empty" }, h("p", {}, h("strong", {}, what)), h("p", {}, why), begin && command(begin));
+}
+
 export const dash = (value) => (value === "" || value === null || value === undefined ? NOTHING : value);
 
 // Ask before something is changed, and do it; what cannot be done is said in the same place.

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { h, render } from "./dom.js";
-import { chartCard, dash, failed, jobLink, state, table, tile, tiles } from "./parts.js";
+import { chartCard, dash, empty, failed, jobLink, state, table, tile, tiles } from "./parts.js";
 import { axesOf, parallel } from "./parallel.js";
 import { colour, draw } from "./plots.js";
 import { clock, counted, number, shown, span, whole } from "./words.js";
@@ -45,7 +45,7 @@ function openList({ main }) {
         h("th", { scope: "row" }, sweepLink(one.id)), h("td", {}, one.job), h("td", {}, state(one.state)), h("td", {}, one.pruner === "none" ? one.method : `${one.method}, ${one.pruner}`),
         h("td", {}, `${one.direction} ${one.metric}`), h("td", { class: "num" }, `${whole(one.begun)} / ${whole(one.planned)}`), h("td", { class: "num" }, took(one)),
         h("td", { class: "num soft" }, clock(one.began_s)), h("td", { class: "soft small text" }, dash(one.reason)))))
-        : h("p", { class: "empty" }, found ? ["There is none. ", h("code", {}, "dtdctl sweep SWEEP.toml"), " tries a job with many settings."] : "…")));
+        : found ? empty("No sweeps yet", "A sweep runs one job with many settings and reports the best.", "dtdctl sweep SWEEP.toml") : h("p", { class: "empty" }, "…")));
   }
 
   show();
@@ -98,13 +98,13 @@ function openSweep({ main, world, parts, confirmed }) {
     render(main,
       h("div", { class: "head" }, h("h1", {}, id), state(sweep.state), h("span", { class: "soft" }, `${sweep.method} over ${sweep.job}: ${sweep.direction} ${sweep.metric}`),
         world.me.may_act && !sweep.ended_s && h("span", { class: "push" }, h("button", { class: "danger", type: "button", onclick: () => confirmed(
-          `Cancel ${id}?`, "Its trials’ jobs stop at their next step boundary. What it has found so far stays.", "Cancel the sweep", { what: "cancel-sweep", sweep: id }) }, "Cancel"))),
+          `Cancel ${id}?`, "Its jobs stop after their current step. Results so far are kept.", "Cancel the sweep", { what: "cancel-sweep", sweep: id }) }, "Cancel"))),
       summary(sweep),
       h("section", { class: "card", "data-key": "parallel", "aria-labelledby": "parallel-title" },
         h("div", { class: "card-head" }, h("h2", { id: "parallel-title" }, "Settings and values"), h("span", { class: "note" }, "drag along an axis to choose a part of it"),
           h("span", { class: "push fields" }, select("share", "Show", SHARES.map(([one, name]) => [one, name]), seen.share, (value) => { seen.share = Number(value); show(); }),
-            Object.keys(seen.ranges).length ? h("button", { type: "button", onclick: () => { seen.ranges = {}; show(); } }, "Choose all again") : null)),
-        sweep.trials.length ? parallel(sweep, axes, kept, seen, { room: main.clientWidth - MARGINS, light, narrow }) : h("p", { class: "empty" }, "No trial has begun.")),
+            Object.keys(seen.ranges).length ? h("button", { type: "button", onclick: () => { seen.ranges = {}; show(); } }, "Show all") : null)),
+        sweep.trials.length ? parallel(sweep, axes, kept, seen, { room: main.clientWidth - MARGINS, light, narrow }) : h("p", { class: "empty" }, "No trials yet.")),
       h("div", { class: "grid" },
         known.length > 0 && chartCard("values", `${sweep.metric} by trial`, { value: number(sweep.best?.value), note: "best so far", label: valuesTold(sweep) }),
         importance(sweep)),

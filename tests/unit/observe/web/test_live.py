@@ -74,6 +74,46 @@ async def test_whose_session_ends_is_told_and_let_go(served: Served) -> None:
     assert served.live._watchers == set()
 
 
+class Known(Changing):
+    """A coordinator whose status is each of some values in turn, the last one for ever."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = [*values]
+
+    async def ask(self, caller: WebCaller, message: m.Message) -> dict[str, Any]:
+        if not isinstance(message, m.GetStatus):
+            return {"events": [], "next": 0}
+        return dict(self.values.pop(0) if len(self.values) > 1 else self.values[0])
+
+
+async def test_a_browser_is_sent_what_has_changed(served: Served) -> None:
+    first = {"job": None, "workers": [{"name": "a", "step": 1}, {"name": "b", "step": 1}]}
+    then = {"job": {"id": "x"}, "workers": [{"name": "a", "step": 1}, {"name": "b", "step": 2}]}
+    served.coordinator = served.live._backend = Known(first, then)
+    found = []
+    async with ClientSession() as session, session.get(served.server.make_url("/live")) as reader:
+        assert reader.headers["Content-Encoding"] == "deflate"
+        while len(found) < 2:
+            block = (await reader.content.readuntil(b"\n\n")).decode()
+            if block.startswith("event: status\n"):
+                found.append(json.loads(block.split("data: ")[1]))
+    assert found == [first, {"job": {"id": "x"}, "workers": {"1": {"step": 2}}}]
+
+
+def test_changes_of_another_shape_replace_the_old_value() -> None:
+    assert live.change([{"a": 1}], [{"a": 1}, {"a": 2}]) == [[{"a": 1}, {"a": 2}]]
+    assert live.change({"a": {"b": 1}}, {"a": {"c": 1}}) == {"a": [{"c": 1}]}
+    assert live.change({"a": {"b": 1}}, {"a": None}) == {"a": [None]}
+
+
+def test_fractions_are_rounded_and_times_of_day_keep_milliseconds() -> None:
+    assert live.rounded({"loss": 0.123456, "time_s": 1795845013.3924093, "step": 123456}, 4) == {
+        "loss": 0.1235,
+        "time_s": 1795845013.392,
+        "step": 123456,
+    }
+
+
 async def test_a_large_answer_that_nobody_reads_waits_outside_the_connection() -> None:
     held_bytes: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

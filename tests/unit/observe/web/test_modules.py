@@ -1,4 +1,4 @@
-"""Incidents as the page's script groups them from the coordinator's events."""
+"""The page's modules without a browser: incidents from events, changes, tracebacks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import pytest
 
 import dtd.observe.web
 from dtd.event_names import INCIDENTS
+from dtd.observe.web.live import change
 
 STATIC = Path(dtd.observe.web.__file__).parent / "static"
 MODULES = """
 const { incidentsOf } = await import("./incidents.js");
+globalThis.localStorage = { getItem: () => "" };
+const { changed } = await import("./api.js");
+const { ownFirst } = await import("./traceback.js");
 const { ERRORS, INFOS, level } = await import("./parts.js");
 """
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -88,6 +92,38 @@ def test_a_worker_that_joins_is_no_fault(evaluate: Any) -> None:
 def test_the_end_of_a_job_is_no_fault(evaluate: Any) -> None:
     happened = [event("generation_ending"), event("job_done")]
     assert evaluate(f"incidentsOf({json.dumps(happened)})") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"job": None, "workers": [{"a": 1}]}, {"job": {"id": "x"}, "workers": [{"a": 2}]}),
+        ({"job": {"id": "x"}, "queue": []}, {"job": None, "queue": ["y"]}),
+        ({"eval": {"loss": 1.5}, "links": [1, [2]]}, {"eval": {"f1": 2}, "links": [1, [3]]}),
+    ],
+)
+def test_the_page_applies_the_changes_that_it_is_sent(evaluate: Any, old: Any, new: Any) -> None:
+    sent = json.dumps(change(old, new))
+    assert evaluate(f"changed({json.dumps(old)}, {sent})") == new
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/opt/dtd/train/loop.py", line 9, in compute
+    self._step()
+  File "/home/eve/planes/task.py", line 57, in loss
+    raise ValueError("row 17 is odd")
+ValueError: row 17 is odd
+"""
+
+
+def test_the_frame_of_the_user_comes_first(evaluate: Any) -> None:
+    error, own, all_frames = evaluate(f"ownFirst({json.dumps(TRACEBACK)})")
+    assert error == "ValueError: row 17 is odd"
+    assert own.splitlines() == [
+        '  File "/home/eve/planes/task.py", line 57, in loss',
+        '    raise ValueError("row 17 is odd")',
+    ]
+    assert all_frames == TRACEBACK
 
 
 def test_levels_name_events_that_exist(evaluate: Any) -> None:

@@ -226,6 +226,24 @@ async def test_a_peer_that_says_nothing_is_turned_away(
     writer.close()
 
 
+# --- the kernel's figures --------------------------------------------------------------------
+
+
+async def test_the_kernel_says_what_the_link_has_carried_and_its_least_round_trip(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    _accepted, opened = await network.pair(acceptor, opener)
+    frames = opened.sent_frames
+    for number in range(4):
+        opened.send(chunk(number), bytes(MIB))
+    await acceptor.messages(4)
+    acked_bytes, busy_s = opened.transmitted()
+    assert acked_bytes > MIB
+    assert 0 <= busy_s < PATIENCE_S
+    assert 0 < opened.least_round_trip_s() <= opened.round_trip_s()
+    assert opened.sent_frames == frames + 4
+
+
 # --- payloads --------------------------------------------------------------------------------
 
 

@@ -242,6 +242,8 @@ def test_a_worker_is_killed_while_the_page_is_watched(
 ) -> None:
     browser.run("location.hash = '#/'")
     browser.until("document.querySelector('[aria-label=\"Kill worker-1\"]')")
+    browser.until("document.getElementById('curve-loss')?.data?.length")
+    browser.run("window.drawn = document.getElementById('curve-loss')")
     browser.click("document.querySelector('[aria-label=\"Kill worker-1\"]')")
     browser.until_text("Kill worker-1?")
     browser.picture("kill")
@@ -249,6 +251,7 @@ def test_a_worker_is_killed_while_the_page_is_watched(
     headline = "document.querySelector('.incident .headline')?.innerText"
     browser.until(f"{headline} === 'worker-1 killed · recovering …'")
     browser.until("document.querySelector('.ring .node.lost') !== null")
+    assert browser.run("document.getElementById('curve-loss') === window.drawn"), "it is blank"
     browser.click("document.querySelector('.incident summary')")
     browser.until_text("SIGKILL sent to worker-1")
     browser.picture("worker-lost")

@@ -75,7 +75,7 @@ export function figureCards(runs, only = undefined) {
 
 // `marks` are incidents: { step, time_s, label }, and `curves` if they are of one run among several.
 export function drawFigures(runs, marks = []) {
-  for (const figure of figuresOf(runs)) drawCurves(document.getElementById(placeOf(figure)), { ...figure, lines: linesOf(runs, figure), marks });
+  for (const figure of figuresOf(runs)) drawCurves(document.getElementById(placeOf(figure)), { ...figure, lines: linesOf(runs, figure), marks, is_of_one_run: runs.length === 1 });
 }
 
 function linesOf(runs, figure) {
@@ -164,7 +164,7 @@ function tracesOf(line, axis, chart, lines) {
   }
   drawn.push(trace(smoothed(column(4), weight), { line: { width: 2, color: tint, dash: line.dash } }));
   const found = typeof line.is_low_better === "boolean" && best(line.points, line.is_low_better);
-  if (found) drawn.push(bestTrace(found, at, tint, lines <= 2));
+  if (found) drawn.push(bestTrace(found, at, tint, chart.is_of_one_run));
   return drawn;
 }
 

@@ -43,7 +43,7 @@ export function openCompare({ main, query }) {
     const jobs = runs.map((run) => run.details);
     render(main, h("div", { class: "head" }, h("h1", {}, "Compare"), h("span", { class: "soft" }, ids.join(", "))),
       error && failed(error),
-      compared && [chartChoices(), h("div", { class: "grid" }, figureCards(runs))],
+      compared && [chartChoices(), h("div", { class: "grid", "data-key": "charts" }, figureCards(runs))],
       compared && h("section", { class: "card", "aria-label": "Results" }, h("h2", {}, "Results"), table("Results", [{ name: "Figure" }, ...jobs.map((one) => ({ name: one.id, num: true }))], [...resultRows(jobs), ...bestRows(compared)])),
       compared && h("section", { class: "card", "aria-label": "Differences" }, h("h2", {}, "Differences"), differing(compared)));
   }

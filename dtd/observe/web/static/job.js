@@ -92,10 +92,10 @@ export function openJob({ main, world, parts, confirmed }) {
       seen.stopped && h("div", { class: "alert" }, `Metrics are not being stored: ${seen.stopped}`),
       !charts.length && h("p", { class: "empty" }, "No metrics yet: the job has not trained a step."),
       charts.length > 0 && chartChoices(),
-      h("div", { class: "grid" }, charts, splitCard(of_job)),
+      h("div", { class: "grid", "data-key": "charts" }, charts, splitCard(of_job)),
       active && memoryCard(world.status.workers),
       shownWorkers().length ? h("h2", {}, "Workers and links over time") : null,
-      h("div", { class: "grid wide" }, shownWorkers().map(([name, title, words, , , all]) =>
+      h("div", { class: "grid wide", "data-key": "worker-charts" }, shownWorkers().map(([name, title, words, , , all]) =>
         chartCard(`many-${name}`, title, { value: words(Math.max(...all.map((one) => newest(one) ?? 0))), note: "largest now", label: `${title} over time, of ${all.length} workers or links` }))),
       checkpointsCard(seen.details.checkpoints),
       h("section", { class: "card", "aria-label": "Events" }, h("h2", {}, "Events"), countsOf(seen.details.incidents), eventList(events().filter((one) => one.job === id).slice(-LATEST).reverse())),

@@ -75,7 +75,7 @@ export function openOverview({ main, world, confirmed }) {
       h("div", { class: "grid" },
         h("section", { class: "card", "data-key": "ring", "aria-labelledby": "ring-title" }, h("h2", { id: "ring-title" }, "Ring"), ring(status, figures, breaks.shown())),
         h("section", { class: "card", "data-key": "split", "aria-labelledby": "split-title" }, h("h2", { id: "split-title" }, "Time of a step"), split(job ? figures : null))),
-      seen.curves?.steps ? [chartChoices(), h("div", { class: "grid" }, figureCards(runs()))] : null,
+      seen.curves?.series.length ? [chartChoices(), h("div", { class: "grid", "data-key": "charts" }, figureCards(runs()))] : null,
       workersCard(status, world, confirmed),
       h("section", { class: "card", "data-key": "latest", "aria-labelledby": "latest-title" },
         h("div", { class: "card-head" }, h("h2", { id: "latest-title" }, "Latest events"), h("span", { class: "value small" }, h("a", { href: "#/events" }, "All events"))),

@@ -35,7 +35,7 @@ const OF_PEOPLE = [
 const TRAINING = "training loss";
 const EVALUATION = "eval/";
 const lowIsBetter = (name) => name.includes("loss");
-const ofMetric = (name) => ["last", "best"].map((which) => plain(`${which} ${name}`, `${which} ${name.replace("/", " ")}`, (job) => job[which]?.[name] ?? null, number));
+const ofMetric = (name) => [["last", "Last"], ["best", "Best"]].map(([which, title]) => plain(`${which} ${name}`, `${title} ${name.replace("/", " ")}`, (job) => job[which]?.[name] ?? null, number));
 
 const lastOf = (evaluated, loss) => ({ [TRAINING]: loss, ...Object.fromEntries(Object.entries(evaluated ?? {}).map(([name, value]) => [EVALUATION + name, value])) });
 

@@ -35,8 +35,8 @@ LEAST_MEASURED: Final = 3
 UNKNOWN: Final = 0
 """The cost of a rank that has measured nothing yet."""
 
-_WORTH_PERCENT: Final = 5
-"""A change has to shorten a step by this much: rows that move are loaded anew."""
+_WORTH_PERCENT: Final = 10
+"""A change has to shorten a step by this much: rows that move are loaded anew, and times vary."""
 
 _COST: Final = struct.Struct("!Q")
 _MOST: Final = (1 << 63) - 1

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from dtd.errors import DtdError
 from scripts import markdown
-from scripts.benchrun import allreduce, memory, results, steps
+from scripts.benchrun import allreduce, memory, results, shares, steps
 from scripts.benchrun.results import Record
 from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.processes import exit_on_stop_signals
@@ -25,6 +25,7 @@ TABLES: Final[dict[str, Callable[[Sequence[Record]], str]]] = {
     allreduce.KIND: allreduce.tables,
     **{kind: partial(steps.tables, kind) for kind in steps.COMPARISONS},
     memory.KIND: memory.memory_table,
+    shares.KIND: shares.shares_tables,
 }
 
 
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _command(
         commands, memory.KIND, memory.run, "memory of sharded state in a worker, beside the formula"
     )
+    _command(commands, shares.KIND, shares.run, "rows divided by speed, with unequal workers")
     one = commands.add_parser("report", help="make the tables of docs/benchmarks.md")
     one.add_argument("--document", type=Path, default=DOCUMENT, help="the page to rewrite")
     one.add_argument("--directory", type=Path, default=results.DIRECTORY, help="of the figures")

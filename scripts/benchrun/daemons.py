@@ -70,6 +70,7 @@ class DaemonRun:
         strategy: Mapping[str, Any] | None = None,
         servers: Sequence[str] = (),
         lossless: str = "auto",
+        shares: str = "equal",
     ) -> None:
         self._workers = workers
         self._servers = servers
@@ -91,7 +92,7 @@ class DaemonRun:
                 holds=[self._steps * block for block in range(blocks + 1)],
                 strategy=strategy,
             )
-            spec["elastic"]["min_workers"] = len(workers)
+            spec["elastic"] |= {"min_workers": len(workers), "shares": shares}
             spec["sync"] = {**spec.get("sync", {}), "lossless": lossless}
             self._cluster.try_ask(m.SubmitJob(spec=spec))
         except BaseException:
@@ -108,6 +109,10 @@ class DaemonRun:
         block = _summed(self._commits[before:], begun_s)
         self.blocks.append(block)
         return block
+
+    def first_rows(self) -> list[int]:
+        """Rows of rank 0 in each step so far."""
+        return [int(line.fields["own_rows"]) for line in self._commits]
 
     def peak_bytes(self) -> list[int]:
         """The most memory that each worker has had so far."""

@@ -134,12 +134,58 @@ class _Waits(torch.autograd.Function):
         return gradients[0], noise, None, None
 
 
+class PacedRows:
+    """A small model on machines of different speeds: a row takes its time, and no processor.
+
+    Args:
+        row_ms: time of a row at speed 1.
+        speeds: in each phase, the speed of each rank.
+        begins: step of training at which each phase begins.
+    """
+
+    def __init__(
+        self,
+        *,
+        row_ms: float,
+        speeds: Sequence[Sequence[float]],
+        begins: Sequence[int] = (0,),
+    ) -> None:
+        self._row_s = row_ms / 1000.0
+        self._phases = list(zip(begins, speeds, strict=True))
+        self._step: int | None = None
+        self._rank = 0
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def train_dataset(self) -> MadeUpRows:
+        """Rows that decide nothing."""
+        return MadeUpRows(features=torch.zeros(_ROWS, 1), width=1)
+
+    def on_start(self, at: Any) -> None:
+        """Training begins; passes before that take no time."""
+        self._rank, self._step = at.rank, at.step
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if self._step is not None:
+            speeds = [speeds for begin, speeds in self._phases if begin <= self._step][-1]
+            time.sleep(len(batch[0]) * self._row_s / speeds[self._rank])
+            self._step += 1
+        loss: Tensor = model(batch[0]).square().mean()
+        return loss
+
+
 MODELS: Final[Mapping[str, Any]] = {
     "images": RandomImages,
     "text": RandomText,
     "layers": Synthetic,
     "paced": PacedShapes,
+    "rows": PacedRows,
 }
+
+
+def _nothing(at: Any) -> None:
+    """Most tasks have no use for the beginning."""
 
 
 class Gated:
@@ -174,6 +220,7 @@ class Gated:
     def on_start(self, at: Any) -> None:
         """Passes over a few rows, which come before training, are no steps."""
         self._steps = 0
+        getattr(self._inner, "on_start", _nothing)(at)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss, once the gate before this step is open."""

@@ -41,7 +41,7 @@ def test_no_move_of_one_row_makes_a_step_shorter(rows, costs) -> None:
 
 
 @given(
-    rows=batches,
+    rows=st.integers(1, 5000),
     told=st.lists(st.integers(0, 10**12), min_size=1, max_size=9),
     later=st.lists(st.integers(0, 10**12), min_size=9, max_size=9),
     least=leasts,
@@ -84,7 +84,7 @@ def test_times_of_steps_approach_one_another_also_with_a_part_that_no_row_takes(
         counts = divided(rows, costs or (1,) * len(fixed_ns), 2)
         told = [time // count for time, count in zip(times(), counts, strict=True)]
         costs = decide(costs, told, rows=rows, least=2).costs
-    assert max(times()) * 0.94 <= sum(times()) / len(fixed_ns) + max(row_ns)
+    assert max(times()) * 0.89 <= sum(times()) / len(fixed_ns) + max(row_ns)
 
 
 def test_a_pace_is_a_median_that_a_single_pause_does_not_move() -> None:

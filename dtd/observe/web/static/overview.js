@@ -35,10 +35,14 @@ export function openOverview({ main, world, confirmed }) {
       await readEvents();
       breaks.look(faultsOf(jobOf(world.status)?.id));
       show();
-      const job = jobOf(world.status)?.id;
-      if (job && faultsOf(job).length) seen.details = await get(`jobs/${encodeURIComponent(job)}`, {}, closing.signal);
-      show();
     } catch (error) { if (error.name !== "AbortError") seen.newest = -1; }
+  }
+
+  // For the state of the replicas after a fault; an answer may be some seconds old, so it is asked for
+  // until it is that of the end.
+  function detailsOf(job) {
+    const known = seen.details?.id === job ? seen.details : null;
+    return !faultsOf(job).length || known?.ended_s ? known : get(`jobs/${encodeURIComponent(job)}`, {}, closing.signal);
   }
 
   async function curves() {
@@ -51,7 +55,7 @@ export function openOverview({ main, world, confirmed }) {
       show();
     }
     try {
-      [seen.marks] = await Promise.all([seen.marks ?? incidentMarks(job), seen.curves.look()]);
+      [seen.marks, seen.details] = await Promise.all([seen.marks ?? incidentMarks(job), detailsOf(job), seen.curves.look()]);
       if (job !== seen.job) return; // another one has begun meanwhile
     } catch (error) { if (error.name === "AbortError") return; }
     show();

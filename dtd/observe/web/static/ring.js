@@ -2,7 +2,7 @@
 
 import { h, s } from "./dom.js";
 import { tone } from "./parts.js";
-import { bandwidth, seconds, span } from "./words.js";
+import { bandwidth, bytes, seconds, span } from "./words.js";
 
 const MOST_DRAWN = 32;
 const WITH_LINKS = 8; // so many links have room for their figures
@@ -39,7 +39,9 @@ function arrow(end, control, cls) {
   return s("polygon", { class: cls, points: `${at(0, 7)} ${at(2.5, 8)} ${at(-2.5, 8)}` });
 }
 
-const facts = (link) => [link?.rtt_s > 0 ? span(link.rtt_s) : "", link?.bytes_per_s > 0 ? bandwidth(link.bytes_per_s) : ""].filter(Boolean);
+// What has travelled, and what it was before it was coded.
+const sent = (link) => (link?.plain_bytes > link?.sent_bytes ? `${bytes(link.sent_bytes)} for ${bytes(link.plain_bytes)}` : "");
+const facts = (link) => [link?.rtt_s > 0 ? span(link.rtt_s) : "", link?.bytes_per_s > 0 ? bandwidth(link.bytes_per_s) : "", sent(link)].filter(Boolean);
 const short = (name) => (name.length > 16 ? `${name.slice(0, 15)}…` : name);
 
 function linkOf(rank, members, links, shape, lost) {
@@ -76,7 +78,9 @@ function nodeOf(one, rank, count, shape, lost) {
 // `broken`: { workers, members, elapsed_s, over } while an incident is shown, members being those before it.
 export function ring(status, figures, broken = null) {
   const breaks = broken !== null && !broken.over;
-  const members = breaks ? broken.members : membersOf(status);
+  const present = membersOf(status);
+  // A job may end as soon as it has recovered: then those that were left show it.
+  const members = breaks ? broken.members : present.length || !broken ? present : broken.members.filter((one) => !broken.workers.includes(one.name));
   if (!members.length) return h("p", { class: "empty" }, "Not training.");
   const links = new Map((figures?.links ?? []).map((one) => [one.from, one]));
   if (members.length > MOST_DRAWN) return linkTable(members, links);
@@ -98,9 +102,9 @@ export const membersOf = (status) => (status?.workers ?? []).filter((one) => one
 
 function linkTable(members, links) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Links of the ring" }, h("table", {},
-    h("thead", {}, h("tr", {}, ["Rank", "From", "To", "Round trip", "Rate"].map((one) => h("th", { scope: "col" }, one)))),
+    h("thead", {}, h("tr", {}, ["Rank", "From", "To", "Round trip", "Rate", "Coded"].map((one) => h("th", { scope: "col" }, one)))),
     h("tbody", {}, members.map((one, rank) => {
       const link = links.get(one.name);
-      return h("tr", {}, h("td", { class: "num" }, rank), h("td", {}, one.name), h("td", {}, link?.to ?? ""), h("td", { class: "num" }, span(link?.rtt_s)), h("td", { class: "num" }, bandwidth(link?.bytes_per_s ?? 0)));
+      return h("tr", {}, h("td", { class: "num" }, rank), h("td", {}, one.name), h("td", {}, link?.to ?? ""), h("td", { class: "num" }, span(link?.rtt_s)), h("td", { class: "num" }, bandwidth(link?.bytes_per_s ?? 0)), h("td", { class: "num" }, sent(link)));
     }))));
 }

@@ -194,8 +194,14 @@ def _set_aside(cluster: ClusterState, worker: Worker, aside: SetAside) -> None:
     """Restart its process and leave it alone for a while."""
     was_member = worker.state in MEMBERS
     _tell(cluster, worker, aside)
-    if cluster.job is not None and (was_member or worker.reconnection.returning):
-        cluster.fence(cluster.job)  # its training thread has ended
+    job = cluster.job
+    # One that returns from an older generation says nothing of the newest.
+    if (
+        job is not None
+        and worker.name in job.roster
+        and (was_member or worker.reconnection.returning)
+    ):
+        cluster.fence(job)  # its training thread has ended
     admission.release(cluster, worker, "evicted", aside.reason)
     if was_member and cluster.run.phase is not GenerationState.NONE:
         why = f"{worker.name} has failed: {aside.failed.reason}"

@@ -31,6 +31,7 @@ class Keeping:
         agreements: what ranks have agreed on.
         remembered: the states of a job that living workers have in memory.
         saved: the newest step of a job on any disk.
+        given_up: whether a state is of steps that the job has left.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class Keeping:
         *,
         remembered: Callable[[str], Iterable[Memory]],
         saved: Callable[[str], int],
+        given_up: Callable[[State], bool],
     ) -> None:
         self._causes, self._agreements = causes, agreements
-        self._remembered, self._saved = remembered, saved
+        self._remembered, self._saved, self._given_up = remembered, saved, given_up
         self._published: dict[tuple[str, str, int, int], ShardSet] = {}
 
     def on_disks(self, job: str) -> set[Key]:
@@ -66,7 +68,7 @@ class Keeping:
 
     def let_go(self, name: str, job: str) -> None:
         """A worker is released while its job continues; no committed step may be lost by that."""
-        memories = list(self._remembered(job))
+        memories = [one for one in self._remembered(job) if not self._given_up(one.state)]
         own = [memory.state.step for memory in memories if memory.name == name]
         others = [memory.state.step for memory in memories if memory.name != name]
         if any(memory.state.atoms for memory in memories):  # together they hold a state, or none

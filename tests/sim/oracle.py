@@ -88,7 +88,13 @@ class Oracle:
         self.residuals = Residuals()
         self.agreements = Agreements()
         self.shards = ShardRules()
-        self.keeping = Keeping(self.causes, self.agreements, remembered=remembered, saved=saved)
+        self.keeping = Keeping(
+            self.causes,
+            self.agreements,
+            remembered=remembered,
+            saved=saved,
+            given_up=self.lineage.is_given_up,
+        )
         self._rosters: dict[Generation, m.Assign] = {}
         self._datasets: dict[Generation, str] = {}
         self._steps: dict[Generation, dict[int, int]] = {}

@@ -396,3 +396,19 @@ def test_a_copy_that_differs_twice_at_one_point_fails_a_job_that_needs_it(driver
     copies_differ(driver)
     again_in = "replicas differ again after step 0, again in task.count"
     assert verdict(driver) == f"{again_in}; ranks [2] differ first in model.w"
+
+
+def test_failure_of_an_older_generation_leaves_the_newest_unfenced(driver: Any) -> None:
+    """Its member was thought dead, and still trained alone while the others went on."""
+    driver.submit(min_workers=2)
+    number = driver.run_generation("a", "b", "c")
+    left = driver.cluster.job.roster_id
+    driver.lost("c")
+    for name in "ab":
+        driver.froze(name, generation=number, step=0)
+    driver.all_run("a", "b")
+    driver.back("c", generation=number, roster_id=left)
+    assert driver.cluster.workers["c"].reconnection.returning
+    fails(driver, "c", step=1)
+    assert driver.cluster.job.roster == ("a", "b")
+    assert not driver.cluster.job.fenced

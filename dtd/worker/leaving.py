@@ -89,8 +89,7 @@ class Notice:
         """
         failure = ""
         try:
-            async with asyncio.timeout(RUN_S):
-                code, said = await self._run()
+            code, said = await self._run()
         except TimeoutError:
             code, failure = -1, f"has not ended within {RUN_S:g} s"
         except OSError as error:
@@ -101,7 +100,13 @@ class Notice:
         return (said or f"{self._command} asks for it") if code == 0 else ""
 
     async def _run(self) -> tuple[int, str]:
-        """Its exit code and the first line of its output."""
+        """Its exit code and the first line of its output.
+
+        Raises:
+            OSError: it cannot be run.
+            TimeoutError: it has not ended within `RUN_S`.
+        """
+        # No time limit here: a start that is cancelled waits for all that the command has started.
         process = await asyncio.create_subprocess_exec(
             self._command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -111,8 +116,9 @@ class Notice:
         )
         assert process.stdout is not None
         try:
-            said = await process.stdout.read(4096)
-            code = await process.wait()
+            async with asyncio.timeout(RUN_S):
+                said = await process.stdout.read(4096)
+                code = await process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):  # with whatever it has started
                 os.killpg(process.pid, signal.SIGKILL)

@@ -53,14 +53,16 @@ async def test_a_worker_is_back_when_the_command_has_not_asked_for_a_while(comma
     assert told == ["somebody works here"] * 2
 
 
+@pytest.mark.parametrize("limit_s", [0.2, 0.0])
 def test_a_command_that_hangs_asks_for_nothing_and_is_killed(
-    command: Path, monkeypatch: pytest.MonkeyPatch
+    command: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float
 ) -> None:
-    monkeypatch.setattr(leaving, "RUN_S", 0.2)
+    monkeypatch.setattr(leaving, "RUN_S", limit_s)
     pids = command.with_name("pids")
     command.write_text(f"#!/bin/sh\nsleep 1000 & echo $! >{pids}; wait\n")
     assert asyncio.run(notice(command).ask()) == ""
-    with contextlib.suppress(ProcessLookupError):  # it has ended already
+    # It has ended already, or was never started.
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError, ValueError):
         child = os.pidfd_open(int(pids.read_text()))
         try:
             select.select([child], [], [])  # until the kernel has ended it

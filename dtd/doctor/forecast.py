@@ -1,25 +1,29 @@
 """Forecast of the step time with N workers, from measurements of workers and links.
 
-The exchange of a bucket starts when the backward pass has filled it on every rank and the previous
-exchange is complete.  Every hop of the ring waits for the slowest link, so the lowest bandwidth and
-the highest latency of the ring's links count.  Then the control word travels to all ranks down
-trees, and the optimizer runs.  With local steps, the change of the model is exchanged once per
-several steps, and each step bears an equal share of that time: all of the share if training waits
-for the exchange, or only the part that the following steps do not hide if they overlap with it.
-Where the state is divided, gradients are reduce-scattered during the backward pass, and the
-parameters are gathered while the next step loads its rows and runs forward, which needs the first
-bucket at once.  Parameter servers own what is divided, and their star carries both halves.  The
-limit is the part of the step whose cost, if it were zero, would shorten the step most.
+The exchange of a bucket starts when the backward pass has filled it on every rank.  Exchanges share
+the links: while the bytes of one are on their way, those of others are sent.  Every hop of the ring
+waits for the slowest link, so the lowest bandwidth and the highest latency of the ring's links
+count.  Then the control word travels to all ranks down trees, and the optimizer runs.  With local
+steps, the change of the model is exchanged once per several steps, and each step bears an equal
+share of that time: all of the share if training waits for the exchange, or only the part that the
+following steps do not hide if they overlap with it.  Where the state is divided, gradients are
+reduce-scattered during the backward pass, and the parameters are gathered while the next step loads
+its rows and runs forward, which needs the first bucket at once.  Parameter servers own what is
+divided, and their star carries both halves.  The limit is the part of the step whose cost, if it
+were zero, would shorten the step most.
 
 Buckets are followed as the events of one rank, in order.  A codec has one thread.  It encodes a
 bucket's first stage when the bucket is full, the next stage when the one before is through, and
 decodes when the last one is: first come, first served.  The ring begins exchanges in their order of
-travel, one after another:
+travel; each occupies the links for its bytes alone, and is through its latencies later:
 
-    end_k  = max(end_k-1, encoded_k) + wire_k
-    sum    wire_k = (N-1) * (max(bytes_k / N / bandwidth, added_k / N) + latency)
-                  + (N-1) * (bytes_k / N / bandwidth + latency) + overhead
-    gather wire_k = (N-1) * (bytes_k / N / bandwidth + latency) + overhead
+    link_k = max(link_k-1, encoded_k) + busy_k
+    end_k  = link_k + late_k
+    sum    busy_k = (N-1) * max(bytes_k / N / bandwidth, added_k / N)
+                  + (N-1) * bytes_k / N / bandwidth
+           late_k = 2 (N-1) * latency
+    gather busy_k = (N-1) * bytes_k / N / bandwidth
+           late_k = (N-1) * latency
 
 where added_k is what one addition of the whole wire buffer takes.  A sum may be made in two halves,
 the first of which takes N-1+m of these hops (`BucketShape.window` in
@@ -27,12 +31,14 @@ the first of which takes N-1+m of these hops (`BucketShape.window` in
 bucket up, later all of it down, at the rate that the narrowest of the links leaves a worker
 (`Star`); S servers add N times what they own:
 
-    half   wire_k = max(bytes_k / rate, N added_k / S) + latency + overhead
+    half   busy_k = max(bytes_k / rate, N added_k / S)
+           late_k = latency
 
 and everything else goes round the ring of N + S ranks.  A small bucket that travels whole
 (`dtd.exchange.schedule.chunks.exchanged`) takes
 
-    wire_k = (N-1) * (bytes_k / bandwidth + added_k) + hops * latency + overhead
+    busy_k = (N-1) * (bytes_k / bandwidth + added_k)
+    late_k = hops * latency
 
 since each rank sends and receives N-1 copies, and the control word hops * latency, with the hops of
 the tree (`dtd.exchange.schedule.tree.most_hops`).
@@ -139,13 +145,11 @@ class Ring:
     Attributes:
         latency_s: of a hop.
         bytes_per_s: of a hop.
-        overhead_s: of an exchange, whatever its size.
         star: the star besides, which carries the halves of sums; None without servers.
     """
 
     latency_s: float
     bytes_per_s: float
-    overhead_s: float
     star: Star | None = None
 
     def ranks(self, world_size: int) -> int:
@@ -154,12 +158,25 @@ class Ring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """The time that an exchange needs of the links.
+
+    Attributes:
+        busy_s: in which its bytes occupy them.
+        late_s: latencies on its way, in which they carry other exchanges.
+    """
+
+    busy_s: float
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferEstimate:
     """The times and bytes of a step's buckets on their way.
 
     Attributes:
         end_s: when the last one is read.
-        comm_s: time on the wire.
+        comm_s: time on the wire, and the longest latencies of an exchange.
         sent_bytes: by one rank.
     """
 
@@ -172,22 +189,23 @@ def estimate_transfer(
     ready_s: Sequence[float], coded: Coded, ring: Ring, world_size: int
 ) -> TransferEstimate:
     """Follow the buckets of one step."""
-    wires_s, sent_bytes = [], 0
+    wires, sent_bytes = [], 0
     ranks = ring.ranks(world_size)
     whole = _whole(coded, ring, ranks)
     for position, one in enumerate(coded.exchanges):
         if ring.star is not None and one.operation.is_half:
-            wires_s.append(_star_s(one, ring, ring.star, world_size))
+            wires.append(_star_wire(one, ring.star, world_size))
             sent_bytes += one.size_bytes if one.scatters else 0
             continue
         goes_whole = position in whole
-        wires_s.append(_wire_s(one, ring, ranks, whole=goes_whole))
+        wires.append(_wire(one, ring, ranks, whole=goes_whole))
         if goes_whole:
             sent_bytes += (ranks - 1) * one.size_bytes
         else:
             sent_bytes += sum(one.hops(ranks)) * one.size_bytes // ranks
-    end_s = _last_s(ready_s, coded, wires_s)
-    return TransferEstimate(end_s=end_s, comm_s=sum(wires_s), sent_bytes=sent_bytes)
+    comm_s = sum(one.busy_s for one in wires) + max((one.late_s for one in wires), default=0.0)
+    end_s = _last_s(ready_s, coded, wires)
+    return TransferEstimate(end_s=end_s, comm_s=comm_s, sent_bytes=sent_bytes)
 
 
 def _whole(coded: Coded, ring: Ring, world_size: int) -> frozenset[int]:
@@ -201,31 +219,28 @@ def _whole(coded: Coded, ring: Ring, world_size: int) -> frozenset[int]:
     return exchanged(shapes, world_size=world_size, chunk_bytes=most_bytes, whole_bytes=most_bytes)
 
 
-def _star_s(one: Exchange, ring: Ring, star: Star, world_size: int) -> float:
-    """Return the time from the first byte to the last, over the servers."""
+def _star_wire(one: Exchange, star: Star, world_size: int) -> Wire:
+    """Return the time over the servers."""
     if one.gathers:
         moved_s = one.size_bytes / star.down_bytes_per_s
     else:
         moved_s = one.size_bytes / star.up_bytes_per_s
         moved_s = max(moved_s, world_size * one.add_s / star.servers)
-    return moved_s + star.latency_s + ring.overhead_s
+    return Wire(busy_s=moved_s, late_s=star.latency_s)
 
 
-def _wire_s(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> float:
-    """Return the time from the first byte to the last."""
+def _wire(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> Wire:
+    """Return the time around the ring, or down the trees if it travels whole."""
     if whole:
         copies_s = (world_size - 1) * (one.size_bytes / ring.bytes_per_s + one.add_s)
-        return copies_s + most_hops(world_size) * ring.latency_s + ring.overhead_s
+        return Wire(busy_s=copies_s, late_s=most_hops(world_size) * ring.latency_s)
     added, passed = one.hops(world_size)
-    if not added + passed:
-        return 0.0
     pass_s = one.size_bytes / world_size / ring.bytes_per_s
     add_s = max(pass_s, one.add_s / world_size)
-    moved_s = added * (add_s + ring.latency_s) + passed * (pass_s + ring.latency_s)
-    return moved_s + ring.overhead_s
+    return Wire(busy_s=added * add_s + passed * pass_s, late_s=(added + passed) * ring.latency_s)
 
 
-def _last_s(ready_s: Sequence[float], coded: Coded, wires_s: Sequence[float]) -> float:
+def _last_s(ready_s: Sequence[float], coded: Coded, wires: Sequence[Wire]) -> float:
     """Return when the last bucket is read."""
     stages: list[list[int]] = [[] for _ in ready_s]
     for position, one in enumerate(coded.exchanges):
@@ -249,9 +264,10 @@ def _last_s(ready_s: Sequence[float], coded: Coded, wires_s: Sequence[float]) ->
             continue
         encoded_s[stages[bucket][stage]] = done_s
         while position in encoded_s:
-            link_s = max(link_s, encoded_s[position]) + wires_s[position]
+            link_s = max(link_s, encoded_s[position]) + wires[position].busy_s
             through = coded.exchanges[position].bucket
-            heapq.heappush(waiting, (link_s, through, stages[through].index(position) + 1))
+            end_s = link_s + wires[position].late_s
+            heapq.heappush(waiting, (end_s, through, stages[through].index(position) + 1))
             position += 1
     return last_s
 
@@ -341,7 +357,6 @@ def forecast(
     *,
     what: Exchanged,
     rows: int,
-    overhead_s: float = 0.0,
     star: Star | None = None,
 ) -> Forecast:
     """Forecast the step of a world.
@@ -351,11 +366,10 @@ def forecast(
         links: from each rank to the next one, servers last; none for a world of one.
         what: the exchanges; free of cost in a world of one.
         rows: rows of a global batch.
-        overhead_s: fixed cost of an exchange, independent of its size and of the world size.
         star: the links with parameter servers; None without servers.
     """
     world_size = len(workers)
-    ring = _ring(links, overhead_s, star)
+    ring = _ring(links, star)
     ranks = ring.ranks(world_size)
     if ranks == 1:
         what = replace(what, coded=_free(what.coded))
@@ -377,18 +391,17 @@ def forecast(
 
 def sent_bytes(what: Exchanged, world_size: int, star: Star | None = None) -> int:
     """Bytes that one worker sends per step."""
-    free = Ring(latency_s=0.0, bytes_per_s=math.inf, overhead_s=0.0, star=star)
+    free = Ring(latency_s=0.0, bytes_per_s=math.inf, star=star)
     gone = estimate_transfer([0.0] * len(what.coded.decode_s), what.coded, free, world_size)
     gathered = _gathered(what, free, world_size)
     return (gone.sent_bytes + gathered.sent_bytes) // what.every_steps
 
 
-def _ring(links: Sequence[LinkSpeed], overhead_s: float, star: Star | None) -> Ring:
+def _ring(links: Sequence[LinkSpeed], star: Star | None) -> Ring:
     """The ring as limited by its slowest links, for which every hop waits."""
     return Ring(
         latency_s=max((link.latency_s for link in links), default=0.0),
         bytes_per_s=min((link.bytes_per_s for link in links), default=math.inf),
-        overhead_s=overhead_s if links else 0.0,
         star=star,
     )
 
@@ -471,9 +484,7 @@ def _limit(
         )
         star = ring.star
         near = star and replace(star, latency_s=0.0)
-        without["latency"] = step_s(
-            compute, replace(ring, latency_s=0.0, overhead_s=0.0, star=near)
-        )
+        without["latency"] = step_s(compute, replace(ring, latency_s=0.0, star=near))
         if star is not None:
             wide = replace(star, up_bytes_per_s=math.inf, down_bytes_per_s=math.inf)
             without[f"bandwidth of the link of {star.narrowest}"] = step_s(

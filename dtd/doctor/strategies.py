@@ -215,7 +215,6 @@ def _forecast(steps: Mapping[str, Values], what: Exchanged, routes: _Routes) -> 
         routes.ring,
         what=what,
         rows=first["rows"],
-        overhead_s=max((link.latency_s for link in routes.ring), default=0.0),
         star=routes.star,
     )
 

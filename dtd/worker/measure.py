@@ -18,6 +18,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,6 @@ from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.json_reader import read_json
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.data_server import (
-    MAX_FETCH_BYTES,
     MAX_REQUESTS_AHEAD,
     PROBE_SCOPE,
     Resource,
@@ -152,23 +152,34 @@ def _fetch_s(link: BlockingLink, length: int) -> float:
 
 
 def _bytes_per_s(link: BlockingLink) -> float:
-    """Rate of a transfer that is bounded in time and bytes, once it is under way."""
-    guess = LEAST_RANGE_BYTES / _fetch_s(link, LEAST_RANGE_BYTES)
-    length = int(min(max(guess * RANGE_S, LEAST_RANGE_BYTES), MOST_RANGE_BYTES, MAX_FETCH_BYTES))
-    left = max(MAX_REQUESTS_AHEAD, TRANSFER_BYTES // length)
-    ahead = min(MAX_REQUESTS_AHEAD // 2, left)
-    request = m.FetchRange(blob=0, offset=0, length=length)
-    link.send(*[request] * ahead)
-    left -= ahead
+    """Rate of a transfer that is bounded in time and bytes, once it is under way.
+
+    Ranges grow while one arrives within `RANGE_S` of the one before.  So on a fast link with a long
+    way enough of them are on it, and on a slow link none takes long.
+    """
+    length, left = LEAST_RANGE_BYTES, TRANSFER_BYTES
+    asked = deque([length] * (MAX_REQUESTS_AHEAD // 2))
+    link.send(*[_range(length) for length in asked])
     link.receive(timeout_s=LINK_TIMEOUT_S)
-    begun_s, got, waiting = time.perf_counter(), 0, ahead - 1
-    while waiting:
-        if left and time.perf_counter() - begun_s < TRANSFER_S:
-            link.send(request)
-            left, waiting = left - 1, waiting + 1
+    asked.popleft()
+    until_s = time.perf_counter() + TRANSFER_S
+    begun_s, got = time.perf_counter(), 0
+    while asked:
+        came_s = time.perf_counter()
+        if left >= length and came_s < until_s:
+            link.send(_range(length))
+            asked.append(length)
+            left -= length
         link.receive(timeout_s=LINK_TIMEOUT_S)
-        got, waiting = got + length, waiting - 1
+        got += asked.popleft()
+        if asked and length < MOST_RANGE_BYTES and time.perf_counter() - came_s < RANGE_S:
+            length *= 2
+            begun_s, got = time.perf_counter(), 0
     return got / (time.perf_counter() - begun_s)
+
+
+def _range(length: int) -> m.FetchRange:
+    return m.FetchRange(blob=0, offset=0, length=length)
 
 
 # --- a step --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from dtd.errors import DtdError
 from scripts import markdown
-from scripts.benchrun import allreduce, memory, results, shares, steps
+from scripts.benchrun import allreduce, forecasts, memory, results, shares, steps
 from scripts.benchrun.results import Record
 from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.processes import exit_on_stop_signals
@@ -26,6 +26,7 @@ TABLES: Final[dict[str, Callable[[Sequence[Record]], str]]] = {
     **{kind: partial(steps.tables, kind) for kind in steps.COMPARISONS},
     memory.KIND: memory.memory_table,
     shares.KIND: shares.shares_tables,
+    forecasts.KIND: forecasts.tables,
 }
 
 
@@ -46,11 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def report(options: argparse.Namespace) -> None:
     """Rewrite the tables of all that was measured."""
     for kind, make in TABLES.items():
-        records = results.load(kind, options.directory)
-        text = f"Not measured yet: `scripts/bench {kind}`."
-        if records:
+        if records := results.load(kind, options.directory):
             text = f"{results.header(records)}\n\n{make(records)}"
-        markdown.put_into(options.document, kind, WRITTEN_BY, f"\n{text}\n")
+            markdown.put_into(options.document, kind, WRITTEN_BY, f"\n{text}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,6 +77,10 @@ def _parser() -> argparse.ArgumentParser:
         commands, memory.KIND, memory.run, "memory of sharded state in a worker, beside the formula"
     )
     _command(commands, shares.KIND, shares.run, "rows divided by speed, with unequal workers")
+    one = _command(
+        commands, forecasts.KIND, forecasts.run, "a measured step beside the doctor's forecast"
+    )
+    one.add_argument("--links", type=_names, metavar="NAME,...", help="default: all")
     one = commands.add_parser("report", help="make the tables of docs/benchmarks.md")
     one.add_argument("--document", type=Path, default=DOCUMENT, help="the page to rewrite")
     one.add_argument("--directory", type=Path, default=results.DIRECTORY, help="of the figures")

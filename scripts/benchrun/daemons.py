@@ -38,7 +38,7 @@ _TURN_S: Final = 0.05
 _START_S: Final = 120.0
 _BLOCK_S: Final = 1800.0
 # Daemons stand still between blocks, and the machine may be full: no worker is evicted for that.
-_SETTINGS: Final = "heartbeat_timeout_s = 3600.0\n"
+SETTINGS: Final = "heartbeat_timeout_s = 3600.0\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class DaemonRun:
 
     def _started(self, directory: Path, network: Network) -> NetworkedCluster:
         settings = directory / "coordinator.toml"
-        settings.write_text(_SETTINGS)
+        settings.write_text(SETTINGS)
         cluster = NetworkedCluster(
             directory,
             workers=[*self._workers, *self._servers],
@@ -227,15 +227,21 @@ class ShapedHosts(Hosts):
         workers: names of the workers; worker number i shares a host with rank i.
         rate: of each link in each direction, as `tc` writes it.
         rates: of the links of some workers, by name, instead.
+        proxied: with a proxy before each data port, which can add a delay.
     """
 
     interface = PORT
 
     def __init__(
-        self, workers: Sequence[str], rate: str, rates: Mapping[str, str] | None = None
+        self,
+        workers: Sequence[str],
+        rate: str,
+        rates: Mapping[str, str] | None = None,
+        *,
+        proxied: bool = False,
     ) -> None:
         shapes = {name: _shape(one) for name, one in (rates or {}).items()}
-        super().__init__(workers, shape=_shape(rate), shapes=shapes)
+        super().__init__(workers, proxied=proxied, shape=_shape(rate), shapes=shapes)
         self._names = [*workers]
         for name in workers:
             self.ethernet.spaces[name].inside(choose_congestion_control)

@@ -88,11 +88,11 @@ def test_a_job_is_forecast_and_strategies_are_compared(dtdctl, server, cluster, 
     rows = [[cell.strip() for cell in line if cell] for line in table]
     at = rows.index(["STRATEGY", "CODEC", "SENT/STEP", "STEP", "SPEEDUP", "RISK"])
     assert rows[at + 1 : at + 4] == [
-        ["replicated", "half", "47.7 MiB", "622 ms", "1.77 x", "rounds"],
+        ["replicated", "half", "47.7 MiB", "621 ms", "1.77 x", "rounds"],
         ["replicated", "none (the job's)", "95.4 MiB", "1.10 s", "1.00 x", "same numbers"],
         ["replicated", "rank", "-", "-", "-", "does not fit: no matrix"],
     ]
-    assert "ok    with strategy replicated and codec half a step should take 622 ms" in out
+    assert "ok    with strategy replicated and codec half a step should take 621 ms" in out
     assert "      try: compare the loss of short runs first; under [strategy] write" in out
 
 

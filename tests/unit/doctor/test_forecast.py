@@ -104,7 +104,7 @@ SEEDS = range(40)
 
 
 def limits(**changed):
-    return Ring(**{"latency_s": 0.0, "bytes_per_s": 1e6, "overhead_s": 0.0} | changed)
+    return Ring(**{"latency_s": 0.0, "bytes_per_s": 1e6} | changed)
 
 
 def two_servers():
@@ -126,6 +126,12 @@ def test_a_sum_goes_round_twice_and_a_gather_once():
     assert (gathered.comm_s, gathered.end_s, gathered.sent_bytes) == pytest.approx(
         (2, 7, 2 * 10**6)
     )
+
+
+def test_a_bucket_is_sent_while_another_one_is_late():
+    """Three ranks: each is on the links for 4 s, and through four latencies 4 s later."""
+    made = estimate_transfer([0.0, 0.0], Coded.plain([3 * 10**6] * 2), limits(latency_s=1.0), 3)
+    assert (made.comm_s, made.end_s) == pytest.approx((12, 12))
 
 
 def plan(seed):

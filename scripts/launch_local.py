@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from dtd import figures
 from dtd.address import Address
@@ -300,8 +300,9 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
             else:
                 output.print_lines(map(one_line, summary_lines(run)))
             if sys.stdout.isatty() and page_was_opened(directory):
-                display.say("the web page is served until Ctrl-C")
-                _await_interrupt()
+                with contextlib.suppress(SystemExit):
+                    display.say("the web page is served until Ctrl-C")
+                    _await_interrupt()
             return run
         finally:
             ignore_stop_signals()
@@ -343,10 +344,9 @@ def page_was_opened(directory: Path) -> bool:
     return log.is_file() and '"web_login"' in log.read_text(errors="replace")
 
 
-def _await_interrupt() -> None:
-    with contextlib.suppress(SystemExit):
-        while True:
-            signal.pause()
+def _await_interrupt() -> NoReturn:
+    while True:
+        signal.pause()
 
 
 def _served(web: Address | None, display: Display) -> Address | None:

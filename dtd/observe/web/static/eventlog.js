@@ -20,8 +20,10 @@ async function readAll() {
   } while (found.events.length >= FULL && known.all.length > found.events.length);
 }
 
-// Whatever is new; callers at the same time share one request.
-export function readEvents() {
+// Whatever is new; callers at the same time share one request.  One that is under way may have been
+// answered before the newest event.
+export async function readEvents() {
+  if (known.reading) await known.reading;
   known.reading ??= readAll().finally(() => { known.reading = null; });
   return known.reading;
 }

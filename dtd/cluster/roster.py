@@ -387,7 +387,7 @@ def strides(order: Sequence[str], bad_links: Collection[Pair]) -> int:
 
 
 def hop_bytes(members: Iterable[Worker], before: int) -> int:
-    """What a link carries in the time of a hop in the next generation: the median of its members.
+    """Bytes that a link carries in the time of a hop: the median of the next members.
 
     Args:
         members: those of the next generation.

@@ -191,7 +191,7 @@ class RingEndpoint:
         )
 
     def _hop_bytes(self, link: Link) -> int:
-        """What a link carries in the time of a hop; 0: unknown, or within this host."""
+        """Bytes that a link carries in the time of a hop; 0: unknown, or within this host."""
         if link.is_same_host:
             return 0
         return self._meter.hop_bytes(

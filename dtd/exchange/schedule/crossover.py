@@ -73,7 +73,7 @@ def settled(before: int, shown: int) -> int:
 
 
 class HopMeter:
-    """What a link carries in the time of a hop, by what the kernel counts on it.
+    """Bytes that a link carries in the time of a hop, by what the kernel counts on it.
 
     While a link is busy, it carries bytes or waits for the acknowledgement of the last ones.  Bytes
     by busy time are its rate only where frames are long beside a round trip; otherwise they are

@@ -124,7 +124,7 @@ RETRY_MS: Final = 2000
 
 
 def change(old: Any, new: Any) -> Any:
-    """What makes `new` of `old`, which differ.
+    """The change that makes `new` of `old`, which differ.
 
     In an object or array of the same shape: an object of the changes by key or index.  Another
     object or array is replaced by the only element of an array, anything else by the new value.
@@ -142,7 +142,7 @@ def change(old: Any, new: Any) -> Any:
 
 
 class _Watcher:
-    """What one browser has been sent, and the newest of each topic, to be sent next."""
+    """The data that one browser has been sent, and the newest of each topic, to be sent next."""
 
     def __init__(self, session: Session, *, compressed: bool) -> None:
         self.session = session

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,6 @@ const { ownFirst } = await import("./traceback.js");
 const { ERRORS, INFOS, level } = await import("./parts.js");
 """
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-
-
-@pytest.fixture
-def evaluate(tmp_path: Path) -> Any:
-    """Evaluates an expression beside the page's own modules."""
-    shutil.copytree(STATIC, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-
-    def run(expression: str) -> Any:
-        (tmp_path / "run.js").write_text(f"{MODULES}\nconsole.log(JSON.stringify({expression}));")
-        done = subprocess.run(
-            ["node", "run.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-        )
-        return json.loads(done.stdout)
-
-    return run
 
 
 def event(kind: str, worker: str = "", message: str = "", **more: Any) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +11,12 @@ import pytest
 import dtd.observe.web
 
 STATIC = Path(dtd.observe.web.__file__).parent / "static"
-BROWSER = """
+MODULES = """
 const { best, known, smoothed, thinned, withGaps } = await import("./points.js");
 const { Curves } = await import("./curves.js");
 const at = (step) => [step, step, 1, step, step, step];
 """
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-
-
-@pytest.fixture
-def evaluate(tmp_path: Path) -> Any:
-    """Runs an expression beside the page's own modules."""
-    shutil.copytree(STATIC, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-
-    def run(expression: str) -> Any:
-        program = f"{BROWSER}\nconsole.log(JSON.stringify({expression}));"
-        (tmp_path / "run.js").write_text(program)
-        done = subprocess.run(
-            ["node", "run.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-        )
-        return json.loads(done.stdout)
-
-    return run
 
 
 def test_a_line_has_a_gap_where_nothing_was_reported(evaluate: Any) -> None:

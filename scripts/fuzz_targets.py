@@ -20,8 +20,8 @@ from dtd.address import Address
 from dtd.checkpoint.format import MANIFEST_FILE, Manifest, encode_manifest, read_manifest
 from dtd.checkpoint.tensor_file import FileInfo
 from dtd.errors import CheckpointError, ConfigError, ProtocolError, TaskError, UsageError
-from dtd.net.planes import ELEMENT_BYTES, MIN_CODED_BYTES, PlaneCoder, check_coded
 from dtd.packages.archive import unpack
+from dtd.planes import ELEMENT_BYTES, MIN_CODED_BYTES, PlaneCoder, check_coded
 from dtd.security.credential import Credential
 from dtd.security.token import Token
 from dtd.wire import messages as m

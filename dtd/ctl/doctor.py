@@ -46,7 +46,9 @@ _NEEDED_HEADINGS: Final = (
     *("MEMORY OF", *(part.upper() for part in NEEDED_PARTS)),
     *("ALL", "AVAILABLE"),
 )
-_FORECAST_HEADINGS: Final = ("WORKERS", "STEP", "COMPUTE", "EXPOSED", "DATA", "RATE", "LIMITED BY")
+_FORECAST_HEADINGS: Final = (
+    *("WORKERS", "STEP", "COMPUTE", "EXPOSED", "DATA", "SENT/STEP", "RATE", "LIMITED BY"),
+)
 _CHOICE_HEADINGS: Final = ("STRATEGY", "CODEC", "SENT/STEP", "STEP", "SPEEDUP", "RISK")
 _STATE_HEADINGS: Final = (
     *("STATE", "MIRRORS", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ALL", "FITS FROM"),
@@ -259,9 +261,16 @@ def _forecast_row(one: dict[str, Any]) -> tuple[str, ...]:
         figures.span(made.compute_s + made.optimizer_s),
         figures.span(made.exposed_s),
         figures.span(made.data_s),
+        _sent(made.sent_bytes, coded=made.coded),
         figures.rate(made.samples_per_s),
         made.limit,
     )
+
+
+def _sent(sent_bytes: int | None, *, coded: bool) -> str:
+    if sent_bytes is None:
+        return figures.NOTHING
+    return figures.size(sent_bytes) + (", coded" if coded else "")
 
 
 def _need_row(need: Values) -> tuple[str, ...]:
@@ -286,11 +295,11 @@ def _state_row(one: Values) -> tuple[str, ...]:
 
 
 def _choice_row(one: Values) -> tuple[str, ...]:
-    sent, speedup = one["bytes_per_step"], one["speedup"]
+    speedup = one["speedup"]
     return (
         one["strategy"] + (f", {every} steps" if (every := one["every_steps"]) > 1 else ""),
         one["codec"] + (" (the job's)" if one["own"] else ""),
-        figures.size(sent) if sent is not None else figures.NOTHING,
+        _sent(one["bytes_per_step"], coded=one["coded"]),
         figures.span(one["step_s"]),
         f"{speedup:.2f} x" if speedup is not None else figures.NOTHING,
         one["risk"],
@@ -339,8 +348,7 @@ def _measure_links(
         way = {"from": sender, "to": receiver}
         answers, refusals = _measure(settings, {receiver: request})
         links += [
-            {**way, "rtt_s": one["rtt_s"], "bytes_per_s": one.get("bytes_per_s")}
-            for one in answers.values()
+            {**way, "bytes_per_s": None, "same_host": False, **one} for one in answers.values()
         ]
         unreached += [
             {**way, "reason": error.message, "remedy": error.remedy} for error in refusals.values()

@@ -44,7 +44,12 @@ since each rank sends and receives N-1 copies, and the control word hops * laten
 the tree (`dtd.exchange.schedule.tree.most_hops`).
 
 What costs nothing to encode or to decode does not wait for the thread: without a codec nothing
-does.  Pure; times in seconds.
+does.
+
+Where links code what they send (`sync.lossless`), the bandwidth is that of bytes before coding: a
+byte takes its share of the link's time, or the coder's time if that is longer
+(`dtd.exchange.schedule.coding_choice`).  The slowest link stands for all.  Stars are computed
+without.  Pure; times in seconds.
 """
 
 from __future__ import annotations
@@ -56,8 +61,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dtd.exchange.schedule.chunks import BucketShape, Operation, exchanged
+from dtd.exchange.schedule.coding_choice import BEGIN_GAIN, Mode, coded_s
 from dtd.exchange.schedule.crossover import whole_bytes
 from dtd.exchange.schedule.tree import most_hops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coder:
+    """Lossless coding of some payloads on a link, in the slowest worker.
+
+    Attributes:
+        share: of the bytes that is left.
+        bytes_per_s: rate of encoding, or of decoding if that is slower; of bytes before coding.
+    """
+
+    share: float
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +91,7 @@ class Exchange:
         copies: of what is gathered, ranks that have it beside its owner.
         encode_s: time for writing the buffer.
         add_s: time for one addition of a whole buffer.
+        coder: of its payloads on links that code; None: they travel as they are.
     """
 
     bucket: int
@@ -81,6 +101,7 @@ class Exchange:
     copies: int = 0
     encode_s: float = 0.0
     add_s: float = 0.0
+    coder: Coder | None = None
 
     @property
     def operation(self) -> Operation:
@@ -111,10 +132,11 @@ class Coded:
     decode_s: tuple[float, ...]
 
     @classmethod
-    def plain(cls, bucket_bytes: Sequence[int]) -> Coded:
-        """Buckets that travel as they are."""
+    def plain(cls, bucket_bytes: Sequence[int], coder: Coder | None = None) -> Coded:
+        """Buckets that travel without a codec."""
         exchanges = [
-            Exchange(bucket=index, size_bytes=size) for index, size in enumerate(bucket_bytes)
+            Exchange(bucket=index, size_bytes=size, coder=coder)
+            for index, size in enumerate(bucket_bytes)
         ]
         return cls(exchanges=tuple(exchanges), decode_s=(0.0,) * len(exchanges))
 
@@ -145,16 +167,33 @@ class Ring:
     Attributes:
         latency_s: of a hop.
         bytes_per_s: of a hop.
+        lossless: whether its slowest link codes.
         star: the star besides, which carries the halves of sums; None without servers.
     """
 
     latency_s: float
     bytes_per_s: float
+    lossless: Mode = "off"
     star: Star | None = None
 
     def ranks(self, world_size: int) -> int:
         """Return how many ranks it has with so many workers."""
         return world_size + (self.star.servers if self.star is not None else 0)
+
+    def codes(self, coder: Coder | None) -> bool:
+        """Whether payloads are coded on its slowest link."""
+        if coder is None or self.lossless == "off":
+            return False
+        link_s = 1 / self.bytes_per_s
+        is_faster = link_s >= BEGIN_GAIN * coded_s(link_s, coder.share, 1 / coder.bytes_per_s)
+        return is_faster or self.lossless == "on"
+
+    def byte_s(self, coder: Coder | None) -> float:
+        """Return the time of a byte before coding on its slowest link."""
+        link_s = 1 / self.bytes_per_s
+        if coder is None or not self.codes(coder):
+            return link_s
+        return coded_s(link_s, coder.share, 1 / coder.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,19 +216,19 @@ class TransferEstimate:
     Attributes:
         end_s: when the last one is read.
         comm_s: time on the wire, and the longest latencies of an exchange.
-        sent_bytes: by one rank.
+        sent_bytes: by one rank, after coding.
     """
 
     end_s: float
     comm_s: float
-    sent_bytes: int
+    sent_bytes: float
 
 
 def estimate_transfer(
     ready_s: Sequence[float], coded: Coded, ring: Ring, world_size: int
 ) -> TransferEstimate:
     """Follow the buckets of one step."""
-    wires, sent_bytes = [], 0
+    wires, sent_bytes = [], 0.0
     ranks = ring.ranks(world_size)
     whole = _whole(coded, ring, ranks)
     for position, one in enumerate(coded.exchanges):
@@ -199,10 +238,9 @@ def estimate_transfer(
             continue
         goes_whole = position in whole
         wires.append(_wire(one, ring, ranks, whole=goes_whole))
-        if goes_whole:
-            sent_bytes += (ranks - 1) * one.size_bytes
-        else:
-            sent_bytes += sum(one.hops(ranks)) * one.size_bytes // ranks
+        share = one.coder.share if one.coder is not None and ring.codes(one.coder) else 1.0
+        copies = ranks - 1 if goes_whole else sum(one.hops(ranks)) / ranks
+        sent_bytes += copies * one.size_bytes * share
     comm_s = sum(one.busy_s for one in wires) + max((one.late_s for one in wires), default=0.0)
     end_s = _last_s(ready_s, coded, wires)
     return TransferEstimate(end_s=end_s, comm_s=comm_s, sent_bytes=sent_bytes)
@@ -231,11 +269,12 @@ def _star_wire(one: Exchange, star: Star, world_size: int) -> Wire:
 
 def _wire(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> Wire:
     """Return the time around the ring, or down the trees if it travels whole."""
+    whole_s = one.size_bytes * ring.byte_s(one.coder)
     if whole:
-        copies_s = (world_size - 1) * (one.size_bytes / ring.bytes_per_s + one.add_s)
+        copies_s = (world_size - 1) * (whole_s + one.add_s)
         return Wire(busy_s=copies_s, late_s=most_hops(world_size) * ring.latency_s)
     added, passed = one.hops(world_size)
-    pass_s = one.size_bytes / world_size / ring.bytes_per_s
+    pass_s = whole_s / world_size
     add_s = max(pass_s, one.add_s / world_size)
     return Wire(busy_s=added * add_s + passed * pass_s, late_s=(added + passed) * ring.latency_s)
 
@@ -298,12 +337,14 @@ class LinkSpeed:
         receiver: name of the receiving worker.
         latency_s: one way, for a small message, from program to program.
         bytes_per_s: rate of a large transfer.
+        lossless: whether it codes payloads.
     """
 
     sender: str
     receiver: str
     latency_s: float
     bytes_per_s: float
+    lossless: Mode = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +357,8 @@ class Forecast:
         data_s, compute_s, exposed_s, optimizer_s: the parts of the step, whose sum is `step_s`;
             `exposed_s` is communication and codec time that is not hidden.
         comm_s: total communication time, hidden or not.
+        sent_bytes: that one worker sends, after coding.
+        coded: links code what they send.
         samples_per_s: rows of the global batch per second.
         limit: "compute", "data loading", "codec", "latency", "bandwidth of the link A -> B" or,
             with servers, "bandwidth of the link of A".
@@ -328,6 +371,8 @@ class Forecast:
     exposed_s: float
     optimizer_s: float
     comm_s: float
+    sent_bytes: int
+    coded: bool
     samples_per_s: float
     limit: str
 
@@ -384,24 +429,22 @@ def forecast(
         exposed_s=exposed_s,
         optimizer_s=slowest.optimizer_s,
         comm_s=(gone.comm_s + most_hops(ranks) * ring.latency_s) / what.every_steps,
+        sent_bytes=int(gone.sent_bytes / what.every_steps),
+        coded=any(ring.codes(one.coder) for one in what.coded.exchanges),
         samples_per_s=rows / step_s if step_s > 0 else 0.0,
         limit=_limit(slowest, ring, links, what, world_size),
     )
 
 
-def sent_bytes(what: Exchanged, world_size: int, star: Star | None = None) -> int:
-    """Bytes that one worker sends per step."""
-    free = Ring(latency_s=0.0, bytes_per_s=math.inf, star=star)
-    gone = estimate_transfer([0.0] * len(what.coded.decode_s), what.coded, free, world_size)
-    gathered = _gathered(what, free, world_size)
-    return (gone.sent_bytes + gathered.sent_bytes) // what.every_steps
-
-
 def _ring(links: Sequence[LinkSpeed], star: Star | None) -> Ring:
     """The ring as limited by its slowest links, for which every hop waits."""
+    if not links:
+        return Ring(latency_s=0.0, bytes_per_s=math.inf, star=star)
+    narrow = min(links, key=lambda link: link.bytes_per_s)
     return Ring(
-        latency_s=max((link.latency_s for link in links), default=0.0),
-        bytes_per_s=min((link.bytes_per_s for link in links), default=math.inf),
+        latency_s=max(link.latency_s for link in links),
+        bytes_per_s=narrow.bytes_per_s,
+        lossless=narrow.lossless,
         star=star,
     )
 

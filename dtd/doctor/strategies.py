@@ -20,6 +20,7 @@ from dtd import figures
 from dtd.doctor.checks import Finding
 from dtd.doctor.forecast import (
     Coded,
+    Coder,
     Compute,
     Exchange,
     Exchanged,
@@ -27,8 +28,8 @@ from dtd.doctor.forecast import (
     LinkSpeed,
     Star,
     forecast,
-    sent_bytes,
 )
+from dtd.exchange.schedule.coding_choice import Mode
 from dtd.job import JobSpec
 
 LEAST_GAIN: Final = 0.05
@@ -52,7 +53,8 @@ class Choice:
         codec: `strategy.codec`.
         every_steps: between two exchanges.
         own: whether it is the job's own.
-        bytes_per_step: that one worker sends; None if it cannot be said.
+        bytes_per_step: that one worker sends, after coding; None if it cannot be said.
+        coded: links code what they send (`sync.lossless`).
         step_s: expected, in the largest world; None likewise.
         speedup: the job's own step over this one; None likewise.
         risk: what a job may lose, or why the choice has no figures.
@@ -69,6 +71,7 @@ class Choice:
     speedup: float | None
     risk: str
     lossless: bool
+    coded: bool = False
     for_memory: bool = False
 
 
@@ -104,7 +107,7 @@ def forecasts(
         measured = list(ranks.values())
         # Gradients of several updates in a step are forecast without a codec.
         what = exchanged(measured, _own_candidate(measured, spec)) or Exchanged(
-            coded=Coded.plain(measured[0]["buckets"])
+            coded=Coded.plain(measured[0]["buckets"], _coder(measured, measured[0]))
         )
         made.append(_forecast(ranks, what, routes))
     return made
@@ -145,32 +148,28 @@ def choices_of(
     for one in ranks[0].get("candidates", []):
         what = exchanged(ranks, one)
         routes = divided if one.get("stage") else ring
-        step_s = None
+        made = None
         if what is not None and routes is not None and not one["reason"]:
-            step_s = _forecast(steps, what, routes).step_s
-        sent = None
-        if what is not None and routes is not None and step_s:
-            sent = sent_bytes(what, len(ranks), routes.star)
-        listed.append(_choice(one, spec, step_s, sent))
+            made = _forecast(steps, what, routes)
+        listed.append(_choice(one, spec, made))
     own_s = next((one.step_s for one in listed if one.own), None)
     if own_s:
         listed = [replace(one, speedup=own_s / one.step_s) if one.step_s else one for one in listed]
     return sorted(listed, key=lambda one: (one.step_s is None, one.step_s or 0.0))
 
 
-def _choice(
-    candidate: Values, spec: JobSpec, step_s: float | None, bytes_per_step: int | None
-) -> Choice:
+def _choice(candidate: Values, spec: JobSpec, made: Forecast | None) -> Choice:
     return Choice(
         strategy=candidate["strategy"],
         codec=candidate["codec"],
         every_steps=candidate["every_steps"],
         own=_is_own(candidate, spec),
-        bytes_per_step=bytes_per_step,
-        step_s=step_s,
+        bytes_per_step=None if made is None else made.sent_bytes,
+        step_s=None if made is None else made.step_s,
         speedup=None,
         risk=candidate["reason"] or candidate["risk"] or SAME_NUMBERS,
         lossless=not (candidate["risk"] or candidate["reason"]),
+        coded=made is not None and made.coded,
         for_memory=bool(candidate.get("stage")),
     )
 
@@ -186,12 +185,12 @@ def _routes(
     workers: Sequence[str], servers: Sequence[str], links: Sequence[Values], spec: JobSpec
 ) -> _Routes | None:
     """The links among these ranks; None if one is not known."""
-    ring = _ring([*workers, *servers], links)
+    ring = _ring([*workers, *servers], links, spec.sync.lossless)
     star = star_of(workers, servers, links, mirrors=spec.strategy.mirrors)
     return None if ring is None or (servers and star is None) else _Routes(ring, star)
 
 
-def _ring(names: Sequence[str], links: Sequence[Values]) -> list[LinkSpeed] | None:
+def _ring(names: Sequence[str], links: Sequence[Values], lossless: Mode) -> list[LinkSpeed] | None:
     """The links from each to the next one; None if one is not known."""
     speeds = {
         (link["from"], link["to"]): LinkSpeed(
@@ -199,6 +198,7 @@ def _ring(names: Sequence[str], links: Sequence[Values]) -> list[LinkSpeed] | No
             receiver=link["to"],
             latency_s=link["rtt_s"] / 2,
             bytes_per_s=link["bytes_per_s"],
+            lossless="off" if link.get("same_host") and lossless == "auto" else lossless,
         )
         for link in links
         if link["bytes_per_s"]
@@ -244,22 +244,41 @@ def exchanged(steps: Sequence[Values], candidate: Values) -> Exchanged | None:
     """
     *sizes, scalars = steps[0]["buckets"]
     codec = candidate["codec"]
+    own_coder = _coder(steps, steps[0])
     if codec == "none":
-        coded = Coded.plain([*sizes, scalars])
+        coded = Coded.plain([*sizes, scalars], own_coder)
     else:
         known = [step.get("codecs", {}).get(codec) for step in steps]
         if not all(known):
             return None
         pass_s = max(step["pass_s_per_byte"] for step in steps)
-        coded = _coded(known[0], sizes, scalars, pass_s, world_size=len(steps))
+        coder = _coder(steps, known[0])
+        coded = _coded(known[0], sizes, scalars, pass_s, coder, world_size=len(steps))
     whole = Exchanged(
         coded=coded, every_steps=candidate["every_steps"], overlaps=candidate["overlaps"]
     )
-    return _divided(whole, sizes, candidate) if candidate.get("stage") else whole
+    return _divided(whole, sizes, candidate, own_coder) if candidate.get("stage") else whole
+
+
+def _coder(steps: Sequence[Values], travelling: Values) -> Coder | None:
+    """The lossless coder of these payloads, as slow and as weak as in the worst worker."""
+    known = [step.get("coding", {}).get(travelling.get("dtype")) for step in steps]
+    if not all(known):
+        return None
+    return Coder(
+        share=max(one["share"] for one in known),
+        bytes_per_s=min(min(one["encode_bytes_per_s"], one["decode_bytes_per_s"]) for one in known),
+    )
 
 
 def _coded(
-    codec: Values, sizes: Sequence[int], scalars: int, pass_s: float, *, world_size: int
+    codec: Values,
+    sizes: Sequence[int],
+    scalars: int,
+    pass_s: float,
+    coder: Coder | None,
+    *,
+    world_size: int,
 ) -> Coded:
     """Return the exchanges of buckets through a codec, and of the scalars without it."""
     half_s = [codec["passes"] * size * pass_s / 2 for size in sizes]
@@ -273,17 +292,23 @@ def _coded(
                 gathers=gathers,
                 encode_s=half_s[bucket] / stages[bucket],
                 add_s=0.0 if gathers else 2 * half_s[bucket] if adds else size * pass_s,
+                coder=coder,
             )
         )
     last = Exchange(bucket=len(sizes), size_bytes=scalars)
     return Coded(exchanges=(*exchanges, last), decode_s=(*half_s, 0.0))
 
 
-def _divided(whole: Exchanged, sizes: Sequence[int], candidate: Values) -> Exchanged:
-    """Return the halves of its sums: gradients are scattered, parameters gathered as they are."""
+def _divided(
+    whole: Exchanged, sizes: Sequence[int], candidate: Values, coder: Coder | None
+) -> Exchanged:
+    """Return the halves of its sums: gradients are scattered, parameters gathered as they are.
+
+    Parameters are taken to shrink as gradients do.
+    """
     mirrors = candidate["mirrors"]
     gathers = [
-        Exchange(bucket=bucket, size_bytes=size, gathers=True, copies=mirrors)
+        Exchange(bucket=bucket, size_bytes=size, gathers=True, copies=mirrors, coder=coder)
         for bucket, size in enumerate(sizes)
     ]
     *sums, scalars = whole.coded.exchanges

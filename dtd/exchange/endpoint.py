@@ -22,18 +22,18 @@ from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.exchange.memory_offers import SharedMemory
 from dtd.exchange.node import RING, SCRATCH_SLOTS, STAR, Node, NodeCollective
+from dtd.exchange.schedule.coding_choice import Mode
 from dtd.exchange.schedule.crossover import HopMeter
 from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.neighbours import ENDED, Neighbour, Neighbours, RingLoss
 from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
 from dtd.exchange.schedule.tree import strides_in
-from dtd.net.coding_choice import Mode
 from dtd.net.coding_link import Coding, CodingLink
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
 from dtd.net.link import Link, Traffic
 from dtd.net.liveness import Lifeline, LinkHeartbeats
-from dtd.net.planes import PLANES
 from dtd.net.tls import tls_fault
+from dtd.planes import PLANES
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
 from dtd.wire.session import DataCredential

@@ -120,6 +120,11 @@ class BlockingLink:
         """The largest payload that both sides accept."""
         return self._session.max_payload_bytes
 
+    @property
+    def is_same_host(self) -> bool:
+        """Whether both ends of a TCP connection have the same address (`dtd.net.link.Link`)."""
+        return bool(self._socket.getsockname()[0] == self._socket.getpeername()[0])
+
     def send_payload(self, message: m.Message, payload: bytes) -> None:
         """Send a message with its payload."""
         self._send(b"".join(self._session.encode(message, payload)))

@@ -21,9 +21,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.coding_choice import LinkChoice, Mode, StepTrial
+from dtd.exchange.schedule.coding_choice import LinkChoice, Mode, StepTrial
 from dtd.net.link import Link
-from dtd.net.planes import ELEMENT_BYTES, MIN_CODED_BYTES, PLANES, PlaneCoder, check_coded
+from dtd.planes import ELEMENT_BYTES, MIN_CODED_BYTES, PLANES, PlaneCoder, check_coded
 from dtd.wire import messages as m
 from dtd.wire.frames import HOLD, Hold
 from dtd.wire.session import Received

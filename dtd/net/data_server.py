@@ -30,8 +30,8 @@ from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.coding_link import Coding, CodingLink
 from dtd.net.limits import ConnectionLimiter
 from dtd.net.link import HANDSHAKE_TIMEOUT_S, Link
-from dtd.net.planes import PLANES
 from dtd.net.server import Server
+from dtd.planes import PLANES
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import MAX_HEADER_BYTES, Hold

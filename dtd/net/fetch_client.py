@@ -109,7 +109,7 @@ class FetchClient:
     ) -> None:
         self._where = f"{resource} at {address}"
         self._timeout_s = timeout_s
-        from dtd.net.planes import PLANES, PlaneCoder  # here: dtdctl does not wait for numpy
+        from dtd.planes import PLANES, PlaneCoder  # here: dtdctl does not wait for numpy
 
         self._coder = PlaneCoder()
         with self._failures_told():

@@ -44,6 +44,7 @@ from dtd.strategy.choice import CODECS, OVERLAPPING, STRATEGY_RISKS
 from dtd.strategy.codec.api import Codec, FlatLayout, World
 from dtd.strategy.coded_buckets import Uncoded, exchange_order
 from dtd.train.callbacks import Callbacks
+from dtd.train.coding import measure_coding
 from dtd.train.memory import available_memory, memory_parts, saved_for_backward
 from dtd.train.record import StepRecord
 from dtd.train.session import JobSession, build_session, parts_of
@@ -141,9 +142,9 @@ def measure(
     Returns:
         {"parameters", "rows", "memory": bytes of each part, "available_bytes", "state": a
         `StateSize`} of the job, and of its steps while gradients travel as they are "buckets":
-        sizes in bytes, the tail last, and "worlds": {size: {"data_s", "compute_s", "ready_s",
-        "optimizer_s", "step_s"}}.  For worlds of several, unless a step makes several updates, also
-        what `_compared` returns.
+        sizes in bytes, the tail last, "worlds": {size: {"data_s", "compute_s", "ready_s",
+        "optimizer_s", "step_s"}}, and what `measure_coding` returns.  For worlds of several, unless
+        a step makes several updates, also what `_compared` returns.
 
     Raises:
         TaskError: the task, its data or the job's choices do not work here.
@@ -253,12 +254,13 @@ def _layouts(session: JobSession) -> list[FlatLayout] | None:
 
 
 def _steps(session: JobSession, worlds: Sequence[int], limit_s: float) -> dict[str, Any]:
-    """Sizes of what travels, and medians for each world."""
+    """Sizes of what travels, how it can be coded, and medians for each world."""
     share_s = limit_s / max(1, len(worlds))
     steps = {str(world): _world(session, world, share_s) for world in worlds}
     exchanges = session.exchanges()
-    sizes = [len(exchanges[index].view) for index in _summed(session, exchanges)]
-    return {"buckets": sizes, "worlds": steps}
+    summed = [exchanges[index] for index in _summed(session, exchanges)]
+    sizes = [len(bucket.view) for bucket in summed]
+    return {"buckets": sizes, "worlds": steps, **measure_coding(summed)}
 
 
 def _summed(session: JobSession, exchanges: Sequence[BucketMemory]) -> range:
@@ -358,8 +360,8 @@ def _compared(
         "mirrors" of a state that is divided, "risk", "reason": why it cannot be used; or empty}],
         "pass_s_per_byte": time of one pass over memory, "codecs": {name: {"passes", "wires": for
         each exchange, in order, its bucket, its bytes (of one rank, if it is a gather), whether it
-        is one, and whether the codec adds by itself}}}; "none" is not among the codecs: it costs
-        nothing.
+        is one, and whether the codec adds by itself, "dtype": of the elements of most}}}; "none" is
+        not among the codecs: it costs nothing.
     """
     wires: dict[str, dict[str, Any] | str] = {}
     listed: list[dict[str, Any]] = []
@@ -442,15 +444,16 @@ def _wires(
         return f"does not fit: {error.message}"
     except (RuntimeError, MemoryError) as error:  # torch's own: no memory, no kernel
         return f"cannot be used here: {error}"[:200]
-    wires = []
+    wires, types = [], []
     for bucket, stage in exchange_order([len(wires) for wires in stages]):
         wire = stages[bucket][stage]
         gathers = wire.operation.is_half
         size = wire.elements * wire.dtype.itemsize // (world_size if gathers else 1)
         wires.append([bucket, size, gathers, wire.arithmetic is not None])
+        types.append(str(wire.dtype).removeprefix("torch."))
     if len(wires) > MOST_WIRES:
         return "not compared: the model has too many buckets"
-    return {"passes": codec.passes, "wires": wires}
+    return {"passes": codec.passes, "wires": wires, "dtype": statistics.mode(types)}
 
 
 def _pass_s_per_byte(device: torch.device) -> float:

@@ -22,7 +22,7 @@ from dtd.exchange.schedule.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.data_server import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_client import open_resource, unexpected
-from dtd.net.planes import PLANES, PlaneCoder, check_coded
+from dtd.planes import PLANES, PlaneCoder, check_coded
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 

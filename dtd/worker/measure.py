@@ -134,9 +134,8 @@ def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:
     """Figures of the direction from the other worker to this one; runs in a thread."""
     with contextlib.closing(_open_link(message, by, LINK_TIMEOUT_S)) as link:
         open_resource(link, PROBE_SCOPE, timeout_s=LINK_TIMEOUT_S)
-        if message.what == "latency":
-            return {"rtt_s": _round_trip_s(link)}
-        return {"rtt_s": _round_trip_s(link), "bytes_per_s": _bytes_per_s(link)}
+        found = {"rtt_s": _round_trip_s(link), "same_host": link.is_same_host}
+        return found if message.what == "latency" else found | {"bytes_per_s": _bytes_per_s(link)}
 
 
 def _round_trip_s(link: BlockingLink) -> float:

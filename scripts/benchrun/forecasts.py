@@ -6,6 +6,8 @@ times between commits.  What the doctor has measured is kept, and the forecast i
 the table is, so the table always shows the present model.  Compute is a pause: more workers than
 processor cores do not slow one another down by it.
 
+With `sync.lossless = "auto"` steps count when the trial of coded and plain ones is over.
+
 A delay is added by a proxy before each worker's data port, over links of 1 Gbit/s.  The sender's
 kernel does not see it, so the ring chooses the way of small buckets as if there were none.
 """
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,33 +42,33 @@ from scripts.cluster.networks import COORDINATOR, Loopback, Network
 from scripts.markdown import table
 
 KIND: Final = "forecast"
-KEY: Final = ("link", "world")
+KEY: Final = ("link", "world", "lossless")
 DELAYS_S: Final = {"1ms": 0.001, "10ms": 0.01, "50ms": 0.05}
 """One way, added to a link of 1 Gbit/s."""
 ALL_LINKS: Final = (*LINKS, *DELAYS_S)
 WORLDS: Final = (2, 4, 8)
-_STEPS: Final = 12
-_WARM_UP_STEPS: Final = 2
+CODED: Final = (("1gbit", 2), ("100mbit", 2))
+"""Links and worlds that are also measured with coding."""
+_STEPS: Final = {"off": 12, "auto": 32}
+_KEPT_STEPS: Final = 9
 _TURN_S: Final = 0.1
 _START_S: Final = 300.0
 _DOCTOR_S: Final = 900.0
 _TRAIN_S: Final = 900.0
-_JOB: Final = f"""
+_JOB: Final = """
 job.name = "forecast"
 job.task = "synthetic"
-job.steps = {_STEPS}
 job.global_batch_size = 16
 train.eval_every = 1000000
 checkpoint.every_steps = 1000000
 elastic.settle_s = 0.0
-sync.lossless = "off"
 elastic.stall_timeout_s = 3600
 task.parameters = 2200000
 task.layers = 20
 task.rows = 2048
 task.compute_ms = 300.0
 """
-_MEASURED: Final = ("buckets", "rows", "worlds", "pass_s_per_byte")
+_MEASURED: Final = ("buckets", "rows", "worlds", "pass_s_per_byte", "dtype", "coding")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -76,13 +78,14 @@ def run(options: argparse.Namespace) -> None:
     links = options.links or ((LOOPBACK,) if options.quick else ALL_LINKS)
     for link in links if namespaces else [LOOPBACK]:
         for world in options.worlds or ((2,) if options.quick else WORLDS):
-            record = measure(link, world)
-            line = f"{link} N={world}: measured {time_text(record['step_s'])}, forecast "
-            line += time_text(forecast_s(record))
-            keep(KIND, [{**record, "machine": about}], KEY, options, line)
+            for lossless in ("off", "auto") if (link, world) in CODED else ("off",):
+                record = measure(link, world, lossless)
+                line = f"{link} N={world}, lossless {lossless}: measured"
+                line += f" {time_text(record['step_s'])}, forecast {time_text(forecast_s(record))}"
+                keep(KIND, [{**record, "machine": about}], KEY, options, line)
 
 
-def measure(link: str, world: int) -> Record:
+def measure(link: str, world: int, lossless: str) -> Record:
     """Have one job forecast and trained."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dtd-bench-")))
@@ -96,12 +99,13 @@ def measure(link: str, world: int) -> Record:
         stack.callback(cluster.stop, grace_s=0.0)
         cluster.start_all(_START_S)
         job_file = directory / "job.toml"
-        job_file.write_text(_job(world))
+        job_file.write_text(_job(world, lossless))
         report = _examined(cluster, network, job_file)
         return {
             "link": link,
             "world": world,
-            "step_s": _trained_s(cluster, to_mapping(_spec(world))),
+            "lossless": lossless,
+            "step_s": _trained_s(cluster, _spec(world, lossless)),
             "links": report["links"],
             "steps": {
                 name: {key: step[key] for key in _MEASURED}
@@ -110,12 +114,13 @@ def measure(link: str, world: int) -> Record:
         }
 
 
-def _job(world: int) -> str:
-    return f"{_JOB}elastic.min_workers = {world}\n"
+def _job(world: int, lossless: str) -> str:
+    own = f'elastic.min_workers = {world}\nsync.lossless = "{lossless}"\n'
+    return f"{_JOB}{own}job.steps = {_STEPS[lossless]}\n"
 
 
-def _spec(world: int) -> JobSpec:
-    return from_mapping(tomllib.loads(_job(world)), source="benchmark")
+def _spec(world: int, lossless: str) -> JobSpec:
+    return from_mapping(tomllib.loads(_job(world, lossless)), source="benchmark")
 
 
 def _network(link: str, workers: Sequence[str]) -> Network:
@@ -146,46 +151,53 @@ def _examined(cluster: NetworkedCluster, network: Network, job_file: Path) -> di
     return report
 
 
-def _trained_s(cluster: NetworkedCluster, spec: Mapping[str, Any]) -> float:
+def _trained_s(cluster: NetworkedCluster, spec: JobSpec) -> float:
     """The median step of the job, by rank 0's commits."""
     with contextlib.closing(cluster.log_tail()) as tail:
-        cluster.try_ask(m.SubmitJob(spec=dict(spec)))
+        cluster.try_ask(m.SubmitJob(spec=to_mapping(spec)))
+        steps = _STEPS[spec.sync.lossless]
         commits_s: list[float] = []
         deadline_s = time.monotonic() + _TRAIN_S
-        while len(commits_s) < _STEPS:
+        while len(commits_s) < steps:
             if time.monotonic() > deadline_s:
-                raise DtdError(f"{len(commits_s)} of {_STEPS} steps within {_TRAIN_S:g} s")
+                raise DtdError(f"{len(commits_s)} of {steps} steps within {_TRAIN_S:g} s")
             for line in tail.poll():
                 if line.event == "step_committed" and line.fields["rank"] == 0:
                     commits_s.append(line.at_s)
                 elif line.event in ENDS and line.event != "job_done":
                     raise DtdError(f"the job has ended: {line.fields.get('message', line.event)}")
             time.sleep(_TURN_S)
-    kept_s = commits_s[_WARM_UP_STEPS:]
-    return statistics.median(b - a for a, b in itertools.pairwise(kept_s))
+    kept_s = [b - a for a, b in itertools.pairwise(commits_s)][-_KEPT_STEPS:]
+    return statistics.median(kept_s)
 
 
 def forecast_s(record: Record) -> float:
     """The step that the present model makes of what was measured."""
     world = record["world"]
-    made = forecasts(record["steps"], record["links"], most=world, spec=_spec(world))
+    spec = _spec(world, record["lossless"])
+    made = forecasts(record["steps"], record["links"], most=world, spec=spec)
     return made[-1].step_s
 
 
 def tables(records: Sequence[Record]) -> str:
     """One row for each case."""
-    head = ["link", "workers", "measured", "forecast", "**forecast : measured**"]
+    head = ["link", "workers", "lossless", "measured", "forecast", "**forecast : measured**"]
     rows = []
-    for record in sorted(records, key=lambda one: (ALL_LINKS.index(one["link"]), one["world"])):
+    for record in sorted(records, key=_place):
         made_s, step_s = forecast_s(record), record["step_s"]
         delayed = f"1gbit + {record['link']}" if record["link"] in DELAYS_S else record["link"]
         rows.append(
             [
                 delayed,
                 str(record["world"]),
+                record["lossless"],
                 time_text(step_s),
                 time_text(made_s),
                 f"{made_s / step_s:.2f}",
             ]
         )
     return table(head, rows)
+
+
+def _place(record: Record) -> tuple[int, int, bool]:
+    return ALL_LINKS.index(record["link"]), record["world"], record["lossless"] != "off"

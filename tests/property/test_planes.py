@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtd.errors import ProtocolError
-from dtd.net.planes import ELEMENT_BYTES, MIN_CODED_BYTES, PlaneCoder, check_coded
+from dtd.planes import ELEMENT_BYTES, MIN_CODED_BYTES, PlaneCoder, check_coded
 
 CODER = PlaneCoder()
 WIDTHS = st.sampled_from(ELEMENT_BYTES)

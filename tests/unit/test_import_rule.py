@@ -37,7 +37,16 @@ BASE = {
         "names",
         "notify",
     ),
-    *("places", "platform", "process_memory", "rules", "shared_memory", "shown", "streams"),
+    *(
+        "places",
+        "planes",
+        "platform",
+        "process_memory",
+        "rules",
+        "shared_memory",
+        "shown",
+        "streams",
+    ),
     "toml_source",
     "diagnostics",
 }

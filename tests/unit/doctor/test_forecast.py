@@ -8,6 +8,7 @@ import pytest
 
 from dtd.doctor.forecast import (
     Coded,
+    Coder,
     Compute,
     Exchange,
     Exchanged,
@@ -37,13 +38,14 @@ def coded(*, encode_s, decode_s):
     return Exchanged(coded=Coded(exchanges=(exchange,), decode_s=(decode_s,)))
 
 
-def ring(count, *, latency_s=0.0, bytes_per_s=1e9):
+def ring(count, *, latency_s=0.0, bytes_per_s=1e9, lossless="off"):
     return [
         LinkSpeed(
             sender=f"w{rank}",
             receiver=f"w{(rank + 1) % count}",
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
+            lossless=lossless,
         )
         for rank in range(count)
     ]
@@ -54,6 +56,26 @@ def test_a_codec_is_waited_for_before_the_wire_and_after_it():
     made = forecast([compute((0.2,))] * 2, ring(2, bytes_per_s=1e7), what=what, rows=10)
     assert made.step_s == pytest.approx(0.2 + 0.5 + 0.1 + 0.25 + 0.01)
     assert made.limit == "codec"
+
+
+@pytest.mark.parametrize(
+    ("lossless", "link_rate", "coder_rate", "exposed_s", "sent_bytes"),
+    [
+        ("off", 1e7, 1e9, 1.0, 10**7),
+        ("auto", 1e7, 1e9, 0.5, 5 * 10**6),
+        ("auto", 1e7, 1.25e7, 0.8, 5 * 10**6),
+        ("auto", 1e7, 1.02e7, 1.0, 10**7),
+        ("on", 1e7, 5e6, 2.0, 5 * 10**6),
+        ("auto", 1.25e9, 1e12, 0.008, 10**7),
+    ],
+)
+def test_a_link_codes_where_that_is_faster(lossless, link_rate, coder_rate, exposed_s, sent_bytes):
+    """Two workers send 10 MB, of which a coder leaves half."""
+    what = Exchanged(coded=Coded.plain([10**7], Coder(share=0.5, bytes_per_s=coder_rate)))
+    links = ring(2, bytes_per_s=link_rate, lossless=lossless)
+    made = forecast([compute((0.2,))] * 2, links, what=what, rows=10)
+    assert (made.exposed_s, made.sent_bytes) == pytest.approx((exposed_s, sent_bytes))
+    assert made.coded == (sent_bytes < 10**7)
 
 
 @pytest.mark.parametrize(("every_steps", "exposed_s"), [(10, 0.0), (2, 1.0 - 0.21)])

@@ -43,6 +43,10 @@ def candidate(codec, *, strategy="replicated", risk="", reason="", every_steps=1
     }
 
 
+def coder(share, *, encode=1e9, decode=1e9):
+    return {"share": share, "encode_bytes_per_s": encode, "decode_bytes_per_s": decode}
+
+
 def codec(size_bytes, *, took_s=0.0):
     """An estimate for one bucket of 10 MB that a codec reduces to so many bytes; 0.1 s a pass."""
     return {"passes": 10 * took_s, "wires": [[0, size_bytes, False, False]]}
@@ -110,6 +114,29 @@ def test_what_changes_the_numbers_has_to_be_worth_its_risk(risk, speedup, said):
     found = list(check_choice([other, own]))
     assert len(found) == said
     assert all(risk in one.message for one in found)
+
+
+def test_links_between_hosts_code_gradients_as_in_the_worst_worker():
+    half = codec(5 * MB) | {"dtype": "bfloat16"}
+    steps = both(candidate("none"), candidate("half", risk="rounds"), half=half)
+    steps["a"] |= {"dtype": "float32", "coding": {"float32": coder(0.8), "bfloat16": coder(0.5)}}
+    steps["b"] = steps["a"] | {"coding": {"float32": coder(0.9), "bfloat16": coder(0.5)}}
+    narrow, plain = choices_of(steps, links(), spec=spec())
+    assert (plain.bytes_per_step, plain.coded) == (9 * MB, True)
+    assert plain.step_s == pytest.approx(0.1 + 0.9)
+    assert (narrow.bytes_per_step, narrow.coded) == (2.5 * MB, True)
+    assert forecasts(steps, links(), most=2, spec=spec())[-1].step_s == plain.step_s
+    one_host = [link | {"same_host": True} for link in links()]
+    for known, job in ((one_host, spec()), (links(), spec("sync.lossless=off"))):
+        made = forecasts(steps, known, most=2, spec=job)[-1]
+        assert (made.step_s, made.coded) == (pytest.approx(1.1), False)
+    slow = {"float32": coder(0.5, decode=5e6)}
+    steps["b"] = steps["a"] | {"coding": slow}
+    assert forecasts(steps, links(), most=2, spec=spec())[-1].step_s == pytest.approx(1.1)
+    on = forecasts(steps, one_host, most=2, spec=spec("sync.lossless=on"))[-1]
+    assert on.step_s == pytest.approx(0.1 + 2.0)
+    steps["b"] = steps["a"] | {"coding": {}}
+    assert not forecasts(steps, links(), most=2, spec=spec())[-1].coded
 
 
 # --- a state that is divided ---------------------------------------------------------------------

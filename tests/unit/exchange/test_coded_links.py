@@ -14,9 +14,9 @@ from dtd.engine.shards import Division
 from dtd.errors import ErrorCode, ProtocolError, RingBroken
 from dtd.exchange.endpoint import RingEndpoint
 from dtd.exchange.schedule.chunks import Operation
-from dtd.net.coding_choice import LEAD, WARM_UP_STEPS
+from dtd.exchange.schedule.coding_choice import LEAD, WARM_UP_STEPS
 from dtd.net.coding_link import Coding
-from dtd.net.planes import PlaneCoder
+from dtd.planes import PlaneCoder
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
 from dtd.security.identity import WORKER

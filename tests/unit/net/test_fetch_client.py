@@ -11,7 +11,7 @@ import xxhash
 
 from dtd.errors import CheckpointError
 from dtd.net.fetch_client import RANGE_BYTES, FetchClient
-from dtd.net.planes import PlaneCoder
+from dtd.planes import PlaneCoder
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 

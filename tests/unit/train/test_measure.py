@@ -14,6 +14,8 @@ import torch
 import dtd.train.measure as measure_module
 from dtd.job import load_job, to_mapping
 from dtd.strategy.choice import CODECS, STRATEGY_RISKS
+from dtd.strategy.wire_memory import bucket_memory
+from dtd.train.coding import measure_coding
 from dtd.train.measure import main, measure
 from tests.unit.train.small_job import spec
 
@@ -45,6 +47,38 @@ def test_memory_is_counted_part_by_part(plain):
     assert memory["runtime"] > 0
 
 
+def test_gradients_are_coded_in_their_own_type_and_rounded_to_narrow_ones():
+    sizes = [50_000, 10]
+    torch.manual_seed(0)
+    coding = measure_coding([bucket_memory(torch.randn(size)) for size in sizes])
+    assert coding["dtype"] == "float32"
+    assert set(coding["coding"]) == {"float32", "bfloat16", "float16"}
+    shares = {name: one["share"] for name, one in coding["coding"].items()}
+    assert 0.75 < shares["float32"] < 0.9  # the exponents are a quarter
+    assert 0.5 < shares["bfloat16"] < 0.8
+    for one in coding["coding"].values():
+        assert one["encode_bytes_per_s"] > 0
+        assert one["decode_bytes_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    "flat", [torch.zeros(100), torch.zeros(10_000, dtype=torch.int32), torch.zeros(0)]
+)
+def test_what_is_short_or_has_no_exponents_is_not_coded(flat):
+    assert measure_coding([bucket_memory(flat)]) == {"dtype": "", "coding": {}}
+
+
+def test_random_bytes_get_no_shorter():
+    noise = torch.randint(-(2**31), 2**31, (50_000,), generator=torch.Generator().manual_seed(0))
+    floats = noise.to(torch.int32).view(torch.float32)
+    assert "float32" not in measure_coding([bucket_memory(floats)])["coding"]
+
+
+def test_a_job_measures_the_coding_of_its_own_gradients(plain):
+    assert plain["dtype"] == "float32"
+    assert 0.5 < plain["coding"]["float32"]["share"] < 1.0
+
+
 def measured(*overrides, worlds=(2,)):
     return measure(spec(*overrides), device="cpu", threads=1, worlds=list(worlds), limit_s=0.0)
 
@@ -67,6 +101,7 @@ def test_every_strategy_and_codec_is_listed_with_what_travels():
     halves = [[bucket, size // 2, False, True] for bucket, size in enumerate(sizes)]
     narrow = figures["codecs"]["bfloat16"]
     assert [wire[:3] for wire in narrow["wires"]] == [half[:3] for half in halves]
+    assert narrow["dtype"] == "bfloat16"
     assert all(gathers for _, _, gathers, _ in figures["codecs"]["top_k"]["wires"])
     assert listed["replicated", "int8"]["risk"]
     assert listed["local_sgd", "none"]["every_steps"] > 1

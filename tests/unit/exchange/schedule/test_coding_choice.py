@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.net.coding_choice import (
+from dtd.exchange.schedule.coding_choice import (
     LEAD,
     PROBE_EVERY,
     PROBES,

@@ -43,6 +43,17 @@ _LINK_MEMORY: Final = 0.7
 _CODER_MEMORY: Final = 0.95
 
 
+def coded_s(link_s: float, ratio: float, coder_s: float) -> float:
+    """Return the time for a byte of a link that codes.
+
+    Args:
+        link_s: that the link takes for a byte.
+        ratio: of bytes after coding to those before.
+        coder_s: that the coder takes for a byte.
+    """
+    return max(link_s * ratio, coder_s, _LEAST_CODER_S)
+
+
 class LinkChoice:
     """The choice of one link, by its rate and the coder's.
 
@@ -101,13 +112,13 @@ class LinkChoice:
             gain = self._gain(self._coder_s / self._plain_bytes)
             self.codes = gain >= (1.0 if self.codes else BEGIN_GAIN)
 
-    def _gain(self, coder_s: float = _LEAST_CODER_S) -> float:
+    def _gain(self, coder_s: float = 0.0) -> float:
         """How many times as fast the link is with a coder that takes so long for each byte."""
         if not self._busy_s or not self._acked_bytes:
             return 0.0
         ratio = self._coded_bytes / self._plain_bytes if self._plain_bytes else _ASSUMED_RATIO
         link_s = self._busy_s / self._acked_bytes
-        return link_s / max(link_s * ratio, coder_s, _LEAST_CODER_S)
+        return link_s / coded_s(link_s, ratio, coder_s)
 
 
 class StepTrial:

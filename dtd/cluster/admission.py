@@ -231,7 +231,12 @@ def compare(cluster: ClusterState, job: Job) -> None:
 
 
 def note_warm_up(cluster: ClusterState, job: Job, worker: Worker, beat: m.Heartbeat) -> None:
-    """Record that a warm-up advances: its process computes, if only now and then on a busy host."""
+    """Record that a warm-up advances: its process computes, if only now and then on a busy host.
+
+    One that still idles has not been told yet: PREPARE waits for the coordinator's store.
+    """
+    if beat.state == MemberState.IDLE.value:
+        cluster.warming_since[worker.name] = cluster.now
     least_s = COMPUTES_SHARE * job.terms.warmup_timeout_s
     if beat.cpu_s - worker.liveness.computed_s >= least_s:
         worker.liveness.computed_s, worker.liveness.computed_at = beat.cpu_s, cluster.now

@@ -185,14 +185,14 @@ class Oracle:
             deeds = [one for one in effects if not isinstance(one, Tell)]
             require(not deeds, "what belongs to an older generation is obeyed", name, message)
 
-    def restarted(self, name: str, reason: str) -> None:
-        """A worker restarts on its own decision."""
+    def leaves(self, name: str, reason: str) -> None:
+        """A worker's process ends by its own decision; most are started again."""
         if self.ended_jobs:
             # It served a job that is over, and is absent until it reconnects.
             self.causes.struck([name])
         if "this process served another" in reason and COORDINATOR in self.causes.touched:
             self.causes.struck([name])  # a new coordinator does not know for which job it is ready
-        self.causes.require([name], "a worker restarts", reason)
+        self.causes.require([name], "a worker's process ends", reason)
 
     def assigned(self, assign: m.Assign, dataset: str) -> None:
         """A worker joins a generation."""

@@ -312,8 +312,8 @@ class WorkerProcess:
         verb = "starts afresh" if again else "exits"
         release = effect.release if isinstance(effect, member.Restart) else None
         too_early = joined and release is not None and release.state == "unknown"
-        if again and not too_early:
-            self.surroundings.oracle.restarted(self.name, effect.reason)
+        if not too_early:
+            self.surroundings.oracle.leaves(self.name, effect.reason)
         self.surroundings.tell(f"{self.name} {verb}: {effect.reason}")
         self.alive, self.replaces_itself = False, again
         self.surroundings.oracle.died(self.name)

@@ -311,7 +311,7 @@ def test_innocent_worker_that_suffers(oracle: Oracle) -> None:
     judges: list[Callable[[], None]] = [
         lambda: oracle.incident(lost),
         lambda: oracle.incident(barred),
-        lambda: oracle.restarted("w-0", "why"),
+        lambda: oracle.leaves("w-0", "why"),
         lambda: oracle.causes.froze(an_assign(), "silent", "why"),
     ]
     for judge in judges:

@@ -68,6 +68,22 @@ def test_warming_for_too_long_is_given_up(driver: Any) -> None:
     assert "elastic.warmup_timeout_s" in driver.cluster.workers["a"].reason
 
 
+def test_warm_up_begins_once_the_worker_has_been_told(driver: Any) -> None:
+    """PREPARE waits for a slow store; until it arrives, heartbeats say that the worker idles."""
+    driver.submit(warmup_timeout_s=20.0)
+    driver.register("a")
+    for _ in range(4 * 30):
+        driver.now += 0.25
+        driver.say("a", m.Heartbeat(state="idle"))
+        driver.handle(Ticked())
+    assert driver.state("a") == "warming"
+    for _ in range(4 * 21):
+        driver.now += 0.25
+        driver.say("a", m.Heartbeat(state="warming"))
+        driver.handle(Ticked())
+    assert driver.state("a") == "lost"
+
+
 def test_warm_up_that_computes_slowly_goes_on_and_ends_once_it_only_polls(driver: Any) -> None:
     driver.submit(warmup_timeout_s=20.0, busy_timeout_s=1800.0)
     driver.register("a")
